@@ -34,7 +34,7 @@ setup: $(READY) ## make .venv with everything in requirements.lock (the other ta
 ifneq ($(shell cat $(READY) 2>/dev/null),$(CURDIR))
 .PHONY: $(READY)
 endif
-$(READY): requirements.lock pyproject.toml scripts/setup.sh scripts/relocate.py
+$(READY): requirements.lock pyproject.toml scripts/setup.sh
 	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" scripts/setup.sh "$(VENV)"
 	@printf '%s\n' "$(CURDIR)" >"$@"
 

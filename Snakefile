@@ -10,8 +10,8 @@ from snakemake.exceptions import WorkflowError
 from formerlab.errors import UserError
 from formerlab.results.schema import CLAIMS
 from formerlab.results.stages import MAKING, MEASURED, STAGES, TIMED
+from formerlab.plan.attempts import take_away_stale
 from formerlab.plan.judge import Judge, made_runs
-from formerlab.plan.lock import take_away_stale
 from formerlab.plan.locate import VARIABLE, ensure_plan, given_beyond_file, read_plan
 
 # The rules call python by its plain name; where no environment is active, it is the one beside Snakemake's.

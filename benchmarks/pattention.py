@@ -13,20 +13,18 @@ memory; otherwise half of what is measured is the price of fresh pages.
 import argparse
 import math
 import os
-import statistics
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 
 import torch
-from rounds import Bar, ratio, rounds_of, saved_bytes, setting
+from rounds import Bar, report, rounds_of, saved_bytes, setting
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from formerlab.kernels.native import keep_memory
 from formerlab.layers import LayerNorm, Linear, Mlp, Pattention
-from formerlab.layers.pattention_function import lean_pattention
+from formerlab.layers.pattention import lean_pattention
 from formerlab.models import Decoder
 from formerlab.training.optimizer import AdamW
 
@@ -35,14 +33,8 @@ STEP_SHAPE = (8, 256)  # batch, context
 PRECISIONS = ("float32", "bfloat16")
 
 Layer = Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-@dataclass
-class Measured:
-    """What one variant took, round by round, and what it keeps for its backward pass."""
-
-    seconds: list[float]
-    saved: int
+Measured = tuple[dict[str, list[float]], dict[str, list[float]]]
+"""The seconds of every variant, round by round, and the bytes that it keeps for its backward pass."""
 
 
 def mlp(x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -67,7 +59,7 @@ def precise(precision: str, device: str):
     return torch.autocast(device, torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
 
-def measure_layers(shape: tuple[int, int, int], precision: str, options: argparse.Namespace) -> dict[str, Measured]:
+def measure_layers(shape: tuple[int, int, int], precision: str, options: argparse.Namespace) -> Measured:
     """Measure forward and backward of one layer."""
     tokens, d, n = shape
     generator = torch.Generator().manual_seed(0)
@@ -95,12 +87,10 @@ def measure_layers(shape: tuple[int, int, int], precision: str, options: argpars
             tensor.grad = None
 
     seconds = rounds_of({name: partial(step, layer) for name, layer in layers.items()}, options.rounds, options.device)
-    return {
-        name: Measured(seconds[name], saved_bytes(partial(forward, layer), given)) for name, layer in layers.items()
-    }
+    return seconds, {name: [saved_bytes(partial(forward, layer), given)] for name, layer in layers.items()}
 
 
-def measure_steps(precision: str, options: argparse.Namespace) -> dict[str, Measured]:
+def measure_steps(precision: str, options: argparse.Namespace) -> Measured:
     """Measure whole training steps of two models with 9.4 M parameters beside their embeddings."""
     common = {"vocabulary": 1024, "layers": 12, "width": 256, "heads": 4, "context": STEP_SHAPE[1]}
     plain = {"norm": LayerNorm(gain=False, bias=False), "projection": Pattention(tokens=192)}
@@ -124,28 +114,14 @@ def measure_steps(precision: str, options: argparse.Namespace) -> dict[str, Meas
         optimizers[name].zero_grad(set_to_none=True)
 
     seconds = rounds_of({name: partial(step, name) for name in built}, options.rounds, options.device)
-    return {
-        name: Measured(seconds[name], saved_bytes(partial(loss, model), [*model.parameters(), *model.buffers()]))
-        for name, model in built.items()
-    }
+    given = {name: [*model.parameters(), *model.buffers()] for name, model in built.items()}
+    return seconds, {name: [saved_bytes(partial(loss, model), given[name])] for name, model in built.items()}
 
 
-def report(title: str, measured: dict[str, Measured], yardstick: Callable[[str], str], bars: list[Bar]) -> None:
-    """Print a table, and which bars are met."""
-    print(f"\n### {title}\n\n| variant | ms | ratio | 95 % interval | saved MB | ratio |\n|---|---|---|---|---|---|")
-    for name, own in measured.items():
-        base = measured[yardstick(name)]
-        middle, low, high = ratio(own.seconds, base.seconds)
-        milliseconds = 1e3 * statistics.median(own.seconds)
-        print(
-            f"| {name} | {milliseconds:.1f} | {middle:.3f} | {low:.3f} to {high:.3f} "
-            f"| {own.saved / 1e6:.2f} | {own.saved / base.saved:.4f} |"
-        )
-    print()
-    for bar in bars:
-        own, base = measured[bar.variant], measured[bar.yardstick]
-        saved = own.saved / base.saved
-        print(bar.verdict(ratio(own.seconds, base.seconds) if bar.quantity == "time" else (saved, saved, saved)))
+def report_both(title: str, measured: Measured, yardstick: Callable[[str], str], bars: list[Bar]) -> None:
+    """Print a table of times and one of bytes, and which bars are met."""
+    for numbers, quantity, unit in zip(measured, ("time", "memory"), ("ms", "MB"), strict=True):
+        report(f"{title}, {quantity}", numbers, yardstick, [bar for bar in bars if bar.quantity == quantity], unit)
 
 
 def layer_bars(compiled: bool) -> list[Bar]:
@@ -177,11 +153,11 @@ def main() -> None:
         for shape in SHAPES if options.only != "step" else ():
             title = f"tokens {shape[0]}, d {shape[1]}, n {shape[2]}, {precision}"
             own_mode = lambda name: "(a) MLP, compiled" if name.endswith("compiled") else "(a) MLP"  # noqa: E731
-            report(title, measure_layers(shape, precision, options), own_mode, bars)
+            report_both(title, measure_layers(shape, precision, options), own_mode, bars)
         if options.only != "layer":
             bars = [Bar("Tokenformer", "Transformer", 1.07), Bar("Tokenformer", "Transformer", 1.0, "memory")]
             title = f"training step, 12 layers, d 256, batch x context {STEP_SHAPE}, {precision}"
-            report(title, measure_steps(precision, options), lambda name: "Transformer", bars)
+            report_both(title, measure_steps(precision, options), lambda name: "Transformer", bars)
     print(f"\nload at the end {os.getloadavg()[0]:.2f}")
 
 

@@ -56,8 +56,7 @@ def variants(time, options):
     from torch.nn import functional as F
 
     from formerlab.cache import H2O, Decay, Simulation, resolve_budget
-    from formerlab.cache.engines import loop
-    from formerlab.cache.engines.engine import load_compiled, load_fused
+    from formerlab.cache.engine import load_compiled, load_fused, run
 
     generator = torch.Generator().manual_seed(0)
     shape = options.batch, options.heads, time, options.d_head
@@ -70,10 +69,10 @@ def variants(time, options):
 
     runs = {
         "full attention": lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
-        "torch": simulation(Decay(), loop.run),
+        "torch": simulation(Decay(), run),
     }
     name, engine = ("fused", load_fused()) if options.device == "cuda" else ("compiled", load_compiled())
-    if engine is not None and engine.supports(Decay(), k):
+    if engine is not None:
         runs |= {name: simulation(Decay(), engine.run), f"{name}, H2O": simulation(H2O(), engine.run)}
     expected = row_loop(q[0], k[0], v[0], count, 0.2)
     for kind in ("torch", name):

@@ -93,6 +93,24 @@ class Bar(NamedTuple):
         )
 
 
+def report(
+    title: str, numbers: dict[str, list[float]], yardstick: Callable[[str], str], bars: Iterable[Bar], unit: str = "ms"
+) -> None:
+    """Print a table of seconds, or of bytes as MB, and their ratios to those of a yardstick; and which bars are met."""
+    factor = {"ms": 1e3, "MB": 1e-6}[unit]
+    print(f"\n### {title}\n\n| variant | {unit} | ratio | 95 % interval | to |\n|---|---|---|---|---|")
+    for name, own in numbers.items():
+        middle, low, high = ratio(own, numbers[yardstick(name)])
+        print(
+            f"| {name} | {factor * statistics.median(own):.2f} | {middle:.3f} | {low:.3f} to {high:.3f} "
+            f"| {yardstick(name)} |"
+        )
+    print()
+    for bar in bars:
+        if bar.variant in numbers:
+            print(bar.verdict(ratio(numbers[bar.variant], numbers[bar.yardstick])))
+
+
 def saved_bytes(forward: Callable[[], "Tensor"], given: Iterable["Tensor"]) -> int:
     """Return the bytes that `forward` keeps for its backward pass beyond what it was given, each storage once."""
     import torch

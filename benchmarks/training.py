@@ -6,25 +6,21 @@
 `decoder`: our plain decoder and a Tokenformer of as many parameters, trained by `train()` itself, beside a model of
 nanoGPT's shape in a plain loop (`loops.py`) and transformers' GPT-2 and LLaMA in the same loop. `vision`: our Vision
 Transformers beside timm's. `translation`: our translator beside `torch.nn.Transformer`. `prefill`: reading a prompt of
-1,024 tokens with our decoder and with transformers' LLaMA on the same weights. `layer`: Pattention beside an MLP of its
-shape. `depth`: averages over depth beside the plain stack. Random tokens, one thread, float32. Variants take turns
-within a round, in another order every round; a ratio is taken within its round. Printed are the median over rounds and
-its 95 % interval by order statistics. Time is that of whole steps: batch, forward, backward, clipping, optimizer, and
-of ours also the tests and rows that `train()` makes of every step. It is processor time, which other programs on the
-machine disturb less; on one thread of an idle machine it is what the clock says.
+1,024 tokens with our decoder and with transformers' LLaMA on the same weights. Random tokens, one thread, float32.
+Variants take turns within a round, in another order every round; a ratio is taken within its round. Printed are the
+median over rounds and its 95 % interval by order statistics. Time is that of whole steps: batch, forward, backward,
+clipping, optimizer, and of ours also the tests and rows that `train()` makes of every step. It is processor time,
+which other programs on the machine disturb less; on one thread of an idle machine it is what the clock says.
 """
 
 import argparse
 import os
-import statistics
 import time
-import types
-from functools import partial
 
 import numpy as np
 import torch
 from loops import Gpt, Loop, OurLoop, TorchTransformer, windows
-from rounds import Bar, ratio, rounds_of, setting
+from rounds import Bar, report, rounds_of, setting
 from torch.nn import functional as F
 
 from formerlab.cache import KVCache
@@ -191,56 +187,19 @@ def ours_of(name):
     return name
 
 
-def in_turns(steps, rounds):
-    """Return the processor seconds of every step, round by round."""
-    return rounds_of(steps, rounds, clock=time.process_time)
-
-
-def layer(shape, rounds):
-    """Return the seconds of Pattention and of an MLP of its shape, forward and backward."""
-    import pattention
-
-    options = types.SimpleNamespace(device="cpu", no_compile=True, rounds=rounds)
-    measured = pattention.measure_layers(shape, "float32", options)
-    return {name: own.seconds for name, own in measured.items()}
-
-
-def depth(rounds):
-    """Return the seconds of a step with and without averages over depth."""
-    import depth
-
-    bench = depth.Bench(24, "cpu")
-    return in_turns({name: partial(bench.step, name) for name in ("plain", "1x1 ours")}, rounds)
-
-
 OURS = "ours"
 TOKENS = "ours, Tokenformer"
 PARTS = {
-    "decoder 4 x 64": (lambda rounds: in_turns(decoders(SMALL), rounds), [
+    "decoder 4 x 64": (lambda: decoders(SMALL), [
         Bar(OURS, "plain loop", 1.10), Bar(TOKENS, "plain loop", 1.28)]),
-    "decoder 6 x 192": (lambda rounds: in_turns(decoders(LARGE), rounds), [
+    "decoder 6 x 192": (lambda: decoders(LARGE), [
         Bar(OURS, "plain loop", 1.05), Bar(TOKENS, "plain loop", 1.12)]),
-    "vision 6 x 192": (lambda rounds: in_turns(vision(), rounds), [Bar(OURS, "timm's", 1.02)]),
-    "translation 3 x 128": (lambda rounds: in_turns(translation(), rounds), []),
-    "prefill of 1024 tokens, 12 x 512": (lambda rounds: in_turns(prefill(), rounds), [
+    "vision 6 x 192": (vision, [Bar(OURS, "timm's", 1.02)]),
+    "translation 3 x 128": (translation, []),
+    "prefill of 1024 tokens, 12 x 512": (prefill, [
         Bar(OURS, "transformers' LLaMA", 1.00)]),
-    "layer 4096 x 256 x 1024": (partial(layer, (4096, 256, 1024)), [Bar(OURS, "(a) MLP", 1.08)]),
-    "layer 2048 x 768 x 3072": (partial(layer, (2048, 768, 3072)), [Bar(OURS, "(a) MLP", 1.03)]),
-    "depth 24 x 256": (depth, [Bar("1x1 ours", "plain", 1.03)]),
 }  # fmt: skip
 """What is measured, by title, and the bounds that it is held to. The first word is the name of `--only`."""
-
-
-def report(title, seconds, bars):
-    """Print a table against its first row, and which bars are met."""
-    yardstick = next(iter(seconds))
-    print(f"\n### {title}\n\n| variant | ms | ratio | 95 % interval |\n|---|---|---|---|")
-    for name, own in seconds.items():
-        middle, low, high = ratio(own, seconds[yardstick])
-        print(f"| {name} | {1e3 * statistics.median(own):.1f} | {middle:.3f} | {low:.3f} to {high:.3f} |")
-    print()
-    for bar in bars:
-        print(bar.verdict(ratio(seconds[bar.variant], seconds[bar.yardstick])))
 
 
 def main():
@@ -255,9 +214,10 @@ def main():
     torch.set_num_threads(options.threads)
     ensure_torchvision_imports()
     print(f"{setting(options.threads)}\n{options.rounds} rounds")
-    for title, (measure, bars) in PARTS.items():
+    for title, (steps, bars) in PARTS.items():
         if title.split()[0] in (options.only or names):
-            report(title, measure(options.rounds), bars)
+            seconds = rounds_of(steps(), options.rounds, clock=time.process_time)
+            report(title, seconds, dict.fromkeys(seconds, next(iter(seconds))).__getitem__, bars)
     print(f"\nload at the end {os.getloadavg()[0]:.2f}")
 
 

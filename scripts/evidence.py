@@ -2,15 +2,15 @@
 """Run one study of a scale in the order in which its runs are wanted, and bring out what is finished as it ends.
 
     scripts/evidence.py STUDY [--runs PATTERN ...] [--missing] [--scale NAME] [--workers 2]
-                        [--to CHECKOUT] [--commit] [--timing]
+                        [--to CHECKOUT] [--commit]
 
 What is finished is not done again, and a run that was stopped goes on, so the same command resumes; with --missing it
 goes on from the rows alone, on a machine that has nothing else. Every worker trains one run at a time, followed by the
 run's measurements; a run waits for its parent. After each run the rows of all complete runs are exported to
 results/cached below CHECKOUT (this one, unless named: another one keeps the tree that the runs come from clean), where
 other runs keep theirs, and with --commit committed there. Weights that the scale calls given come from
-results/weights/*-<study>-weights.zip. All of it runs at the lowest priority, but for times, which are measured with
---timing alone, last, on a machine that must be idle.
+results/weights/*-<study>-weights.zip. All of it runs at the lowest priority; times are measured by
+verbs of their own (python -m formerlab speed STUDY), last, on a machine that must be idle.
 """
 
 import argparse
@@ -48,23 +48,15 @@ class Evidence:
 
     def runs(self) -> dict[str, Any]:
         """Return the training jobs that are asked for, and what they start from, the most wanted first."""
-        jobs = self.study_runs()
+        jobs = {name: job for name, job in self.plan["train"].items() if job["study"] == self.study}
         wanted = {name for name, job in jobs.items() if any(fnmatch(job["run"], pattern) for pattern in self.patterns)}
-        if self.missing:
-            wanted -= self.exported()
+        cached = self.to / "results" / "cached" / self.scale
+        if self.missing and cached.is_dir():  # where the rows of this call will go
+            wanted -= {record["id"] for record in Results(cached).records()}
         for name in list(wanted):
             while name := jobs[name]["init"]:
                 wanted.add(name)
         return {name: job for name, job in jobs.items() if name in wanted}
-
-    def exported(self) -> set[str]:
-        """Return the ids of the runs whose rows lie where those of this call will go."""
-        cached = self.to / "results" / "cached" / self.scale
-        return {record["id"] for record in Results(cached).records()} if cached.is_dir() else set()
-
-    def study_runs(self) -> dict[str, Any]:
-        """Return the training jobs of the whole study, the most wanted first."""
-        return {name: job for name, job in self.plan["train"].items() if job["study"] == self.study}
 
     def prepare(self) -> None:
         """Unpack the weights that are given and not there, and prepare the data."""
@@ -135,19 +127,10 @@ class Evidence:
                     self.bring_out(name)
                 self.changed.notify_all()
 
-    def time(self) -> None:
-        """Measure what wants the machine for itself, one after the other, of the study or of a finished run."""
-        judge = Judge(self.plan)
-        finished = [name for name in self.runs() if judge.verdict("train", name).current]
-        for stage in sorted(ALONE):
-            for name in [one for one in (self.study, *finished) if one in self.plan[stage]]:
-                if not judge.verdict(stage, name).current and self.call(stage, name):
-                    self.bring_out(f"{name}/{stage}/")
-
     def bring_out(self, name: str) -> None:
         """Export the rows, and commit them where asked to."""
         cached = self.to / "results" / "cached"
-        words = [sys.executable, "-m", "formerlab", "export", "--keep", "--to", str(cached)]
+        words = [sys.executable, "-m", "formerlab", "export", "--to", str(cached)]
         exported = subprocess.run(words, env=self.environment, capture_output=True, text=True)
         if exported.returncode:
             print(exported.stderr.strip().splitlines()[-1] if exported.stderr.strip() else "export failed", flush=True)
@@ -170,9 +153,8 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2, help="runs at a time, each on one core; default: 2")
     parser.add_argument("--to", type=Path, default=Path(), help="checkout whose results/cached takes the rows")
     parser.add_argument("--commit", action="store_true", help="commit the rows there as they come")
-    parser.add_argument("--timing", action="store_true", help="measure times too, last; the machine must be idle")
     arguments = parser.parse_args()
-    os.nice(0 if arguments.timing else 19)
+    os.nice(19)
     try:
         evidence = Evidence(arguments)
         evidence.prepare()
@@ -184,8 +166,6 @@ def main() -> int:
         worker.start()
     for worker in workers:
         worker.join()
-    if arguments.timing:
-        evidence.time()
     return 1 if evidence.failed else 0
 
 

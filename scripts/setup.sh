@@ -64,6 +64,10 @@ hint_at_cpu_build() {
     fi
 }
 
+# An environment names its folder in every script, so one that came here with a moved or copied checkout is made anew.
+if [[ $environment != /* && -f $environment/pyvenv.cfg && -f $environment/.ready && $(<"$environment/.ready") != "$PWD" ]]; then
+    rm -rf "$environment"
+fi
 if ! "$environment/bin/python" -m pip --version >/dev/null 2>&1; then
     make_environment
     hint_at_cpu_build
@@ -74,7 +78,6 @@ if [[ -n ${TORCH_INDEX:-} ]]; then
 fi
 pip_install --requirement "$lock" | show_progress
 pip_install --quiet --no-deps --no-build-isolation --editable .
-"$environment/bin/python" scripts/relocate.py "$environment"
 "$environment/bin/python" - >&2 <<'PYTHON'
 import platform
 from importlib.metadata import version

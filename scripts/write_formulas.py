@@ -17,7 +17,7 @@ PACKAGE = ROOT / "src/formerlab"
 PAGE = ROOT / "docs/formulas.md"
 
 TOPICS = {
-    "Parameters as tokens": ("layers/pattention.py", "layers/pattention_function.py", "layers/score.py", "growth"),
+    "Parameters as tokens": ("layers/pattention.py", "layers/score.py", "growth"),
     "Attention, positions, blocks": (
         "layers/attention.py",
         "layers/position.py",
@@ -35,7 +35,7 @@ TOPICS = {
         "tasks/translation.py",
         "evaluation/translation",
         "calibration.py",
-        "report/formulas.py",
+        "report/tokenformer.py",
         "evaluation/timing/complexity.py",
     ),
 }

@@ -24,7 +24,7 @@ def study(tmp_path, monkeypatch):
     """Return a function that makes the evidence of a small project whose stages leave their records at once."""
     project = Project(tmp_path)
     project.lay_over(project.config, "seeds: [0]")
-    only = "only: ['deep-4', child, parent, plain], measure: {complexity: {runs: [plain]}, speed: {runs: [plain]}}"
+    only = "only: ['deep-4', child, parent, plain]"
     project.lay_over(project.scale, f"studies: {{small: {{{only}}}}}")
     monkeypatch.chdir(tmp_path)
     plan = project.plan()
@@ -45,7 +45,7 @@ def study(tmp_path, monkeypatch):
 
     def made(runs=("*",), **settings):
         called.clear()
-        given = {"to": Path("elsewhere"), "commit": False, "timing": False, "missing": False} | settings
+        given = {"to": Path("elsewhere"), "commit": False, "missing": False} | settings
         made = Quick(Namespace(study="small", runs=runs, scale="smoke", **given))
         vars(made).update(settings)
         made.prepare()
@@ -92,17 +92,6 @@ def test_runs_that_have_rows_are_left_out_but_what_missing_ones_start_from(study
     export(tmp_path / "elsewhere/results/live/smoke", tmp_path / "elsewhere/results/cached/smoke")
     make(missing=True)
     assert trained(called) == ["parent", "child", "plain"]
-
-
-def test_times_are_measured_where_they_are_asked_for_and_of_runs_that_finished(study):
-    make, called, _ = study
-    make(fails="small/plain/seed0").time()
-    assert not {stage for stage, _ in called} & {"complexity"}
-    assert called[-2:] == [("speed", "small"), ("exported", "small/speed/")]
-    make()
-    assert not {stage for stage, _ in called} & {"complexity", "speed"}
-    make().time()
-    assert called == [("complexity", "small/plain/seed0"), ("exported", "small/plain/seed0/complexity/")]
 
 
 def test_children_of_a_run_that_failed_are_left_and_the_rest_is_done(study):

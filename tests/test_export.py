@@ -12,9 +12,9 @@ from pandas.testing import assert_frame_equal
 from formerlab.errors import UserError
 from formerlab.files import beside, read_json
 from formerlab.plan.judge import UNPLANNED
-from formerlab.report.drawings import draw
 from formerlab.report.ledger import ledger
 from formerlab.report.runs import by_run, held_out_losses
+from formerlab.report.write import draw
 from formerlab.results import export as exporting
 from formerlab.results.export import export
 from formerlab.results.read import Results
@@ -76,11 +76,8 @@ def test_runs_of_two_machines_are_brought_together(live, cached, tmp_path):
     (live / "denseformer/decode.csv").unlink()
     shutil.rmtree(elsewhere / "denseformer/dwa-1x1-4")
     export(elsewhere, cached)
-    (cached / "denseformer/withdrawn.yaml").write_text("denseformer-better-at-equal-depth: taken at full moon\n")
-    assert len(export(live, cached, keep=True)["exported"]) == len(Results(live).records())
+    assert len(export(live, cached)["exported"]) == len(Results(live).records())
     found, wanted = files(cached), files(whole)
-    withdrawn = found.pop("denseformer/withdrawn.yaml")
-    assert b"full moon" in withdrawn, "the rows it is about are still there"
     records = [json.loads(one.pop("denseformer/provenance.json")) | {"exported": None} for one in (found, wanted)]
     assert records[0] == records[1]
     assert records[0]["stages"] == {"denseformer/plain-4/seed0": {"zeroshot": {"code_hash": "0123"}}}
@@ -94,7 +91,7 @@ def test_a_run_that_is_new_takes_the_place_of_the_kept_one_with_all_its_seeds(li
     make_run(live, "denseformer", "plain-4", 5)
     for run in {record["run"] for record in Results(live).records()} - {"plain-4"}:
         shutil.rmtree(live / "denseformer" / run)
-    export(live, cached, keep=True)
+    export(live, cached)
     kept = Results(cached)
     assert kept.runs(runs=["plain-4"])["seed"].tolist() == [5]
     assert kept.runs(runs=["dwa-1x1-4"])["seed"].tolist() == [0, 1]
@@ -139,16 +136,12 @@ def test_runs_without_all_seeds_are_listed_and_left_out(live, cached):
     assert len(report["exported"]) == 4
 
 
-def test_other_studies_stay_old_runs_go_with_their_withdrawals_and_diverged_ones_are_listed(live, cached):
+def test_other_studies_stay_and_diverged_runs_are_listed(live, cached):
     make_tokenformer(cached, (0,))
-    make_run(cached, "denseformer", "old", 0)
-    (cached / "denseformer/withdrawn.yaml").write_text("denseformer-better-at-equal-depth: taken at full moon\n")
     for seed in (0, 1):
         make_run(live, "denseformer", "hot", seed, status="diverged", diverged_at_step=3)
     report = export(live, cached)
     assert set(Results(cached).runs()["study"]) == {"denseformer", "tokenformer"}
-    assert "old" not in set(Results(cached).runs("denseformer")["run"])
-    assert not (cached / "denseformer/withdrawn.yaml").exists()
     assert report["diverged"] == ["denseformer/hot/seed0", "denseformer/hot/seed1"]
     assert set(report["diverged"]) <= set(report["exported"])
 
@@ -219,7 +212,7 @@ def kept_data(live, cached):
     for path in live.glob("denseformer/*/*/run.json"):
         record = json.loads(path.read_text())
         path.write_text(json.dumps(record | {"data": record["data"] | {"fingerprint": "0" * 16}}))
-    return {"keep": True}
+    return {}
 
 
 def damaged(live, cached):

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pandas.testing import assert_frame_equal
 
 from formerlab.errors import UserError
-from formerlab.results.exported import ExportedStudy, write_study
+from formerlab.results.export import write_study
+from formerlab.results.read import ExportedStudy
 
 TEXTS = st.text(st.characters(exclude_categories=("Cs",)))
 RECORDS = st.dictionaries(
@@ -45,7 +46,7 @@ def two(folder):
     """The rows of two runs, one of which has a column more, and a whole number where the other has a fraction."""
     a = pd.DataFrame({"kind": ["x", None], "value": [1.5, float("nan")], "loss": [0.1, 0.2], "more": [3, 4]})
     b = pd.DataFrame({"kind": ["y"], "value": [2], "loss": [float("inf")]}, index=[7])
-    return write(folder, {"test.csv": {"study/a/seed0": a, "study/b/seed0": b}})
+    return write(folder, {"any.csv": {"study/a/seed0": a, "study/b/seed0": b}})
 
 
 @given(found=RECORDS)
@@ -65,43 +66,38 @@ def test_runs_can_be_read_by_people(folder):
 
 
 def test_every_run_has_its_own_rows_and_columns(two):
-    needed = ("kind", "value", "loss")
-    a, b = (two.rows("test.csv", f"study/{run}/seed0", needed) for run in "ab")
+    a, b = (two.rows("any.csv", f"study/{run}/seed0") for run in "ab")
     wanted = pd.DataFrame({"kind": ["x", None], "value": [1.5, float("nan")], "loss": [0.1, 0.2], "more": [3.0, 4.0]})
     assert_frame_equal(a, wanted.astype({"kind": "str"}), check_exact=True)
     assert b.to_dict("list") == {"kind": ["y"], "value": [2.0], "loss": [float("inf")]}
-    assert two.rows("test.csv", "study/c/seed0", needed) is None
+    assert two.rows("any.csv", "study/c/seed0") is None
 
 
 def test_a_file_without_rows_is_none(folder):
     study = write(folder, {"depth.csv": {"study/a/seed0": pd.DataFrame({"weight": []})}})
-    assert study.rows("depth.csv", "study/a/seed0", ("weight",)) is None
+    assert study.rows("depth.csv", "study/a/seed0") is None
     assert not list(folder.glob("*.parquet"))
 
 
 def test_the_same_rows_are_the_same_bytes(two, folder):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    rows = {f"study/{run}/seed0": two.rows("test.csv", f"study/{run}/seed0", ("value",)) for run in "ab"}
-    write(folder, {"test.csv": rows})
+    rows = {f"study/{run}/seed0": two.rows("any.csv", f"study/{run}/seed0") for run in "ab"}
+    write(folder, {"any.csv": rows})
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
     [
-        ("test.parquet", b"PAR1"),
-        ("test.parquet", b""),
+        ("any.parquet", b"PAR1"),
         ("runs.csv", b"\xff\xfe"),
-        ("runs.csv", b"id,run\na,b,c\n"),
-        ("runs.csv", b"a,a.b\nx,y\n"),
         ("runs.csv", b""),
         ("provenance.json", b"{"),
-        ("provenance.json", b"[]"),
         ("provenance.json", b'{"schema": 1}'),
     ],
 )
 def test_damage_is_refused_in_a_line(name, content, two, folder):
     (folder / name).write_bytes(content)
     with pytest.raises(UserError, match=re.escape(f"study/{name}: ")) as error:
-        print(two.records(), two.rows("test.csv", "study/a/seed0", ()), two.stages)
+        print(two.records(), two.rows("any.csv", "study/a/seed0"), two.stages)
     assert "\n" not in str(error.value)

@@ -31,10 +31,9 @@ from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
 import torch
-from fixtures.rows import make_run
+from fixtures.rows import draw_one, make_run
 
 from formerlab.cache import Peak, PrunedCache, Simulation
-from formerlab.report.drawings import draw_one
 from formerlab.layers.depth.anchor import Anchor
 from formerlab.models import Decoder
 from formerlab.plan.build import build_plan
@@ -212,5 +211,5 @@ assert all(0 < value <= math.log(vocabulary) for value in rows["entropy_nats"])
 
 def test_a_figure_of_an_existing_shape_is_one_declaration_of_under_25_lines():
     (block,) = [text for path, text in BLOCKS if "/report/figures/" in path]
-    assert block.count("Plot(") == 1
+    assert block.count("@plot(") == 1
     assert len(block.splitlines()) < 25

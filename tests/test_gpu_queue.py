@@ -121,9 +121,3 @@ def test_what_was_carried_along_is_unpacked(queue, tmp_path):
     assert row.read_text() == "{}"
     installed = "-m pip install --quiet --no-index --no-deps --upgrade --target .carried carried/some-1.0"
     assert installed in (tmp_path / "calls").read_text()
-
-
-def test_without_time_nothing_is_begun(queue):
-    log = queue(0)
-    assert re.search(r"scale smoke, \d+ jobs missing, budget 0s", log)
-    assert "out of time before" in log

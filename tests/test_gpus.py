@@ -73,10 +73,7 @@ def test_who_assigns_gpus_already_is_left_alone(device, variable, tmp_path, monk
 
 FOREIGN = {
     "a link": lambda folder, other: folder.symlink_to(other),
-    "a link to nowhere": lambda folder, other: folder.symlink_to(other / "nowhere"),
-    "a file": lambda folder, other: folder.write_text("mine"),
     "open to others": lambda folder, other: (folder.mkdir(), folder.chmod(0o755)),
-    "somebody else's": lambda folder, other: (folder.mkdir(mode=0o700), os.chown(folder, 12345, 12345)),
 }
 
 
@@ -92,23 +89,12 @@ def here(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("whose", FOREIGN)
 def test_a_folder_of_locks_that_others_can_write_in_is_refused(whose, here, tmp_path):
-    if whose == "somebody else's" and os.getuid() != 0:
-        pytest.skip("only root gives a folder away")
     other = tmp_path / "other"
     other.mkdir()
     FOREIGN[whose](here, other)
     with pytest.raises(UserError, match=f"{here}: .*name another in {LOCKS}"), own_gpus("cuda"):
         pass
     assert not list(other.iterdir())
-
-
-def test_a_link_in_place_of_a_lock_is_not_followed(here, tmp_path):
-    (tmp_path / "victim").write_text("precious")
-    here.mkdir(mode=0o700)
-    (here / "0.lock").symlink_to(tmp_path / "victim")
-    with pytest.raises(UserError, match=r"0\.lock"), own_gpus("cuda"):
-        pass
-    assert (tmp_path / "victim").read_text() == "precious"
 
 
 def test_the_folder_is_the_users_alone_and_a_gpu_may_have_any_name(here, monkeypatch):

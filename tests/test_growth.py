@@ -9,8 +9,9 @@ from torch.nn import functional as F
 from variation import label, settings
 
 from formerlab.errors import UserError
-from formerlab.growth.tokens import grow, grow_optimizer_state
-from formerlab.layers import DepthMixer, DepthWeightedAverage, LayerNorm, Learned, Linear, Pattention
+from formerlab.growth.optimizer import grow_optimizer_state
+from formerlab.growth.tokens import Growth, grow, grown_spec
+from formerlab.layers import DepthMixer, DepthWeightedAverage, LayerNorm, Learned, Linear, Mlp, Pattention
 from formerlab.layers.score import SCORES
 from formerlab.models import Decoder
 
@@ -135,8 +136,46 @@ def test_carried_moments_are_extended_by_zeros_and_settings_are_the_childs():
         assert all(torch.equal(value, optimizer.state_dict()["state"][index][name]) for name, value in moments.items())
 
 
-def test_optimizers_with_other_groups_are_refused():
-    model, optimizer = trained()
-    split = torch.optim.AdamW([{"params": [model.embedding]}, {"params": list(model.parameters())[1:]}])
-    with pytest.raises(UserError, match=r"cannot grow an optimizer state with \[\d+\] parameters per group"):
-        grow_optimizer_state(optimizer.state_dict(), split)
+def test_what_only_draws_initial_values_may_differ():
+    child = spec(projection=Pattention(tokens=12, init="neox"), embedding_std=1.0)
+    assert grown_spec(PARENT, child, Growth()) == child
+    linear = spec(projection=Linear(std=0.5, scale_residual=False))
+    assert grown_spec(spec(projection=Linear()), linear, Growth()) == linear
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"width": 16}, "cannot grow width=8 into width=16: growth only adds Pattention tokens"),
+        ({"projection": Linear()}, "cannot grow projection.kind=pattention into projection.kind=linear"),
+        ({"depth": DepthWeightedAverage()}, "cannot grow depth.kind=identity into depth.kind=dwa"),
+        ({"projection": Pattention(tokens=5)}, "cannot grow projection.tokens=6 into 5: growth never removes tokens"),
+        ({"projection": Pattention(tokens=9, tau=2.0)}, "cannot grow projection with tau=2.0: the rule tau=sqrt gives"),
+    ],
+)
+def test_another_child_is_refused_in_one_line(changes, message):
+    with pytest.raises(UserError) as caught:
+        grown_spec(PARENT, spec(**changes), Growth())
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"factor": 0.5}, "cannot grow by factor=0.5: growth never removes tokens; use a factor of at least 1"),
+        ({"factor": math.nan}, "cannot grow by factor=nan"),
+        ({"tokens": {"projection": 5}}, "cannot grow projection.tokens=6 into 5"),
+        ({"tokens": {"mlp": 50}}, "cannot grow mlp: the Pattentions of this model are projection, feedforward"),
+    ],
+)
+def test_a_wrong_wish_is_refused_in_one_line(options, message):
+    with pytest.raises(UserError) as caught:
+        grow(PARENT.build(), **options)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_without_parameter_tokens_is_refused():
+    with pytest.raises(UserError, match=r"without Pattention: projection\.kind=linear, feedforward\.kind=mlp"):
+        grow(spec(projection=Linear(), feedforward=Mlp()).build())

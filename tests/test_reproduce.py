@@ -12,12 +12,10 @@ from fixtures.rows import make_run
 
 from formerlab import errors
 from formerlab.__main__ import main
-from formerlab.commands import reproduce as reproducing
 from formerlab.commands.context import VARIABLE
+from formerlab.commands.reproduce import compared
 from formerlab.plan import locate
 from formerlab.results.read import Results
-from formerlab.results.records import read_run
-from formerlab.results.reproduce import differences, report
 
 LINES = "\n".join(
     f"the {n} cats sat on {n * 7 % 11} mats and the {n * 3 % 5} dogs ran to an old house" for n in range(300)
@@ -79,7 +77,7 @@ def test_a_grown_run_is_made_again_to_the_bit_after_its_parent(project, capsys):
     captured = capsys.readouterr()
     assert "small/parent/seed0, from which small/child/seed0 starts, is made again first" in captured.err
     assert captured.out.startswith("small/child/seed0: equal to the bit: train.csv (3 rows), eval.csv (")
-    assert captured.out.rstrip().endswith("and the weights")
+    assert captured.out.rstrip().endswith(", the weights")
     made = project / "results/reproduced/smoke/small/child/seed0/run.json"
     before = made.stat().st_mtime_ns
     assert main(["reproduce", "small/child/seed0"]) == 0
@@ -102,21 +100,6 @@ def test_what_was_interrupted_goes_on(project, capsys, monkeypatch):
         assert main(["reproduce", "small/parent/seed0"]) == errors.EXIT_STOPPED_EARLY
     assert "run the same command again" in capsys.readouterr().err
     assert main(["reproduce", "small/parent/seed0"]) == 0
-
-
-def test_rows_of_others_may_be_exported_meanwhile(project, exported, capsys, monkeypatch):
-    made = reproducing._made
-
-    def made_while_others_export(*given):
-        live = "results/live/smoke/small/parent"
-        shutil.copytree(exported / live, project / live)
-        assert main(["export"]) == 0
-        return made(*given)
-
-    monkeypatch.setattr(reproducing, "_made", made_while_others_export)
-    before = (project / "results/cached/smoke/small/runs.csv").read_bytes()
-    assert main(["reproduce", "small/parent/seed0"]) == 0
-    assert (project / "results/cached/smoke/small/runs.csv").read_bytes() != before
 
 
 def test_other_code_is_refused_unless_said_otherwise(project, capsys, monkeypatch):
@@ -150,17 +133,16 @@ def test_how_far_rows_are_is_said_column_by_column(tmp_path):
     test = tmp_path / "b/tokenformer/transformer-1/seed0/test.csv"
     header, first, *rest = test.read_text().splitlines()
     window, tokens, loss = first.split(",")
-    test.write_text("\n".join([header, f"{window},{tokens},{float(loss) * 1.5!r}", *rest[:-1]]) + "\n")
-    results = [Results(tmp_path / place) for place in "ab"]
-    records = [read_run(tmp_path / place / "tokenformer/transformer-1/seed0/run.json") for place in "ab"]
-    found = differences(*results, records[0])
-    far = {one.column: one for one in found if one.file == "test.csv"}
-    assert far["loss_nats"].largest == pytest.approx(float(loss) / 2)
-    assert far["loss_nats"].relative == pytest.approx(1 / 3)
-    assert (far["loss_nats"].rows, far["loss_nats"].equal) == ("40 and 39", 38)
-    text, equal = report(*records, found)
+    test.write_text("\n".join([header, f"{window},{tokens},{float(loss) + 0.25!r}", *rest]) + "\n")
+    committed, again = (Results(tmp_path / place) for place in "ab")
+    text, equal = compared(committed, again, committed.records()[0])
     assert not equal
-    assert "equal to the bit: train.csv, eval.csv, the weights" in text
+    assert "test.csv: loss_nats in 1 of 40 rows, by 0.25 at most" in text
+    assert "equal to the bit: train.csv (20 rows), eval.csv (" in text
     assert text.endswith("committed, then here:\n  device: one, another")
-    text, equal = report(records[0], records[0], differences(results[0], results[0], records[0]))
-    assert equal
+    test.write_text("\n".join([header, *rest]) + "\n")
+    assert (
+        "test.csv: 40 rows committed, 39 here"
+        in compared(committed, Results(tmp_path / "b"), committed.records()[0])[0]
+    )
+    assert compared(committed, committed, committed.records()[0])[1]

@@ -67,19 +67,15 @@ def test_files_that_not_every_run_has_and_headers_alone_give_no_rows(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"window,tokens,loss_nats\n0,64,3.5\n1,64,3.", "cut short"),
-        (b"window,tokens,loss_nats\n0,64,3.5\n1,64\n", "last row is cut short"),
         (b"window,tokens\n0,64\n", "lacks the column 'loss_nats'"),
-        (b"window,tokens,loss_nats\n0,64,much\n", "column 'loss_nats' holds text"),
         (b"window,tokens,loss_nats\n0,64,3.5,7\n1,64,3.5,8,9\n0,64,3.5\n", "cannot be read"),
         (b"\xff\xfe\x00\n", "cannot be read"),
-        (b"", "cut short"),
-        (None, "missing"),
+        (b"", "cannot be read"),
     ],
 )
 def test_damaged_rows_are_named(root, content, message):
     path = root / "study" / "b" / "seed0" / "test.csv"
-    path.unlink() if content is None else path.write_bytes(content)
+    path.write_bytes(content)
     with pytest.raises(UserError, match=message) as error:
         Results(root).rows("test.csv")
     assert str(path) in str(error.value)
@@ -90,7 +86,7 @@ def test_damaged_rows_are_named(root, content, message):
     ("damage", "message"),
     [
         (lambda record: json.dumps(record | {"schema": 2}), "schema 2, but this version reads schema 1"),
-        (lambda record: json.dumps(record | {"id": "study/z/seed0"}), "not its folder's name"),
+        (lambda record: json.dumps(record | {"id": "study/z/seed0"}), "is not its study, run and seed"),
         (lambda record: json.dumps({key: record[key] for key in record if key != "status"}), "lacks status"),
         (lambda record: '{"schema": 1,', r"b/seed0/run\.json: not valid JSON"),
     ],

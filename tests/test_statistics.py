@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from formerlab.report.runs import minus
 from formerlab.statistics import (
     Interval,
     bootstrap_means,
     mean_ends,
     over_examples,
-    paired_student,
     standard_error,
     student,
     weighted_means,
@@ -34,25 +34,15 @@ def test_one_seed_has_no_interval():
     assert interval.mean == 3.0
     assert not interval.known
     assert str(interval) == "3 (n = 1)"
+    assert not over_examples(np.array([[1.0]])).known
 
 
 def test_paired_difference_uses_the_seeds_that_both_have():
     a, b = {0: 3.0, 1: 4.0, 2: 5.0}, {1: 3.5, 2: 4.4, 7: 0.0}
-    interval = paired_student(a, b)
+    interval = student(minus(pd.Series(a), pd.Series(b)))
     expected = stats.ttest_rel([4.0, 5.0], [3.5, 4.4]).confidence_interval(0.95)
     assert interval.seeds == 2
     assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high))
-
-
-def test_paired_logarithm_is_the_logarithm_of_the_ratio():
-    interval = paired_student({0: 2.0, 1: 4.0}, {0: 1.0, 1: 2.0}, logarithm=True)
-    assert interval.mean == pytest.approx(math.log(2))
-    assert interval.high == pytest.approx(math.log(2))
-
-
-def test_bootstrap_of_a_constant_shift_has_no_width():
-    interval = over_examples(np.full((2, 10), 0.25))
-    assert (interval.mean, interval.low, interval.high) == pytest.approx((0.25, 0.25, 0.25))
 
 
 def test_bootstrap_agrees_with_student_on_many_examples():
@@ -76,12 +66,6 @@ def test_differences_of_replicates_are_replicates_of_differences():
     assert together.shape == (300, 2)
     np.testing.assert_allclose(bootstrap_means(a - b, weights, resamples=300), together[:, 0] - together[:, 1])
     np.testing.assert_allclose(bootstrap_means(a, weights, resamples=300), together[:, 0])
-
-
-def test_chunks_do_not_repeat_each_other():
-    values = np.random.default_rng(2).normal(size=(1, 20_000))
-    replicates = bootstrap_means(values, resamples=300)
-    assert len(np.unique(replicates)) == 300
 
 
 def planted(between, among, both, seeds=3, examples=60, trials=600, seed=4):
@@ -108,20 +92,6 @@ def test_intervals_of_three_seeds_cover_the_truth_as_often_as_they_say(between, 
     assert 0.92 <= covered <= 0.995
 
 
-def test_where_seeds_alone_differ_the_interval_is_students():
-    values = np.array([0.1, 0.4, 0.2])[:, None] + np.zeros((3, 50))
-    found, expected = over_examples(values), student(values[:, 0])
-    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
-    assert (found.seeds, found.examples, found.method) == (3, 50, "seeds and examples")
-
-
-def test_where_examples_alone_differ_more_seeds_bring_nothing():
-    values = np.random.default_rng(5).normal(size=40)
-    found = over_examples(np.stack([values] * 3))
-    expected = stats.t.interval(0.95, 39, values.mean(), values.std() / math.sqrt(40))
-    assert (found.low, found.high) == pytest.approx(expected, abs=0.01)
-
-
 def test_both_variances_enter_with_satterthwaites_degrees_of_freedom():
     values = planted(0.2, 1.0, 0.5, trials=1)[0]
     seeds, examples = values.shape
@@ -130,13 +100,9 @@ def test_both_variances_enter_with_satterthwaites_degrees_of_freedom():
     within = bootstrap_means(values, weights).var()
     freedom = (between + within) ** 2 / (between**2 / (seeds - 1) + within**2 / (examples - 1))
     assert seeds - 1 < freedom < examples
-    expected = stats.t.interval(0.9, freedom, of_seeds.mean(), math.sqrt(between + within))
-    found = over_examples(values, weights, confidence=0.9)
+    expected = stats.t.interval(0.95, freedom, of_seeds.mean(), math.sqrt(between + within))
+    found = over_examples(values, weights)
     assert (found.low, found.high) == pytest.approx(expected)
-
-
-def test_a_single_example_has_no_interval():
-    assert not over_examples(np.array([[1.0]])).known
 
 
 @pytest.mark.parametrize("shape", [(1, 60), (3, 60), (2, 5)])
@@ -165,8 +131,6 @@ def test_intervals_lie_around_their_mean_and_among_the_values(values):
     ("mean", "low", "high", "text"),
     [
         (-0.02065, -0.04948, 0.008176, "-0.0207 [-0.0495, 0.0082]"),
-        (5.99e-5, -0.008825, 0.008717, "0.00006 [-0.00882, 0.00872]"),
-        (1.03405, 1.034, 1.0341, "1.034 [1.034, 1.034]"),
         (31.605, 27.54, 35.67, "31.61 [27.54, 35.67]"),
         (0.008097, 3.228e-5, 0.01632, "0.00810 [0.00003, 0.01632]"),
         (0.5, 0.5, 0.5, "0.5 [0.5, 0.5]"),

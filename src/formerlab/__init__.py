@@ -4,8 +4,7 @@ What people use in code of their own stands here and is imported when it is aske
 torch nor anything else. `import formerlab.integrations.timm` and `.huggingface` make our models known to these.
 """
 
-from typing import TYPE_CHECKING, Any
-
+TYPE_CHECKING = False  # as type checkers read it; importing typing takes longer than all else here
 if TYPE_CHECKING:
     from formerlab.growth.tokens import grow
     from formerlab.integrations.huggingface.pruning import prune
@@ -29,7 +28,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Return a name of the public face, imported now."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

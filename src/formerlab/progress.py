@@ -6,9 +6,6 @@ from typing import Any, TextIO
 
 from tqdm import tqdm
 
-SECONDS_BETWEEN_LINES = 5.0
-SECONDS_BETWEEN_REWRITES = 0.2
-
 
 class Progress:
     """Show how far work is, how fast, and the time left: `train a/b/seed0  step 3/9, loss 4  0.50 step/s  left 00:12`.
@@ -26,32 +23,29 @@ class Progress:
         start: int = 0,
         scale: bool = False,
         delay: float = 0,
-        file: TextIO | None = None,
     ) -> None:
         """Count up to `total` units (None: unknown), of which `start` are done.
 
         `scale` writes 12345 as 12.3k. Nothing is shown of work that ends within `delay` seconds.
         """
-        file = sys.stderr if file is None else file
-        terminal = file.isatty()
-        pause = SECONDS_BETWEEN_REWRITES if terminal else SECONDS_BETWEEN_LINES
-        place, left = (f"{unit} {{n_fmt}}/{{total_fmt}}", "  left {remaining}") if total else (f"{{n_fmt}} {unit}", "")
+        terminal = sys.stderr.isatty()
+        pause = 0.2 if terminal else 5.0
+        done, left = (f"{unit} {{n_fmt}}/{{total_fmt}}", "  left {remaining}") if total else (f"{{n_fmt}} {unit}", "")
         self._bar: tqdm[Any] = _Bar(
             total=total,
             desc=label,
             unit=f" {unit}",
             unit_scale=scale,
             initial=start,
-            file=file if terminal else Lines(file),
+            file=sys.stderr if terminal else Lines(sys.stderr),
             mininterval=pause,
             miniters=0,
             smoothing=0,
             delay=pause,
             dynamic_ncols=terminal,
-            bar_format=f"{{desc}}  {place}{{postfix}} {{rate_noinv_fmt}}{left}" + "{bar:0}" * terminal,  # cut to fit
+            bar_format=f"{{desc}}  {done}{{postfix}} {{rate_noinv_fmt}}{left}" + "{bar:0}" * terminal,  # cut to fit
         )
         self._bar.delay = delay  # smaller than above, where it kept the beginning from being shown
-        self._bar.leave = False
 
     def update(self, step: int, **fields: float | str) -> None:
         """Say that `step` units are done. A field `x_per_s` reads `12.3k x/s`, any other one `name value`."""
@@ -59,7 +53,6 @@ class Progress:
 
     def advance(self, units: int = 1, **fields: float | str) -> None:
         """Say that `units` more are done."""
-        self._bar.leave = True
         self._bar.set_postfix_str(", ".join(_field_text(*field) for field in fields.items()), refresh=False)
         self._bar.update(units)
 
@@ -72,7 +65,7 @@ class Progress:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Show the last state, where there is any, and end the line."""
+        """Show the last state and end the line."""
         self._bar.close()
 
 
@@ -119,11 +112,8 @@ def short(value: float) -> str:
 
 
 def duration(hours: float) -> str:
-    """Return a time as people say it: 45 s, 12 min, 3.4 h, 19 days, 7 years."""
-    if hours < 1.5 / 60:
-        return f"{3600 * hours:.0f} s"
-    if hours < 1.5:
-        return f"{60 * hours:.0f} min"
-    if hours < 72:
-        return f"{hours:.1f} h"
-    return f"{hours / 24:.0f} days" if hours < 2 * 8766 else f"{hours / 8766:,.0f} years"
+    """Return a time as people say it: 45 s, 12 min, 3.4 h, 19 days."""
+    for limit, unit, size in ((1.5 / 60, "s", 1 / 3600), (1.5, "min", 1 / 60), (72, "h", 1)):
+        if hours < limit:
+            return f"{hours / size:.{int(unit == 'h')}f} {unit}"
+    return f"{hours / 24:,.0f} days"

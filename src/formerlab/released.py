@@ -13,8 +13,6 @@ from formerlab.files import sha256
 from formerlab.spec import Layers, Size, Spec
 
 Dtype = Literal["float32", "float16", "bfloat16", "float64"]
-
-
 REMEDY = "run `make released`, or pip install --no-deps -r requirements-released.lock"
 WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
 """Endings of files that hold weights."""
@@ -62,14 +60,6 @@ class _Released(Spec):
         """Return what `from_pretrained` of transformers takes. Raises UserError where nothing is there."""
         raise NotImplementedError
 
-    def identity(self) -> dict[str, Any]:
-        """Return what tells these weights from others."""
-        raise NotImplementedError
-
-    def files(self) -> list[Path]:
-        """Return the files that decide what the model says. Raises UserError where nothing is there."""
-        raise NotImplementedError
-
     def known_sizes(self) -> Sizes:
         """Return the sizes as stated, else as the model's files say them. Raises UserError where neither is there."""
         if self.sizes is not None:
@@ -98,15 +88,13 @@ class Folder(_Released):
 
     def place(self) -> Path:
         """Return the folder. Raises UserError where there is none."""
-        place = expanded(self.path)
-        if not place.is_dir():
+        if not (place := expanded(self.path)).is_dir():
             hint = near_misses(self.path, list(RELEASED)) if "/" not in self.path else ""
             raise UserError(f"{self.path}: no such folder{hint}")
         return place
 
     def arguments(self, *, online: bool = False) -> dict[str, Any]:
         """Return what `from_pretrained` takes."""
-        del online
         return {"pretrained_model_name_or_path": self.place(), "local_files_only": True}
 
     def identity(self) -> dict[str, Any]:
@@ -137,33 +125,30 @@ class Gguf(_Released):
 
     def place(self) -> Path:
         """Return the file. Raises UserError where there is none, or no package to read it."""
-        place = self._in_package(self.package) if self.package is not None else expanded(self.path or "")
+        if self.package is None:
+            place = expanded(self.path or "")
+        else:
+            try:
+                inside = [file for file in files(self.package) or () if file.suffix == ".gguf"]
+            except PackageNotFoundError:
+                raise UserError(f"{self.package}: this package is not installed; {REMEDY}") from None
+            if len(inside) != 1:
+                raise UserError(f"{self.package}: this package holds {len(inside)} GGUF files, not one; give a path")
+            place = Path(str(inside[0].locate()))
         if not place.is_file():
             raise UserError(f"{place}: no such file")
         if find_spec("gguf") is None:
             raise UserError(f"{place}: the package gguf, which reads it, is not installed; {REMEDY}")
         return place
 
-    @staticmethod
-    def _in_package(name: str) -> Path:
-        try:
-            inside = [file for file in files(name) or () if file.suffix == ".gguf"]
-        except PackageNotFoundError:
-            raise UserError(f"{name}: this package is not installed; {REMEDY}") from None
-        if len(inside) != 1:
-            raise UserError(f"{name}: this package holds {len(inside)} GGUF files, not one; give a path")
-        return Path(str(inside[0].locate()))
-
     def arguments(self, *, online: bool = False) -> dict[str, Any]:
         """Return what `from_pretrained` takes."""
-        del online
         place = self.place()
         return {"pretrained_model_name_or_path": place.parent, "gguf_file": place.name, "local_files_only": True}
 
     def identity(self) -> dict[str, Any]:
         """Return the file's name and SHA-256."""
-        place = self.place()
-        return {"file": place.name, "sha256": sha256(place)}
+        return {"file": self.place().name, "sha256": sha256(self.place())}
 
     def files(self) -> list[Path]:
         """Return the file, which holds everything."""
@@ -234,22 +219,18 @@ def shown_place(arguments: dict[str, Any]) -> str:
     return str(Path(arguments["pretrained_model_name_or_path"], arguments.get("gguf_file", "")))
 
 
-HUB = "hub:"
-
-
 def parse_released(text: str, **changes: Any) -> ReleasedModel:
     """Return the model that a word stands for: a folder, a name of RELEASED, a .gguf file, or hub:owner/name.
 
     `changes` are fields to set where they are not none. Raises UserError for what they do not allow.
     """
+    fields: dict[str, Any] = {"kind": "folder", "path": text}
     if text in RELEASED and not Path(text).is_dir():
-        fields: dict[str, Any] = RELEASED[text].to_dict()
-    elif text.startswith(HUB):
-        fields = {"kind": "hub", "name": text.removeprefix(HUB)}
+        fields = RELEASED[text].to_dict()
+    elif text.startswith("hub:"):
+        fields = {"kind": "hub", "name": text.removeprefix("hub:")}
     elif text.endswith(".gguf"):
-        fields = {"kind": "gguf", "path": text}
-    else:
-        fields = {"kind": "folder", "path": text}
+        fields["kind"] = "gguf"
     given = {key: value for key, value in changes.items() if value is not None}
     try:
         spec: ReleasedModel = TypeAdapter(ReleasedModel).validate_python(fields | given)

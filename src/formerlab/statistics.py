@@ -7,7 +7,7 @@ says which it is.
 
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,27 +64,15 @@ class Interval:
         return f"{self.mean:.{decimals}f} [{self.low:.{decimals}f}, {self.high:.{decimals}f}]"
 
 
-def student(values: ArrayLike, confidence: float = CONFIDENCE) -> Interval:
+def student(values: ArrayLike) -> Interval:
     """Return mean and Student's t interval of one number per seed; a single seed has no interval."""
     numbers = np.asarray(values, dtype=float)
     count = len(numbers)
     mean = float(numbers.mean()) if count else math.nan
     if count < 2:
         return Interval(mean, math.nan, math.nan, count)
-    half = float(special.stdtrit(count - 1, (1 + confidence) / 2) * numbers.std(ddof=1) / math.sqrt(count))
+    half = float(special.stdtrit(count - 1, (1 + CONFIDENCE) / 2) * numbers.std(ddof=1) / math.sqrt(count))
     return Interval(mean, mean - half, mean + half, count, method="student")
-
-
-def paired_student(
-    a: Mapping[int, float], b: Mapping[int, float], confidence: float = CONFIDENCE, *, logarithm: bool = False
-) -> Interval:
-    """Return Student's t interval of a - b over the seeds that both have.
-
-    Values are given by seed; with `logarithm`, ln a - ln b is taken, the logarithm of the ratio.
-    """
-    shared = sorted(set(a) & set(b))
-    transform = math.log if logarithm else float
-    return student([transform(a[seed]) - transform(b[seed]) for seed in shared], confidence)
 
 
 def bootstrap_means(
@@ -169,13 +157,11 @@ def half_width(
 def over_examples(
     values: Float[np.ndarray, "seeds examples"],
     weights: Float[np.ndarray, " examples"] | None = None,
-    confidence: float = CONFIDENCE,
-    *,
     resamples: int = RESAMPLES,
 ) -> Interval:
     """Return the weighted mean over seeds and examples and its interval; for a paired comparison, pass differences."""
     of_seeds = np.average(values, axis=1, weights=weights)
-    return interval_over(of_seeds, bootstrap_means(values, weights, resamples=resamples), values.shape[1], confidence)
+    return interval_over(of_seeds, bootstrap_means(values, weights, resamples=resamples), values.shape[1])
 
 
 def interval_over(

@@ -9,18 +9,9 @@ import yaml
 
 from formerlab.errors import UserError, near_misses, shown
 
-MOST_VALUES = 100_000
-"""Values that a file may hold, aliases written out; ours hold a few thousand."""
-
 
 class _UniqueKeyLoader(yaml.SafeLoader):
     """Safe loading that refuses a key given twice, where plain YAML silently keeps the last."""
-
-    def get_single_node(self) -> yaml.Node | None:
-        node = super().get_single_node()
-        if node is not None and _values(node, {}) > MOST_VALUES:
-            raise yaml.MarkedYAMLError(problem=f"its aliases stand for more than {MOST_VALUES} values")
-        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -30,18 +21,6 @@ class _UniqueKeyLoader(yaml.SafeLoader):
                 raise yaml.MarkedYAMLError(problem=f"key {key.value!r} given twice", problem_mark=key.start_mark)
             seen.add(key.value)
         return node
-
-
-def _values(node: yaml.Node, known: dict[int, int]) -> int:
-    """Return how many values a node stands for, aliases written out; refuse an alias within what it names."""
-    if id(node) not in known:
-        known[id(node)] = 0
-        children = node.value if isinstance(node, yaml.CollectionNode) else []
-        inner = [child for item in children for child in (item if isinstance(item, tuple) else (item,))]
-        known[id(node)] = 1 + sum(_values(child, known) for child in inner)
-    if known[id(node)] == 0:
-        raise yaml.MarkedYAMLError(problem="an alias stands within what it names", problem_mark=node.start_mark)
-    return known[id(node)]
 
 
 @functools.lru_cache(64)

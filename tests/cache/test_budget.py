@@ -3,10 +3,9 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import TypeAdapter, ValidationError
 
-from formerlab.cache import H2O, Budget, Decay, StreamingLLM, resolve_budget
-from formerlab.cache.budget import EVERYTHING, part
+from formerlab.cache import Decay, StreamingLLM, resolve_budget
+from formerlab.cache.budget import EVERYTHING
 from formerlab.errors import UserError
 
 
@@ -39,22 +38,7 @@ def test_a_ratio_rounds_to_the_nearest_count_and_a_half_goes_up(length, percent)
     assert resolve_budget(percent / 100, length) == (2 * percent * length + 100) // 200
 
 
-@given(total=st.integers(0, 10_000))
-def test_half_a_budget_leaves_the_odd_entry_to_the_scores(total):
-    assert part(0.5, total) == total // 2
-    assert H2O().protected(total) == (0, total // 2)
-
-
 def test_what_is_protected_always_fits():
     assert Decay(recent=0.5, sink=4).protected(3) == (3, 0)
     assert Decay(recent=0.8, sink=4).protected(10) == (4, 6)
     assert StreamingLLM().protected(2) == (2, 0)
-
-
-def test_a_config_tells_a_count_from_a_ratio():
-    budget = TypeAdapter(Budget)
-    assert isinstance(budget.validate_python(1), int)
-    assert isinstance(budget.validate_python(1.0), float)
-    for wrong in (0, 0.0, 1.5, -3):
-        with pytest.raises(ValidationError):
-            budget.validate_python(wrong)

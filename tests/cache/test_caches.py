@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 from jaxtyping import config
-from torch.nn import functional as F
 
 from formerlab.cache import (
     H2O,
@@ -26,10 +25,9 @@ from formerlab.cache import (
     StreamingLLM,
     pruned,
     resolve_budget,
-    simulate,
 )
 from formerlab.errors import UserError
-from formerlab.layers import DepthWeightedAverage, Learned, Pattention, Rotary
+from formerlab.layers import DepthWeightedAverage, Learned, Rotary
 from formerlab.layers.attention import causal_attention
 from formerlab.models import Decoder
 from formerlab.spec import variants
@@ -91,13 +89,9 @@ def decoder(**parts):
 
 
 MODELS = {
-    "toy": lambda: Toy(4, rotary=False),
-    "toy, rotary": lambda: Toy(4, rotary=True),
     "toy, shared key heads": lambda: Toy(2, rotary=False),
     "toy, one key head, rotary": lambda: Toy(1, rotary=True),
-    "decoder, rotary": lambda: decoder(position=Rotary()),
     "decoder, learned": lambda: decoder(position=Learned()),
-    "tokenformer": lambda: decoder(projection=Pattention(tokens=8), feedforward=Pattention(tokens=24)),
     "denseformer": lambda: decoder(depth=DepthWeightedAverage()),
 }
 
@@ -130,16 +124,9 @@ def test_full_cache_gives_the_numbers_of_one_pass(model, tokens):
     assert cache.length == TIME
 
 
-def test_simulation_of_full_is_plain_causal_attention():
-    q, k, v = torch.randn(3, 2, 4, 9, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    out = Simulation(Full(), 0.5)(0, q, k[:, :2], v[:, :2])
-    expected = F.scaled_dot_product_attention(q, k[:, :2], v[:, :2], is_causal=True, enable_gqa=True)
-    assert torch.allclose(out, expected, atol=1e-14)
-
-
 @pytest.mark.parametrize("policy", STREAMING, ids=repr)
 def test_real_eviction_equals_simulation(policy, model, tokens):
-    for budget in (1, 2, 5, 8):
+    for budget in (1, 5):
         cache = PrunedCache(policy, budget)
         real = feed(model, tokens, cache)
         expected = model(tokens, attend=Simulation(policy, budget))
@@ -171,9 +158,8 @@ def test_a_cache_grows_as_needed_and_no_further():
         assert cache.allocated_bytes() <= 2 * 2 * slots * 4 * 8
 
 
-@pytest.mark.parametrize("length", [128, 320])
-def test_memory_shrinks_to_the_share_that_is_kept(length):
-    budget = resolve_budget(0.4, length)
+def test_memory_shrinks_to_the_share_that_is_kept():
+    length, budget = 128, 51
     full, pruned = KVCache(), PrunedCache(Decay(), budget)
     x = torch.randn(1, 2, length, 8, generator=torch.Generator().manual_seed(0))
     assert full.bytes() == pruned.bytes() == 0
@@ -241,11 +227,6 @@ def test_a_ratio_of_a_length_that_is_told_serves_tokens_one_by_one(tokens):
     assert (torch.cat(steps, 1) - model(tokens, attend=Simulation(Decay(), 0.4))).abs().max() < 1e-10
 
 
-def test_a_ratio_without_a_prompt_is_refused_in_one_line(tokens):
-    with pytest.raises(UserError, match=r"^budget 0\.4 is a share of the prompt, .* single token; give length=[^\n]*$"):
-        decoder()(tokens[:, :1], attend=PrunedCache(Decay(), 0.4))
-
-
 def test_a_simulation_serves_one_forward_pass(tokens):
     simulation = Simulation(Decay(), 0.4)
     model = Toy(4, rotary=False)
@@ -260,12 +241,6 @@ def test_simulation_of_a_padded_batch_equals_each_sequence_alone(policy, model, 
     together = model(tokens, attend=Simulation(policy, 0.4, lengths))
     alone = model(tokens[1:, :11], attend=Simulation(policy, 0.4))
     assert torch.allclose(together[1, :11], alone[0], atol=1e-12)
-
-
-def test_spatten_passes_its_choice_between_the_layers_of_a_simulation(tokens):
-    masks = simulated(Toy(4, rotary=False), tokens, SpAtten(), 5)[1]
-    assert masks[0][0, 0, -1].sum() == TIME
-    assert masks[1][0, 0, -1].sum() in (5, 6)
 
 
 EVERY = [
@@ -314,15 +289,3 @@ def test_realised_budget_is_the_share_held(policy, tokens):
         observed = Simulation(policy, budget, observe=lambda layer, seen: None)
         model(tokens, attend=observed)
         assert observed.realised_budget.tolist() == pytest.approx(simulation.realised_budget.tolist())
-
-
-def test_observer_sees_what_simulate_returns(tokens):
-    def check(layer, seen):
-        assert torch.equal(seen.visible, simulate(Decay(), seen.logits, 5, groups=2)[1])
-        assert torch.equal(seen.probabilities > 0, seen.visible)
-        assert seen.keys.shape == seen.values.shape == (2, 2, TIME, 4)
-        layers.append(layer)
-
-    layers: list[int] = []
-    Toy(2, rotary=False)(tokens, attend=Simulation(Decay(), 5, observe=check))
-    assert layers == [0, 1]

@@ -26,12 +26,12 @@ from formerlab.cache import (
     resolve_budget,
     simulate,
 )
+from formerlab.cache.compressed import OneShot, accumulated
 from formerlab.cache.eviction import coefficients
 from formerlab.cache.policies.expected import rotations, unrotated
 from formerlab.cache.policies.policy import Prompt
-from formerlab.cache.prefill import OneShot, accumulated
 from formerlab.errors import UserError
-from formerlab.layers import Learned, Rotary
+from formerlab.layers import Rotary
 from formerlab.layers.position import PositionEncoding
 from formerlab.spec import variants
 
@@ -128,16 +128,6 @@ def test_snapkv_is_what_the_window_looks_at(pooling):
     assert chosen(SnapKV(window=4, kernel=3, pooling=pooling), 10, q, k, v) == torch.cat([best, tail], -1).tolist()
 
 
-def test_the_window_of_snapkv_takes_at_most_half_of_the_budget():
-    q, k, v = tensors()
-    for budget in (1, 2, 7):
-        kept = chosen(SnapKV(), budget, q, k, v)
-        for row in kept:
-            for head in row:
-                assert len(head) == budget
-                assert set(range(30 - max(1, budget // 2), 30)) <= set(head)
-
-
 def test_expected_attention_is_the_mean_over_gaussian_queries():
     q, k, v = (x / 2 for x in tensors(heads=2, key_heads=1, time=40, d_head=3))
     policy = ExpectedAttention(sink=2, epsilon=0.01)
@@ -166,13 +156,6 @@ def test_queries_are_taken_as_before_their_rotation(spec):
     assert len(rotations(position, 200, 512, q)) == 1
 
 
-def test_rotation_changes_what_expected_attention_keeps_and_shifting_all_positions_does_not_undo_it():
-    position = Rotary().build(context=600, width=16, d_head=4)
-    q, k, v = tensors()
-    turned = position.rotate(q, 0), position.rotate(k, 0), v
-    assert chosen(ExpectedAttention(), 12, *turned, position) != chosen(ExpectedAttention(), 12, q, k, v)
-
-
 @pytest.mark.parametrize(
     "policy", [variant() for variant in variants(CachePolicy) if issubclass(variant, OneShot)], ids=repr
 )
@@ -199,9 +182,3 @@ def test_what_is_lacking_is_named():
         CompressedCache(Decay(scope="head"), 4)(0, q, k, v)
     with pytest.raises(UserError, match="budget 0"):
         CompressedCache(Knorm(), 0)
-
-
-def test_learned_positions_need_no_turning():
-    q, k, v = tensors()
-    learned = Learned().build(64, 16, 4)
-    assert chosen(ExpectedAttention(), 12, q, k, v, learned) == chosen(ExpectedAttention(), 12, q, k, v)

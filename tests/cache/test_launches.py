@@ -1,13 +1,10 @@
 """How many operations a decoded token takes off the CPU: a GPU starts each of them, which bounds decoding."""
 
-import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from formerlab.cache import Decay, KVCache, PrunedCache
-from formerlab.kernels.weighted_sum import weighted_sum
 from formerlab.layers import DepthWeightedAverage
-from formerlab.layers.depth.fused_dwa import _in_one_product
 from formerlab.models import Decoder
 
 TOKENS, LAYERS, LONG = 4, 12, 48
@@ -47,13 +44,3 @@ def test_an_average_over_depth_takes_two_launches_at_any_depth():
     """Streams added one after another took 1273 in 48 blocks."""
     mixing = launches(KVCache(), LONG, depth=DepthWeightedAverage()) - launches(KVCache(), LONG)
     assert mixing <= 2 * LONG + 2
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_one_product_is_the_sum(dtype):
-    generator = torch.Generator().manual_seed(0)
-    streams = [torch.randn(2, 1, 8, generator=generator).to(dtype) for _ in range(7)]
-    weights = torch.randn(7, generator=generator)
-    found = _in_one_product(streams, weights)
-    assert found.dtype == dtype
-    torch.testing.assert_close(found, weighted_sum(streams, weights.tolist()))

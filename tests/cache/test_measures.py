@@ -17,13 +17,6 @@ def test_early_share_of_everything_is_exactly_even():
         assert early_share(visible).tolist() == pytest.approx([0.4, 0.4], abs=1e-12)
 
 
-def test_early_share_of_the_extremes():
-    logits = random_logits()
-    assert early_share(simulate(Local(), logits, 4)[1]).tolist() == [0.0, 0.0]
-    assert early_share(simulate(StreamingLLM(sink=3), logits, 3)[1]).tolist() == [1.0, 1.0]
-    assert early_share(simulate(StreamingLLM(sink=1), logits, 4)[1]).tolist() == pytest.approx([0.25, 0.25])
-
-
 def test_early_share_counts_the_straddling_position_in_part():
     visible = torch.zeros(1, 1, 4, 4, dtype=torch.bool)
     visible[0, 0, 3, [1, 2, 3]] = True  # 40 % of the 3 earlier positions are 1.2: position 1 counts 0.2
@@ -38,16 +31,6 @@ def test_early_share_ignores_padding():
     visible[1, :, 9:] = True
     _, alone = simulate(Decay(), logits[1:, :, :9, :9], 0.4)
     assert early_share(visible, [20, 9])[1] == pytest.approx(early_share(alone).item())
-
-
-def test_early_share_of_a_single_token_is_undefined():
-    assert early_share(torch.ones(1, 1, 1, 1, dtype=torch.bool)).isnan().all()
-
-
-def test_the_plain_sum_keeps_early_keys_under_uniform_attention():
-    uniform = torch.zeros(1, 1, 40, 40)
-    assert early_share(simulate(H2O(recent=0.0), uniform, 0.4)[1]) > 0.7
-    assert early_share(simulate(H2O(), uniform, 0.4)[1]).item() == pytest.approx(0.5)
 
 
 def ideal(full, budget):

@@ -43,11 +43,6 @@ def test_heads_that_choose_together(policy, oracle):
                 assert seen[row][head : head + size] == [expected] * size
 
 
-def test_the_official_masks_know_no_other_scope():
-    with pytest.raises(ValueError, match="scope"):
-        H2O(variant="local_statistics", scope="layer")
-
-
 def test_a_set_for_every_query_head_saves_no_memory_where_they_share_keys():
     x = draw(1, 4, 6, 8)
     with pytest.raises(UserError, match="2 query heads share a key head"):
@@ -93,14 +88,6 @@ def test_ideal_sees_the_best_of_every_row():
             for q in range(length):
                 best = sorted(range(q), key=lambda k: -logits[row, head, q, k].item())[:5]
                 assert seen[row][head][q] == {*best, q}
-
-
-def test_the_budget_of_the_ideal_is_counted_like_that_of_a_cache():
-    x = draw(1, 2, TIME, 4)
-    for budget in (5, TIME - 1, TIME):
-        simulation = Simulation(Ideal(), budget)
-        simulation(0, x, x, x)
-        assert simulation.realised_budget.item() == pytest.approx(budget / TIME)
 
 
 class TestRandom:

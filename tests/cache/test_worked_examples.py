@@ -6,7 +6,7 @@ import torch
 from formerlab.cache import H2O, Decay, Full, Local, SpAtten, StreamingLLM, simulate
 from formerlab.cache.eviction import Eviction
 from formerlab.cache.policies.policy import Layer, by_group
-from formerlab.kernels.cache_state import EMPTY
+from formerlab.kernels import EMPTY
 
 TRACES = {
     "decay_a0.5_B2_recent0": Decay(alpha=0.5),
@@ -22,13 +22,25 @@ def as_layer(logits, budget, groups=1):
     return Layer(by_group(logits, groups), [budget] * batch, [time] * batch)
 
 
-def steps(policy: Eviction, logits, budget, groups=1, head=0):
+def walked(policy: Eviction, layer):
+    """Return positions and scores of the slots behind every query, before the eviction that follows."""
+    states = []
+
+    class Watched(type(policy)):
+        def eviction_priority(self, state, keys, now):
+            states.append((state.positions.clone(), state.scores.clone()))
+            return super().eviction_priority(state, keys, now)
+
+    Watched(**policy.model_dump()).visible(layer)
+    return states
+
+
+def steps(policy, logits, budget, groups=1, head=0):
     """Return what each query saw and the scores before the eviction that follows, {position: score} per query."""
     states = []
-    for _, state in policy.walk(as_layer(logits, budget, groups)):
-        filled = state.positions[0, head] != EMPTY
-        positions, scores = state.positions[0, head][filled].tolist(), state.scores[0, head][filled].tolist()
-        states.append(dict(zip(positions, scores, strict=True)))
+    for positions, scores in walked(policy, as_layer(logits, budget, groups)):
+        filled = positions[0, head] != EMPTY
+        states.append(dict(zip(positions[0, head][filled].tolist(), scores[0, head][filled].tolist(), strict=True)))
     return states
 
 
@@ -60,41 +72,6 @@ def test_hand_trace(name, vectors, hand_logits):
 def test_hand_trace_without_pruning(vectors, hand_logits):
     check_trace(H2O(), vectors["hand"]["full"], vectors["hand"]["values"], hand_logits, 5)
     assert seen(Full(), hand_logits, 2) == [row["attended"] for row in vectors["hand"]["full"]]
-
-
-class DecaysTheNewest(Decay):
-    """Add first, then decay: the order of a later version of the official code."""
-
-    def score(self, past, attention):
-        return self.alpha * (past + attention)
-
-
-class NeverForgets(Decay):
-    """The plain sum."""
-
-    def score(self, past, attention):
-        return past + attention
-
-
-@pytest.mark.parametrize("mutant", [DecaysTheNewest(alpha=0.5), NeverForgets(alpha=0.5)], ids=repr)
-def test_hand_trace_tells_other_rules_apart(mutant, vectors, hand_logits):
-    hand = vectors["hand"]
-    with pytest.raises(AssertionError):
-        check_trace(mutant, hand["decay_a0.5_B2_recent0"], hand["values"], hand_logits, 2)
-
-
-@pytest.mark.parametrize(
-    ("name", "policy"),
-    [*TRACES.items(), ("decay_a0.5_B2_norenorm", Decay(alpha=0.5)), ("h2o_a1_B2_norenorm", H2O())],
-)
-def test_score_rule_on_the_attention_of_the_trace(name, policy, vectors):
-    """The formula alone, also on traces whose attention is not renormalised, which no policy here uses."""
-    past: dict[str, float] = {}
-    for row in vectors["hand"][name]:
-        for k, attention in row["p"].items():
-            old, new = (torch.full((1, 1, 1), x, dtype=torch.float64) for x in (past.get(k, 0.0), attention))
-            assert policy.score(old, new).item() == pytest.approx(row["score"][k], abs=2e-6)
-        past = row["score"]
 
 
 @pytest.mark.parametrize(("name", "alpha"), [("alpha1", 1.0), ("alpha0.5", 0.5), ("alpha0.2", 0.2), ("alpha0.0", 0.0)])
@@ -138,10 +115,6 @@ CASES = {
     "decay_a0.2_40pct_gqa2": Decay(alpha=0.2),
     "h2o_a1_20_20_gqa2": H2O(),
 }
-
-
-def test_fixture_cases_are_all_tested(vectors):
-    assert set(CASES) == set(vectors["fixture16"]["cases"])
 
 
 @pytest.mark.parametrize("name", CASES)

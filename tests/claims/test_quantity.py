@@ -8,10 +8,11 @@ import pytest
 from scipy import stats
 
 from formerlab.evaluation.translation.bleu import corpus_bleu
-from formerlab.report.claims.bootstrap import BATCHES, Chosen, Examples
 from formerlab.report.claims.quantity import (
+    BATCHES,
     GUARD,
     Agreement,
+    Examples,
     Level,
     Linear,
     MissingRowsError,
@@ -27,7 +28,7 @@ POOL = Pooled(0.01, 12)
 
 
 def linear(name, values, pool=None, **more):
-    return Linear({name: (1.0, Level(name, dict(enumerate(values)), pooled=lambda levels: pool, **more))})
+    return Linear.of(Level(name, dict(enumerate(values)), pooled=lambda levels: pool, **more))
 
 
 def answered(*groups, seeds=None, **more):
@@ -83,7 +84,7 @@ def test_twenty_documents_enter_as_a_second_variance(documents, counted):
     between = values.var(ddof=1) / 3
     freedom = (between + within) ** 2 / (between**2 / 2 + within**2 / (documents - 1))
     assert found.high - found.mean == pytest.approx(stats.t(freedom).ppf(0.975) * math.sqrt(between + within))
-    assert (a - b).of_one_text is not counted
+    assert bool((a - b).documents()) is counted
 
 
 def test_seeds_that_all_terms_have_are_compared():
@@ -157,7 +158,11 @@ def test_a_corpus_score_is_computed_again_on_every_resample():
 
 def test_a_choice_of_alpha_is_made_again_in_every_resample():
     halves = {task: tuple((NOISE.random((6, 1, 30)) < 0.5).astype(float) for _ in range(2)) for task in "ab"}
-    found = {common: Chosen(halves, (0,), {"a": (), "b": ()}, common).estimate(BATCHES * 5) for common in (False, True)}
+    groups = tuple(half.transpose(1, 2, 0) for task in "ab" for half in halves[task])
+    found = {
+        choice: Examples(groups, (0,), {"a": (), "b": ()}, chosen=choice).estimate(BATCHES * 5)
+        for choice in ("own", "common")
+    }
     drawn = {
         task: [next(resampled(30, 5, (2 * index + half) * 1000))[1] for half in (0, 1)]
         for index, task in enumerate("ab")
@@ -167,13 +172,13 @@ def test_a_choice_of_alpha_is_made_again_in_every_resample():
         own = [means[task][half][means[task][1 - half].argmax()] for task in "ab" for half in (0, 1)]
         shown = [sum(means[task][1 - half] for task in "ab").argmax() for half in (0, 1)]
         common = [means[task][half][shown[half]] for task in "ab" for half in (0, 1)]
-        for choice, expected in ((False, own), (True, common)):
+        for choice, expected in (("own", own), ("common", common)):
             assert found[choice].replicates[0, resample] == pytest.approx(np.mean(expected))
     grid = {task: np.concatenate(pair, axis=2) for task, pair in halves.items()}
     points = two_fold_selection(grid, dict.fromkeys("ab", np.repeat([0, 1], 30)))
-    assert found[False].of_seeds[0] == pytest.approx(np.mean([points[task].own.mean() for task in "ab"]))
-    middle = found[False].interval(0.95)
-    assert middle.high - middle.mean == pytest.approx(stats.norm.ppf(0.975) * found[False].replicates.std())
+    assert found["own"].of_seeds[0] == pytest.approx(np.mean([points[task].own.mean() for task in "ab"]))
+    middle = found["own"].interval(0.95)
+    assert middle.high - middle.mean == pytest.approx(stats.norm.ppf(0.975) * found["own"].replicates.std())
 
 
 def test_agreement_is_fishers_z_with_the_jackknife():

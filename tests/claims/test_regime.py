@@ -7,31 +7,27 @@ import pandas as pd
 import pytest
 from fixtures.rows import dwa, make_run, model
 
-from formerlab.report.claims.judgement import Evidence, Judgement
-from formerlab.report.claims.quantities import QUANTITIES
-from formerlab.report.claims.regime import arms_of, unmet
+from formerlab.report.claims.regime import QUANTITIES, arms_of, shots, unmet
 from formerlab.report.claims.registry import Arm, ClaimArms, Condition, read_claims
-from formerlab.report.claims.rows import Rows, shots
+from formerlab.report.claims.rows import Rows
 from formerlab.results.read import Results
 
-BOOK = read_claims()
-ANY = next(claim for claim in BOOK.claims if claim.id == "denseformer-better-at-equal-time")
+ANY = next(claim for claim in read_claims().claims if claim.id == "denseformer-better-at-equal-time")
 
 
-def judgement(root, *conditions, **arms):
-    """Arms that stand for the claim's arms, under conditions of our own."""
+def asked(root, *conditions, **arms):
+    """The claim under conditions of our own, and the runs of its arms."""
     given = {name: arm if isinstance(arm, Arm) else Arm(run=arm) for name, arm in arms.items()}
-    conditions = tuple(Condition(published="", why="", **condition) for condition in conditions)
-    claim = ANY.model_copy(update={"regime": conditions, "arms": dict.fromkeys(given, "")})
-    return Judgement(Evidence(claim, BOOK.protocol, Rows(Results(root), "study", ClaimArms(arms=given)), {}))
+    claim = ANY.model_copy(update={"regime": tuple(Condition(**condition) for condition in conditions)})
+    return claim, arms_of(claim, Rows(Results(root), "study", ClaimArms(arms=given)), None)
 
 
 def value(root, quantity, arm):
-    return QUANTITIES[quantity](arms_of(judgement(root, arm=arm))["arm"])
+    return QUANTITIES[quantity](asked(root, arm=arm)[1]["arm"])
 
 
 def holds(root, quantity, limits, **arms):
-    return not unmet(judgement(root, {"quantity": quantity, "of": tuple(arms), **limits}, **arms))
+    return not unmet(*asked(root, {"quantity": quantity, "of": tuple(arms), **limits}, **arms))
 
 
 @pytest.fixture
@@ -60,7 +56,7 @@ def test_growth_is_measured_by_new_parameters_and_by_what_the_parent_read(root):
     make_run(root, "study", "grown", init="parent")
     assert value(root, "tokens_per_new_parameter", "grown") == pytest.approx(102_400 / 200_000)
     assert value(root, "start_tokens_per_parameter", "grown") == pytest.approx(50)
-    lines = unmet(judgement(root, {"quantity": "tokens_per_new_parameter", "of": "a", "at_least": 1}, a="parent"))
+    lines = unmet(*asked(root, {"quantity": "tokens_per_new_parameter", "of": "a", "at_least": 1}, a="parent"))
     assert lines == ["tokens_per_new_parameter (a): parent starts from no run of this scale"]
 
 
@@ -141,7 +137,7 @@ def test_arms_are_compared_by_their_largest_and_smallest(root):
     assert not holds(root, "parameters_non_embedding_apart", {"at_most": 0.5}, one="a", other="b")
     assert holds(root, "tokens_ratio", {"at_least": 8}, one="b", other="a")
     assert holds(root, "rotary_apart", {"at_most": 0}, one="a", other="b"), "none in either"
-    line = unmet(judgement(root, {"quantity": "depth", "of": "a", "at_least": 24}, a="a"))
+    line = unmet(*asked(root, {"quantity": "depth", "of": "a", "at_least": 24}, a="a"))
     assert line == ["depth (a) 4, needed at least 24"]
 
 

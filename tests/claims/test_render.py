@@ -1,98 +1,55 @@
-"""Verdicts are the registered ones and reach their readers: claims.csv, Markdown, a page, README and docs."""
+"""Verdicts are the registered ones and reach their readers: claims.csv, a page, README and docs."""
 
 import re
 
-import pandas as pd
 import pytest
 from fixtures.checkout import ROOT
 from fixtures.rows import make_decay, make_tokenformer
 
-from formerlab.commands.readme import BEGIN, END, outdated, written
+from formerlab.commands.readme import BEGIN, END, judged, outdated, written
 from formerlab.errors import UserError
-from formerlab.plan.claim_arms import missing_arms, read_arms
+from formerlab.plan.claim_arms import read_arms
 from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
-from formerlab.report.claims.render import (
-    ABSENT,
-    FIRST_SCREEN,
-    all_block,
-    best,
-    changes,
-    counts,
-    first_screen,
-    markdown,
-    read_verdicts,
-    write_claims,
-)
-from formerlab.report.claims.table import frame, read_withdrawn, verdicts
+from formerlab.report.claims.render import FIRST_SCREEN, best, counts, first_screen, frame, html
+from formerlab.report.claims.verdict import verdicts
 from formerlab.results.read import Results
 
-WITHDRAWN, REASON = "tokenformer-growth-equal-total-flops", "the rows were taken at full moon"
 HEADLINES = [claim.id for claim in read_claims().claims if claim.headline]
 LISTED = {scale: listed for change in read_claims().changes for scale, listed in change.verdicts.items()}
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def found(tmp_path_factory):
     root = tmp_path_factory.mktemp("claims") / "results/cached/overnight"
     make_tokenformer(root)
     make_decay(root, (0, 1, 2))
     (root / "exact.csv").write_text("claim,name,value\ntransformer-sinusoid-linear-shift,sinusoid_linear_shift,0.0\n")
-    (root / "tokenformer/withdrawn.yaml").write_text(f"{WITHDRAWN}: {REASON}\n")
-    return Results(root)
-
-
-@pytest.fixture(scope="module")
-def found(results):
-    return verdicts(results, read_arms(ROOT, "overnight"))
+    return verdicts(Results(root), read_arms(ROOT, "overnight"))
 
 
 @pytest.mark.parametrize("scale", LISTED)
 def test_committed_rows_have_the_verdicts_that_were_registered_with_the_definitions(scale):
     """The list of version 3; what it leaves out has no rows, or only such as decide nothing."""
     root = ROOT / "results/cached" / scale
-    now = {verdict.claim.id: verdict for verdict in verdicts(Results(root), read_arms(ROOT, scale))}
+    found = judged(ROOT).get(scale) or verdicts(Results(root), read_arms(ROOT, scale))
+    now = {verdict.claim.id: verdict for verdict in found}
     for claim, text in LISTED[scale].items():
         word, *by = re.split(r"[:,] ", text.partition("-> ")[2])
         assert now[claim].outcome == word, (claim, text, now[claim].items)
         deciding = {item.item for item in now[claim].items if item.outcome == word}
         assert not (by and by[0].startswith("by ")) or deciding == {by[0].removeprefix("by ")}
-    tested = {name for name, verdict in now.items() if verdict.claim.kind == "measured" and verdict.seeds}
-    assert {name for name in tested - set(LISTED[scale]) if now[name].outcome != "not_tested"} == set()
+    tested = {name for name, verdict in now.items() if verdict.outcome in ("agrees", "contradicts", "cannot_tell")}
+    assert tested <= set(LISTED[scale])
 
 
-def test_every_claim_is_there_headlines_first_and_kinds_are_never_added_up(found, results):
-    text = markdown(found, results.scale)
-    claims = re.findall(r"^\| \*\*(\S+)\*\*", text, re.MULTILINE)
-    assert len(claims) == len(set(claims)) == 61
+def test_every_claim_is_there_headlines_first_and_kinds_are_never_added_up(found):
+    claims, page = list(dict.fromkeys(frame(found)["claim"])), html(found, "overnight")
+    assert len(claims) == 61
     assert claims[: len(HEADLINES)] == HEADLINES
+    assert all(claim in page for claim in claims)
     sentences = re.findall(r"Of (\d+) (\w+) claims: (.*?)\.", counts(found))
     assert [(total, kind) for total, kind, _ in sentences] == [("45", "measured"), ("16", "exact")]
     assert all(int(total) == sum(map(int, re.findall(r"\d+", listed))) for total, _, listed in sentences)
-
-
-def test_a_withdrawn_claim_says_so_and_why_wherever_verdicts_are_shown(found, results, tmp_path):
-    shown = f"withdrawn: {REASON}"
-    assert shown in markdown(found, results.scale)
-    assert shown in all_block({results.scale: found}, {})
-    csv, _, html = write_claims(results, read_arms(ROOT, "overnight"), tmp_path)
-    row = pd.read_csv(csv).set_index("claim").loc[WITHDRAWN]
-    assert (row["outcome"], row["reason"]) == ("not_tested", shown)
-    assert shown in html.read_text()
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("tokenformer-growth: old", "no claim 'tokenformer-growth'"),
-        (f"{WITHDRAWN}:", "got None; write why its rows are no evidence"),
-    ],
-)
-def test_withdrawals_of_nothing_or_without_a_reason_are_refused(tmp_path, text, message):
-    (tmp_path / "tokenformer").mkdir()
-    (tmp_path / "tokenformer/withdrawn.yaml").write_text(text)
-    with pytest.raises(UserError, match=r"tokenformer/withdrawn\.yaml") as error:
-        read_withdrawn(tmp_path)
-    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -142,27 +99,3 @@ def test_the_block_is_put_between_its_marks_and_only_there(tmp_path):
 def test_readme_and_docs_say_what_rows_and_scales_say():
     """After new rows, a changed scale or a changed evaluation: `make readme`."""
     assert list(outdated(ROOT)) == []
-
-
-def test_every_claim_judged_at_laptop_has_its_arms_there():
-    missing = missing_arms(ROOT, "laptop")
-    judged = [claim for claim in read_claims().claims if claim.kind == "measured" and "laptop" in claim.scales.judged]
-    assert {claim.id: missing[claim.id] for claim in judged if missing[claim.id]} == {}
-
-
-def test_only_verdicts_that_changed_are_listed(tmp_path):
-    columns, path = ["claim", "item", "kind", "verdict", "ours"], tmp_path / "claims.csv"
-    same = [("a", None, "measured", "agrees", "x = 1"), ("e", None, "exact", "holds", "d = 0")]
-    then = pd.DataFrame([*same, ("b", None, "measured", "not tested", "")], columns=columns)
-    others = [("b", None, "measured", "contradicts", ""), ("b", "stage_3", "measured", "contradicts", "x = 4")]
-    now = pd.DataFrame([*same, *others], columns=columns)
-    then.to_csv(path, index=False)
-    assert changes(read_verdicts(path), now)[["claim", "item", "then", "now"]].to_numpy().tolist() == [
-        ["b", "", "not tested", "contradicts"],
-        ["b", "stage_3", ABSENT, "contradicts"],
-    ]
-    assert changes(now, now).empty
-    then.drop(columns="verdict").to_csv(path, index=False)
-    for file in (path, tmp_path / "none.csv"):
-        with pytest.raises(UserError, match="cannot be read"):
-            read_verdicts(file)

@@ -7,8 +7,8 @@ from corpora import embedded_data
 
 from formerlab.data import Embedded
 from formerlab.data.splitting import SPLITS, Shares
-from formerlab.data.text.deduplicator import Deduplicator
 from formerlab.data.text.docstrings import read_code, read_module
+from formerlab.data.text.documents import Deduplicator
 from formerlab.data.text.embedded import PACKAGES, REPEATABLE_CHARACTERS
 from formerlab.data.workers import Workers
 from formerlab.errors import UserError
@@ -61,7 +61,11 @@ Fetch \\d."""
 
 
 def test_signatures_and_docstrings_in_source_order():
-    assert read_module("package.module", SOURCE.encode()).render() == RENDERED
+    module = read_module("package.module", SOURCE.encode())
+    assert module.render() == RENDERED
+    left = module.filtered(lambda text: "summary" not in text and "Fit" not in text)
+    entries = [(entry.signature, entry.summary) for entry in left.entries]
+    assert entries == [("package.module", False), ("class Ridge(Base):", True), ("def fetch():", True)]
 
 
 CODE = """\
@@ -88,54 +92,47 @@ def test_code_without_docstrings_and_comments():
     assert read_code("package.module", SOURCE.encode().replace(b"raise", b"# why\nraise")).render() == CODE
 
 
-def test_code_is_another_text_than_docstrings():
-    documents = divided(("networkx",), "code")
-    assert all(documents.values())
-    assert "import networkx as nx" in "".join(documents["train"])
-    prose = {part for texts in divided(("networkx",)).values() for text in texts for part in text.split("\n\n")}
-    code = {part for texts in documents.values() for text in texts for part in text.split("\n\n")}
-    assert not [part for part in prose & code if len(part) >= REPEATABLE_CHARACTERS]
-
-
 @pytest.mark.parametrize("read", [read_module, read_code])
 @pytest.mark.parametrize("source", [b"def broken(:", b"\xff\xfe", b'"""  """', b"a\0b"])
 def test_sources_without_anything_to_read_are_passed_over(source, read):
     assert read("x", source).entries == ()
 
 
-def test_filtering_drops_paragraphs_and_empty_entries():
-    module = read_module("m", SOURCE.encode()).filtered(lambda text: "summary" not in text and "Fit" not in text)
-    assert [entry.signature for entry in module.entries] == ["m", "class Ridge(Base):", "def fetch():"]
-    assert [entry.summary for entry in module.entries] == [False, True, True]
+@pytest.fixture(scope="module")
+def docstrings():
+    return divided("docstrings")
 
 
-def divided(data_packages, content="docstrings"):
-    source = {"kind": "embedded", "packages": data_packages, "standard_library": False, "content": content}
+def divided(content):
+    """Return the documents of networkx by split."""
+    source = {"kind": "embedded", "packages": ["networkx"], "standard_library": False, "content": content}
     data = embedded_data(source=source, max_bytes=None, max_held_out_bytes=None, questions=0)
     documents: dict[str, list[str]] = {split: [] for split in SPLITS}
     with Workers(1) as workers:
         for split, text in Deduplicator(data).documents(data.source.open(data.shares, workers).shards):
             documents[split].append(text)
+    assert all(documents.values())
     return documents
 
 
-def test_no_longer_paragraph_occurs_twice():
-    documents = divided(("networkx",))
-    assert all(documents.values())
-    paragraphs = [
-        paragraph.partition(":\n")[2] if paragraph.startswith(("def ", "class ")) else paragraph
-        for texts in documents.values()
-        for text in texts
-        for paragraph in text.split("\n\n")
-    ]
+def test_code_is_another_text_than_docstrings(docstrings):
+    documents = divided("code")
+    assert "import networkx as nx" in "".join(documents["train"])
+    prose = {part for texts in docstrings.values() for text in texts for part in text.split("\n\n")}
+    code = {part for texts in documents.values() for text in texts for part in text.split("\n\n")}
+    assert not [part for part in prose & code if len(part) >= REPEATABLE_CHARACTERS]
+
+
+def test_no_longer_paragraph_occurs_twice(docstrings):
+    paragraphs = [part for texts in docstrings.values() for text in texts for part in text.split("\n\n")]
+    paragraphs = [text.partition(":\n")[2] if text.startswith(("def ", "class ")) else text for text in paragraphs]
     long = ["".join(text.split()) for text in paragraphs if len(text) >= REPEATABLE_CHARACTERS]
     assert len(long) > 1000
     assert len(set(long)) == len(long)
 
 
-@pytest.mark.parametrize("limit", [1, 50_000])
-def test_streams_do_not_depend_on_whether_questions_are_asked(limit):
-    data = embedded_data(max_bytes=None, max_held_out_bytes=limit)
+def test_streams_do_not_depend_on_whether_questions_are_asked():
+    data = embedded_data(max_bytes=None, max_held_out_bytes=1)
     with Workers(1) as workers:
         plain, asked = (data.source.open(data.shares, workers) for _ in range(2))
         modules = list(asked.test_modules)

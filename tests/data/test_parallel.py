@@ -7,13 +7,14 @@ import lzma
 import pyarrow
 import pytest
 
+from formerlab.data import prepare
+from formerlab.data.manifest import read_manifest, verify
 from formerlab.data.pairs.phrases import Phrases
-from formerlab.data.pairs.prepare import prepare
 from formerlab.data.pairs.sources import read_pairs
 from formerlab.data.pairs.streams import load_pairs
 from formerlab.data.registry import data_spec
 from formerlab.data.splitting import SPLITS, Shares
-from formerlab.data.text.streams import load_tokenizer, read_manifest, verify
+from formerlab.data.text.streams import load_tokenizer
 from formerlab.errors import UserError
 
 SHARES = Shares(0.1, 0.1)
@@ -23,7 +24,7 @@ WORDS = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "ne
 def write(path, lines):
     text = "".join(f"{line}\n" for line in lines).encode()
     path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
-    return str(path)
+    return path
 
 
 def files(folder, **changes):
@@ -31,8 +32,9 @@ def files(folder, **changes):
     source = [f"{WORDS[i % 10]} {WORDS[i // 10 % 10]} {i}" for i in range(300)]
     target = [f"{i} {WORDS[i // 10 % 10]}" for i in range(300)]
     source[7], target[9], source[11] = "", "  ", "lang " * 40
-    train = [write(folder / "train.de.gz", source), write(folder / "train.en", target)]
-    test = [write(folder / "test.de", ["eins zwei\u2028 drei", "vier"]), write(folder / "test.en", ["one two", "four"])]
+    train = [str(write(folder / "train.de.gz", source)), str(write(folder / "train.en", target))]
+    lines = {"test.de": ["eins zwei\u2028 drei", "vier"], "test.en": ["one two", "four"]}
+    test = [str(write(folder / name, content)) for name, content in lines.items()]
     spec = {"kind": "files", "source": "de", "target": "en", "train": train, "test": test}
     rest = {"tokenizer": {"kind": "bpe", "vocabulary": 280}, "max_tokens": 40, "valid_share": 0.1}
     return data_spec({"kind": "parallel", "source": spec, **rest, **changes})
@@ -98,10 +100,10 @@ def test_files_whose_lines_do_not_correspond_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"b: ends after line 2, but .*a goes on"):
         list(read_pairs(right, left))
     (tmp_path / "c").write_bytes(b"ok\n\xff\n")
-    with pytest.raises(UserError, match=r"c: line 2 is not UTF-8"):
-        list(read_pairs(str(tmp_path / "c"), left))
-    with pytest.raises(UserError, match="cannot be read"):
-        list(read_pairs(str(tmp_path / "none"), left))
+    with pytest.raises(UserError, match=r"c: not utf-8 at byte 3"):
+        list(read_pairs(tmp_path / "c", left))
+    with pytest.raises(UserError, match="none: no such file"):
+        list(read_pairs(tmp_path / "none", left))
 
 
 @pytest.mark.parametrize("ending", ["gz", "bz2", "xz", "zst"])
@@ -109,22 +111,21 @@ def test_packed_files_are_read_and_damaged_ones_named(tmp_path, ending):
     pack = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": pyarrow.Codec("zstd").compress}
     left, right = write(tmp_path / "a", ["x", "y\u2028z"]), tmp_path / f"b.{ending}"
     right.write_bytes(pack[ending](b"1\n2\n"))
-    assert list(read_pairs(left, str(right))) == [("x", "1"), ("y\u2028z", "2")]
+    assert list(read_pairs(left, right)) == [("x", "1"), ("y\u2028z", "2")]
     right.write_bytes(b"not packed")
     with pytest.raises(UserError, match=rf"b\.{ending}: cannot be read"):
-        list(read_pairs(left, str(right)))
+        list(read_pairs(left, right))
 
 
 def test_a_long_test_sentence_is_refused_and_not_left_out(tmp_path):
-    data = files(tmp_path, max_tokens=8)
-    with pytest.raises(UserError, match=r"a test pair has .* tokens .*raise max_tokens"):
-        prepare("pairs", data, tmp_path / "out")
+    with pytest.raises(UserError, match=r"^data: pairs: a test pair has .* tokens .*raise max_tokens"):
+        prepare("pairs", files(tmp_path, max_tokens=8), tmp_path / "out")
 
 
 def test_the_hub_reads_the_two_languages_of_a_row(monkeypatch):
     import datasets
 
-    rows = [{"translation": {"de": f"Satz {i}", "en": f"sentence {i}"}} for i in range(50)]
+    rows = datasets.Dataset.from_list([{"translation": {"de": f"Satz {i}", "en": f"sentence {i}"}} for i in range(50)])
     asked = []
     monkeypatch.setattr(datasets, "load_dataset", lambda *names, **keys: asked.append((names, keys)) or rows)
     source = {"kind": "hub", "name": "wmt/wmt14", "subset": "de-en", "source": "de", "target": "en", "valid": None}

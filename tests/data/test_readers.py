@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow
 import pytest
+from pyarrow import parquet
 
 from formerlab.data.text import readers
 from formerlab.data.text.readers import format_of, read_jsonl, read_parquet, read_text
@@ -52,22 +53,15 @@ def zstandard(text):
     return pyarrow.Codec("zstd").compress(text if isinstance(text, bytes) else text.encode(), asbytes=True)
 
 
-def test_byte_order_mark_and_windows_newlines_are_not_text(tmp_path):
+def test_byte_order_marks_windows_newlines_and_other_encodings(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
     assert list(read_text(path, "utf-8", "line")) == ["one", "two"]
-
-
-def test_other_encodings_are_read_when_named(tmp_path):
-    path = tmp_path / "a.txt"
     path.write_bytes("Köln".encode("latin-1"))
     assert list(read_text(path, "latin-1", "file")) == ["Köln"]
 
 
 def test_parquet_column(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
     path = tmp_path / "a.parquet"
     parquet.write_table(pyarrow.table({"body": ["one", None, "two"], "size": [1, 2, 3]}), path)
     assert list(read_parquet(path, "body")) == ["one", "", "two"]
@@ -100,8 +94,6 @@ BROKEN = {
 
 
 def test_parquet_with_bytes_that_are_no_text_is_named(tmp_path):
-    from pyarrow import parquet
-
     rows = pyarrow.array([b"caf\xe9 au lait"], pyarrow.binary())
     texts = pyarrow.StringArray.from_buffers(1, rows.buffers()[1], rows.buffers()[2])
     parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")

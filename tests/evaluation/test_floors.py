@@ -7,10 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from formerlab.data import BytePairs, Files, TextData
+from formerlab.data import BytePairs, Files, TextData, prepare
+from formerlab.data import prepare as prepare_images
 from formerlab.data.images import ImageData
-from formerlab.data.images.prepare import prepare as prepare_images
-from formerlab.data.text.prepare import prepare
 from formerlab.errors import UserError
 from formerlab.evaluation.floors import Floors, measure
 from formerlab.evaluation.language.ngram import FALLBACK, NGram, discounts
@@ -18,7 +17,6 @@ from formerlab.evaluation.measurement import Measured
 from formerlab.models import Decoder
 from formerlab.models.vision import VisionTransformer
 from formerlab.report.tables.tokenformer import tokenformer_table
-from formerlab.report.tables.vision import vision_sizes
 from formerlab.results.read import Results
 from formerlab.tasks import Classification, LanguageModeling, Translation
 from formerlab.training.run import Run
@@ -56,13 +54,6 @@ def test_probabilities_are_those_of_the_definition(order):
         for row in windows.tolist()
     ]
     assert model.log_probabilities(windows) == pytest.approx(np.array(expected), abs=1e-12)
-
-
-def test_the_probabilities_of_all_tokens_add_up_to_one():
-    model = NGram(STREAM, 4, VOCABULARY)
-    for history in ([0, 1, 2], [5, 5, 5], [6, 0, 0], [6, 6, 6]):
-        windows = np.array([[*history, word] for word in range(VOCABULARY)])
-        assert np.exp(model.log_probabilities(windows)[:, -1]).sum() == pytest.approx(1)
 
 
 def test_discounts_are_those_of_equation_26():
@@ -129,15 +120,3 @@ def test_floors_stand_above_the_runs_of_a_table(tmp_path):
     table = tokenformer_table.rows(Results(tmp_path)).query("source == 'ours'")
     assert table["run"].tolist() == ["unigram on text", "transformer-1"]
     assert table["loss_nats"].iloc[0] == 5.0
-
-
-def test_a_linear_probe_stands_above_the_image_models(tmp_path):
-    from fixtures.rows import make_vision, write_csv
-
-    make_vision(tmp_path, seeds=(0,), runs={"vit": 0.8})
-    folder = tmp_path / "vision" / "vit" / "seed0"
-    columns = ("floor", "window", "tokens", "loss_nats", "rank")
-    write_csv(folder / "floors.csv", columns, [("linear probe", 0, 1, 1.0, 0), ("linear probe", 1, 1, 2.0, 5)])
-    table = vision_sizes.rows(Results(tmp_path)).query("source == 'ours'")
-    assert table["run"].tolist() == ["linear probe on text", "vit"]
-    assert table[["top1_percent", "top5_percent", "loss_nats"]].iloc[0].tolist() == [50, 50, 1.5]

@@ -84,4 +84,4 @@ def test_singular_values_are_relative_to_the_largest_and_mean_over_blocks():
 
 def test_projections_without_a_weight_matrix_have_no_singular_values():
     model = MODEL.model_copy(update={"projection": Pattention(tokens=8)}).build(0)
-    assert {row.matrix for row in singular_values(model)} == {"feed-forward up", "feed-forward down", "embedding"}
+    assert {matrix for matrix, _, _ in singular_values(model)} == {"feed-forward up", "feed-forward down", "embedding"}

@@ -66,17 +66,6 @@ def test_nothing_is_done_twice_and_rows_are_those_of_one_go(streams, tmp_path):
     assert swept(streams, stopped, done_in(stopped, "others"), more) == 4, "of other weights nothing"
 
 
-def test_what_nobody_asks_for_any_more_is_removed(tmp_path):
-    kept = Kept(tmp_path / "kept")
-    kept.rows(lambda: [(1, None, "a")], "one")
-    kept.rows(lambda: [(2.5, True, "b")], "two")
-    again = Kept(tmp_path / "kept")
-    assert again.rows(lambda: pytest.fail("it is there"), "two") == [[2.5, True, "b"]]
-    again.tidy()
-    assert not Kept(tmp_path / "kept").has("one")
-    assert Kept(tmp_path / "kept").has("two")
-
-
 def test_half_a_line_of_a_journal_is_no_answer(tmp_path):
     path = tmp_path / "journal.jsonl"
     journal = Journal(path)

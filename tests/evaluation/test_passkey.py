@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from formerlab.cache import TOVA, Full, Local
+from formerlab.cache import TOVA, Local
 from formerlab.errors import UserError
 from formerlab.evaluation.kept import Kept
 from formerlab.evaluation.pruning.passkey import FILLER, QUESTION, Passkey, make_text, rows
@@ -88,10 +88,3 @@ def test_a_stage_that_was_stopped_goes_on(tokenizer, tmp_path):
         rows(model, tokenizer, more, work=work())
     model.left = 2
     assert len(rows(model, tokenizer, more, work=work())) == 6, "the new policy alone was asked"
-
-
-def test_settings_fit_the_model():
-    with pytest.raises(ValueError, match="budgets"):
-        Passkey(budgets=(0.0,))
-    assert Passkey(policies=(Full(), Local()), budgets=(0.4, 0.2)).configurations()[0].policy == Full()
-    assert len(Passkey(policies=(Full(), Local()), budgets=(0.4, 0.2)).configurations()) == 3

@@ -1,5 +1,3 @@
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -40,14 +38,6 @@ def test_every_token_but_the_first_is_predicted_once_from_those_before_it(model,
         expected = [naive[row.window * context + 1 + offset] for offset in range(row.tokens)]
         assert row.loss_nats == pytest.approx(np.mean(expected), abs=1e-5)
     assert mean_loss(rows) == pytest.approx(np.mean(list(naive.values())), abs=1e-5)
-
-
-def test_a_uniform_model_loses_log_of_the_vocabulary(stream):
-    model = Decoder(vocabulary=512, layers=1, width=8, heads=1, context=16).build()
-    with torch.no_grad():
-        model.embedding.zero_()
-    rows = window_losses(model, stream, 16)
-    assert mean_loss(rows) == pytest.approx(math.log(512), rel=1e-6)
 
 
 def test_chosen_windows_are_those_of_the_whole_stream(model, stream):

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from formerlab.errors import UserError
-from formerlab.evaluation.timing.equal_time import EqualTime, steps_of_equal_time, time_ratio
-from formerlab.evaluation.timing.speed import Speed, measure
+from formerlab.evaluation.timing.speed import EqualTime, Speed, measure
 from formerlab.evaluation.timing.timing import peak_bytes
 from formerlab.layers import DepthWeightedAverage
 from formerlab.models import Decoder
@@ -75,9 +74,6 @@ def test_peak_counts_what_is_held_together():
     assert peak_bytes(lambda: None, CPU) == 0
 
 
-EQUAL = EqualTime(arm="dense", reference="plain")
-
-
 def times(path, *pairs):
     rows = []
     for repetition, pair in enumerate(pairs, start=1):
@@ -90,15 +86,9 @@ def times(path, *pairs):
     return path
 
 
-def test_the_ratio_is_the_median_within_repetitions(tmp_path):
+def test_the_ratio_is_the_median_within_repetitions_and_missing_times_are_named(tmp_path):
     path = times(tmp_path / "speed.csv", (1.0, 1.1), (2.0, 2.1), (3.0, 9.0))
-    assert time_ratio(path, EQUAL) == pytest.approx(1.1)
-    assert steps_of_equal_time(1000, 1.1) == 1100
-    assert steps_of_equal_time(1, 0.1) == 1
-
-
-def test_missing_times_are_named(tmp_path):
-    with pytest.raises(UserError, match=r"speed\.csv: no step times"):
-        time_ratio(tmp_path / "speed.csv", EQUAL)
-    with pytest.raises(UserError, match="no step times of other and plain"):
-        time_ratio(times(tmp_path / "speed.csv", (1.0, 1.1)), EqualTime(arm="other", reference="plain"))
+    assert EqualTime(arm="dense", reference="plain").ratio(path) == pytest.approx(1.1)
+    for arm, file in (("dense", "none.csv"), ("other", "speed.csv")):
+        with pytest.raises(UserError, match=rf"{file}: no step times of {arm} and plain"):
+            EqualTime(arm=arm, reference="plain").ratio(tmp_path / file)

@@ -10,11 +10,10 @@ from formerlab.cache import Decay
 from formerlab.errors import UserError
 from formerlab.evaluation.kept import Journal
 from formerlab.evaluation.language.generate import generate
-from formerlab.evaluation.language.questions import Questions
-from formerlab.evaluation.language.requests import answers
+from formerlab.evaluation.language.questions import Questions, answers
 from formerlab.evaluation.language.suite_tasks import load_suites, read_examples
 from formerlab.evaluation.language.suites import HarnessSuite, LocalSuite, Suite, check_names
-from formerlab.evaluation.pruning.configuration import Configuration
+from formerlab.evaluation.pruning.windows import Configuration
 
 ROWS = {
     "choices": [
@@ -116,18 +115,13 @@ def test_cut_contexts_are_counted(model, tokenizer, suites, tmp_path):
 MISTAKES = {
     "choices": [
         ('{"query": "a", "choices": ["b"], "gold": 0}', "not two or more texts"),
-        ('{"query": "a", "choices": ["b", "c"], "gold": 2}', "gold 2 is not the index of one of 2"),
         ('{"query": "a", "choices": ["b", "c"], "gold": true}', "gold True"),
-        ('{"query": null, "choices": ["b", "c"], "gold": 0}', "holds None, neither a text nor a number"),
-        ('{"query": ["a"], "choices": ["b", "c"], "gold": 0}', "holds ['a']"),
         ('{"query": NaN, "choices": ["b", "c"], "gold": 0}', "holds nan"),
         ('{"id": null, "query": "a", "choices": ["b", "c"], "gold": 0}', "holds None"),
         ('{"question": "a", "choices": ["b", "c"], "gold": 0}', "asks for the field 'query'"),
-        ('{"query": "a", "choices": ["b", ', "not JSON"),
-        ("[1]", "no JSON object but a list"),
     ],
     "contexts": [('{"sentence": "no gap", "choices": ["b", "c"], "gold": 0}', "has no '_'")],
-    "cloze": [('{"text": "word"}', "no last word"), ('{"text": 3}', "'text' holds 3")],
+    "cloze": [('{"text": "word"}', "no last word")],
     "pairs": [('{"sentence_good": "a b"}', "'sentence_bad' holds None")],
 }
 
@@ -181,10 +175,9 @@ def test_an_answer_that_merges_with_its_context_is_refused(tokenizer, tmp_path):
         Questions(load_suites({"words_local": words}), merged, end_of_text=3)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_logits_that_are_no_numbers_answer_nothing(model, tokenizer, suites, value):
+def test_logits_that_are_no_numbers_answer_nothing(model, tokenizer, suites):
     damaged = copy.deepcopy(model)
-    next(damaged.final_norm.parameters()).data.fill_(value)
+    next(damaged.final_norm.parameters()).data.fill_(float("nan"))
     with pytest.raises(UserError, match="logits are not finite"):
         list(Questions(load_suites(suites), tokenizer).answers(damaged))
     with pytest.raises(UserError, match="logits are not finite"):
@@ -243,22 +236,19 @@ def test_asking_goes_on_where_a_journal_ends(model, tokenizer, suites, tmp_path)
     assert len(path.read_text().splitlines()) == 7 + len(lines) - 6, "the third batch was asked as a whole"
 
 
-def rows_of(form):
-    """Return the rows of a format without blank lines, which part solved examples."""
-    return [row for row in ROWS[form] if "\n\n" not in json.dumps(row, indent=0).replace("\\n", "\n")]
-
-
 @pytest.mark.parametrize("form", ["choices", "contexts", "cloze"])
 def test_solved_examples_stand_in_front(model, tokenizer, tmp_path, form):
-    rows = [row | {"id": f"{form}-{place}"} for place, row in enumerate(rows_of(form) * 4)]
-    (tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[: len(rows_of(form))]))
-    (tmp_path / "solved.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[len(rows_of(form)) :]))
+    own = [row for row in ROWS[form] if "\n\n" not in row.get("text", "")]  # blank lines part solved examples
+    rows = [json.dumps(row | {"id": f"{form}-{place}"}) + "\n" for place, row in enumerate(own * 4)]
+    (tmp_path / "asked.jsonl").write_text("".join(rows[: len(own)]))
+    (tmp_path / "solved.jsonl").write_text("".join(rows[len(own) :]))
     plain = LocalSuite(paths=(str(tmp_path / "asked.jsonl"),), format=form, prompt="{goal}")
     shots = plain.model_copy(update={"shots": 2, "shots_from": (str(tmp_path / "solved.jsonl"),)})
-    asked = [request for request, *_ in Questions(load_suites({"a_local": plain}), tokenizer).encoded]
-    found = [request for request, *_ in Questions(load_suites({"a_local": shots}), tokenizer).encoded]
-    assert len(found) == len(asked)
-    for (context, ending), (before, same) in zip(asked, found, strict=True):
+
+    def requests(suite):
+        return [request for request, *_ in Questions(load_suites({"a_local": suite}), tokenizer).encoded]
+
+    for (context, ending), (before, same) in zip(asked := requests(plain), requests(shots), strict=True):
         assert same == ending
         assert "  " not in before
         if context:  # of mutual information one request has none
@@ -270,8 +260,7 @@ def test_solved_examples_stand_in_front(model, tokenizer, tmp_path, form):
         with pytest.raises(UserError, match=r"suites.a_local.shots: 1 examples need more than 1 in its own questions"):
             load_suites({"a_local": others})
         return
-    requests = [request for request, *_ in Questions(load_suites({"a_local": others}), tokenizer).encoded]
-    for context in {context for context, _ in requests if context}:
+    for context in {context for context, _ in requests(others) if context}:
         first, second = context.split("\n\n")
         assert not first.startswith(second), "a question is no example of its own answer"
 

@@ -3,7 +3,7 @@
 import pytest
 
 from formerlab.files import write_text
-from formerlab.report import pictures
+from formerlab.report import write
 
 
 @pytest.fixture
@@ -14,4 +14,4 @@ def unsaved(monkeypatch):
         for path in paths:
             write_text(path, "drawn, and not saved")
 
-    monkeypatch.setattr(pictures, "save", save)
+    monkeypatch.setattr(write, "save", save)

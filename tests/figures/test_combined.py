@@ -3,12 +3,11 @@
 import pytest
 from fixtures.checkout import ROOT
 from fixtures.combined import make_combined
-from fixtures.rows import make_run
+from fixtures.rows import draw_one, make_run
 
 from formerlab.plan.resolve import resolve_study
 from formerlab.plan.sources import read_sources
-from formerlab.report.combined import MODELS, cells, contrasts
-from formerlab.report.drawings import draw_one
+from formerlab.report.tables.combined import MODELS, cells, contrasts
 from formerlab.results.read import Results
 
 PLANTED = {

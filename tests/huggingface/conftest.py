@@ -8,8 +8,7 @@ import yaml
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from formerlab.data import BytePairs, Files, TextData
-from formerlab.data.text.prepare import prepare
+from formerlab.data import BytePairs, Files, TextData, prepare
 from formerlab.files import sha256
 from formerlab.layers import Learned
 from formerlab.models import Decoder

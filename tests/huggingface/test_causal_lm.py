@@ -95,16 +95,6 @@ def test_simulated_and_evicted_logits_agree(policy, kind, foreign):
     assert (simulated - full).abs().max() > 0.01
 
 
-def test_wrong_positions_after_eviction_would_be_seen(foreign):
-    """Positions count evicted tokens: those of the slots give other logits."""
-    text, cache = tokens(1, 12), PrunedCache(Decay(), 4)
-    with torch.no_grad():
-        expected = foreign(text, attend=Simulation(Decay(), 4))
-        foreign(text[:, :11], attend=cache)
-        wrong = foreign(text[:, 11:], attend=cache, start=4)
-    assert (wrong[:, -1] - expected[:, -1]).abs().max() > 0.01
-
-
 def test_rows_of_a_padded_batch_are_what_they_are_alone(foreign):
     lengths = [9, 20, 14]
     text = tokens(3, 20)
@@ -127,16 +117,6 @@ def test_rotated_keys_can_be_numbered_anew():
         close(stepped(model, text, cache), simulated)
         assert (simulated - kept)[:, 8:].abs().max() > 0.01
         close(simulated[:, :7], kept[:, :7])
-
-
-def test_the_last_token_of_a_renumbered_cache_is_where_a_short_text_has_it():
-    """One layer: a sink and a window numbered anew are a text of sink and window."""
-    model = CausalLM(build("llama", num_hidden_layers=1))
-    text, policy = tokens(1, 20), StreamingLLM(sink=2, positions="reindexed")
-    with torch.no_grad():
-        pruned = model(text, attend=Simulation(policy, 6, position=model.position))
-        short = model(torch.cat((text[:, :2], text[:, 15:]), dim=1))
-    close(pruned[:, -1], short[:, -1], atol=1e-5)  # sine and cosine are of single precision
 
 
 def test_a_model_without_positions_is_recognised():

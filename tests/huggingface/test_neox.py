@@ -79,50 +79,6 @@ def test_an_imported_checkpoint_gives_the_official_formulas_logits(tied, activat
     assert largest_difference(model, weights, activation=activation) < 1e-10
 
 
-def test_all_forms_of_a_checkpoint_are_read(tmp_path):
-    from safetensors.torch import save_file
-
-    weights = made_up()
-    reference = load_released(written(tmp_path / "bin", weights)).state_dict()
-    for form in ("safetensors", "states", "layers"):
-        folder = written(tmp_path / form, weights)
-        (folder / "pytorch_model.bin").unlink()
-        if form == "safetensors":
-            save_file(weights, folder / "model.safetensors")
-        elif form == "states":
-            torch.save({"module": weights, "iteration": 5}, folder / "mp_rank_00_model_states.pt")
-        else:
-            for module in (0, 2, 3, 4, 6):
-                prefix = f"sequential.{module}."
-                part = {name.removeprefix(prefix): t for name, t in weights.items() if name.startswith(prefix)}
-                torch.save(part, folder / f"layer_{module:02d}-model_00-model_states.pt")
-        state = load_released(folder).state_dict()
-        assert state.keys() == reference.keys()
-        assert all(torch.equal(state[name], reference[name]) for name in state)
-
-
-def test_frequencies_saved_by_older_versions_are_computed_anew(tmp_path):
-    weights = made_up() | {"sequential.2.attention.rotary_emb.inv_freq": torch.ones(2)}
-    assert largest_difference(load_released(written(tmp_path, weights)), weights) < 1e-10
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "sequential.0.word_embeddings.weight",
-        "sequential.2.attention.query.key_param_tokens",
-        "sequential.2.mlp.key_param_tokens",
-        "sequential.3.attention.proj.value_param_tokens",
-        "sequential.4.mlp.value_param_tokens",
-        "sequential.6.norm.bias",
-    ],
-)
-def test_a_missing_tensor_is_named(name, tmp_path):
-    weights = made_up()
-    del weights[name]
-    assert refusal(written(tmp_path, weights)) == f"{tmp_path}: tensor {name} is missing"
-
-
 def test_an_unknown_or_misshapen_tensor_is_named(tmp_path):
     weights = made_up()
     extra = weights | {"sequential.2.attention.rotary.weight": torch.ones(3)}

@@ -153,7 +153,7 @@ def test_runs_are_listed_exported_and_tracked(done, capsys):
         cached = Results(done.root / "results/cached/smoke")
         assert len(cached.rows("prune.csv", "small")) == 18
         for tree in ("live", "cached"):
-            said = sync(done.root / f"results/{tree}/smoke", f"sqlite:///{done.root}/{tree}.db")
+            said = sync(done.root / f"results/{tree}/smoke", f"sqlite:///{done.root}/{tree}.db", done.root)
             assert said["status"] == "ok"
             assert said["runs"] == 2
 
@@ -193,9 +193,7 @@ def test_what_cannot_be_is_one_line_of_the_plan(project):
     assert "context: 100 exceeds the 64 tokens that 'llama' reads" in refused(**{f"{runs}.context": 100})
     assert "unknown key" in refused(**{f"{runs}.steps": 100})
     assert "windows: Input should be greater than 0" in refused(**{f"{runs}.windows": 0})
-    assert "vocabulary: 300, but released model 'llama' has 290" in refused(
-        scale__data__llama__tokenizer__vocabulary=300
-    )
+    assert "vocabulary: 300, but the tokenizer has 290" in refused(scale__data__llama__tokenizer__vocabulary=300)
 
 
 def test_a_model_that_is_not_what_was_said_or_cannot_be_pruned_is_one_line_of_its_stage(done, tokenizer, capsys):

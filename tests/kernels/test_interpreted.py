@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from formerlab.cache import H2O, TOVA, Decay, Knorm, Local, StreamingLLM
+from formerlab.cache import H2O, TOVA, Decay, Knorm, Local, StreamingLLM, engine
 from formerlab.cache import resolve_budget as count
-from formerlab.cache.engines import engine, loop
 from formerlab.cache.policies.policy import Prompt
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -27,13 +26,12 @@ def in_single_precision(given):
 
 def check_pruned_attention(policy, given, chunk=None):
     """Compare with the reference on the same numbers in single precision, in which the kernel counts."""
-    from formerlab.cache.engines import on_gpu
+    from formerlab.cache import fused
     from formerlab.kernels import pruned_attention
 
-    assert on_gpu.supports(policy, given.k)
     pruned_attention.CHUNK = chunk or 64
-    found = on_gpu.run(policy, given)
-    wanted = loop.run(policy, in_single_precision(given))
+    found = fused.run(policy, given)
+    wanted = engine.run(policy, in_single_precision(given))
     eps = torch.finfo(given.q.dtype).eps
     assert found.out.dtype == given.q.dtype
     for row, length in enumerate(given.lengths):
@@ -75,10 +73,10 @@ def test_pruned_attention_counts_in_single_precision(interpreted):
 
 
 def check_equals():
-    from formerlab.cache.engines import on_gpu
+    from formerlab.cache import fused
 
     k = torch.zeros(1, 1, 24, 16)
-    last = on_gpu.run(Decay(alpha=0.0), Prompt(k, k, k, [6], [24])).last
+    last = fused.run(Decay(alpha=0.0), Prompt(k, k, k, [6], [24])).last
     assert last[0, 0].tolist() == [*range(6, 24), *[24] * 6]
 
 
@@ -88,11 +86,11 @@ def test_of_equal_scores_the_older_key_loses(interpreted):
 
 def check_without_numbers():
     """A key that is not a number leaves after some queries, and takes no other place than its own."""
-    from formerlab.cache.engines import on_gpu
+    from formerlab.cache import fused
 
     given = prompt(Decay(), 6, [24], 1, 1, 16)
     given.k[:, :, 3] = math.nan
-    found = on_gpu.run(Decay(), given)
+    found = fused.run(Decay(), given)
     held = (found.last[0, 0] >= torch.arange(24)[:, None]) & (torch.arange(24) <= torch.arange(24)[:, None])
     assert held.sum(1).tolist() == [min(query + 1, 7) for query in range(24)]
 
@@ -109,15 +107,14 @@ class Elsewhere(torch.Tensor):
 
 def test_a_simulation_on_a_gpu_takes_the_kernel_where_it_can(triton, monkeypatch, caplog):
     from formerlab import kernels
-    from formerlab.cache import KeyDiff
-    from formerlab.cache.engines import on_gpu
+    from formerlab.cache import KeyDiff, fused
 
     given = prompt(Decay(), 0.4, [40], 2, 2, 16)
     there = replace(given, q=given.q.as_subclass(Elsewhere))
-    assert engine.choose(Decay(), there) is on_gpu.run
-    assert engine.choose(KeyDiff(), there) is loop.run, "it decides by more than a sum of attention"
+    assert engine.choose(Decay(), there) is fused.run
+    assert engine.choose(KeyDiff(), there) is engine.run, "it decides by more than a sum of attention"
     monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: None)
     kernels.usable.cache_clear()
-    assert engine.choose(Decay(), there) is loop.run
+    assert engine.choose(Decay(), there) is engine.run
     assert "pruned attention runs in plain torch" in caplog.text
     kernels.usable.cache_clear()

@@ -7,9 +7,8 @@ import pytest
 import torch
 from test_interpreted import DTYPES, POLICIES, in_single_precision, prompt
 
-from formerlab.cache import Decay
-from formerlab.cache.engines import engine, loop
-from formerlab.layers.pattention_function import lean_pattention
+from formerlab.cache import Decay, engine
+from formerlab.layers.pattention import lean_pattention
 from formerlab.layers.score import l2_gelu
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
@@ -44,8 +43,8 @@ def test_pruned_attention_is_the_reference_nearly_everywhere(triton, policy, dty
     given = prompt(policy, 0.4, lengths, 4, 2, 64, dtype)
     there = replace(given, q=given.q.cuda(), k=given.k.cuda(), v=given.v.cuda())
     run = engine.choose(policy, there)
-    assert run is not loop.run
-    found, wanted = run(policy, there), loop.run(policy, in_single_precision(given))
+    assert run is not engine.run
+    found, wanted = run(policy, there), engine.run(policy, in_single_precision(given))
     for row, length in enumerate(lengths):
         left, leaves = (pruned.last[row, :, :length].cpu().clamp(max=length) for pruned in (found, wanted))
         assert (left == leaves).double().mean() > 0.98

@@ -80,10 +80,10 @@ def spilled(ptx, capability):
 
 
 def pruned_attention(policy, dtype, heads, key_heads, time, d_head):
-    from formerlab.cache.engines import on_gpu
+    from formerlab.cache import fused
 
     q, k, v = (torch.zeros(1, time, number, d_head, dtype=dtype).transpose(1, 2) for number in (heads, key_heads, 1))
-    on_gpu.run(policy, Prompt(q, k, v.expand_as(k), [int(0.4 * time)], [time]))
+    fused.run(policy, Prompt(q, k, v.expand_as(k), [int(0.4 * time)], [time]))
 
 
 SMALL, LARGE = (2, 2, 130, 16), (4, 2, 1024, 64)

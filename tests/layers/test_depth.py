@@ -20,9 +20,8 @@ from formerlab.layers import (
     SkipsWithGains,
     StaticHyperConnections,
 )
-from formerlab.layers.depth.dwa import Averages, DepthWeightedAverageLayer
+from formerlab.layers.depth.dwa import Averages
 from formerlab.layers.depth.hyper_connections import HyperConnections
-from formerlab.layers.depth.identity import Mixer
 from formerlab.layers.initial import initialise
 
 SPECS = [
@@ -79,10 +78,16 @@ def test_closed_form_equals_what_pytorch_counts(spec):
 
 
 @every_mixer
-def test_it_starts_as_the_plain_stack_to_the_bit_or_says_that_it_does_not(spec):
+def test_it_starts_as_the_plain_stack_to_the_bit_where_its_docstring_says_so(spec):
     x, updates = inputs()
     mixed, plain = (stack(built(one), x, updates) for one in (spec, Identity()))
-    assert all(map(torch.equal, mixed, plain)) == spec.starts_plain
+    starts_plain = {
+        "connect_to_last": getattr(spec, "others", 0.0) == 0,
+        "static_hyper_connections": getattr(spec, "streams", 1) == 1,
+        "dynamic_hyper_connections": getattr(spec, "streams", 1) == 1,
+        **dict.fromkeys(("attention_residuals", "manifold_hyper_connections", "softmax"), False),
+    }
+    assert all(map(torch.equal, mixed, plain)) == starts_plain.get(spec.kind, True)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +129,7 @@ def test_gradients_are_those_of_finite_differences(spec):
         parameters = dict(zip(names, tensors[len(small) :], strict=True))
         return torch.func.functional_call(mixer, parameters, tuple(tensors[: len(small)]))
 
-    fast = counted_params(mixer) > 500  # one random direction instead of all
+    fast = counted_params(mixer) > 150  # one random direction instead of all
     assert torch.autograd.gradcheck(function, (*small, *values), fast_mode=fast)
 
 
@@ -168,20 +173,18 @@ def test_a_step_leaves_no_tensor_alive(spec):
         gc.enable()
 
 
-@every_mixer
-def test_weights_are_those_of_static_mixing(spec):
-    """Y_i of a plain stack of constant outputs is the sum of its weights, where there are any."""
-    mixer = built(spec, perturbed=True)
-    weights = mixer.weights()
-    assert bool(weights) == (type(mixer).weights is not Mixer.weights)
-    if not isinstance(mixer, DepthWeightedAverageLayer):
-        return
-    streams = torch.randn(LAYERS + 1)
+@pytest.mark.parametrize(
+    "spec", [spec for spec in SPECS if spec.kind != "mudd" and isinstance(spec, Averages)], ids=label
+)
+def test_the_weights_that_are_recorded_are_those_that_mix(spec):
+    mixer, streams = built(spec, perturbed=True), torch.randn(LAYERS + 1)
     _, history = mixer.begin(streams[0].expand(1, 1, WIDTH))
     mixed = [mixer.mix(i, streams[i].expand(1, 1, WIDTH), history) for i in range(1, LAYERS + 1)]
-    for destination in {i for i, _, _ in weights}:
-        expected = sum(weight * streams[j] for i, j, weight in weights if i == destination)
-        torch.testing.assert_close(mixed[destination - 1][0, 0, 0], expected)
+    expected = {i: 0.0 for i, _, _ in mixer.weights()}
+    for i, j, weight in mixer.weights():
+        expected[i] += weight * streams[j]
+    for i, value in expected.items():
+        torch.testing.assert_close(mixed[i - 1][0, 0, 0], value)
 
 
 class CountMultiplications(torch.utils._python_dispatch.TorchDispatchMode):

@@ -1,10 +1,11 @@
-"""Depth-weighted averages (arXiv:2402.02622): index sets, counts, gradients."""
+"""Depth-weighted averages (arXiv:2402.02622): index sets and gradients; what the fast path keeps, and what it bears."""
 
 import pytest
 import torch
 
 from formerlab.kernels import weighted_sum
-from formerlab.layers import DepthWeightedAverage
+from formerlab.layers import DepthWeightedAverage, LastK
+from formerlab.layers.initial import initialise
 
 BLOCKS = 48
 
@@ -27,11 +28,9 @@ def index_set(i, k):
 )
 def test_index_sets_and_where_the_embedding_enters(dilation, period, sees_x0):
     spec = DepthWeightedAverage(dilation=dilation, period=period)
-    destinations = spec.destinations(BLOCKS)
-    assert destinations == [i for i in range(1, BLOCKS + 1) if i % period == 0]
-    for i in destinations:
-        assert spec.sources(i) == index_set(i, dilation)
-    assert [i for i in destinations if 0 in spec.sources(i)] == sees_x0
+    table = spec.table(BLOCKS)
+    assert table == {i: index_set(i, dilation) for i in range(1, BLOCKS + 1) if i % period == 0}
+    assert [i for i, sources in table.items() if 0 in sources] == sees_x0
 
 
 def reference(spec, streams, alphas):
@@ -108,13 +107,84 @@ def test_values_and_gradients_are_those_of_the_list_reference(dilation, period, 
     torch.testing.assert_close(gradients, expected_gradients, atol=1e-12, rtol=1e-12)
 
 
-@every_path
-def test_half_precision_streams_are_summed_in_single_precision(path, choose):
-    spec = DepthWeightedAverage()
-    mixer = choose(drawn(spec, 16), path)
-    streams = [torch.randn(2, 3, 4).bfloat16().requires_grad_() for _ in range(17)]
-    alphas = {name: alpha.float() for name, alpha in mixer.alphas.items()}
-    expected = reference(spec, [x.detach().float() for x in streams], alphas)
-    mixed = Averaged(mixer)(*streams)
-    for one, other in zip(mixed, expected, strict=True):
-        torch.testing.assert_close(one, other.bfloat16(), rtol=0.0, atol=other.abs().max().item() / 256)
+LAYERS, SHAPE = 8, (2, 3, 4)
+
+
+def single(layers=LAYERS, **pattern):
+    return drawn(DepthWeightedAverage(**pattern), layers).float()
+
+
+def leaves(layers=LAYERS):
+    return [torch.randn(SHAPE, requires_grad=True) for _ in range(layers + 1)]
+
+
+def averages(mixer, streams, *, fused=True):
+    mixer.fused = fused
+    return Averaged(mixer)(*streams)
+
+
+def both(mixer, streams, loss, wanted):
+    """Return the gradients of a loss of [Y_1, ...] on the fast path and on the plain one."""
+    return [
+        torch.autograd.grad(
+            loss(averages(mixer, streams, fused=fused)), wanted, allow_unused=True, materialize_grads=True
+        )
+        for fused in (True, False)
+    ]
+
+
+def test_gradients_of_some_inputs_only():
+    mixer, streams = single(), leaves()
+    for wanted in ([streams[5]], [streams[0]], [mixer.alphas["4"]], [streams[3], mixer.alphas["8"]]):
+        torch.testing.assert_close(*both(mixer, streams, lambda ys: sum((y**2).sum() for y in ys), wanted))
+
+
+def test_a_graph_can_be_walked_twice_from_different_ends():
+    mixer, streams = single(), leaves()
+    wanted = [*streams[:3], *mixer.parameters()]
+    ys = averages(mixer, streams)
+    losses = [(ys[-1] ** 2).sum(), (ys[2] ** 3).sum(), (ys[-1] ** 2).sum()]
+    results = [
+        torch.autograd.grad(loss, wanted, retain_graph=True, allow_unused=True, materialize_grads=True)
+        for loss in losses
+    ]
+    torch.testing.assert_close(results[0], results[2])
+    expected = both(mixer, streams, lambda ys: (ys[2] ** 3).sum(), wanted)[1]
+    torch.testing.assert_close(results[1], expected)
+
+
+def test_frozen_weights_ask_for_no_products_and_save_nothing():
+    mixer, streams = single(), leaves()
+    mixer.requires_grad_(False)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        averages(mixer, streams)
+    assert saved == []
+    torch.testing.assert_close(*both(mixer, streams, lambda ys: sum((y**2).sum() for y in ys), streams))
+
+
+@pytest.mark.parametrize(
+    ("dilation", "period", "kept"),
+    [(1, 1, 25), (4, 5, 15), (4, 4, 7), (2, 1, 25)],
+)
+def test_each_output_that_an_average_reads_is_saved_once(dilation, period, kept):
+    """Of 24 blocks: all outputs and X_0 for 1x1, 15 of 25 for 4x5, only multiples of 4 for 4x4."""
+    mixer, streams = single(24, dilation=dilation, period=period), leaves(24)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.data_ptr()) or t, lambda t: t):
+        averages(mixer, streams)
+    assert len(saved) == len(set(saved)) == kept
+    assert set(saved) <= {x.data_ptr() for x in streams}
+
+
+def test_outputs_are_let_go_after_their_last_reader():
+    mixer = LastK(outputs=3, embedding="never").build(LAYERS)
+    initialise(mixer, 0)
+    _, history = mixer.begin(torch.randn(SHAPE))
+    with torch.no_grad():
+        sizes = []
+        for i in range(1, LAYERS + 1):
+            mixer.mix(i, torch.randn(SHAPE), history)
+            sizes.append(sorted(history.kept))
+    assert sizes[:4] == [[1], [1, 2], [2, 3], [3, 4]]
+    assert sizes[-1] == []

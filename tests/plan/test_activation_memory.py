@@ -7,9 +7,9 @@ from functorch.compile import min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
 from variation import settings
 
+from formerlab.layers.block import activation_elements
 from formerlab.layers.depth.union import DepthMixer
 from formerlab.models import Decoder
-from formerlab.models.activation_memory import activation_elements
 
 WIDTH, BATCH, TIME = 64, 7, 31  # no weight has a multiple of 7 x 31 numbers
 PLAIN = Decoder(vocabulary=32, width=WIDTH, heads=2, context=TIME)

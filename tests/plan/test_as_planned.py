@@ -110,10 +110,8 @@ def change(plan, stage, name, **keys):
     ("changed", "keys", "job", "why"),
     [
         (("data", "text"), {"source_fingerprint": "old"}, ("train", RUN), "text"),
-        (("data", "text"), {"code_hash": "old"}, ("train", RUN), "code"),
         (("train", "small/parent/seed0"), {"spec_hash": "old"}, ("train", CHILD), "configuration"),
         (("train", RUN), {"code_hash": "old"}, ("zeroshot", RUN), "code"),
-        (("train", RUN), {"data": {"fingerprint": "old"}}, ("prune", RUN), "data"),
     ],
 )
 def test_what_is_not_the_plan_s_is_not_built_upon(plan, changed, keys, job, why):

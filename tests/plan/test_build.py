@@ -6,15 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from formerlab.evaluation.pruning.prune import PruneSweep
 from formerlab.plan.build import build_plan
-from formerlab.plan.judge import made_run, made_runs
-from formerlab.plan.show import table
-from formerlab.report.drawings import catalogue
-from formerlab.report.families import is_of, regime
-from formerlab.results.stages import MEASURED, STAGES, TIMED, WRITER
-from formerlab.tasks import LanguageModeling
-from formerlab.training.released import ReleasedRun
+from formerlab.plan.judge import made_runs
+from formerlab.results.stages import WRITER
+from formerlab.training.any_run import ReleasedRun
 from formerlab.training.run import Run
 
 ROOT = Path(__file__).parents[2]
@@ -47,29 +42,6 @@ def test_resolved_specs_are_runs_that_say_everything(plan):
         assert run.to_dict() == job["spec"]
 
 
-def test_costs_are_the_closed_forms(plan):
-    for job in plan["train"].values():
-        run, cost = Run.model_validate(job["spec"]), job["cost"]
-        model, task = run.model, run.task
-        assert cost["parameters"] == model.params()
-        assert cost["parameters_non_embedding"] == model.params(embedding=False)
-        if isinstance(task, LanguageModeling):
-            assert cost["tokens"] == run.steps * task.batch * task.context
-            assert cost["flops"] == 3 * run.steps * task.batch * model.flops(task.context)
-        assert cost["disk_bytes"] == 4 * (1 + 3 * 3) * model.params()
-        assert cost["memory_bytes"] > 4 * 4 * model.params()
-        assert cost["hours"] > cost["flops"] / 1e15 / 3600
-
-
-def test_totals_are_sums(plan):
-    jobs = list(made_runs(plan).values())
-    parts = [study["totals"] for study in plan["studies"].values()]
-    for key in ("tokens", "flops", "disk_bytes"):
-        assert plan["totals"][key] == sum(job["cost"][key] for job in jobs) == sum(part[key] for part in parts)
-    assert plan["totals"]["runs"] == len(jobs)
-    assert plan["totals"]["memory_bytes"] == max(job["cost"]["memory_bytes"] for job in jobs)
-
-
 def test_parents_come_first_and_with_higher_priority(plan):
     seen = []
     for name, job in plan["train"].items():
@@ -77,19 +49,6 @@ def test_parents_come_first_and_with_higher_priority(plan):
         seen.append(name)
         children = [child["priority"] for child in plan["train"].values() if child["init"] == name]
         assert job["priority"] == max(children, default=0) + max(1, round(3600 * job["cost"]["hours"]))
-
-
-def test_the_vocabulary_is_that_of_the_tokenizer(plan):
-    read_tokens = [job for job in plan["train"].values() if job["spec"]["model"]["kind"] != "vision_transformer"]
-    for job in read_tokens:
-        assert job["spec"]["model"]["vocabulary"] == plan["data"][job["data"]]["spec"]["tokenizer"]["vocabulary"]
-        assert job["spec"]["task"].get("context", 0) <= job["spec"]["model"]["context"]
-
-
-def test_sweeps_fit_their_models(plan):
-    for name, job in plan["prune"].items():
-        sweep = PruneSweep.model_validate(job["settings"])
-        assert (sweep.context or 1) <= made_run(plan, name)["spec"]["model"]["context"]
 
 
 def test_released_models_are_read_in_their_own_tokens(plan):
@@ -103,50 +62,6 @@ def test_released_models_are_read_in_their_own_tokens(plan):
         assert (tokenizer["model"], tokenizer["vocabulary"]) == (run.released, run.model.vocabulary)
         forward = run.windows * run.context * run.forward_flops
         assert (job["cost"]["flops"], job["cost"]["evaluation_flops"]) == (0, forward)
-
-
-def searched(run, runs):
-    """Whether another run of the study differs in its learning rate alone."""
-
-    def told(name):
-        spec = runs[name]["spec"]
-        rate = spec["optimizer"]["lr"]
-        rest = spec | {"name": "", "seed": 0, "optimizer": {**spec["optimizer"], "lr": 0}}
-        return rest, rate
-
-    rest, rate = told(run)
-    return any(other_rest == rest and other != rate for other_rest, other in map(told, runs))
-
-
-def test_drawings_read_every_run_of_theirs_and_no_other(plan):
-    written = {file: plan[name] for name, stage in MEASURED.items() for file in stage.tables}
-    drawn = {name: read for job in plan["draw"].values() for name, read in job["drawings"].items()}
-    for name, drawing in catalogue().items():
-        runs = {run: job for run, job in made_runs(plan).items() if job["study"] == drawing.study}
-        found = set(drawn.get(name, {"inputs": ()})["inputs"])
-        if (
-            drawing.kind == "figure" and not drawing.varied and drawing.declared == name
-        ):  # it compares runs of one data set and end of schedule
-            folders = {path.removeprefix(f"{plan['results']}/").rpartition("/")[0] for path in found}
-            regimes = {regime(runs[run]["spec"]) for run in folders & runs.keys()} - {""}
-            assert len(regimes) <= 1
-            runs = {run: job for run, job in runs.items() if not regimes or regime(job["spec"]) in {"", *regimes}}
-        needed = [job for job in runs.values() if is_of(job["run"], job["spec"], drawing.needs or ("*",))]
-        expected = {
-            f"{plan['results']}/{run}/{file}"
-            for run, job in runs.items()
-            if needed and is_of(job["run"], job["spec"], drawing.runs)
-            if not drawing.varied or searched(run, runs)
-            for file in drawing.reads
-            if file not in ("prune_questions.csv", "speed.csv", "decode.csv")
-            and run in written.get(file, runs if file in STAGES["load"].written else plan["train"])
-        }
-        for stage in TIMED:
-            if expected and f"{stage}.csv" in drawing.reads and drawing.study in plan[stage]:
-                expected.add(f"{plan['results']}/{drawing.study}/{stage}.csv")
-        if not found and set(drawing.reads) != {"run.json"}:  # what it shows is measured at other scales
-            expected = {path for path in expected if not path.endswith("/run.json")}
-        assert {path for path in found if not path.endswith("prune_questions.csv")} == expected
 
 
 def test_what_waits_for_the_same_jobs_is_drawn_together_and_nothing_else(plan):
@@ -164,14 +79,6 @@ def test_what_waits_for_the_same_jobs_is_drawn_together_and_nothing_else(plan):
     assert len({path for job in plan["draw"].values() for path in job["outputs"]}) == 4 * sum(
         len(job["drawings"]) for job in plan["draw"].values()
     )
-
-
-def test_the_table_shows_every_run(plan):
-    text = table(plan)
-    assert all(f"\n{name.rpartition('/')[0]} " in text for name in plan["train"])
-    by_seed = table(plan, seeds=True)
-    assert all(f"\n{name} " in by_seed for name in plan["train"])
-    assert f"= all: {plan['totals']['runs']} runs" in text
 
 
 def test_paper_scale_has_the_published_sizes(plans):
@@ -217,26 +124,6 @@ def test_seeds_are_those_of_config_then_run_then_study_then_scale_and_those_of_a
     assert project.mistake() == f"{project.scale}: {refused}"
 
 
-WIDE = """
-runs:
-  child:
-    init: plain
-    model: {width: 32, heads: 4, tied: false, projection: {kind: linear}, feedforward: {kind: mlp}}
-    growth: {keys: null, tau: null, method: hypercloning, noise: 0.3}
-"""
-
-
-def test_a_run_may_grow_in_width(project):
-    project.lay_over(project.scale, "studies: {small: {runs: {child: null}}}")
-    project.lay_over(project.study, WIDE)
-    job = project.plan()["train"]["small/child/seed0"]
-    assert job["init"] == "small/plain/seed0"
-    assert (job["spec"]["growth"]["method"], job["spec"]["growth"]["noise"]) == ("hypercloning", 0.3)
-    assert job["spec"]["model"]["width"] == 32
-    project.lay_over(project.study, WIDE.replace("width: 32", "width: 40"))
-    assert "cannot grow width=16, heads=2 into width=40, heads=4: a head keeps its 8 channels" in project.mistake()
-
-
 def test_a_child_keeps_or_recomputes_tau(project):
     def tau(**given):
         return project.run("child", **given)["model"]["projection"]["tau"]
@@ -245,25 +132,11 @@ def test_a_child_keeps_or_recomputes_tau(project):
     assert tau(set={"small.runs.child.growth.tau": "sqrt"}) is None
 
 
-def test_only_a_parent_whose_optimizer_is_carried_on_keeps_its_state(project):
-    def keeping(**given):
-        return [name for name, job in project.plan(**given)["train"].items() if job["keep_optimizer"]]
-
-    assert keeping() == []
-    assert keeping(set={"small.runs.child.growth.optimizer": "carry"}) == ["small/parent/seed0", "small/parent/seed1"]
-
-
 def test_questions_are_asked_where_the_data_have_any(project):
     assert set(project.plan()["zeroshot"]) == {"small/plain/seed0", "small/plain/seed1"}
     without = project.plan(set={"scale.data.text.questions": 0})
     assert without["zeroshot"] == {}
     assert [job["settings"]["questions"] for job in without["prune"].values()] == [False, False]
-
-
-@pytest.mark.parametrize("empty", ["", None])
-def test_tracking_can_be_turned_off(project, empty):
-    assert project.plan()["tracking_uri"] == "sqlite:///mlflow.db"
-    assert project.plan(tracking_uri=empty)["tracking_uri"] == ""
 
 
 def test_only_data_that_a_run_reads_are_prepared(project):

@@ -1,16 +1,26 @@
 """What a terminal and a log file show of a run of the DAG."""
 
 import io
+import json
+import logging
+import sys
+from types import SimpleNamespace
 
-from snakemake_logger_plugin_formerlab.display import Display
+import pytest
+from snakemake_interface_logger_plugins.common import LogEvent
+
+from formerlab.plan.locate import VARIABLE
+from snakemake_logger_plugin_formerlab import LogHandler
 
 PLAN = {
     "scale": "tiny",
+    "studies": {"vision": {}},
     "train": {f"a/b/seed{i}": {"cost": {"hours": 1.0}} for i in range(3)},
-    "claims": {"code": "not a job"},
+    "draw": {"one": {"outputs": ["figures/live/tiny/one.pdf"]}},
 }
 COUNTS = {"train": 3, "draw_one": 1, "draw_two": 1, "claims": 1, "all": 1}
 JOBS = [("train", f"a/b/seed{i}") for i in range(3)] + [("draw_one", ""), ("draw_two", ""), ("claims", ""), ("all", "")]
+FAILURE = "Exiting because a job execution failed. Look below for error messages"
 
 
 class Terminal(io.StringIO):
@@ -18,24 +28,53 @@ class Terminal(io.StringIO):
         return True
 
 
-def shown(do, counts=COUNTS, file=None, **given):
-    """Return the lines of a display after it was told something."""
-    file = file or io.StringIO()
-    display = Display(PLAN, counts, file, **given)
-    do(display)
-    display.close()
-    display.close()
-    return file.getvalue().splitlines()
+def started(job, rule, name="", log=""):
+    return {
+        "event": LogEvent.JOB_INFO,
+        "jobid": job,
+        "rule_name": rule,
+        "wildcards": {"id": name} if name else {},
+        "log": [log] if log else [],
+    }
 
 
-def everything(display):
-    for number, (rule, name) in enumerate(JOBS):
-        display.started(number, rule, name)
-        display.finished(number)
+def finished(job):
+    return {"event": LogEvent.JOB_FINISHED, "job_id": job}
 
 
-def test_a_file_gets_a_line_per_stage_and_no_carriage_return():
-    lines = shown(everything)
+def failed(job, said=""):
+    return {"event": LogEvent.JOB_ERROR, "jobid": job, "rule_msg": said}
+
+
+EVERYTHING = [event for job, of in enumerate(JOBS) for event in (started(job, *of), finished(job))]
+
+
+@pytest.fixture
+def show(monkeypatch, tmp_path):
+    """Return a function that gives the lines of a display after it was told something."""
+    (tmp_path / "plan.json").write_text(json.dumps(PLAN))
+    monkeypatch.setattr("snakemake_logger_plugin_formerlab.read_plan", lambda path: json.loads(path.read_text()))
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "plan.json"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def shown(events, counts=COUNTS, quiet=(), file=None, dry=False):
+        file = file or io.StringIO()
+        monkeypatch.setattr(sys, "stdout" if dry else "stderr", file)
+        asked = {"quiet": quiet, "verbose": False, "printshellcmds": False, "debug_dag": False, "dryrun": dry}
+        handler = LogHandler(SimpleNamespace(**asked), None)
+        begun = [{"event": LogEvent.RUN_INFO, "stats": counts | {"total": 9}}] if counts else []
+        for event in (*begun, *events):
+            record = {"msg": event, "levelno": logging.ERROR} if isinstance(event, str) else event
+            handler.emit(logging.makeLogRecord({"levelno": logging.INFO} | record))
+        handler.close()
+        handler.close()
+        return file.getvalue().splitlines()
+
+    return shown
+
+
+def test_a_file_gets_a_line_per_stage_and_no_carriage_return(show):
+    lines = show(EVERYTHING)
     assert not {"\r", "\x1b"} & set("".join(lines))
     assert lines[0] == "scale tiny: 6 jobs to do; details in logs/tiny/"
     assert [line.split()[:2] for line in lines if " done after " in line] == [
@@ -46,72 +85,74 @@ def test_a_file_gets_a_line_per_stage_and_no_carriage_return():
     assert lines[-1].startswith("[####################] 6 of 6 jobs")
 
 
-def test_a_terminal_has_one_line_that_is_rewritten():
+def test_a_terminal_has_one_line_that_is_rewritten(show):
     file = Terminal()
-    shown(everything, file=file)
+    show(EVERYTHING, file=file)
     left = [line.rpartition("\r")[2].split() for line in file.getvalue().split("\n")]
-    assert [words[0] for words in left if words and not words[0].startswith("[")] == [
-        "scale",
-        "train",
-        "draw",
-        "claims",
-    ]
+    heads = [words[0] for words in left if words and not words[0].startswith("[")]
+    assert heads == ["scale", "train", "draw", "claims"]
 
 
-def test_the_bar_weighs_jobs_by_their_predicted_cost():
-    def two_drawings(display):
-        for number, (rule, name) in enumerate(JOBS[3:5]):
-            display.started(number, rule, name)
-            display.finished(number)
-
-    assert shown(two_drawings)[-1].startswith("[--------------------] 2 of 6 jobs")
+def test_the_bar_weighs_jobs_by_their_predicted_cost(show):
+    assert show(EVERYTHING[6:10])[-1].startswith("[--------------------] 2 of 6 jobs")
 
 
-def test_a_failure_names_its_log_and_how_it_ends(tmp_path):
+@pytest.mark.parametrize("quiet", [(), ("progress",)])
+def test_a_failure_names_its_log_and_how_it_ends(show, tmp_path, quiet):
     log = tmp_path / "train.log"
     log.write_text("1\n2\n3\nerror: no such file\n")
-
-    def fail(display):
-        display.started(7, "train", "a/b/seed1", log=str(log))
-        display.failed(7)
-
-    for bar in (True, False):
-        lines = shown(fail, bar=bar)
-        at = lines.index(f"train a/b/seed1 did not finish; log {log}")
-        assert lines[at + 1 : at + 4] == ["    2", "    3", "    error: no such file"]
-        assert lines[-1].startswith("1 job did not finish")
-        assert bar == any("1 failed" in line for line in lines)
+    lines = show(
+        [started(7, "train", "a/b/seed1", str(log)), failed(7), "RuleException:\nsaid twice", FAILURE], quiet=quiet
+    )
+    at = lines.index(f"train a/b/seed1 did not finish; log {log}")
+    assert lines[at + 1 : at + 4] == ["    2", "    3", "    error: no such file"]
+    assert lines[-1].startswith("1 job did not finish")
+    assert any("1 failed" in line for line in lines) == (not quiet)
 
 
-def test_what_a_cluster_refuses_is_said_once_with_its_own_words():
-    def refuse(display):
-        for job in range(3):
-            display.started(job, "train", f"a/b/seed{job}", log="of an earlier attempt")
-            display.failed(job, refused="sbatch: error:\n  no such partition")
-
-    lines = shown(refuse)
+def test_what_a_cluster_refuses_is_said_once_with_its_own_words(show):
+    refused = "sbatch failed. The error message was 'sbatch: error:\n  no such partition'.\n"
+    jobs = [
+        (started(job, "train", f"a/b/seed{job}", "of an earlier attempt"), failed(job, refused)) for job in range(3)
+    ]
+    lines = show([event for job in jobs for event in job])
     assert lines.count("train a/b/seed0 could not be submitted: sbatch: error: no such partition") == 1
     assert "earlier attempt" not in "".join(lines)
     assert lines[-1].startswith("3 jobs did not finish")
 
 
-def test_what_is_tried_again_and_succeeds_is_no_failure(tmp_path):
+def test_what_is_tried_again_and_succeeds_is_no_failure(show, tmp_path):
     log = tmp_path / "train.log"
     log.write_text("done\nwarning: the server is away\n")
-
-    def retry(display):
-        display.started(7, "train", "a/b/seed1")
-        display.failed(7)
-        display.tried_again(7)
-        display.started(7, "train", "a/b/seed1", log=str(log))
-        display.finished(7)
-
-    lines = shown(retry)
+    first, again = started(7, "train", "a/b/seed1"), started(7, "train", "a/b/seed1", str(log))
+    lines = show([first, failed(7), "Trying to restart job 7.", again, finished(7)])
     assert "train a/b/seed1 is tried again" in lines
     assert "warning: the server is away" in lines
     assert "1 of 6 jobs" in lines[-1]
 
 
-def test_what_nobody_asked_to_see_is_not_shown():
-    assert shown(everything, bar=False) == []
-    assert shown(lambda display: (display.started(0, "all", ""), display.finished(0)), {"all": 1}) == []
+def test_what_nobody_asked_to_see_is_not_shown(show):
+    assert show(EVERYTHING, quiet=("progress",)) == []
+    assert show([started(0, "all"), finished(0)], {"all": 1}) == []
+
+
+def test_a_dry_run_is_a_line_per_stage(show):
+    lines = [line.split()[:2] for line in show(EVERYTHING, dry=True)]
+    assert lines == [["train", "3"], ["draw", "2"], ["claims", "1"], ["in", "all"]]
+
+
+@pytest.mark.parametrize(
+    ("target", "meant"), [("visoin", "vision"), ("figurs/tiny/one.pdf", PLAN["draw"]["one"]["outputs"][0])]
+)
+def test_an_unknown_target_is_one_line_with_what_it_may_mean(show, target, meant):
+    said = f"MissingRuleException:\nNo rule to produce {target} (if you use input functions make sure that they work)."
+    assert show([said], counts={}) == [f"no target '{target}'; did you mean {meant}?"]
+
+
+def test_an_unwritable_cache_ends_in_one_line_and_status_2(show, tmp_path):
+    (tmp_path / "cache").touch()
+    file = io.StringIO()
+    with pytest.raises(SystemExit, match=r"^2$"):
+        show([], file=file)
+    assert file.getvalue().count("\n") == 1
+    assert "set XDG_CACHE_HOME" in file.getvalue()

@@ -8,7 +8,7 @@ from fixtures.project import Project, finish
 from formerlab.commands import stages
 from formerlab.errors import UserError
 from formerlab.files import read_json, sha256, write_json
-from formerlab.plan.status import states
+from formerlab.plan.show import states
 
 STUDY = """
 runs:
@@ -34,11 +34,6 @@ def test_the_timed_runs_are_those_of_the_patterns(project):
     assert plan["train"]["small/deep-3/seed0"]["equal_time"] is None
 
 
-def test_the_plan_estimates_the_steps_of_the_arm(project):
-    plan = project.plan(set={"small.runs.deep-4.steps": 33})
-    assert plan["train"]["small/matched/seed0"]["spec"]["steps"] == 33
-
-
 def test_only_what_decides_speed_is_timed_again(project):
     def configuration(**given):
         return project.plan(set=given)["speed"]["small"]["configuration"]
@@ -50,7 +45,7 @@ def test_only_what_decides_speed_is_timed_again(project):
 @pytest.mark.parametrize(
     ("equal", "answer"),
     [
-        ("{arm: nobody}", r"matched\.equal_time\.arm: 'nobody' is no run that `speed` times"),
+        ("{arm: nobody}", r"matched\.equal_time: 'nobody' is no run that `speed` times"),
         ("{reference: deep-4}", r"reference: 'deep-4' is another model or batch"),
         ("{reference: null}", "reference: missing key"),
     ],

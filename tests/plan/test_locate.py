@@ -26,6 +26,12 @@ def test_a_plan_is_made_once_and_then_found(project):
     assert path.stat().st_mtime_ns == made
 
 
+def test_another_checkouts_environment_is_refused(project):
+    project.write("src/formerlab/__init__.py", "")
+    with pytest.raises(UserError, match=r"the active environment runs the code in .*; run `make setup` here"):
+        ensure_plan(project.root, {})
+
+
 def test_a_mistake_is_one_line_and_leaves_no_plan(project):
     project.lay_over(project.config, "scal: smoke")
     with pytest.raises(UserError) as caught:
@@ -128,14 +134,6 @@ def test_the_name_follows_the_code(project, monkeypatch, tmp_path_factory):
         (package / "module.py").write_text(text)
         names.add(plan_path(project.root, {}))
     assert len(names) == 2
-
-
-def test_what_the_plan_does_not_depend_on_leaves_the_name(project):
-    before = plan_path(project.root, {})
-    project.write("results/live/smoke/run.json", "{}")
-    project.write("README.md", "text")
-    os.utime(project.root / project.config, (1, 1))
-    assert plan_path(project.root, {}) == before
 
 
 def test_only_what_differs_from_the_file_counts_as_given(project):

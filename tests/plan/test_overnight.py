@@ -136,8 +136,9 @@ def test_the_pilot_searches_as_many_rates_for_every_arm_of_the_third_round(arms)
     rates = [[run.optimizer.lr for run in runs if re.fullmatch(rf"annealed-{arm}-[0-9]+", run.name)] for arm in arms]
     for of_arm in rates:
         ordered = sorted(of_arm)
-        assert [high / low for low, high in pairwise(ordered)] == [2.0] * 4
-        assert ordered.index(of_arm[1]) in range(1, 4)
+        assert {high / low for low, high in pairwise(ordered)} == {2.0}
+        assert ordered.index(of_arm[1]) in range(1, len(ordered) - 1)
+    assert len({len(of_arm) for of_arm in rates}) == 1
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from formerlab.plan.lock import take_away_stale
+from formerlab.plan.attempts import take_away_stale
 
 HOLD = (
-    "from pathlib import Path; from formerlab.plan.lock import take_away_stale\n"
+    "from pathlib import Path; from formerlab.plan.attempts import take_away_stale\n"
     "held = take_away_stale(Path()); print(1, flush=True); input()"
 )
 

@@ -62,12 +62,3 @@ def test_steps_tokens_and_averages_are_the_published_ones(paper):
     assert (paper["dropout-0"].model.dropout, paper["big"].model.dropout) == (0.0, 0.3)
     optimizer = paper["base"].optimizer
     assert (optimizer.beta1, optimizer.beta2, optimizer.eps, optimizer.weight_decay) == (0.9, 0.98, 1e-9, 0.0)
-
-
-@pytest.mark.parametrize("scale", ["smoke", "laptop", "overnight", "workstation"])
-def test_the_study_exists_at_every_scale(scale):
-    found = runs(scale)
-    assert "base" in found
-    for run in found.values():
-        assert (run.model.kind, run.task.kind) == ("translator", "translation")
-    assert scale != "workstation" or len(found) >= len(TABLE_3)

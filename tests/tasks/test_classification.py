@@ -9,24 +9,15 @@ import torch
 from fixtures.rows import measured
 from torch.nn import functional as F
 
+from formerlab.data import prepare
 from formerlab.data.images import Digits, ImageData, load_images
-from formerlab.data.images.prepare import prepare
 from formerlab.errors import UserError
 from formerlab.models.vision import VisionTransformer
 from formerlab.seeding import mixed_seed
 from formerlab.tasks import Classification
-from formerlab.tasks.augmentation import (
-    Shift,
-    TimmAugmentation,
-    channels_first,
-    drawn_moves,
-    image_seeds,
-    own_randomness,
-    shifted,
-)
-from formerlab.tasks.image_batches import Meter, step_indices
+from formerlab.tasks.augmentation import Shift, TimmAugmentation, channels_first, own_randomness, timm_transform
+from formerlab.tasks.image_batches import image_seeds, step_indices
 from formerlab.tasks.task import BEGINNING
-from formerlab.tasks.weight_averaging import update_average, use_average
 from formerlab.training.run import Run
 
 MODEL = VisionTransformer(image=8, channels=1, classes=10, patch=4, layers=1, width=8, heads=2)
@@ -91,7 +82,7 @@ def test_images_are_what_timm_makes_of_them_to_the_bit(digits):
 
     task = TASKS[2].model_copy(update={"accumulate": 2, "augmentation": TIMM.model_copy(update={"erase": 0.9})})
     data = task.load(digits, "train")
-    transform = task.augmentation.transform(8, data.look.mean, data.look.std)
+    transform = timm_transform(task.augmentation, 8, data.look.mean, data.look.std)
     pasted = 0
     for step in range(4):
         indices, parts = step_indices(0, 8 * step, 8, len(data)), task.step_batches(data, 0, step)
@@ -143,10 +134,6 @@ def test_no_change_to_an_image_is_drawn_twice_in_a_chain(batch, digits, monkeypa
     assert len(set(drawn)) == 12
 
 
-def shift(images, augmentation):
-    return shifted(images, augmentation, drawn_moves(augmentation, len(images), np.random.default_rng(0)))
-
-
 def test_the_published_recipe_is_timms_own_for_mae():
     """MAE calls create_transform so (arXiv:2111.06377, official code, util/datasets.py)."""
     from timm.data.transforms_factory import create_transform
@@ -164,7 +151,7 @@ def test_the_published_recipe_is_timms_own_for_mae():
         mean=look[0],
         std=look[1],
     )
-    assert str(TimmAugmentation().transform(224, *look)) == str(theirs)
+    assert str(timm_transform(TimmAugmentation(), 224, *look)) == str(theirs)
 
 
 def test_rows_of_the_test_images_say_what_was_predicted(digits):
@@ -181,13 +168,9 @@ def test_rows_of_the_test_images_say_what_was_predicted(digits):
         assert row["prediction"] == p.argmax()
         assert row["confidence"] == pytest.approx(p.max().item())
         assert row["rank"] == (p > p[row["label"]]).sum()
-
-
-def test_a_uniform_guess_has_the_loss_and_about_the_accuracy_of_chance(digits):
-    rows = TASKS[0].guessed_rows(MODEL, TASKS[0].held_out(digits))
-    assert {len(row) for row in rows} == {len(TASKS[0].test_columns)}
-    assert {row[2] for row in rows} == {math.log(10)}
-    assert 0 <= np.mean([row[5] == 0 for row in rows]) < 0.25
+    guessed = task.guessed_rows(MODEL, task.held_out(digits))
+    assert {(len(row), row[2]) for row in guessed} == {(len(task.test_columns), math.log(10))}
+    assert np.mean([row[5] == 0 for row in guessed]) < 0.25
 
 
 def test_validation_measures_what_its_columns_say(digits):
@@ -207,26 +190,18 @@ def test_validation_measures_what_its_columns_say(digits):
 def test_the_average_of_weights_is_timms():
     from timm.utils import ModelEmaV3
 
-    model, average = MODEL.build(), {}
-    update_average(average, model, 0.9)
+    task, model, averaging = Classification(average=0.9), MODEL.build(), {}
+    task.after_step(model, 0, 3, averaging)
     oracle = ModelEmaV3(model, decay=0.9)
-    for _ in range(3):
+    for step in range(3):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(torch.randn_like(parameter))
-        update_average(average, model, 0.9)
+        task.after_step(model, step, 3, averaging)
         oracle.update(model)
-    use_average(average, model)
+    task.finish(model, averaging)
     for ours, theirs in zip(model.parameters(), oracle.module.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs)
-
-
-def test_the_loader_says_when_it_is_the_limit():
-    meter = Meter(workers=3, batch=64)
-    meter.batches, meter.waited = 101, 4.0
-    assert meter.report(10.0).startswith("warning: the loader, not the model, is the limit: images from 3 worker")
-    assert "640 images/s, 40% of the time" in meter.report(10.0)
-    assert meter.report(100.0).startswith("images from 3 worker processes: 64 images/s")
 
 
 @pytest.mark.parametrize(

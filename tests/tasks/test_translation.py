@@ -12,9 +12,8 @@ from formerlab.data.pairs.streams import PairStream
 from formerlab.errors import StoppedEarly
 from formerlab.models import Translator
 from formerlab.tasks import Translation
-from formerlab.tasks.sentence_batch import NO_TARGET, sentence_batch
 from formerlab.tasks.task import BEGINNING
-from formerlab.tasks.translation import smoothed_loss
+from formerlab.tasks.translation import NO_TARGET, sentence_batch, smoothed_loss
 from formerlab.training.loop import Hooks, train
 from formerlab.training.run import Run
 from formerlab.training.state import State

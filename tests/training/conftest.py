@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from small_runs import RUN, VOCABULARY, trained
 
-from formerlab.data import BytePairs, Files, TextData
-from formerlab.data.text.prepare import prepare
+from formerlab.data import BytePairs, Files, TextData, prepare
 
 TEXT = "the cat sat on a mat and the dog ran to an old house by the river where many birds sing"
 

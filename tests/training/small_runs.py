@@ -15,9 +15,8 @@ from formerlab.plan import loaded
 from formerlab.tasks import LanguageModeling
 from formerlab.training.optimizer import AdamW
 from formerlab.training.run import Run
-from formerlab.training.runtime_config import RuntimeConfig
+from formerlab.training.runtime import RuntimeConfig, StopRequest
 from formerlab.training.stage import train_stage
-from formerlab.training.stop import StopRequest
 
 VOCABULARY = 257
 MODEL = Decoder(vocabulary=VOCABULARY, layers=2, width=16, heads=2, context=8, embedding_std=0.5)

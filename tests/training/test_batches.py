@@ -1,7 +1,9 @@
 """Batches made ahead, and by the process that has them, are those that a single process makes when it needs them."""
 
 import threading
+import time
 from dataclasses import fields, is_dataclass
+from itertools import islice
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from test_golden_trajectories import IMAGES, PICTURES, RUNS, data_of, run
 from formerlab.tasks.augmentation import TimmAugmentation
 from formerlab.tasks.task import WHOLE, Place, Share
 from formerlab.training import processes
-from formerlab.training.batches import AHEAD, Batches
+from formerlab.training.step import AHEAD, batches
 
 MIXED = {"augmentation": TimmAugmentation(policy=None), "mixup": 0.8, "cutmix": 1.0, "accumulate": 4}
 CASES = {
@@ -64,15 +66,15 @@ def test_a_share_is_its_parts_of_the_whole(case):
 
 def test_batches_made_ahead_are_the_same(case, monkeypatch):
     run, data = case
-    monkeypatch.setattr(processes, "share", lambda: Share(1, 2))
+    monkeypatch.setattr(processes, "rank", lambda: 1)
+    monkeypatch.setattr(processes, "count", lambda: 2)
     taken = []
     for device in (CPU, ELSEWHERE):
-        with Batches(run, data, START, 4, device) as batches:
-            taken.append([batches.take() for _ in range(5)])
-    for here, ahead in zip(*taken, strict=True):
-        assert here.parts == ahead.parts
-        assert [number for number, _ in here.mine] == [number for number, _ in ahead.mine]
-        assert all(same(one, other) for (_, one), (_, other) in zip(here.mine, ahead.mine, strict=True))
+        taken.append(list(islice(batches(run, data, START, 4, device), 5)))
+    for (parts, here), (parts_ahead, ahead) in zip(*taken, strict=True):
+        assert parts == parts_ahead
+        assert [number for number, _ in here] == [number for number, _ in ahead]
+        assert all(same(one, other) for (_, one), (_, other) in zip(here, ahead, strict=True))
 
 
 def test_they_are_made_in_a_thread_before_they_are_asked_for_and_not_beyond_the_last_step(monkeypatch, tmp_path):
@@ -85,11 +87,11 @@ def test_they_are_made_in_a_thread_before_they_are_asked_for_and_not_beyond_the_
         return draw(task, stream, seed, step, *chosen)
 
     monkeypatch.setattr(type(run.task), "train_batch", noted)
-    with Batches(run, data, Place(), 5, ELSEWHERE) as batches:
-        batches.take()
-        batches._made[-1].result()
-        assert [step for step, _ in made] == [5, *range(6, 6 + AHEAD)]
-        for _ in range(3):
-            batches.take()
+    coming = batches(run, data, Place(), 5, ELSEWHERE)
+    next(coming)
+    while len(made) < 1 + AHEAD:
+        time.sleep(0.001)
+    assert [step for step, _ in made] == [5, *range(6, 6 + AHEAD)]
+    assert len(list(coming)) == 3
     assert [step for step, _ in made] == [5, 6, 7, 8]
     assert {name.rpartition("_")[0] for _, name in made} == {"batches"}

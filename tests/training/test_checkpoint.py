@@ -51,7 +51,7 @@ def own_memory():
     return 1024 * int(lines["RssAnon"].split()[0])
 
 
-@pytest.mark.parametrize("share", np.linspace(0, 0.999, 12).round(3))
+@pytest.mark.parametrize("share", [0.0, 0.4, 0.999])
 def test_a_truncated_file_is_one_clear_line(share, saved):
     whole = saved.read_bytes()
     saved.write_bytes(whole[: int(share * len(whole))])
@@ -60,7 +60,7 @@ def test_a_truncated_file_is_one_clear_line(share, saved):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [[1, 2], torch.zeros(2), {}, {"state": STATE}])
+@pytest.mark.parametrize("content", [torch.zeros(2), {"state": STATE}])
 def test_a_file_of_something_else_is_one_clear_line(content, saved):
     torch.save(content, saved)
     with pytest.raises(UserError, match=r"last.pt: broken \(.+\); delete it"):

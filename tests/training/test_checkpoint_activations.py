@@ -3,25 +3,18 @@
 import numpy as np
 import pytest
 import torch
-from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from small_runs import MODEL, TOKENFORMER, VOCABULARY, small
-from torch._dynamo.backends.common import aot_autograd
 
 from formerlab.layers import (
     AttentionResiduals,
     DepthWeightedAverage,
     DynamicHyperConnections,
-    Identity,
-    SkipsWithGains,
-    StaticHyperConnections,
 )
 from formerlab.models import Translator, VisionTransformer
-from formerlab.models.activation_memory import activation_elements
-from formerlab.plan.hardware import Hardware
-from formerlab.plan.memory import memory_bytes
 from formerlab.tasks import LanguageModeling
-from formerlab.training.loop import Hooks, recompute_blocks, train
+from formerlab.training.loop import Hooks, train
 from formerlab.training.state import State
+from formerlab.training.step import recompute_blocks
 
 STREAM = np.random.default_rng(5).integers(0, VOCABULARY, 2000).astype(np.uint16)
 TASK = LanguageModeling(context=8, batch=4, accumulate=2, valid_windows=6)
@@ -84,36 +77,3 @@ def test_less_is_kept(spec, inputs):
     plain = kept_bytes(model, *inputs)
     recompute_blocks(model)
     assert kept_bytes(model, *inputs) < 0.5 * plain
-
-
-def test_the_plan_counts_less_memory():
-    plain, again = (small(checkpoint_activations=on) for on in (False, True))
-    hardware = Hardware.model_construct(memory_base_mb=0, memory_factor=1.0)
-    assert memory_bytes(again, hardware) < memory_bytes(plain, hardware)
-
-
-def kept_by(depth, layers, width=256):
-    """Return the bytes that the compiled graph of a decoder keeps for its backward pass, a token and channel."""
-    kept = []
-
-    def count(graph, inputs):
-        nodes = graph.graph.find_nodes(op="output")[0].args[0]
-        tensors = [node.meta["val"] for node in nodes if node.op != "placeholder"]
-        tensors = [one for one in tensors if isinstance(one, torch.Tensor) and one.numel() % 3 == 0]  # no weights
-        kept.append(sum(one.numel() * one.element_size() for one in tensors))
-        return make_boxed_func(graph.forward)
-
-    spec = MODEL.model_copy(update={"layers": layers, "width": width, "context": 16, "depth": depth})
-    tokens, model = torch.randint(VOCABULARY, (3, 16)), spec.build()
-    torch._dynamo.reset()
-    backend = aot_autograd(fw_compiler=count, partition_fn=min_cut_rematerialization_partition)
-    with torch.autocast("cpu", torch.bfloat16):
-        torch.compile(model, backend=backend, fullgraph=True)(tokens, targets=tokens)
-    return sum(kept) / tokens.numel() / width
-
-
-@pytest.mark.parametrize("depth", [Identity(), SkipsWithGains(), StaticHyperConnections(), DynamicHyperConnections()])
-def test_a_compiled_block_keeps_what_the_plan_says(depth):
-    """In bfloat16, by the cut that the compiler makes of a block's graph."""
-    planned = 2 * activation_elements(256, MODEL.projection, MODEL.feedforward, depth) / 256
-    assert kept_by(depth, 3) - kept_by(depth, 2) == pytest.approx(planned, rel=0.08)

@@ -9,17 +9,18 @@ import torch
 from fixtures.forked import forked
 from fixtures.ports import free_ports
 from small_runs import MODEL, rows, small, trained
-from variation import settings
+from variation import defaults
 
 from formerlab.layers.depth.union import DepthMixer
 from formerlab.tasks import LanguageModeling
-from formerlab.training.runtime_config import SHARDED, RuntimeConfig
+from formerlab.training.runtime import SHARDED, RuntimeConfig
 from formerlab.training.stage import train_stage
 
 pytestmark = pytest.mark.xdist_group("parallel")
 
 LAYERS = 10  # more than the compiler makes graphs of one function
-MIXERS = list({mixer.kind: mixer for mixer in settings(DepthMixer)}.values())
+MIXERS = list({type(mixer.build(2, 8)): mixer for mixer in defaults(DepthMixer)}.values())
+"""One of every kind of module."""
 TASK = LanguageModeling(context=8, batch=4, accumulate=2, valid_windows=2)
 
 

@@ -13,10 +13,10 @@ from formerlab.errors import UserError
 from formerlab.growth.tokens import Growth
 from formerlab.tasks import LanguageModeling
 from formerlab.training import loop
-from formerlab.training import state as states
+from formerlab.training import step as stepping
 from formerlab.training.optimizer import AdamW
+from formerlab.training.runtime import StopRequest
 from formerlab.training.schedule import Constant
-from formerlab.training.stop import StopRequest
 
 DIVERGING = small(optimizer=AdamW(lr=10.0, weight_decay=1.0), schedule=Constant(), steps=40, log_every=1)
 """Decay multiplies the weights by 1 - lr weight_decay = -9 a step, until something overflows."""
@@ -37,33 +37,22 @@ def record_of(out):
     return json.loads((out / "run.json").read_text(), parse_constant=refuse)
 
 
-def test_it_is_recorded_with_the_step(diverged):
+def test_it_is_recorded_with_its_finite_rows_and_counts_as_a_uniform_guess(diverged, finished):
     record = record_of(diverged)
+    step = record["diverged_at_step"]
     assert record["status"] == "diverged"
-    assert 5 < record["diverged_at_step"] < 12
-    assert record["tokens"] == (record["diverged_at_step"] - 1) * 4 * 8
-    assert record["flops"] == DIVERGING.flops // 40 * (record["diverged_at_step"] - 1)
-
-
-def test_its_rows_are_kept_up_to_the_step_and_finite(diverged):
-    steps = record_of(diverged)["diverged_at_step"]
-    found = rows(diverged, "train")
-    assert [row["step"] for row in found] == list(range(1, steps))
-    assert all(math.isfinite(value) for row in found for value in row.values())
+    assert 5 < step < 12
+    assert (record["tokens"], record["flops"]) == ((step - 1) * 4 * 8, DIVERGING.flops // 40 * (step - 1))
+    assert [row["step"] for row in rows(diverged, "train")] == list(range(1, step))
     assert {row["step"] for row in rows(diverged, "eval")} == {0, 5}
-    assert all(math.isfinite(row["loss_nats"]) for row in rows(diverged, "eval"))
-
-
-def test_held_out_it_counts_as_a_uniform_guess(diverged, finished):
+    for name in ("train", "eval"):
+        assert all(math.isfinite(cell) for row in rows(diverged, name) for cell in row.values() if cell != "valid")
     found, whole = rows(diverged, "test"), rows(finished, "test")
     assert {row["loss_nats"] for row in found} == {math.log(VOCABULARY)}
     assert [(row["window"], row["tokens"]) for row in found] == [(row["window"], row["tokens"]) for row in whole]
-    assert record_of(diverged)["final"]["test_loss_nats"] == pytest.approx(math.log(VOCABULARY))
-
-
-def test_the_last_good_checkpoint_stays_and_is_that_of_the_step_before(diverged):
+    assert record["final"]["test_loss_nats"] == pytest.approx(math.log(VOCABULARY))
     checkpoint = torch.load(diverged / "checkpoint" / "last.pt", weights_only=True)["state"]
-    assert checkpoint["step"] == record_of(diverged)["diverged_at_step"] - 1
+    assert checkpoint["step"] == step - 1
 
 
 def test_resumed_it_diverges_in_the_same_step_with_the_same_bits(diverged, data, tmp_path, monkeypatch):
@@ -86,12 +75,12 @@ def test_a_run_that_would_grow_from_it_is_refused(data, tmp_path):
 def late(request, monkeypatch):
     """Read numbers of steps at once, as on a CPU, or where a row is due, as on a GPU."""
     if request.param:
-        monkeypatch.setattr(states, "waiting_is_free", lambda device: False)
+        monkeypatch.setattr(stepping, "waiting_is_free", lambda device: False)
     return request.param
 
 
 def test_read_late_it_diverges_in_the_same_step_with_the_same_weights(diverged, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(states, "waiting_is_free", lambda device: False)
+    monkeypatch.setattr(stepping, "waiting_is_free", lambda device: False)
     rare = DIVERGING.model_copy(update={"log_every": 100, "evaluate_every": 100})
     assert trained(rare, data, tmp_path)["diverged_at_step"] == record_of(diverged)["diverged_at_step"]
     assert record_of(tmp_path)["tokens"] == record_of(diverged)["tokens"]
@@ -101,7 +90,7 @@ def test_read_late_it_diverges_in_the_same_step_with_the_same_weights(diverged, 
 
 
 def test_stopped_before_anybody_read_that_it_diverged_it_ends_as_diverged(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(states, "waiting_is_free", lambda device: False)
+    monkeypatch.setattr(stepping, "waiting_is_free", lambda device: False)
     rare, checks = DIVERGING.model_copy(update={"log_every": 100, "evaluate_every": 100}), count()
     monkeypatch.setattr(StopRequest, "__call__", lambda self: "a test" if next(checks) == 20 else None)
     record = trained(rare, data, tmp_path)
@@ -147,15 +136,14 @@ def test_a_validation_loss_that_is_not_finite_is_divergence_too(step, data, tmp_
 
 def test_weights_that_overflow_between_rows_are_never_saved(late, data, tmp_path, monkeypatch):
     """Weights are looked at where a row is due and where they are saved; the next loss tells of all other steps."""
-    step = loop._optimizer_step
+    take = stepping.Steps.take
 
-    def overflowing(run, model, state, *others):
-        result = step(run, model, state, *others)
-        if state.step == 3:  # the fourth step
-            model.embedding.data.fill_(math.inf)
-        return result
+    def overflowing(steps):
+        take(steps)
+        if steps.state.step == 3:  # the fourth step
+            steps.model.embedding.data.fill_(math.inf)
 
-    monkeypatch.setattr(loop, "_optimizer_step", overflowing)
+    monkeypatch.setattr(stepping.Steps, "take", overflowing)
     record = trained(small(log_every=100, evaluate_every=100), data, tmp_path, checkpoint_seconds=0)
     assert (record["status"], record["diverged_at_step"]) == ("diverged", 5)
     saved = torch.load(tmp_path / "checkpoint" / "last.pt", weights_only=True)["state"]

@@ -1,4 +1,4 @@
-"""Runs that grow from a finished one."""
+"""Runs that grow from a finished one, and old parameter tokens that train slower than new ones, or not at all."""
 
 import json
 import math
@@ -8,13 +8,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from small_runs import MODEL, TOKENFORMER, bits, interrupted, rows, small, trained
+from torch import nn
 
 from formerlab.data import load_stream
 from formerlab.errors import UserError
+from formerlab.growth.optimizer import hold_old_tokens
 from formerlab.growth.tokens import Growth, grown_spec
-from formerlab.layers import Pattention
+from formerlab.layers import Mlp, Pattention
 from formerlab.tasks.task import Place
 from formerlab.training.loop import Hooks, train
+from formerlab.training.optimizer import AdamW
 from formerlab.training.schedule import Constant
 from formerlab.training.state import State
 
@@ -64,13 +67,35 @@ def test_the_record_names_the_parent_and_adds_its_cost_up_the_chain(parent, data
     ]
 
 
-@pytest.mark.parametrize("optimizer", ["fresh", "carry"])
-def test_a_grown_run_resumes_to_the_same_bits(optimizer, parent, data, tmp_path, monkeypatch):
-    run = child(Growth(optimizer=optimizer))
+TOKENS = {"optimizer=fresh": {}, "optimizer=carry": {"optimizer": "carry"}, "frozen": {"old_tokens": "freeze"}}
+TOKENS |= {"slow": {"old_tokens": 0.1}}
+WIDTHS = {method: {"method": method} for method in ("net2net_pad", "net2net", "hypercloning")}
+
+
+@pytest.mark.parametrize("growth", (TOKENS | WIDTHS).values(), ids=TOKENS | WIDTHS)
+def test_a_grown_run_resumes_to_the_same_bits(growth, parent, data, tmp_path, monkeypatch):
+    """And what holds old rows back, or keeps the function, does so in a run."""
+    method = growth.get("method")
+    if method is None:
+        run = child(Growth(**growth))
+    else:
+        parent = tmp_path / "parent"
+        trained(small(name="parent", model=MODEL), data, parent)
+        grows = Growth(method=method, noise=0.0 if method == "net2net_pad" else 0.1)
+        wanted = MODEL.model_copy(update={"width": 32, "heads": 4, "feedforward": Mlp(hidden=128)})
+        run = small(name="child", model=grown_spec(MODEL, wanted, grows), init="parent", growth=grows)
     trained(run, data, tmp_path / "once", parent)
     interrupted(monkeypatch, 5, run, data, tmp_path / "often", parent)
     trained(run, data, tmp_path / "often", parent)
     assert bits(tmp_path / "often") == bits(tmp_path / "once")
+    if method is not None:
+        same = losses(tmp_path / "once", 0) == pytest.approx(losses(parent, 12), rel=1e-5)
+        assert same == (method != "net2net_pad")
+    if "old_tokens" in growth:
+        old, new = (load_file(folder / "weights.safetensors") for folder in (parent, tmp_path / "once"))
+        for name, weight in old.items():
+            held_back = name.endswith((".keys", ".values")) and growth["old_tokens"] == "freeze"
+            assert torch.equal(new[name][: len(weight)], weight) == held_back
 
 
 def test_carry_goes_on_with_the_parents_moments(parent, data, tmp_path):
@@ -88,32 +113,17 @@ def test_carry_goes_on_with_the_parents_moments(parent, data, tmp_path):
     assert all(torch.equal(found[name], weight) for name, weight in state.model.state_dict().items())
 
 
-@pytest.fixture
-def own(parent, tmp_path):
-    """Return a copy of the parent that a test may damage."""
-    return shutil.copytree(parent, tmp_path / "parent")
-
-
-def test_a_parent_that_is_not_finished_is_named(data, tmp_path):
-    with pytest.raises(
-        UserError, match=r"study/child/seed3: init=parent is not finished, .+run.json is missing; train"
-    ):
-        trained(KEEPING, data, tmp_path / "child", tmp_path / "nowhere")
-
-
-def test_a_parent_whose_weights_changed_is_named(own, data, tmp_path):
-    trained(small(name="parent", model=TOKENFORMER, seed=4), data, tmp_path / "other")
-    shutil.copy(tmp_path / "other" / "weights.safetensors", own)
-    with pytest.raises(
-        UserError, match=r"weights.safetensors: not the weights that run.json describes; train study/pa"
-    ):
-        trained(KEEPING, data, tmp_path / "child", own)
-
-
-def test_a_parent_that_kept_no_optimizer_is_named(own, data, tmp_path):
+def test_a_parent_that_is_not_whole_is_named(parent, data, tmp_path):
+    own, carrying = shutil.copytree(parent, tmp_path / "parent"), child(Growth(optimizer="carry"))
     (own / "optimizer.pt").unlink()
     with pytest.raises(UserError, match=r"optimizer.pt: .+; train study/parent/seed3 again, which then keeps it"):
-        trained(child(Growth(optimizer="carry")), data, tmp_path / "child", own)
+        trained(carrying, data, tmp_path / "child", own)
+    trained(small(name="parent", model=TOKENFORMER, seed=4), data, tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "weights.safetensors", own)
+    with pytest.raises(UserError, match=r"weights.safetensors: not the weights that run.json describes; train study/p"):
+        trained(KEEPING, data, tmp_path / "child", own)
+    with pytest.raises(UserError, match=r"study/child/seed3: init=parent is not finished, .+run.json is missing; tra"):
+        trained(KEEPING, data, tmp_path / "child", tmp_path / "nowhere")
 
 
 def test_a_checkpoint_or_result_from_another_parent_is_refused(parent, data, tmp_path, monkeypatch):
@@ -134,3 +144,65 @@ def test_a_run_goes_on_without_growth(parent, data, tmp_path):
     assert record["flops_cumulative"] == 2 * record["flops"]
     with pytest.raises(UserError, match=r"cannot go on from norm\.gain=False with"):
         trained(small(name="other", model=MODEL, init="parent"), data, tmp_path / "other", parent)
+
+
+OLD, NEW, WIDTH = 3, 2, 4
+
+
+class Tokens(nn.Module):
+    """Keys with old rows and new ones, and a parameter that growth does not touch."""
+
+    def __init__(self):
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        self.keys = nn.Parameter(torch.randn(OLD + NEW, WIDTH, dtype=torch.float64, generator=generator))
+        self.embedding = nn.Parameter(torch.randn(OLD, WIDTH, dtype=torch.float64, generator=generator))
+
+
+def stepped(module, optimizer, steps=6):
+    """Take steps with gradients that do not depend on the weights."""
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(steps):
+        weights = [torch.randn(p.shape, dtype=p.dtype, generator=generator) for p in module.parameters()]
+        loss = sum((weight * parameter).sum() for weight, parameter in zip(weights, module.parameters(), strict=True))
+        loss.backward()
+        yield nn.utils.get_total_norm(p.grad for p in module.parameters()).item()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def held(old_tokens):
+    module = Tokens()
+    optimizer = AdamW(lr=0.02, weight_decay=0.3).build(module)
+    parent = {"keys": module.keys[:OLD].detach().clone(), "embedding": module.embedding.detach().clone()}
+    hold_old_tokens(optimizer, module, parent, old_tokens)
+    return module, optimizer, parent
+
+
+def test_a_part_of_the_rate_is_adamw_at_that_rate():
+    """The oracle keeps old rows as a parameter of their own, in a group with a quarter of the learning rate."""
+    module, optimizer, parent = held(0.25)
+    plain = Tokens()
+    old, new = (nn.Parameter(part.clone()) for part in plain.keys.detach().split((OLD, NEW)))
+    settings = {"betas": (0.9, 0.95), "weight_decay": 0.3}
+    oracle = torch.optim.AdamW(
+        [{"params": [old], "lr": 0.25 * 0.02}, {"params": [new, plain.embedding], "lr": 0.02}], **settings
+    )
+    for _ in zip(stepped(module, optimizer), stepped(plain, torch.optim.SGD(plain.parameters(), lr=0.0)), strict=True):
+        old.grad, new.grad = plain.keys.grad.split((OLD, NEW))
+        oracle.step()
+    torch.testing.assert_close(module.keys.detach(), torch.cat((old, new)).detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(module.embedding, plain.embedding, rtol=1e-12, atol=1e-12)
+    assert not torch.equal(module.keys[:OLD], parent["keys"])
+
+
+def test_frozen_rows_keep_their_bits_and_count_in_no_norm():
+    module, optimizer, parent = held("freeze")
+    plain = Tokens()
+    free = list(stepped(plain, AdamW(lr=0.02, weight_decay=0.3).build(plain)))
+    norms = list(stepped(module, optimizer))
+    assert torch.equal(module.keys[:OLD], parent["keys"])
+    assert torch.equal(module.keys[OLD:], plain.keys[OLD:])
+    assert torch.equal(module.embedding, plain.embedding)
+    assert all(norm < other for norm, other in zip(norms, free, strict=True))
+    assert optimizer.state[module.keys]["exp_avg"][:OLD].eq(0).all()

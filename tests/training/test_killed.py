@@ -13,11 +13,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from small_runs import MODEL, bits, small, trained, write_plan
+from small_runs import MODEL, bits, interrupted, small, trained, write_plan
 
-from formerlab.results.notes import noted
+from formerlab.errors import UserError
+from formerlab.results.notes import noted, read_note
+from formerlab.training.record import CHECKPOINT
 
 pytestmark = pytest.mark.xdist_group("killed")  # they share a process that takes seconds to start
+
 
 RUN = small(model=MODEL.model_copy(update={"dropout": 0.1}))
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -48,9 +51,12 @@ def processes():
     processes.server.wait()
 
 
-@pytest.fixture
-def words(data, tmp_path):
-    return train_words(RUN, data, tmp_path)
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """Return the bits of that run never stopped, and without checkpoints."""
+    out = tmp_path_factory.mktemp("whole")
+    trained(RUN, data, out)
+    return bits(out)
 
 
 def train_words(run, data, folder, **changes):
@@ -58,12 +64,9 @@ def train_words(run, data, folder, **changes):
     return "train", run.id, "--plan", write_plan(run, data, folder, **changes), "--checkpoint-seconds", "0"
 
 
-@pytest.fixture(scope="module")
-def whole(data, tmp_path_factory):
-    """Return the bits of the run never stopped, and without checkpoints."""
-    out = tmp_path_factory.mktemp("whole")
-    trained(RUN, data, out)
-    return bits(out)
+@pytest.fixture
+def words(data, tmp_path):
+    return train_words(RUN, data, tmp_path)
 
 
 @pytest.fixture
@@ -86,13 +89,13 @@ def calls(processes, data, tmp_path_factory):
     return done["calls"]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(6))
 def test_killed_at_random_moments_it_ends_with_the_same_bits(seed, processes, words, out, whole, calls):
     """The first kill hits anywhere in the run; two more in some runs, as far as they hit, what was left of it."""
     moments = random.Random(seed)
     first = processes.run(*words, at_call=moments.randrange(1, calls * 9 // 10))
     assert first["status"] == -9
-    for _ in range(2 if seed < 5 else 0):
+    for _ in range(2 if seed < 3 else 0):
         assert processes.run(*words, at_call=moments.randrange(1, calls))["status"] in (-9, 0)
     assert processes.run(*words)["status"] == 0
     assert bits(out) == whole
@@ -168,17 +171,66 @@ def test_its_time_limit_stops_it_saved_with_its_own_status(processes, words, out
     assert bits(out) == whole
 
 
-def test_a_finished_run_says_so_and_another_one_in_its_place_is_refused(processes, words, data, tmp_path, out):
-    assert processes.run(*words)["status"] == 0
+@pytest.mark.parametrize(("largest_file", "stays_out"), [(20_000, CHECKPOINT), (2_000, "weights.safetensors")])
+def test_a_full_disk_is_said_and_the_same_call_goes_on(largest_file, stays_out, processes, data, tmp_path, whole):
+    """First the checkpoint after the sixth step finds no room, or, without checkpoints, the results."""
+    words = train_words(RUN, data, tmp_path)
+    out = tmp_path / "results" / RUN.id
+    if stays_out == CHECKPOINT:
+        assert processes.run(*words[:4], signal="SIGTERM", function="train_batch", at_call=6)["status"] == 75
+        good = (out / CHECKPOINT).read_bytes()
+    else:
+        words = words[:4]
+    failed = processes.run(*words, largest_file=largest_file)
+    assert failed["status"] == 2, failed["output"]
+    (said,) = [line for line in failed["output"].splitlines() if not line.startswith(("train ", "continuing"))]
+    assert said.startswith(f"error: {out / stays_out}: could not be written, is the disk full? Make room")
+    assert not list(out.rglob("*.tmp"))
+    assert not (out / "run.json").exists()
+    note = read_note("train", out)
+    assert (note["state"], f"error: {note['reason']}") == ("failed", said)
+    if stays_out == CHECKPOINT:
+        assert (out / CHECKPOINT).read_bytes() == good
+    else:
+        assert not (out / stays_out).exists()
     again = processes.run(*words)
-    said = f"study/run/seed3: already finished\ntrain study/run/seed3: results in {out}\n"
-    assert (again["status"], again["output"]) == (0, said)
-    words = train_words(RUN, data, tmp_path, code="new")
-    refused = processes.run(*words)
-    expected = (
-        f"error: {out}/run.json: result of another run (code code there, new here); replace it with --on-mismatch"
-    )
-    assert refused["status"] == 2
-    assert refused["output"].startswith(expected)
-    assert refused["output"].count("\n") == 1
-    assert processes.run(*words, "--on-mismatch", "restart")["status"] == 0
+    assert again["status"] == 0, again["output"]
+    assert ("continuing after step 6" in again["output"]) == (stays_out == CHECKPOINT)
+    assert bits(out) == whole
+
+
+def stopped_with_two_checkpoints(patch, data, out):
+    interrupted(patch, 3, RUN, data, out, checkpoint_seconds=0)
+    assert {path.name for path in (out / CHECKPOINT).parent.iterdir()} == {"last.pt", "previous.pt"}
+
+
+@pytest.mark.parametrize("damage", ["overwritten", "empty"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(damage, data, tmp_path, whole, monkeypatch, capsys):
+    stopped_with_two_checkpoints(monkeypatch, data, tmp_path)
+    path = tmp_path / CHECKPOINT
+    content = bytearray(path.read_bytes())
+    if damage == "overwritten":
+        content[: len(content) // 2] = random.Random(0).randbytes(len(content) // 2)
+    path.write_bytes({"overwritten": content, "empty": b""}[damage])
+    trained(RUN, data, tmp_path)
+    said = capsys.readouterr().err
+    assert f"{path}: broken" in said
+    assert "going on from the one before it, previous.pt" in said
+    assert "continuing after step 3" in said
+    assert bits(tmp_path) == whole
+
+
+def test_killed_between_the_renamings_of_a_save_the_one_before_counts(data, tmp_path, whole, monkeypatch, capsys):
+    stopped_with_two_checkpoints(monkeypatch, data, tmp_path)
+    (tmp_path / CHECKPOINT).unlink()
+    trained(RUN, data, tmp_path)
+    assert "continuing after step" in capsys.readouterr().err
+    assert bits(tmp_path) == whole
+
+
+def test_where_both_are_damaged_nothing_is_trained_silently_anew(data, tmp_path, monkeypatch):
+    stopped_with_two_checkpoints(monkeypatch, data, tmp_path)
+    for path in (tmp_path / CHECKPOINT).parent.iterdir():
+        path.write_bytes(b"?")
+    with pytest.raises(UserError, match=r"previous\.pt: broken .*delete it to train from the start"):
+        trained(RUN, data, tmp_path)

@@ -11,7 +11,7 @@ from small_runs import MODEL, RUN, TOKENFORMER, VOCABULARY, small
 from formerlab.layers import DepthWeightedAverage
 from formerlab.tasks import LanguageModeling
 from formerlab.training import loop
-from formerlab.training import state as states
+from formerlab.training import step as stepping
 from formerlab.training.loop import Hooks, train
 from formerlab.training.optimizer import AdamW
 from formerlab.training.schedule import Constant, OneCycle
@@ -61,7 +61,7 @@ KINDS = {
 def test_where_numbers_are_read_late_the_bits_are_the_same(run, monkeypatch):
     """As on a GPU: the optimizer decides there whether it takes a step."""
     at_once = done(run)
-    monkeypatch.setattr(states, "waiting_is_free", lambda device: False)
+    monkeypatch.setattr(stepping, "waiting_is_free", lambda device: False)
     assert same(at_once, done(run))
 
 
@@ -86,13 +86,14 @@ def test_slow_checkpoints_take_little_of_the_time(monkeypatch):
         return clock[0]
 
     def save(state):
-        saving.append(state.step)
+        saving.append(state)
         clock[0] += 100
 
     monkeypatch.setattr(loop.time, "monotonic", look)
-    run = small(steps=5000, log_every=5000, evaluate_every=5000)
-    state = start(run)
-    go(run, state, save=save, checkpoint_seconds=60)
+    hooks, state = Hooks(save, lambda: None, 60), start(RUN)
+    for _ in range(5000):
+        hooks.asked()
+        hooks.write(state)
     assert len(saving) >= 2
     assert 100 * len(saving) <= 0.05 * clock[0]
 
@@ -144,24 +145,16 @@ def test_accumulation_halves_the_parts_and_changes_nothing_but_rounding(monkeypa
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-class Compiled(torch.nn.Module):
-    """Takes the place of what torch.compile makes, which needs a minute and a C++ compiler."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-        self.calls = 0
-
-    def forward(self, *tokens, **targets):
-        self.calls += 1
-        return self.model(*tokens, **targets)
-
-
 def test_compile_trains_and_evaluates_the_compiled_model_and_saves_the_plain_one(monkeypatch):
-    compiled = []
-    monkeypatch.setattr(torch, "compile", lambda model: compiled.append(Compiled(model)) or compiled[0])
+    """What torch.compile makes needs a minute and a C++ compiler."""
+    calls = []
+
+    def compiled(model):
+        return lambda *tokens, **targets: calls.append(1) or model(*tokens, **targets)
+
+    monkeypatch.setattr(torch, "compile", compiled)
     assert same(done(small(compile=True)), done(RUN))
-    assert [model.calls for model in compiled] == [12 + 4 * 2]  # steps, and two batches at each of four evaluations
+    assert len(calls) == 12 + 4 * 2  # steps, and two batches at each of four evaluations
 
 
 def test_until_the_mixing_weights_start_a_run_is_the_plain_one_to_the_bit():

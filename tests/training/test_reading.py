@@ -1,20 +1,14 @@
 """A run of a chain reads on where its ancestors ended; run.json says which stretch of the data each of them read."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 from small_runs import MODEL, interrupted, small, trained
 
-from formerlab.data import BytePairs, Files, TextData, load_stream
-from formerlab.data.text.prepare import prepare
-from formerlab.errors import UserError
-from formerlab.files import read_json, write_json
+from formerlab.data import BytePairs, Files, TextData, load_stream, prepare
 from formerlab.tasks import LanguageModeling
 from formerlab.tasks.task import Place
-from formerlab.training import record
-from formerlab.training.record import Reading, readings
+from formerlab.training.record import readings
 
 DROPPING = MODEL.model_copy(update={"dropout": 0.1})
 
@@ -112,27 +106,3 @@ def test_stages_read_a_stretch_that_their_parent_did_not(data, tmp_path, seen):
 
 def windows_of(stream):
     return {tuple(stream[start : start + 9].tolist()) for start in range(len(stream) - 8)}
-
-
-def test_epochs_add_up_where_stretches_overlap():
-    before = Reading(
-        run="a", data="d", stretch=(0.0, 0.8), start=Place(), end=Place(steps=3, chain_steps=3), tokens=8, epochs=2.0,
-        tokens_cumulative=8, epochs_cumulative=2.0,
-    )  # fmt: skip
-    task = LanguageModeling(context=8, batch=4, stretch=(0.6, 1.0))
-    found = record.reading_of(
-        run("b", "a", task=task), SimpleNamespace(step=1, tokens=32), "d", np.zeros(65, np.uint16), [before]
-    )
-    assert found.epochs == 0.5
-    assert found.epochs_cumulative == pytest.approx(0.5 + 2.0 * 0.2 / 0.4)
-
-
-def test_a_parent_that_does_not_say_what_it_read_is_named(data, tmp_path):
-    trained(run("a"), data, tmp_path / "a")
-    record = read_json(tmp_path / "a" / "run.json")
-    del record["read"]
-    write_json(tmp_path / "a" / "run.json", record)
-    with pytest.raises(
-        UserError, match=r"init=a is of an older version that did not note what it read; train it again"
-    ):
-        trained(run("b", "a"), data, tmp_path / "b", tmp_path / "a")

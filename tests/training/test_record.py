@@ -59,15 +59,6 @@ def test_speed_is_of_the_training_steps_alone(record, finished):
     assert record["training_time_s"] == rows(finished, "timing")[-1]["time_s"] < record["wall_time_s"]
 
 
-@pytest.mark.parametrize(("precision", "peak"), [("float32", 1.0e9), ("bfloat16", 4.0e9)])
-def test_utilisation_is_of_the_peak_of_products_as_the_run_makes_them(precision, peak, data, tmp_path, monkeypatch):
-    peaks = {"float32": 1.0e9, "bfloat16": 4.0e9}
-    monkeypatch.setattr("formerlab.training.finish.matmul_flops_per_s", lambda device, precision: peaks[precision])
-    found = trained(small(precision=precision, steps=1), data, tmp_path)
-    assert (found["matmul_flops_per_s"], found["processes"]) == (peak, 1)
-    assert found["model_flops_utilisation"] == pytest.approx(found["flops"] / found["training_time_s"] / peak)
-
-
 def test_final_losses_are_the_means_over_tokens_of_the_last_rows(record, finished):
     """The last validation batch is a smaller one, so the mean is not that of the batches."""
     last = [(row["tokens"], row["loss_nats"]) for row in rows(finished, "eval") if row["step"] == 12]
@@ -94,43 +85,29 @@ def test_provenance_is_that_of_the_start(data, tmp_path, monkeypatch):
     assert trained(RUN, data, tmp_path)["git"]["commit"] == "before"
 
 
-@pytest.fixture
-def installed(monkeypatch, tmp_path):
-    """The package as if it were installed in an environment within somebody's repository."""
-    place = tmp_path / "venv" / "site-packages" / "formerlab"
-    place.mkdir(parents=True)
-    (place / "provenance.py").write_text("")
-    monkeypatch.setattr(provenance, "__file__", str(place / "provenance.py"))
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    return tmp_path
-
-
 def git(folder, *words):
     who = ["-c", "user.name=somebody", "-c", "user.email=somebody@example.org"]
     subprocess.run(["git", "-C", str(folder), *who, *words], check=True, capture_output=True)
 
 
-def test_the_commit_of_a_repository_that_does_not_hold_the_package_is_not_ours(installed):
-    git(installed, "init")
-    git(installed, "commit", "--allow-empty", "-m", "somebody's own work")
-    assert provenance.git_state.__wrapped__() == {"commit": None, "dirty_hash": None}
-    git(installed, "add", "venv")
-    git(installed, "commit", "-m", "and the package")
-    assert re.fullmatch(r"[0-9a-f]{40}", provenance.git_state.__wrapped__()["commit"])
-
-
-def test_rows_that_were_exported_meanwhile_are_no_change_of_the_code(installed):
-    rows, code = installed / "results" / "cached" / "runs.csv", installed / "venv" / "site-packages" / "code.py"
+def test_the_commit_is_that_of_a_repository_that_holds_the_package_whatever_rows_were_exported(tmp_path, monkeypatch):
+    state = provenance.git_state.__wrapped__
+    rows, code = tmp_path / "results" / "runs.csv", tmp_path / "own" / "code.py"
     for path in (rows, code):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir()
         path.write_text("before\n")
-    git(installed, "init")
-    git(installed, "add", ".")
-    git(installed, "commit", "-m", "all")
+    monkeypatch.setattr(provenance, "__file__", str(code))
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    git(tmp_path, "init")
+    git(tmp_path, "commit", "--allow-empty", "-m", "somebody's own work")
+    assert state() == {"commit": None, "dirty_hash": None}
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "and the package")
     rows.write_text("after\n")
-    assert provenance.git_state.__wrapped__()["dirty_hash"] is None
+    assert re.fullmatch(r"[0-9a-f]{40}", state()["commit"])
+    assert state()["dirty_hash"] is None
     code.write_text("after\n")
-    assert provenance.git_state.__wrapped__()["dirty_hash"]
+    assert state()["dirty_hash"]
 
 
 def test_an_interrupted_run_has_no_record_but_the_rows_of_its_steps(data, finished, tmp_path, monkeypatch):

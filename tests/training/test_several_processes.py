@@ -8,8 +8,9 @@ import sys
 import pytest
 from small_runs import MODEL, rows, small, trained, write_plan
 
+from formerlab.data import prepare
 from formerlab.data.pairs.phrases import Phrases
-from formerlab.data.pairs.prepare import ParallelData, prepare
+from formerlab.data.pairs.prepare import ParallelData
 from formerlab.data.text.tokenizer import BytePairs
 from formerlab.errors import UserError
 from formerlab.layers import DepthWeightedAverage
@@ -20,10 +21,12 @@ from formerlab.training.optimizer import AdamW
 
 pytestmark = pytest.mark.xdist_group("parallel")
 
-RUN = small(
-    model=MODEL.model_copy(update={"dropout": 0.1}),
+WHOLE = small(
+    model=MODEL.model_copy(update={"dropout": 0.1, "depth": DepthWeightedAverage()}),
     task=LanguageModeling(context=8, batch=4, accumulate=2, valid_windows=6),
 )
+RUN = WHOLE.model_copy(update={"optimizer": AdamW(lr=0.01, mixing_start_step=5)})
+"""With weights that wait for their first step."""
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "SLURM_JOB_ID"} | {"OMP_NUM_THREADS": "1"}
 
 
@@ -67,12 +70,12 @@ def test_on_two_machines_of_a_cluster_job_that_split_it_they_do_so_too(train, da
     srun.chmod(0o755)
     path = f"{srun.parent}:{os.environ['PATH']}"
     environment = {"SLURM_JOB_ID": "7", "PATH": path, "SRUN_CALLS": str(calls)}
-    done = train(nodes=2, sharded=True, environment=environment)
+    done = train(run=WHOLE, nodes=2, sharded=True, environment=environment)
     assert done.returncode == 0, done.stderr
     assert calls.read_text().count("\n") == 1
     asked = "--nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1 --kill-on-bad-exit=1"
     assert calls.read_text().startswith(asked)
-    learned_as_alone(tmp_path / "results" / RUN.id, data, tmp_path)
+    learned_as_alone(tmp_path / "results" / WHOLE.id, data, tmp_path, WHOLE)
 
 
 def test_steps_of_fewer_sentences_than_parts_are_shared_out_too(train, tmp_path):
@@ -90,14 +93,6 @@ def test_steps_of_fewer_sentences_than_parts_are_shared_out_too(train, tmp_path)
     done = train(run=run, data=pairs)
     assert done.returncode == 0, done.stderr
     learned_as_alone(tmp_path / "results" / run.id, pairs, tmp_path, run)
-
-
-def test_weights_that_wait_for_their_first_step_do_so_in_two_processes_too(train, data, tmp_path):
-    model = MODEL.model_copy(update={"depth": DepthWeightedAverage()})
-    run = small(model=model, task=RUN.task, optimizer=AdamW(lr=0.01, mixing_start_step=5))
-    done = train(run=run)
-    assert done.returncode == 0, done.stderr
-    learned_as_alone(tmp_path / "results" / run.id, data, tmp_path, run)
 
 
 def learned_as_alone(out, data, tmp_path, run=RUN):

@@ -21,10 +21,9 @@ from formerlab.plan.memory import BYTES_WEIGHT, STATE_ELEMENTS
 from formerlab.tasks import LanguageModeling
 from formerlab.training import processes
 from formerlab.training.optimizer import AdamW
-from formerlab.training.runtime_config import SHARDED, RuntimeConfig
+from formerlab.training.runtime import SHARDED, RuntimeConfig, StopRequest
 from formerlab.training.schedule import Constant
 from formerlab.training.stage import train_stage
-from formerlab.training.stop import StopRequest
 
 pytestmark = pytest.mark.xdist_group("parallel")
 
@@ -39,14 +38,18 @@ PHASES = ((2, 0, 4), (3, 4, 7), (1, 7, 9), (3, 9, None))
 """Processes, the step from which they go on, and the one after which they stop."""
 
 
+def joining(rank, count, port):
+    """Let this process be one of so many that split their tensors."""
+    torch.set_num_threads(1)
+    environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_PORT": port, SHARDED: 1}
+    os.environ.update({name: str(value) for name, value in environment.items()}, MASTER_ADDR="localhost")
+
+
 def one_of_three(rank, ports, data, folder):
     """Take part in every phase that has a place for this rank; the next begins when all have done with one."""
-    torch.set_num_threads(1)
     for phase, (count, first, last) in enumerate(PHASES):
         for index, run in enumerate(RUNS):
-            port = ports[len(RUNS) * phase + index]
-            environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_PORT": port, SHARDED: 1}
-            os.environ.update({name: str(value) for name, value in environment.items()}, MASTER_ADDR="localhost")
+            joining(rank, count, ports[len(RUNS) * phase + index])
             if rank < count:
                 train_until(last, first, run, data, folder / str(index))
         (folder / f"{first}-{rank}").touch()
@@ -90,9 +93,7 @@ def learned_as_alone(index, data, together, alone):
 
 def one_of_two_that_counts(rank, port, data, out):
     """Between two parts of a step a process holds its share of weights, gradients and moments, and nothing whole."""
-    torch.set_num_threads(1)
-    environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port, SHARDED: 1}
-    os.environ.update({name: str(value) for name, value in environment.items()}, MASTER_ADDR="localhost")
+    joining(rank, 2, port)
     run = small(model=MODEL.model_copy(update={"layers": 4, "width": 64}), task=TASK, steps=2)
     held, of_part = [], processes.of_part
 
@@ -122,9 +123,7 @@ def test_between_the_parts_of_a_step_no_gradient_is_whole(data, tmp_path):
 
 
 def one_of_two_that_diverge(rank, port, data, out):
-    torch.set_num_threads(1)
-    environment = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "MASTER_PORT": port, SHARDED: 1}
-    os.environ.update({name: str(value) for name, value in environment.items()}, MASTER_ADDR="localhost")
+    joining(rank, 2, port)
     run = small(task=TASK, optimizer=AdamW(lr=10.0, weight_decay=10.0), schedule=Constant(), steps=60)
     train_stage(run, data, out, parent=None, runtime=RuntimeConfig(code_hash="code"))
 

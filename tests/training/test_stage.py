@@ -8,18 +8,17 @@ from safetensors.torch import load_file
 from small_runs import MODEL, RUN, bits, interrupted, rows, small, trained
 
 from formerlab.data import load_stream
-from formerlab.data.text.streams import read_manifest
-from formerlab.errors import UserError
+from formerlab.data.manifest import read_manifest
 from formerlab.files import write_json
 from formerlab.layers import DepthWeightedAverage
+from formerlab.results.stages import STAGES
 from formerlab.tasks.window_losses import window_losses
 from formerlab.training import stage
-from formerlab.training.finish import FILES
 from formerlab.training.load import load_model
 
 
 def test_what_a_finished_run_leaves(finished):
-    assert {path.name for path in finished.iterdir()} == {*FILES, "run.json"}
+    assert {path.name for path in finished.iterdir()} == {*STAGES["train"].written}
     columns = {
         "train": "step,tokens,loss_nats,lr,grad_norm",
         "timing": "step,time_s,tokens_per_s,memory_bytes",
@@ -128,16 +127,14 @@ def test_times_add_up_over_starts_and_the_first_start_counts(data, tmp_path, mon
     assert 1000 < seconds[-2] < seconds[-1] == record["training_time_s"] < 2000
 
 
-def test_half_a_checkpoint_of_a_killed_process_is_removed(finished, data, tmp_path):
-    (tmp_path / "checkpoint").mkdir()
-    (tmp_path / "checkpoint" / ".last.pt.host.99.tmp").write_text("half")
+SECRETS = ("HF_TOKEN", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "AWS_SECRET_ACCESS_KEY")
+
+
+def test_the_environment_is_in_no_file_and_no_message(data, tmp_path, monkeypatch, capsys):
+    for name in SECRETS:
+        monkeypatch.setenv(name, "s3cret-of-the-environment")
     trained(RUN, data, tmp_path)
-    assert not list(tmp_path.rglob("*.tmp"))
-    assert bits(tmp_path) == bits(finished)
-
-
-def test_a_stream_too_short_for_the_context_is_named(data, tmp_path):
-    context = 1 << 16
-    run = small(model=MODEL.model_copy(update={"context": context}), task={"context": context, "batch": 1})
-    with pytest.raises(UserError, match=r"context=65536 needs 65537 tokens, but the stream has \d+: lower"):
-        trained(run, data, tmp_path)
+    assert "s3cret" not in "".join(capsys.readouterr())
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 5
+    assert not any(b"s3cret" in path.read_bytes() for path in files)

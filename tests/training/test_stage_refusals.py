@@ -9,9 +9,8 @@ from small_runs import RUN, bits, interrupted, small, trained
 
 from formerlab.errors import UserError
 from formerlab.kernels.native import kernel_path
-from formerlab.training import stage, start
-from formerlab.training.finish import FILES
-from formerlab.training.runtime_config import RuntimeConfig
+from formerlab.training import stage
+from formerlab.training.runtime import RuntimeConfig
 
 CHANGES = {"spec": (small(optimizer={"lr": 0.02}), "code"), "code": (RUN, "new code")}
 """Another run in the same folder: its spec and its code."""
@@ -58,29 +57,15 @@ def test_a_broken_checkpoint_is_refused_or_kept_aside(finished, data, tmp_path, 
     assert not (tmp_path / "checkpoint.superseded").exists()
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5])
-def test_a_truncated_manifest_of_the_data_is_named(share, data, tmp_path):
-    shutil.copytree(data, tmp_path / "data")
-    manifest = tmp_path / "data/manifest.json"
-    manifest.write_bytes(manifest.read_bytes()[: int(share * manifest.stat().st_size)])
-    with pytest.raises(UserError, match=r"manifest\.json: not valid JSON .*delete it and run the stage"):
-        trained(RUN, tmp_path / "data", tmp_path / "run")
-
-
-@pytest.mark.parametrize("on_mismatch", ["refuse", "restart"])
-def test_a_finished_run_is_not_trained_again(own, data, on_mismatch, monkeypatch, capsys):
+def test_a_finished_run_is_not_trained_again_and_what_a_kill_left_beside_it_is_removed(own, data, monkeypatch, capsys):
     monkeypatch.delattr(stage, "train")
     before = times(own)
-    trained(RUN, data, own, on_mismatch=on_mismatch)
-    assert times(own) == before
-    assert "study/run/seed3: already finished" in capsys.readouterr().err
-
-
-def test_what_a_kill_left_beside_a_finished_run_is_removed(own, data):
     (own / "checkpoint").mkdir()
     (own / "checkpoint" / "last.pt").write_bytes(b"of this run")
-    trained(RUN, data, own)
-    assert not (own / "checkpoint").exists()
+    for on_mismatch in ("refuse", "restart"):
+        trained(RUN, data, own, on_mismatch=on_mismatch)
+        assert times(own) == before
+        assert "study/run/seed3: already finished" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("key", CHANGES)
@@ -111,24 +96,19 @@ def test_streams_that_are_not_those_of_the_manifest_are_refused(split, data, tmp
 def test_a_resume_on_another_path_of_kernels_says_so(data, tmp_path, monkeypatch, capsys):
     interrupted(monkeypatch, 4, RUN, data, tmp_path)
     first = kernel_path()
-    monkeypatch.setattr(start, "kernel_path", lambda: "plain, of another machine")
+    monkeypatch.setattr(stage, "kernel_path", lambda: "plain, of another machine")
     train(RUN, "code", data, tmp_path)
     assert json.loads((tmp_path / "run.json").read_text())["kernels"] == [first, "plain, of another machine"]
     assert f"'{first}', the next ones with 'plain, of another machine'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_result_with_a_file_missing_is_made_again(name, own, finished, data, capsys):
-    (own / name).unlink()
-    trained(RUN, data, own)
-    assert f"has no whole {name}" in capsys.readouterr().err
-    assert bits(own) == bits(finished)
-
-
 @pytest.mark.parametrize("name", ["weights.safetensors", "test.csv"])
-def test_a_result_with_other_content_is_made_again(name, own, finished, data, capsys):
+@pytest.mark.parametrize("damage", ["missing", "changed"])
+def test_a_result_with_a_file_missing_or_changed_is_made_again(name, damage, own, finished, data, capsys):
     content = (own / name).read_bytes()
-    (own / name).write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+    (own / name).unlink()
+    if damage == "changed":
+        (own / name).write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
     trained(RUN, data, own)
     assert f"has no whole {name}" in capsys.readouterr().err
     assert bits(own) == bits(finished)

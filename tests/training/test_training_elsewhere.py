@@ -14,10 +14,9 @@ from formerlab.errors import StoppedEarly
 from formerlab.growth.tokens import Growth
 from formerlab.layers import Pattention
 from formerlab.training.loop import Hooks, train
-from formerlab.training.runtime_config import RuntimeConfig
+from formerlab.training.runtime import RuntimeConfig, StopRequest
 from formerlab.training.stage import train_stage
 from formerlab.training.state import State
-from formerlab.training.stop import StopRequest
 
 KINDS = (
     "decoder learned swiglu dropout",
@@ -41,46 +40,31 @@ def there():
         yield call
 
 
-def losses(name, device, folder):
-    """Train a golden run for some steps; return its losses."""
-    run = RUNS[name].model_copy(update={"steps": 2, "evaluate_every": 2, "optimizer": RUNS[name].optimizer})
-    examples, valid = data_of(run, folder)
-    model = run.model.build(run.seed).to(device)
-    state = State(model, run.optimizer.build(model))
-    assert train(run, state, examples, valid, Hooks(save=lambda state: None, stop=lambda: None)) is None
-    assert {tensor.device.type for tensor in model.state_dict().values()} == {device}
+def losses(run, model, examples, valid, stop=lambda: None):
+    """Train; return the losses."""
+    state, place = State(model, run.optimizer.build(model)), model.state_dict().popitem()[1].device
+    assert train(run, state, examples, valid, Hooks(save=lambda state: None, stop=stop)) is None
+    assert {tensor.device for tensor in model.state_dict().values()} == {place}
     return [row[2] for row in state.rows["train"]] + [row[4] for row in state.rows["eval"]]
 
 
 def check_kind(name, folder):
-    here = losses(name, "cpu", folder)
-    with elsewhere():
-        assert losses(name, DEVICE, folder) == pytest.approx(here, abs=0.02 if "bfloat16" in name else 1e-4)
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_every_kind_of_model_learns_the_same(there, name, tmp_path):
-    there(check_kind, name, tmp_path)
-
-
-def check_waits(name, folder):
-    changes = {"steps": 6, "log_every": 100, "evaluate_every": 100, "precision": "bfloat16"}
-    run = RUNS[name].model_copy(update=changes)
+    run = RUNS[name].model_copy(update={"steps": 6, "log_every": 100, "evaluate_every": 100})
     examples, valid = data_of(run, folder)
-    counts = []
+    here, counts = losses(run, run.model.build(run.seed), examples, valid), []
     with elsewhere() as device:
         model = run.model.build(run.seed).to(DEVICE)
         device.waits.clear()
-        hooks = Hooks(save=lambda state: None, stop=lambda: counts.append(len(device.waits)))
-        train(run, State(model, run.optimizer.build(model)), examples, valid, hooks)
+        there = losses(run, model, examples, valid, lambda: counts.append(len(device.waits)))
+    assert there == pytest.approx(here, abs=0.05 if "bfloat16" in name else 1e-4)
     validation = [wait for wait in device.waits[: counts[0]] if "formerlab/layers/" not in wait]  # a mixer has rows
     assert len(validation) == 1, validation  # for all batches
     assert device.waits[counts[1] : counts[5]] == []  # the first step is logged, and so is the last
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_steps_that_log_nothing_wait_for_nothing(there, name, tmp_path):
-    there(check_waits, name, tmp_path)
+def test_every_kind_of_model_learns_the_same_and_waits_for_nothing_between_logged_steps(there, name, tmp_path):
+    there(check_kind, name, tmp_path)
 
 
 def trained(run, data, out, device, parent=None, stop_at=None, **settings):

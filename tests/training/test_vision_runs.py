@@ -5,11 +5,10 @@ import math
 import pytest
 import torch
 from fixtures.rows import measured
-from safetensors.torch import load_file
 from small_runs import bits, interrupted, rows, trained
 
+from formerlab.data import prepare
 from formerlab.data.images import ImageData
-from formerlab.data.images.prepare import prepare
 from formerlab.growth.tokens import Growth, grow, grown_spec
 from formerlab.layers import LayerNorm, Pattention
 from formerlab.models.vision import VisionTransformer
@@ -105,20 +104,6 @@ def test_growth_with_zero_keys_and_the_old_tau_keeps_the_function(finished, digi
     assert [row["loss_nats"] for row in start] == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_grown_run_holds_its_parents_rows(finished, digits, tmp_path):
-    record = trained(
-        changed(**dict(grown(Growth())) | {"steps": 1, "optimizer": LayerwiseAdamW(lr=1e-9)}),
-        digits,
-        tmp_path,
-        finished,
-    )
-    name = "blocks.0.attention.query.keys"
-    old, new = load_file(finished / "weights.safetensors")[name], load_file(tmp_path / "weights.safetensors")[name]
-    assert (len(old), len(new)) == (6, 9)
-    torch.testing.assert_close(new[:6], old)
-    assert record["flops_cumulative"] > record["flops"]
-
-
 def test_a_diverged_run_counts_as_a_uniform_guess(digits, tmp_path):
     hopeless = LayerwiseAdamW(clip=0.0).model_copy(update={"lr": 1e30})  # none that a configuration may have
     run = changed(optimizer=hopeless)
@@ -126,14 +111,3 @@ def test_a_diverged_run_counts_as_a_uniform_guess(digits, tmp_path):
     test = rows(tmp_path, "test")
     assert {row["loss_nats"] for row in test} == {math.log(10)}
     assert {row["confidence"] for row in test} == {0.1}
-
-
-def test_the_learning_rate_falls_towards_the_first_layer():
-    model = RUN.model.build()
-    spec = LayerwiseAdamW(lr=1.0, layer_decay=0.5)
-    optimizer = spec.build(model)
-    spec.prepare(model, optimizer, 0, 0.1)
-    rates = {id(parameter): group["lr"] for group in optimizer.param_groups for parameter in group["params"]}
-    assert rates[id(model.head.weight)] == pytest.approx(0.1)
-    assert rates[id(model.blocks[1].attention.query.keys)] == pytest.approx(0.05)
-    assert rates[id(model.patch_embed.weight)] == pytest.approx(0.0125)

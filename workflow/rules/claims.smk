@@ -20,7 +20,6 @@ rule claims:
         f"{RESULTS}/exact.csv",
         records(*MAKING, *MEASURED, *TIMED),
     output:
-        f"{FIGURES}/claims.md",
         report(
             f"{FIGURES}/claims.html",
             caption="../report/claims.rst",

@@ -1,7 +1,7 @@
 # All finished runs into MLflow: one writer, and a server that is away fails nothing. How often a sync has failed so far is
 # a parameter of the rule, so one that failed is done again by the next call.
 
-from formerlab.plan.status import failed_syncs
+from formerlab.plan.judge import failed_syncs
 
 
 rule track:

@@ -1,21 +1,49 @@
 """The KV cache that is compressed once, after its prompt: another mode than eviction step by step."""
 
+from abc import abstractmethod
+from typing import NoReturn
+
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
 from formerlab.cache.budget import Budget, resolve_budget
 from formerlab.cache.eviction import Eviction, coefficients
 from formerlab.cache.kv import KVCache
-from formerlab.cache.policies.policy import Policy, Prompt, check_configuration, places
-from formerlab.cache.prefill import OneShot, kept
+from formerlab.cache.policies.policy import Layer, Policy, Prompt, by_group, check_configuration, largest, places
 from formerlab.errors import UserError
 from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.layers.position import PositionEncoding
 
+Importance = Float[Tensor, "batch head_groups time"]
+QUERIES = 128  # whose attention is held at a time
 
-class CompressedCache:
+
+class OneShot(Policy):
+    """A policy that chooses once, from the queries of a whole prompt, and has no rule for single steps."""
+
+    @abstractmethod
+    def importance(self, prompt: Prompt, position: PositionEncoding | None) -> Importance:
+        """Return the score of each key of a prompt, whose sequences all have the same length and budget."""
+
+    @abstractmethod
+    def protected(self, budget: int) -> tuple[int, int]:
+        """Return how many first and how many last positions are kept in any case; together at most `budget`."""
+
+    def check_stepwise(self) -> NoReturn:
+        """Raise UserError."""
+        raise UserError(
+            f"{self!r} chooses once, after a whole prompt, and has no rule for single steps; "
+            "run it as a CompressedCache"
+        )
+
+    def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
+        """Raise UserError."""
+        self.check_stepwise()
+
+
+class CompressedCache(KVCache):
     """An `attend` whose first call reads a prompt without pruning and then keeps `budget` of its keys and values.
 
     Later tokens see these and each other; nothing is evicted any more, so the cache grows with every token. A ratio is
@@ -30,6 +58,7 @@ class CompressedCache:
     """
 
     def __init__(self, policy: Policy, budget: Budget, position: PositionEncoding | None = None) -> None:
+        super().__init__()
         check_configuration(policy, budget)
         if not (isinstance(policy, OneShot) or (isinstance(policy, Eviction) and policy.is_online)):
             raise UserError(f"{policy!r} cannot compress a prompt: it masks whole sequences; run it as a Simulation")
@@ -40,7 +69,6 @@ class CompressedCache:
         self.policy = policy
         self.budget = budget
         self.position = position
-        self._cache = KVCache()
         self._kept: dict[int, Int[Tensor, "batch key_heads kept"]] = {}
         self._lengths: dict[int, int] = {}
 
@@ -49,25 +77,35 @@ class CompressedCache:
         """Take in the new keys and values; return softmax(q k^T / sqrt(d_head)) v over what each query finds."""
         self._lengths[layer] = self._lengths.get(layer, 0) + q.shape[2]
         if layer in self._kept:
-            return self._cache(layer, q, k, v)
+            return super().__call__(layer, q, k, v)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
         self._kept[layer] = self._choose(layer, q, k, v)
         index = self._kept[layer][..., None]
-        self._cache.take(layer, *(x.gather(2, index.expand(-1, -1, -1, x.shape[3])) for x in (k, v)))
+        self.take(layer, *(x.gather(2, index.expand(-1, -1, -1, x.shape[3])) for x in (k, v)))
         return out
 
     def _choose(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Int[Tensor, "batch key_heads kept"]:
-        if isinstance(self.policy, Eviction) and self.policy.scope == "head" and q.shape[1] != k.shape[1]:
-            raise UserError(f"{self.policy!r}: query heads share key heads; use scope='group' or 'layer'")
-        assert isinstance(self.policy, OneShot | Eviction)
+        """Return the keys that the policy protects, then those of the largest importance."""
+        policy = self.policy
+        if isinstance(policy, Eviction) and policy.scope == "head" and q.shape[1] != k.shape[1]:
+            raise UserError(f"{policy!r}: query heads share key heads; use scope='group' or 'layer'")
+        assert isinstance(policy, OneShot | Eviction)
         batch, _, time, _ = q.shape
-        prompt = Prompt(q, k, v, [min(resolve_budget(self.budget, time), time)] * batch, [time] * batch, layer)
-        chosen = kept(self.policy, prompt, self.position)
-        return places(chosen, min(self.policy.capacity(prompt.budgets[0]), time)).expand(-1, k.shape[1], -1)
+        count = min(resolve_budget(self.budget, time), time)
+        prompt = Prompt(q, k, v, [count] * batch, [time] * batch, layer)
+        if isinstance(policy, OneShot):
+            importance = policy.importance(prompt, self.position)
+        else:
+            importance = accumulated(policy, prompt)
+        sink, recent = policy.protected(count)
+        place, held = torch.arange(time, device=q.device), min(policy.capacity(count), time)
+        importance = importance.masked_fill((place < sink) | (place >= time - recent), torch.inf)
+        chosen = largest(importance, torch.full(importance.shape[:-1], held, device=q.device))
+        return places(chosen, held).expand(-1, k.shape[1], -1)
 
     def reorder(self, rows: Int[Tensor, " batch"]) -> None:
         """Put the sequence `rows[i]` in the place of sequence i, as beam search does; some come twice, some go."""
-        self._cache.reorder(rows)
+        super().reorder(rows)
         self._kept = {layer: kept[rows] for layer, kept in self._kept.items()}
 
     @property
@@ -79,10 +117,37 @@ class CompressedCache:
         """Return the positions of the prompt that the layer kept, ascending."""
         return self._kept[layer]
 
-    def bytes(self) -> int:
-        """Bytes of the keys and values held."""
-        return self._cache.bytes()
 
-    def allocated_bytes(self) -> int:
-        """Bytes of the buffers of keys and values, room to spare included."""
-        return self._cache.allocated_bytes()
+def accumulated(policy: Eviction, prompt: Prompt) -> Importance:
+    """Return what a step-by-step policy ranks by after the last query of a prompt of which nothing was evicted.
+
+    With S <- decay S + gain p that is gain times the sum over q of decay^(T - 1 - q) p[q, k]: column sums of the whole
+    attention, the latest row with weight 1 (H2O and A2SF in their codes for long prompts).
+    """
+    rule = coefficients(policy)
+    assert rule is not None, "a cache refuses such a policy"
+    decay, gain = rule
+    time, key_heads = prompt.k.shape[2], prompt.k.shape[1]
+    like = prompt.k.new_empty(0, dtype=torch.promote_types(prompt.k.dtype, torch.float32))
+    state = policy.empty_state(prompt.budgets, key_heads, time, like)
+    state.positions.copy_(torch.arange(time, device=state.positions.device))
+    initial = policy.entering(prompt.k, state.positions.shape[1], prompt.layer, state.scores)
+    age = torch.arange(time, 0, -1, device=prompt.k.device, dtype=state.scores.dtype)
+    if initial is not None:
+        state.scores += initial * decay**age
+    for start in range(0, time, QUERIES):
+        end = min(start + QUERIES, time)
+        if gain * decay ** (time - end):  # what the last of them adds
+            weights = gain * decay ** (age[start:end] - 1)
+            rows = attention_rows(prompt, start, end)
+            state.scores += policy.reduce_over_heads((rows * weights[:, None].to(rows.dtype)).sum(3))
+    return policy.eviction_priority(state, prompt.k, time - 1)
+
+
+def attention_rows(prompt: Prompt, start: int, end: int) -> Float[Tensor, "batch key_heads groups queries time"]:
+    """Return the unpruned attention of the queries start, ..., end - 1, in single precision or the inputs' own."""
+    q, k = prompt.q[:, :, start:end], prompt.k
+    logits = by_group(q * q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]) @ k.unsqueeze(2).transpose(-1, -2)
+    later = torch.ones(end - start, k.shape[2], dtype=torch.bool, device=k.device).triu(start + 1)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return logits.masked_fill(later, -torch.inf).softmax(-1)

@@ -1,7 +1,8 @@
 """Step-by-step eviction: every query admits its own key, attends, and drops the worst key if there is one too many."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -10,18 +11,78 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from formerlab.cache.policies.policy import Layer, Policy, Prompt, on_device
-from formerlab.kernels.cache_state import EMPTY, CacheState, Chosen, Positions
-from formerlab.kernels.cache_state import Scores as Scores  # offered to policies
+from formerlab.kernels import EMPTY
 from formerlab.layers.attention import Heads
 
+Scores = Float[Tensor, "batch head_groups slots"]
+Positions = Int[Tensor, "batch head_groups slots"]
+Chosen = Int[Tensor, "batch head_groups 1"]
+Counts = Int[Tensor, "batch 1 1"]
 Attention = Float[Tensor, "batch key_heads groups slots"]
 Keys = Float[Tensor, "batch key_heads slots d_head"]
 InitialScores = Float[Tensor, "batch head_groups 1"]
-LastQueries = Int[Tensor, "batch head_groups time_plus_1"]
-Columns = Float[Tensor, "batch key_heads groups time columns"]
-
-
 VECTOR = 16  # numbers; torch computes the softmax of shorter rows one number after another
+
+
+@dataclass
+class CacheState:
+    """What the heads of one layer hold. A head group, a query head or those of a key head or all, keeps the same keys.
+
+    There are more slots than keys that may stay. A key that is evicted leaves its slot empty, and the next one takes
+    it: one write, nothing is moved. The order of slots means nothing, since keys carry their positions with them.
+    """
+
+    positions: Positions
+    """Position of the token in each slot, or EMPTY."""
+    scores: Scores
+    """Score of the token in each slot; that of an empty slot means nothing."""
+    capacity: int | Counts
+    """Keys that may stay between steps: of every sequence, or of all."""
+    sink: int | Counts
+    """First positions that are never evicted."""
+    recent: int | Counts
+    """Last positions that are not evicted yet."""
+    least: int
+    """Smallest of the capacities."""
+    most: int
+    """Largest of the capacities."""
+    vacant: Chosen | None = None
+    """An empty slot of every head group, where it is known."""
+
+    def admit(self, position: int) -> Chosen:
+        """Put the key at a position into an empty slot of every head group, and say which that is."""
+        slot = self.positions.argmax(-1, keepdim=True) if self.vacant is None else self.vacant
+        self.positions.scatter_(-1, slot, position)
+        self.vacant = None
+        return slot
+
+    def evict(self, now: int, priority: Scores) -> Chosen | None:
+        """Empty the slot of the lowest priority in every head group beyond its capacity; of equals the oldest goes.
+
+        Candidates are the positions sink <= k <= now - recent, the query's own among them if recent is 0. Returns the
+        positions that were there (EMPTY where a head group has room left), or nothing where all have.
+        """
+        if now < self.least:
+            return None
+        unprotected = isinstance(self.sink, int) and isinstance(self.recent, int) and self.sink == self.recent == 0
+        if not unprotected or self.positions.shape[-1] != self.least + 1:  # else every slot holds a candidate
+            protected = self.positions > now - self.recent
+            if not isinstance(self.sink, int) or self.sink:
+                protected |= self.positions < self.sink
+            priority = priority.masked_fill(protected, torch.inf)
+        slot = self.positions.masked_fill(priority > priority.amin(-1, keepdim=True), EMPTY).argmin(-1, keepdim=True)
+        if now < self.most:
+            full = torch.as_tensor(now >= self.capacity, device=slot.device)
+            slot = slot.where(full, self.positions.argmax(-1, keepdim=True))
+        gone = self.positions.gather(-1, slot)
+        self.positions.scatter_(-1, slot, EMPTY)
+        self.vacant = slot
+        return gone
+
+    def grow(self, capacity: int) -> None:
+        """Add empty slots up to `capacity`."""
+        missing = (0, capacity - self.positions.shape[-1])
+        self.positions, self.scores = F.pad(self.positions, missing, value=EMPTY), F.pad(self.scores, missing)
 
 
 class Rows(NamedTuple):
@@ -29,15 +90,22 @@ class Rows(NamedTuple):
 
     start: int
     """Position of the first of them."""
-    logits: Columns
+    logits: Float[Tensor, "batch key_heads groups time columns"]
     """Their logits: column k is that of position k; the last one, -inf, is that of no key. Those of later keys are not
     read."""
-    probabilities: Columns | None
+    probabilities: Float[Tensor, "batch key_heads groups time columns"] | None
     """Zeros, which become what each query gives to each position."""
     initial_scores: Float[Tensor, "#batch head_groups all"] | None
     """The scores with which all keys of the sequences enter; none means 0."""
     keys: Keys | None
     """All keys, for policies that look at them."""
+
+    def held(self, positions: Positions) -> Keys | None:
+        """Return the keys in the slots; those of empty slots mean nothing."""
+        if self.keys is None:
+            return None
+        index = positions.clamp(max=self.keys.shape[2] - 1).long()[..., None]
+        return self.keys.gather(2, index.expand(-1, self.keys.shape[1], -1, self.keys.shape[3]))
 
 
 class Pruned(NamedTuple):
@@ -83,19 +151,17 @@ class Eviction(Policy):
         """Return for each budget the entries held and the first and last positions protected, as engines take them."""
         return [(min(self.capacity(budget), EMPTY), *self.protected(budget)) for budget in budgets]
 
-    def capacity(self, budget: int) -> int:
-        """Return the keys that may stay between steps under a budget of `budget`."""
-        return budget
-
     def initial_scores(
         self, positions: Int[Tensor, " time"], head_groups: int, keys: Keys | None, layer: int
     ) -> Float[Tensor, "#batch head_groups time"] | None:
         """Return the scores with which keys enter the cache; none means 0."""
         return None
 
-    def entering(self, k: Keys, head_groups: int, layer: int, like: Tensor) -> Tensor | None:
-        """Return the scores with which all keys of sequences enter, with the type of `like`; none means 0."""
-        positions = torch.arange(k.shape[2], device=k.device)
+    def entering(self, k: Keys, head_groups: int, layer: int, like: Tensor, start: int = 0) -> Tensor | None:
+        """Return the scores with which the keys of positions start, start + 1, ... enter, with the type of `like`."""
+        if type(self).initial_scores is Eviction.initial_scores:
+            return None
+        positions = torch.arange(start, start + k.shape[2], device=k.device)
         with torch.autocast(k.device.type, enabled=False):
             initial = self.initial_scores(positions, head_groups, k, layer)
         return None if initial is None else initial.to(like.dtype)
@@ -125,10 +191,7 @@ class Eviction(Policy):
 
         The other slots are empty.
         """
-        if initial is None:
-            state.scores.scatter_(-1, own, 0.0)
-        else:
-            state.scores.scatter_(-1, own, initial)
+        state.scores.scatter_(-1, own, 0.0 if initial is None else initial)
         received = self.reduce_over_heads(attention)
         if received.shape == state.scores.shape:
             state.scores = self.score(state.scores, received)
@@ -151,11 +214,10 @@ class Eviction(Policy):
             rows.probabilities[:, :, :, : end - start, :end] = attention
         return attention.movedim(3, 0)
 
-    def over(self, rows: Rows, state: CacheState, last: LastQueries) -> Iterator[int]:
-        """Take the queries in turn; yield each one's position after scoring, before the eviction.
+    def step_through(self, rows: Rows, state: CacheState, last: Int[Tensor, "batch head_groups time_plus_1"]) -> None:
+        """Take the queries in turn.
 
-        In the end `last` notes the last query that sees each key where one was evicted; its final column takes what is
-        no key.
+        `last` notes the last query that sees each key where one was evicted; its final column takes what is no key.
         """
         shape, initial = rows.logits.shape, None
         evicted: list[Positions] = []
@@ -177,8 +239,7 @@ class Eviction(Policy):
                 self.rescore(state, attention, own, initial)
                 if rows.probabilities is not None:
                     rows.probabilities[:, :, :, row].scatter_(-1, index, attention)
-            yield query
-            gone = state.evict(query, self.eviction_priority(state, _held(rows.keys, state.positions), query))
+            gone = state.evict(query, self.eviction_priority(state, rows.held(state.positions), query))
             if gone is not None:
                 evicted.append(gone.clamp(max=last.shape[-1] - 1))
         if evicted:
@@ -186,49 +247,25 @@ class Eviction(Policy):
             positions = torch.cat(evicted, -1).long()
             last.scatter_(-1, positions, queries.expand(positions.shape))
 
-    def walk(self, layer: Layer, last: LastQueries | None = None) -> Iterator[tuple[int, CacheState]]:
-        """Yield (q, state) for every query q in turn: after scoring, before the eviction.
-
-        The state then holds what q sees. It is changed in place: read, do not keep. `last` is filled as by `over`.
-        """
-        key_heads, time = layer.logits.shape[1], layer.logits.shape[3]
-        precise = layer.logits.to(torch.promote_types(layer.logits.dtype, torch.float32))
-        state = self.empty_state(
-            layer.budgets, key_heads, min(max(map(self.capacity, layer.budgets)), time) + 1, precise
-        )
-        last = state.positions.new_zeros(*state.positions.shape[:2], time + 1) if last is None else last
-        keys = layer.keys if "keys" in self.needs else None
-        initial = self.initial_scores(
-            torch.arange(time, device=precise.device), state.positions.shape[1], keys, layer.index
-        )
-        initial = None if initial is None else initial.to(precise.dtype)
-        rows = Rows(0, F.pad(precise, (0, 1), value=-torch.inf), None, initial, keys)
-        for query in self.over(rows, state, last):
-            yield query, state
-
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
         """Return the keys that each query finds in the cache, its own included."""
         batch, key_heads, _, time, _ = layer.logits.shape
-        head_groups = 1 if self.scope == "layer" else key_heads
-        last = torch.full((batch, head_groups, time + 1), time, dtype=torch.int32, device=layer.logits.device)
-        for _ in self.walk(layer, last):
-            pass
+        precise = layer.logits.to(torch.promote_types(layer.logits.dtype, torch.float32))
+        capacity = min(max(map(self.capacity, layer.budgets)), time) + 1
+        state = self.empty_state(layer.budgets, key_heads, capacity, precise)
+        head_groups = state.positions.shape[1]
+        keys = layer.keys if "keys" in self.needs else None
+        initial = self.initial_scores(torch.arange(time, device=precise.device), head_groups, keys, layer.index)
+        initial = None if initial is None else initial.to(precise.dtype)
+        last = torch.full((batch, head_groups, time + 1), time, dtype=torch.int32, device=precise.device)
+        rows = Rows(0, F.pad(precise, (0, 1), value=-torch.inf), None, initial, keys)
+        self.step_through(rows, state, last)
         now = torch.arange(time, device=last.device)[:, None]
         return (layer.causal & (now <= last[:, :, None, :time])).expand(batch, key_heads, time, time)
 
 
 Engine = Callable[[Eviction, Prompt], Pruned]
 """What simulates step-by-step eviction over whole sequences."""
-
-
-def _held(
-    keys: Float[Tensor, "batch key_heads time d_head"] | None, positions: Int[Tensor, "batch head_groups slots"]
-) -> Float[Tensor, "batch key_heads slots d_head"] | None:
-    """Return the keys in the slots; those of empty slots mean nothing."""
-    if keys is None:
-        return None
-    index = positions.clamp(max=keys.shape[2] - 1).long()[..., None]
-    return keys.gather(2, index.expand(-1, keys.shape[1], -1, keys.shape[3]))
 
 
 def _count(counts: Sequence[int], device: torch.device) -> int | Int[Tensor, "batch 1 1"]:

@@ -4,18 +4,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from formerlab.cache.budget import Budget, resolve_budget
-from formerlab.cache.engines.engine import choose, load_compiled
-from formerlab.cache.eviction import Eviction
+from formerlab.cache.engine import choose, load_compiled
+from formerlab.cache.eviction import Eviction, Scores, decides_by_score
 from formerlab.cache.kv import bytes_of
 from formerlab.cache.policies.policy import Policy, Prompt, check_configuration, places
 from formerlab.cache.simulation import Simulation
 from formerlab.cache.store import Store
 from formerlab.errors import UserError
-from formerlab.kernels.cache_state import Scores
 from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.layers.position import PositionEncoding
 
@@ -90,11 +89,9 @@ class PrunedCache:
                 return self._read(layer, q, k, v)
             self._layers[layer] = self._layer(self._empty(0, k, v))
         held = self._layers[layer]
-        if q.shape[2] == 1:
-            return self._step(layer, held, q, k, v)
         tokens = (slice(token, token + 1) for token in range(q.shape[2]))
         steps = [self._step(layer, held, q[:, :, one], k[:, :, one], v[:, :, one]) for one in tokens]
-        return torch.cat(steps, 2)
+        return steps[0] if len(steps) == 1 else torch.cat(steps, 2)
 
     def _settle(self, length: int) -> None:
         """Take the budget as a count of entries, at least one."""
@@ -124,9 +121,9 @@ class PrunedCache:
 
     def _layer(self, store: Store) -> _Layer:
         step = None
-        if store.keys.device.type == "cpu" and store.keys.numel() >= WORTHWHILE:
+        if store.keys.device.type == "cpu" and store.keys.numel() >= WORTHWHILE and decides_by_score(self.policy):
             compiled = load_compiled()
-            if compiled is not None and compiled.supports(self.policy, store.keys):
+            if compiled is not None and store.keys.dtype in compiled.DTYPES:
                 step = compiled.Step(self.policy, store, [self._budget] * store.keys.shape[0])
         return _Layer(store, step)
 
@@ -143,19 +140,13 @@ class PrunedCache:
             turned = self.position.rotate(keys.flatten(1, 2).unsqueeze(2), now - self._capacity)
             store.replace_first(turned.view_as(keys))
         held.length += 1
-        initial = self._initial_scores(layer, store, k, now)
+        head_groups = store.state.positions.shape[1]
+        initial = self.policy.entering(k, head_groups, layer, store.state.scores, now)
+        if initial is not None:
+            initial = initial.expand(k.shape[0], head_groups, 1)
         if held.step is not None:
             return held.step(q, k, v, now, initial)
         return store.advance(self.policy, q, k, v, now, initial)
-
-    def _initial_scores(
-        self, layer: int, store: Store, k: KeyHeads, now: int
-    ) -> Float[Tensor, "batch head_groups 1"] | None:
-        if type(self.policy).initial_scores is Eviction.initial_scores:
-            return None
-        head_groups = store.state.positions.shape[1]
-        initial = self.policy.initial_scores(torch.full((1,), now, device=k.device), head_groups, k, layer)
-        return None if initial is None else initial.to(store.state.scores.dtype).expand(k.shape[0], head_groups, 1)
 
     def reorder(self, rows: Int[Tensor, " batch"]) -> None:
         """Put the sequence `rows[i]` in the place of sequence i, as beam search does; some come twice, some go."""

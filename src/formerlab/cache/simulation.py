@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from formerlab.cache.budget import Budget, resolve_budget
-from formerlab.cache.engines.engine import choose
+from formerlab.cache.engine import choose
 from formerlab.cache.eviction import Engine, Eviction
 from formerlab.cache.policies.policy import (
     Layer,
@@ -37,6 +37,15 @@ class Seen(NamedTuple):
     visible: SquareMask
     keys: KeyHeads
     values: KeyHeads
+
+    def under(
+        self, policy: Policy, budget: Budget, state: State | None = None, layer: int = 0
+    ) -> tuple[Square, SquareMask]:
+        """Return what `simulate` gives of the same logits under another policy."""
+        groups = self.logits.shape[1] // self.keys.shape[1]
+        return simulate(
+            policy, self.logits, budget, groups=groups, keys=self.keys, values=self.values, state=state, layer=layer
+        )
 
 
 Observer = Callable[[int, Seen], None]
@@ -167,24 +176,37 @@ class Simulation:
         queries = by_group(q * q.shape[-1] ** -0.5, groups)
         logits = queries @ k.unsqueeze(2).transpose(-1, -2)
         budgets = [resolve_budget(self.budget, length) for length in lengths]
-        if self.position is not None:
-            logits = self.policy.reindexed_logits(logits, queries, k, budgets, self.position)
+        if self.policy.reindexes_positions and self.position is not None:
+            logits = self._reindexed(logits, queries, k, budgets, self.position)
         flat = logits.flatten(1, 2)
-        probabilities, visible = simulate(
-            self.policy,
-            flat,
-            self.budget,
-            lengths=lengths,
-            groups=groups,
-            keys=k,
-            values=v,
-            state=self._state,
-            layer=layer,
-        )
+        given = {"keys": k, "values": v, "state": self._state, "layer": layer, "lengths": lengths, "groups": groups}
+        probabilities, visible = simulate(self.policy, flat, self.budget, **given)  # type: ignore[arg-type]
         if self.observe is not None:
             self.observe(layer, Seen(flat, probabilities, visible, k, v))
         out: Tensor = by_group(probabilities, groups) @ v.unsqueeze(2)
         return out.flatten(1, 2), _realised(self.policy, visible, budgets, lengths)
+
+    def _reindexed(
+        self, logits: Tensor, queries: Tensor, keys: KeyHeads, budgets: list[int], position: PositionEncoding
+    ) -> Float[Tensor, "batch key_heads groups time time"]:
+        """Return the logits where each sequence's sink stands right in front of a window that slides.
+
+        Query q of a cache of b = `budgets` keys finds e = max(0, q - b) positions missing between the sink and the
+        window. Only distances matter, so the sink's keys are turned e positions further and all others stay; `queries`
+        are scaled.
+        """
+        assert isinstance(self.policy, Eviction)
+        sink, time = [self.policy.protected(count)[0] for count in budgets], logits.shape[-1]
+        first, held = on_device(sink, logits.device), on_device(budgets, logits.device)
+        missing = (torch.arange(time, device=logits.device) - held[:, None]).clamp(min=0)
+        steps = max(time - min(budgets), 1)
+        logits = logits.clone()
+        for key in range(max(sink)):
+            places = position.rotate(keys[:, :, key : key + 1].expand(-1, -1, steps, -1), 0)
+            index = missing[:, None, :, None].expand(-1, keys.shape[1], -1, keys.shape[3])
+            column = (queries * places.gather(2, index).unsqueeze(2)).sum(-1)
+            logits[..., key] = torch.where((key < first)[:, None, None, None], column, logits[..., key])
+        return logits
 
     @property
     def realised_budget(self) -> Float[Tensor, " batch"]:

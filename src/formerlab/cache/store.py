@@ -7,9 +7,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from formerlab.cache.eviction import Eviction
+from formerlab.cache.eviction import CacheState, Eviction, Scores
 from formerlab.cache.policies.policy import by_group
-from formerlab.kernels.cache_state import EMPTY, CacheState, Scores
+from formerlab.kernels import EMPTY
 from formerlab.layers.attention import Heads, KeyHeads
 
 SIMD = 16

@@ -24,8 +24,6 @@ SPARE_BYTES = 1_000_000_000
 def add_parsers(verbs: Any) -> None:
     """Add the verbs."""
     parser = add_verb(verbs, "check", check, "check before a start that the disk has room for the plan")
-    text = "read texts and prepared data again: have any changed while size and time stayed?"
-    parser.add_argument("--contents", action="store_true", help=text)
     parser.add_argument("--here", action="store_true", help="jobs run on this machine: has it the GPU that they need?")
     add_verb(verbs, "rescue", rescue, "after a failure: draw what can be drawn, list what failed and its logs")
 
@@ -34,12 +32,16 @@ def check(arguments: argparse.Namespace) -> None:
     """Stop before any job starts where the disk is too small for what is still missing; mend times in the future."""
     plan = load_plan(arguments)
     results = Path(plan["results"])
-    if arguments.contents:
-        _check_contents(plan)
     _leave_the_future(plan)
     judge = Judge(plan)
-    if arguments.here and plan["device"] == "cuda":
-        _check_gpu(plan, judge)
+    left = [
+        name for stage in (*MAKING, *MEASURED, *TIMED) for name in plan[stage] if not judge.verdict(stage, name).current
+    ]
+    if arguments.here and plan["device"] == "cuda" and left and gpu_count() == 0:
+        raise UserError(
+            f"device: cuda: torch finds no GPU on this machine, and {len(left)} jobs need one; set device: cpu, or run "
+            "them where there is one (--profile slurm)"
+        )
     missing = [job for run_id, job in plan["train"].items() if not judge.verdict("train", run_id).current]
     need = sum(job["cost"]["disk_bytes"] for job in missing) + (SPARE_BYTES if missing else 0)
     folder = next(path for path in (results.resolve(), *results.resolve().parents) if path.exists())
@@ -49,27 +51,6 @@ def check(arguments: argparse.Namespace) -> None:
             f"{folder}: {short(free)}B free, but the {len(missing)} missing runs need about {short(need)}B; "
             "make room, or set results: to another disk"
         )
-
-
-def _check_gpu(plan: dict[str, Any], judge: Judge) -> None:
-    """Raise UserError where jobs are left that need a GPU and this machine has none."""
-    stages = (*MAKING, *MEASURED, *TIMED)
-    left = [name for stage in stages for name in plan[stage] if not judge.verdict(stage, name).current]
-    if left and gpu_count() == 0:
-        raise UserError(
-            f"device: cuda: torch finds no GPU on this machine, and {len(left)} jobs need one; set device: cpu, or run "
-            "them where there is one (--profile slurm)"
-        )
-
-
-def _check_contents(plan: dict[str, Any]) -> None:
-    """Raise UserError for a text or prepared stream of other content than its hash, size and time as before."""
-    from formerlab.data.file_hashes import changed_unseen
-
-    for job in plan["data"].values():
-        for cache in sorted(Path(job["out"]).glob("*_hashes.json")):
-            if changed := changed_unseen(cache):
-                raise UserError(f"{changed[0]}: changed while size and time stayed; touch it, then run the same again")
 
 
 def _leave_the_future(plan: dict[str, Any]) -> None:
@@ -90,14 +71,16 @@ def _leave_the_future(plan: dict[str, Any]) -> None:
 
 def rescue(arguments: argparse.Namespace) -> None:
     """Draw from the runs that did finish, and say what did not."""
-    from formerlab.plan.status import report
-    from formerlab.report.drawings import draw_each, failure_of
+    from formerlab.plan.show import report
+    from formerlab.report.drawings import failure_of
+    from formerlab.report.write import draw_each
 
     plan = load_plan(arguments)
     drawings = {name: drawing for job in plan["draw"].values() for name, drawing in job["drawings"].items()}
     figures = Path(plan["figures"])
     missing = [name for name, drawing in drawings.items() if not all(map(os.path.exists, drawing["outputs"]))]
     missing += [name for name in drawings if failure_of(figures, name).exists()]
-    draw_each(missing, Path(plan["results"]), figures, Judge(plan).objection)
+    if Path(plan["results"]).is_dir():
+        draw_each(missing, Path(plan["results"]), figures, Judge(plan).objection)
     print(report(plan, problems_only=True))
     print(SAFE)

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from formerlab.errors import UserError
+from formerlab.errors import UserError, near_misses
 from formerlab.plan.locate import VARIABLE, ensure_plan, read_plan
 
 Plan = dict[str, Any]
@@ -19,32 +19,20 @@ def add_verb(verbs: Any, name: str, function: Verb, text: str, *, configured: bo
     """Add a verb with one line of help, by default one that works on a configuration; return its parser."""
     parser: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text)
     if configured:
-        add_config_arguments(parser)
+        text = "one of those in workflow/scales, such as laptop; default: that of config.yaml"
+        parser.add_argument("--scale", help=text)
+        text = "value of one key, such as denseformer.steps=100"
+        parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
+        parser.add_argument("--overlay", help="YAML file laid over the configuration")
+        text = f"a plan file; default: ${VARIABLE}, or made from config.yaml"
+        parser.add_argument("--plan", type=Path, help=text)
     parser.set_defaults(function=function)
     return parser
 
 
-def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    """Let a verb choose the configuration that it works on."""
-    parser.add_argument("--scale", help="one of those in workflow/scales, such as laptop; default: that of config.yaml")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="value of one key, such as denseformer.steps=100",
-    )
-    parser.add_argument("--overlay", help="YAML file laid over the configuration")
-    parser.add_argument("--plan", type=Path, help=f"a plan file; default: ${VARIABLE}, or made from config.yaml")
-
-
 def given_values(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the values of the command line in the form of config.yaml."""
-    given: dict[str, Any] = {}
-    if arguments.scale:
-        given["scale"] = arguments.scale
-    if arguments.overlay:
-        given["overlay"] = arguments.overlay
+    given = {key: value for key in ("scale", "overlay") if (value := getattr(arguments, key))}
     for item in arguments.set:
         key, equals, value = item.partition("=")
         if not equals:
@@ -75,7 +63,5 @@ def job_of(plan: Plan, stage: str, name: str) -> dict[str, Any]:
     """Return a job of the plan; an unknown name is answered with near misses."""
     jobs: dict[str, dict[str, Any]] = plan[stage]
     if name not in jobs:
-        from formerlab.errors import near_misses
-
         raise UserError(f"no job {name!r} of stage {stage} at scale {plan['scale']}{near_misses(name, list(jobs))}")
     return jobs[name]

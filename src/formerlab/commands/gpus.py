@@ -1,7 +1,6 @@
 """GPUs of a stage: hand out distinct ones to jobs that run side by side on one machine, and use several for a run."""
 
 import argparse
-import fcntl
 import os
 import signal
 import stat
@@ -10,17 +9,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from itertools import islice
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
+
+from filelock import FileLock, Timeout
 
 from formerlab.commands.context import find_plan, job_of
 from formerlab.commands.slurm import torchrun
 from formerlab.errors import StoppedEarly, UserError
 from formerlab.plan.locate import read_plan
 from formerlab.results.notes import read_note
-from formerlab.training.runtime_config import SHARDED
+from formerlab.training.runtime import SHARDED
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LOCKS = "FORMERLAB_GPU_LOCKS"
@@ -62,10 +62,14 @@ def _lock(names: list[str], count: int, held: ExitStack) -> list[str]:
     folder, announced = _lock_folder(), False
     while True:
         with ExitStack() as trying:
-            free = list(islice((name for name in names if _try(folder, name, trying)), count))
-            if len(free) == count:
-                held.push(trying.pop_all())
-                return free
+            free = []
+            for name in names:
+                with suppress(Timeout):
+                    trying.enter_context(FileLock(folder / f"{quote(name, safe='')}.lock", timeout=0, mode=0o600))
+                    free.append(name)
+                if len(free) == count:
+                    held.push(trying.pop_all())
+                    return free
         if not announced:
             print(f"waiting for {count} of the GPUs {', '.join(names)}: other jobs have them", file=sys.stderr)
             announced = True
@@ -75,32 +79,15 @@ def _lock(names: list[str], count: int, held: ExitStack) -> list[str]:
 def _lock_folder() -> Path:
     """Return the folder of this user's lock files, made where there is none; nobody else may put anything there."""
     folder = Path(os.environ.get(LOCKS) or Path(tempfile.gettempdir(), f"formerlab-{os.getuid()}"))
-    try:
+    with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         state = folder.lstat()
-    except OSError as error:
-        raise UserError(f"{folder}: no folder for locks of GPUs ({error.strerror}); name another in {LOCKS}") from None
-    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o077:
-        raise UserError(
-            f"{folder}: the locks of GPUs need a folder that is yours alone (mode 0700, no link); "
-            f"mend it, or name another in {LOCKS}"
-        )
-    return folder
-
-
-def _try(folder: Path, name: str, stack: ExitStack) -> bool:
-    path = folder / f"{quote(name, safe='')}.lock"
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise UserError(f"{path}: no lock for a GPU ({error.strerror}); remove it") from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(file)
-        return False
-    stack.callback(os.close, file)
-    return True
+        if stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o077:
+            return folder
+    raise UserError(
+        f"{folder}: the locks of GPUs need a folder that is yours alone (mode 0700, no link); "
+        f"mend it, or name another in {LOCKS}"
+    )
 
 
 def on_several(arguments: argparse.Namespace, count: int, out: Path) -> None:

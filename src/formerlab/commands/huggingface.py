@@ -24,7 +24,7 @@ def add_parsers(verbs: Any) -> None:
 
     text = "write a released Tokenformer checkpoint as our model"
     parser = add_verb(verbs, "import-tokenformer", import_tokenformer, text, configured=False)
-    parser.add_argument("checkpoint", type=Path, help="folder with pytorch_model.bin (or its like) and tokenizer.json")
+    parser.add_argument("checkpoint", type=Path, help="folder with pytorch_model.bin and tokenizer.json")
     parser.add_argument("--out", type=Path, required=True, help="Hugging Face folder to write")
     parser.add_argument("--config", type=Path, help="the official code's .yml; default: the one in the folder, if any")
     parser.add_argument("--tokenizer", type=Path, help="GPT-NeoX-20B's tokenizer.json; default: the one in the folder")
@@ -61,7 +61,11 @@ def export(arguments: argparse.Namespace) -> None:
     from formerlab.models.decoder import DecoderModel
     from formerlab.training.load import load_model
 
-    folder, out = run_folder(arguments), arguments.out
+    folder, out = Path(arguments.run), arguments.out
+    if not (folder / "run.json").is_file():  # a run of the plan
+        plan = load_plan(arguments)
+        job_of(plan, "train", arguments.run)
+        folder = Path(plan["results"], arguments.run)
     model, run = load_model(folder)
     if not isinstance(model, DecoderModel):
         raise UserError(f"{folder}: a {run.model.kind}; only decoders can be exported")
@@ -98,7 +102,7 @@ def zeroshot(arguments: argparse.Namespace) -> None:
         options: dict[str, Any] = {"batch": sweep.batch, "batch_tokens": sweep.batch_tokens, "progress": progress}
         rows = [row[: len(COLUMNS)] for row in questions.answers(loaded.model, **options)]
     write_rows(arguments.out / "zeroshot.csv", COLUMNS, rows)
-    for name, mean in task_means(rows):
+    for name, mean in task_means(rows).items():
         print(f"{name:<40} {mean:.4f}")
     for task, count in questions.cut(loaded.model.spec.context).items():
         print(f"{task}: {count} requests are longer than the model's context and lost their beginning", file=sys.stderr)
@@ -110,15 +114,17 @@ def prune(arguments: argparse.Namespace) -> None:
     from formerlab.integrations.huggingface.load import identity_of
     from formerlab.integrations.huggingface.sweep import read_sweep, run_sweep
 
-    sweep, identity = (
-        read_sweep(arguments.sweep, **_changes(arguments)),
-        identity_of(_source(arguments), arguments.device),
-    )
+    sweep = read_sweep(arguments.sweep, **_changes(arguments))
+    identity = identity_of(_source(arguments), arguments.device)
     means = run_sweep(_load(arguments), sweep, arguments.out, identity=identity, online=arguments.online)
     columns = [name for name in means[0] if not name.endswith("acc_norm")]
     print("\t".join(columns))
     for row in means:
-        print("\t".join(_cell(row[name]) for name in columns))
+        cells = (
+            "" if value is None else f"{value:.4f}" if isinstance(value, float) else value
+            for value in map(row.get, columns)
+        )
+        print(*cells, sep="\t")
     print(f"every answer and window in {arguments.out}", file=sys.stderr)
 
 
@@ -136,16 +142,3 @@ def _load(arguments: argparse.Namespace) -> "Loaded":
     from formerlab.integrations.huggingface.load import load_any
 
     return load_any(_source(arguments), device=arguments.device, online=arguments.online)
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else f"{value:.4f}" if isinstance(value, float) else str(value)
-
-
-def run_folder(arguments: argparse.Namespace) -> Path:
-    """Return the folder of the run: the one given, else that of the plan."""
-    if (Path(arguments.run) / "run.json").is_file():
-        return Path(arguments.run)
-    plan = load_plan(arguments)
-    job_of(plan, "train", arguments.run)
-    return Path(plan["results"], arguments.run)

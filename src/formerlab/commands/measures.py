@@ -19,8 +19,6 @@ from formerlab.results.stages import MEASURED, TIMED, Stage
 from formerlab.results.write import hashes_of_rows, write_rows
 
 if TYPE_CHECKING:
-    import torch
-
     from formerlab.training.any_run import AnyRun
 
 SCHEMA = 1
@@ -45,6 +43,8 @@ def measure(stage: Stage, arguments: argparse.Namespace) -> None:
 
     from formerlab.evaluation.measurement import Measured
     from formerlab.kernels.native import keep_memory
+    from formerlab.results.read import is_released
+    from formerlab.training.load import load_model
     from formerlab.training.run import Run
 
     plan = load_plan(arguments)
@@ -55,10 +55,22 @@ def measure(stage: Stage, arguments: argparse.Namespace) -> None:
         keep_memory(LARGEST_KEPT)
         record, began, notes = read_json(folder / "run.json"), time.monotonic(), dict[str, Any]()
         if stage.models and record["status"] != "finished":
-            _write_nothing(stage, folder)
+            for file, table in stage.tables.items():
+                write_rows(folder / file, table.names, [])
+            for file in stage.files:
+                write_text(folder / file, "")
         else:
             module = import_module(stage.import_path)
-            model, run = _load(folder, plan["device"]) if stage.models else (None, Run.model_validate(record["spec"]))
+            model: Any = None
+            if not stage.models:
+                run: AnyRun = Run.model_validate(record["spec"])
+            elif is_released(record):
+                from formerlab.integrations.huggingface.released_run import load_released_run
+
+                model, run = load_released_run(folder, plan["device"])
+            else:
+                model, run = load_model(folder)
+                model.to(plan["device"])
             measured = Measured(
                 run=run,
                 model=model,
@@ -96,42 +108,6 @@ def _code_of(stage: Stage, run: "AnyRun", suites: Sequence[dict[str, Any]]) -> C
     return lambda settings: code_of_measuring(stage, run, settings, specs)
 
 
-def _load(folder: Path, device: str) -> tuple[Any, "AnyRun"]:
-    """Return the model of a finished run on its device, and the run."""
-    from formerlab.results.records import is_released
-
-    if is_released(read_json(folder / "run.json")):
-        from formerlab.integrations.huggingface.released_run import load_released_run
-
-        return load_released_run(folder, device)
-    from formerlab.training.load import load_model
-
-    model, run = load_model(folder)
-    return model.to(device), run
-
-
-def _loader(stage: Stage) -> dict[str, Any]:
-    """Return what a stage that times released models needs to have them."""
-    if "released" not in stage.models:
-        return {}
-
-    def load(run: "AnyRun", device: "torch.device") -> Any:
-        from formerlab.integrations.huggingface.released_run import load_released_model
-        from formerlab.training.released import ReleasedRun
-
-        assert isinstance(run, ReleasedRun)
-        return load_released_model(run, str(device))
-
-    return {"load": load}
-
-
-def _write_nothing(stage: Stage, folder: Path) -> None:
-    for file, table in stage.tables.items():
-        write_rows(folder / file, table.names, [])
-    for file in stage.files:
-        write_text(folder / file, "")
-
-
 def time_runs(stage: Stage, arguments: argparse.Namespace) -> None:
     """Time runs of a study, trained or not, as the plan says; the record is written last."""
     plan = load_plan(arguments)
@@ -142,7 +118,7 @@ def time_runs(stage: Stage, arguments: argparse.Namespace) -> None:
 
     from formerlab.evaluation.timing.timing import circumstances
     from formerlab.kernels.native import keep_memory
-    from formerlab.training.released import ReleasedRun
+    from formerlab.training.any_run import ReleasedRun
     from formerlab.training.run import Run
 
     folder, device = Path(plan["results"], arguments.study), torch.device(plan["device"])
@@ -155,7 +131,12 @@ def time_runs(stage: Stage, arguments: argparse.Namespace) -> None:
         ]
         module, (file,) = import_module(stage.import_path), stage.tables
         settings = getattr(module, stage.settings).model_validate(job["settings"])
-        notes = module.measure(runs, settings, device, folder / file, **_loader(stage))
+        loaders: dict[str, Any] = {}
+        if "released" in stage.models:
+            from formerlab.integrations.huggingface.released_run import load_released_model
+
+            loaders["load"] = lambda run, device: load_released_model(run, str(device))
+        notes = module.measure(runs, settings, device, folder / file, **loaders)
         record = {"schema": SCHEMA, "study": arguments.study, "code_hash": job["code"]}
         record |= {"configuration": job["configuration"], "rows_sha256": sha256(folder / file)}
         write_json(folder / stage.record, record | {"threads": plan["threads"]} | notes | circumstances(device))

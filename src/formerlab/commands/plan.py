@@ -38,6 +38,6 @@ def plan(arguments: argparse.Namespace) -> None:
 
 def status(arguments: argparse.Namespace) -> None:
     """Show the state of every job."""
-    from formerlab.plan.status import report
+    from formerlab.plan.show import report
 
     print(report(load_plan(arguments), problems_only=arguments.problems))

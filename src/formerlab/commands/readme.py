@@ -1,17 +1,16 @@
 """What the command `readme` writes into pages: verdicts on cached rows, the stages, the figures of the papers."""
 
 import re
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 from formerlab.errors import UserError
 from formerlab.files import write_text
-from formerlab.plan.claim_arms import read_arms, testable
+from formerlab.plan.claim_arms import read_arms
 from formerlab.plan.resolve import resolve_released, resolve_study
 from formerlab.plan.sources import read_sources
 from formerlab.report.claims.render import all_block, first_screen
-from formerlab.report.claims.table import verdicts
-from formerlab.report.claims.verdict import Verdict
+from formerlab.report.claims.verdict import Verdict, verdicts
 from formerlab.report.committed import KEPT, place
 from formerlab.report.drawings import Drawing, catalogue
 from formerlab.results.read import Results, has_runs
@@ -36,6 +35,7 @@ SCALES = ("paper", "workstation", "overnight", "pretrained")
 """The scales whose rows the pages tell of, the first that tests a claim."""
 
 
+@cache
 def judged(root: Path) -> dict[str, list[Verdict]]:
     """Return the verdicts by scale. Raises UserError where no scale has rows."""
     cached = root / "results" / "cached"
@@ -60,7 +60,12 @@ def stages_block() -> str:
 
 def papers_block(root: Path) -> str:
     """Return a line for every figure and table that follows one of a paper, then those that nothing stands for."""
-    runs = {scale: _runs(root, scale) for scale in ("workstation", "paper")}
+    studies = sorted(path.stem for path in (root / "workflow" / "studies").glob("*.yaml"))
+    runs = {}
+    for scale in ("workstation", "paper"):
+        sources = read_sources(root, {"scale": scale, "studies": studies})
+        both = [run for name in studies for make in (resolve_study, resolve_released) for run in make(name, sources)]
+        runs[scale] = [(run.study, run.name, run.to_dict()) for run in both]
     rows = []
     for drawing in catalogue().values():
         for item, paper in _AFTER.findall(" ".join(drawing.caption.split()))[:1]:
@@ -74,14 +79,6 @@ def papers_block(root: Path) -> str:
     missing = read_yaml(root, "docs/no_counterpart.yaml")
     lines += [f"- {paper}, {item}: {why}." for paper, items in missing.items() for item, why in items.items()]
     return "\n".join(lines)
-
-
-def _runs(root: Path, scale: str) -> list[tuple[str, str, dict[str, Any]]]:
-    """Return the runs of a scale by study, name and spec."""
-    studies = sorted(path.stem for path in (root / "workflow" / "studies").glob("*.yaml"))
-    sources = read_sources(root, {"scale": scale, "studies": studies})
-    both = [run for name in studies for make in (resolve_study, resolve_released) for run in make(name, sources)]
-    return [(run.study, run.name, run.to_dict()) for run in both]
 
 
 def _committed(root: Path, drawing: Drawing) -> str:
@@ -98,7 +95,7 @@ PAGES = ("README.md", "docs/verdicts.md", "docs/files.md", "docs/results.md")
 def blocks(root: Path) -> dict[str, str]:
     """Return what stands between the marks of every page of PAGES."""
     found = judged(root)
-    texts = first_screen(found), all_block(found, testable(root, SCALES)), stages_block(), papers_block(root)
+    texts = first_screen(found), all_block(found), stages_block(), papers_block(root)
     return dict(zip(PAGES, texts, strict=True))
 
 

@@ -18,18 +18,10 @@ BUDGETS = (0.4, 0.2)
 ALPHA = 0.2
 KINDS, CHOICES = 3, 4
 """Of questions in the sample, and of answers to each."""
-FILES = {
-    "accuracy_and_loss.png, .pdf": "the figure",
-    "table.txt": "the table above",
-    "prune_questions.csv": "every answer under every cache",
-    "prune_texts.csv": "the loss of every window",
-    "prune.json": "model, settings, versions",
-    "sample/": "questions and text",
-}
 COLUMN = 58
 """Characters of each of two texts side by side."""
 SHORT = 64
-"""Tokens of a prompt, below which a share of them is too few entries to tell a policy by its text."""
+"""Tokens of a prompt, below which a share of them is too few to tell a policy by its text."""
 PROMPT = """\
 The village of Harrow lay between the river and the hills, and everyone in it knew the old clockmaker, Anna Brandt. \
 She had a small shop beside the bridge, a grey cat called Tobias, and a habit of telling visitors that every clock has \
@@ -65,8 +57,7 @@ def run(arguments: argparse.Namespace) -> None:
     import torch
 
     from formerlab.integrations.huggingface.load import computes_in_bfloat16, identity_of, load_any
-    from formerlab.integrations.huggingface.sample import write_sample
-    from formerlab.integrations.huggingface.sweep import read_sweep, run_sweep
+    from formerlab.integrations.huggingface.sweep import read_sweep, run_sweep, write_sample
     from formerlab.released import parse_released
     from formerlab.report.released import picture, summarised, table
 
@@ -93,15 +84,13 @@ def run(arguments: argparse.Namespace) -> None:
     picture(rows, 100 / CHOICES, f"{arguments.model}, {sample.name}", out / "accuracy_and_loss")
     chance = f"{CHOICES} choices, chance {100 // CHOICES} %, 95 % intervals"
     print(f"\n{arguments.model} ({narrowed.dtype or 'as saved'}) on {sample.name}, {chance}:\n\n{table(rows)}")
-    print(f"\n{time.perf_counter() - start:.0f} s. Everything is in {out}:")
-    for file, text in FILES.items():
-        print(f"  {file:<30} {text}")
+    print(f"\n{time.perf_counter() - start:.0f} s. Figure, table, answers, losses and texts are in {out}")
     print("The same on your own prompt:   make released PROMPT='...'      on your own model: docs/pruning.md")
 
 
 def _side_by_side(loaded: "Loaded", prompt: str, tokens: int) -> str:
     """Continue a prompt by the full cache and by one that forgets; return both texts with speed and bytes."""
-    from formerlab.cache import Decay, KVCache, PrunedCache, resolve_budget
+    from formerlab.cache import Decay, KVCache, PrunedCache
     from formerlab.evaluation.language.generate import check_text
     from formerlab.evaluation.language.generate import sample as continued
 
@@ -119,12 +108,10 @@ def _side_by_side(loaded: "Loaded", prompt: str, tokens: int) -> str:
         speed = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else float("nan")
         lines = textwrap.wrap(" ".join(loaded.tokenizer.decode(new).split()), COLUMN)
         columns.append([title, f"{speed:.1f} tokens/s, {cache.bytes() / 1e6:.2f} MB of keys and values", "", *lines])
-    story = [textwrap.fill(prompt.strip(), 2 * COLUMN + 3)]
+    story = textwrap.fill(prompt.strip(), 2 * COLUMN + 3)
     if len(ids) < SHORT:
-        entries = max(1, resolve_budget(BUDGETS[0], len(ids)))
-        story.append(
-            f"A prompt of {len(ids)} tokens leaves the pruned cache {entries} entries, with which any policy repeats "
-            f"itself; give {SHORT} or more."
+        story += (
+            f"\nOf a prompt of {len(ids)} tokens too few are left to tell a policy by its text; give {SHORT} or more."
         )
     rows = [f"{left:<{COLUMN}} | {right}".rstrip() for left, right in zip_longest(*columns, fillvalue="")]
-    return "\n".join(["", *story, "", *rows])
+    return "\n".join(["", story, "", *rows])

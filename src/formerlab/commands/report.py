@@ -10,7 +10,6 @@ from formerlab.plan.judge import Judge
 from formerlab.results.stages import MAKING, MEASURED, TIMED
 
 PREPARING = ("data", *TIMED, "exact")
-SHOWING = ("figures and tables", "claims", "runs", "MLflow")
 
 
 def add_parsers(verbs: Any) -> None:
@@ -27,18 +26,12 @@ def report(arguments: argparse.Namespace) -> None:
 
 def write_report(plan: dict[str, Any], out: Path | None = None) -> Path:
     """Write the page and return where it is."""
-    from formerlab.report.gallery import Part, gallery
+    from formerlab.report.gallery import gallery
     from formerlab.results.read import Results
 
-    drawings: dict[str, dict[str, list[str]]] = {name: {} for name in plan["studies"]}
-    for job in plan["draw"].values():
-        for name, drawing in job["drawings"].items():
-            drawings[job["study"]][name] = drawing["runs"]
-    parts = {name: Part(study["title"], study["question"], drawings[name]) for name, study in plan["studies"].items()}
-    count = {stage: len(plan[stage]) for stage in (*PREPARING, *MAKING, *MEASURED) if plan[stage]}
-    groups = [{stage: count[stage] for stage in group if stage in count} for group in (PREPARING, MAKING, MEASURED)]
-    groups.append(dict.fromkeys(SHOWING, 1) | {SHOWING[0]: len(plan["draw"])})
-    results = Results(Path(plan["results"]), Judge(plan).objection)
-    path = out or Path(plan["results"], "report.html")
-    write_text(path, gallery(results, Path(plan["figures"]), parts, groups))
+    drawings = {name: one["runs"] for job in plan["draw"].values() for name, one in job["drawings"].items()}
+    groups = [{stage: len(plan[stage]) for stage in group if plan[stage]} for group in (PREPARING, MAKING, MEASURED)]
+    groups.append({"figures and tables": len(plan["draw"]), "claims": 1, "runs": 1, "MLflow": 1})
+    results, path = Results(Path(plan["results"]), Judge(plan).objection), out or Path(plan["results"], "report.html")
+    write_text(path, gallery(results, Path(plan["figures"]), plan["studies"], drawings, groups))
     return path

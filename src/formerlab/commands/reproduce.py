@@ -3,17 +3,26 @@
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from formerlab.commands.context import Plan, add_verb, load_plan
 from formerlab.errors import UserError, near_misses
-from formerlab.files import read_json
+from formerlab.files import read_json, sha256
 from formerlab.results.notes import noted
+from formerlab.results.stages import TABLES
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from formerlab.results.read import Results
 
 Record = dict[str, Any]
-DATA, CODE = "data", "code"
+FILES = ("train.csv", "eval.csv", "test.csv", "depth.csv")
+"""Rows of a run that do not depend on when it ran; timing.csv does."""
+CIRCUMSTANCES = ("device", "threads", "processes", "code_hash", "data.fingerprint", "init.weights_sha256", "versions.")
+"""Keys of a record, or their beginnings, that say why rows differ."""
 
 
 def add_parsers(verbs: Any) -> None:
@@ -21,11 +30,9 @@ def add_parsers(verbs: Any) -> None:
     text = "make a run of results/cached again and say whether its rows are equal to the bit, or how far they are"
     parser = add_verb(verbs, "reproduce", reproduce, text)
     parser.add_argument("id", help="run, such as tokenformer/transformer-2/seed0")
-    parser.add_argument("--other", action="append", default=[], choices=(CODE, DATA), help=_OTHER)
+    text = "go on although the code, or the data, are not those that the run was made with; may be given twice"
+    parser.add_argument("--other", action="append", default=[], choices=("code", "data"), help=text)
     parser.add_argument("--out", type=Path, help="default: results/reproduced/<scale>; started again, it goes on")
-
-
-_OTHER = "go on although the code, or the data, are not those that the run was made with; may be given twice"
 
 
 def reproduce(arguments: argparse.Namespace) -> None:
@@ -39,8 +46,6 @@ def reproduce(arguments: argparse.Namespace) -> None:
         When a signal came; the work is saved and the same command continues.
     """
     from formerlab.results.read import Results, has_runs
-    from formerlab.results.records import read_run
-    from formerlab.results.reproduce import differences, report
 
     plan = load_plan(arguments)
     live = Path(plan["results"])
@@ -58,31 +63,40 @@ def reproduce(arguments: argparse.Namespace) -> None:
         chain.insert(0, records[link["id"]])
     parent: Path | None = None
     for record, child in zip(chain, [*chain[1:], None], strict=True):
-        parent = _made(record, child, parent, out, plan, set(arguments.other))
-    committed = Results(cached)  # read anew: rows of other runs may have been exported meanwhile
-    text, equal = report(
-        chain[-1], read_run(out / arguments.id / "run.json"), differences(committed, Results(out), chain[-1])
-    )
+        parent = _made(record, child, parent, out, plan, arguments.other)
+    text, equal = compared(Results(cached), Results(out), chain[-1])  # others may have been exported meanwhile
     print(text)
     if not equal:
         raise UserError(f"{arguments.id}: its rows are not those that are committed; what differs is said above")
 
 
-def _made(record: Record, child: Record | None, parent: Path | None, out: Path, plan: Plan, other: set[str]) -> Path:
+def _made(record: Record, child: Record | None, parent: Path | None, out: Path, plan: Plan, other: list[str]) -> Path:
     """Return the folder of a run: of an ancestor the live one where its weights are those, else it is made again."""
-    from formerlab.training.runtime_config import RuntimeConfig
+    from formerlab.plan.code import code_hash
+    from formerlab.training.record import WEIGHTS
+    from formerlab.training.run import Run
+    from formerlab.training.runtime import RuntimeConfig
     from formerlab.training.stage import train_stage
 
-    live = Path(plan["results"], record["id"])
-    if child is not None and _has_weights(live, record):
-        return live
+    name, weights = record["id"], Path(plan["results"], record["id"], WEIGHTS)
+    if child is not None and weights.is_file() and sha256(weights) == record["weights_sha256"]:
+        return weights.parent
     if record.get("processes", 1) > 1:
-        raise UserError(f"{record['id']}: was trained by {record['processes']} processes; reproduce starts one only")
-    run = _run_of(record)
-    code = _check_code(record, run, other)
-    data = _check_data(record, plan, other)
+        raise UserError(f"{name}: was trained by {record['processes']} processes; reproduce starts one only")
+    commit = record["git"]["commit"]
+    checkout = f"git checkout {commit[:12]} has it or is the nearest" if commit else "its commit is not known"
+    try:
+        run = Run.model_validate(record["spec"])
+    except ValidationError as error:
+        key = ".".join(map(str, error.errors()[0]["loc"]))
+        raise UserError(f"{name}: this version does not know its spec ({key}); {checkout}") from None
+    code = code_hash("formerlab.training.stage", specs=[run])
+    if code != record["code_hash"] and "code" not in other:
+        was = f"the code that trains it is another by now ({record['code_hash']} then, {code} now)"
+        raise UserError(f"{name}: {was}; {checkout}, or compare all the same with --other code")
+    data = _data_of(record, plan, other)
     if child is not None:
-        print(f"{record['id']}, from which {child['id']} starts, is made again first", file=sys.stderr)
+        print(f"{name}, from which {child['id']} starts, is made again first", file=sys.stderr)
     growth = (child or {"spec": {}})["spec"].get("growth") or {}
     runtime = RuntimeConfig(
         threads=record["threads"],
@@ -91,48 +105,12 @@ def _made(record: Record, child: Record | None, parent: Path | None, out: Path, 
         code_hash=code,
         keep_optimizer=growth.get("optimizer") == "carry",
     )
-    folder: Path = out / record["id"]
-    with noted("train", folder):
-        train_stage(run, data, folder, parent=parent, runtime=runtime)
-    return folder
+    with noted("train", out / name):
+        train_stage(run, data, out / name, parent=parent, runtime=runtime)
+    return Path(out, name)
 
 
-def _has_weights(folder: Path, record: Record) -> bool:
-    from formerlab.files import sha256
-    from formerlab.training.finish import WEIGHTS
-
-    path = folder / WEIGHTS
-    return (folder / "run.json").exists() and path.is_file() and sha256(path) == record["weights_sha256"]
-
-
-def _run_of(record: Record) -> Any:
-    from formerlab.training.run import Run
-
-    try:
-        return Run.model_validate(record["spec"])
-    except ValidationError as error:
-        key = ".".join(map(str, error.errors()[0]["loc"]))
-        raise UserError(f"{record['id']}: this version does not know its spec ({key}); {_checkout(record)}") from None
-
-
-def _check_code(record: Record, run: Any, other: set[str]) -> str:
-    from formerlab.plan.code import code_hash
-
-    found = code_hash("formerlab.training.stage", specs=[run])
-    if found != record["code_hash"] and CODE not in other:
-        was = f"the code that trains it is another by now ({record['code_hash']} then, {found} now)"
-        raise UserError(f"{record['id']}: {was}; {_checkout(record)}, or compare all the same with --other code")
-    return found
-
-
-def _checkout(record: Record) -> str:
-    commit, dirty = record["git"]["commit"], record["git"]["dirty_hash"]
-    if commit is None:
-        return "its commit is not known"
-    return f"git checkout {commit[:12]}{' is the nearest, its tree had changes' if dirty else ' has it'}"
-
-
-def _check_data(record: Record, plan: Plan, other: set[str]) -> Path:
+def _data_of(record: Record, plan: Plan, other: list[str]) -> Path:
     """Return the folder of the data set that the run read."""
     name, wanted = record["data"]["name"], record["data"]["fingerprint"]
     if name not in plan["data"]:
@@ -141,7 +119,50 @@ def _check_data(record: Record, plan: Plan, other: set[str]) -> Path:
     if not (folder / "manifest.json").exists():
         raise UserError(f"{folder}: not prepared; first python -m formerlab data {name} --scale {plan['scale']}")
     found = read_json(folder / "manifest.json")["fingerprint"]
-    if found != wanted and DATA not in other:
+    if found != wanted and "data" not in other:
         what = f"{record['id']}: read other data ({name} {wanted}, now {found})"
         raise UserError(f"{what}; name its texts in config.yaml, or compare all the same with --other data")
     return folder
+
+
+def compared(committed: "Results", again: "Results", record: Record) -> tuple[str, bool]:
+    """Return what is to be said of a committed run and the one made again, and whether they are equal to the bit."""
+    from formerlab.results.read import flatten
+
+    made = next(one for one in again.all_records() if one["id"] == record["id"])
+    lines, same = list[str](), list[str]()
+    for file in FILES:
+        both = [results.rows_of(file, record["id"]) for results in (committed, again)]
+        if both[0] is not None and both[1] is not None:
+            difference = _difference(file, both[0], both[1])
+            (lines if difference else same).append(difference or f"{file} ({len(both[0])} rows)")
+        elif any(one is not None and len(one) for one in both):
+            lines.append(f"{file}: on one side only")
+    if record["weights_sha256"] == made["weights_sha256"]:
+        same.append("the weights")
+    elif not lines:
+        lines.append("the weights differ")
+    equal = f"equal to the bit: {', '.join(same) or 'nothing'}"
+    if not lines:
+        return f"{record['id']}: {equal}", True
+    old, new = flatten(record), flatten(made)
+    keys = [key for key in {**old, **new} if key.startswith(CIRCUMSTANCES) and old.get(key) != new.get(key)]
+    why = [f"  {key}: {old.get(key)}, {new.get(key)}" for key in keys]
+    head = "committed, then here:" if why else "made by the same code, versions and processor"
+    return "\n".join([f"{record['id']}: not equal to the bit", *lines, equal, head, *why]), False
+
+
+def _difference(file: str, a: "DataFrame", b: "DataFrame") -> str:
+    """Return in a line how rows differ; nothing where they are equal to the bit."""
+    if len(a) != len(b):
+        return f"{file}: {len(a)} rows committed, {len(b)} here"
+    found = []
+    for column in dict.fromkeys([*a.columns, *b.columns]):
+        if column in a and column in b:
+            differ = ~((a[column] == b[column]) | (a[column].isna() & b[column].isna()))
+            far = f", by {(a[column] - b[column]).abs().max():.3g} at most" if a[column].dtype.kind in "if" else ""
+            found += [f"{column} in {differ.sum()} of {len(a)} rows{far}"] if differ.any() else []
+        # An export leaves out what is empty in every run, and older versions wrote no optional columns.
+        elif (a if column in a else b)[column].notna().any() and column not in TABLES[file].optional:
+            found.append(f"{column} on one side only")
+    return f"{file}: {'; '.join(found)}" if found else ""

@@ -5,6 +5,7 @@ import gc
 import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,16 +14,13 @@ from formerlab.commands.as_planned import as_planned
 from formerlab.commands.context import add_verb, load_plan
 from formerlab.errors import UserError
 from formerlab.files import write_json
-from formerlab.plan.judge import Judge
+from formerlab.plan.judge import Judge, failed_syncs
 from formerlab.plan.locate import ensure_plan, read_plan
-from formerlab.plan.status import failed_syncs
 from formerlab.results.notes import noted
 from formerlab.results.schema import CLAIMS
 from formerlab.results.write import hashes_of_rows
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
     from formerlab.results.read import Objection, Results
 
 
@@ -42,8 +40,7 @@ def add_parsers(verbs: Any) -> None:
     add_verb(verbs, "exact", exact, "run the numeric checks of the exact claims")
     text = "judge the registered claims by the live results"
     parser = add_verb(verbs, "claims", claims, text)
-    parser.add_argument("--out", type=Path, help="folder for claims.csv, .md and .html; default: show the verdicts")
-    parser.add_argument("--against", type=Path, metavar="CLAIMS_CSV", help="list only verdicts that are others there")
+    parser.add_argument("--out", type=Path, help="folder for claims.csv and .html; default: show the verdicts")
     text = "list every finished run with its cost and what it came from"
     parser = add_verb(verbs, "runs", runs, text)
     parser.add_argument("--out", type=Path, help="folder for runs.csv and runs.html; default: show the costs")
@@ -54,8 +51,6 @@ def add_parsers(verbs: Any) -> None:
     parser.add_argument("--failures", type=int, help=argparse.SUPPRESS)
     parser = add_verb(verbs, "export", export, "copy the rows of finished live runs to results/cached, checked")
     parser.add_argument("--to", type=Path, help="another folder in place of results/cached, as of another checkout")
-    text = "exported runs that are not here stay, as those made on another machine; without: a study is replaced whole"
-    parser.add_argument("--keep", action="store_true", help=text)
 
     text = "write what the cached results say into README.md, docs and figures"
     parser = add_verb(verbs, "readme", readme, text, configured=False)
@@ -64,7 +59,7 @@ def add_parsers(verbs: Any) -> None:
 
 def draw(arguments: argparse.Namespace) -> None:
     """Draw some figures and tables of the plan's scale."""
-    from formerlab.report.drawings import draw_each
+    from formerlab.report.write import draw_each
 
     plan = load_plan(arguments)
     failed = draw_each(arguments.names, Path(plan["results"]), Path(plan["figures"]), Judge(plan).objection)
@@ -74,7 +69,7 @@ def draw(arguments: argparse.Namespace) -> None:
 
 def figures(arguments: argparse.Namespace) -> None:
     """Draw everything that has rows, at every scale."""
-    from formerlab.report.drawings import draw_all
+    from formerlab.report.write import draw_all
     from formerlab.results.read import has_runs
 
     rows, out = arguments.results / arguments.tree, arguments.figures / arguments.tree
@@ -82,7 +77,9 @@ def figures(arguments: argparse.Namespace) -> None:
     tasks = [(root, out / root.name) for root in judged if has_runs(root)]
     if arguments.tree == "cached":  # nobody objects to these rows, so processes may share the work
         os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each process: together they keep all cores busy
-        with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=_collect_rarely) as pool:
+        # A figure is many small objects that live until it is saved: a tenth of the time went into garbage collection.
+        rarely = partial(gc.set_threshold, 200_000)
+        with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=rarely) as pool:
             verdicts = [pool.submit(_write_verdicts, *task) for task in tasks]  # the longest tasks, so they begin first
             written = draw_all(rows, out, pool=pool)
             written += [path for one in verdicts for path in one.result()]
@@ -92,17 +89,10 @@ def figures(arguments: argparse.Namespace) -> None:
     print(f"{len(written)} files in {out}")
 
 
-def _collect_rarely() -> None:
-    """Look for garbage in cycles less often: a figure is made of many small objects that all live until it is saved.
-
-    A tenth of the time goes into that search otherwise.
-    """
-    gc.set_threshold(200_000, 20, 100)
-
-
 def exact(arguments: argparse.Namespace) -> None:
     """Write the numbers of the exact claims beside the runs of the scale."""
-    from formerlab.report.claims.table import EXACT, write_exact
+    from formerlab.report.claims.render import write_exact
+    from formerlab.report.claims.verdict import EXACT
 
     plan = load_plan(arguments)
     root = Path(plan["results"])
@@ -115,19 +105,16 @@ def exact(arguments: argparse.Namespace) -> None:
 def claims(arguments: argparse.Namespace) -> None:
     """Show the verdicts at the plan's scale, or write them."""
     from formerlab.plan.claim_arms import read_arms
-    from formerlab.report.claims.render import changes, counts, read_verdicts
-    from formerlab.report.claims.table import frame, verdicts
+    from formerlab.report.claims.render import counts, frame
+    from formerlab.report.claims.verdict import verdicts
 
     results = _results(load_plan(arguments))
     if arguments.out is not None:
         print(*_write_claims(results, arguments.out), sep="\n")
         return
     found = verdicts(results, read_arms(Path(), results.scale))
-    if arguments.against is not None:
-        shown = changes(read_verdicts(arguments.against), frame(found))[["claim", "item", "then", "now", "ours_now"]]
-        print(f"{len(shown)} verdicts are others" + (f"\n\n{_text(shown)}" if len(shown) else ""))
-        return
-    print(f"{counts(found)}\n\n{_text(frame(found)[['verdict', 'claim', 'item', 'ours']].fillna(''))}")
+    rows = frame(found)[["verdict", "claim", "item", "ours"]].fillna("")
+    print(f"{counts(found)}\n\n{rows.to_string(index=False, justify='left', max_colwidth=60)}")
     if warning := results.warning():
         print(f"\n{warning}")
 
@@ -137,10 +124,6 @@ def _results(plan: dict[str, Any]) -> "Results":
     from formerlab.results.read import Results
 
     return Results(Path(plan["results"]), Judge(plan).objection)
-
-
-def _text(rows: "DataFrame") -> str:
-    return rows.to_string(index=False, justify="left", max_colwidth=60)
 
 
 def readme(arguments: argparse.Namespace) -> None:
@@ -232,7 +215,7 @@ def export(arguments: argparse.Namespace) -> None:
     seeds: dict[str, set[int]] = {}
     for job in plan["train"].values():
         seeds.setdefault(f"{job['study']}/{job['run']}", set()).add(job["seed"])
-    outcome = copy(live, cached, Judge(plan).objection, seeds, keep=arguments.keep)
+    outcome = copy(live, cached, Judge(plan).objection, seeds)
     for run_id in outcome["diverged"]:
         print(f"diverged: {run_id}")
     for name, reason in outcome["unfinished"].items():

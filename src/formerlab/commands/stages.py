@@ -48,7 +48,8 @@ def add_parsers(verbs: Any) -> None:
 
 def data(arguments: argparse.Namespace) -> None:
     """Prepare one data set of the plan."""
-    from formerlab.data.registry import data_spec, prepare_data
+    from formerlab.data import prepare
+    from formerlab.data.registry import data_spec
 
     plan = load_plan(arguments)
     job = job_of(plan, "data", arguments.name)
@@ -57,13 +58,13 @@ def data(arguments: argparse.Namespace) -> None:
     out = Path(job["out"])
     with noted("data", out), as_planned(plan, "data", arguments.name):
         spec = data_spec(job["spec"])
-        prepare_data(arguments.name, spec, out, code_hash=job["code"], processes=arguments.processes)
+        prepare(arguments.name, spec, out, code_hash=job["code"], processes=arguments.processes)
 
 
 def train(arguments: argparse.Namespace) -> None:
     """Train one run of the plan."""
     from formerlab.training.run import Run
-    from formerlab.training.runtime_config import RuntimeConfig
+    from formerlab.training.runtime import RuntimeConfig
     from formerlab.training.stage import train_stage
 
     plan = load_plan(arguments)
@@ -105,7 +106,7 @@ def train(arguments: argparse.Namespace) -> None:
 def load(arguments: argparse.Namespace) -> None:
     """Load the released model of one run of the plan."""
     from formerlab.integrations.huggingface.released_run import load_stage
-    from formerlab.training.released import ReleasedRun
+    from formerlab.training.any_run import ReleasedRun
 
     plan = load_plan(arguments)
     job = job_of(plan, "load", arguments.id)
@@ -117,12 +118,12 @@ def load(arguments: argparse.Namespace) -> None:
 
 def _steps_of_equal_time(plan: dict[str, Any], job: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     """Return the steps that the measured times buy the run, and what its record says about them."""
-    from formerlab.evaluation.timing.equal_time import EqualTime, steps_of_equal_time, time_ratio
+    from formerlab.evaluation.timing.speed import EqualTime
 
     rows, planned = Path(plan["results"], job["study"], "speed.csv"), job["spec"]["steps"]
     equal = EqualTime.model_validate(job["equal_time"])
-    ratio = time_ratio(rows, equal)
-    steps = steps_of_equal_time(planned, ratio)
+    ratio = equal.ratio(rows)
+    steps = max(1, round(planned * ratio))
     print(f"a step of {equal.arm} takes {ratio:.4f} of one of {equal.reference}: {steps} steps", file=sys.stderr)
     note = equal.to_dict() | {"time_ratio": ratio, "arm_steps": planned, "rows_sha256": sha256(rows)}
     return steps, {"equal_time": note | {"spec_hash": job["spec_hash"]}}

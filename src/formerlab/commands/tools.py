@@ -38,13 +38,11 @@ def add_parsers(verbs: Any) -> None:
     parser.add_argument("--top-k", type=int, help="draw from the k most probable tokens only")
     parser.add_argument("--seed", type=int, default=0)
 
-    text = "evaluate a finished run, or any model of timm, on prepared images"
+    text = "evaluate a finished image model on prepared images"
     parser = add_verb(verbs, "classify", classify, text, configured=False)
-    parser.add_argument("model", help="folder of a finished run, or a name that timm knows")
+    parser.add_argument("model", type=Path, help="folder of a finished run")
     parser.add_argument("data", type=Path, help="folder of prepared images, such as results/live/laptop/data/images")
     parser.add_argument("--split", choices=("train", "valid", "test"), default="test")
-    parser.add_argument("--checkpoint", type=Path, help="weights for a model of timm")
-    parser.add_argument("--pretrained", action="store_true", help="take timm's published weights, from the hub")
     parser.add_argument("--batch", type=int, default=64, help="images at a time; default 64")
     parser.add_argument("--device", default="cpu", help="cpu or cuda; default cpu")
     parser.add_argument("--out", type=Path, help="CSV file for a row per image")
@@ -114,37 +112,26 @@ def generate(arguments: argparse.Namespace) -> None:
 
 def classify(arguments: argparse.Namespace) -> None:
     """Print accuracy, loss, calibration and speed."""
-    if not (Path(arguments.model) / "run.json").exists():
-        import formerlab.integrations.timm  # noqa: F401  (our names beside timm's)
-    from formerlab.evaluation.vision import classify_by_name
+    from formerlab.evaluation import vision
 
-    given = ("split", "checkpoint", "pretrained", "batch", "device", "out")
-    print(classify_by_name(arguments.model, arguments.data, **{name: getattr(arguments, name) for name in given}))
-
-
-def _check_free(port: int) -> None:
-    """Raise UserError where no server can listen at a port of this machine."""
-    try:
-        socket.create_server(("127.0.0.1", port)).close()
-    except (OSError, OverflowError) as error:
-        reason = "is no port" if isinstance(error, OverflowError) else "is taken"
-        raise UserError(f"--port: {port} {reason}; choose another between 1024 and 65535") from None
+    given = {name: getattr(arguments, name) for name in ("split", "batch", "device", "out")}
+    print(vision.classify(arguments.model, arguments.data, **given))
 
 
 def ui(arguments: argparse.Namespace) -> None:
     """Serve MLflow until it is stopped, and bring what is trained meanwhile into it every minute."""
-    from formerlab.tracking.address import database_of, landing
-    from formerlab.tracking.mlflow import sync
+    from formerlab.tracking.mlflow import landing, sync
 
-    _check_free(arguments.port)
+    try:
+        socket.create_server(("127.0.0.1", arguments.port)).close()
+    except (OSError, OverflowError):
+        raise UserError(f"--port: {arguments.port} is taken or no port; choose another from 1024 to 65535") from None
     plan = load_plan(arguments)
     uri = plan["tracking_uri"]
     if not uri:
         raise UserError(
             "config.yaml: tracking_uri is empty; set it to sqlite:///mlflow.db and run `python -m formerlab track`"
         )
-    if database := database_of(uri):
-        uri = f"sqlite:///{database}"
     first = landing(uri, plan["scale"], list(plan["studies"]))
     words = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, "--port", str(arguments.port)]
     words += ["--host", "127.0.0.1"]  # else MLFLOW_HOST may open it to the network
@@ -153,19 +140,12 @@ def ui(arguments: argparse.Namespace) -> None:
     signal.signal(signal.SIGTERM, interrupt)
     with subprocess.Popen(words, env=os.environ | quiet) as server:
         try:
-            while _still_serves(server):
+            while server.poll() is None:
                 with suppress(UserError):  # a sync that fails, or is under way already, is left to the next
                     sync(Path(plan["results"]), uri, Path(plan["figures"]))
+                with suppress(subprocess.TimeoutExpired):
+                    server.wait(SECONDS_BETWEEN_SYNCS)
         except KeyboardInterrupt:
             server.terminate()
     if server.returncode not in (0, -signal.SIGINT, -signal.SIGTERM):
         raise SystemExit(server.returncode)
-
-
-def _still_serves(server: "subprocess.Popen[bytes]") -> bool:
-    """Wait for the next sync; say whether the server is there still."""
-    try:
-        server.wait(SECONDS_BETWEEN_SYNCS)
-    except subprocess.TimeoutExpired:
-        return True
-    return False

@@ -1,19 +1,19 @@
-"""Data: from a source of text to tokenised, memory-mapped streams with a manifest.
+"""Data: from a source of text, sentence pairs or images to memory-mapped files with a manifest.
 
-`prepare` writes them, `load_stream` and `load_tokenizer` read them, `verify` checks them, `task_configs` hands the
-embedded questions to lm-evaluation-harness; `TextData` is the spec of a corpus.
+`TextData` is the spec of a corpus; `prepare` writes data of any kind, `load_stream` and `load_tokenizer` read a corpus,
+`verify` checks all files, `task_configs` hands the embedded questions to lm-evaluation-harness.
 """
 
+from formerlab.data.dataset import prepare as prepare
 from formerlab.data.dataset import source_fingerprint as source_fingerprint
+from formerlab.data.manifest import verify as verify
 from formerlab.data.text.embedded import Embedded as Embedded
 from formerlab.data.text.files import Files as Files
 from formerlab.data.text.hub import Hub as Hub
 from formerlab.data.text.prepare import TextData as TextData
-from formerlab.data.text.prepare import prepare as prepare
 from formerlab.data.text.questions import task_configs as task_configs
 from formerlab.data.text.streams import load_stream as load_stream
 from formerlab.data.text.streams import load_tokenizer as load_tokenizer
-from formerlab.data.text.streams import verify as verify
 from formerlab.data.text.tokenizer import BytePairs as BytePairs
 from formerlab.data.text.tokenizer import TokenizerFile as TokenizerFile
 from formerlab.data.text.tokenizer import TokenizerOf as TokenizerOf

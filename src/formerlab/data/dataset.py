@@ -1,48 +1,21 @@
-"""What every kind of data set answers, and every source of one."""
+"""What every kind of data set answers, every source of one, and the stage that prepares them all."""
 
-import hashlib
+import platform
+import sys
 from abc import ABC, abstractmethod
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 
-from formerlab.data.file_hashes import file_hashes
+from formerlab import __version__
+from formerlab.data.file_hashes import FILE_HASHES
+from formerlab.data.manifest import MANIFEST, SCHEMA, read_manifest
 from formerlab.data.splitting import SPLITS, Shares, Split
-from formerlab.data.text.released_tokenizer import ReleasedTokenizer
-from formerlab.data.text.tokenizer import TokenizerFile
 from formerlab.errors import UserError
-from formerlab.files import sha256
-from formerlab.released import WEIGHTS, ReleasedModel
+from formerlab.files import NoRoom, write_json
 from formerlab.spec import Spec, fingerprint
-
-
-class DataSpec(Spec, ABC):
-    """Where data come from and what becomes of them, until a task loads them.
-
-    Its module has `prepare(name, data, out, *, code_hash, processes)`, which has `manifest.prepared` write everything.
-    """
-
-    outside_recipe: ClassVar[dict[str, Any]] = {"source": True, "tokenizer": {"path", "source"}}
-    """Settings that `recipe` leaves out: places, and the source, which has a recipe of its own."""
-    source: Any
-    valid_share: float
-    test_share: float
-
-    @property
-    def shares(self) -> Shares:
-        """How items are divided where the source does not say."""
-        return Shares(self.valid_share, self.test_share)
-
-    def search(self) -> None:
-        """Raise UserError for named files that are not there, and for splits that their names alone leave empty."""
-        self.source.search()
-
-    def recipe(self) -> dict[str, Any]:
-        """Return what shapes the data, without the places they lie at."""
-        return {**self.model_dump(mode="json", exclude=self.outside_recipe), "source": self.source.recipe()}
-
-    @abstractmethod
-    def known(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Return the keys of a run that follow from these data and the keys of its task, where the run is silent."""
 
 
 class DataSource(Spec, ABC):
@@ -53,7 +26,7 @@ class DataSource(Spec, ABC):
     """
 
     outside_recipe: ClassVar[set[str]] = {"licence"}
-    """Settings that `recipe` leaves out, such as places."""
+    """Settings that `recipe` leaves out, such as paths."""
 
     @abstractmethod
     def state(self, cache: Path | None = None) -> str | None:
@@ -82,35 +55,94 @@ class DataSource(Spec, ABC):
         return {}
 
 
+class DataSpec(Spec, ABC):
+    """Where data come from and what becomes of them, until a task loads them."""
+
+    outside_recipe: ClassVar[dict[str, Any]] = {"source": True, "tokenizer": {"path", "source"}}
+    """Settings that `recipe` leaves out: paths, and the source, which has a recipe of its own."""
+    packages: ClassVar[tuple[str, ...]]
+    """Packages whose version may change what is written."""
+    source: Any
+    valid_share: float
+    test_share: float
+
+    @property
+    def shares(self) -> Shares:
+        """How items are divided where the source does not say."""
+        return Shares(self.valid_share, self.test_share)
+
+    def recipe(self) -> dict[str, Any]:
+        """Return what shapes the data, without the paths they lie at."""
+        return {**self.model_dump(mode="json", exclude=self.outside_recipe), "source": self.source.recipe()}
+
+    @abstractmethod
+    def known(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Return the keys of a run that follow from these data and the keys of its task, where the run is silent."""
+
+    @abstractmethod
+    def write(self, out: Path, processes: int | None) -> dict[str, Any]:
+        """Write all files but the manifest below `out`; return what it says of them.
+
+        That is `fingerprint` of them all, `splits`, and `notes` on what limits left out. Before the first file is
+        written, the old manifest is removed. Raises UserError naming the file, column or setting that is wrong.
+        """
+
+    @abstractmethod
+    def check_loads(self, out: Path, manifest: dict[str, Any]) -> None:
+        """Raise UserError where a file that the manifest names cannot be loaded."""
+
+
+def prepare(name: str, data: DataSpec, out: Path, *, code_hash: str = "", processes: int | None = None) -> None:
+    """Write everything that a task reads of a data set below `out`, last the manifest, which stands for finished data.
+
+    Nothing is done where a manifest says the same settings, source and code, and its files can be loaded. A source that
+    cannot be seen now counts as unchanged. `processes` defaults to one per core; the result does not depend on it.
+    Raises UserError naming the data set and what is wrong; what is half written is removed.
+    """
+    seen = {"recipe": fingerprint(data.recipe()), "code_hash": code_hash}
+    if (source := source_fingerprint(data, out / FILE_HASHES)) is not None:
+        seen["source_fingerprint"] = source
+    with suppress(UserError):
+        manifest = read_manifest(out)
+        if manifest.items() >= seen.items():
+            data.check_loads(out, manifest)
+            print(f"{out}: already prepared", file=sys.stderr)
+            return
+    try:
+        content = data.write(out, processes)
+    except NoRoom:
+        raise
+    except UserError as error:
+        raise UserError(f"data: {name}: {error}") from None
+    for note in content["notes"]:
+        print(f"{name}: {note}", file=sys.stderr)
+    versions = {"python": platform.python_version(), "formerlab": __version__}
+    versions |= {package: version(package) for package in data.packages}
+    manifest = {
+        "schema": SCHEMA,
+        "name": name,
+        "spec": data.to_dict(),
+        "source_fingerprint": None,
+        **seen,
+        **content,
+        "licence": data.source.licence_notice(),
+        "questions": content.get("questions", []),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": versions | data.source.versions(),
+    }
+    write_json(out / MANIFEST, manifest)
+
+
 def source_fingerprint(data: DataSpec, cache: Path | None = None) -> str | None:
     """Return 16 hexadecimal digits that change when source or tokenizer file do; None where they cannot be seen now.
 
     Needs no network. Files are told by their contents and their names below their common folder: touching them or
     moving them together changes nothing. `cache` names a file that saves reading unchanged files again; the data
-    stage keeps its own in `file_hashes.json`.
+    stage has its own in `file_hashes.json`.
     """
     state: str | None = data.source.state(cache)
-    tokenizer = getattr(data, "tokenizer", None)
-    if state is not None and isinstance(tokenizer, ReleasedTokenizer) and tokenizer.source is not None:
-        known = files_state(tokenizer.source, cache and cache.with_name(f".{tokenizer.model}.json"), weights=False)
-        return known and fingerprint([state, known])
-    if state is None or not isinstance(tokenizer, TokenizerFile):
+    of_tokenizer = getattr(getattr(data, "tokenizer", None), "state", None)
+    if state is None or of_tokenizer is None:  # what is learned or borrowed has no files of its own
         return state
-    return fingerprint([state, sha256(tokenizer.place)]) if tokenizer.place.is_file() else None
-
-
-def files_state(model: ReleasedModel, cache: Path | None = None, *, weights: bool = True) -> str | None:
-    """Return 64 hexadecimal digits that change when the files of a released model do; None where they are not here.
-
-    They are the SHA-256 of the file where there is one. Without `weights` files that hold nothing else are left out.
-    `cache` names a file that saves reading unchanged files again.
-    """
-    try:
-        files = [path for path in model.files() if weights or path.suffix not in WEIGHTS or path.suffix == ".gguf"]
-        hashes = file_hashes(files, cache)
-    except (UserError, OSError):
-        return None
-    if len(hashes) == 1:
-        return next(iter(hashes.values()))
-    named = "".join(f"{path.name} {digest}\n" for path, digest in sorted(hashes.items()))
-    return hashlib.sha256(named.encode()).hexdigest()
+    known = of_tokenizer(cache)
+    return known and fingerprint([state, known])

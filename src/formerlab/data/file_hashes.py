@@ -1,5 +1,6 @@
 """The SHA-256 of files, remembered while they are not touched."""
 
+import hashlib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -9,6 +10,7 @@ from formerlab.data.workers import available_cores
 from formerlab.errors import UserError
 from formerlab.files import read_json, sha256, write_json
 from formerlab.progress import Progress
+from formerlab.released import WEIGHTS, ReleasedModel
 
 FILE_HASHES = "file_hashes.json"
 """Beside a manifest: the SHA-256 of the source's files while they are not touched."""
@@ -38,10 +40,21 @@ def file_hashes(paths: Iterable[Path], cache: Path | None) -> dict[Path, str]:
     return digests
 
 
-def changed_unseen(cache: Path) -> list[Path]:
-    """Return the files of a cache whose content is another one although their stamp is as before; reads them all."""
-    known = {Path(path): about for path, about in _cached(cache).items() if Path(path).is_file()}
-    return [path for path, (stamp, digest) in known.items() if _stamp(path) == stamp and sha256(path) != digest]
+def files_state(model: ReleasedModel, cache: Path | None = None, *, weights: bool = True) -> str | None:
+    """Return 64 hexadecimal digits that change when the files of a released model do; None where they are not here.
+
+    They are the SHA-256 of the file where there is one. Without `weights` files that hold nothing else are left out.
+    `cache` names a file that saves reading unchanged files again.
+    """
+    try:
+        files = [path for path in model.files() if weights or path.suffix not in WEIGHTS or path.suffix == ".gguf"]
+        hashes = file_hashes(files, cache)
+    except (UserError, OSError):
+        return None
+    if len(hashes) == 1:
+        return next(iter(hashes.values()))
+    named = "".join(f"{path.name} {digest}\n" for path, digest in sorted(hashes.items()))
+    return hashlib.sha256(named.encode()).hexdigest()
 
 
 def _stamp(path: Path) -> Stamp:

@@ -1,7 +1,6 @@
 """What all sources on the Hugging Face hub share, through the `datasets` library and its cache."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -38,22 +37,31 @@ class HubSource(DataSource):
         return fingerprint([self.name, self.subset, self.revision])
 
     def rows(self, split: str, **options: Any) -> Any:
-        """Return a split of theirs as `datasets` does."""
-        import datasets
-
-        with self.reading(split):
-            return datasets.load_dataset(self.name, self.subset, revision=self.revision, split=split, **options)
-
-    @contextmanager
-    def reading(self, split: str) -> Iterator[None]:
-        """Turn whatever goes wrong while a split is read into a UserError of one line."""
+        """Return a split of theirs as `datasets` does, with its `options`. Raises UserError in one line."""
         import datasets
 
         try:
-            yield
-        except UserError:
-            raise
+            return datasets.load_dataset(self.name, self.subset, revision=self.revision, split=split, **options)
         except Exception as error:  # the libraries below raise errors of many families
-            offline = datasets.config.HF_HUB_OFFLINE
-            remedy = "offline mode is on, so run this once where there is network" if offline else "check the name"
-            raise UserError(f"hub {self.name}, split '{split}': {reason(error)}; {remedy}") from None
+            raise self.failed(split, error) from None
+
+    def failed(self, split: str, error: Exception) -> UserError:
+        """Return what to say of an error while a split is opened or read."""
+        import datasets
+
+        offline = datasets.config.HF_HUB_OFFLINE
+        remedy = "offline mode is on, so run this once where there is network" if offline else "check the name"
+        return UserError(f"hub {self.name}, split '{split}': {reason(error)}; {remedy}")
+
+    def values(self, split: str, column: str, **options: Any) -> Iterator[Any]:
+        """Yield the values of one column of a split. Raises UserError where it is missing or cannot be read."""
+        rows = self.rows(split, **options)
+        try:
+            names = rows.column_names or list(next(iter(rows), {}))
+            if column in names:
+                for batch in rows.select_columns([column]).iter(1000):
+                    yield from batch[column]
+                return
+        except Exception as error:
+            raise self.failed(split, error) from None
+        raise UserError(f"hub {self.name}: no column '{column}' among {', '.join(names)}; set source.column")

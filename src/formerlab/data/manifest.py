@@ -1,71 +1,58 @@
-"""What the manifests of all kinds of data sets have in common, and whether prepared data are still what they say."""
+"""The manifest of prepared data, written last and so the proof that they are whole, and the check of their files."""
 
-import platform
-import sys
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from formerlab import __version__
-from formerlab.data.dataset import DataSpec, source_fingerprint
-from formerlab.data.splitting import SPLITS
-from formerlab.data.text.streams import SCHEMA, load_stream, load_tokenizer, read_manifest
+from formerlab.data.file_hashes import file_hashes
 from formerlab.errors import UserError
-from formerlab.files import write_json
-from formerlab.spec import fingerprint
+from formerlab.files import read_json
+
+SCHEMA = 1
+
+MANIFEST = "manifest.json"
+
+REMEDY = "run the data stage again"
+
+CHECKED = "checked_hashes.json"
+"""Beside a manifest: the SHA-256 of the files that `verify` has read, while they are not touched."""
 
 
-def prepared(
-    name: str,
-    data: DataSpec,
-    out: Path,
-    code_hash: str,
-    write: Callable[[], dict[str, Any]],
-    *,
-    is_current: Callable[[dict[str, Any]], object],
-    packages: Iterable[str],
-    cache: Path | None = None,
-) -> None:
-    """Have `write` make the files of a data set below `out`, then write its manifest, which stands for finished data.
+def read_manifest(out: Path) -> dict[str, Any]:
+    """Return the manifest of prepared data. Raises UserError where there is none or it is not one of ours."""
+    path = out / MANIFEST
+    if not path.exists():
+        raise UserError(f"{path}: no such file, so the data are not prepared; {REMEDY}")
+    manifest = read_json(path)
+    if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
+        raise UserError(f"{path}: not a manifest of schema {SCHEMA}; {REMEDY}")
+    return manifest
 
-    Nothing is done where a manifest says the same settings, source and code, and `is_current` finds, without a
-    UserError, that its files can be loaded. A source that cannot be seen now counts as unchanged. `write` returns what
-    this kind of data says of its files: `fingerprint` of them all, `splits`, `notes` on what limits left out, which are
-    said. `packages` are those whose version may matter; `cache` remembers hashes of the source's files.
+
+def lender(out: Path) -> Path | None:
+    """Return the folder of the data set that lends its tokenizer to these prepared data; nothing where they own it."""
+    tokenizer = read_manifest(out)["spec"].get("tokenizer") or {}
+    return out.parent / tokenizer["data"] if tokenizer.get("kind") == "of" else None
+
+
+def verify(out: Path) -> None:
+    """Check all files of prepared data of any kind. Raises UserError naming the first whose SHA-256 differs.
+
+    Files that were checked before are read again only where size or time of change differ.
     """
-    seen = {"recipe": fingerprint(data.recipe()), "code_hash": code_hash}
-    if (source := source_fingerprint(data, cache)) is not None:
-        seen["source_fingerprint"] = source
-    with suppress(UserError):
-        manifest = read_manifest(out)
-        if manifest.items() >= seen.items() and is_current(manifest):
-            print(f"{out}: already prepared", file=sys.stderr)
-            return
-    content = write()
-    for note in content["notes"]:
-        print(f"{name}: {note}", file=sys.stderr)
-    versions = {"python": platform.python_version(), "formerlab": __version__}
-    manifest = {
-        "schema": SCHEMA,
-        "name": name,
-        "spec": data.to_dict(),
-        "source_fingerprint": None,
-        **seen,
-        **content,
-        "licence": data.source.licence_notice(),
-        "questions": content.get("questions", []),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": versions | {package: version(package) for package in packages} | data.source.versions(),
-    }
-    write_json(out / "manifest.json", manifest)
+    manifest = read_manifest(out)
+    entries = [*manifest["splits"].values(), *manifest.get("questions", [])]
+    expected = {out / entry["file"]: entry["sha256"] for entry in entries}
+    expected |= {out / entry["labels"]: entry["labels_sha256"] for entry in entries if "labels" in entry}
+    if "tokenizer" in manifest:
+        expected[out / "tokenizer.json"] = manifest["tokenizer"]["sha256"]
+    check_hashes(expected, out / CHECKED)
 
 
-def streams_load(out: Path) -> bool:
-    """Load the token streams of all splits and their tokenizer. Raises UserError where one of them cannot be."""
-    for split in SPLITS:
-        load_stream(out, split)
-    load_tokenizer(out)
-    return True
+def check_hashes(expected: dict[Path, str], cache: Path | None = None) -> None:
+    """Raise UserError naming the first file that is missing or has another SHA-256 than the manifest says."""
+    for path in expected:
+        if not path.is_file():
+            raise UserError(f"{path}: no such file; {REMEDY}")
+    for path, found in file_hashes(expected, cache).items():
+        if found != (due := expected[path]):
+            raise UserError(f"{path}: damaged or changed (SHA-256 {found[:16]}..., expected {due[:16]}...); {REMEDY}")

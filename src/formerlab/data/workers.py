@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context, parent_process
-from multiprocessing.process import BaseProcess
 from threading import Thread
 from typing import TypeVar
 
@@ -51,9 +50,6 @@ class Workers:
                 yield pending.popleft().result()
         except BrokenProcessPool:
             raise UserError("a worker process was killed, most often for lack of memory; use fewer processes") from None
-        finally:
-            for future in pending:
-                future.cancel()
 
     def __enter__(self) -> "Workers":
         return self
@@ -65,14 +61,14 @@ class Workers:
 
 
 def _start_worker() -> None:
-    parent = parent_process()
-    if parent is not None:
-        Thread(target=_follow, args=(parent,), daemon=True).start()
+    Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent alone answers Ctrl-C
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core a process
 
 
-def _follow(parent: BaseProcess) -> None:
+def _end_with_parent() -> None:
     """End with the parent, even one that was killed."""
-    parent.join()
-    os._exit(1)
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

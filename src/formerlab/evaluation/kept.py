@@ -1,11 +1,11 @@
 """What a measurement has done, kept beside its run: one that was stopped, or has a policy more, goes on from there."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from formerlab.files import read_json, write_json
+from formerlab.files import read_json, write_json, write_text
 from formerlab.results.write import Cell
 from formerlab.spec import fingerprint
 
@@ -17,12 +17,15 @@ class Journal:
 
     def __init__(self, path: Path | None = None) -> None:
         """Read what `path` holds; without one nothing is kept."""
-        self.path = path
-        self.known: dict[int, tuple[Any, ...]] = dict(_whole_lines(path)) if path is not None else {}
-        if path is not None and path.exists():  # half a line would spoil the next one
-            text = "".join(_line(*item) for item in self.known.items())
-            if text != path.read_text(encoding="utf-8"):
-                path.write_text(text, encoding="utf-8")
+        self.path, self.known = path, dict[int, tuple[Any, ...]]()
+        if path is not None and path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                try:
+                    request, *answer = json.loads(line)
+                except ValueError:
+                    write_text(path, "".join(map(_line, self.known.items())))  # half a line would spoil the next one
+                    break
+                self.known[request] = tuple(answer)
 
     def add(self, answers: Mapping[int, tuple[Any, ...]]) -> None:
         """Keep answers by the number of their request."""
@@ -30,7 +33,7 @@ class Journal:
         if self.path is not None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with open(self.path, "a", encoding="utf-8") as file:
-                file.writelines(_line(*item) for item in answers.items())
+                file.writelines(map(_line, answers.items()))
 
 
 class Kept:
@@ -75,14 +78,5 @@ class Kept:
         return self.folder / name
 
 
-def _line(request: int, answer: Sequence[Any]) -> str:
-    return json.dumps([request, *answer]) + "\n"
-
-
-def _whole_lines(path: Path) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
-            request, *answer = json.loads(line)
-        except ValueError:
-            return
-        yield request, tuple(answer)
+def _line(item: tuple[int, Sequence[Any]]) -> str:
+    return json.dumps([item[0], *item[1]]) + "\n"

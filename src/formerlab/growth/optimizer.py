@@ -7,8 +7,6 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from formerlab.errors import UserError
-
 OldTokens = Literal["train", "freeze"] | Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
@@ -18,31 +16,18 @@ def grow_optimizer_state(parent_state: dict[str, Any], optimizer: torch.optim.Op
     `optimizer` is the child's, over the same parameters in the same groups; its learning rates and other settings stay
     its own. The step count is one number per tensor and is kept, so the old rows go on as if nothing had happened,
     while the first update of a new entry is lr (1 - beta1) / sqrt(1 - beta2) in size, and not lr.
-    Raises UserError where the two do not have the same groups, or grew in more than rows.
     """
-    groups = optimizer.state_dict()["param_groups"]
-    old_sizes = [len(group["params"]) for group in parent_state["param_groups"]]
-    sizes = [len(group["params"]) for group in groups]
-    if sizes != old_sizes:
-        raise UserError(f"cannot grow an optimizer state with {old_sizes} parameters per group into one with {sizes}")
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state = {
         index: {name: _extended(value, parameters[index]) for name, value in moments.items()}
         for index, moments in parent_state["state"].items()
     }
-    return {"state": state, "param_groups": groups}
+    return {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
 
 
-def _extended(value: Any, parameter: Tensor) -> Any:
-    if not isinstance(value, Tensor):
-        return value
+def _extended(value: Tensor, parameter: Tensor) -> Tensor:
     if value.ndim == 0:
         return value.clone()  # the optimizer counts steps in place, and loading keeps the tensor
-    if value.shape[1:] != parameter.shape[1:]:
-        raise UserError(
-            f"cannot grow optimizer moments of shape {tuple(value.shape)} into {tuple(parameter.shape)}: "
-            "only growth by tokens carries them; use a fresh optimizer"
-        )
     extended = torch.zeros(parameter.shape, dtype=value.dtype, device=value.device)
     extended[: len(value)] = value
     return extended

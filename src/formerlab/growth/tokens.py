@@ -1,21 +1,23 @@
 """Growth: a larger model from a trained one, by parameter tokens or, as baselines of that, by width."""
 
+import copy
 import math
 from collections.abc import Iterator
 from typing import Any, Literal, TypeVar, cast
 
+import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from formerlab.errors import UserError
-from formerlab.growth.layers import grow_layers
-from formerlab.growth.optimizer import OldTokens, grow_optimizer_state, hold_old_tokens
+from formerlab.growth.optimizer import OldTokens
 from formerlab.growth.width import WidthMethod, check_width, widen
-from formerlab.layers.initial import without_values
+from formerlab.layers.initial import seeded
 from formerlab.layers.pattention import Pattention, PattentionLayer
 from formerlab.models.decoder import Decoder, DecoderModel
 from formerlab.models.translator import Translator
 from formerlab.models.vision import VisionTransformer, VisionTransformerModel
+from formerlab.seeding import mixed_seed
 from formerlab.spec import Spec
 
 Growable = Decoder | VisionTransformer
@@ -33,17 +35,6 @@ INITIAL = frozenset({"init", "std", "scale_residual", "embedding_std"})
 TOKEN_KEYS = INITIAL | {"tokens", "tau"}
 WIDTH_KEYS = INITIAL | {"width", "heads", "hidden"}
 """Keys in which a child's spec may differ: what growth decides, and what only draws initial values."""
-
-__all__ = [
-    "Growth",
-    "continued_spec",
-    "grow",
-    "grow_into",
-    "grow_optimizer_state",
-    "growable",
-    "grown_spec",
-    "hold_old_tokens",
-]
 
 
 class Growth(Spec):
@@ -95,9 +86,9 @@ def grow(
     Every Pattention's token count is multiplied by `factor` and rounded; `tokens` names counts instead, per kind of
     layer ({"projection": 1024, "feedforward": 4096}), and what it leaves out keeps its count. See `grow_into` for what
     becomes of the weights. In somebody else's module the Pattentions bear their own names ({"encoder.0.up": 256}), and
-    decoders and vision transformers that it holds grow with their specs, by a factor only (see `grow_layers`).
+    decoders and vision transformers that it holds grow with their specs, by a factor only.
 
-    Raises UserError for a model without Pattention or that cannot be copied, unknown names and fewer tokens.
+    Raises UserError for a model without Pattention, unknown names and fewer tokens.
     """
     growth = Growth(keys=init, tau=tau)
     if not 1 <= factor < math.inf:
@@ -113,20 +104,70 @@ def grow(
 def _grow_foreign(
     model: AnyModule, factor: int | float, growth: Growth, tokens: dict[str, int] | None, seed: int
 ) -> AnyModule:
-    """Return a grown copy of a module of any other kind; the specs of our models in it grow with them."""
+    """Return a copy of a module of any other kind whose Pattention layers, and specs of our models in it, have grown.
+
+    A layer is named by its path in the module. Old keys and values become its leading rows; new rows are drawn from the
+    seed and the name, as at the start of training. All else is copied, and keeps its type, device and whether it is
+    trained. Raises UserError for a module without Pattention, layers that share weights or whose weights are computed
+    from others, unknown names and fewer tokens.
+    """
+    kind = type(model).__name__
     if hasattr(getattr(model, "config", None), "decoder_spec"):
-        raise UserError(f"cannot grow a {type(model).__name__}, whose config repeats the sizes; grow its decoder")
-    parts = [name for name, part in model.named_modules() if _has_pattention(getattr(part, "spec", None))]
+        raise UserError(f"cannot grow a {kind}, whose config repeats the sizes; grow its decoder")
+    specs = {name: getattr(part, "spec", None) for name, part in model.named_modules()}
+    parts = {name: spec for name, spec in specs.items() if isinstance(spec, AnyModel) and _pattentions(spec)}
     for name in tokens or ():
         if any(not part or name.startswith(f"{part}.") for part in parts):
             raise UserError(f"cannot grow {name} alone: it is part of a model whose spec says its size; use a factor")
-    grown = grow_layers(
-        model, factor, tokens, zero_keys=growth.keys == "zero", keep_tau=growth.tau == "keep", seed=seed
-    )
-    for name in parts if tokens is None else ():
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, PattentionLayer)}
+    if not layers:
+        raise UserError(f"cannot grow a {kind}: it holds no Pattention layer; grow adds tokens to those")
+    _check_layers(layers, tokens)
+    grown = copy.deepcopy(model)
+    for name, layer in layers.items():
+        old = len(layer.keys)
+        new = round(old * factor) if tokens is None else tokens.get(name, old)
+        if new < old:
+            raise UserError(f"cannot grow {name} from {old} tokens to {new}: growth never removes any; ask for more")
+        _extend(cast(PattentionLayer, grown.get_submodule(name)), new, growth, mixed_seed(seed, name))
+    for name, spec in parts.items() if tokens is None else ():
         part: Any = grown.get_submodule(name)
-        part.spec = _with_tau(part.spec, _with_tokens(part.spec, _multiplied(part.spec, factor)), growth.tau)
+        part.spec = _with_tau(spec, _with_tokens(spec, _multiplied(spec, factor)), growth.tau)
     return grown
+
+
+def _check_layers(layers: dict[str, PattentionLayer], tokens: dict[str, int] | None) -> None:
+    """Refuse unknown names, and layers whose keys or values are not simply their own."""
+    if unknown := sorted((tokens or {}).keys() - layers.keys()):
+        raise UserError(f"cannot grow {', '.join(unknown)}: the Pattentions of this module are {', '.join(layers)}")
+    owners: dict[nn.Parameter, str] = {}
+    for name, layer in layers.items():
+        for what in ("keys", "values"):
+            weight = layer._parameters.get(what)
+            if weight is None or type(weight.data) is not Tensor:
+                raise UserError(
+                    f"cannot grow {name}: its {what} are no plain parameter (parametrised, pruned or sharded)"
+                )
+            if weight in owners:
+                raise UserError(
+                    f"cannot grow {name}: it shares its {what} with {owners[weight]}; give it weights of its own"
+                )
+            owners[weight] = name
+
+
+@torch.no_grad()
+def _extend(layer: PattentionLayer, tokens: int, growth: Growth, seed: int) -> None:
+    """Add parameter tokens to a layer, in place."""
+    old, d_in = layer.keys.shape
+    spec = layer.spec.model_copy(update={"tokens": tokens, "tau": layer.tau if growth.tau == "keep" else None})
+    fresh = seeded(lambda: spec.build(d_in, layer.values.shape[1], layers=layer.layers), seed)
+    if growth.keys == "zero":
+        fresh.keys[old:] = 0.0
+    for name, drawn in fresh.named_parameters():
+        before = layer.get_parameter(name)
+        rows = torch.cat([before.detach(), drawn.detach()[old:].to(before)])
+        setattr(layer, name, nn.Parameter(rows, requires_grad=before.requires_grad))
+    layer.spec, layer.tau = spec, spec.scale
 
 
 def growable(spec: Spec) -> Growable:
@@ -184,7 +225,8 @@ def _with_tau(parent: AnyModel, child: AnyModel, rule: TauRule) -> Any:
             )
         grown[name] = new.model_copy(update={"tau": tau})
     if not grown:
-        raise UserError(f"cannot grow a model without Pattention: {_kinds(parent)}; use pattention for one of them")
+        kinds = f"projection.kind={parent.projection.kind}, feedforward.kind={parent.feedforward.kind}"
+        raise UserError(f"cannot grow a model without Pattention: {kinds}; use pattention for one of them")
     return child.model_copy(update=grown)
 
 
@@ -194,11 +236,9 @@ def grow_into(parent_state: dict[str, Tensor], parent: Spec, child: Spec, growth
     With method = tokens old keys and values become the leading rows and all other weights are copied. New rows are what
     `child.build(seed)` draws, so they follow the initial distribution of the grown layer (values 1/sqrt(tokens) with
     the new count under init = fan_in), except that keys = zero sets the new keys to zero. For the other methods see
-    `growth/width.py`. Raises UserError as `grown_spec` does, and where the weights are not those of the parent's spec.
+    `growth/width.py`. Raises UserError as `grown_spec` does.
     """
-    grown, parent = grown_spec(parent, child, growth), growable(parent)
-    _check_weights(parent_state, parent)
-    model = grown.build(seed).to(next(iter(parent_state.values())))
+    model = grown_spec(parent, child, growth).build(seed).to(next(iter(parent_state.values())))
     if isinstance(model, DecoderModel) and isinstance(parent, Decoder) and growth.method != "tokens":
         widen(model, parent_state, parent, growth.method, growth.noise, seed)
         return model
@@ -211,30 +251,9 @@ def grow_into(parent_state: dict[str, Tensor], parent: Spec, child: Spec, growth
     return model
 
 
-def _check_weights(state: dict[str, Tensor], spec: Growable) -> None:
-    """Refuse weights that another spec made; the expected shapes come from a model without storage."""
-    with without_values():
-        expected = {name: tuple(weight.shape) for name, weight in spec.build().state_dict().items()}
-    shapes = {name: tuple(weight.shape) for name, weight in state.items()}
-    for name in sorted(expected.keys() | shapes.keys()):
-        if expected.get(name) != shapes.get(name):
-            raise UserError(
-                f"cannot grow weights that are not the parent's: {name} has shape {shapes.get(name)}, "
-                f"its spec says {expected.get(name)}"
-            )
-
-
 def _pattentions(spec: AnyModel) -> dict[str, Pattention]:
     parts = {name: getattr(spec, name) for name in type(spec).model_fields}
     return {name: part for name, part in parts.items() if isinstance(part, Pattention)}
-
-
-def _has_pattention(spec: object) -> bool:
-    return isinstance(spec, AnyModel) and bool(_pattentions(spec))
-
-
-def _kinds(spec: AnyModel) -> str:
-    return f"projection.kind={spec.projection.kind}, feedforward.kind={spec.feedforward.kind}"
 
 
 def _multiplied(spec: AnyModel, factor: int | float) -> dict[str, int]:

@@ -22,7 +22,7 @@ relative to the root mean square of the matrix, and sums to zero over the copies
 
 import functools
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -40,34 +40,23 @@ Seeds = Callable[[str], int]
 """Gives a seed for everything that is drawn, by its name."""
 
 
-class Place(NamedTuple):
-    """Which units the dimensions of a weight range over."""
-
-    writes: tuple[int, Units]
-    """The dimension of the units that the weight computes; they are copied."""
-    reads: tuple[int, Units] | None = None
-    """The dimension of the units that it sums over; they are copied and divided by the number of copies."""
-
-
 MATRICES: dict[str, tuple[Units, Units]] = {
-    "query": ("heads", "channels"),
-    "key": ("heads", "channels"),
-    "value": ("heads", "channels"),
+    **dict.fromkeys(("query", "key", "value"), ("heads", "channels")),
     "output": ("channels", "heads"),
-    "inner": ("hidden", "channels"),
-    "gate": ("hidden", "channels"),
+    **dict.fromkeys(("inner", "gate"), ("hidden", "channels")),
     "outer": ("channels", "hidden"),
 }
 """What linear layers compute, and what they sum over."""
-PLACES = {
-    "embedding": Place((1, "channels")),
-    "position.rows": Place((1, "channels")),
-    "norm.gain": Place((0, "channels")),
-    "norm.bias": Place((0, "channels")),
-    **{f"{name}.weight": Place((0, writes), (1, reads)) for name, (writes, reads) in MATRICES.items()},
-    **{f"{name}.bias": Place((0, writes)) for name, (writes, _) in MATRICES.items()},
+Dimension = tuple[int, Units]
+DIMENSIONS: dict[str, tuple[Dimension, Dimension | None]] = {
+    **dict.fromkeys(("embedding", "position.rows"), ((1, "channels"), None)),
+    **dict.fromkeys(("norm.gain", "norm.bias"), ((0, "channels"), None)),
+    **{f"{name}.weight": ((0, writes), (1, reads)) for name, (writes, reads) in MATRICES.items()},
+    **{f"{name}.bias": ((0, writes), None) for name, (writes, _) in MATRICES.items()},
 }
-"""By the end of a weight's name; an untied head (read by nothing) and depth mixers of no width stand apart."""
+"""By the end of a weight's name, the dimension of the units that it computes, which are copied, and of those that it
+sums over, which are copied and divided by the number of copies. An untied head (read by nothing) and depth mixers of no
+width stand apart."""
 
 
 def check_width(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
@@ -84,13 +73,6 @@ def check_width(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
             f"cannot grow width={parent.width}, heads={parent.heads} into width={child.width}, heads={child.heads}: "
             f"a head keeps its {d_head} channels; change heads as well"
         )
-    _check_widths(parent, child, method)
-    if child.width > parent.width and method != "net2net_pad":
-        _check_copies(parent, child, method)
-
-
-def _check_widths(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
-    """Raise UserError where something gets narrower, or does not get as many times wider as the method needs."""
     for name, old, new in _widths(parent, child):
         if new < old:
             raise UserError(f"cannot grow {name}={old} into {new}: growth makes nothing narrower")
@@ -98,20 +80,23 @@ def _check_widths(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
             raise UserError(
                 f"cannot grow {name}={old} into {new}: method=hypercloning needs a multiple; or use net2net"
             )
+    _check_copies(parent, child, method)
 
 
 def _check_copies(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
-    """Raise UserError where channels cannot be copied without a change of the function."""
+    """Raise UserError where channels are to be copied and cannot be without a change of the function."""
+    if child.width == parent.width or method == "net2net_pad":
+        return
     mixer = child.depth
     if mixer.params(1, child.width) != mixer.params(1, parent.width):
         raise UserError(
-            f"cannot grow depth.kind={mixer.kind} by method={method}: its weights are as wide as the model, and no "
-            "rule says how to copy them; use method=net2net_pad or another depth mixer"
+            f"cannot grow depth.kind={mixer.kind} by method={method}: its weights are as wide as the model; "
+            "use method=net2net_pad or another depth mixer"
         )
     if isinstance(child.position, Sinusoidal):
         raise UserError(
-            f"cannot grow position.kind=sinusoidal by method={method}: its channels are fixed and no copies of each "
-            "other; use method=net2net_pad or another position encoding"
+            f"cannot grow position.kind=sinusoidal by method={method}: its channels are fixed; "
+            "use method=net2net_pad or another position encoding"
         )
     if child.tied and not child.final_norm.gain:
         raise UserError(
@@ -151,13 +136,13 @@ def _copied(
     undo_scale = (child.width / parent.width) ** 0.5 if child.logit_scale == "inverse_sqrt_width" else 1.0
     if name == "head":
         return _divided(old, 1, channels, noise, seeds(f"noise {name}")) * undo_scale
-    place = next((place for ending, place in PLACES.items() if name.endswith(ending)), None)
-    if place is None:
+    found = next((found for ending, found in DIMENSIONS.items() if name.endswith(ending)), None)
+    if found is None:
         return old
-    dimension, units = place.writes
+    (dimension, units), reads = found
     new = old.index_select(dimension, sources(units).to(old.device))
-    if place.reads is not None:
-        dimension, units = place.reads
+    if reads is not None:
+        dimension, units = reads
         new = _divided(new, dimension, sources(units), noise, seeds(f"noise {name}"))
     if name.startswith("final_norm.") and child.tied:
         new = new / _copies(channels).to(new) * undo_scale
@@ -177,7 +162,8 @@ def _divided(weight: Tensor, dimension: int, sources: Tensor, noise: float, seed
 
 def _sources(units: Units, parent: Decoder, child: Decoder, method: WidthMethod, seed: int) -> Tensor:
     """Return for every channel or hidden unit of the child the parent's that it is a copy of."""
-    old, new = {name: (old, new) for name, old, new in _widths(parent, child)}[_NAMES[units]]
+    place = ("channels", "heads", "hidden").index(units)
+    _, old, new = _widths(parent, child)[place]
     turns = -(-new // old)
     order = [torch.arange(old)] * turns
     if method == "net2net":
@@ -188,9 +174,6 @@ def _sources(units: Units, parent: Decoder, child: Decoder, method: WidthMethod,
         return sources
     d_head = parent.width // parent.heads
     return (sources[:, None] * d_head + torch.arange(d_head)).flatten()
-
-
-_NAMES = {"channels": "width", "heads": "heads", "hidden": "feedforward.hidden"}
 
 
 def _widths(parent: Decoder, child: Decoder) -> list[tuple[str, int, int]]:

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from formerlab.errors import UserError
 from formerlab.models.published import PUBLISHED
-from formerlab.models.vision import VisionTransformer, VisionTransformerModel
-from formerlab.models.vision_features import POOLS
+from formerlab.models.vision import POOLS, VisionTransformer, VisionTransformerModel
 from formerlab.torchvision_shim import ensure_torchvision_imports
 
 ensure_torchvision_imports()
@@ -28,8 +27,6 @@ NAMES = {
     "tokenformer_large_matched_patch16_224": "tokenformer-l16-matched",
 }
 """timm's names, and ours."""
-
-TIMM_FIELDS = {"in_chans": "channels", "drop_path_rate": "drop_path"}
 
 default_cfgs = generate_default_cfgs(
     {
@@ -54,9 +51,7 @@ def _register(name: str) -> None:
     """Register a function of that name, which is how timm knows a model."""
 
     def create(pretrained: bool = False, **given: Any) -> Any:
-        features = {"out_indices": given.pop("out_indices", 3), "feature_cls": "getter"}
-        spec = PUBLISHED[NAMES[name]]
-        return build_model_with_cfg(_build, name, pretrained, model_cfg=spec, feature_cfg=features, **given)
+        return build_model_with_cfg(_build, name, pretrained, model_cfg=PUBLISHED[NAMES[name]], **given)
 
     create.__name__ = create.__qualname__ = name
     register_model(create)
@@ -68,22 +63,18 @@ for _name in NAMES:
 
 def _build(cfg: VisionTransformer, *, num_classes: int, global_pool: str | None = None, **given: Any) -> Any:
     """Build the model with what timm and its user ask for; initial values follow torch's global generator."""
-    fields = {TIMM_FIELDS.get(key, key): value for key, value in given.items() if value is not None}
+    ours = {"in_chans": "channels", "drop_path_rate": "drop_path"}
+    fields = {ours.get(key, key): value for key, value in given.items() if value is not None}
     size = fields.pop("img_size", cfg.image)
     height, width = size if isinstance(size, tuple | list) else (size, size)
     if height != width:
         raise ValueError(f"img_size={size}: these models take square images")
-    spec = VisionTransformer.model_validate(
-        cfg.model_dump() | fields | {"image": height, "classes": max(1, num_classes)} | _pool(global_pool)
-    )
+    fields |= {"image": height, "classes": max(1, num_classes)} | ({"pool": POOLS[global_pool]} if global_pool else {})
+    spec = VisionTransformer.model_validate(cfg.model_dump() | fields)
     model: VisionTransformerModel = spec.build(int(torch.randint(2**31, (), device="cpu")))
     if num_classes == 0 or global_pool == "":
         model.reset_classifier(num_classes, global_pool)
     return model
-
-
-def _pool(global_pool: str | None) -> dict[str, str]:
-    return {"pool": POOLS[global_pool]} if global_pool else {}
 
 
 WHOLE = {

@@ -9,6 +9,9 @@ import logging
 import os
 import shutil
 
+EMPTY = 2**30
+"""The position of an empty slot of a cache: later than any query, so it is neither seen nor a candidate."""
+
 
 @functools.cache
 def usable(what: str) -> bool:

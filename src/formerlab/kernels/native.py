@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from formerlab.files import replacing, sha256
+from formerlab.files import replacing
 
 TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 """What kernels take, and how C++ calls it (`bfloat16.h`)."""
@@ -25,8 +25,6 @@ _VECTORS = {"AVX2": _AVX2, "AVX512": [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx5
 _MALLOC = {-1: 2**31 - 1, -2: 2**24, -8: 1}
 """glibc's M_TRIM_THRESHOLD, M_TOP_PAD (bytes) and M_ARENA_MAX."""
 _MMAP_THRESHOLD = -3
-_DIGEST = 32
-"""Bytes of a SHA-256."""
 
 
 def keep_memory(largest: int = 2**30) -> None:
@@ -59,20 +57,16 @@ def compiled(name: str, source: str) -> ctypes.CDLL | None:
     if compiler is None:
         log.warning("%s: no C++ compiler found (CXX, c++, g++, clang++), going on without a native kernel", name)
         return None
-    vectors = _VECTORS.get(_capability(), [])
+    vectors = _VECTORS.get(torch.backends.cpu.get_cpu_capability(), [])
     command = [compiler, "-x", "c++", "-std=c++17", "-O3", *vectors, "-fopenmp", "-shared", "-fPIC", "-o"]
-    digest = hashlib.sha256("\n".join([source, *command, "with its SHA-256"]).encode()).hexdigest()[:16]
+    digest = hashlib.sha256("\n".join([source, *command]).encode()).hexdigest()[:16]
     try:
-        library = _cache() / f"{name}-{digest}.so"
-        if library.exists() and not _whole(library):  # loading it would kill this process without a reason
-            log.warning("%s: damaged, compiled again", library)
-            library.unlink()
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        library = cache / "formerlab" / f"{name}-{digest}.so"
         if not library.exists():
             with replacing(library) as temporary:
                 command += [str(temporary), "-"]
                 subprocess.run(command, input=source, text=True, capture_output=True, check=True, timeout=120)
-                with open(temporary, "ab") as file:
-                    file.write(bytes.fromhex(sha256(temporary)))
         return ctypes.CDLL(str(library))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         reason = (getattr(error, "stderr", None) or str(error)).strip().partition("\n")[0]
@@ -83,18 +77,4 @@ def compiled(name: str, source: str) -> ctypes.CDLL | None:
 def kernel_path() -> str:
     """Return what decides the bits of a CPU beside the code: native kernels or plain ones, and the instruction set."""
     made = compiled("probe", 'extern "C" int probe() { return 0; }')
-    return f"{'plain' if made is None else 'native'}, {_capability()}"
-
-
-def _capability() -> str:
-    return torch.backends.cpu.get_cpu_capability()
-
-
-def _whole(library: Path) -> bool:
-    """Say whether a library is as it was written: behind what the loader reads stands the SHA-256 of that."""
-    content = library.read_bytes()
-    return hashlib.sha256(content[:-_DIGEST]).digest() == content[-_DIGEST:]
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "formerlab"
+    return f"{'plain' if made is None else 'native'}, {torch.backends.cpu.get_cpu_capability()}"

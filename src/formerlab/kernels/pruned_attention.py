@@ -8,21 +8,21 @@ For q = 0, 1, ... of a sequence, in each head group (`cache/eviction.py`, Decay 
 One program works on a sequence and a head group. The positions and scores of the keys held stay in its registers.
 Queries come in blocks of 16: a block meets the held keys and its own in one product, which reads each of them once;
 then the rule acts row by row on the logits; then the probabilities meet the values. Sums are float32 for all tensors,
-so logits in half precision are not rounded, as `cache/engines/loop.py`, the reference, rounds them.
+so logits in half precision are not rounded, as `cache/engine.py`, the reference, rounds them.
 
 Memory, besides `out`: a program notes 16 logits per slot and head of its group and one position per slot, 4 bytes each,
 where slots are the next power of two above budget + 16. Time: the products of T queries with budget + 16 keys, which
 full attention has with T / 2 keys on average, and T times four sums or minima over the slots, one after another, which
 take longer than the products; sequences and head groups run side by side.
 
-`cache/engines/on_gpu.py` starts it. With TRITON_INTERPRET=1, set before this module is imported, the same code runs on
+`cache/fused.py` starts it. With TRITON_INTERPRET=1, set before this module is imported, the same code runs on
 the CPU.
 """
 
 import triton
 import triton.language as tl
 
-from formerlab.kernels.cache_state import EMPTY
+from formerlab.kernels import EMPTY
 
 BLOCK = 16
 """Queries of a block: the least that a tensor core multiplies."""

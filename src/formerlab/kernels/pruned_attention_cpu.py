@@ -23,7 +23,7 @@ from numba import njit, prange, types
 from numba.extending import overload
 from numpy.typing import NDArray
 
-from formerlab.kernels.cache_state import EMPTY
+from formerlab.kernels import EMPTY
 
 BLOCK = 16
 """Most queries of a block."""

@@ -1,7 +1,6 @@
 """Multi-head attention within a sequence, and, as the paper of 2017 has it, with masks and across sequences."""
 
 import math
-from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -92,7 +91,13 @@ class MultiHead(nn.Module):
         super().__init__()
         self.heads = heads
         self.dropout = dropout
-        built = partial(_built, projection, xavier)
+
+        def built(d_in: int, d_out: int, residual: bool = False) -> nn.Module:
+            spec = projection
+            if xavier and isinstance(spec, Linear):  # any other projection as it is
+                spec = spec.model_copy(update={"std": xavier_std(d_in, d_out), "scale_residual": False})
+            return spec.build(d_in, d_out, residual=residual)
+
         self.query, self.key = (built(width, heads * d_key) for _ in range(2))
         self.value = built(width, heads * d_value)
         self.output = built(heads * d_value, width, residual=True)
@@ -138,18 +143,6 @@ class MultiHead(nn.Module):
         return x.reshape(*x.shape[:2], self.heads, -1).transpose(1, 2)
 
 
-def as_xavier(projection: Projection, d_in: int, d_out: int) -> Projection:
-    """Return a linear projection whose initial values have Glorot's variance, any other projection unchanged."""
-    if not isinstance(projection, Linear):
-        return projection
-    return projection.model_copy(update={"std": xavier_std(d_in, d_out), "scale_residual": False})
-
-
 def xavier_std(d_in: int, d_out: int) -> float:
     """Return sqrt(2 / (d_in + d_out)) (Glorot and Bengio 2010, equation 12), as drawn in the original code."""
     return math.sqrt(2 / (d_in + d_out))
-
-
-def _built(projection: Projection, xavier: bool, d_in: int, d_out: int, residual: bool = False) -> nn.Module:
-    spec = as_xavier(projection, d_in, d_out) if xavier else projection
-    return spec.build(d_in, d_out, residual=residual)

@@ -31,7 +31,8 @@ def initialise(module: nn.Module, seed: int | None = None) -> None:
         for _, part in parts:
             part.reset_parameters()
         return
-    generators = _generators(module)
+    gpus = {weight.device.index for weight in module.parameters() if weight.device.type == "cuda"}
+    generators = [torch.default_generator, *(torch.cuda.default_generators[gpu] for gpu in sorted(gpus))]
     states = [generator.get_state() for generator in generators]
     try:
         for name, part in parts:
@@ -61,23 +62,9 @@ def without_values() -> Iterator[None]:
         yield
 
 
-def with_tables(module: Module) -> Module:
-    """Compute what no state dict holds of a module that got its memory after it was built without values."""
-    for part in module.modules():
-        if part._non_persistent_buffers_set:
-            part.reset_parameters()  # type: ignore[operator]
-    return module
-
-
 class _NothingDrawn(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
         if getattr(function, "__name__", "") in ("normal_", "uniform_", "trunc_normal_", "kaiming_uniform_"):
             return args[0] if args else given["tensor"]
         return function(*args, **given)
-
-
-def _generators(module: nn.Module) -> list[torch.Generator]:
-    """Return torch's own generators of the devices on which a module's values may be drawn."""
-    gpus = {weight.device.index for weight in module.parameters() if weight.device.type == "cuda"}
-    return [torch.default_generator, *(torch.cuda.default_generators[gpu] for gpu in sorted(gpus))]

@@ -33,25 +33,19 @@ class Mlp(Spec):
             return self.hidden
         return math.ceil(d_in / 3) * 8 if self.activation == "swiglu" else 4 * d_in
 
-    @property
-    def _linear(self) -> Linear:
-        return Linear(bias=self.bias, std=self.std)
-
     def build(self, d_in: int, d_out: int, *, layers: int = 1, residual: bool = False) -> "MlpLayer":
         """Return the module."""
         return MlpLayer(d_in, d_out, self, layers=layers, residual=residual)
 
     def params(self, d_in: int, d_out: int) -> int:
         """Count of parameters."""
-        hidden = self.width(d_in)
-        gates = 2 if self.activation == "swiglu" else 1
-        return gates * self._linear.params(d_in, hidden) + self._linear.params(hidden, d_out)
+        hidden, gates = self.width(d_in), 2 if self.activation == "swiglu" else 1
+        return hidden * (gates * d_in + d_out) + self.bias * (gates * hidden + d_out)
 
     def flops(self, d_in: int, d_out: int) -> int:
         """FLOPs of matrix products to map one token forward (2 per multiply-add)."""
-        hidden = self.width(d_in)
         gates = 2 if self.activation == "swiglu" else 1
-        return 2 * hidden * (gates * d_in + d_out)
+        return 2 * self.width(d_in) * (gates * d_in + d_out)
 
 
 class MlpLayer(nn.Module):

@@ -1,4 +1,11 @@
-"""Pattention: attention to learned parameter tokens in place of a linear projection."""
+"""Pattention: attention to learned parameter tokens in place of a linear projection.
+
+With the score l2_gelu it is written for memory: it keeps half of what a plain MLP of the same shape keeps. Between the
+passes lie the normalised products Z = tau A / ||A||, A = x K^T, and one factor tau / ||A|| per row; the scores gelu(Z)
+are computed again. The formula written out is `score.l2_gelu` between two matrix products; the backward pass is its
+closed form. On a CPU a C++ kernel fuses norm and GeLU where a compiler is installed; on a GPU torch.compile fuses them.
+The choice never depends on timings, so an interrupted run goes on with the same code.
+"""
 
 import math
 from typing import Any, ClassVar, Literal
@@ -7,9 +14,11 @@ import torch
 from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
-from formerlab.layers.pattention_function import lean_pattention
-from formerlab.layers.score import SCORES, ScoreName
+from formerlab.kernels import norm_gelu_cpu
+from formerlab.layers.score import SCORES, SMALLEST_NORM, RowFactor, ScoreName, Scores, row_factor
 from formerlab.spec import Size, Spec
 
 TRUNCATED_STD = 0.8796256610342398
@@ -22,8 +31,7 @@ class Pattention(Spec):
     K (tokens x d_in) and V (tokens x d_out) are learned; the norm runs over the parameter tokens, tau = sqrt(tokens).
     There is no bias and no 1/sqrt(d). As a feed-forward it is one Pattention from d to d. Adding tokens with zero keys
     keeps the function only while tau keeps its value (Appendix B fixes it, the default does not): see
-    `growth/tokens.py`. The default score is computed by `pattention_function.py`, which keeps half of an MLP's memory;
-    the others are computed as they are written in `score.py`.
+    `growth/tokens.py`. The default score is computed by `lean_pattention`, the others as written in `score.py`.
     """
 
     label: ClassVar[str] = "Tokenformer"
@@ -87,19 +95,10 @@ class PattentionLayer(nn.Module):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         destination._metadata[prefix[:-1]]["tau"] = self.tau
 
-    def _load_from_state_dict(
-        self,
-        state: Any,
-        prefix: str,
-        metadata: dict[str, Any],
-        strict: bool,
-        missing: Any,
-        unexpected: Any,
-        errors: Any,
-    ) -> None:
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *others: Any) -> None:
         """Refuse weights that were used with another tau: the same weights would be another function."""
-        super()._load_from_state_dict(state, prefix, metadata, strict, missing, unexpected, errors)  # type: ignore[no-untyped-call]
-        tau = metadata.get("tau", self.tau)
+        super()._load_from_state_dict(state, prefix, metadata, *others)  # type: ignore[no-untyped-call]
+        tau, errors = metadata.get("tau", self.tau), others[-1]
         if not math.isclose(tau, self.tau, rel_tol=1e-6):
             errors.append(f"{prefix}tau is {self.tau:g} and was {tau:g} for these weights; build with tau={tau!r}")
 
@@ -109,7 +108,74 @@ class PattentionLayer(nn.Module):
             return lean_pattention(x, self.keys, self.values, self.tau)
         return SCORES[self.score](x @ self.keys.T, self.tau) @ self.values
 
-    def extra_repr(self) -> str:
-        """Sizes for `print(model)`."""
-        tokens, d_in = self.keys.shape
-        return f"tokens={tokens}, d_in={d_in}, d_out={self.values.shape[1]}, tau={self.tau:.4g}, score={self.score}"
+
+X = Float[Tensor, "*batch d_in"]
+Keys = Float[Tensor, "tokens d_in"]
+Values = Float[Tensor, "tokens d_out"]
+Y = Float[Tensor, "*batch d_out"]
+
+ALIGNED = 64
+"""Tokens are padded to a multiple of this for tensor cores: else rows of scores begin at odd addresses, and products
+with them take a slower path."""
+
+
+def lean_pattention(x: X, keys: Keys, values: Values, tau: float) -> Y:
+    """Return gelu(tau A / ||A||_2) V with A = x K^T (arXiv:2410.23168, eq. 4; its gradient: Appendix A).
+
+    Under autocast the operands are cast as those of a matrix product are. Second derivatives are not available.
+    """
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
+        x, keys, values = (operand.to(torch.get_autocast_dtype(device)) for operand in (x, keys, values))
+    if _uses_tensor_cores(x):  # zero keys have zero products: they change neither the norm nor the sum
+        keys, values = (F.pad(tokens, (0, 0, 0, -len(tokens) % ALIGNED)) for tokens in (keys, values))
+    y: Tensor = _Pattention.apply(x.reshape(-1, x.shape[-1]), keys, values, tau)  # type: ignore[no-untyped-call]
+    return y.view(*x.shape[:-1], values.shape[1])
+
+
+def _uses_tensor_cores(x: Tensor) -> bool:
+    return x.device.type != "cpu" and x.dtype in (torch.bfloat16, torch.float16)
+
+
+class _Pattention(torch.autograd.Function):
+    """The two passes; all that is kept goes through save_for_backward, so activation checkpoints and hooks see it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keys: Tensor, values: Tensor, tau: float) -> Tensor:
+        z, factor, scores = _normalise_and_activate(x @ keys.T, tau)
+        ctx.save_for_backward(x, keys, values, z, factor)
+        ctx.tau = tau
+        return scores @ values
+
+    @staticmethod
+    @once_differentiable  # type: ignore[untyped-decorator]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        x, keys, values, z, factor = ctx.saved_tensors
+        # The factor of dA multiplies the incoming gradient, which is narrower than A.
+        scaled = (grad * factor).to(grad.dtype)
+        scores, grad_products = _scores_and_gradient(scaled @ values.T, z, ctx.tau)
+        return grad_products @ keys, grad_products.T @ x, scores.T @ grad, None
+
+
+def _normalise_and_activate(products: Scores, tau: float) -> tuple[Scores, RowFactor, Scores]:
+    """Return Z = tau A / ||A|| in the memory of A, tau / ||A|| and gelu(Z)."""
+    if not torch.compiler.is_compiling() and norm_gelu_cpu.fits(products):  # the compiler makes a kernel of its own
+        return products, *norm_gelu_cpu.normalise_and_activate(products, tau, SMALLEST_NORM)
+    factor = row_factor(products, tau)
+    z = products.mul_(factor)
+    return z, factor, F.gelu(z)
+
+
+def _scores_and_gradient(grad: Scores, z: Scores, tau: float) -> tuple[Scores, Scores]:
+    """Return gelu(Z), and dA = g - Z (Z . g) / tau^2 with g = dS gelu'(Z), in the memory of `grad` = dS.
+
+    dS carries the factor tau / ||A|| already, so it is the gradient of Appendix A,
+    dA = (tau / ||A||) (g - A^ (A^ . g)) with A^ = A / ||A|| = Z / tau.
+    """
+    if not torch.compiler.is_compiling() and norm_gelu_cpu.fits(z):
+        return norm_gelu_cpu.scores_and_gradient(grad, z, tau)
+    scores = z * torch.special.ndtr(z) if torch.compiler.is_compiling() else F.gelu(z)
+    # (Written another way for the compiler, which would else keep gelu(Z) of the forward pass.)
+    g: Tensor = torch.ops.aten.gelu_backward.grad_input(grad, z, grad_input=grad)
+    along = (g * z).sum(dim=-1, keepdim=True)
+    return scores, g.addcmul_(z, along, value=-1 / (tau * tau))

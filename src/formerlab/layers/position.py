@@ -93,7 +93,17 @@ class PositionEncoding(nn.Module):
         return x
 
 
-class LearnedEncoding(PositionEncoding):
+class AddedRows(PositionEncoding):
+    """Base of the modules that add a row per position."""
+
+    rows: Tensor
+
+    def embed(self, x: Float[Tensor, "batch time width"], start: int) -> Float[Tensor, "batch time width"]:
+        """Add the rows of the positions."""
+        return x + self.rows[start : start + x.shape[1]].to(x.dtype)
+
+
+class LearnedEncoding(AddedRows):
     """The module of `Learned`."""
 
     def __init__(self, context: int, width: int, std: float) -> None:
@@ -106,10 +116,6 @@ class LearnedEncoding(PositionEncoding):
         """Draw the rows."""
         nn.init.normal_(self.rows, 0.0, self.std)
 
-    def embed(self, x: Float[Tensor, "batch time width"], start: int) -> Float[Tensor, "batch time width"]:
-        """Add the rows of the positions."""
-        return x + self.rows[start : start + x.shape[1]]
-
 
 def sinusoids(context: int, width: int, base: float = 10000.0) -> Float[Tensor, "context width"]:
     """Return PE in float64, on the CPU: sine in even channels, cosine in odd ones (arXiv:1706.03762, section 3.5)."""
@@ -119,24 +125,19 @@ def sinusoids(context: int, width: int, base: float = 10000.0) -> Float[Tensor, 
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)[:, :width]
 
 
-class SinusoidalEncoding(PositionEncoding):
+class SinusoidalEncoding(AddedRows):
     """The module of `Sinusoidal`."""
 
     def __init__(self, context: int, width: int, base: float) -> None:
         super().__init__()
         self.base = base
         self.register_buffer("rows", torch.empty(context, width, dtype=torch.float32), persistent=False)
-        self.rows: Tensor
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         """Compute the rows."""
         context, width = self.rows.shape
         self.rows.copy_(sinusoids(context, width, self.base))
-
-    def embed(self, x: Float[Tensor, "batch time width"], start: int) -> Float[Tensor, "batch time width"]:
-        """Add the rows of the positions."""
-        return x + self.rows[start : start + x.shape[1]].to(x.dtype)
 
 
 class RotaryEncoding(PositionEncoding):

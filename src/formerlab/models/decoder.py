@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from formerlab.layers.attention import Attend, Attention, causal_attention
-from formerlab.layers.block import Block
+from formerlab.layers.block import Block, activation_elements
 from formerlab.layers.depth.identity import Identity
 from formerlab.layers.depth.union import DepthMixer
 from formerlab.layers.initial import seeded
@@ -21,7 +21,6 @@ from formerlab.layers.mlp import Mlp
 from formerlab.layers.norm import LayerNorm, Norm, RMSNorm
 from formerlab.layers.position import Position, Rotary
 from formerlab.layers.projection import FeedForward, Projection
-from formerlab.models.activation_memory import activation_elements
 from formerlab.spec import Layers, Size, Spec, Std, is_none
 
 

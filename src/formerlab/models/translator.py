@@ -1,25 +1,35 @@
-"""The encoder-decoder of the original Transformer, of the same parts as the decoder."""
+"""The encoder-decoder of the original Transformer, of the same parts as the decoder, with post-LN or pre-LN blocks."""
 
 import math
-from typing import Any, Literal
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
 
-from formerlab.layers.depth.connection import Order
-from formerlab.layers.depth.identity import Identity, Mixer
+from formerlab.layers.attention import AnyHeads, Mask, MultiHead, xavier_std
+from formerlab.layers.block import Add, inner_elements
+from formerlab.layers.depth.identity import Identity, Mixer, Stream
 from formerlab.layers.depth.union import DepthMixer
 from formerlab.layers.initial import seeded
-from formerlab.layers.linear import Linear
-from formerlab.layers.mlp import Mlp
+from formerlab.layers.linear import Linear, LinearProjection
+from formerlab.layers.mlp import Mlp, MlpLayer
 from formerlab.layers.norm import LayerNorm, Norm
-from formerlab.layers.position import Position, Rotary, Sinusoidal
+from formerlab.layers.position import Position, PositionEncoding, Rotary, Sinusoidal
 from formerlab.layers.projection import FeedForward, Projection
-from formerlab.models.activation_memory import inner_elements
-from formerlab.models.translator_model import TranslatorModel
 from formerlab.spec import Layers, Size, Spec, Std
 
+Tokens = Int[Tensor, "batch time"]
+Extend = Callable[[int, AnyHeads, AnyHeads], tuple[AnyHeads, AnyHeads]]
+"""What new keys and values of a layer are appended to while decoding: (layer, k, v) -> all keys and values so far."""
+Order = Literal["post", "pre"]
+"""post: LN(x + sublayer(x)) (arXiv:1706.03762, section 3.1). pre: x + sublayer(LN(x)) (arXiv:2002.04745, Figure 1b)."""
 Lengths = int | NDArray[np.int64]
 """Tokens of a sentence, or of many."""
 
@@ -96,7 +106,7 @@ class Translator(Spec):
         """Channels of a head's values in force (d_v)."""
         return self.width // self.heads if self.d_value is None else self.d_value
 
-    def build(self, seed: int = 0) -> TranslatorModel:
+    def build(self, seed: int = 0) -> "TranslatorModel":
         """Return the model with initial values drawn from the seed."""
         return seeded(lambda: TranslatorModel(self), seed)
 
@@ -145,3 +155,230 @@ class Translator(Spec):
     def embedding_deviation(self) -> float:
         """Standard deviation of the initial embedding in force."""
         return 1 / math.sqrt(self.width) if self.embedding_std is None else self.embedding_std
+
+
+class Connection(nn.Module):
+    """post: LN(x + dropout(f(x))); pre: x + dropout(f(LN(x))) (arXiv:1706.03762, 3.1; arXiv:2002.04745, Fig 1)."""
+
+    def __init__(self, norm: nn.Module, dropout: float, order: Order) -> None:
+        super().__init__()
+        self.norm = norm
+        self.dropout = nn.Dropout(dropout)
+        self.order = order
+
+    def forward(
+        self, x: Stream, sublayer: Callable[[Stream], Stream], add: Callable[[Stream, Stream], Stream]
+    ) -> Stream:
+        """Return the stream after the sub-layer; `add` stands for x + update."""
+        if self.order == "pre":
+            return add(x, self.dropout(sublayer(self.norm(x))))
+        after: Stream = self.norm(add(x, self.dropout(sublayer(x))))
+        return after
+
+
+class EncoderBlock(nn.Module):
+    """Self-attention and feed-forward (arXiv:1706.03762, section 3.1)."""
+
+    def __init__(self, spec: Translator) -> None:
+        super().__init__()
+        self.attention = attention_of(spec)
+        self.feedforward = feedforward_of(spec)
+        self.attention_connection, self.feedforward_connection = connection_of(spec), connection_of(spec)
+
+    def forward(self, x: Stream, position: PositionEncoding, mask: Mask, layer: int, add: Add) -> Stream:
+        """Apply the block to whole sentences."""
+
+        def attend(x: Stream) -> Stream:
+            attended: Stream = self.attention(
+                self.attention.queries(x, position), self.attention.memory(x, position), mask
+            )
+            return attended
+
+        x = self.attention_connection(x, attend, partial(add, 2 * layer + 1))
+        out: Stream = self.feedforward_connection(x, self.feedforward, partial(add, 2 * layer + 2))
+        return out
+
+
+class DecoderBlock(nn.Module):
+    """Masked self-attention, attention to the encoder's output, feed-forward (arXiv:1706.03762, section 3.1)."""
+
+    def __init__(self, spec: Translator) -> None:
+        super().__init__()
+        self.attention, self.cross = attention_of(spec), attention_of(spec)
+        self.feedforward = feedforward_of(spec)
+        self.attention_connection, self.cross_connection, self.feedforward_connection = (
+            connection_of(spec) for _ in range(3)
+        )
+
+    def forward(
+        self,
+        x: Stream,
+        position: PositionEncoding,
+        source: tuple[AnyHeads, AnyHeads],
+        mask: Mask,
+        layer: int,
+        add: Add,
+        start: int = 0,
+        extend: Extend | None = None,
+    ) -> Stream:
+        """Apply the block to target tokens at positions start, start + 1, ...; `source` are the encoder's k and v.
+
+        With `extend` there is one token per row, which may see all that came before it.
+        """
+
+        def attend(x: Stream) -> Stream:
+            q, (k, v) = self.attention.queries(x, position, start), self.attention.memory(x, position, start)
+            memory = (k, v) if extend is None else extend(layer, k, v)
+            attended: Stream = self.attention(q, memory, causal=extend is None)
+            return attended
+
+        x = self.attention_connection(x, attend, partial(add, 2 * layer + 1))
+        x = self.cross_connection(x, lambda x: self.cross(self.cross.queries(x), source, mask), Tensor.add)
+        out: Stream = self.feedforward_connection(x, self.feedforward, partial(add, 2 * layer + 2))
+        return out
+
+
+class AfterDropout(LinearProjection):
+    """A linear projection of what dropout leaves of its input, with the same place in the model and the same start."""
+
+    def __init__(self, projection: LinearProjection, dropout: float) -> None:
+        bias = projection.bias is not None
+        super().__init__(projection.in_features, projection.out_features, bias=bias, std=projection.std)
+        self.dropout = dropout
+
+    def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
+        """Map every token."""
+        return super().forward(F.dropout(x, self.dropout, self.training))
+
+
+def attention_of(spec: Translator) -> MultiHead:
+    """Return an attention layer of the spec's sizes."""
+    return MultiHead(
+        spec.width,
+        spec.heads,
+        spec.key_width,
+        spec.value_width,
+        spec.projection,
+        spec.attention_dropout,
+        xavier=spec.initial == "xavier",
+    )
+
+
+def feedforward_of(spec: Translator) -> nn.Module:
+    """Return a feed-forward, with dropout between its layers where the spec asks for it."""
+    feedforward = spec.feedforward
+    if feedforward.kind == "mlp" and spec.initial == "xavier":
+        std = xavier_std(spec.width, feedforward.width(spec.width))
+        feedforward = feedforward.model_copy(update={"std": std})
+        layer: nn.Module = feedforward.build(spec.width, spec.width)
+    else:
+        layer = feedforward.build(spec.width, spec.width, layers=spec.layers, residual=True)
+    if spec.relu_dropout and isinstance(layer, MlpLayer):
+        layer.outer = AfterDropout(layer.outer, spec.relu_dropout)
+    return layer
+
+
+def connection_of(spec: Translator) -> Connection:
+    """Return norm, dropout and addition around a sub-layer."""
+    return Connection(spec.norm.build(spec.width), spec.dropout, spec.order)
+
+
+class Encoded(NamedTuple):
+    """What the decoder reads of source sentences: keys and values of every layer, computed once."""
+
+    layers: list[tuple[AnyHeads, AnyHeads]]
+    mask: Mask
+    """Which source tokens are real."""
+
+    def select(self, rows: Int[Tensor, " kept"]) -> "Encoded":
+        """Return some of the sentences."""
+        return Encoded([(k[rows], v[rows]) for k, v in self.layers], self.mask[rows])
+
+
+class TranslatorModel(nn.Module):
+    """Encoder, decoder, embedding and logits."""
+
+    def __init__(self, spec: Translator) -> None:
+        super().__init__()
+        self.spec = spec
+        width, d_head = spec.width, spec.key_width
+        self.embedding = nn.Parameter(torch.empty(spec.vocabulary, width))
+        self.target_embedding, self.head = (
+            None if spec.tied else nn.Parameter(torch.empty(spec.vocabulary, width)) for _ in range(2)
+        )
+        self.source_position = spec.position.build(spec.context, width, d_head)
+        self.target_position = spec.position.build(spec.context, width, d_head)
+        self.dropout = nn.Dropout(spec.dropout)
+        self.encoder = nn.ModuleList(EncoderBlock(spec) for _ in range(spec.layers))
+        self.decoder = nn.ModuleList(DecoderBlock(spec) for _ in range(spec.layers))
+        self.mixer = MixerOfStacks(spec)
+        pre = spec.order == "pre"
+        self.encoder_norm = spec.norm.build(width) if pre else nn.Identity()
+        self.decoder_norm = spec.norm.build(width) if pre else nn.Identity()
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the embeddings and an untied head; `initialise` draws the blocks as well."""
+        for weight in (self.embedding, self.target_embedding, self.head):
+            if weight is not None:
+                nn.init.normal_(weight, 0.0, self.spec.embedding_deviation)
+
+    def forward(
+        self, source: Tokens, real: Bool[Tensor, "batch source"], target: Int[Tensor, "batch target"]
+    ) -> Float[Tensor, "batch target vocabulary"]:
+        """Return the logits of the token after each target token, given padded sources of which `real` are tokens."""
+        return self.decode(target, self.encode(source, real))
+
+    def encode(self, source: Tokens, real: Bool[Tensor, "batch time"]) -> Encoded:
+        """Return the keys and values that the decoder's layers read of the sources."""
+        mask = real[:, None, None, :]
+        x = self._embed(source, self.embedding, self.source_position, 0)
+        x, history = self.mixer.encoder.begin(x)
+        add = partial(self.mixer.encoder.add, history=history)
+        for index, block in enumerate(self.encoder):
+            x = self.mixer.encoder.mix(index + 1, block(x, self.source_position, mask, index, add), history)
+        x = self.encoder_norm(x)
+        blocks = cast("list[DecoderBlock]", list(self.decoder))
+        return Encoded([block.cross.memory(x) for block in blocks], mask)
+
+    def decode(
+        self, target: Int[Tensor, "rows time"], encoded: Encoded, start: int = 0, extend: Extend | None = None
+    ) -> Float[Tensor, "rows time vocabulary"]:
+        """Return the logits after target tokens at positions start, start + 1, ...
+
+        With `extend` each row holds the one newest token, and there may be several rows for each source sentence.
+        """
+        embedding = self.embedding if self.target_embedding is None else self.target_embedding
+        x = self._embed(target, embedding, self.target_position, start)
+        x, history = self.mixer.decoder.begin(x)
+        add = partial(self.mixer.decoder.add, history=history)
+        for index, block in enumerate(self.decoder):
+            raw = block(x, self.target_position, encoded.layers[index], encoded.mask, index, add, start, extend)
+            x = self.mixer.decoder.mix(index + 1, raw, history)
+        return F.linear(self.decoder_norm(x), self.embedding if self.head is None else self.head)
+
+    def _embed(self, tokens: Tokens, table: Tensor, position: PositionEncoding, start: int) -> Stream:
+        if start + tokens.shape[1] > self.spec.context:
+            raise ValueError(f"{start + tokens.shape[1]} tokens exceed the model's context of {self.spec.context}")
+        x = F.embedding(tokens, table) * math.sqrt(self.spec.width)
+        embedded: Stream = self.dropout(position.embed(x, start))
+        return embedded
+
+
+class MixerOfStacks(nn.Module):
+    """The depth mixers of both stacks."""
+
+    def __init__(self, spec: Translator) -> None:
+        super().__init__()
+        self.encoder: Mixer = spec.depth.build(spec.layers, spec.width)
+        self.decoder: Mixer = spec.depth.build(spec.layers, spec.width)
+        self.layers = spec.layers
+
+    def weights(self) -> list[tuple[int, int, float]]:
+        """Return (destination, source, weight) of every mixing weight; the decoder's blocks count on from N + 1.
+
+        So block 0 is the source's embedding, N + 1 stands for the target's, and N + 1 + i is the decoder's block i.
+        """
+        offset = self.layers + 1
+        later = [(i + offset, j + offset, weight) for i, j, weight in self.decoder.weights()]
+        return [*self.encoder.weights(), *later]

@@ -1,8 +1,7 @@
 """The Vision Transformer: patches as tokens, in blocks made of the same parts as the decoder's."""
 
 import functools
-from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from formerlab.layers.attention import Attention, Heads, KeyHeads
-from formerlab.layers.block import Block
+from formerlab.layers.block import Block, activation_elements
 from formerlab.layers.depth.identity import Identity, Stream
 from formerlab.layers.depth.union import DepthMixer
 from formerlab.layers.initial import seeded
@@ -20,12 +19,12 @@ from formerlab.layers.mlp import Mlp
 from formerlab.layers.norm import LayerNorm, Norm
 from formerlab.layers.position import Learned, Position
 from formerlab.layers.projection import FeedForward, Projection
-from formerlab.models.activation_memory import activation_elements
-from formerlab.models.vision_features import VisionFeatures
 from formerlab.spec import Layers, Size, Spec, Std
 
 Images = Float[Tensor, "batch channels rows columns"]
-Logits = Float[Tensor, "batch classes"]
+Tokens = Float[Tensor, "batch time width"]
+POOLS = {"token": "token", "avg": "average", "average": "average", "": ""}
+"""timm's names of what the head reads; with an empty one it reads every token."""
 
 
 class VisionTransformer(Spec):
@@ -103,13 +102,8 @@ class VisionTransformer(Spec):
             count += self.position.params(self.context, self.width) + (self.width + 1) * self.classes
         return count
 
-    def flops(self, time: int | None = None) -> int:
-        """FLOPs of matrix products and attention in the forward pass of one image, 2 per multiply-add.
-
-        The number of tokens follows from the image; `time`, where it is given, must be it.
-        """
-        if time not in (None, self.context):
-            raise ValueError(f"an image has {self.context} tokens, not {time}")
+    def flops(self) -> int:
+        """FLOPs of matrix products and attention in the forward pass of one image, 2 per multiply-add."""
         block = 4 * self.projection.flops(self.width, self.width) + self.feedforward.flops(self.width, self.width)
         tokens = self.layers * block + self.depth.products(self.layers, self.width)
         patches = 2 * self.patches * self.channels * self.patch**2 * self.width
@@ -150,10 +144,6 @@ class DropPath(nn.Module):
         kept = update.new_empty(len(update), 1, 1).bernoulli_(1 - self.rate)
         return update * (kept / (1 - self.rate))
 
-    def extra_repr(self) -> str:
-        """Rate for `print(model)`."""
-        return f"rate={self.rate:.3g}"
-
 
 class PatchEmbedding(nn.Conv2d):
     """The linear projection of every patch, as a convolution whose stride is its kernel."""
@@ -187,8 +177,8 @@ class ClassToken(nn.Module):
         return torch.cat((self.token.expand(len(patches), 1, -1), patches), dim=1)
 
 
-class VisionTransformerModel(VisionFeatures, nn.Module):
-    """The module of `VisionTransformer`."""
+class VisionTransformerModel(nn.Module):
+    """The module of `VisionTransformer`; names and arguments of its methods are timm's, whose tools ask for them."""
 
     def __init__(self, spec: VisionTransformer) -> None:
         super().__init__()
@@ -202,15 +192,19 @@ class VisionTransformerModel(VisionFeatures, nn.Module):
         self.final_norm = spec.final_norm.build(width)
         self.head: nn.Module = Linear(bias=True, std=spec.std).build(width, spec.classes)
         self.pool: str = spec.pool
-        self.num_classes = spec.classes
+        self.num_classes, self.num_features = spec.classes, width
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
         return self.class_token.token.device
 
-    def streams(self, images: Images) -> Iterator[Stream]:
-        """Yield the stream of tokens after each block, mixed over depth where the model does that."""
+    def forward(self, images: Images) -> Float[Tensor, "batch classes"]:
+        """Return the logits of the classes."""
+        return self.forward_head(self.forward_features(images))
+
+    def forward_features(self, images: Images) -> Tokens:
+        """Return class token and patch tokens after the final norm."""
         side = self.spec.image
         if images.shape[1:] != (self.spec.channels, side, side):
             raise ValueError(f"images of {tuple(images.shape[1:])} for a model of {(self.spec.channels, side, side)}")
@@ -219,11 +213,45 @@ class VisionTransformerModel(VisionFeatures, nn.Module):
         add = functools.partial(self.mixer.add, history=history)
         for index, block in enumerate(self.blocks):
             x = self.mixer.mix(index + 1, block(x, self.position, full_attention, index, 0, add), history)
-            yield x
+        normed: Tensor = self.final_norm(x)
+        return normed
 
-    def forward(self, images: Images) -> Logits:
-        """Return the logits of the classes."""
-        return self.forward_head(self.forward_features(images))
+    def forward_head(self, tokens: Tokens, pre_logits: bool = False) -> Tensor:
+        """Return the logits, or with `pre_logits` what the head reads."""
+        pooled = tokens
+        if self.pool:
+            pooled = tokens[:, 0] if self.pool == "token" else tokens[:, 1:].mean(dim=1)
+        logits: Tensor = pooled if pre_logits else self.head(pooled)
+        return logits
+
+    @property
+    def global_pool(self) -> str:
+        """What the head reads: token, avg, or nothing."""
+        return "avg" if self.pool == "average" else self.pool
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """Replace the head by a fresh one for another number of classes; 0 removes it."""
+        self.pool = self.pool if global_pool is None else POOLS[global_pool]
+        self.num_classes = num_classes
+        self.head = nn.Identity()
+        if num_classes:
+            weight = next(self.blocks.parameters())
+            self.head = nn.Linear(self.spec.width, num_classes, device=weight.device, dtype=weight.dtype)
+            nn.init.trunc_normal_(self.head.weight, std=self.spec.std)
+            nn.init.zeros_(self.head.bias)
+
+    def get_classifier(self) -> nn.Module:
+        """Return the head."""
+        return self.head
+
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of parameters that weight decay leaves alone although they are matrices."""
+        return {"class_token.token", "position.rows"} | {f"mixer.{name}" for name in self.mixer.no_weight_decay()}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Return patterns that sort parameters by depth, for a learning rate that decays towards the stem."""
+        stem = r"^(?:patch_embed|class_token|position)"
+        return {"stem": stem, "blocks": [(r"^blocks\.(\d+)", None), (r"^(?:mixer|final_norm)", (99999,))]}
 
 
 def _block(spec: VisionTransformer, index: int) -> Block:

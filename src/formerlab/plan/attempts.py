@@ -1,17 +1,21 @@
 """How the attempts of jobs ended, for the process that submits them: what to try again, and with how much memory.
 
-Also which jobs another process is at already, so that nothing is started twice.
+Also which jobs another process is at already, so that nothing is started twice, and whose lock may go.
 
 A stage leaves a note beside its results (`noted`) that says how it ended, or still "running" where it was killed; only
 Slurm knows what for.
 """
 
+import fcntl
 import os
 import re
+import socket
 import subprocess
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Container, Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, TextIO
 
 from formerlab.results.notes import holder, note_of
 
@@ -79,26 +83,21 @@ def killed_for_memory(job: str | None) -> bool:
     return state is not None and (state[1] == "OUT_OF_MEMORY" or (state[1] == "FAILED" and killed is not None))
 
 
-class Submitted(NamedTuple):
-    """A job of Slurm that waits or runs."""
+def queue() -> dict[str, tuple[str, str]] | None:
+    """Return folder and comment of this user's jobs that wait or run, by id; nothing where Slurm cannot be asked.
 
-    folder: str
-    comment: str
-    """What Snakemake says of it: rule and wildcards, of an array those of its first job."""
-
-
-def queue() -> dict[str, Submitted] | None:
-    """Return this user's jobs that wait or run, by id; nothing where Slurm cannot be asked."""
+    Snakemake comments rule and wildcards, of an array those of its first job.
+    """
     words = ["squeue", f"--user={os.getuid()}", "--noheader", "--states=PENDING,CONFIGURING,RUNNING,SUSPENDED"]
     try:
         output = subprocess.run([*words, "--format=%A|%Z|%k"], capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
     rows = (line.split("|", 2) for line in output.stdout.splitlines())
-    return {job: Submitted(folder, comment) for job, folder, comment in rows}
+    return {job: (folder, comment) for job, folder, comment in rows}
 
 
-def who_is_at(stage: str, folder: Path, jobs: dict[str, Submitted] | None) -> str | None:
+def who_is_at(stage: str, folder: Path, jobs: Container[str] | None) -> str | None:
     """Say which of Slurm's jobs, or else which process, is at a stage in `folder`, if one is."""
     note = note_of(stage, folder)
     if note and note["state"] == "running" and note.get("slurm_job") and jobs is not None:
@@ -109,7 +108,7 @@ def who_is_at(stage: str, folder: Path, jobs: dict[str, Submitted] | None) -> st
 def under_way(wanted: Iterable[tuple[str, str]], folder: Folder, root: Path) -> str | None:
     """Say which of the jobs of a plan are under way, or wait in Slurm's queue after an earlier call in `root`."""
     jobs, busy = queue(), dict[str, str]()
-    here = {job: one.comment for job, one in (jobs or {}).items() if Path(one.folder) == root}
+    here = {job: comment for job, (place, comment) in (jobs or {}).items() if Path(place) == root}
     for stage, name in wanted:
         if who := who_is_at(stage, folder(stage, name), jobs):
             busy[who] = f"{stage} {name}"
@@ -123,3 +122,33 @@ def under_way(wanted: Iterable[tuple[str, str]], folder: Folder, root: Path) -> 
     slurm = [who.removeprefix("Slurm job ") for who in busy if who.startswith("Slurm job ")]
     stop = f"`scancel {' '.join(slurm)}` stops them, saved" if slurm else "or stop it"
     return f"{what} is under way already: {who}{more}. Wait, {stop}; then give the same command again"
+
+
+def take_away_stale(folder: Path) -> TextIO | None:
+    """Remove the locks of a killed Snakemake below its folder if none lives here; say from now on that this one does.
+
+    Each holds a file there shared until it ends, however it ends; who gets it alone is the only one. What another
+    machine left stays, since some network file systems tell one machine nothing of the locks of another.
+    """
+    locks = list((folder / "locks").glob("*.lock"))
+    with suppress(OSError):  # a folder that may not be written, a file system without locks: all stays as it is
+        folder.mkdir(exist_ok=True)
+        file = open(folder / "lives", "a+", encoding="utf-8")  # noqa: SIM115  (held until the process ends)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            return file
+        file.seek(0)
+        host = socket.gethostname()
+        if file.read() == host or not locks:
+            for lock in locks:
+                lock.unlink(missing_ok=True)
+            if locks:
+                print("an earlier run was killed; its lock is taken away, and the work goes on", file=sys.stderr)
+            file.truncate(0)
+            file.write(host)
+            file.flush()
+        fcntl.flock(file, fcntl.LOCK_SH)
+        return file
+    return None

@@ -1,32 +1,34 @@
 """Build the plan: every job with its resolved spec, code hash, inputs and cost, as one JSON value."""
 
+from collections.abc import Callable
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from formerlab.data.dataset import DataSpec, files_state, source_fingerprint
-from formerlab.data.file_hashes import FILE_HASHES
+from formerlab.data import TokenizerFile
+from formerlab.data.dataset import source_fingerprint
+from formerlab.data.file_hashes import FILE_HASHES, files_state
+from formerlab.data.text.tokenizer import ReleasedTokenizer
+from formerlab.errors import UserError
 from formerlab.files import read_json
 from formerlab.plan import loaded
 from formerlab.plan.code import HASHED, code_hash
 from formerlab.plan.cost import loading_cost, run_cost, totals
-from formerlab.plan.hardware import Hardware, choose, hardware_table
+from formerlab.plan.hardware import find_hardware
 from formerlab.plan.judge import RECORDS, made_runs, maker
 from formerlab.plan.measure import measure_jobs, timing_jobs
 from formerlab.plan.memory import crowded, loader_of, processes_of
-from formerlab.plan.own_files import check_files
 from formerlab.plan.public_data import check_public_data
 from formerlab.plan.resolve import match_times, own_gpus, resolve_released, resolve_study
 from formerlab.plan.schema import Study, StudyScale
-from formerlab.plan.sources import Sources, read_sources
-from formerlab.plan.tokenizers import chain, tokenizer_of
+from formerlab.plan.sources import Sources, chain, read_sources
 from formerlab.report.drawings import Drawing, catalogue
 from formerlab.report.names import UNIONS, names
 from formerlab.results.schema import CLAIMS
 from formerlab.results.stages import MEASURED, STAGES, TIMED, WRITER
 from formerlab.spec import fingerprint
 from formerlab.training.any_run import AnyRun
-from formerlab.training.released import ReleasedRun
 
 Job = dict[str, Any]
 SCHEMA = 1
@@ -46,27 +48,36 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
     released = [run for name in config.studies for run in resolve_released(name, sources)]
     timed = {name: timing_jobs(stage, [*runs, *released], sources) for name, stage in TIMED.items()}
     runs, equal = match_times(runs, timed["speed"], sources)
-    hardware = choose(hardware_table(sources.config_tree), scale.hardware)
+    hardware = find_hardware(sources.config_tree, scale.hardware)
     parents = {run.init_id for run in runs if run.growth is not None and run.growth.optimizer == "carry"}
-    own = {name: own_gpus(name, sources) for name in config.studies}
+    own_of = {name: own_gpus(name, sources) for name in config.studies}
     train = {}
     for run in runs:
-        processes = processes_of(run, scale, hardware, own[run.study].get(run.name))
-        cost = run_cost(run, scale, hardware, processes)
+        processes = processes_of(run, scale, hardware, own_of[run.study].get(run.name))
+        gpus = processes["gpus"]
+        cost = run_cost(run, scale, hardware, gpus, gpus if processes["sharded"] else 1)
         more = device == "cuda" and config.threads is None
-        loader = loader_of(run, scale.data[run.data], cost["hours"], processes, threads=threads, may_have_more=more)
-        wanted = scale.studies.get(run.study, StudyScale()).given
+        loader = loader_of(run, scale.data[run.data], cost["hours"], gpus, threads=threads, may_have_more=more)
+        weights_given = scale.studies.get(run.study, StudyScale()).given
         train[run.id] = _run_job(run, data, "formerlab.training.stage") | {
             "init": run.init_id,
             "keep_optimizer": run.id in parents,
             "cost": cost,
-            **processes._asdict(),
-            **loader._asdict(),
-            "given": any(fnmatchcase(run.name, pattern) for pattern in wanted),
+            **processes,
+            **loader,
+            "given": any(fnmatchcase(run.name, pattern) for pattern in weights_given),
             "equal_time": equal[run.id].to_dict() if run.id in equal else None,
         }
     _set_priorities(train)
-    load = {run.id: _load_job(run, data, hardware, root / results) for run in released}
+    load = {
+        run.id: _run_job(run, data, "formerlab.integrations.huggingface.released_run")
+        | {
+            "weights": files_state(run.model.source, root / results / ".released" / f"{run.model.name}.json"),
+            "init": None,
+            "cost": loading_cost(run, hardware),
+        }
+        for run in released
+    }
     every: list[AnyRun] = [*runs, *released]
     used = {name for run in every for name in chain(run.data, scale.data)}
     plan: dict[str, Any] = {
@@ -95,12 +106,14 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
     }
     for name, stage in MEASURED.items():
         plan[name] = measure_jobs(stage, every, sources, hardware, plan["suites"], root / results)
-    check_files(data, plan, sources)
+    _check_files(plan, data, sources)
     for name, job in plan["data"].items():
         job["lacks"] = check_public_data(name, scale.data[name], root, prepared=job["source"] is not None)
     plan["draw"] = _drawn_together(_drawings(plan))
     plan["exact"] = {CLAIMS: {"code": code_hash("formerlab.evaluation.exact")}}
-    plan["claims"] = _claims(sources)
+    parts: list[Study | StudyScale] = [*sources.studies.values(), *scale.studies.values()]
+    arms = [{name: claim.to_dict() for name, claim in part.claims.items()} for part in parts]
+    plan["claims"] = {"code": code_hash("formerlab.report.claims.render"), "arms": fingerprint(arms)}
     plan["ledger"] = code_hash("formerlab.report.ledger")
     plan["jobs"] = fingerprint([sorted(plan[stage]) for stage in RECORDS])
     hashes = {job["code"] for stage in RECORDS for job in plan[stage].values()}
@@ -114,32 +127,53 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
 
 
 def _data_jobs(sources: Sources, root: Path, folder: str) -> dict[str, Any]:
-    """Return the job of every data set; the version of one that takes the tokenizer of another follows that one's."""
+    """Return the job of every data set; the version of one that takes the tokenizer of another follows that one's.
+
+    A source that cannot be seen now counts as unchanged since it was prepared.
+    """
     jobs: dict[str, Any] = {}
     for name, spec in sources.scale.data.items():
-        job = _data_job(spec, f"{folder}/{name}", root)
-        above = tokenizer_of(name, sources.scale.data)
+        out = f"{folder}/{name}"
+        source, manifest = source_fingerprint(spec, root / out / FILE_HASHES), root / out / "manifest.json"
+        if source is None and manifest.exists():
+            source = read_json(manifest).get("source_fingerprint")
+        code = code_hash(type(spec).__module__, specs=[spec])
+        identity = {"recipe": fingerprint(spec.recipe()), "code": code, "source": source}
+        version, above = fingerprint(identity), next(iter(chain(name, sources.scale.data)[1:]), None)
         if above is not None:
-            job["version"] = fingerprint([job["version"], jobs[above]["version"]])
-        jobs[name] = job | {"tokenizer": above}
+            version = fingerprint([version, jobs[above]["version"]])
+        jobs[name] = {"spec": spec.to_dict(), "out": out, "version": version, **identity, "tokenizer": above}
     return jobs
 
 
-def _data_job(data: DataSpec, out: str, root: Path) -> dict[str, Any]:
-    identity = {
-        "recipe": fingerprint(data.recipe()),
-        "code": code_hash(type(data).__module__, specs=[data]),
-        "source": _source(data, root / out),
+def _check_files(plan: Job, data: Job, sources: Sources) -> None:
+    """Refuse files of data sets, released models and suites that the user names and that are not there.
+
+    Those that the scale names may come later, and what was prepared or asked before counts as it is.
+    """
+    scale = sources.scale
+    named: list[tuple[tuple[str, ...], str, Callable[[], object]]] = []
+    for name, spec in scale.data.items():
+        if data[name]["source"] is None:
+            named.append((("data", name, "source"), f"data.{name}: ", spec.source.search))
+            tokenizer = getattr(spec, "tokenizer", None)
+            if isinstance(tokenizer, TokenizerFile):
+                named.append((("data", name, "tokenizer"), f"data.{name}.tokenizer: ", tokenizer.load))
+            if isinstance(tokenizer, ReleasedTokenizer):
+                model = tokenizer.model
+                named.append((("released", model), f"released.{model}: ", scale.released[model].files))
+    asked = {
+        name for stage in MEASURED for job in plan[stage].values() for name, state in job["suites"].items() if state
     }
-    return {"spec": data.to_dict(), "out": out, "version": fingerprint(identity)} | identity
-
-
-def _source(data: DataSpec, out: Path) -> str | None:
-    """Return the state of the source; where it cannot be seen now, it counts as unchanged since it was prepared."""
-    found = source_fingerprint(data, out / FILE_HASHES)
-    if found is None and (out / "manifest.json").exists():
-        found = read_json(out / "manifest.json").get("source_fingerprint")
-    return found
+    named += [
+        (("suites", name), "", partial(one.files, name)) for name, one in scale.suites.items() if name not in asked
+    ]
+    for path, key, search in named:
+        if (file := sources.scale_tree.file_of(*path)) != sources.scale_tree.file:
+            try:
+                search()
+            except UserError as error:
+                raise UserError(f"{file}: {key}{error}") from None
 
 
 def _run_job(run: AnyRun, data: Job, entry: str) -> dict[str, Any]:
@@ -156,14 +190,6 @@ def _run_job(run: AnyRun, data: Job, entry: str) -> dict[str, Any]:
     }
 
 
-def _load_job(run: ReleasedRun, data: Job, hardware: Hardware, results: Path) -> dict[str, Any]:
-    return _run_job(run, data, "formerlab.integrations.huggingface.released_run") | {
-        "weights": files_state(run.model.source, results / ".released" / f"{run.model.name}.json"),
-        "init": None,
-        "cost": loading_cost(run, hardware),
-    }
-
-
 def _set_priorities(train: Job) -> None:
     """Give every run the predicted seconds until the last of its descendants ends: long chains start first."""
     longest: dict[str, int] = {}
@@ -173,16 +199,6 @@ def _set_priorities(train: Job) -> None:
             longest[job["init"]] = max(longest.get(job["init"], 0), job["priority"])
 
 
-def _claims(sources: Sources) -> dict[str, str]:
-    """Return what decides the verdicts, beside the rows."""
-    parts: list[Study | StudyScale] = [*sources.studies.values(), *sources.scale.studies.values()]
-    arms = [{name: claim.to_dict() for name, claim in part.claims.items()} for part in parts]
-    return {
-        "code": code_hash("formerlab.report.claims.render"),
-        "arms": fingerprint(arms),
-    }
-
-
 def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
     """Return the figures and tables that have something to read, each with the files that it reads."""
     jobs = {}
@@ -190,8 +206,11 @@ def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
     runs = [(job["study"], job["run"], job["spec"]) for job in made]
     named = fingerprint([[kind, *name] for part in UNIONS for kind, name in names(part).items()])
     for name, drawing in catalogue().items():
-        read = [made[place] for place in drawing.chosen(runs)]
-        inputs = [path for job in read for path in _inputs(drawing, job, plan)]
+        inputs, seeds = list[str](), dict[str, list[str]]()
+        for job in (made[place] for place in drawing.chosen(runs)):
+            if files := _inputs(drawing, job, plan):
+                inputs += files
+                seeds.setdefault(f"{job['study']}/{job['run']}", []).append(str(job["seed"]))
         if inputs:  # rows of a study rather than of a run
             files = [f"{stage}.csv" for stage in TIMED if drawing.study in plan[stage]]
             inputs += [f"{plan['results']}/{drawing.study}/{file}" for file in files if file in drawing.reads]
@@ -200,7 +219,7 @@ def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
             jobs[name] = {
                 "study": drawing.study,
                 "inputs": inputs,
-                "runs": _runs_behind(drawing, read, plan),
+                "runs": [f"{run} (seed {', '.join(found)})" for run, found in seeds.items()],
                 "outputs": [f"{plan['figures']}/{file}" for file in drawing.outputs],
                 "code": code_hash(drawing.module, "formerlab.report.write"),
                 "names": named,
@@ -226,15 +245,6 @@ def _drawn_together(drawings: dict[str, Any]) -> dict[str, Any]:
         }
         for (study, _), group in groups.items()
     }
-
-
-def _runs_behind(drawing: Drawing, read: list[Job], plan: dict[str, Any]) -> list[str]:
-    """Return the runs that a drawing reads, for readers: `denseformer/plain-8 (seed 0, 1, 2)`."""
-    seeds: dict[str, list[str]] = {}
-    for job in read:
-        if _inputs(drawing, job, plan):
-            seeds.setdefault(f"{job['study']}/{job['run']}", []).append(str(job["seed"]))
-    return [f"{run} (seed {', '.join(found)})" for run, found in seeds.items()]
 
 
 def _inputs(drawing: Drawing, job: Job, plan: dict[str, Any]) -> list[str]:

@@ -11,7 +11,6 @@ import functools
 import hashlib
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from formerlab.spec import Spec
 
@@ -22,7 +21,7 @@ WITHOUT_EFFECT = frozenset(
     f"{PACKAGE}.{name}"
     for name in (
         *("errors", "progress", "torchvision_shim", "plan.code", "plan.loaded"),
-        *("results.schema", "results.stages", "training.provenance", "training.stop"),
+        *("results.schema", "results.stages", "training.provenance", "training.runtime"),
     )
 )
 """Modules that shape messages, progress, records, names and whether packages can be imported, but no number."""
@@ -30,14 +29,6 @@ WITHOUT_EFFECT = frozenset(
 
 HASHED: dict[str, tuple[str, ...]] = {}
 """The modules that each hash of this process is made of."""
-
-
-class Statement(NamedTuple):
-    """A statement of a module, or one name of an import."""
-
-    text: str
-    target: str | None = None
-    """The module of this package that the name comes from."""
 
 
 def code_hash(*entries: str, specs: Iterable[Spec] = ()) -> str:
@@ -59,7 +50,7 @@ def hash_of(modules: Collection[str]) -> str:
     """Return the hash of a closure of modules, which come sorted."""
     digest, known = hashlib.sha256(), {None, *modules}
     for module in modules:
-        lines = [s.text for s in _statements(module) if s.target in known]
+        lines = [text for text, target in _statements(module) if target in known]
         tables = [table.read_text(encoding="utf-8") for table in _tables(module)]
         digest.update("\n".join((module, *lines, *tables, "")).encode())
     return digest.hexdigest()[:16]
@@ -142,26 +133,23 @@ def _is_for_readers(node: ast.stmt) -> bool:
 
 
 @functools.cache
-def _statements(module: str) -> tuple[Statement, ...]:
-    """Return what of a module can change a result; a union only says which specs there are."""
-    return tuple(statement for node in _tree(module).body if not _is_union(node) for statement in _as_statements(node))
+def _statements(module: str) -> tuple[tuple[str, str | None], ...]:
+    """Return what of a module can change a result, with the module that a name is imported from.
 
-
-def _as_statements(node: ast.stmt) -> Iterator[Statement]:
-    if isinstance(node, ast.ImportFrom):
-        for alias in node.names:
-            one = ast.ImportFrom(node.module, [alias], node.level)
-            yield Statement(ast.unparse(one), _target(node, alias))
-    else:
-        yield Statement(ast.unparse(node))
-
-
-def _is_union(node: ast.stmt) -> bool:
-    """Say whether a statement is a type (`X = Annotated[A | B, ...]`) or `__all__`."""
-    if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)):
-        return False
-    value = node.value.value if isinstance(node.value, ast.Subscript) else None
-    return node.targets[0].id == "__all__" or (isinstance(value, ast.Name) and value.id == "Annotated")
+    A union (`X = Annotated[A | B, ...]`) only says which specs there are, and `__all__` which names.
+    """
+    found: list[tuple[str, str | None]] = []
+    for node in _tree(module).body:
+        if isinstance(node, ast.ImportFrom):
+            ones = [(alias, ast.ImportFrom(node.module, [alias], node.level)) for alias in node.names]
+            found += [(ast.unparse(one), _target(node, alias)) for alias, one in ones]
+            continue
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            value = node.value.value if isinstance(node.value, ast.Subscript) else None
+            if node.targets[0].id == "__all__" or (isinstance(value, ast.Name) and value.id == "Annotated"):
+                continue
+        found.append((ast.unparse(node), None))
+    return tuple(found)
 
 
 @functools.cache
@@ -200,13 +188,13 @@ def _target(node: ast.ImportFrom, alias: ast.alias) -> str | None:
 @functools.cache
 def _defines_specs(module: str) -> bool:
     """Say whether a module defines variants (classes with a literal `kind`) or other specs."""
-    classes = [node for node in _tree(module).body if isinstance(node, ast.ClassDef)]
-    return any(_has_kind(node) or any(ast.unparse(base) == "Spec" for base in node.bases) for node in classes)
-
-
-def _has_kind(node: ast.ClassDef) -> bool:
-    fields = [field.target for field in node.body if isinstance(field, ast.AnnAssign) and field.value is not None]
-    return any(isinstance(field, ast.Name) and field.id == "kind" for field in fields)
+    for node in (node for node in _tree(module).body if isinstance(node, ast.ClassDef)):
+        fields = [field.target for field in node.body if isinstance(field, ast.AnnAssign) and field.value is not None]
+        if any(isinstance(field, ast.Name) and field.id == "kind" for field in fields):
+            return True
+        if any(ast.unparse(base) == "Spec" for base in node.bases):
+            return True
+    return False
 
 
 @functools.cache

@@ -6,12 +6,11 @@ from typing import Any
 from formerlab.evaluation.measurement import Reading
 from formerlab.models import Decoder, Model
 from formerlab.plan.hardware import Hardware
-from formerlab.plan.memory import BYTES_WEIGHT, Processes, memory_bytes
+from formerlab.plan.memory import BYTES_WEIGHT, memory_bytes
 from formerlab.plan.schema import Scale
 from formerlab.tasks import LanguageModeling
 from formerlab.tasks.task import TRAINING_PASSES
-from formerlab.training.any_run import AnyRun
-from formerlab.training.released import Pretrained, ReleasedRun
+from formerlab.training.any_run import AnyRun, Pretrained, ReleasedRun
 from formerlab.training.run import Run
 
 CHECKPOINT_ELEMENTS = 3 * 3
@@ -29,8 +28,11 @@ STREAMED = 0.8
 Cost = dict[str, Any]
 
 
-def run_cost(run: Run, scale: Scale, hardware: Hardware, processes: Processes) -> Cost:
-    """Return parameters, tokens, FLOPs, bytes of memory and disk, and hours of a run on so many of `hardware`."""
+def run_cost(run: Run, scale: Scale, hardware: Hardware, gpus: int, shards: int) -> Cost:
+    """Return parameters, tokens, FLOPs, bytes of memory and disk, and hours of a run on so many of `hardware`.
+
+    Its tensors are split into so many shards.
+    """
     parameters = run.model.params()
     return {
         "parameters": parameters,
@@ -38,9 +40,9 @@ def run_cost(run: Run, scale: Scale, hardware: Hardware, processes: Processes) -
         "tokens": run.tokens,
         "flops": run.flops,
         "evaluation_flops": evaluation_tokens(run, scale) * run.forward_flops,
-        "memory_bytes": memory_bytes(run, hardware, processes.shards),
+        "memory_bytes": memory_bytes(run, hardware, shards),
         "disk_bytes": parameters * (1 + CHECKPOINT_ELEMENTS) * BYTES_WEIGHT,
-        "hours": hours(run, scale, hardware, processes.gpus),
+        "hours": hours(run, scale, hardware, gpus),
     }
 
 
@@ -78,13 +80,9 @@ def hours(run: Run, scale: Scale, hardware: Hardware, count: int = 1) -> float:
     parts = trained / sharing + evaluated / TRAINING_PASSES  # every process validates, all training is shared out
     products = (run.flops / sharing + evaluated * run.forward_flops) / rate
     starting = hardware.start_s + (hardware.compile_s * blocks(run.model) if run.compile else 0.0)
-    mixing = parts * mixing_bytes(run) / (STREAMED * hardware.memory_gb_per_s * 1e9)
+    moved = MIXING_BYTES * run.model.mixing_flops(1) if isinstance(run.model, Decoder) else 0.0  # per token
+    mixing = parts * moved / (STREAMED * hardware.memory_gb_per_s * 1e9)
     return (starting + products + mixing + parts / run.task.part_tokens * around) / 3600
-
-
-def mixing_bytes(run: Run) -> float:
-    """Return the bytes that the depth mixer of a run moves per token, forward and backward."""
-    return MIXING_BYTES * run.model.mixing_flops(1) if isinstance(run.model, Decoder) else 0.0
 
 
 def blocks(model: Model | Pretrained) -> int:

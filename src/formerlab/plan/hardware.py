@@ -5,8 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from formerlab.errors import UserError, near_misses
-from formerlab.plan.layers import Tree, merge
-from formerlab.plan.read import parse
+from formerlab.plan.layers import Tree, merge, parse
 from formerlab.spec import Spec
 
 Positive = Annotated[float, Field(ge=1e-6, le=1e9)]
@@ -78,25 +77,17 @@ TABLE: dict[str, dict[str, Any]] = {
 }
 
 
-def hardware_table(config: Tree) -> dict[str, Hardware]:
-    """Return the table with `hardware` of the configuration laid over: keys of known processors, all keys of new ones.
+def find_hardware(config: Tree, name: str) -> Hardware:
+    """Return a processor of the table, on which `hardware` of the configuration is laid: known ones in part, or new.
 
-    Raises
-    ------
-    UserError
-        Naming the processor and the key that is wrong.
+    Raises UserError naming the processor and the key that is wrong.
     """
     own, table = config.part("hardware"), {}
-    for name in dict.fromkeys([*TABLE, *own]):
-        known, given = dict(TABLE.get(name, {})), own.part(name)
+    for one in dict.fromkeys([*TABLE, *own]):
+        known, given = dict(TABLE.get(one, {})), own.part(one)
         if replaced := sorted(known.keys() & given.keys()):
             known["basis"] = f"{known['basis']}; {', '.join(replaced)} as configured"
-        table[name] = parse(Hardware, merge(Tree(known, "hardware table"), given), f"hardware.{name}")
-    return table
-
-
-def choose(table: dict[str, Hardware], name: str) -> Hardware:
-    """Return a processor of the table; an unknown name is answered with near misses."""
+        table[one] = parse(Hardware, merge(Tree(known, "hardware table"), given), f"hardware.{one}")
     if name not in table:
         raise UserError(f"scale.hardware: {name!r} is not in the table{near_misses(name, list(table))}")
     return table[name]

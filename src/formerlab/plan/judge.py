@@ -14,27 +14,13 @@ from typing import Any, NamedTuple
 
 from formerlab.errors import UserError
 from formerlab.files import read_json, write_text
-from formerlab.plan.layers import at
 from formerlab.results.schema import UNPLANNED
 from formerlab.results.stages import MAKING, MEASURED, OPTIMIZER, STAGES, TIMED
 
 RECORDS = {stage.name: stage.record for stage in STAGES.values()}
 """The record of each stage, which it writes last; parents stand before what is made from them."""
-READABLE = {
-    "spec_hash": "configuration",
-    "recipe": "configuration",
-    "suites": "suites",
-    "settings": "configuration",
-    "code_hash": "code",
-    "source_fingerprint": "text",
-    "tokenizer": "tokenizer",
-    "data.fingerprint": "data",
-    "init.weights_sha256": "parent",
-    "configuration": "configuration",
-    "equal_time.spec_hash": "configuration",
-    "equal_time.rows_sha256": "measured speed",
-    "weights_sha256": "weights",
-}
+Told = dict[tuple[str, ...], tuple[str, Any]]
+"""By the key of a record, or the keys down to it: what this is in words, and what it must be."""
 
 
 def maker(plan: dict[str, Any], run: str) -> str:
@@ -94,20 +80,17 @@ class Judge:
         What reads that file runs again in the eyes of Snakemake, with a record of its own or without. The name follows
         from the content, so no other process writes the same file again, which would make it younger.
         """
-        stale = self.stale()
-        if not stale:
-            return None
-        now, stamps = time.time(), []
-        for job in stale:
-            record = self.record(*job)
+        now, lines, stamps = time.time(), [], []
+        for (stage, name), reason in self.stale().items():
+            record = self.record(stage, name)
             if record.stat().st_mtime > now:  # clocks differ
                 os.utime(record, (now, now))
             stamps.append(record.stat().st_mtime_ns)
-        lines = [f"{stage} {name}: {reason}\n" for (stage, name), reason in stale.items()]
+            lines.append(f"{stage} {name}: {reason}\n")
         path = folder / f"{hashlib.sha256(f'{lines} {stamps}'.encode()).hexdigest()[:16]}.txt"
-        if not path.exists():
+        if lines and not path.exists():
             write_text(path, "".join(lines))
-        return path
+        return path if lines else None
 
     def objection(self, stage: str, name: str) -> str:
         """Return why rows are not those of the plan; nothing where they are."""
@@ -147,12 +130,14 @@ class Judge:
             return Verdict("missing")
         if isinstance(record, UserError):
             return Verdict("failed", str(record))
-        expected = self._expected(stage, name)
-        wrong = {
-            READABLE[key] for key, value in expected.items() if value not in (None, at(record, tuple(key.split("."))))
-        }
+        wrong = set()
+        for keys, (what, value) in self._expected(stage, name).items():
+            found: Any = record
+            for key in keys:
+                found = found.get(key) if isinstance(found, dict) else None
+            wrong |= set() if value in (None, found) else {what}  # None stands for what is unknown now
         if "spec_hash" in record and "spec" in record and _fingerprint(record["spec"]) != record["spec_hash"]:
-            wrong.add(READABLE["spec_hash"])  # edited by hand
+            wrong.add("configuration")  # edited by hand
         reasons = [f"changed since: {', '.join(sorted(wrong))}"] if wrong else []
         if self.plan[stage][name].get("keep_optimizer") and not (path.parent / OPTIMIZER).exists():
             reasons.append(f"no {OPTIMIZER}, which another run goes on with")
@@ -161,35 +146,36 @@ class Judge:
             reasons += [] if (path.parent / file).exists() else [f"{file} is missing"]
         bases = {base: self.verdict(*base) for base in self.bases(stage, name)}
         reasons += [f"{base[1]} is {verdict.state}" for base, verdict in bases.items() if not verdict.current]
-        if reasons:
-            return Verdict("stale", "; ".join(reasons))
-        return Verdict(record.get("status", "finished"))
+        return Verdict("stale", "; ".join(reasons)) if reasons else Verdict(record.get("status", "finished"))
 
-    def _expected(self, stage: str, name: str) -> dict[str, Any]:
-        """Return what the record must say to be up to date; None stands for what is unknown now."""
+    def _expected(self, stage: str, name: str) -> Told:
+        """Return what the record must say to be up to date."""
         job = self.plan[stage][name]
+        told: Told = {} if job.get("given") else {("code_hash",): ("code", job["code"])}
         if stage == "data":
-            made_from = {"recipe": job["recipe"], "source_fingerprint": job["source"], "code_hash": job["code"]}
-            above = self.bases(stage, name)
-            return made_from | ({"tokenizer": self._says(*above[0], "tokenizer")} if above else {})
-        if stage == "exact":
-            return {"code_hash": job["code"]}
-        if stage in TIMED:
-            return {"code_hash": job["code"], "configuration": job["configuration"]}
-        if stage in MEASURED:
-            asked = {key: job[key] for key in ("settings", "suites") if job.get(key)}
-            weights = self._says(maker(self.plan, name), name, "weights_sha256")
-            return {"code_hash": job["code"], "weights_sha256": weights} | asked
-        expected = {"spec_hash": job["spec_hash"], "code_hash": job["code"], "weights_sha256": job.get("weights")}
-        if job.get("given"):
-            del expected["code_hash"]
-        if job.get("equal_time"):  # the record's own spec has the steps that equal time bought
-            expected["equal_time.spec_hash"] = expected.pop("spec_hash")
-            expected["equal_time.rows_sha256"] = self._says("speed", job["study"], "rows_sha256")
-        expected["data.fingerprint"] = self._says("data", job["data"], "fingerprint")
-        if job.get("init"):
-            expected["init.weights_sha256"] = self._says("train", job["init"], "weights_sha256")
-        return expected
+            told |= {("recipe",): ("configuration", job["recipe"]), ("source_fingerprint",): ("text", job["source"])}
+            for above in self.bases(stage, name):
+                told["tokenizer",] = "tokenizer", self._says(*above, "tokenizer")
+        elif stage in TIMED:
+            told["configuration",] = "configuration", job["configuration"]
+        elif stage in MEASURED:
+            told["weights_sha256",] = "weights", self._says(maker(self.plan, name), name, "weights_sha256")
+            told |= {
+                ("settings",): ("configuration", job["settings"] or None),
+                ("suites",): ("suites", job["suites"] or None),
+            }
+        elif stage in MAKING:
+            told["weights_sha256",] = "weights", job.get("weights")
+            told["data", "fingerprint"] = "data", self._says("data", job["data"], "fingerprint")
+            equal = (
+                ("equal_time",) if job.get("equal_time") else ()
+            )  # there its own spec has the steps that this bought
+            told[*equal, "spec_hash"] = "configuration", job["spec_hash"]
+            if equal:
+                told[*equal, "rows_sha256"] = "measured speed", self._says("speed", job["study"], "rows_sha256")
+            if job.get("init"):
+                told["init", "weights_sha256"] = "parent", self._says("train", job["init"], "weights_sha256")
+        return told
 
     def _says(self, stage: str, name: str, key: str) -> Any:
         """Return what the record of a job says now; one that is not there or cannot be read says nothing."""
@@ -206,6 +192,15 @@ class Judge:
             except UserError as error:
                 self._read[path] = error
         return self._read[path]
+
+
+def failed_syncs(results: Path) -> int:
+    """Return how many syncs with MLflow have failed so far. The DAG tracks anew whenever this is more than before."""
+    try:
+        failures = read_json(results / "mlflow.json")["failures"]
+    except (UserError, OSError, KeyError, TypeError):
+        return 0
+    return failures if isinstance(failures, int) else 0
 
 
 def _fingerprint(spec: Any) -> str:

@@ -1,18 +1,31 @@
-"""Lay mappings over each other; the result remembers which file said every key."""
+"""Lay mappings over each other; the result remembers which file said every key, and turns into a spec.
 
+Every mistake becomes one line with file, key, value and remedy.
+"""
+
+import difflib
+import functools
 import itertools
+import json
 import math
 import re
 import string
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Container, Mapping
 from decimal import Decimal
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
-from formerlab.errors import UserError, shown
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
-ALTERNATIVES = {frozenset(("paths",)), frozenset(("train", "valid", "test"))}
-"""Keys that say the same in two ways: a mapping that names one of them replaces the others below it."""
+from formerlab.errors import UserError, near_misses, shown
+from formerlab.spec import Spec
+
+SomeSpec = TypeVar("SomeSpec", bound=Spec)
+SPLITS = frozenset(("train", "valid", "test"))
+"""Files by split; where a mapping names some, `paths` below it do not count, and the other way round."""
+NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?", re.IGNORECASE)
+"""What YAML takes for text without a dot and the sign of its exponent, or in quotes."""
 
 
 class Tree(dict[Any, Any]):
@@ -40,13 +53,6 @@ class Tree(dict[Any, Any]):
         """Return all but some keys."""
         return self.only(self.keys() - set(keys))
 
-    def mapped(self, change: Callable[[Any], Any]) -> "Tree":
-        """Return the same keys with changed values."""
-        found = Tree(file=self.file)
-        for key, value in self.items():
-            found.put(key, change(value), self.files[key])
-        return found
-
     def part(self, *path: Any) -> "Tree":
         """Return the mapping at a path, an empty one where there is none."""
         found = at(self, path)
@@ -68,18 +74,24 @@ class Tree(dict[Any, Any]):
         return ", ".join(dict.fromkeys(file for some in inner for file in some.split(", "))) or self.file_of(*path)
 
 
+def at(tree: Any, path: tuple[Any, ...]) -> Any:
+    """Return what stands in a tree at a path, None where nothing does."""
+    for key in path:
+        if not isinstance(tree, dict) or key not in tree:
+            return None
+        tree = tree[key]
+    return tree
+
+
 def merge(base: Tree, over: Tree, subject: str = "") -> Tree:
-    """Return `base` with `over` laid on it, key by key.
+    """Return `base` with `over` laid on it, key by key; a mapping with another `kind` replaces the one below.
 
-    A mapping with another `kind` replaces the one below; so do, key by key, alternatives that exclude each other. The
-    result shares what it can with both, so no tree is changed in place.
-
-    Raises UserError for a value where the other tree has keys: one of them would silently be lost.
+    The result shares what it can with both, so no tree is changed in place. Raises UserError for a value where the
+    other tree has keys: one of them would silently be lost.
     """
     if "kind" in over and base.get("kind", over["kind"]) != over["kind"]:
         return over
-    given = {key for key, value in over.items() if not isinstance(value, dict)}
-    merged = base.without(*(key for keys in ALTERNATIVES if keys & given for o in ALTERNATIVES - {keys} for key in o))
+    merged = base.without(*(SPLITS if "paths" in over else ["paths"] if SPLITS & over.keys() else ()))
     for key, value in over.items():
         below, path = merged.get(key), f"{subject}.{key}".lstrip(".")
         if isinstance(below, Tree) and isinstance(value, Tree):
@@ -95,31 +107,7 @@ def merge(base: Tree, over: Tree, subject: str = "") -> Tree:
 
 def laid(trees: list[Tree], subject: str = "") -> Tree:
     """Return all trees laid on each other, the last on top."""
-    first, *others = trees
-    for tree in others:
-        first = merge(first, tree, subject)
-    return first
-
-
-def filled_up(tree: Tree, known: Mapping[str, Any], file: str) -> Tree:
-    """Return a tree with what is known where it says nothing, at any depth."""
-    found = tree.mapped(lambda value: value)
-    for key, value in known.items():
-        inner = found.get(key)
-        if key not in found:
-            found.put(key, Tree(value, file) if isinstance(value, dict) else value, file)
-        elif isinstance(inner, Tree) and isinstance(value, dict):
-            found.put(key, filled_up(inner, value, file), found.files[key])
-    return found
-
-
-def at(tree: Any, path: tuple[Any, ...]) -> Any:
-    """Return what stands in a tree at a path, None where nothing does."""
-    for key in path:
-        if not isinstance(tree, dict) or key not in tree:
-            return None
-        tree = tree[key]
-    return tree
+    return functools.reduce(lambda below, above: merge(below, above, subject), trees)
 
 
 def nested(dotted: Mapping[Any, Any], file: str) -> Tree:
@@ -132,6 +120,57 @@ def nested(dotted: Mapping[Any, Any], file: str) -> Tree:
             node = Tree({name: node}, file)
         tree = merge(tree, node)
     return tree
+
+
+def parse(kind: type[SomeSpec], tree: Tree, subject: str = "", remedy: str = "remove it") -> SomeSpec:
+    """Return the spec that a tree describes; types are strict, so text is never read as a number.
+
+    `remedy` is what to do about a key that the spec does not have, and that resembles none of its own.
+    """
+    try:
+        return kind.model_validate_json(json.dumps(tree, default=str), strict=True)
+    except ValidationError as caught:
+        errors = caught.errors()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"{tree.file}: {error}; write plain keys and values") from None
+    worst = min(errors, key=lambda error: error["type"].endswith("_type"))  # rather what is wrong beside the type
+    path = _path_in_tree(worst, tree)
+    file = tree.files_of(*path) if worst["type"] == "value_error" else tree.file_of(*path)
+    key = ".".join(str(part) for part in (subject, *path) if part != "")
+    raise UserError(": ".join(part for part in (file, key, _reason(worst, kind, remedy)) if part))
+
+
+def _path_in_tree(error: ErrorDetails, tree: Tree) -> tuple[int | str, ...]:
+    """Return pydantic's location without the tags of unions, which are no keys of the file."""
+    path: list[int | str] = []
+    node: Any = tree
+    for part in error["loc"]:
+        try:
+            node = node[part]
+        except (LookupError, TypeError):
+            continue
+        path.append(part)
+    return (*path, error["loc"][-1]) if error["type"] == "missing" else tuple(path)
+
+
+def _reason(error: ErrorDetails, spec: type[Spec], remedy: str) -> str:
+    kind, value = error["type"], error["input"]
+    if kind == "missing":
+        return "missing key; add it"
+    if kind == "extra_forbidden":
+        schema = spec.model_json_schema()
+        known = {name for part in (schema, *schema.get("$defs", {}).values()) for name in part.get("properties", ())}
+        near = difflib.get_close_matches(str(error["loc"][-1]), sorted(known), n=1, cutoff=0.7)
+        return f"unknown key (value {shown(value)}); " + (f"did you mean {near[0]}?" if near else remedy)
+    if kind == "union_tag_invalid":
+        kinds = [tag.strip("'") for tag in error["ctx"]["expected_tags"].split(", ")]
+        return f"unknown kind {error['ctx']['tag']!r}{near_misses(error['ctx']['tag'], kinds)}"
+    if kind == "value_error":
+        reason = error["msg"].removeprefix("Value error, ")
+        return reason if ";" in reason or reason.count("=") < 2 else f"{reason}; change one of them"
+    if isinstance(value, str) and kind in ("float_type", "int_type") and NUMBER.fullmatch(value):
+        return f"{shown(value)} is text, not a number; write it without quotes, with dot and sign, as 1.0e-3"
+    return error["msg"].replace("\n", " ") + ("" if isinstance(value, dict) else f" (got {shown(value)})")
 
 
 def fields(template: str) -> list[str]:
@@ -176,10 +215,10 @@ def fill(value: Any, point: Mapping[str, Any]) -> Any:
 
     Raises KeyError for a field that the point does not have, ValueError for a brace that opens no field.
     """
-    if isinstance(value, Tree):
-        return value.mapped(lambda item: fill(item, point))
     if isinstance(value, dict):
-        return {key: fill(item, point) for key, item in value.items()}
+        found = value.only(value) if isinstance(value, Tree) else {}  # with the files of its keys
+        found.update((key, fill(item, point)) for key, item in value.items())
+        return found
     if isinstance(value, list):
         return [fill(item, point) for item in value]
     if isinstance(value, str):

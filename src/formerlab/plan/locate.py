@@ -77,12 +77,15 @@ def _patterns(tree: Any) -> Iterator[str]:
 def ensure_plan(root: Path, given: dict[str, Any]) -> Path:
     """Return the path of the plan of this configuration, written now if need be.
 
-    Raises
-    ------
-    UserError
-        With the one line that names the mistake in the configuration.
+    Raises UserError with the one line that names the mistake in the configuration, or where a checkout would be run by
+    another one's code, as in a copy whose environment is active.
     """
-    _check_whose_code(root)
+    own = root / "src" / "formerlab"
+    if own.is_dir() and not own.samefile(loaded.PACKAGE):
+        raise UserError(
+            f"{root}: the active environment runs the code in {loaded.PACKAGE}; run `make setup` here, then use "
+            ".venv/bin/python or activate .venv"
+        )
     for _ in range(3):
         path = plan_path(root, given)
         if path.exists():
@@ -103,26 +106,14 @@ def _make(root: Path, given: dict[str, Any], path: Path) -> None:
         raise UserError(lines[-1].removeprefix("error: ") if lines else f"no plan was made: {done.stderr.strip()}")
 
 
-def _check_whose_code(root: Path) -> None:
-    """Raise UserError where a checkout would be run by another one's code, as in a copy whose environment is active."""
-    own = root / "src" / "formerlab"
-    if own.is_dir() and not own.samefile(loaded.PACKAGE):
-        raise UserError(
-            f"{root}: the active environment runs the code in {loaded.PACKAGE}; run `make setup` here, then use "
-            ".venv/bin/python or activate .venv"
-        )
-
-
 def read_plan(path: Path) -> dict[str, Any]:
     """Read a plan that `ensure_plan` wrote."""
     try:
         plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such plan; leave --plan and ${VARIABLE} out and it is made anew") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: no plan ({error}); delete it and it is made anew") from None
-    if not isinstance(plan, dict) or "results" not in plan:
-        raise UserError(f"{path}: no plan; delete it and it is made anew")
+        if "results" not in plan:
+            raise ValueError("something else")
+    except (OSError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: no plan ({error}); leave --plan and ${VARIABLE} out and it is made anew") from None
     return plan
 
 

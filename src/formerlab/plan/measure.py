@@ -5,9 +5,7 @@ settings, beside `runs`, the patterns of run names, and `by_run`, settings that 
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,31 +18,25 @@ from formerlab.files import read_json
 from formerlab.plan.code import code_hash
 from formerlab.plan.cost import forward_cost
 from formerlab.plan.hardware import Hardware
-from formerlab.plan.layers import Tree, laid
-from formerlab.plan.read import parse
-from formerlab.plan.schema import WHICH, Which
+from formerlab.plan.layers import laid, parse
+from formerlab.plan.schema import Which
 from formerlab.plan.sources import Sources
 from formerlab.results.stages import Stage
 from formerlab.spec import Spec, fingerprint
-from formerlab.training.any_run import AnyRun
-from formerlab.training.released import ReleasedRun
+from formerlab.training.any_run import AnyRun, ReleasedRun
 
 Jobs = dict[str, Any]
 
 
-@dataclass(frozen=True)
 class Asked:
-    """What a study, at this scale, asks of a stage."""
+    """What a study, at this scale, asks of a stage; its settings are checked, also where no run is measured."""
 
-    stage: Stage
-    study: str
-    tree: Tree
-    subject: str
-
-    @cached_property
-    def which(self) -> Which:
-        """Return of which runs it is asked."""
-        return parse(Which, self.tree.only(WHICH), self.subject)
+    def __init__(self, stage: Stage, study: str, sources: Sources) -> None:
+        self.stage = stage
+        self.tree = sources.settings(study, "measure", stage.name)
+        self.subject = f"{study}.measure.{stage.name}"
+        self.which = parse(Which, self.tree.only(Which.model_fields), self.subject)
+        self.settings()
 
     def of(self, run: AnyRun) -> bool:
         """Say whether it is asked of a run. Raises UserError where the stage cannot measure its model."""
@@ -52,8 +44,8 @@ class Asked:
             return False
         kinds = self.stage.models
         if kinds and run.model.kind not in kinds:
-            remedy = f"name runs of a {' or '.join(kinds)}"
             key = f"{self.tree.file_of('runs')}: {self.subject}.runs"
+            remedy = f"name runs of a {' or '.join(kinds)}"
             raise UserError(f"{key}: {run.name!r} has model.kind={run.model.kind}; {remedy}")
         return True
 
@@ -61,17 +53,7 @@ class Asked:
         """Return the settings of a run, those laid over for patterns that it fits included."""
         kind: type[Spec] = getattr(import_module(self.stage.import_path), self.stage.settings)
         own = [self.tree.part("by_run", pattern) for pattern in self.which.by_run if fnmatchcase(run, pattern)]
-        return parse(kind, laid([self.tree.without(*WHICH), *own], self.subject), self.subject)
-
-
-def _asked(stage: Stage, sources: Sources) -> dict[str, Asked]:
-    """Return what every study asks of a stage, its settings checked."""
-    found = {}
-    for study in sources.config.studies:
-        tree = sources.settings(study, "measure", stage.name)
-        found[study] = Asked(stage, study, tree, f"{study}.measure.{stage.name}")
-        found[study].settings()
-    return found
+        return parse(kind, laid([self.tree.without(*Which.model_fields), *own], self.subject), self.subject)
 
 
 def measure_jobs(
@@ -82,35 +64,29 @@ def measure_jobs(
     `suites` are those of the plan, and `results` is the folder where records of before may lie. Raises UserError for a
     run whose model the stage cannot measure, or not with these settings.
     """
-    asked = _asked(stage, sources)
-    return {
-        run.id: job
-        for run in runs
-        if asked[run.study].of(run)
-        and (job := _job(asked[run.study], run, sources, hardware, suites, results / run.id)) is not None
-    }
-
-
-def _job(
-    asked: Asked, run: AnyRun, sources: Sources, hardware: Hardware, planned: dict[str, Any], folder: Path
-) -> Jobs | None:
-    stage, scale = asked.stage, sources.scale
-    data = scale.data[run.data]
-    own: Measurement = asked.settings(run.name)
-    try:
-        settings = own.of(run, questions=bool(getattr(data, "questions", 0) or scale.suites))
-    except UserError as error:
-        raise UserError(f"{asked.tree.files_of()}: {asked.subject}.{error}") from None
-    if settings is None:
-        return None
-    suites = {name: suite for name, suite in scale.suites.items() if settings.asks(name)}
-    job: Jobs = {
-        "settings": settings.to_dict(),
-        "code": code_of_measuring(stage, run, settings, list(suites.values())),
-        "suites": _states(folder / stage.record, suites, planned),
-    }
-    reading = settings.reading(run, int(getattr(data, "questions", 0) or 0))
-    return job if reading is None else job | {"cost": forward_cost(run, reading, hardware)}
+    asked = {study: Asked(stage, study, sources) for study in sources.config.studies}
+    jobs: Jobs = {}
+    for run in runs:
+        if not (one := asked[run.study]).of(run):
+            continue
+        questions = int(getattr(sources.scale.data[run.data], "questions", 0) or 0)
+        try:
+            settings: Measurement = one.settings(run.name).of(run, questions=bool(questions or sources.scale.suites))
+        except UserError as error:
+            raise UserError(f"{one.tree.files_of()}: {one.subject}.{error}") from None
+        if settings is None:
+            continue
+        of_run = {name: suite for name, suite in sources.scale.suites.items() if settings.asks(name)}
+        states = {name: suites[name]["state"] for name in of_run}
+        record = results / run.id / stage.record
+        if None in states.values() and record.exists():  # what cannot be seen now counts as unchanged since then
+            before = read_json(record).get("suites", {})
+            states = {name: before.get(name) if state is None else state for name, state in states.items()}
+        code = code_of_measuring(stage, run, settings, list(of_run.values()))
+        jobs[run.id] = {"settings": settings.to_dict(), "code": code, "suites": states}
+        if (reading := settings.reading(run, questions)) is not None:
+            jobs[run.id]["cost"] = forward_cost(run, reading, hardware)
+    return jobs
 
 
 def code_of_measuring(stage: Stage, run: AnyRun, settings: Measurement, suites: Sequence[Suite]) -> str:
@@ -123,19 +99,11 @@ def _loaders(runs: Iterable[AnyRun]) -> tuple[str, ...]:
     return ("formerlab.integrations.huggingface.released_run",) if any(isinstance(r, ReleasedRun) for r in runs) else ()
 
 
-def _states(record: Path, names: Iterable[str], planned: dict[str, Any]) -> dict[str, str | None]:
-    """Return the fingerprint of each suite; one that cannot be seen now counts as unchanged since its last `record`."""
-    states = {name: planned[name]["state"] for name in names}
-    if None in states.values() and record.exists():
-        before = read_json(record).get("suites", {})
-        states = {name: before.get(name) if state is None else state for name, state in states.items()}
-    return states
-
-
 def timing_jobs(stage: Stage, runs: Sequence[AnyRun], sources: Sources) -> Jobs:
     """Return, by study, the runs that a stage times beside each other, one seed of each."""
     jobs = {}
-    for study, asked in _asked(stage, sources).items():
+    for study in sources.config.studies:
+        asked = Asked(stage, study, sources)
         if asked.which.by_run:
             key = f"{asked.tree.file_of('by_run')}: {asked.subject}.by_run"
             raise UserError(f"{key}: the runs are timed together, with the same settings; remove it")

@@ -5,10 +5,11 @@ whoever runs it has the very data that the committed rows were made from, or hea
 """
 
 import hashlib
+import json
 import os
-from collections.abc import Iterator
+import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
@@ -16,8 +17,7 @@ from formerlab.data.dataset import DataSpec
 from formerlab.data.file_hashes import file_hashes
 from formerlab.errors import UserError
 from formerlab.file_search import files_below
-from formerlab.plan.layers import Tree
-from formerlab.plan.read import parse
+from formerlab.plan.layers import Tree, parse
 from formerlab.spec import Count, Spec
 from formerlab.yaml_files import read_yaml
 
@@ -63,68 +63,54 @@ def check_public_data(name: str, data: DataSpec, root: Path, *, prepared: bool) 
     Files are hashed once and then known by size and time of change. Where the variable is not set, what was `prepared`
     counts as it is, and for what was not the line is returned that says what to do: its runs can be planned, not made.
     """
-    places = sorted(_places(data.source.to_dict()))
-    if not places or (prepared and VARIABLE not in os.environ):
+    named = sorted(re.findall(rf'"\${VARIABLE}/([^"]*)"', json.dumps(data.source.to_dict())))
+    if not named or (prepared and VARIABLE not in os.environ):
         return None
     manifest = read_manifest(root)
     if VARIABLE not in os.environ:
-        owners = [one for one in manifest.values() if any(_lists(one, place) for place in places)]
-        named = "; ".join(f"{one.title}: {one.source}" for one in owners)
+        owners = [one for one in manifest.values() if any(_listed(one, path) for path in named)]
+        sources = "; ".join(f"{one.title}: {one.source}" for one in owners)
         return (
-            f"data.{name}: ${VARIABLE} is not set; give it the folder that holds {', '.join(places)} "
-            f"as {MANIFEST} lists them ({named}), or name data of your own in config.yaml"
+            f"data.{name}: ${VARIABLE} is not set; give it the folder that holds {', '.join(named)} "
+            f"as {MANIFEST} lists them ({sources}), or name data of your own in config.yaml"
         )
-    cache = root / ".formerlab" / "public_data" / f"{name}.json"
-    for place in places:
-        _check(name, place, Path(os.environ[VARIABLE]), manifest, cache.with_stem(f"{name}.{place.replace('/', '.')}"))
+    for path in named:
+        cache = root / ".formerlab" / "public_data" / f"{name}.{path.replace('/', '.')}.json"
+        if problem := _problem(path, Path(os.environ[VARIABLE]), manifest, cache):
+            raise UserError(f"data.{name}: {problem}, or name data of your own in config.yaml")
     return None
 
 
-def _places(value: Any) -> Iterator[str]:
-    """Yield what a data source names below the variable's folder."""
-    if isinstance(value, str) and value.startswith(f"${VARIABLE}/"):
-        yield value.removeprefix(f"${VARIABLE}/")
-    elif isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _places(item)
+def _listed(one: PublicData, named: str) -> list[str]:
+    """Return the files and folders of a public data set that a name stands for: itself, or what is below it."""
+    return [path for path in (*one.files, *one.folders) if path == named or path.startswith(f"{named}/")]
 
 
-def _lists(one: PublicData, place: str) -> bool:
-    return any(path == place or path.startswith(f"{place}/") for path in (*one.files, *one.folders))
-
-
-def _check(name: str, place: str, below: Path, manifest: dict[str, PublicData], cache: Path) -> None:
-    subject = f"data.{name}: {below / place}"
-    owner = next((one for one in manifest.values() if _lists(one, place)), None)
+def _problem(named: str, below: Path, manifest: dict[str, PublicData], cache: Path) -> str | None:
+    """Return what is wrong with files below the folder, and what to do."""
+    owner = next((one for one in manifest.values() if _listed(one, named)), None)
     if owner is None:
-        raise UserError(f"{subject}: {MANIFEST} lists no such file; add it there")
-    remedy = f"get it from {owner.source}, or name data of your own in config.yaml"
-    if not (below / place).exists():
-        raise UserError(f"{subject}: missing; {remedy}")
-    files = (Path(path) for path, _ in files_below(str(below / place)))
-    found = {path.relative_to(below).as_posix(): path for path in files}
-    hashes = file_hashes(found.values(), cache)
-    if place in owner.folders:
-        _check_folder(subject, owner.folders[place], {path: hashes[found[path]] for path in found}, place, remedy)
-        return
-    listed = {path: sha for path, sha in owner.files.items() if path == place or path.startswith(f"{place}/")}
-    for path in sorted(listed.keys() | found.keys()):
-        if path not in found:
-            raise UserError(f"data.{name}: {below / path}: missing; {remedy}")
-        if path not in listed:
-            raise UserError(f"data.{name}: {below / path}: not in {MANIFEST}; move it elsewhere")
-        if hashes[found[path]] != listed[path]:
-            raise UserError(f"data.{name}: {below / path}: not the file of {MANIFEST} (another SHA-256); {remedy}")
+        return f"{below / named}: {MANIFEST} lists no such file; add it there"
+    remedy = f"get it from {owner.source}"
+    if not (below / named).exists():
+        return f"{below / named}: missing; {remedy}"
+    paths = [Path(path) for path, _ in files_below(str(below / named))]
+    hashes = {path.relative_to(below).as_posix(): sha for path, sha in file_hashes(paths, cache).items()}
+    wanted = {path: owner.files[path] for path in _listed(owner, named) if path in owner.files}
+    if many := owner.folders.get(named):
+        if (len(hashes), listing_hash(hashes, named)) == (many.files, many.sha256):
+            return None
+        return f"{below / named}: {len(hashes)} files, not the {many.files} of {MANIFEST} by their SHA-256; {remedy}"
+    for path in sorted(wanted.keys() | hashes.keys()):
+        if path not in wanted:
+            return f"{below / path}: not in {MANIFEST}; move it elsewhere"
+        if hashes.get(path) != wanted[path]:
+            what = f"not the file of {MANIFEST} (another SHA-256)" if path in hashes else "missing"
+            return f"{below / path}: {what}; {remedy}"
+    return None
 
 
-def _check_folder(subject: str, many: ManyFiles, hashes: dict[str, str], place: str, remedy: str) -> None:
-    if len(hashes) != many.files:
-        raise UserError(f"{subject}: {len(hashes)} files, where {MANIFEST} says {many.files}; {remedy}")
-    if listing_hash(hashes, place) != many.sha256:
-        raise UserError(f"{subject}: not the files of {MANIFEST} (another SHA-256 of their list); {remedy}")
-
-
-def listing_hash(hashes: dict[str, str], place: str) -> str:
+def listing_hash(hashes: dict[str, str], folder: str) -> str:
     """Return the SHA-256 of the lines that sha256sum prints of the files of a folder, given theirs by path."""
-    lines = sorted((path.removeprefix(f"{place}/").encode(), sha) for path, sha in hashes.items())
+    lines = sorted((path.removeprefix(f"{folder}/").encode(), sha) for path, sha in hashes.items())
     return hashlib.sha256(b"".join(sha.encode() + b"  " + path + b"\n" for path, sha in lines)).hexdigest()

@@ -1,68 +1,132 @@
-"""From study, scale and overrides to the resolved spec of every run."""
+"""From study, scale and overrides to the spec of every run: one tree each, from the general to the particular."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from formerlab.data import TextData
-from formerlab.data.dataset import DataSpec
-from formerlab.data.text.released_tokenizer import ReleasedTokenizer
+from formerlab.data.text.tokenizer import ReleasedTokenizer
 from formerlab.errors import UserError, near_misses
-from formerlab.evaluation.timing.equal_time import EqualTime
-from formerlab.evaluation.timing.speed import Speed
+from formerlab.evaluation.timing.speed import EqualTime, Speed
 from formerlab.growth.tokens import continued_spec, growable, grown_spec
-from formerlab.plan.layers import Tree, filled_up, merge
+from formerlab.plan.layers import Tree, at, fields, fill, grid_points, laid, may_fit, merge, named, parse, pattern_of
 from formerlab.plan.measure import deciding
-from formerlab.plan.memory import too_large
-from formerlab.plan.read import parse
-from formerlab.plan.runs import RELEASED, chosen, run_trees
 from formerlab.plan.schema import BesideSpec, Scale, StudyScale
-from formerlab.plan.sources import RUN_KEYS, Sources, study_file
-from formerlab.plan.tokenizers import same_tokenizer, sizes_of
-from formerlab.training.released import ReleasedRun
+from formerlab.plan.sources import RUN_KEYS, Sources, same_tokenizer, sizes_of, study_file
+from formerlab.results.stages import MEASURED, TIMED
+from formerlab.training.any_run import ReleasedRun
 from formerlab.training.run import Run
 
+RELEASED = "released"
+"""The key of a run that names a released model in place of training."""
 EQUAL = "equal_time"
 """The key of a run that trains for the time of another: the steps follow from it."""
-BESIDE_SPEC = (EQUAL, *BesideSpec.model_fields)
-"""Keys of a run that are no part of its spec."""
+PATTERNS: tuple[tuple[str, ...], ...] = tuple(
+    ("measure", stage, key) for stage in (*MEASURED, *TIMED) for key in ("runs", "by_run")
+)
+"""Where studies and scales name runs by patterns."""
 
 
-def resolve_study(name: str, sources: Sources) -> list[Run]:
-    """Return the runs that a study trains, the most wanted first but parents before children, one run per seed."""
-    trees = {run: tree for run, tree in run_trees(name, sources).items() if tree.get(RELEASED) is None}
-    runs = {run: _parse_run(name, run, trees[run], sources.scale) for run in chosen(name, trees, sources)}
-    grown = _grow(_with_parents_first(runs, trees), sources.scale.data, trees)
-    seeds = _seeds(name, grown, trees, sources)
-    return [run.model_copy(update={"seed": seed}) for run in grown for seed in seeds[run.name]]
+def run_trees(name: str, sources: Sources) -> dict[str, Tree]:
+    """Return the tree of every run of a study, also of those that the scale leaves out.
 
-
-def _seeds(study: str, runs: list[Run], trees: Mapping[str, Tree], sources: Sources) -> dict[str, tuple[int, ...]]:
-    """Return the seeds of each run: those of the configuration, of the run, of its study at this scale, of the scale.
-
-    Raises UserError where a run has a seed that its parent has not.
+    Raises UserError for patterns and overrides that match no run.
     """
-    of_study = sources.scale.studies.get(study, StudyScale()).seeds or sources.scale.seeds
-    found: dict[str, tuple[int, ...]] = {}
-    for run in runs:
-        own = _beside_spec(study, run.name, trees[run.name])
-        found[run.name] = sources.config.seeds or own.seeds or of_study
-        if run.init is not None and (orphans := sorted({*found[run.name]} - {*found[run.init]})):
-            raise UserError(
-                f"{trees[run.name].file_of('seeds')}: {study}.runs.{run.name}: seed {orphans[0]} has no parent, "
-                f"since {run.init!r} has seeds {', '.join(map(str, found[run.init]))}; give both the same"
-            )
+    study, scale = sources.study_trees[name], sources.at_scale(name)
+    common = [sources.scale_tree.part("defaults"), study.part("defaults"), scale.part("defaults")]
+    found: dict[str, Tree] = {}
+    for template in study.part("runs"):
+        for run, own, exact in _instances(study.part("runs", template), scale.part("runs", template), template):
+            if run in found:
+                raise UserError(f"{study.file}: runs.{template}: gives a second run {run!r}; remove one")
+            patterns = (pattern for pattern in scale.part("runs") if pattern != template and fnmatchcase(run, pattern))
+            special = [own, *(scale.part("runs", pattern) for pattern in patterns), exact]
+            subject, overrides = f"{name}.runs.{run}", [tree.part(name) for tree in sources.overrides]
+            if laid(special, subject).get(RELEASED) is None:
+                over = [part for tree in overrides for part in (tree.only(RUN_KEYS), tree.part("runs", run))]
+                found[run] = laid([*common, *special, *over], subject)
+            else:  # what is said of all runs is said of training, but for data
+                general = [tree.only({"data"}) for tree in (*common, *overrides)]
+                found[run] = laid([*general, *special, *(tree.part("runs", run) for tree in overrides)], subject)
+    _check_patterns(name, list(found), sources)
     return found
 
 
-def _beside_spec(study: str, run: str, tree: Tree) -> BesideSpec:
-    """Return what the tree of a run says beside its spec."""
-    return parse(BesideSpec, tree.only(BesideSpec.model_fields), f"{study}.runs.{run}")
+def _instances(study: Tree, scale: Tree, template: str) -> Iterator[tuple[str, Tree, Tree]]:
+    """Yield the runs that a template stands for, each with its two trees; a plain name stands for itself."""
+    whole = laid([study, scale])
+    grid, file = whole.get("grid"), whole.file_of("grid")
+    try:
+        names = fields(template)
+    except ValueError as error:
+        raise UserError(f"{file}: runs.{template}: {error}; write a field as {{name}}") from None
+    if not names and grid is not None:
+        raise UserError(f"{file}: runs.{template}.grid: got {grid!r}; put {{fields}} into the name of the run")
+    points: list[dict[str, Any]] = [{}] if not names else [] if grid is None else grid_points(file, template, grid)
+    for point in points:
+        try:
+            own, exact = (fill(tree.without("grid"), point) if names else tree for tree in (study, scale))
+        except (LookupError, ValueError) as error:
+            near = near_misses(str(error).strip("'"), list(point))
+            key = f"{whole.files_of()}: runs.{template}"
+            raise UserError(f"{key}: no field {error} in the name of the run{near}") from None
+        yield named(template, point), own, exact
+
+
+def _check_patterns(study: str, names: list[str], sources: Sources) -> None:
+    """Refuse patterns that match no run of the study, and overrides of runs that it does not have."""
+    own, scale = sources.study_trees[study], sources.at_scale(study)
+    known = [*names, *own.part("runs")]
+    asked = [(own, "", path) for path in PATTERNS]
+    asked += [(scale, f"studies.{study}.", path) for path in (*PATTERNS, ("only",), ("runs",))]
+    for tree, above, path in asked:
+        given = at(tree, path)
+        for pattern in given if isinstance(given, list | dict) else ():
+            if isinstance(pattern, str) and not any(may_fit(name, pattern) for name in known):
+                key = f"{tree.file_of(*path)}: {above}{'.'.join(path)}"
+                raise UserError(f"{key}: {pattern!r} matches no run{near_misses(pattern, known)}")
+    for tree in sources.overrides:
+        for name in tree.part(study, "runs"):
+            if name not in names:
+                raise UserError(f"{tree.file}: {study}.runs.{name}: no such run{near_misses(name, names)}")
+
+
+def chosen(name: str, trees: Iterable[str], sources: Sources) -> list[str]:
+    """Return the runs that exist at this scale, the most wanted first."""
+    only = [*sources.scale.studies.get(name, StudyScale()).only, *sorted(map(pattern_of, sources.added[name]))]
+    return list(dict.fromkeys(run for pattern in only for run in trees if fnmatchcase(run, pattern)))
+
+
+def resolve_study(name: str, sources: Sources) -> list[Run]:
+    """Return the runs that a study trains, the most wanted first but parents before children, one run per seed.
+
+    Raises UserError where a run has a seed that its parent has not.
+    """
+    trees = {run: tree for run, tree in run_trees(name, sources).items() if tree.get(RELEASED) is None}
+    runs = {run: _parse_run(name, run, trees[run], sources.scale) for run in chosen(name, trees, sources)}
+    of_study = sources.scale.studies.get(name, StudyScale()).seeds or sources.scale.seeds
+    seeds: dict[str, tuple[int, ...]] = {}
+    found = []
+    for run in _grown(_with_parents_first(runs, trees), trees, sources.scale):
+        seeds[run.name] = sources.config.seeds or _beside(name, run.name, trees[run.name]).seeds or of_study
+        if run.init is not None and (orphans := sorted({*seeds[run.name]} - {*seeds[run.init]})):
+            raise UserError(
+                f"{trees[run.name].file_of('seeds')}: {name}.runs.{run.name}: seed {orphans[0]} has no parent, "
+                f"since {run.init!r} has seeds {', '.join(map(str, seeds[run.init]))}; give both the same"
+            )
+        found += [run.model_copy(update={"seed": seed}) for seed in seeds[run.name]]
+    return found
 
 
 def own_gpus(name: str, sources: Sources) -> dict[str, int]:
-    """Return the runs of a study that name their number of GPUs, with it."""
-    found = {run: _beside_spec(name, run, tree).gpus for run, tree in run_trees(name, sources).items()}
-    return {run: gpus for run, gpus in found.items() if gpus is not None}
+    """Return, of the runs of a study that name their number of GPUs, that number."""
+    own = {run: _beside(name, run, tree).gpus for run, tree in run_trees(name, sources).items()}
+    return {run: gpus for run, gpus in own.items() if gpus is not None}
+
+
+def _beside(study: str, run: str, tree: Tree) -> BesideSpec:
+    """Return what the tree of a run says beside its spec."""
+    return parse(BesideSpec, tree.only(BesideSpec.model_fields), f"{study}.runs.{run}")
 
 
 def match_times(runs: list[Run], jobs: Mapping[str, Any], sources: Sources) -> tuple[list[Run], dict[str, EqualTime]]:
@@ -81,19 +145,14 @@ def match_times(runs: list[Run], jobs: Mapping[str, Any], sources: Sources) -> t
     for run in runs:
         equal = wanted.get((run.study, run.name))
         if equal is not None:
-            key_of_run = f"{study_file(run.study)}: runs.{run.name}.equal_time"
-            timed = jobs.get(run.study, {"runs": []})["runs"]
-            names = [name.split("/")[1] for name in timed]
-            for key, one in (("arm", equal.arm), ("reference", equal.reference)):
+            key = f"{study_file(run.study)}: runs.{run.name}.equal_time"
+            names = [name.split("/")[1] for name in jobs.get(run.study, {"runs": []})["runs"]]
+            for one in (equal.arm, equal.reference):
                 if one not in names:
-                    raise UserError(
-                        f"{key_of_run}.{key}: {one!r} is no run that `speed` times{near_misses(one, names)}"
-                    )
+                    raise UserError(f"{key}: {one!r} is no run that `speed` times{near_misses(one, names)}")
             arm, reference = (by_id[f"{run.study}/{one}/seed{run.seed}"] for one in (equal.arm, equal.reference))
             if deciding(reference, Speed) != deciding(run, Speed):
-                raise UserError(
-                    f"{key_of_run}.reference: {reference.name!r} is another model or batch; name an equal one"
-                )
+                raise UserError(f"{key}.reference: {equal.reference!r} is another model or batch; name an equal one")
             run = run.model_copy(update={"steps": arm.steps})
             equal_by_id[run.id] = equal
         matched.append(run)
@@ -122,15 +181,12 @@ def _parse_released(study: str, name: str, tree: Tree, scale: Scale) -> Released
     run = parse(ReleasedRun, merge(by_file, tree, subject), subject)
     tokenizer = spec.tokenizer if isinstance(spec := scale.data[data], TextData) else None
     if not isinstance(tokenizer, ReleasedTokenizer) or tokenizer.model != model:
-        raise UserError(
-            f"{tree.file_of('data')}: {subject}.data: {data!r} is not in the tokens of {model!r}; give that "
-            f"data set tokenizer: {{kind: released, model: {model}}}"
-        )
+        remedy = f"give that data set tokenizer: {{kind: released, model: {model}}}"
+        key = f"{tree.file_of('data')}: {subject}.data"
+        raise UserError(f"{key}: {data!r} is not in the tokens of {model!r}; {remedy}")
     if run.context > longest:
-        raise UserError(
-            f"{tree.file_of('context')}: {subject}.context: {run.context} exceeds the {longest} tokens that "
-            f"{model!r} reads; lower it"
-        )
+        key = f"{tree.file_of('context')}: {subject}.context"
+        raise UserError(f"{key}: {run.context} exceeds the {longest} tokens that {model!r} reads; lower it")
     if run.dtype is None:
         return run
     narrowed = run.model.model_copy(update={"source": source.model_copy(update={"dtype": run.dtype})})
@@ -147,15 +203,13 @@ def _named(tree: Tree, key: str, known: Iterable[str], what: str, subject: str) 
 
 
 def _parse_run(study: str, name: str, tree: Tree, scale: Scale) -> Run:
-    subject, tree = f"{study}.runs.{name}", tree.without(*BESIDE_SPEC)
+    subject, tree = f"{study}.runs.{name}", tree.without(EQUAL, *BesideSpec.model_fields)
     for key in Run.model_fields.keys() - RUN_KEYS & tree.keys():
         raise UserError(f"{tree.file_of(key)}: {subject}.{key}: got {tree[key]!r}, but its study says it; remove it")
     data = _named(tree, "data", scale.data, "data set", subject)
     known = scale.data[data].known(tree.part("task"))
-    run = parse(Run, filled_up(tree, {"study": study, "name": name} | known, study_file(study)), subject)
-    if (absurd := too_large(run)) is not None:
-        key, reason = absurd
-        raise UserError(f"{tree.files_of(key)}: {subject}.{key}: {reason}")
+    by_file = Tree({"study": study, "name": name} | known, study_file(study))
+    run = parse(Run, merge(by_file, tree, subject), subject)
     if run.task.reads != scale.data[data].kind:
         raise UserError(
             f"{tree.file_of('data')}: {subject}.data: {data!r} is {scale.data[data].kind}, but "
@@ -163,10 +217,8 @@ def _parse_run(study: str, name: str, tree: Tree, scale: Scale) -> Run:
         )
     vocabulary, given = known.get("model", {}).get("vocabulary", 0), getattr(run.model, "vocabulary", 0)
     if given < vocabulary:
-        raise UserError(
-            f"{tree.file_of('model', 'vocabulary')}: {subject}.model.vocabulary: {given} is less "
-            f"than the {vocabulary} tokens of data set {data!r}; leave it out"
-        )
+        key = f"{tree.file_of('model', 'vocabulary')}: {subject}.model.vocabulary"
+        raise UserError(f"{key}: {given} is less than the {vocabulary} tokens of data set {data!r}; leave it out")
     return run
 
 
@@ -190,13 +242,18 @@ def _with_parents_first(runs: dict[str, Run], trees: Mapping[str, Tree]) -> list
     return list(ordered.values())
 
 
-def _grow(ordered: list[Run], data: Mapping[str, DataSpec], trees: Mapping[str, Tree]) -> list[Run]:
-    """Give every grown run the tau that its growth asks for, and refuse what cannot grow."""
+def _grown(ordered: list[Run], trees: Mapping[str, Tree], scale: Scale) -> Iterator[Run]:
+    """Yield the runs, grown ones with the tau that their growth asks for; refuse what cannot go on with its parent."""
     done: dict[str, Run] = {}
     for run in ordered:
         if run.init is not None:
             parent, tree = done[run.init], trees[run.name]
-            _check_tokenizers(run, parent, data, f"{tree.file_of('data')}: runs.{run.name}")
+            if not same_tokenizer(run.data, parent.data, scale.data):
+                raise UserError(
+                    f"{tree.file_of('data')}: runs.{run.name}.data: {run.data!r} has another tokenizer than "
+                    f"{parent.data!r}, on which init={parent.name!r} is trained; give data set {run.data!r} "
+                    f"tokenizer: {{kind: of, data: {parent.data}, ...}}"
+                )
             try:
                 if run.growth is None:
                     model = continued_spec(parent.model, run.model)
@@ -207,13 +264,4 @@ def _grow(ordered: list[Run], data: Mapping[str, DataSpec], trees: Mapping[str, 
                 raise UserError(f"{files}: runs.{run.name}.init: {run.init!r}: {error}") from None
             run = run.model_copy(update={"model": model})
         done[run.name] = run
-    return list(done.values())
-
-
-def _check_tokenizers(run: Run, parent: Run, data: Mapping[str, DataSpec], key: str) -> None:
-    """Refuse a run that goes on with tokens of another meaning."""
-    if not same_tokenizer(run.data, parent.data, data):
-        raise UserError(
-            f"{key}.data: {run.data!r} has another tokenizer than {parent.data!r}, on which init={parent.name!r} is "
-            f"trained; give data set {run.data!r} tokenizer: {{kind: of, data: {parent.data}, ...}}"
-        )
+        yield run

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, StringConstraints
 
 from formerlab.data.registry import Data
-from formerlab.errors import near_misses
+from formerlab.errors import near_misses, shown
 from formerlab.evaluation.language.suites import Suite, check_names
 from formerlab.released import ReleasedModel
 from formerlab.report.claims.registry import ClaimArms
@@ -31,15 +31,11 @@ def _distinct(values: tuple[Item, ...]) -> tuple[Item, ...]:
 
 
 def _folder(path: str) -> str:
-    """Refuse an empty path, the root, the project itself, and names that a shell or a report would misread."""
-    if not path.strip() or set(normpath(path).split("/")) <= {"", ".", ".."}:
-        raise ValueError(f"{path!r} is no folder to write into; name one, such as results")
-    if path.startswith("-"):
-        raise ValueError(f"{path[:100]!r} begins like an option; write ./{path[:100]}")
-    if not re.fullmatch(r"[\w ./+@=,-]+", path):
-        raise ValueError(f"{path[:100]!r} is taken as it stands; use letters, digits, spaces and ./_-+@=, only")
-    if len(path.encode()) > LONGEST_FOLDER:
-        raise ValueError(f"{path[:20]!r}... is longer than {LONGEST_FOLDER} bytes; name a shorter folder")
+    """Refuse no name, the root, the project itself, and names that a shell, a report or a file system would misread."""
+    plain = re.fullmatch(r"(?!-)[\w ./+@=,-]+", path) and len(path.encode()) <= LONGEST_FOLDER
+    if not plain or not path.strip() or set(normpath(path).split("/")) <= {"", ".", ".."}:
+        allowed = "letters, digits, spaces and ./_-+@=, that begin with no hyphen, such as results"
+        raise ValueError(f"{shown(path)} is no folder to write into; use at most {LONGEST_FOLDER} {allowed}")
     return path
 
 
@@ -107,7 +103,7 @@ class BesideSpec(Spec):
     seeds: Seeds | None = None
     """Seeds of the run, where they differ from its study's."""
     gpus: Processors | None = None
-    """GPUs of the run, where they differ from its study's; they share out its task.accumulate parts evenly."""
+    """GPUs of the run, where they differ from the scale's; they share out its task.accumulate parts evenly."""
 
 
 class Which(Spec):
@@ -117,9 +113,6 @@ class Which(Spec):
     """Patterns of run names; none: nothing is measured."""
     by_run: dict[str, dict[str, Any]] = {}
     """Settings that differ for some of them, by pattern of run names."""
-
-
-WHICH = frozenset(Which.model_fields)
 
 
 def _stages(asked: dict[str, Item]) -> dict[str, Item]:
@@ -146,12 +139,6 @@ class StudyScale(Measures):
     the code made them."""
     seeds: Seeds | None = None
     """Seeds, where they differ from the scale's."""
-    gpus: Processors | None = None
-    """GPUs of a run, where they differ from the scale's; taken as the scale's are."""
-    nodes: Processors | None = None
-    """Machines of a run, where they differ from the scale's."""
-    sharded: bool | None = None
-    """Whether the GPUs of a run split its tensors, where that differs from the scale's."""
     defaults: dict[str, Any] = {}
     """Keys of every run of the study."""
     runs: dict[str, dict[str, Any]] = {}

@@ -1,12 +1,16 @@
-"""The plan as people read it, and as a shell runs it."""
+"""The plan as people read it, as a shell runs it, and what of it is done, under way, failed, outdated or missing."""
 
 import shlex
+from collections import Counter
 from math import ceil
 from pathlib import Path
 from typing import Any
 
+from formerlab.errors import MOST_NAMED
 from formerlab.plan.judge import RECORDS, Judge, made_runs
 from formerlab.progress import duration, short
+from formerlab.report.drawings import failure_of
+from formerlab.results.notes import read_note
 from formerlab.results.schema import CLAIMS
 from formerlab.results.stages import MEASURED, TIMED
 
@@ -31,7 +35,10 @@ def table(plan: dict[str, Any], *, seeds: bool = False) -> str:
     lines += ["", *_hardware(plan), ""]
     others = ", ".join(f"{len(plan[stage])} {stage}" for stage in BESIDES if plan[stage])
     lines.append(f"Jobs beside training: {others}. The memory of a total is that of its largest run.")
-    lines += [f"{stage} reads {text}" for stage in MEASURED if (text := _measuring(plan[stage]))]
+    for stage in MEASURED:
+        if costs := [job["cost"] for job in plan[stage].values() if "cost" in job]:
+            tokens, flops, hours = (sum(cost[key] for cost in costs) for key in ("tokens", "flops", "hours"))
+            lines.append(f"{stage} reads {short(tokens)} tokens with {flops:.2e} FLOPs: {duration(hours)}")
     lines += [line for job in plan["data"].values() if (line := job["lacks"])]
     return "\n".join(lines)
 
@@ -47,13 +54,6 @@ def _rows(jobs: dict[str, Any], seeds: bool) -> list[tuple[str, ...]]:
         name = f"{run} x {1 + len(others)}" if others else run
         rows.append((name, *_cells(jobs[first]["cost"]), init if seeds else init.rpartition("/")[0]))
     return rows
-
-
-def _measuring(jobs: dict[str, Any]) -> str:
-    """Return the predicted cost of the jobs of a stage that measures, as far as anybody can say."""
-    costs = [job["cost"] for job in jobs.values() if "cost" in job]
-    tokens, flops, hours = (sum(cost[key] for cost in costs) for key in ("tokens", "flops", "hours"))
-    return f"{short(tokens)} tokens with {flops:.2e} FLOPs: {duration(hours)}" if costs else ""
 
 
 def _hardware(plan: dict[str, Any]) -> list[str]:
@@ -115,18 +115,57 @@ def shell(plan: dict[str, Any], path: Path) -> str:
             verdict = judge.verdict(stage, name)
             again = " --on-mismatch restart" if stage == "train" and verdict.state == "stale" else ""
             lines += [] if verdict.current else [f"python -m formerlab {stage} {name}{again}"]
-    lines += [
-        f"python -m formerlab draw {' '.join(job['drawings'])}"
-        for job in plan["draw"].values()
-        if not _all_exist(job["outputs"])
-    ]
+    for job in plan["draw"].values():
+        if not all(Path(path).exists() for path in job["outputs"]):
+            lines.append(f"python -m formerlab draw {' '.join(job['drawings'])}")
     if not judge.verdict("exact", CLAIMS).current:
         lines.append("python -m formerlab exact")
     out = shlex.quote(plan["figures"])
     lines += [f"python -m formerlab {verb} --out {out}" for verb in ("claims", "runs")]
-    lines.append("python -m formerlab track")
-    return "\n".join(lines)
+    return "\n".join([*lines, "python -m formerlab track"])
 
 
-def _all_exist(paths: list[str]) -> bool:
-    return all(Path(path).exists() for path in paths)
+PROBLEMS = ("failed", "killed", "stopped")
+
+
+def states(plan: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return (stage, job, state, detail) of every job: what its note says, where it left one, else the verdict."""
+    judge = Judge(plan)
+    rows: list[tuple[str, ...]] = []
+    for stage in RECORDS:
+        for name in plan[stage]:
+            note = read_note(stage, judge.folder(stage, name))
+            if note is None:
+                rows.append((stage, name, *judge.verdict(stage, name)))
+            else:
+                log = f"; log {note['log']}" if note["log"] else ""
+                rows.append((stage, name, note["state"], f"{note.get('reason', 'since ' + note['since'])}{log}"))
+    return rows + [("draw", name, "failed", reason) for name, reason in failed_drawings(plan)]
+
+
+def failed_drawings(plan: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the figures and tables that could not be drawn, each with the reason and where all of it stands."""
+    figures, names = Path(plan["figures"]), (name for job in plan["draw"].values() for name in job["drawings"])
+    return [
+        (name, f"{note.read_text(encoding='utf-8').splitlines()[-1]}; all of it in {note}")
+        for name in names
+        if (note := failure_of(figures, name)).exists()
+    ]
+
+
+def report(plan: dict[str, Any], *, problems_only: bool = False) -> str:
+    """Return the states as aligned text, with counts."""
+    rows = states(plan)
+    shown = [row for row in rows if not problems_only or row[2] in PROBLEMS]
+    if problems_only and not shown:
+        return "no stage failed once it had begun"
+    lines = aligned(shown, left=(0, 1, 2, 3)) if shown else []
+    counts = Counter(row[2] for row in rows)
+    results = Path(plan["results"])
+    found = {path.parent.relative_to(results).as_posix() for path in results.glob("*/*/seed*/run.json")}
+    if others := sorted(found - made_runs(plan).keys()):
+        more = f" and {len(others) - MOST_NAMED} more" if len(others) > MOST_NAMED else ""
+        lines.append(f"not in the plan, so neither drawn nor counted: {', '.join(others[:MOST_NAMED])}{more}")
+    return "\n".join(
+        [*lines, "", f"scale {plan['scale']}: " + ", ".join(f"{n} {state}" for state, n in counts.items())]
+    )

@@ -10,9 +10,9 @@ import io
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from pandas import DataFrame
@@ -28,9 +28,6 @@ from formerlab.results.read import Results
 
 SMALL_WIDTH = 640
 """Pixels of a small picture."""
-LONGEST_TITLE = 110
-WHERE = ("To see", "Left", "Right", "Above", "Below")
-"""Beginnings of a caption that says where to look rather than what is shown."""
 STYLE = """
 body { margin: 0 auto; max-width: 1180px; padding: 1.2em; }
 section { border-top: 2px solid #ddd; margin-top: 2.2em; }
@@ -58,24 +55,25 @@ code { background: #f3f3f3; padding: 0 .25em; } summary { cursor: pointer; }
 """
 
 
-@dataclass(frozen=True)
-class Part:
-    """What the page says of a study: its title and question, and of each of its drawings the runs behind it."""
-
-    title: str
-    question: str
-    drawings: Mapping[str, Sequence[str]]
-
-
-def gallery(results: Results, figures: Path, studies: Mapping[str, Part], stages: Sequence[Mapping[str, int]]) -> str:
+def gallery(
+    results: Results,
+    figures: Path,
+    studies: Mapping[str, Mapping[str, Any]],
+    drawings: Mapping[str, Sequence[str]],
+    stages: Sequence[Mapping[str, int]],
+) -> str:
     """Return the page.
 
-    `figures` is the folder with what was drawn; `stages` are the jobs of every stage, in groups that run one after the
-    other.
+    `figures` is the folder with what was drawn; `studies` have a title and a question each, `drawings` the runs behind
+    each; `stages` are the jobs of every stage, in groups that run one after the other.
     """
     claims = _claims(figures)
     claims = claims[claims["claim"].str.split("-").str[0].isin(list(studies))]
-    drawn = {name: _drawn(part, figures) for name, part in studies.items()}
+    known = sorted((catalogue()[name] for name in drawings if name in catalogue()), key=lambda drawing: drawing.kind)
+    drawn: dict[str, list[Drawing]] = {name: [] for name in studies}
+    for drawing in known:
+        if (figures / drawing.outputs[1]).exists():
+            drawn[drawing.study].append(drawing)
     heads = [f"<div><h3>{escape(name)}</h3>{_wide(readable(rows))}</div>" for name, rows in tables(results).items()]
     parts = [
         pages.paragraph(_scope(results)),
@@ -85,8 +83,18 @@ def gallery(results: Results, figures: Path, studies: Mapping[str, Part], stages
         pages.paragraph(
             "A picture leads to its caption, the verdicts on claims about its runs, and the command that draws it."
         ),
-        *(_sheet(studies[name], found, figures) for name, found in drawn.items()),
-        *(_section(name, studies[name], found, figures, claims, results) for name, found in drawn.items()),
+        *(_sheet(studies[name]["title"], found, figures) for name, found in drawn.items()),
+    ]
+    for name, found in drawn.items():
+        own = claims[claims["claim"].str.startswith(f"{name}-")]
+        inside = [pages.heading(studies[name]["title"]), pages.paragraph(studies[name]["question"])]
+        if not found:
+            command = f"snakemake --cores 2 {name} --config scale={results.scale}"
+            inside.append(f'<p class="small">Nothing is drawn yet: <code>{escape(command)}</code></p>')
+        inside.append(_verdicts("All claims of this study", own))
+        inside += [_article(drawing, drawings[drawing.name], figures, own, results) for drawing in found]
+        parts.append(f'<section id="{escape(name)}">{"".join(inside)}</section>')
+    parts += [
         f"<section>{pages.heading('The workflow, by stage')}{_workflow(stages)}</section>",
         f"<section>{pages.heading('Provenance and cost')}{_provenance(results, figures)}</section>",
     ]
@@ -108,38 +116,18 @@ def _wide(table: DataFrame) -> str:
     return f"<div class='wide'>{pages.table(table)}</div>"
 
 
-def _drawn(part: Part, figures: Path) -> list[Drawing]:
-    """Return the drawings of a study that exist, figures first."""
-    known = catalogue()
-    found = [known[name] for name in part.drawings if name in known and (figures / known[name].outputs[1]).exists()]
-    return sorted(found, key=lambda drawing: drawing.kind)
-
-
-def _sheet(part: Part, found: Sequence[Drawing], figures: Path) -> str:
+def _sheet(title: str, found: Sequence[Drawing], figures: Path) -> str:
     links = [
         f'<a href="#{drawing.name}"><img alt="" src="{_small(figures / f"{drawing.name}.png")}"><br>'
-        f"{escape(title(drawing))}</a>"
+        f"{escape(pages.title(drawing.caption))}</a>"
         for drawing in found
         if drawing.kind == "figure"
     ]
-    return f'{pages.heading(part.title)}<div class="sheet">{"".join(links)}</div>' if links else ""
-
-
-def _section(
-    name: str, part: Part, found: Sequence[Drawing], figures: Path, claims: DataFrame, results: Results
-) -> str:
-    own = claims[claims["claim"].str.startswith(f"{name}-")]
-    articles = [_article(drawing, part.drawings[drawing.name], figures, own, results) for drawing in found]
-    head = [pages.heading(part.title), pages.paragraph(part.question)]
-    if not found:
-        command = f"snakemake --cores 2 {name} --config scale={results.scale}"
-        head += [f'<p class="small">Nothing is drawn yet: <code>{escape(command)}</code></p>']
-    inside = "".join([*head, _verdicts("All claims of this study", own), *articles])
-    return f'<section id="{escape(name)}">{inside}</section>'
+    return f'{pages.heading(title)}<div class="sheet">{"".join(links)}</div>' if links else ""
 
 
 def _article(drawing: Drawing, runs: Sequence[str], figures: Path, claims: DataFrame, results: Results) -> str:
-    words = escape(title(drawing))
+    words = escape(pages.title(drawing.caption))
     if drawing.kind == "figure":
         picture = figures / f"{drawing.name}.png"
         shown = f'<img alt="{words}" src="{_uri(picture.read_bytes())}">'
@@ -206,19 +194,6 @@ def _claims(figures: Path) -> DataFrame:
     path = figures / "claims.csv"
     columns = ["claim", "item", "outcome", "ours", "runs", "statement"]
     return pd.read_csv(path) if path.exists() else DataFrame(columns=columns, dtype=str)
-
-
-def title(drawing: Drawing) -> str:
-    """Return what a drawing shows, in words: the first sentence of its caption, without the figure that it follows."""
-    text = re.split(r"(?<!Fig)(?<!Figs)[.:;]\s+(?=[A-Z])", " ".join(drawing.caption.split()), maxsplit=1)[0]
-    text = re.sub(r" \([^)]*arXiv[^)]*\)", "", text)
-    text = re.split(r",? (?:after|as in) (?:Fig|Table|Sec)", text)[0].rstrip(".:; ")
-    if text.startswith(WHERE):
-        text = drawing.name.replace("_", " ")
-    if len(text) <= LONGEST_TITLE:
-        return text
-    clause = re.match(rf"(.{{30,{LONGEST_TITLE}}})[,;:] ", text)
-    return clause[1] if clause else text[:LONGEST_TITLE].rpartition(" ")[0] + " ..."
 
 
 def _prose(text: str) -> str:

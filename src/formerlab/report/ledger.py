@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-import pandas as pd
 from pandas import DataFrame
 
 from formerlab.files import replacing, write_text
-from formerlab.report.pages import heading, page, paragraph, table
-from formerlab.results.read import Results
-from formerlab.results.records import flatten
+from formerlab.report.pages import heading, page, paragraph, readable, table
+from formerlab.results.read import Results, flatten
 
 COLUMNS = (
     *("study", "run", "seed", "status", "plan", "data.name", "data.fingerprint", "init.id", "parameters", "tokens"),
@@ -19,37 +17,24 @@ COLUMNS = (
 )
 """Columns of runs.csv: keys of run.json, whether the plan still asks for the run as it is, where that is known, and the
 share of a run's time that was not spent in training steps."""
-SHOWN = {
-    "seed": "seed",
-    "status": "status",
-    "plan": "plan",
-    "parameters": "parameters",
-    "tokens": "tokens",
-    "flops": "FLOPs",
-    "flops_cumulative": "cumulative FLOPs",
-    "training_time_s": "training (s)",
-    "outside_steps": "outside steps",
-    "peak_memory_bytes": "peak memory (MB)",
-    "data": "data",
-    "device": "device",
-    "code": "commit, code, spec",
-    "torch": "torch",
-    "finished": "finished (UTC)",
-}
-"""Columns of the page, after the name of the run."""
+SHOWN = (
+    *("run", "seed", "status", "plan", "parameters", "tokens", "flops", "flops_cumulative", "training_time_s"),
+    *("outside_steps", "peak_memory_megabytes", "data", "device", "commit_code_spec", "torch", "finished_UTC"),
+)
+"""Columns of the page."""
 
 
 def ledger(results: Results) -> DataFrame:
     """Return a row per finished run and seed, also of those that are not as planned; what a record lacks is empty."""
-    records = [flatten(record) | {"plan": _standing(results, record["id"])} for record in results.all_records()]
+    objection = results.objection
+    records = [
+        flatten(record) | {"plan": (objection("train", record["id"]) or "as planned") if objection else ""}
+        for record in results.all_records()
+    ]
     if not records:
         return DataFrame(columns=list(COLUMNS))
     rows = DataFrame(records)
     return rows.assign(outside_steps=1 - rows["training_time_s"] / rows["wall_time_s"]).reindex(columns=list(COLUMNS))
-
-
-def _standing(results: Results, run_id: str) -> str:
-    return "" if results.objection is None else results.objection("train", run_id) or "as planned"
 
 
 def costs(rows: DataFrame) -> DataFrame:
@@ -78,7 +63,15 @@ def write_ledger(results: Results, out: Path) -> list[Path]:
     rows, paths = ledger(results), [out / "runs.csv", out / "runs.html"]
     with replacing(paths[0]) as temporary:
         rows.to_csv(temporary, index=False, lineterminator="\n")
-    write_text(paths[1], _page(rows, results))
+    words = (
+        "FLOPs of a run are its own; cumulative ones count its ancestors too. Times are wall-clock times of the "
+        "machine named; outside its steps a run starts, validates, tests and writes. A run's folder holds run.json "
+        "(all of this and its resolved spec) beside its rows."
+    )
+    parts = [paragraph(words), heading("Cost by study"), table(costs(rows))]
+    for study, group in rows.groupby("study"):
+        parts += [heading(str(study)), table(_readable(group))]
+    write_text(paths[1], page(f"Runs at scale {results.scale}, {results.tree} results", parts))
     return paths
 
 
@@ -87,38 +80,19 @@ def text(results: Results) -> str:
     rows = ledger(results)
     if rows.empty:
         return f"no finished run in {results.root} yet; make demo makes those of scale laptop"
-    lines = _readable(rows).drop(columns=["data", "commit, code, spec", "torch", "device"])
+    lines = _readable(rows).drop(columns=["data", "commit code spec", "torch", "device"], errors="ignore")
     lines.insert(0, "study", rows["study"])
     return f"{costs(rows).to_string(index=False)}\n\n{lines.to_string(index=False)}"
 
 
-def _page(rows: DataFrame, results: Results) -> str:
-    parts = [
-        paragraph(
-            "FLOPs of a run are its own; cumulative ones count its ancestors too. Times are wall-clock times of the "
-            "machine named; outside its steps a run starts, validates, tests and writes. A run's folder holds run.json "
-            "(all of this and its resolved spec) beside its rows."
-        ),
-        heading("Cost by study"),
-        table(costs(rows)),
-    ]
-    for study, group in rows.groupby("study"):
-        parts += [heading(str(study)), table(_readable(group))]
-    return page(f"Runs at scale {results.scale}, {results.tree} results", parts)
-
-
 def _readable(rows: DataFrame) -> DataFrame:
-    commits = rows["git.commit"].fillna("").str[:10] + rows["git.dirty_hash"].notna().map(
-        {True: " + changes", False: ""}
-    )
+    changed = rows["git.dirty_hash"].notna().map({True: " + changes", False: ""})
+    commits, code, spec = (rows[name].fillna("") for name in ("git.commit", "code_hash", "spec_hash"))
     shown = rows.assign(
         data=rows["data.name"] + " " + rows["data.fingerprint"].astype(str).str[:10],
-        code=commits + "\n" + rows["code_hash"].fillna("") + "\n" + rows["spec_hash"].fillna(""),
+        commit_code_spec=commits.str[:10] + changed + "\n" + code + "\n" + spec,
         torch=rows["versions.torch"],
-        peak_memory_bytes=rows["peak_memory_bytes"] / 1e6,
-        finished=rows["finished"].str[:19],
-        outside_steps=[f"{share:.0%}" if pd.notna(share) else "" for share in rows["outside_steps"].astype(float)],
+        peak_memory_megabytes=rows["peak_memory_bytes"] / 1e6,
+        finished_UTC=rows["finished"].str[:19],
     )
-    for name in ("parameters", "tokens", "flops", "flops_cumulative", "training_time_s", "peak_memory_bytes"):
-        shown[name] = [f"{value:.4g}" if pd.notna(value) else "" for value in shown[name].astype(float)]
-    return shown[["run", *SHOWN]].rename(columns=SHOWN)
+    return readable(shown[[*SHOWN]])

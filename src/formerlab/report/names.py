@@ -33,37 +33,31 @@ class Name(NamedTuple):
 def names(part: str) -> dict[str, Name]:
     """Return the variants of a mixer, projection or policy by kind, in the order of their union."""
     file, union = UNIONS[part]
-    tree = ast.parse((PACKAGE / file).read_text(encoding="utf-8"))
-    modules = {
-        alias.name: node.module for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names
-    }
-    (listed,) = (node.value for node in tree.body if isinstance(node, ast.Assign) and _target(node) == union)
-    classes = [word for word in re.findall(r"\w+", ast.unparse(listed)) if word[0].isupper()]
+    modules: dict[str, str] = {}
+    listed = ""
+    for node in ast.parse((PACKAGE / file).read_text(encoding="utf-8")).body:
+        match node:
+            case ast.ImportFrom(module=str(module), names=aliases) if module.startswith("formerlab."):
+                modules |= {alias.name: module for alias in aliases}
+            case ast.Assign([ast.Name(name)], value) if name == union:
+                listed = ast.unparse(value)
     found = {}
-    for name in classes:
-        if (module := modules.get(name) or "").startswith("formerlab."):
-            constants = _class_constants(PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py"), name)
-            found[constants["kind"]] = Name(
-                constants.get("label", constants["kind"].replace("_", " ")), constants.get("look")
-            )
+    for name in re.findall(r"\b[A-Z]\w+", listed):
+        if name in modules:
+            said = _said(PACKAGE.joinpath(*modules[name].split(".")[1:]).with_suffix(".py"), name)
+            found[said["kind"]] = Name(said.get("label", said["kind"].replace("_", " ")), said.get("look"))
     return found
 
 
-def _class_constants(path: Path, name: str) -> dict[str, Any]:
-    """Return the literal values in the body of a class."""
+def _said(path: Path, name: str) -> dict[str, Any]:
+    """Return kind, label and look in the body of a class."""
+    said: dict[str, Any] = {}
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            fields = [field for field in node.body if isinstance(field, ast.AnnAssign) and field.value is not None]
-            return {_target(field): ast.literal_eval(field.value) for field in fields if _target(field) in _SAID}  # type: ignore[arg-type]
-    raise LookupError(f"{path}: no class {name}")
-
-
-_SAID = ("kind", "label", "look")
-
-
-def _target(node: ast.Assign | ast.AnnAssign) -> str:
-    target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-    return target.id if isinstance(target, ast.Name) else ""
+        for field in node.body if isinstance(node, ast.ClassDef) and node.name == name else ():
+            match field:
+                case ast.AnnAssign(ast.Name("kind" | "label" | "look" as key), value=ast.expr() as value):
+                    said[key] = ast.literal_eval(value)
+    return said
 
 
 def called(part: str, record: Mapping[Hashable, Any], prefix: str) -> str:

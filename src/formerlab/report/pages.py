@@ -78,9 +78,11 @@ def _lines(value: object) -> str:
 
 
 def title(caption: str) -> str:
-    """Return the first sentence of a caption, without the source in brackets, as a title."""
-    first = re.split(r"(?<=\?)\s|(?<!Fig)(?<!Figs)[.:;]\s", " ".join(caption.split()), maxsplit=1)[0].rstrip(".")
-    return re.split(r",? after (?:Fig|Table)| \([^)]*arXiv", first)[0]
+    """Return the first sentence of a caption, of a long one the first clauses, without the source in brackets."""
+    first = re.split(r"(?<=\?)\s|(?<!Fig)(?<!Figs)[.:;]\s", caption, maxsplit=1)[0].rstrip(".")
+    first = re.split(r",? after (?:Fig|Table)| \([^)]*arXiv", first)[0]
+    clauses = re.match(r"(.{30,110}), ", first)
+    return clauses[1] if clauses and len(first) > 110 else first
 
 
 def readable(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:

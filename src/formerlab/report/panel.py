@@ -6,7 +6,7 @@ lines beside their mean. A panel of published values has a ground of its own. A 
 letters of 8 points, and says which data set and which models it shows.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from textwrap import fill
 from typing import Any, Literal
@@ -16,15 +16,15 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from pandas import DataFrame
 
-from formerlab.report.marks import mark
+from formerlab.report.marks import HOLLOW, Style, mark
 from formerlab.report.runs import missing_note, seed_notes
 from formerlab.report.style import BLACK, LETTER, PUBLISHED_INK, WIDEST, headed, look, placed, wrapped
 
-Style = dict[str, Any]
 NARROWEST = 1.3
 """Inches of a panel; rather than be narrower, it has a row of its own."""
 SETTING = "{setting}"
-"""In a title, the data set and the models of the rows."""
+_OWN = ("color", "marker", "linestyle", "markerfacecolor")
+"""Columns in which rows may say how their series is drawn, in place of the look of its name."""
 
 
 @dataclass(frozen=True)
@@ -41,19 +41,21 @@ class Panel:
     """Values of columns, or lists of values, of the rows that are shown."""
     each: str = ""
     """Column of which every value has a panel, called after it where no title is given."""
-    title: str | Callable[[DataFrame], str] = SETTING
-    xlabel: str | Callable[[DataFrame], str] = ""
+    title: str = SETTING
+    """Names in braces are columns of the first row; `setting` are the data set and the models of the rows."""
+    xlabel: str = ""
+    """The same for the axis below."""
     ylabel: str = ""
     zero: float | None = None
     """Where a line stands to compare with."""
     far: float = 0.0
-    """A value this many times as far from zero, or from the lowest, as all nearer ones stands at the edge in words."""
+    """A value this many times as far above zero, or the lowest, as three in four stands at the edge in words."""
     log: str = ""
     """Which axes are logarithmic where all values allow it: x, y or xy."""
     name: Literal["edge", "legend", "none"] = "edge"
     """Whether series are named beside their last points, or in one legend above all panels."""
-    style: str | Mapping[str, Sequence[str]] | Callable[[str, DataFrame], Style] = ""
-    """Colour and marker by name, a column with what is looked up, or what returns both; else the name is looked up."""
+    style: str = ""
+    """Column with the name whose look a series has; else it is that of the series."""
     ticks: Callable[[float], str] | None = None
     """How the values of x are written; then each of them has a tick."""
     ring: str = ""
@@ -65,42 +67,31 @@ class Panel:
     finish: Callable[[Axes, DataFrame], object] = lambda axes, rows: None
     """Adds what this panel alone has."""
 
-    def rows(self, data: DataFrame) -> DataFrame:
-        """Return the rows that are shown."""
+    def split(self, data: DataFrame) -> "list[tuple[Panel, DataFrame]]":
+        """Return the panels with their rows: one, or one for each value of `each`; none without rows."""
         for column, wanted in self.where.items():
-            data = data[data[column].isin(wanted if isinstance(wanted, list | tuple | set) else [wanted])]
-        return data
-
-    def split(self, data: DataFrame) -> "list[Panel]":
-        """Return a panel for each value of `each`, without those that have no rows."""
-        rows = self.rows(data)
+            data = data[data[column].isin(wanted if isinstance(wanted, list) else [wanted])]
         if not self.each:
-            return [self] * bool(len(rows))
-        title = str if self.title == SETTING else lambda one: self.title
-        values = rows[self.each].dropna().drop_duplicates()
-        return [replace(self, each="", title=title(one), where={**self.where, self.each: one}) for one in values]
+            return [(self, data)] if len(data) else []
+        one = replace(self, title=f"{{{self.each}}}" if self.title == SETTING else self.title)
+        return [(one, rows) for _, rows in data.groupby(self.each, sort=False)]
 
     def look(self, name: str, rows: DataFrame) -> Style:
         """Return how a series is drawn; published points are hollow."""
-        if callable(self.style):
-            found = self.style(name, rows)
-        else:
-            looked_up = str(rows[self.style].iloc[0]) if isinstance(self.style, str) and self.style else name
-            known = self.style[name] if isinstance(self.style, Mapping) else look(looked_up)
-            found = dict(zip(("color", "marker"), known, strict=True))
-        return found | hollow(rows["source"].eq("published").all())
+        first = rows.iloc[0]
+        found = look(str(first[self.style]) if self.style else name).style()
+        found |= {key: first[key] for key in _OWN if isinstance(first.get(key), str)}
+        return found | (HOLLOW if rows["source"].eq("published").all() else {})
 
     def heading(self, rows: DataFrame) -> str:
         """Return the title of a panel of these rows."""
-        words = self.title if isinstance(self.title, str) else self.title(rows)
-        if rows["source"].eq("published").all():
-            return f"PUBLISHED, not ours: {words}"
-        return words.replace(SETTING, setting(rows)).strip(": ")
+        words = filled(self.title, rows)
+        return f"PUBLISHED, not ours: {words}" if rows["source"].eq("published").all() else words
 
 
-def hollow(wanted: object) -> Style:
-    """Return the style of markers without a filling, where wanted."""
-    return {"markerfacecolor": "white"} if wanted else {}
+def filled(text: str, rows: DataFrame) -> str:
+    """Return a text with what its braces name."""
+    return text.format_map({**rows.iloc[0], "setting": setting(rows)}).strip(": ")
 
 
 def setting(rows: DataFrame) -> str:
@@ -116,30 +107,23 @@ def setting(rows: DataFrame) -> str:
 
 
 def sheet(
-    *panels: Panel,
-    notes: Sequence[str | Callable[[DataFrame], str]] = (),
-    wanted: Sequence[str] = (),
-    columns: int = 2,
-    height: float = 2.1,
+    *panels: Panel, notes: Sequence[str] = (), wanted: Sequence[str] = (), columns: int = 2, height: float = 2.1
 ) -> Callable[[DataFrame], Figure]:
     """Return what draws the rows of a figure; the caption says the `notes`, and which of the `wanted` series lack."""
 
     def drawn(data: DataFrame) -> Figure:
-        said = [note if isinstance(note, str) else note(data) for note in notes]
         present = [str(name) for name in data[panels[0].by].dropna().unique()]
-        return figure(data, panels, [*seed_notes(data), *said, *missing_note(present, wanted)], columns, height)
+        figure = _figure(data, [one for panel in panels for one in panel.split(data)], columns, height)
+        figure.set_label(" ".join(filter(None, [*seed_notes(data), *notes, *missing_note(present, wanted)])))
+        return figure
 
     return drawn
 
 
-def figure(
-    data: DataFrame, panels: Sequence[Panel], notes: Sequence[str], columns: int = 2, height: float = 2.1
-) -> Figure:
-    """Return the figure of some panels, and the notes that belong to its caption."""
-    shown = [(panel, panel.rows(data)) for each in panels for panel in each.split(data)]
+def _figure(data: DataFrame, shown: Sequence[tuple[Panel, DataFrame]], columns: int, height: float) -> Figure:
     for count in range(min(columns, len(shown)), 0, -1):
-        columned = [shown[column::count] for column in range(count)]
-        lefts, rights = ([max(room(*one) for one in column) for column in columned] for room in (_left, _right))
+        sides = [[_sides(*one) for one in shown[column::count]] for column in range(count)]
+        lefts, rights = ([max(one[side] for one in column) for column in sides] for side in (0, 1))
         width = (WIDEST - sum(lefts) - sum(rights)) / count
         if width > NARROWEST:
             break
@@ -147,50 +131,44 @@ def figure(
     starts = range(0, len(shown), count)
     tops = [0.18 + 0.15 * max(bool(title) + title.count("\n") for title in titles[at : at + count]) for at in starts]
     heights = [max(_height(*one, height) for one in shown[at : at + count]) for at in starts]
-    handles = _handles(shown)
-    across = max(1, int(WIDEST / (0.55 + LETTER * max((len(name) for name in handles), default=1))))
+    handles: dict[str, Line2D] = {}
+    for panel, rows in (one for one in shown if one[0].name == "legend"):
+        for name, points in rows.groupby(panel.by, sort=False):
+            handles.setdefault(str(name), Line2D([], [], **panel.look(str(name), points)))
+    across = max(1, int(WIDEST / (0.55 + LETTER * _letters(handles))))
     known = setting(data)
     said = "" if any(known.split(", ")[0] in title for title in titles) else known
     head = 0.17 * (-(-len(handles) // across) + bool(said))
     found, axes = placed(len(shown), width, lefts, rights, heights, tops, 0.5, head)
     for one, (panel, rows), title in zip(axes, shown, titles, strict=True):
         mark(one, panel, rows)
+        one.set_xlabel(filled(panel.xlabel, rows))
         one.set_title(title, color=PUBLISHED_INK if title.startswith("PUBLISHED") else BLACK)
     headed(found, said)
     if handles:
         at = (0, 1 - 0.17 * bool(said) / found.get_size_inches()[1])
         found.legend(handles.values(), handles, loc="upper left", bbox_to_anchor=at, ncols=across, borderaxespad=0.1)
-    found.set_label(" ".join(note for note in notes if note))
     return found
+
+
+def _letters(names: Iterable[object]) -> int:
+    """Return how many letters the longest line has."""
+    return max((len(line) for name in names for line in str(name).split("\n")), default=1)
 
 
 def _height(panel: Panel, rows: DataFrame, height: float) -> float:
     if panel.kind != "forest":
-        names = wrapped("\n".join(map(str, rows[panel.by].unique()))) if panel.name == "edge" else ""
+        names = "\n".join(map(wrapped, rows[panel.by].unique())) if panel.name == "edge" else ""
         return max(height, 0.135 * (1 + names.count("\n")))
     series = rows[panel.by].nunique() if panel.by != panel.y else 1
     lines = max(str(name).count("\n") + 1 for name in rows[panel.y].unique())
     return (0.1 + 0.13 * lines + 0.06 * (series - 1)) * rows[panel.y].nunique() + 0.25
 
 
-def _left(panel: Panel, rows: DataFrame) -> float:
-    if panel.kind != "forest":
-        return 0.62 + 0.13 * len(panel.ylabel.split("\n"))
-    return 0.2 + LETTER * max(len(line) for name in rows[panel.y].unique() for line in str(name).split("\n"))
-
-
-def _right(panel: Panel, rows: DataFrame) -> float:
-    if panel.perplexity:
-        return 0.6
-    if panel.name != "edge" or panel.kind == "forest":
-        return 0.12
-    return 0.2 + LETTER * max(len(line) for name in rows[panel.by].unique() for line in wrapped(name).split("\n"))
-
-
-def _handles(shown: Sequence[tuple[Panel, DataFrame]]) -> dict[str, Line2D]:
-    """Return a handle for each series of the panels that have a legend."""
-    found: dict[str, Line2D] = {}
-    for panel, rows in shown:
-        for name, points in rows.groupby(panel.by, sort=False) if panel.name == "legend" else ():
-            found.setdefault(str(name), Line2D([], [], **panel.look(str(name), points)))
-    return found
+def _sides(panel: Panel, rows: DataFrame) -> tuple[float, float]:
+    """Return the inches left and right of a panel."""
+    if panel.kind == "forest":
+        return 0.2 + LETTER * _letters(rows[panel.y].unique()), 0.12
+    names = map(wrapped, rows[panel.by].unique())
+    right = 0.6 if panel.perplexity else 0.2 + LETTER * _letters(names) if panel.name == "edge" else 0.12
+    return 0.62 + 0.13 * len(panel.ylabel.split("\n")), right

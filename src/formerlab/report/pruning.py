@@ -1,6 +1,7 @@
 """What figures and tables know of pruned caches: configurations, and their loss paired with that of the whole cache."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -37,12 +38,6 @@ def model_of(run: str) -> str:
     return run.removeprefix(RELEASED_RUNS)
 
 
-def model_notes(rows: DataFrame) -> list[str]:
-    """Return a note that names a released model, where rows of one are shown."""
-    named = [str(run) for run in rows["run"].unique() if str(run).startswith(RELEASED_RUNS)]
-    return [f"Model: {', '.join(map(model_of, named))}."] if named else []
-
-
 def configurations(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
     """Return one row per run, policy, alpha, recent share and budget, with its loss over all seeds and windows.
 
@@ -51,11 +46,24 @@ def configurations(results: Results, study: str, runs: Sequence[str] = ("*",)) -
     are that interval added to the loss of the whole cache: the uncertainty of the comparison, not of the level. Without
     rows of the whole cache both are empty.
     """
-    rows = results.rows("prune.csv", study, runs)
-    if rows.empty:
+    runs_rows = results.rows("prune.csv", study, runs).groupby("run", sort=False)
+    if not len(runs_rows):
         return DataFrame(columns=["source", *CONFIGURATION])
-    table = pd.concat([_of_run(group) for _, group in rows.groupby("run", sort=False)], ignore_index=True)
-    return ordered(table.assign(source="ours"))
+    tables = [_minus_full(*_grid(_shared(rows))) for _, rows in runs_rows]
+    return ordered(pd.concat(tables, ignore_index=True).assign(source="ours"))
+
+
+def _minus_full(table: DataFrame, losses: NDArray[np.float64], weights: NDArray[np.float64]) -> DataFrame:
+    """Add means and paired intervals; `losses` are configurations x seeds x windows, in nats."""
+    losses_nats = np.average(losses, axis=2, weights=weights).mean(axis=1)
+    full, nothing = np.flatnonzero(table["policy"] == "full"), np.full(len(table), np.nan)
+    level = losses_nats[full[0]] if len(full) else np.nan
+    _, low, high = _minus(losses, full[0], weights) if len(full) else (nothing, nothing, nothing)
+    table = table.assign(loss_nats=losses_nats, increase_nats=losses_nats - level)
+    table = table.assign(increase_nats_low=low, increase_nats_high=high, perplexity=np.exp(losses_nats))
+    for end in ("low", "high"):
+        table[f"perplexity_{end}"] = np.exp(level + table[f"increase_nats_{end}"])
+    return table
 
 
 def ordered(table: DataFrame) -> DataFrame:
@@ -65,11 +73,6 @@ def ordered(table: DataFrame) -> DataFrame:
     table = table.assign(place=kinds.map(places).fillna(len(places)), configuration=_labels(table))
     table = table.sort_values(["run", "place", "policy", "alpha", "recent", "budget"], ignore_index=True)
     return table.drop(columns="place")
-
-
-def _of_run(rows: DataFrame) -> DataFrame:
-    """Compare every configuration of a run with its whole cache, on the seeds and windows that all of them share."""
-    return _with_losses(*_grid(_shared(rows)))
 
 
 def _grid(rows: DataFrame) -> tuple[DataFrame, NDArray[np.float64], NDArray[np.float64]]:
@@ -97,8 +100,7 @@ def minus_h2o(results: Results, study: str, runs: Sequence[str] = ("*",)) -> Dat
             table, losses, weights = _grid(of_budget)
             base = np.flatnonzero(table["policy"] == "h2o")
             if len(base):
-                mean, *both = _minus(losses, base[0], weights)
-                table = table.assign(**dict(zip(MINUS_H2O, (mean, *both), strict=True)))
+                table = table.assign(**dict(zip(MINUS_H2O, _minus(losses, base[0], weights), strict=True)))
                 found.append(table.loc[table["policy"] == "decay", [*CONFIGURATION, *MINUS_H2O]])
     return pd.concat(found[1:] or found, ignore_index=True)
 
@@ -137,23 +139,6 @@ def with_seeds(results: Results, study: str, table: DataFrame) -> DataFrame:
         kept = table.loc[table["policy"] != "full", ["source", *CONFIGURATION, "realised_budget", "configuration"]]
         parts.append(kept.merge(pd.concat(found), on=CONFIGURATION).assign(part="seed"))
     return pd.concat(parts, ignore_index=True)
-
-
-def _with_losses(table: DataFrame, losses: NDArray[np.float64], weights: NDArray[np.float64]) -> DataFrame:
-    """Add means and paired intervals; `losses` are configurations x seeds x windows, in nats."""
-    table["loss_nats"] = np.average(losses, axis=2, weights=weights).mean(axis=1)
-    full = np.flatnonzero(table["policy"] == "full")
-    if len(full):
-        _, low, high = _minus(losses, full[0], weights)
-        level = table["loss_nats"].iloc[full[0]]
-        increase = {"increase_nats": table["loss_nats"] - level, "increase_nats_low": low, "increase_nats_high": high}
-    else:
-        level = np.nan
-        increase = dict.fromkeys(("increase_nats", "increase_nats_low", "increase_nats_high"), np.nan)
-    table = table.assign(**increase, perplexity=np.exp(table["loss_nats"]))
-    for end in ("low", "high"):
-        table[f"perplexity_{end}"] = np.exp(level + table[f"increase_nats_{end}"])
-    return table
 
 
 def _labels(table: DataFrame) -> list[str]:
@@ -215,7 +200,6 @@ PANELS = {
 }
 """Measures of masks: heading, and what an even choice of keys would give."""
 
-FILE = "decode.csv"
 _POINT = ["run", "sequences", "length"]
 _ARM = ["policy", "alpha", "recent", "budget"]
 
@@ -227,7 +211,7 @@ def decoding(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
     the same repetition, `prompt_ratio` the same of the seconds in which the prompt was read (of rows that have them),
     `cache_share` the bytes of keys and values divided by those of that cache.
     """
-    rows = results.rows_of_study(FILE, study)
+    rows = results.rows_of_study("decode.csv", study)
     rows = rows[rows["run"].isin(results.runs(study, runs)["run"])]
     if rows.empty:
         return DataFrame()
@@ -247,15 +231,8 @@ def decoding(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
         row |= {name: float(group[name].median()) for name in ("cache_bytes", "metadata_bytes", "cache_share")}
         table.append(row | {"repetitions": len(group)})
     found = ordered(DataFrame(table)).assign(source="ours")
-    found["configuration"] = [
-        _with_budget(configuration, budget)
-        for configuration, budget in zip(found["configuration"], found["budget"], strict=True)
-    ]
+    found["configuration"] += found["budget"].map(lambda budget: "" if budget == 1.0 else f", {size_of(budget)}")
     return found.sort_values(["run", "sequences", "length"], kind="stable", ignore_index=True)
-
-
-def _with_budget(configuration: str, budget: float) -> str:
-    return configuration if budget == 1.0 else f"{configuration}, {size_of(budget)}"
 
 
 def size_of(budget: float) -> str:
@@ -275,3 +252,23 @@ def measured(rows: DataFrame, metrics: Sequence[str]) -> DataFrame:
         cells = dict(zip([*CONFIGURATION, "metric"], key, strict=True))
         table.append(cells | ends("value", interval) | {"seeds": interval.seeds, "windows": interval.examples})
     return ordered(DataFrame(table)).assign(source="ours")
+
+
+def over_windows(rows: DataFrame, arm: Sequence[str], base: str, name: str) -> Iterator[dict[str, Any]]:
+    """Yield for each `arm` of a run its mean loss, and as `name` that minus the loss of the arm `base`, paired."""
+    groups = rows.groupby([*arm], sort=False, dropna=False)
+    grids = {key: group.pivot_table("loss_nats", "seed", "window").to_numpy() for key, group in groups}
+    level = next((grid for key, grid in grids.items() if base in key), None)
+    for key, grid in grids.items():
+        row = dict(zip(arm, key, strict=True)) | {"loss_nats": grid.mean()}
+        row |= {} if level is None or level is grid else ends(name, over_examples(grid - level))
+        yield row | {"seeds": grid.shape[0], "windows": grid.shape[1]}
+
+
+def spread(rows: DataFrame, keys: Sequence[str], by: str, values: Sequence[str]) -> DataFrame:
+    """Return a row for each of `keys`, and for each value of the column `by` columns: of a mean and of its two ends."""
+    found = rows[[*keys]].drop_duplicates(ignore_index=True)
+    for name, block in rows.groupby(by, sort=False):
+        columns = dict(zip(values, (f"{name}{end}" for end in ("", "_low", "_high")), strict=True))
+        found = found.merge(block[[*keys, *values]].rename(columns=columns), on=[*keys], how="left")
+    return found

@@ -1,6 +1,6 @@
 """What figures and tables know of questions answered under pruning: the metric that counts, and paired accuracies."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ LOCAL = "_local"
 MEAN = "mean of the five suites"
 
 Grid = NDArray[np.float64]
-"""Seeds x examples."""
+"""Configurations x seeds x examples."""
 
 
 def metric_of(task: str) -> str:
@@ -32,48 +32,44 @@ def metric_of(task: str) -> str:
     return "acc_norm" if task.startswith("hellaswag") else "acc"
 
 
-def counted(rows: DataFrame) -> DataFrame:
-    """Return the rows of each task's own metric."""
+def answers(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
+    """Return the answers of all runs by each task's own metric."""
+    rows = results.rows("prune_questions.csv", study, runs)
     metrics = {task: metric_of(task) for task in rows["task"].unique()}  # millions of rows have a dozen tasks
     return rows[rows["metric"] == rows["task"].map(metrics)]
 
 
-def answers(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
-    """Return the answers of all runs by each task's own metric."""
-    return counted(results.rows("prune_questions.csv", study, runs))
-
-
-def grids(rows: DataFrame) -> tuple[DataFrame, dict[str, NDArray[np.float64]]]:
-    """Return the configurations of a run, a row each, and by task their answers: configurations x seeds x examples.
+def grids(rows: DataFrame) -> tuple[DataFrame, dict[str, Grid], dict[str, list[str]]]:
+    """Return the configurations of a run, a row each; by task their answers, and the names of the examples.
 
     Only examples that every configuration and seed answered count, so that all comparisons are paired.
     """
     configurations = rows[CONFIGURATION].drop_duplicates().reset_index(drop=True)
-    keys = configurations.assign(place=range(len(configurations)))
-    placed = rows.merge(keys, on=CONFIGURATION)
-    found = {}
+    placed = rows.merge(configurations.assign(place=range(len(configurations))), on=CONFIGURATION)
+    found, names = {}, {}
     for task, block in placed.groupby("task", sort=False):
-        table = block.pivot_table("value", ["place", "seed"], "example").dropna(axis=1)
+        table = block.pivot_table("value", ["place", "seed"], "example").dropna(axis=1).sort_index()
         seeds = table.index.get_level_values("seed").nunique()
         if len(table) == len(configurations) * seeds and table.shape[1]:
-            found[str(task)] = table.sort_index().to_numpy().reshape(len(configurations), seeds, -1)
-    return configurations, found
+            found[str(task)] = table.to_numpy().reshape(len(configurations), seeds, -1)
+            names[str(task)] = [*map(str, table.columns)]
+    return configurations, found, names
 
 
-def with_mean(replicates: dict[str, Grid]) -> dict[str, Grid]:
+def _with_mean(values: dict[str, Any], combined: Callable[..., Any] = np.mean) -> dict[str, Any]:
     """Add the unweighted mean over the five suites of the article, where all are there (local or official)."""
     for ending, label in ((LOCAL, f"{MEAN} (local)"), ("", MEAN)):
         names = [f"{suite}{ending}" for suite in SUITES]
-        if all(name in replicates for name in names):
-            replicates = replicates | {label: np.mean([replicates[name] for name in names], axis=0)}
-    return replicates
+        if all(name in values for name in names):
+            values = values | {label: combined([values[name] for name in names], axis=0)}
+    return values
 
 
 RESAMPLES = 2_000
 """Resamples behind an interval that is drawn or listed, not judged: its ends are known to a tenth of its width."""
 
 
-def accuracies(rows: DataFrame, against: str = "full", resamples: int = RESAMPLES) -> DataFrame:
+def accuracies(rows: DataFrame, against: str = "full") -> DataFrame:
     """Return a row per run, configuration and task: `accuracy` with its 95 % interval, and a paired difference.
 
     `difference`, `difference_low` and `difference_high` are accuracy minus that of the policy `against` on the same
@@ -82,37 +78,27 @@ def accuracies(rows: DataFrame, against: str = "full", resamples: int = RESAMPLE
     """
     tables = []
     for run, mine in rows.groupby("run", sort=False):
-        configurations, found = grids(mine)
-        base = np.flatnonzero(configurations["policy"] == against)
-        each = {
-            task: bootstrap_means(grid, resamples=resamples, random_seed=place)
-            for place, (task, grid) in enumerate(found.items())
-        }
-        drawn = with_mean(each)
-        means = with_mean({task: grid.mean(axis=2) for task, grid in found.items()})
+        configurations, found, _ = grids(mine)
+        base = np.flatnonzero(configurations["policy"] == against)[:1]
+        numbered = enumerate(found.items())
+        drawn = {t: bootstrap_means(grid, resamples=RESAMPLES, random_seed=place) for place, (t, grid) in numbered}
+        means = _with_mean({task: grid.mean(axis=2) for task, grid in found.items()})
+        sizes = _with_mean({task: grid.shape[2] for task, grid in found.items()}, np.sum)
         budgets = mine.groupby(CONFIGURATION, dropna=False)["realised_budget"].mean().reset_index()
-        for task, replicates in drawn.items():
-            size = sum(found[name].shape[2] for name in found if task in (name, *_label_of(name)))
-            table = configurations.assign(task=task, accuracy=means[task].mean(axis=1))
-            table["low"], table["high"] = mean_ends(means[task], replicates, size)
-            ends: tuple[Any, ...] = (np.nan, np.nan, np.nan)
+        for task, replicates in _with_mean(drawn).items():
+            of_seeds, size = means[task], sizes[task]
+            low, high = mean_ends(of_seeds, replicates, size)
+            table = configurations.assign(task=task, accuracy=of_seeds.mean(axis=1), low=low, high=high)
+            beside: tuple[Any, ...] = (np.nan, np.nan, np.nan)
             if len(base):
-                more = means[task] - means[task][base[0]]
-                ends = more.mean(axis=1), *mean_ends(more, replicates - replicates[:, base[:1]], size)
-            for name, end in zip(("difference", "difference_low", "difference_high"), ends, strict=True):
-                table[name] = end
-            tables.append(
-                table.assign(questions=size, seeds=mine["seed"].nunique(), run=run).merge(budgets, on=CONFIGURATION)
-            )
+                more = of_seeds - of_seeds[base]
+                beside = more.mean(axis=1), *mean_ends(more, replicates - replicates[:, base], size)
+            table = table.assign(**dict(zip(("difference", "difference_low", "difference_high"), beside, strict=True)))
+            table = table.assign(questions=size, seeds=mine["seed"].nunique(), run=run)
+            tables.append(table.merge(budgets, on=CONFIGURATION))
     if not tables:
         return DataFrame(columns=["source", *CONFIGURATION, "task", "accuracy"])
     return ordered(pd.concat(tables, ignore_index=True)).assign(source="ours")
-
-
-def _label_of(task: str) -> tuple[str, ...]:
-    """Return the label of the mean that a task belongs to, if any."""
-    plain = task.removesuffix(LOCAL)
-    return ((f"{MEAN} (local)",) if task.endswith(LOCAL) else (MEAN,)) if plain in SUITES else ()
 
 
 def chance(rows: DataFrame) -> dict[str, float]:
@@ -146,30 +132,15 @@ def accuracy_columns(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
     `seeds` and `questions` count what every number of the row rests on. Where the rows say how many `choices` a
     question has, a last row gives the accuracy of guessing.
     """
-    table = rows[list(keys)].drop_duplicates().reset_index(drop=True)
-    places = {_plain(key): place for place, key in enumerate(table.itertuples(index=False, name=None))}
-    for key, group in rows.groupby(list(keys), sort=False, dropna=False):
-        columns: dict[str, float] = {
-            "seeds": group["seed"].nunique(),
-            "questions": len(group[["task", "example"]].drop_duplicates()),
-        }
+    found = []
+    for key, group in rows.groupby([*keys], sort=False, dropna=False):
+        row: dict[str, Any] = dict(zip(keys, key, strict=True)) | {"seeds": group["seed"].nunique()}
+        row["questions"] = len(group[["task", "example"]].drop_duplicates())
         for (task, metric), block in group.groupby(["task", "metric"], sort=True):
             grid = block.pivot(index="seed", columns="example", values="value").dropna(axis=1).to_numpy()
-            name = f"{task} ({metric})"
-            columns |= {name: grid.mean(), f"{name}_se": float(standard_error(grid))}
-        for name, value in columns.items():
-            table.loc[places[_plain(key)], name] = value
-    return _with_chance(table, rows, keys)
-
-
-def _plain(key: object) -> tuple[object, ...]:
-    """Return a key that equals itself: NaN, which does not, becomes None."""
-    return tuple(None if pd.isna(value) else value for value in (key if isinstance(key, tuple) else (key,)))
-
-
-def _with_chance(table: DataFrame, rows: DataFrame, keys: Sequence[str]) -> DataFrame:
-    if "choices" not in rows:
-        return table
-    chance = (1 / rows["choices"]).groupby([rows["task"], rows["metric"]]).mean()
-    names = [f"{task} ({metric})" for task, metric in chance.index]
-    return pd.concat([table, DataFrame([{keys[0]: CHANCE} | dict(zip(names, chance, strict=True))])], ignore_index=True)
+            row |= {f"{task} ({metric})": grid.mean(), f"{task} ({metric})_se": float(standard_error(grid))}
+        found.append(row)
+    if "choices" in rows:
+        guessed = (1 / rows["choices"]).groupby([rows["task"], rows["metric"]]).mean().reset_index().to_numpy()
+        found.append({keys[0]: CHANCE} | {f"{task} ({metric})": share for task, metric, share in guessed})
+    return DataFrame(found)

@@ -14,8 +14,7 @@ from pandas import DataFrame
 from formerlab.report.families import families
 from formerlab.report.names import data_set
 from formerlab.report.runs import GROWN, ends, variant
-from formerlab.results.read import Results
-from formerlab.results.records import flatten
+from formerlab.results.read import Results, flatten
 from formerlab.statistics import student, weighted_means
 
 RATE = "optimizer.lr"
@@ -66,20 +65,18 @@ def last_losses(results: Results, study: str, runs: Sequence[str]) -> dict[str, 
 
 
 def _family(members: Sequence[dict[str, Any]], losses: dict[str, float]) -> list[dict[str, Any]]:
-    by_rate: dict[float, dict[int, dict[str, Any]]] = {}  # of a run that stands twice under two names, the first
-    for record in members:
-        by_rate.setdefault(float(record["spec"]["optimizer"]["lr"]), {}).setdefault(record["seed"], record)
-    rates = sorted(by_rate)
-    means = {rate: float(np.mean([losses[r["id"]] for r in by_rate[rate].values()])) for rate in rates}
+    known = [(r["spec"]["optimizer"]["lr"], r["seed"], r["run"], losses[r["id"]]) for r in members]
+    table = DataFrame(known, columns=["lr", "seed", "run", "loss_nats"]).astype({"lr": float})
+    by_rate = dict([*table.drop_duplicates(["lr", "seed"]).groupby("lr")])  # a run may stand twice, under two names
+    rates, means = [*by_rate], {rate: float(np.mean(rows["loss_nats"].to_numpy())) for rate, rows in by_rate.items()}
     best = min((rate for rate in rates if not math.isnan(means[rate])), key=lambda rate: means[rate], default=None)
-    rows = []
-    for rate in rates:
+    rows: list[dict[str, Any]] = []
+    for rate, seeds in by_rate.items():
         shared = {"lr": rate, "chosen": rate == best, "inside": rates[0] < rate < rates[-1]}
-        of_seeds = [(record, losses[record["id"]]) for record in by_rate[rate].values()]
-        rows += [shared | {"part": "seed", "run": r["run"], "seed": r["seed"], "loss_nats": x} for r, x in of_seeds]
-        interval = student([loss for _, loss in of_seeds])
-        rows.append(shared | {"part": "mean", "run": of_seeds[0][0]["run"]} | ends("loss_nats", interval))
-        rows[-1] |= {"seeds": interval.seeds, "diverged": sum(math.isnan(loss) for _, loss in of_seeds)}
+        rows += [shared | {"part": "seed"} | row for row in seeds[["run", "seed", "loss_nats"]].to_dict("records")]
+        interval, diverged = student(seeds["loss_nats"]), int(seeds["loss_nats"].isna().sum())
+        mean = {"part": "mean", "run": seeds["run"].iloc[0]} | ends("loss_nats", interval)
+        rows.append(shared | mean | {"seeds": interval.seeds, "diverged": diverged})
     return rows
 
 
@@ -92,7 +89,7 @@ def panel_of(record: dict[str, Any], scale: str) -> str:
 
 def variant_of(record: dict[str, Any]) -> str:
     """Return what a reader calls the model of a run."""
-    return variant({key: value for key, value in flatten({"spec": record["spec"]}).items()})
+    return variant(flatten({"spec": record["spec"]}))
 
 
 def names_apart(firsts: Sequence[dict[str, Any]], scale: str) -> list[str]:
@@ -107,13 +104,10 @@ def names_apart(firsts: Sequence[dict[str, Any]], scale: str) -> list[str]:
         for place in {place for place in places if places.count(place) > 1}:
             alike = [number for number, other in enumerate(places) if other == place]
             if len({str(values[number]) for number in alike}) > 1:
+                label = "" if isinstance(values[alike[0]], str) else key.rpartition(".")[2].replace("_", " ") + " "
                 for number in alike:
-                    names[number] += f", {_value_label(key, values[number])}"
+                    names[number] += f", {label}{values[number]}"
     return names
-
-
-def _value_label(key: str, value: Any) -> str:
-    return value if isinstance(value, str) else f"{key.rpartition('.')[2].replace('_', ' ')} {value}"
 
 
 def at_the_edge(rows: DataFrame) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import matplotlib
 from pandas import DataFrame
 
-from formerlab.report.panel import Panel, figure
+from formerlab.report.panel import Panel, sheet
 from formerlab.report.pruning import NAMES
 from formerlab.report.style import SETTINGS
 
@@ -55,6 +55,6 @@ def picture(rows: DataFrame, chance: float, title: str, path: Path) -> None:
         Panel("percent", "loss_nats", title="smaller is better", ylabel="loss (nats a token)", **shared),
     )
     with matplotlib.rc_context(SETTINGS):
-        drawn = figure(data, panels, ())
+        drawn = sheet(*panels)(data)
         for ending in ("png", "pdf"):
             drawn.savefig(path.with_suffix(f".{ending}"), dpi=150)

@@ -1,7 +1,12 @@
-"""What figures and tables know of a run: its name for readers, its held-out loss, its chain of ancestors."""
+"""The one reader of figures and tables: what runs are called, means over their seeds, differences paired by seed.
+
+Rows are tidy: `source` tells ours from published ones; `part` is `mean`, or `seed` for a value that a mean is made of.
+Seeds share data and batches, so differences are paired by seed before they are averaged.
+"""
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache, wraps
 from typing import Any
 
 import numpy as np
@@ -11,7 +16,7 @@ from pandas import DataFrame
 from formerlab.report.families import regime
 from formerlab.report.names import called, names
 from formerlab.results.read import Results
-from formerlab.statistics import Interval, over_examples, paired_student, student, weighted_means
+from formerlab.statistics import Interval, over_examples, student, weighted_means
 
 TRANSFORMER, TOKENFORMER = (names("projection")[kind].label for kind in ("linear", "pattention"))
 DENSEFORMER = "DenseFormer"
@@ -22,6 +27,9 @@ TRAINED_ON = "trained on"
 WIDER = {"net2net_pad": "Net2Net by padding", "net2net": "Net2Net", "hypercloning": "HyperCloning"}
 """Growth in width."""
 
+INTERVALS = {"student": "over seeds", "bootstrap": "over {}, these two models only", "none": "none"}
+"""What the interval of a difference speaks of."""
+
 CARRIED = (
     *("parameters", "parameters_non_embedding", "tokens", "flops", "flops_cumulative"),
     *("tokens_per_s", "training_time_s", "layers"),
@@ -29,7 +37,7 @@ CARRIED = (
 """Numbers of run.json that the seeds of a run share, or whose mean over seeds is shown."""
 
 
-def variant(record: Mapping[Hashable, Any]) -> str:
+def variant(record: Mapping[Any, Any]) -> str:
     """Return what a reader calls the model of a run, from the flat columns of its spec."""
     if isinstance(record.get("spec.growth.keys"), str):
         return f"{GROWN}: {_growth(record)}"
@@ -38,7 +46,7 @@ def variant(record: Mapping[Hashable, Any]) -> str:
     return f"{name}, {TRAINED_ON}" if isinstance(record.get("spec.init"), str) else name
 
 
-def _growth(record: Mapping[Hashable, Any]) -> str:
+def _growth(record: Mapping[Any, Any]) -> str:
     """Return what a reader calls a way to grow."""
     if (method := record.get("spec.growth.method")) in WIDER:
         noise = record.get("spec.growth.noise")
@@ -52,61 +60,86 @@ def _growth(record: Mapping[Hashable, Any]) -> str:
     return f"{record['spec.growth.keys']} keys, {tau}{carried}{held}"
 
 
-def regime_of(record: Mapping[Hashable, Any]) -> str:
-    """Return the regime of a run from the flat columns of its record (`families.regime`)."""
-    schedule = {key: record.get(f"spec.schedule.{key}") for key in ("kind", "floor", "end_division")}
-    return regime({"data": record["data.name"], "schedule": schedule})
+def once(read: Callable[..., DataFrame]) -> Callable[..., DataFrame]:
+    """Remember what a reader found in the same results for the same arguments; every caller has a copy of its own."""
+    known = lru_cache(maxsize=16)(read)  # the drawings of a study ask for the same runs again and again
+
+    @wraps(read)
+    def found(results: Results, *arguments: str | Sequence[str]) -> DataFrame:
+        return known(results, *(one if isinstance(one, str) else tuple(one) for one in arguments)).copy()
+
+    return found
 
 
-def held_out_losses(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
-    """Return one row per run and seed: the columns of `Results.runs` with `variant`, `layers` and `loss_nats`.
-
-    The loss is the mean of test.csv over tokens, in nats. Training writes the loss of a uniform guess there for a run
-    that diverged.
-    """
+@once
+def recorded(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
+    """Return the rows of `Results.runs`, one per run and seed, with `variant`, `layers`, `regime` and `diverged`."""
     records = results.runs(study, runs)
     if records.empty:
         return records
-    rows = results.rows("test.csv", study, runs)
-    records["layers"] = records.get("spec.model.layers", pd.Series(np.nan, records.index))
-    records["variant"] = [variant(record) for record in records.to_dict("records")]
-    records["diverged"] = records["status"] == "diverged"
-    records["regime"] = [regime_of(record) for record in records.to_dict("records")]
     data = zip(records["data.name"], records["data.fingerprint"], strict=True)
-    records["bytes_per_token"] = [results.bytes_per_token(name, fingerprint) for name, fingerprint in data]
-    return records.join(weighted_means(rows, ["run", "seed"]), on=["run", "seed"])
+    flat = records.to_dict("records")
+    schedules = [{key: one.get(f"spec.schedule.{key}") for key in ("kind", "floor", "end_division")} for one in flat]
+    return records.assign(
+        layers=records.get("spec.model.layers", pd.Series(np.nan, records.index)),
+        variant=[variant(one) for one in flat],
+        diverged=records["status"] == "diverged",
+        regime=[regime({"data": one["data.name"], "schedule": s}) for one, s in zip(flat, schedules, strict=True)],
+        bytes_per_token=[results.bytes_per_token(name, fingerprint) for name, fingerprint in data],
+    )
 
 
-def by_run(losses: DataFrame) -> DataFrame:
-    """Return one row per run: mean loss over seeds with its Student interval, perplexity, and what the seeds share."""
-    rows = []
-    for run, group in losses.groupby("run", sort=False):
-        interval = student(group["loss_nats"])
-        row = {
-            "source": "ours",
-            "run": run,
-            "variant": group["variant"].iloc[0],
-            "seeds": interval.seeds,
-            "diverged": int(group["diverged"].sum()),
-            **ends("loss_nats", interval),
-            **{name: group[name].astype(float).mean() for name in CARRIED if name in group},
-        }
-        row["bits_per_byte"] = bits_per_byte(interval.mean, group["bytes_per_token"].iloc[0])
-        rows.append(add_perplexity(row))
-    return DataFrame(rows)
+@once
+def held_out_losses(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
+    """Return the same with `loss_nats`: the mean of test.csv over tokens, in nats.
+
+    Training writes the loss of a uniform guess there for a run that diverged.
+    """
+    records = recorded(results, study, runs)
+    if records.empty:
+        return records
+    return records.join(weighted_means(results.rows("test.csv", study, runs), ["run", "seed"]), on=["run", "seed"])
 
 
-def floors(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
-    """Return a row per model without depth (floors.csv) and data set, in the form of `by_run`."""
-    rows, records = results.rows("floors.csv", study, runs), results.runs(study, runs)
+def by_run(rows: DataFrame, values: Sequence[str] = ("loss_nats",), first: Iterable[str] = ()) -> DataFrame:
+    """Return a row per run: the mean of each value over its seeds with Student's interval, and what the seeds share.
+
+    `rows` have one per run and seed (`recorded`); `first` names columns of which the first seed's value is taken.
+    """
     found = []
-    means = weighted_means(rows, ["run", "seed", "floor"]).reset_index()
-    for run, seed, floor, mean in means.itertuples(index=False, name=None):
-        record = records[(records["run"] == run) & (records["seed"] == seed)].iloc[0]
-        row = {"source": "ours", "run": f"{floor} on {record['data.name']}", "variant": "floor", "loss_nats": mean}
-        size = results.bytes_per_token(record["data.name"], record["data.fingerprint"])
-        row |= {"perplexity": math.exp(mean), "bits_per_byte": bits_per_byte(mean, size)}
-        found.append(row)
+    for run, group in rows.groupby("run", sort=False):
+        row: dict[str, Any] = {"source": "ours", "run": run, "variant": group["variant"].iloc[0]}
+        row |= {"seeds": len(group), "diverged": int(group["diverged"].sum())}
+        for value in values:
+            row |= ends(value, student(group[value]))
+        row |= {name: group[name].astype(float).mean() for name in CARRIED if name in group}
+        row["bits_per_byte"] = row["loss_nats"] / math.log(2) / group["bytes_per_token"].iloc[0]
+        row |= {f"perplexity{end}": float(np.exp(row[f"loss_nats{end}"])) for end in ("", "_low", "_high")}
+        found.append(row | {name: group[name].iloc[0] for name in first if name in group})
+    return DataFrame(found)
+
+
+def language_floor(rows: DataFrame, floor: str, record: Mapping[Hashable, Any]) -> dict[str, Any]:
+    """Return the row of a model without depth that predicts text, from its losses."""
+    loss = weighted_means(rows, ["floor"]).item()
+    per_byte = loss / math.log(2) / record["bytes_per_token"]
+    return {"variant": "floor", "loss_nats": loss, "perplexity": math.exp(loss), "bits_per_byte": per_byte}
+
+
+def floors(
+    results: Results,
+    study: str,
+    runs: Sequence[str],
+    scored: Callable[[DataFrame, str, Mapping[Hashable, Any]], dict[str, Any]] = language_floor,
+) -> DataFrame:
+    """Return a row per model without depth (floors.csv) and data set, in the form of `by_run`."""
+    records = recorded(results, study, runs).to_dict("records")
+    known: dict[tuple[Any, Any], Mapping[Hashable, Any]] = {(one["run"], one["seed"]): one for one in records}
+    found = []
+    rows = results.rows("floors.csv", study, runs)
+    for (run, seed, floor), own in rows.groupby(["run", "seed", "floor"], sort=False):
+        record = known[run, seed]
+        found.append({"source": "ours", "run": f"{floor} on {record['data.name']}"} | scored(own, str(floor), record))
     return DataFrame(found).drop_duplicates("run") if found else DataFrame()
 
 
@@ -117,24 +150,88 @@ def main_first(rows: DataFrame, *then: str) -> DataFrame:
     return rows.assign(_count=-counts).sort_values(order, ignore_index=True).drop(columns="_count")
 
 
-def bits_per_byte(loss_nats: float, bytes_per_token: float) -> float:
-    """Return a loss per token in bits per byte of text, which does not depend on the tokenizer."""
-    return loss_nats / math.log(2) / bytes_per_token
-
-
-def ends(name: str, interval: Interval) -> dict[str, float]:
+def ends(name: str, interval: Interval) -> dict[Any, float]:
     """Return a mean as `name`, with the ends of its interval as `<name>_low` and `<name>_high`."""
     return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
-def ends_over_seeds(name: str, differences: Mapping[int, float]) -> dict[str, float]:
-    """Return the mean of values by seed as `name`, with the ends of its 95 % Student t interval."""
-    return ends(name, student([differences[seed] for seed in sorted(differences)])) if differences else {}
+def ends_over_seeds(name: str, values: "pd.Series[float]") -> dict[Any, float]:
+    """Return the same of values by seed; nothing where there are none."""
+    return ends(name, student(values)) if len(values) else {}
 
 
-def add_perplexity(row: dict[str, Any]) -> dict[str, Any]:
-    """Add exp of the mean loss and of the ends of its interval."""
-    return row | {f"perplexity{end}": float(np.exp(row[f"loss_nats{end}"])) for end in ("", "_low", "_high")}
+def held_out(losses: DataFrame, run: str, value: str = "loss_nats") -> "pd.Series[float]":
+    """Return a run's held-out loss, or another value, by seed."""
+    return losses[losses["run"] == run].set_index("seed")[value].astype(float).sort_index()
+
+
+def minus(a: "pd.Series[float]", b: "pd.Series[float]") -> "pd.Series[float]":
+    """Return a - b for the seeds that both have."""
+    return (a - b).loc[a.index.intersection(b.index)]
+
+
+def paired(
+    results: Results, rows: DataFrame, a: str, b: str, name: str, value: str = "loss_nats", **said: str
+) -> dict[str, Any]:
+    """Return a value of run a minus that of run b, paired by seed, as `name` with its ends; `interval` says over what.
+
+    With a single shared seed the interval is a bootstrap over windows or images: it speaks of these two models alone.
+    """
+    difference = minus(held_out(rows, a, value), held_out(rows, b, value))
+    interval = student(difference)
+    if interval.seeds == 1:
+        tests = results.rows("test.csv", rows["study"].iloc[0], (a, b))
+        tests = tests[tests["seed"] == difference.index[0]]
+        tests = tests.assign(top1_percent=100.0 * (tests["rank"] == 0)) if "rank" in tests else tests
+        of_a, of_b = (tests[tests["run"] == run] for run in (a, b))
+        pairs = of_a.merge(of_b, on=["window", "tokens"], suffixes=("_a", "_b"))
+        if len(pairs):
+            gaps = (pairs[f"{value}_a"] - pairs[f"{value}_b"]).to_numpy()
+            interval = over_examples(gaps[None, :], pairs["tokens"].to_numpy(dtype=float))
+    over = INTERVALS[interval.method].format("images" if value == "top1_percent" else "windows")
+    return ends(name, interval) | said | {"interval": over}
+
+
+def summary(
+    rows: DataFrame, value: str, by: Sequence[str], minus: Mapping[Hashable, str] | None = None, name: str = ""
+) -> DataFrame:
+    """Return the mean over seeds of a value for each group of `by`, then its values by seed.
+
+    `rows` have one value per group and seed (`statistics.weighted_means`). `minus` names for a run the one whose value
+    of the same seed, and of the same step where `by` has steps, is subtracted; runs that it does not name are left out.
+    `name` is what the result is called.
+    """
+    name = name or value
+    if minus is not None:
+        keys = ["seed", *(key for key in by if key != "run")]
+        level = rows.drop_duplicates(["run", *keys]).set_index(["run", *keys])[value]
+        rows = rows[rows["run"].isin(list(minus))]
+        places = list(zip(rows["run"].map(minus), *(rows[key] for key in keys), strict=True))
+        rows = rows.assign(**{value: rows[value] - level.reindex(places).to_numpy()}).dropna(subset=value)
+    means = []
+    for key, group in rows.groupby([*by], sort=False, dropna=False):
+        interval = student(group[value])
+        means.append(dict(zip(by, key, strict=True)) | ends(name, interval) | {"seeds": interval.seeds})
+    seeds = rows[[*by, "seed", value]].rename(columns={value: name}).assign(part="seed")
+    found = pd.concat([DataFrame(means).assign(part="mean"), seeds], ignore_index=True)
+    found.insert(0, "source", "ours")
+    return found
+
+
+def differences(a: "pd.Series[float]", b: "pd.Series[float]", **shared: Any) -> list[dict[str, Any]]:
+    """Return rows of a - b by seed: one of each seed (`part` is `seed`), and their mean with Student's interval."""
+    by_seed = minus(a, b)
+    if by_seed.empty:
+        return []
+    common = {"source": "ours"} | shared
+    rows = [common | {"part": "seed", "seed": seed, "difference_nats": value} for seed, value in by_seed.items()]
+    interval = student(by_seed)
+    return [*rows, common | {"part": "mean", "seeds": interval.seeds} | ends("difference_nats", interval)]
+
+
+def published_difference(nats: float, series: str) -> dict[str, Any]:
+    """Return the row of a published difference, which is drawn as a line beside ours; `series` says whose it is."""
+    return {"source": "published", "part": "published", "series": series, "difference_nats": nats}
 
 
 def parent(losses: DataFrame, run: str) -> str | None:
@@ -184,34 +281,6 @@ def missing_note(present: Sequence[str], wanted: Sequence[str]) -> list[str]:
     """Return a note naming what has no finished run; a wanted name may be the beginning of one that is present."""
     absent = [name for name in wanted if not any(have.startswith(name) for have in present)]
     return [f"Missing, no finished runs: {', '.join(absent)}."] if absent else []
-
-
-def held_out(losses: DataFrame, run: str) -> dict[int, float]:
-    """Return a run's held-out loss by seed."""
-    rows = losses[losses["run"] == run]
-    return dict(zip(rows["seed"].astype(int), rows["loss_nats"].astype(float), strict=True))
-
-
-def minus(a: dict[int, float], b: dict[int, float]) -> dict[int, float]:
-    """Return a - b for the seeds that both have."""
-    return {seed: a[seed] - b[seed] for seed in a.keys() & b.keys()}
-
-
-def paired_difference(results: Results, losses: DataFrame, a: str, b: str) -> Interval:
-    """Return the held-out loss of run a minus that of run b, paired by seed.
-
-    With a single shared seed the interval is a bootstrap over windows: it speaks of these two models alone.
-    """
-    of_a, of_b = (held_out(losses, run) for run in (a, b))
-    interval = paired_student(of_a, of_b)
-    if interval.seeds != 1:
-        return interval
-    seed = min(set(of_a) & set(of_b))
-    rows = results.rows("test.csv", losses["study"].iloc[0], (a, b))
-    rows = rows[rows["seed"] == seed]
-    pairs = rows[rows["run"] == a].merge(rows[rows["run"] == b], on=["window", "tokens"], suffixes=("_a", "_b"))
-    differences = (pairs["loss_nats_a"] - pairs["loss_nats_b"]).to_numpy()
-    return over_examples(differences[None, :], pairs["tokens"].to_numpy(dtype=float)) if len(pairs) else interval
 
 
 def quantity(value: float) -> str:

@@ -17,8 +17,7 @@ from numpy.typing import ArrayLike
 from pandas import DataFrame
 from scipy import special
 
-from formerlab.report.claims.envelope import flops_ratio, of_seed, on_envelope
-from formerlab.report.claims.quantity import NoValueError
+from formerlab.report.claims.envelope import flops_at_loss, of_seed, on_envelope
 from formerlab.report.runs import by_run, chain, ends, held_out_losses, parent
 from formerlab.results.read import Results
 from formerlab.statistics import CONFIDENCE, student
@@ -35,7 +34,6 @@ FLOPS, TOKENS, PARAMETERS = "flops_cumulative", "tokens", "parameters_non_embedd
 class Law(NamedTuple):
     """A power law, loss = exp(constant) * product of x ** exponent."""
 
-    constant: float
     exponents: Float[np.ndarray, " x"]
     half: Float[np.ndarray, " x"]
     """Half of each exponent's 95 % interval."""
@@ -46,11 +44,6 @@ class Law(NamedTuple):
     """The irreducible loss with which the points would fit best."""
     offset_p: float
     """How often so much better a fit happens where there is none, by the F test."""
-
-    def at(self, *x: ArrayLike) -> Float[np.ndarray, " points"]:
-        """Return the loss of the law."""
-        logarithms = [exponent * np.log(one) for exponent, one in zip(self.exponents, x, strict=True)]
-        return np.asarray(np.exp(self.constant + np.sum(np.broadcast_arrays(*logarithms), axis=0)))
 
 
 def power_law(losses: ArrayLike, *x: ArrayLike) -> Law | None:
@@ -69,7 +62,7 @@ def power_law(losses: ArrayLike, *x: ArrayLike) -> Law | None:
     best = int(np.argmin(rests))
     better = (rest - rests[best]) / rests[best] * (free - 1) if rests[best] > 0 else np.inf
     p = float(special.fdtrc(1, free - 1, max(0.0, better))) if free > 1 else np.nan
-    return Law(solution[0], solution[1:], half, len(found), float(np.sqrt(rest / free)), float(offsets[best]), p)
+    return Law(solution[1:], half, len(found), float(np.sqrt(rest / free)), float(offsets[best]), p)
 
 
 def _least_squares(
@@ -87,32 +80,27 @@ def from_scratch(losses: DataFrame) -> DataFrame:
     return points.sort_values([PARAMETERS, TOKENS], ignore_index=True)
 
 
-def laws(points: DataFrame) -> dict[str, Law | None]:
-    """Return the law of FLOPs, and the one of parameters and tokens together."""
-    lowest = points[points["lowest"]]
-    return {
-        "flops": power_law(lowest["loss_nats"], lowest[FLOPS]),
-        "size and tokens": power_law(points["loss_nats"], points[PARAMETERS], points[TOKENS]),
-    }
-
-
 def scaling_laws(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per exponent."""
+    """Return a row per exponent: of FLOPs, and of parameters and tokens together."""
     losses = held_out_losses(results, STUDY, runs)
     if losses.empty:
         return DataFrame()
-    found, rows = laws(from_scratch(losses)), []
-    for law, number, name in (
-        ("flops", 0, "FLOPs, lower envelope"),
-        ("size and tokens", 0, "parameters without embedding, at equal tokens"),
-        ("size and tokens", 1, "tokens, at equal parameters"),
+    points, rows = from_scratch(losses), []
+    lowest = points[points["lowest"]]
+    for law, *names in (
+        (power_law(lowest["loss_nats"], lowest[FLOPS]), "FLOPs, lower envelope"),
+        (
+            power_law(points["loss_nats"], points[PARAMETERS], points[TOKENS]),
+            "parameters without embedding, at equal tokens",
+            "tokens, at equal parameters",
+        ),
     ):
-        fit = found[law]
-        if fit is not None:
-            middle, half = float(fit.exponents[number]), float(fit.half[number])
+        if law is None:
+            continue
+        for name, middle, half in zip(names, law.exponents, law.half, strict=True):
             row = {"loss_against": name, "exponent": middle, "exponent_low": middle - half}
-            row |= {"exponent_high": middle + half, "points": fit.points, "deviation_percent": 100 * fit.deviation}
-            rows.append(row | {"best_offset_nats": fit.offset_nats, "offset_p": fit.offset_p})
+            row |= {"exponent_high": middle + half, "points": law.points, "deviation_percent": 100 * law.deviation}
+            rows.append(row | {"best_offset_nats": law.offset_nats, "offset_p": law.offset_p})
     return DataFrame(rows)
 
 
@@ -121,13 +109,13 @@ def chains(losses: DataFrame) -> DataFrame:
 
     `parent` is the run it starts from, `tokens_cumulative` counts its ancestors' tokens too.
     """
-    data = set(losses.loc[losses["run"].str.startswith(FROM_SCRATCH), "data.fingerprint"])
     if "init.id" not in losses:
         return DataFrame()
-    started = losses.loc[losses["init.id"].notna() & losses["data.fingerprint"].isin(data), "run"].unique()
-    if not len(started):
+    data = set(losses.loc[losses["run"].str.startswith(FROM_SCRATCH), "data.fingerprint"])
+    started = losses["init.id"].notna() & losses["data.fingerprint"].isin(data)
+    names = dict.fromkeys(name for run in losses.loc[started, "run"].unique() for name in chain(losses, run))
+    if not names:
         return DataFrame()
-    names = dict.fromkeys(name for run in started for name in chain(losses, run))
     points = by_run(losses[losses["run"].isin(names)])
     tokens = points.set_index("run")["tokens"]
     points["parent"] = [parent(losses, run) for run in points["run"]]
@@ -145,55 +133,30 @@ def against_envelope(results: Results, runs: Sequence[str]) -> DataFrame:
     if points.empty:
         return points
     scratch = losses[losses["run"].str.startswith(FROM_SCRATCH)]
-    by_cost: list[dict[str, Any]] = points.sort_values(FLOPS).to_dict("records")  # type: ignore[assignment]
-    rows: list[dict[str, Any]] = []
-    for row in by_cost:
+    rows: list[dict[Any, Any]] = []
+    for row in points.sort_values(FLOPS).to_dict("records"):
         own = losses[losses["run"] == row["run"]]
         ratios = [_ratio(scratch, *one) for one in zip(own["seed"], own[FLOPS], own["loss_nats"], strict=True)]
         known = not np.isnan(ratios).any()
-        row["envelope"] = None if known else "beyond its ends"
         rows.append(row | ends("flops_ratio", student(ratios if known else [])))
+        rows[-1]["envelope"] = None if known else "beyond its ends"
     return DataFrame(rows)
 
 
 def _ratio(scratch: DataFrame, seed: int, cost: float, loss: float) -> float:
-    try:
-        return flops_ratio(cost, loss, of_seed(scratch, seed))
-    except NoValueError:
-        return np.nan
+    points = of_seed(scratch, seed)
+    return cost / flops_at_loss(loss, points[FLOPS], points["loss_nats"])
 
 
 def scaling(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return what the figure shows; `part` is `scratch`, `seed`, `chain`, or `law` for points of a fitted line."""
+    """Return what the figure shows; `part` is `scratch`, `seed` or `chain`."""
     losses = held_out_losses(results, STUDY, runs)
     if losses.empty or not losses["run"].str.startswith(FROM_SCRATCH).any():
         return DataFrame()
     points, grown = from_scratch(losses), chains(losses)
     seeds = losses[losses["run"].isin({*points["run"], *(grown["run"] if len(grown) else ())})]
     columns = ["run", "seed", "variant", "loss_nats", FLOPS, TOKENS, PARAMETERS]
-    parts = {"scratch": points, "chain": grown, "seed": seeds[columns], "law": _lines(points)}
+    parts = {"scratch": points, "chain": grown, "seed": seeds[columns]}
     frames = [frame.assign(source="ours", part=part) for part, frame in parts.items() if len(frame)]
     table = pd.concat(frames, ignore_index=True)
     return table if len(grown) else table.assign(parent=None)
-
-
-def _lines(points: DataFrame) -> DataFrame:
-    """Return the fitted lines: over FLOPs, over tokens for each size, over parameters for each length."""
-    found, rows = laws(points), []
-    if (law := found["flops"]) is not None:
-        x = np.geomspace(*_ends(points[FLOPS]), 30)
-        rows.append(DataFrame({"law": "flops", FLOPS: x, "loss_nats": law.at(x)}))
-    if (law := found["size and tokens"]) is not None:
-        for size, at_size in points.groupby(PARAMETERS):
-            x = np.array(_ends(at_size[TOKENS]))
-            losses = law.at(float(str(size)), x)
-            rows.append(DataFrame({"law": "tokens", TOKENS: x, PARAMETERS: size, "loss_nats": losses}))
-        for length, of_length in points.groupby(TOKENS):
-            x = np.array(_ends(of_length[PARAMETERS]))
-            losses = law.at(x, float(str(length)))
-            rows.append(DataFrame({"law": "size", TOKENS: length, PARAMETERS: x, "loss_nats": losses}))
-    return pd.concat(rows, ignore_index=True) if rows else DataFrame()
-
-
-def _ends(values: "pd.Series[float]") -> tuple[float, float]:
-    return float(values.min()), float(values.max())

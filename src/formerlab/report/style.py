@@ -12,13 +12,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.patches import FancyArrowPatch, Rectangle
 from matplotlib.patheffects import withStroke
 
 from formerlab.report.names import look_of
 
 BLACK, GREY = "#222222", "#7f7f7f"
 BLUE, SKY, GREEN, YELLOW = "#0072B2", "#56B4E9", "#009E73", "#D9B500"
-ORANGE, VERMILION, PURPLE = "#E69F00", "#D55E00", "#CC79A7"
+ORANGE, VERMILION, PURPLE, BROWN = "#E69F00", "#D55E00", "#CC79A7", "#8C564B"
+LEAF, TAN = "#66A61E", "#B5651D"
 
 SETTINGS: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
@@ -33,11 +36,12 @@ SETTINGS: dict[Any, Any] = {
     "axes.axisbelow": True,
     "grid.color": "#e6e6e6",
     "grid.linewidth": 0.6,
+    "image.interpolation": "nearest",
     "lines.linewidth": 1.3,
     "lines.markersize": 4.5,
     "legend.frameon": False,
-    "pdf.fonttype": 42,
     "figure.dpi": 100,
+    "pdf.fonttype": 42,  # conferences refuse Type 3 fonts
 }
 
 WIDEST = 7.0
@@ -57,6 +61,13 @@ class Look(NamedTuple):
 
     colour: str
     marker: str
+    line: str = "-"
+    hollow: bool = False
+
+    def style(self) -> dict[str, Any]:
+        """Return it in the words of matplotlib."""
+        filled = {"markerfacecolor": "white"} if self.hollow else {}
+        return {"color": self.colour, "marker": self.marker, "linestyle": self.line} | filled
 
 
 _LOOKS = {
@@ -64,40 +75,83 @@ _LOOKS = {
     "grown: random keys, tau kept": Look(ORANGE, "v"),
     "grown: zero keys, tau kept": Look(GREEN, "D"),
     "grown: zero keys, tau sqrt(n)": Look(PURPLE, "P"),
-    "grown: random keys, tau sqrt(n), optimizer carried": Look(YELLOW, "<"),
-    "grown: zero keys, tau kept, optimizer carried": Look(SKY, ">"),
-    "grown: random keys, tau sqrt(n), old tokens frozen": Look("#8C564B", "X"),
-    "grown: zero keys, tau kept, old tokens frozen": Look(GREY, "p"),
+    "grown: random keys, tau sqrt(n), optimizer carried": Look(YELLOW, "<", "--"),
+    "grown: zero keys, tau kept, optimizer carried": Look(SKY, ">", "--"),
+    "grown: random keys, tau sqrt(n), old tokens frozen": Look(BROWN, "X", ":"),
+    "grown: zero keys, tau kept, old tokens frozen": Look(GREY, "p", ":"),
     "grown: Net2Net by padding": Look(ORANGE, "v"),
     "Tokenformer, trained on": Look(BLUE, "*"),
+    "the parent, trained on": Look(BLUE, "*"),
+    "from scratch,": Look(SKY, "s"),
+    "from scratch, full steps": Look(BLACK, "s"),
     "Transformer, trained on": Look(BLACK, "*"),
     "DenseFormer 1x1": Look(BLUE, "s"),
     "DenseFormer 4x1": Look(SKY, "v"),
     "DenseFormer 4x5": Look(ORANGE, "^"),
-    "DenseFormer 2x3": Look("#66A61E", "D"),
+    "DenseFormer 2x3": Look(LEAF, "D"),
     "DenseFormer 2x1": Look(GREEN, "P"),
     "DenseFormer 8x1": Look(PURPLE, "d"),
     "DenseFormer 4x3": Look(VERMILION, ">"),
-    "DenseFormer 4x8": Look("#B5651D", "<"),
+    "DenseFormer 4x8": Look(TAN, "<"),
     "dynamic_cache": Look(VERMILION, "<"),
     "Decay, half recent": Look(SKY, "o"),
-    "h2o variant=global_statistics": Look("#B5651D", "<"),
-    "h2o variant=local_statistics": Look("#B5651D", ">"),
-    "streaming_llm positions=reindexed": Look("#66A61E", "h"),
+    "h2o variant=global_statistics": Look(TAN, "<"),
+    "h2o variant=local_statistics": Look(TAN, ">"),
+    "streaming_llm positions=reindexed": Look(LEAF, "h"),
+    "Transformer, full budget": Look(BLACK, "o", "--"),
+    "Transformer, tokens of a stage": Look(GREY, "X", ":"),
+    "Tokenformer, FLOPs of the chain": Look(SKY, "s", "--"),
+    "before growth": Look(BLACK, "s", ""),
+    "grown, half the tokens": Look(ORANGE, "v"),
+    "grown (as published)": Look(VERMILION, "^"),
+    "grown, twice the tokens": Look(PURPLE, "P"),
+    "parent trained on": Look(BLUE, "*"),
+    "parent trained on, equal FLOPs": Look(BLUE, "*"),
+    "parent trained on, equal tokens": Look(BLUE, "*", "--", hollow=True),
+    "Transformer, 300B tokens": Look(BLACK, "o", "--"),
+    "Transformer, 30B tokens": Look(GREY, "o", "--"),
+    "grown, 60B a stage": Look(PURPLE, "^"),
+    "grown, 30B a stage": Look(VERMILION, "^"),
+    "grown, 15B a stage": Look(ORANGE, "^"),
+    "Net2Net by padding": Look(ORANGE, "v"),
+    "Net2Net (2015)": Look(BROWN, "P"),
+    "HyperCloning": Look(SKY, "X"),
+    "Tokenformer, zero keys, tau kept": Look(GREEN, "D"),
+    "Tokenformer, zero keys, tau sqrt(n)": Look(PURPLE, "P"),
+    "Tokenformer, not grown": Look(BLUE, "s"),
+    "Transformer, not grown": Look(BLACK, "o"),
+    "Linear, plain": Look(BLACK, "o"),
+    "Linear, DWA": Look(GREY, "s"),
+    "Pattention, plain": Look(BLUE, "^"),
+    "Pattention, DWA": Look(SKY, "D"),
+    "sizes": Look(BLACK, "o"),
+    "scores": Look(BLUE, "o"),
+    "norms": Look(GREEN, "o"),
+    "growth": Look(ORANGE, "o"),
+    "depth": Look(PURPLE, "o"),
+    "floor": Look(GREY, "o"),
+    "self-attention": Look(BLACK, "o"),
+    "recurrent": Look(VERMILION, "o", "--"),
+    "convolution": Look(BLUE, "o"),
+    "restricted": Look(GREEN, "o"),
+    "main": Look(BLACK, "o"),
+    "interaction": Look(VERMILION, "o"),
+    "important": Look(PURPLE, ""),
+    "unimportant": Look(BLACK, ""),
+    "ours": Look(BLUE, "s"),
+    "published": Look(PUBLISHED_INK, "D", hollow=True),
 }
-"""Of ways to grow, of settings of one mixer or policy that stand beside each other, and of a cache that is no policy of
-ours."""
-_SPARE = tuple(Look(colour, "h") for colour in (YELLOW, "#8C564B", "#6A51A3"))
+"""Of what no spec names: ways to grow, settings of one mixer or policy that stand beside each other, a cache that is no
+policy of ours, and series of single figures."""
+_SPARE = tuple(Look(colour, "h") for colour in (YELLOW, BROWN, "#6A51A3"))
 
 
 def look(name: str) -> Look:
-    """Return colour and marker of a policy by its kind, of another variant by what readers call it.
+    """Return how a policy is drawn, by its kind, or another variant or series, by what readers call it.
 
     Specs say their own; what has none always gets the same spare one.
     """
-    if name in _LOOKS:
-        return _LOOKS[name]
-    found = look_of(name)
+    found = _LOOKS.get(name) or look_of(name)
     return Look(*found) if found else _SPARE[zlib.crc32(name.encode()) % len(_SPARE)]
 
 
@@ -137,21 +191,20 @@ def canvas(
     count: int,
     columns: int,
     height: float,
-    notes: Sequence[str] = (),
+    note: str,
     left: float = 0.6,
     right: float = 0.15,
     below: float = 0.55,
     top: float = 0.35,
     heading: str = "",
-    first: float = 0.0,
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with panels of one size for drawings by hand, a heading, and notes for its caption."""
-    rows, lefts, rights = -(-count // columns), [left] * columns, [right] * columns
-    lefts[0] += first
-    width = (WIDEST - sum(lefts) - sum(rights)) / columns
-    figure, axes = placed(count, width, lefts, rights, [height] * rows, [top] * rows, below, 0.17 * bool(heading))
+    """Return a figure with panels of one size for drawings by hand, a heading, and a note for its caption."""
+    rows = -(-count // columns)
+    width = WIDEST / columns - left - right
+    sides, tall = ([left] * columns, [right] * columns), ([height] * rows, [top] * rows)
+    figure, axes = placed(count, width, *sides, *tall, below, 0.17 * bool(heading))
     headed(figure, heading)
-    figure.set_label(" ".join(note for note in notes if note))
+    figure.set_label(note)
     return figure, axes
 
 
@@ -166,6 +219,27 @@ def one_large(small: int, columns: int, left: float, below: float, right: float)
         x, y, wide = start + across * step, high - 0.25 - (down + 1) * (step - 0.1) - 0.3 * down, step - 0.1
         axes.append(figure.add_axes((x / WIDEST, y / high, wide / WIDEST, wide / high)))
     return figure, axes
+
+
+def heat(axes: Axes, grid: Any, image: dict[str, Any], **labels: Any) -> AxesImage:
+    """Draw a matrix, its first row on top, with what `imshow` and the axes are told."""
+    axes.grid(visible=False)
+    shown = axes.imshow(grid, **{"aspect": "auto"} | image)
+    axes.set(**labels)
+    return shown
+
+
+def box(axes: Axes, x: float, y: float, width: float, height: float, words: str = "", **style: Any) -> None:
+    """Draw a box, its lower left corner at (x, y), with words in its middle."""
+    drawn: dict[str, Any] = {"edgecolor": BLACK, "linewidth": 0.8} | style
+    axes.add_patch(Rectangle((x, y), width, height, **drawn))
+    axes.text(x + width / 2, y + 0.47 * height, words, ha="center", va="center", fontsize=7)
+
+
+def arrow(axes: Axes, begin: tuple[float, float], end: tuple[float, float], **style: Any) -> None:
+    """Draw an arrow between two points."""
+    drawn: dict[str, Any] = {"arrowstyle": "-|>", "color": BLACK, "linewidth": 1, "mutation_scale": 9} | style
+    axes.add_patch(FancyArrowPatch(begin, end, shrinkA=0, shrinkB=0, **drawn))
 
 
 class Label(NamedTuple):
@@ -193,27 +267,26 @@ def label_at_edge(axes: Axes, labels: Sequence[Label]) -> None:
     axes.autoscale_view()  # limits are otherwise found only when the figure is drawn
     dots = axes.figure.dpi / 72
     texts = [wrapped(label.text) for label in labels]
-    lines = np.array([text.count("\n") + 1 for text in texts])
     # nothing is written beside a point outside the panel, so that of one is moved to the edge
     ends = np.sort(axes.get_xlim()), np.sort(axes.get_ylim())
     points = [(np.clip(label.x, *ends[0]), np.clip(label.y, *ends[1])) for label in labels]
     across, heights = axes.transData.transform(points).T
-    placed = _spread(heights, 4.5 * dots * (lines + 0.15), (axes.bbox.y0, axes.bbox.y1))
-    asides = (np.nanmax(across) - across) / dots
+    halves = 4.5 * dots * np.array([text.count("\n") + 1.15 for text in texts])
+    moved = (_spread(heights, halves, (axes.bbox.y0, axes.bbox.y1)) - heights) / dots
     halo = [withStroke(linewidth=2.5, foreground=axes.get_facecolor())]
-    for label, point, text, old, new, right in zip(labels, points, texts, heights, placed, asides, strict=True):
+    for label, point, text, up, right in zip(labels, points, texts, moved, (across.max() - across) / dots, strict=True):
         # The line ends at the left edge of the text, so that it crosses no other; dotted, it is no curve of the data.
-        arrow = {"arrowstyle": "-", "color": label.colour, "linewidth": 0.6, "linestyle": (0, (1, 3))}
-        arrow |= {"shrinkA": 1, "shrinkB": 3, "relpos": (0.0, 0.5)}
+        leader = {"arrowstyle": "-", "color": label.colour, "linewidth": 0.6, "linestyle": (0, (1, 3))}
+        leader |= {"shrinkA": 1, "shrinkB": 3, "relpos": (0.0, 0.5)}
         axes.annotate(
             text,
             point,
-            xytext=(9 + right, (new - old) / dots),
+            xytext=(9 + right, up),
             textcoords="offset points",
             va="center",
             color=label.colour,
             path_effects=halo,
-            arrowprops=arrow if abs(new - old) > 3 * dots or right > 8 else None,
+            arrowprops=leader if abs(up) > 3 or right > 8 else None,
         )
 
 
@@ -221,28 +294,18 @@ def _spread(heights: Any, halves: Any, bounds: tuple[float, float]) -> Any:
     """Return heights moved apart by the halves of both texts, within bounds as far as there is room."""
     order = np.argsort(heights, kind="stable")
     low, high = bounds[0] + halves, np.maximum(bounds[0] + halves, bounds[1] - halves)
-    placed = np.clip(heights, low, high)
+    found = np.clip(heights, low, high)
     for _ in range(200):  # neighbours push each other apart until all have room
         for one, other in pairwise(order):
-            short = halves[one] + halves[other] - (placed[other] - placed[one])
-            if short > 1e-6:
-                placed[one] -= short / 2
-                placed[other] += short / 2
-        placed = np.clip(placed, low, high)
-    return placed
-
-
-def loss_axis(axes: Axes) -> None:
-    """Label the left axis in nats; the right one reads the same losses as perplexity."""
-    axes.set_ylabel("held-out loss (nats per token)")
-    right = axes.secondary_yaxis("right", functions=(np.exp, lambda value: np.log(np.maximum(value, 1e-9))))
-    right.set_ylabel("perplexity")
-    right.spines["right"].set_visible(True)
-    right.spines["right"].set_color("#bbbbbb")
+            short = max(0.0, halves[one] + halves[other] - (found[other] - found[one]))
+            found[one] -= short / 2
+            found[other] += short / 2
+        found = np.clip(found, low, high)
+    return found
 
 
 def empty(message: str) -> Figure:
     """Return a figure that only says why there is nothing to draw."""
     figure = Figure(figsize=(6, 1.6))
-    figure.text(0.5, 0.5, "\n".join(textwrap.wrap(message, 80)), ha="center", va="center", color="#555555")
+    figure.text(0.5, 0.5, textwrap.fill(message, 80), ha="center", va="center", color="#555555")
     return figure

@@ -1,89 +1,73 @@
-"""What figures and tables of the Tokenformer study share: its series of sizes, their whole cost, and curves by step."""
+"""What figures and tables of the Tokenformer study share: its series of sizes, their cost, formulas, and curves."""
 
-import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.claims.envelope import on_envelope
-from formerlab.report.runs import GROWN as GREW
-from formerlab.report.runs import by_run, chain, ends, held_out_losses, parent
+from formerlab.report.runs import (
+    GROWN,
+    by_run,
+    chain,
+    ends_over_seeds,
+    held_out,
+    held_out_losses,
+    minus,
+    parent,
+    summary,
+)
 from formerlab.report.scaling import FROM_SCRATCH
-from formerlab.report.style import BLACK, BLUE, GREY, ORANGE, PURPLE, SKY, VERMILION, Look
 from formerlab.results.read import Results
-from formerlab.statistics import student, weighted_means
+from formerlab.statistics import weighted_means
 
 STUDY = "tokenformer"
 SIZES = (1, 2, 3, 4)
-
-
-class Series(NamedTuple):
-    """Runs of growing size that a figure joins by a line."""
-
-    name: str
-    pattern: str
-    """Run of a size, whose number stands for {size}."""
-    look: Look
-    line: str
-    grows: bool = False
-    """Whether its line begins at the run that its first one started from."""
-    hollow: bool = False
-    """Whether its markers are, as those of a parent trained on for the tokens of what grew."""
-
-    def runs(self) -> list[str]:
-        """Return the names of the runs, by size."""
-        return [self.pattern.format(size=size) for size in SIZES]
-
-
-FULL, SHORT = "Transformer, full budget", "Transformer, tokens of a stage"
-SCRATCH, GROWN = "Tokenformer, FLOPs of the chain", "grown (as published)"
-
-SERIES = (
-    Series(FULL, "transformer-{size}", Look(BLACK, "o"), "--"),
-    Series(SHORT, "transformer-short-{size}", Look(GREY, "X"), ":"),
-    Series(SCRATCH, "tokenformer-scratch-{size}", Look(SKY, "s"), "--"),
-    Series("grown, half the tokens", "grown-half-{size}", Look(ORANGE, "v"), "-", grows=True),
-    Series(GROWN, "grown-random-sqrt-{size}", Look(VERMILION, "^"), "-", grows=True),
-    Series("grown, twice the tokens", "grown-double-{size}", Look(PURPLE, "P"), "-", grows=True),
-    Series("parent trained on, equal FLOPs", "trained-on-{size}", Look(BLUE, "*"), "-"),
-    Series("parent trained on, equal tokens", "trained-on-tokens-{size}", Look(BLUE, "*"), "--", hollow=True),
-)
+SERIES = {
+    "Transformer, full budget": "transformer-{size}",
+    "Transformer, tokens of a stage": "transformer-short-{size}",
+    "Tokenformer, FLOPs of the chain": "tokenformer-scratch-{size}",
+    "grown, half the tokens": "grown-half-{size}",
+    "grown (as published)": "grown-random-sqrt-{size}",
+    "grown, twice the tokens": "grown-double-{size}",
+    "parent trained on, equal FLOPs": "trained-on-{size}",
+    "parent trained on, equal tokens": "trained-on-tokens-{size}",
+}
+"""Runs of growing size that a figure joins by a line: what it is called, and the run of a size."""
 WAYS = ("grown-random-*-2", "grown-zero-*-2")
 """Ways to grow in the first stage."""
 
 
 METHODS = {
-    "Tokenformer": ("tokenformer-1", "grown-random-sqrt-{size}", Look(VERMILION, "^")),
-    "Net2Net by padding": ("transformer-1", "net2net-pad-{size}", Look(ORANGE, "v")),
-    "Net2Net (2015)": ("transformer-1", "net2net-{size}", Look("#8C564B", "P")),
-    "HyperCloning": ("transformer-1", "hypercloning-{size}", Look(SKY, "X")),
+    "Tokenformer": ("tokenformer-1", "grown-random-sqrt-{size}"),
+    "Net2Net by padding": ("transformer-1", "net2net-pad-{size}"),
+    "Net2Net (2015)": ("transformer-1", "net2net-{size}"),
+    "HyperCloning": ("transformer-1", "hypercloning-{size}"),
 }
-"""Model before growth where no run says another, the run of a stage, and the look of each method."""
+"""Model before growth where no run says another, and the run of a stage, of each method."""
 STAGES = (2, 3)
 
 
 def before_growth(losses: DataFrame, method: str) -> str:
     """Return the run that the first stage of a method of METHODS grew from."""
-    start, pattern, _ = METHODS[method]
+    start, pattern = METHODS[method]
     return parent(losses, pattern.format(size=STAGES[0])) or start
 
 
-def size_of(run: str) -> int | None:
-    """Return the size that a run's name ends with."""
-    found = re.search(r"-(\d)$", run)
-    return int(found[1]) if found else None
+def gap(losses: DataFrame, a: str, b: str, name: str) -> dict[Any, float]:
+    """Return the held-out loss of run a minus that of run b, paired by seed, as `name`; nothing where one lacks."""
+    return ends_over_seeds(name, minus(held_out(losses, a), held_out(losses, b)))
 
 
 def costs(losses: DataFrame) -> DataFrame:
     """Return `by_run` with the tokens and the training time of the whole chain, `..._cumulative`, by run."""
     points = by_run(losses).set_index("run", drop=False)
     chains = {run: chain(losses, run) for run in points.index}
-    for name, whole in (("tokens", "tokens_cumulative"), ("training_time_s", "training_time_s_cumulative")):
-        points[whole] = [points.loc[chains[run], name].sum() for run in points.index]
-    points["size"] = [size_of(run) for run in points.index]
+    for name in ("tokens", "training_time_s"):
+        points[f"{name}_cumulative"] = [points.loc[chains[run], name].sum() for run in points.index]
+    points["size"] = points["run"].str.extract(r"-(\d)$", expand=False).astype(float)
     points["parent"] = [parent(losses, run) for run in points.index]
     return points
 
@@ -100,38 +84,31 @@ def series_points(results: Results, runs: Sequence[str], *, chains: bool = True)
         return DataFrame()
     points = costs(losses)
     frames = []
-    for series in SERIES:
-        names = [run for run in series.runs() if run in points.index]
-        if series.grows and chains and names:
+    for series, pattern in SERIES.items():
+        names = [run for run in (pattern.format(size=size) for size in SIZES) if run in points.index]
+        if series.startswith(GROWN) and chains and names:
             names = list(dict.fromkeys([(parent(losses, names[0]) or names[0]), *names]))
-        frames.append(points.loc[names].assign(series=series.name))
-    others = set(losses.loc[of_ones_own(losses), "run"])
+        frames.append(points.loc[names].assign(series=series))
+    others = points[~points["run"].str.startswith((*FAMILIES, *ELSEWHERE))]  # runs of one's own
     frames += [
-        rows.sort_values("parameters").assign(series=variant)
-        for variant, rows in points[points["run"].isin(others)].groupby("variant", sort=False)
+        rows.sort_values("parameters").assign(series=variant) for variant, rows in others.groupby("variant", sort=False)
     ]
     if chains:
-        known = {run for series in SERIES for run in series.runs()}
-        ways = points[[_is_way(run) and run not in known for run in points["run"]]]
+        known = {pattern.format(size=size) for pattern in SERIES.values() for size in SIZES}
+        ways = points[[run not in known and any(fnmatchcase(run, way) for way in WAYS) for run in points["run"]]]
         frames += [rows.assign(series=variant) for variant, rows in ways.groupby("variant", sort=False)]
-        frames.append(_lowest(points[points["run"].str.startswith(FROM_SCRATCH)]).assign(series=ENVELOPE))
+        scratch = points[points["run"].str.startswith(FROM_SCRATCH)]
+        lowest = on_envelope(scratch["flops_cumulative"], scratch["loss_nats"])
+        frames.append(scratch.iloc[lowest].assign(series=ENVELOPE))
     means = pd.concat(frames, ignore_index=True).assign(part="mean")
-    seeds = losses[["run", "seed", "loss_nats"]].merge(means.drop(columns=_OF_SEEDS), on="run")
+    shared = [name for name in means if not str(name).startswith(_OF_SEEDS)]
+    seeds = losses[["run", "seed", "loss_nats"]].merge(means[shared], on="run")
     return pd.concat([means, seeds.assign(part="seed")], ignore_index=True)
 
 
 ENVELOPE = "Transformers from scratch, lower envelope"
-_OF_SEEDS = ["loss_nats", *(f"{name}_{end}" for name in ("loss_nats", "perplexity") for end in ("low", "high"))]
-_OF_SEEDS += ["perplexity", "bits_per_byte", "seeds", "diverged"]
-
-
-def _is_way(run: str) -> bool:
-    return any(fnmatchcase(run, pattern) for pattern in WAYS)
-
-
-def _lowest(points: DataFrame) -> DataFrame:
-    """Return the points on the lower envelope, the cheapest first."""
-    return points.iloc[on_envelope(points["flops_cumulative"], points["loss_nats"])] if len(points) else points
+_OF_SEEDS = ("loss_nats", "perplexity", "bits_per_byte", "seeds", "diverged")
+"""How columns begin that seeds do not share."""
 
 
 def equal_to_grown(points: DataFrame, run: str) -> str:
@@ -139,7 +116,7 @@ def equal_to_grown(points: DataFrame, run: str) -> str:
 
     `points` has a row per run, by run: `parent`, `variant`, `tokens` and `flops`.
     """
-    grown = points[(points["parent"] == points["parent"][run]) & points["variant"].str.startswith(GREW)].index
+    grown = points[(points["parent"] == points["parent"][run]) & points["variant"].str.startswith(GROWN)].index
     for word, column in (("tokens", "tokens"), ("FLOPs", "flops")):
         counts = points[column].astype(float)
         if ((counts[grown] / counts[run] - 1).abs() < 0.05).any():
@@ -153,37 +130,73 @@ ELSEWHERE = ("score-", "layernorm-", "matched-", "modern-", "classic-", "long-",
 """The same of runs that have figures and tables of their own."""
 
 
-def of_ones_own(records: DataFrame) -> "pd.Series[bool]":
-    """Say of each run whether no family of the study has its name: those stand for themselves, by what they are."""
-    return ~records["run"].str.startswith((*FAMILIES, *ELSEWHERE))
-
-
 def by_step(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return the validation loss of every run, seed and evaluated step: the mean over batches, by tokens, in nats."""
     rows = results.rows("eval.csv", STUDY, runs)
     return weighted_means(rows[rows["split"] == "valid"], ["run", "seed", "step"]).reset_index()
 
 
-def means(curves: DataFrame) -> DataFrame:
-    """Return the mean over seeds of each run and step with Student's interval."""
-    rows = []
-    for (run, step), group in curves.groupby(["run", "step"], sort=False):
-        interval = student(group["loss_nats"])
-        rows.append(
-            {
-                "source": "ours",
-                "run": run,
-                "step": float(str(step)),
-                **ends("loss_nats", interval),
-                "seeds": interval.seeds,
-            }
-        )
-    numbers = ["step", "loss_nats", "loss_nats_low", "loss_nats_high", "seeds"]
-    return DataFrame(rows, columns=["source", "run", *numbers]).astype(dict.fromkeys(numbers, float))
+def means(curves: DataFrame, minus: Mapping[Hashable, str] | None = None) -> DataFrame:
+    """Return the mean over seeds of each run and step with Student's interval; `minus` is as of `summary`."""
+    found = summary(curves, "loss_nats", ["run", "step"], minus).query("part == 'mean'")
+    columns = ["source", "run", "step", "loss_nats", "loss_nats_low", "loss_nats_high", "seeds"]
+    return found.reindex(columns=columns).astype({"step": float})
 
 
-def at_step(curves: DataFrame, run: str, step: float | None) -> dict[int, float]:
-    """Return a run's validation loss by seed at a step, or at its last one where `step` is None."""
+def at_step(curves: DataFrame, run: str, step: float | None = None) -> "pd.Series[float]":
+    """Return a run's validation loss by seed at a step, or at its last one."""
     rows = curves[curves["run"] == run]
-    rows = rows[rows["step"] == (rows.groupby("seed")["step"].transform("max") if step is None else step)]
-    return dict(zip(rows["seed"].astype(int), rows["loss_nats"].astype(float), strict=True))
+    return held_out(
+        rows[rows["step"] == (rows.groupby("seed")["step"].transform("max") if step is None else step)], run
+    )
+
+
+class Shape(NamedTuple):
+    """A forward pass over T tokens: 2 N T + 4 L d T^2 FLOPs, N without embedding (arXiv:2410.23168, Table 3).
+
+    What the formulas need of a decoder; tokens of attention and feed-forward are parameter tokens, 0 for a Transformer.
+    """
+
+    layers: int
+    width: int
+    vocabulary: int
+    attention_tokens: int = 0
+    feedforward_tokens: int = 0
+    hidden: int = 0
+    """Hidden units of the feed-forward of a Transformer."""
+
+    def attention(self) -> int:
+        """Parameters of query, key, value and output: 4 L d^2, or 2 L d (n_q + n_k + n_v + n_o)."""
+        each = 2 * self.width * self.attention_tokens if self.attention_tokens else self.width**2
+        return 4 * self.layers * each
+
+    def feedforward(self) -> int:
+        """Parameters of the feed-forward: 8 L d^2, or 2 L d n_ff."""
+        return 2 * self.layers * self.width * (self.feedforward_tokens or self.hidden)
+
+    def parameters(self) -> int:
+        """N, without embedding and norms."""
+        return self.attention() + self.feedforward()
+
+    def projection_flops(self, time: int) -> int:
+        """2 N T."""
+        return 2 * self.parameters() * time
+
+    def token_token_flops(self, time: int) -> int:
+        """4 L d T^2."""
+        return 4 * self.layers * self.width * time**2
+
+    def flops(self, time: int, *, head: bool = False) -> int:
+        """2 N T + 4 L d T^2, and 2 V d T for the logits where `head` asks for them."""
+        logits = 2 * self.vocabulary * self.width * time if head else 0
+        return self.projection_flops(time) + self.token_token_flops(time) + logits
+
+
+def shape_of(record: Mapping[Hashable, Any]) -> Shape:
+    """Return the shape of a run's model from the flat columns of its record; GeLU feed-forwards only."""
+    layers, width, vocabulary = (int(record[f"spec.model.{key}"]) for key in ("layers", "width", "vocabulary"))
+    if record["spec.model.projection.kind"] == "pattention":
+        counts = (int(record[f"spec.model.{key}.tokens"]) for key in ("projection", "feedforward"))
+        return Shape(layers, width, vocabulary, *counts)
+    hidden = record.get("spec.model.feedforward.hidden")
+    return Shape(layers, width, vocabulary, hidden=4 * width if not hidden or hidden != hidden else int(hidden))

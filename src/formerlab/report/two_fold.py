@@ -14,14 +14,15 @@ Answers = Float[ndarray, "seeds examples"]
 
 
 class Selected(NamedTuple):
-    """The answers of one task, each under the alpha that the other half of the questions chose."""
+    """The answers of one task, each under the alpha that the other half of the questions chose.
+
+    `own` is the alpha of the best accuracy on the other half of the same task, `common` that of the best mean over the
+    other halves of all tasks; `..._places` number the alphas that were chosen.
+    """
 
     own: Answers
-    """Under the alpha of the best accuracy on the other half of the same task."""
     common: Answers
-    """Under the alpha of the best mean over the other halves of all tasks."""
     own_places: list[int]
-    """Which alphas were chosen, by their place in the grid."""
     common_places: list[int]
 
 

@@ -1,26 +1,40 @@
-"""Write figures, tables and their captions; the same rows give the same bytes.
+"""Draw figures and tables from rows alone, and write them with their captions; the same rows give the same bytes.
 
-A figure is a PDF, a PNG and the rows it shows. A table is a CSV with every digit, and Markdown and HTML for people,
-ours and published values in blocks of their own.
+A figure is a PDF, a PNG and the rows it shows, and nothing else. A table is a CSV with every digit, and Markdown and
+HTML for people, ours and published values in blocks of their own: the column `source` tells them apart.
 """
 
+import difflib
 import io
-from collections.abc import Sequence
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
+from functools import partial
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 import pandas as pd
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from pandas import DataFrame
 from pandas.api.types import is_numeric_dtype
 from pandas.testing import assert_frame_equal
+from PIL import Image
 
+from formerlab.errors import UserError
 from formerlab.files import replacing, write_text
-from formerlab.report import pages, pictures
-from formerlab.report.drawings import Drawing, Plot, Table
+from formerlab.report import pages
+from formerlab.report.drawings import Drawing, Table, catalogue, declaration, failure_of, shown_columns
 from formerlab.report.names import RELEASED, data_set
 from formerlab.report.style import SETTINGS, empty
-from formerlab.results.read import Results
+from formerlab.results.read import Objection, Results, has_runs
 
+MOST_NAMED = 3
+"""Drawings that a line names that cannot be drawn for one reason."""
+DOTS_PER_INCH = 150
+"""Of the PNG: sharp on a screen of today at the size that a page shows."""
 _BEHIND = """
 
 Command: ``python -m formerlab draw %(name)s --scale %(scale)s``
@@ -30,14 +44,116 @@ Runs behind it: {{ snakemake.params.drawings.%(name)s.runs | join(", ") }}
 """Below a caption, for Snakemake's report, which fills in the runs."""
 
 
-def rows_of(drawing: Drawing, declared: Plot | Table, results: Results) -> DataFrame:
-    """Return the rows that a figure or table shows; the column `source` tells ours from the published ones."""
-    runs = drawing.names(results)
+def draw(name: str, results: Results, out: Path) -> list[Path]:
+    """Draw one figure or table into the folder `out`; without rows of ours its files say what is missing.
+
+    Return the files written.
+    """
+    if name not in catalogue():
+        near = difflib.get_close_matches(name, catalogue(), n=1)
+        hint = f"did you mean '{near[0]}'?" if near else f"there are {', '.join(catalogue())}"
+        raise UserError(f"no figure or table is called '{name}'; {hint}")
+    return write(catalogue()[name], results, out, rows_of(catalogue()[name], results))
+
+
+def draw_each(names: Iterable[str], root: Path, out: Path, objection: Objection | None = None) -> list[str]:
+    """Draw several from the rows in `root` (results/<tree>/<scale>); return the names of those that cannot be drawn."""
+    results = Results(root, objection)
+    found = _attempts({name: partial(draw, name, results, out) for name in names}, out)
+    if warning := results.warning():
+        print(f"{results.scale}: {warning}", file=sys.stderr)
+    return [name for name, written in found.items() if written is None]
+
+
+def draw_all(
+    tree_root: Path,
+    out_root: Path,
+    objection_of: Callable[[Path], Objection | None] = lambda root: None,
+    *,
+    pool: Executor | None = None,
+) -> list[Path]:
+    """Draw, for every scale below `tree_root` (results/<tree>), what has rows, into `out_root`/<scale>.
+
+    A drawing without rows leaves no file there. The processes of a `pool` share the studies, those with the most rows
+    first, where no rows are objected to.
+    """
+    roots = {root: objection_of(root) for root in sorted(tree_root.glob("*/")) if has_runs(root)}
+    shares = [(root, study) for root in roots for study in sorted({one.study for one in catalogue().values()})]
+    shares.sort(key=lambda share: sum(file.stat().st_size for file in share[0].joinpath(share[1]).glob("*.*")))
+    tasks = [(root, out_root / root.name, study, roots[root]) for root, study in reversed(shares)]
+    parts = [one.result() for one in [pool.submit(_study, *task) for task in tasks]] if pool else [
+        _study(*task) for task in tasks]  # fmt: skip
+    for root in roots:
+        made = [part for (of, *_), (part, _) in zip(tasks, parts, strict=True) if of == root]
+        counts = [bool(files) for part in made for files in part.values() if files is not None]
+        without = f"{len(counts) - sum(counts)} have no rows of finished runs"
+        print(f"{root.name}: {sum(counts)} drawn, {without}", file=sys.stderr)
+    for warning in dict.fromkeys(warning for _, warning in parts if warning):
+        print(warning, file=sys.stderr)
+    failed = [f"{out.name}: {name}" for (_, out, *_), (part, _) in zip(tasks, parts, strict=True)
+              for name, files in part.items() if files is None]  # fmt: skip
+    if failed:
+        raise UserError(f"{', '.join(sorted(failed))} could not be drawn, for the reasons above")
+    if not (written := [path for part, _ in parts for files in part.values() for path in files or ()]):
+        raise UserError(f"{tree_root}: no finished runs at any scale; run the DAG first")
+    return written
+
+
+def _study(root: Path, out: Path, study: str, objection: Objection | None) -> tuple[dict[str, list[Path] | None], str]:
+    """Draw what a study has rows for; return the files written, by drawing, and what was left out."""
+    results = Results(root, objection)
+    own = [drawing for drawing in catalogue().values() if drawing.study == study]
+    found = _attempts({drawing.name: partial(_draw_if_rows, drawing, results, out) for drawing in own}, out)
+    warning = results.warning()
+    return found, f"{results.scale}: {warning}" if warning else ""
+
+
+def _draw_if_rows(drawing: Drawing, results: Results, out: Path) -> list[Path]:
+    """Draw one figure or table; without rows of ours remove what was drawn of others, and return no file."""
+    if (rows := shown_rows(drawing, results)) is not None:
+        return write(drawing, results, out, rows)
+    for file in drawing.outputs:
+        (out / file).unlink(missing_ok=True)
+    return []
+
+
+def _attempts(draws: Mapping[str, Callable[[], list[Path]]], out: Path) -> dict[str, list[Path] | None]:
+    """Draw each; whatever is wrong with one, its files say so and the others are wanted. Return what was written.
+
+    Of those that cannot be drawn each reason is said once.
+    """
+    found: dict[str, list[Path] | None] = dict.fromkeys(draws)
+    reasons: dict[str, list[str]] = {}
+    for name, draw_it in draws.items():
+        try:
+            found[name] = draw_it()
+            failure_of(out, name).unlink(missing_ok=True)
+        except Exception as error:
+            reason = str(error) if isinstance(error, UserError) else traceback.format_exc().rstrip()
+            reasons.setdefault(reason, []).append(name)
+            if name in catalogue():
+                words = f"{name} could not be drawn: {reason.splitlines()[-1]}"
+                for path in (out / file for file in catalogue()[name].outputs):
+                    write_text(path, "source\n" if path.suffix == ".csv" else f"{words}\n")
+                if catalogue()[name].kind == "figure":
+                    save(empty(words), out / f"{name}.pdf", out / f"{name}.png")
+                write_text(failure_of(out, name), f"{reason}\n")
+    for reason, names in reasons.items():
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        print(f"{', '.join(names[:MOST_NAMED])}{more} not drawn: {reason}", file=sys.stderr)
+    return found
+
+
+def rows_of(drawing: Drawing, results: Results) -> DataFrame:
+    """Return the rows that a figure or table shows; none of ours where there is nothing to compare."""
+    runs, declared = drawing.names(results), declaration(drawing.name)
     if isinstance(declared, Table):
-        return declared.rows(results, runs)
+        rows = declared.rows(results, runs)
+        return rows if runs else rows[rows["source"] != "ours"]
     files = [file for file in drawing.reads if file != "run.json"]
-    known = (bool(runs) and not files) or any(_has(results, drawing.study, runs, file) for file in files)
-    rows = declared.data(results, runs) if known else DataFrame()
+    known = runs and (not files or any(_has(results, drawing.study, runs, file) for file in files))
+    of_study = {"study": drawing.study} if drawing.studies else {}
+    rows = declared.data(results, runs, **of_study) if known else DataFrame()
     return rows if "source" in rows else rows.assign(source="ours")
 
 
@@ -48,38 +164,27 @@ def _has(results: Results, study: str, runs: Sequence[str], file: str) -> bool:
     return any(frame is not None and len(frame) > 0 for frame in (results.rows_of(file, owner) for owner in owners))
 
 
-def write(
-    drawing: Drawing, declared: Plot | Table, results: Results, out: Path, rows: DataFrame | None = None
-) -> list[Path]:
-    """Write the files of a figure or table into `out`; without rows of ours they say what is missing.
+def shown_rows(drawing: Drawing, results: Results) -> DataFrame | None:
+    """Return the rows that a drawing shows, or nothing where no run of ours has any for it."""
+    rows = rows_of(drawing, results) if drawing.names(results) else DataFrame({"source": []})
+    return rows if rows["source"].eq("ours").any() else None
 
-    `rows` are those of `rows_of`, where they are at hand.
-    """
-    paths, numbers = [out / name for name in drawing.outputs], out / f"{drawing.name}.csv"
-    rows = rows_of(drawing, declared, results) if rows is None else rows
-    if not _compares(drawing, results):
-        rows = rows[rows["source"] != "ours"]
-    notes: list[str] = []
-    if isinstance(declared, Plot):
-        notes = _write_pictures(paths[:2], drawing, declared, rows, results)
+
+def write(drawing: Drawing, results: Results, out: Path, rows: DataFrame) -> list[Path]:
+    """Write the files of a figure or table, whose rows are those of `rows_of`, into `out`; return their paths."""
+    paths, notes = [out / name for name in drawing.outputs], ""
+    if drawing.kind == "figure":
+        notes = _write_pictures(drawing, results, paths[:2], rows)
     else:
-        write_text(paths[1], markdown(drawing, declared, rows, results))
-        write_text(paths[2], html(drawing, declared, rows, results))
+        for path, text in zip(paths[1:3], _texts(drawing, results, rows), strict=True):
+            write_text(path, text)
+    numbers = out / f"{drawing.name}.csv"
     if not same_rows(numbers, rows):  # another machine may round the last digit otherwise, which is no change
         with replacing(numbers) as temporary:
             rows.to_csv(temporary, index=False, lineterminator="\n")
-    caption = " ".join([drawing.caption, *notes])
+    caption = f"{drawing.caption} {notes}".rstrip()
     write_text(paths[-1], caption + _BEHIND % {"name": drawing.name, "scale": results.scale})
     return paths
-
-
-def write_failure(drawing: Drawing, reason: str, out: Path) -> None:
-    """Write the files of a drawing that failed: they say so, and hold no rows."""
-    words = f"{drawing.name} could not be drawn: {reason}"
-    for path in (out / name for name in drawing.outputs):
-        write_text(path, "source\n" if path.suffix == ".csv" else f"{words}\n")
-    if drawing.kind == "figure":
-        pictures.save(empty(words), *(out / name for name in drawing.outputs[:2]))
 
 
 def same_rows(path: Path, rows: DataFrame) -> bool:
@@ -95,32 +200,61 @@ def same_rows(path: Path, rows: DataFrame) -> bool:
     return True
 
 
-def _write_pictures(paths: list[Path], drawing: Drawing, plot: Plot, data: DataFrame, results: Results) -> list[str]:
+def _write_pictures(drawing: Drawing, results: Results, paths: Sequence[Path], rows: DataFrame) -> str:
     """Write the pictures; return the notes that their caption needs."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # neither a user's matplotlibrc nor an earlier figure changes the bytes
         matplotlib.rcParams.update(SETTINGS)
-        if data.empty or not (data["source"] == "ours").any():
-            figure = empty(_why_empty(drawing, results))
+        if rows["source"].eq("ours").any():
+            known = with_settings(rows, results.runs(drawing.study), results.scale)
+            texts = [str(name) for name in known if not is_numeric_dtype(known[name])]
+            # what stands between two dollars, matplotlib would read as a formula
+            plain = {name: [one.replace("$", r"\$") if isinstance(one, str) else one for one in known[name]]
+                     for name in texts}  # fmt: skip
+            figure = declaration(drawing.name).draw(known.assign(**plain))
         else:
-            figure = plot.draw(_without_formulas(with_settings(data, results.runs(drawing.study), results.scale)))
-        pictures.save(figure, *paths)
-        return [str(figure.get_label()), f"Rows: {results.place(drawing.study, drawing.runs)}."]
+            figure = empty(
+                f"{drawing.name} shows {', '.join(drawing.reads)} of runs like "
+                f"{' or '.join(drawing.needs or drawing.runs)}; no finished run of study '{drawing.study}' at scale "
+                f"'{results.scale}' has them yet, or what they have cannot be compared."
+            )
+        save(figure, *paths)
+        return f"{figure.get_label()} Rows: {results.place(drawing.study, drawing.runs)}."
 
 
-def _compares(drawing: Drawing, results: Results) -> bool:
-    """Say whether there is one of the runs without which a drawing has nothing to compare."""
-    return not drawing.needs or bool(drawing.names(results))
+def save(figure: Figure, pdf: Path, png: Path) -> None:
+    """Save a figure in both forms, each whole or not at all; the same figure gives the same bytes."""
+    with replacing(pdf) as temporary:
+        save_pdf(figure, temporary)
+    with replacing(png) as temporary:
+        fewer_colours(pixels(figure)).save(temporary, "PNG")
 
 
-def _why_empty(drawing: Drawing, results: Results) -> str:
-    """Return why there is nothing to draw."""
-    where = f"study '{drawing.study}' at scale '{results.scale}'"
-    if not _compares(drawing, results):
-        wanted = " or ".join(drawing.needs)
-        return f"{drawing.name} compares runs like {wanted}, and no finished run of {where} is one of them."
-    what = f"the rows {drawing.name} needs ({', '.join(drawing.reads)})"
-    return f"No finished run of {where} has {what} yet, or what it has cannot be compared."
+def save_pdf(figure: Figure, path: Path) -> None:
+    """Save the drawing itself, with the glyphs that it shows."""
+    figure.savefig(path, format="pdf", metadata={"CreationDate": None})
+
+
+def pixels(figure: Figure) -> Image.Image:
+    """Return the picture, as `savefig` would write it, without the detour over a compressed file."""
+    canvas = FigureCanvasAgg(figure)
+    figure.set_dpi(DOTS_PER_INCH)
+    canvas.draw()  # type: ignore[no-untyped-call]
+    return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")  # type: ignore[no-untyped-call]
+
+
+def fewer_colours(colours: Image.Image) -> Image.Image:
+    """Return a picture with 256 colours: its file takes a third of the room, and looks alike.
+
+    They are spread over all colours of the picture, so that one that covers little, as in a colour bar, stays itself;
+    then each moves to the mean of those that it stands for, which keeps the ground as it was.
+    """
+    small = colours.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    of_pixel = np.asarray(small).ravel()
+    sums = [np.bincount(of_pixel, np.asarray(channel).ravel(), minlength=256) for channel in colours.split()]
+    means = np.stack(sums, axis=1) / np.maximum(np.bincount(of_pixel, minlength=256), 1)[:, None]
+    small.putpalette(means.round().astype(np.uint8).tobytes())
+    return small
 
 
 def with_settings(rows: DataFrame, records: DataFrame, scale: str) -> DataFrame:
@@ -136,42 +270,21 @@ def with_settings(rows: DataFrame, records: DataFrame, scale: str) -> DataFrame:
     return rows.assign(**{name: rows["run"].map(known[name]) for name in ("data_set", "blocks", "wide", "released")})
 
 
-def _without_formulas(data: DataFrame) -> DataFrame:
-    """Return rows in whose texts a dollar is a dollar: what stands between two, matplotlib would read as a formula."""
-    plain = data.copy()
-    for name in data:
-        if not is_numeric_dtype(data[name]):
-            plain[name] = [value.replace("$", r"\$") if isinstance(value, str) else value for value in data[name]]
-    return plain
-
-
-def markdown(drawing: Drawing, declared: Table, table: DataFrame, results: Results) -> str:
-    """Return caption and blocks of a table."""
-    parts = [f"# {pages.title(drawing.caption)}", drawing.caption]
-    for heading, cells, said in _blocks(drawing, declared, table, results):
-        parts += [f"**{heading}** {said}".strip(), *([] if cells.empty else [pages.pipes(cells)])]
-    return "\n\n".join(parts) + "\n"
-
-
-def html(drawing: Drawing, declared: Table, table: DataFrame, results: Results) -> str:
-    """Return the same as a page."""
-    parts = [pages.paragraph(drawing.caption)]
-    for heading, cells, said in _blocks(drawing, declared, table, results):
-        parts += [pages.heading(heading), pages.paragraph(said), *([] if cells.empty else [pages.table(cells)])]
-    return pages.page(pages.title(drawing.caption), parts)
-
-
-def _blocks(drawing: Drawing, declared: Table, table: DataFrame, results: Results) -> list[tuple[str, DataFrame, str]]:
-    """Return heading, readable rows and what all of these say, of ours and of the published ones."""
-    place = results.place(drawing.study, drawing.runs)
-    ours, theirs = (table[table["source"] == source] if len(table) else table for source in ("ours", "published"))
-    blocks = [(f"Ours ({place})", ours)]
+def _texts(drawing: Drawing, results: Results, table: DataFrame) -> tuple[str, str]:
+    """Return a table as Markdown and as a page: its caption, and blocks of ours and of published values."""
+    declared, where = declaration(drawing.name), results.place(drawing.study, drawing.runs)
+    hidden = {shown_columns(word)[0] for word in declared.columns.split() if word.startswith("-")}
+    ours, theirs = (table[table["source"] == source] for source in ("ours", "published"))
+    blocks = [(f"Ours ({where})", ours)]
     if declared.each and len(ours):
-        blocks = [(f"Ours, {name} ({place})", rows) for name, rows in ours.groupby(declared.each, sort=False)]
+        blocks = [(f"Ours, {name} ({where})", rows) for name, rows in ours.groupby(declared.each, sort=False)]
     blocks += [("Published, not ours", theirs)] if len(theirs) else []
-    missing = DataFrame(), f"No finished run of study '{drawing.study}' has {', '.join(drawing.reads)} yet."
-    found = []
-    for name, rows in blocks:
-        hidden = declared.hidden | ({declared.each} if rows is not theirs else set())
-        found.append((name, *(pages.without_constants(pages.readable(rows, hidden)) if len(rows) else missing)))
-    return found
+    text, page = [f"# {pages.title(drawing.caption)}", drawing.caption], [pages.paragraph(drawing.caption)]
+    for heading, rows in blocks:
+        cells, said = DataFrame(), f"No finished run of study '{drawing.study}' has {', '.join(drawing.reads)} yet."
+        if len(rows):
+            own = hidden if rows is theirs else hidden | {declared.each}
+            cells, said = pages.without_constants(pages.readable(rows, own))
+        text += [f"**{heading}** {said}".strip(), *([] if cells.empty else [pages.pipes(cells)])]
+        page += [pages.heading(heading), pages.paragraph(said), *([] if cells.empty else [pages.table(cells)])]
+    return "\n\n".join(text) + "\n", pages.page(pages.title(drawing.caption), page)

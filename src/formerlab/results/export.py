@@ -1,6 +1,12 @@
-"""The only bridge from live results to the cached ones that figures are redrawn from."""
+"""The only bridge from live results to the cached ones that figures are redrawn from (results/read.py has their form).
 
+The same rows give the same bytes, so version control says whether they changed.
+"""
+
+import csv
+import json
 import os
+import re
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -10,19 +16,32 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from pandas import DataFrame
 
 from formerlab import __version__
 from formerlab.errors import UserError
 from formerlab.files import beside, read_json, remove_abandoned, replacing, write_json
-from formerlab.results.exported import RUNS, ExportedStudy, write_study
-from formerlab.results.read import DATA, SIZES, Objection, Results, required_columns
-from formerlab.results.schema import UNPLANNED, WITHDRAWN
+from formerlab.results.read import (
+    DATA,
+    EXPORTED_SCHEMA,
+    PROVENANCE,
+    RUN,
+    RUNS,
+    SIZES,
+    ExportedStudy,
+    Objection,
+    Record,
+    Results,
+    value_of,
+)
+from formerlab.results.schema import UNPLANNED
 from formerlab.results.stages import STAGES
 
 Rows = dict[str, dict[str, DataFrame]]
+"""By file (`test.csv`), then by the id of their run, or by the study's name where they are not of a run."""
 Stages = dict[str, dict[str, Any]]
-RUN = "run.json"
+"""Records of other stages than training, by run or study, then by stage."""
 EXACT = "exact.csv"
 """Numbers of the exact claims (report/claims/table.py)."""
 
@@ -32,16 +51,13 @@ def export(
     cached_root: Path,
     objection: Objection | None = None,
     seeds: Mapping[str, Set[int]] | None = None,
-    *,
-    keep: bool = False,
 ) -> dict[str, Any]:
     """Bring the rows (never the weights) of finished runs from results/live/<scale> to results/cached/<scale>.
 
-    There they lie in few files (results/exported.py). A run goes along when all its `seeds` are there, by study/run
-    (where they are not given: all that any run of its study has), and every file can be read. A study is replaced as a
-    whole, in one rename, and only when it has such a run; studies that are not in `live_root` stay as they are. With
-    `keep`, exported runs that are not among the new ones stay too: those made on another machine, say. What
-    `objection` objects to, as not made by the plan's configuration and code, stays behind like what is not finished.
+    A run goes along when all its `seeds` are there, by study/run (where they are not given: all that any run of its
+    study has), and every file can be read. It replaces the exported one with all its seeds; other exported runs, made
+    on another machine, say, stay. A study is written as a whole, in one rename. What `objection` objects to, as not
+    made by the plan's configuration and code, stays behind like what is not finished.
     Returns the ids of runs by what became of them: exported, diverged (exported too: divergence is a result) and
     unfinished (with the reason). Raises UserError for damaged files and for a mix of scales or of data.
     """
@@ -56,76 +72,61 @@ def export(
         unfinished = _unfinished(results, study, records, seeds or {})
         complete = [record for record in records if record["id"] not in unfinished]
         if complete:
-            rows, stages = _read(results, study, complete)
-            kept = ExportedStudy(cached_root / study) if keep and (cached_root / study / RUNS).exists() else None
-            written = complete if kept is None else _with_kept(kept, complete, rows, stages)
-            _check_data(results.root / study, written)
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            stamp = {"scale": results.scale, "exported": now, "formerlab": __version__, "unfinished": unfinished}
-            with _replacing(cached_root / study) as fresh:
-                write_study(fresh, stamp, written, rows, stages)
-                if kept is not None and (kept.folder / WITHDRAWN).exists():
-                    shutil.copyfile(kept.folder / WITHDRAWN, fresh / WITHDRAWN)
+            _export_study(results, cached_root / study, complete, unfinished)
         report["exported"] += [record["id"] for record in complete]
         report["diverged"] += [record["id"] for record in complete if record["status"] == "diverged"]
         report["unfinished"] |= unfinished
     if len(results.rows_of_study(EXACT, "")):
         with replacing(cached_root / EXACT) as temporary:
             shutil.copyfile(live_root / EXACT, temporary)
-    if report["exported"]:
-        _write_data(live_root, cached_root / DATA)
     if not report["exported"]:
         first = "".join(f" ({name}: {reason})" for name, reason in list(report["unfinished"].items())[:1])
         raise UserError(f"{live_root}: no complete run to export{first}; finish the seeds of a study first")
+    _write_data(live_root, cached_root / DATA)
     report["left_out"] = [line for line in results.left_out() if not line.startswith("train ")]
     return report
 
 
-def _write_data(live_root: Path, path: Path) -> None:
-    """Write what rows of texts are read with, by data set: fingerprint, and bytes and tokens of every split."""
-    found = read_json(path) if path.exists() else {}
-    for manifest in sorted(live_root.glob("data/*/manifest.json")):
-        content = read_json(manifest)
-        sizes = {split: {key: entry.get(key) for key in SIZES} for split, entry in content["splits"].items()}
-        found[manifest.parent.name] = {"fingerprint": content["fingerprint"], "splits": sizes}
-    if found:
-        write_json(path, found)
-
-
 def _unfinished(
-    results: Results, study: str, records: Sequence[dict[str, Any]], planned: Mapping[str, Set[int]]
+    results: Results, study: str, records: Sequence[Record], planned: Mapping[str, Set[int]]
 ) -> dict[str, str]:
     """Return, by id, why runs of a study are not complete: unfinished, not as planned, or with fewer seeds than others.
 
     A seed that is not planned at all is not waited for.
     """
     folders = {"/".join(path.parts[-3:]) for path in (results.root / study).glob("*/seed*/")}
-    absent = sorted(folders - {record["id"] for record in records})
-    reasons = {name: "not finished" for name in absent}
-    if results.objection is not None:
-        reasons |= {name: reason for name in absent if (reason := results.objection("train", name)) != "missing"}
+    reasons = {}
+    for name in sorted(folders - {record["id"] for record in records}):
+        reason = results.objection("train", name) if results.objection is not None else ""
+        reasons[name] = "not finished" if reason in ("", "missing") else reason
     seeds = defaultdict(set)
     for record in records:
         seeds[record["run"]].add(record["seed"])
     wanted = {int(name.rpartition("seed")[2]) for name in folders if reasons.get(name) != UNPLANNED}
     for record in records:
-        of_run = planned.get(f"{study}/{record['run']}", wanted)
-        if lacking := sorted(of_run - seeds[record["run"]]):
+        if lacking := sorted(planned.get(f"{study}/{record['run']}", wanted) - seeds[record["run"]]):
             reasons[record["id"]] = f"its run lacks seed {', '.join(map(str, lacking))}"
     return reasons
 
 
-def _check_data(folder: Path, records: Sequence[dict[str, Any]]) -> None:
-    """See that one study rests on one state of its data."""
-    by_name: dict[str, set[str]] = defaultdict(set)
-    for record in records:
-        by_name[record["data"]["name"]].add(record["data"]["fingerprint"])
-    if mixed := [name for name, prints in by_name.items() if len(prints) > 1]:
-        raise UserError(f"{folder}: runs read different states of data '{mixed[0]}'; train the older again")
+def _export_study(results: Results, target: Path, records: list[Record], unfinished: dict[str, str]) -> None:
+    """Write the runs of a study, beside those that were exported before."""
+    rows, stages = _read(results, target.name, records)
+    kept = ExportedStudy(target) if (target / RUNS).exists() else None
+    if kept is not None:
+        records = _with_kept(kept, records, rows, stages)
+    prints: dict[str, str] = {}
+    for data in (record["data"] for record in records):
+        if prints.setdefault(data["name"], data["fingerprint"]) != data["fingerprint"]:
+            what = f"runs read different states of data '{data['name']}'"
+            raise UserError(f"{results.root / target.name}: {what}; train the older again, or delete {target}")
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    stamp = {"scale": results.scale, "exported": now, "formerlab": __version__, "unfinished": unfinished}
+    with _replacing(target) as fresh:
+        write_study(fresh, stamp, records, rows, stages)
 
 
-def _read(results: Results, study: str, records: Sequence[dict[str, Any]]) -> tuple[Rows, Stages]:
-    """Read every file of rows by file and owner, and the records of stages by owner and stage."""
+def _read(results: Results, study: str, records: Sequence[Record]) -> tuple[Rows, Stages]:
     rows: Rows = defaultdict(dict)
     stages: Stages = defaultdict(dict)
     for owner, stage in product([*(record["id"] for record in records), study], STAGES.values()):
@@ -139,9 +140,7 @@ def _read(results: Results, study: str, records: Sequence[dict[str, Any]]) -> tu
     return rows, stages
 
 
-def _with_kept(
-    kept: ExportedStudy, complete: Sequence[dict[str, Any]], rows: Rows, stages: Stages
-) -> list[dict[str, Any]]:
+def _with_kept(kept: ExportedStudy, complete: Sequence[Record], rows: Rows, stages: Stages) -> list[Record]:
     """Add to new rows and stages those that were exported before, and return the records of all runs in their order.
 
     A run whose rows are new is replaced with all its seeds, and so is a file of the study.
@@ -150,7 +149,7 @@ def _with_kept(
     older = [record for record in kept.records() if record["run"] not in new]
     for owner in [*(record["id"] for record in older), kept.name]:
         for name in kept.files():
-            if (found := kept.rows(name, owner, required_columns(name))) is not None:
+            if (found := kept.rows(name, owner)) is not None:
                 rows[name].setdefault(owner, found)
         if owner in kept.stages:
             stages[owner] = kept.stages[owner] | stages[owner]
@@ -158,6 +157,17 @@ def _with_kept(
     for name, frames in rows.items():
         rows[name] = {owner: frames[owner] for owner in [*(one["id"] for one in records), kept.name] if owner in frames}
     return records
+
+
+def _write_data(live_root: Path, path: Path) -> None:
+    """Write what rows of texts are read with, by data set: fingerprint, and bytes and tokens of every split."""
+    found = read_json(path) if path.exists() else {}
+    for manifest in sorted(live_root.glob("data/*/manifest.json")):
+        content = read_json(manifest)
+        sizes = {split: {key: entry.get(key) for key in SIZES} for split, entry in content["splits"].items()}
+        found[manifest.parent.name] = {"fingerprint": content["fingerprint"], "splits": sizes}
+    if found:
+        write_json(path, found)
 
 
 @contextmanager
@@ -177,3 +187,58 @@ def _replacing(target: Path) -> Iterator[Path]:
             os.replace(old, target)
         shutil.rmtree(old, ignore_errors=True)
         shutil.rmtree(fresh, ignore_errors=True)
+
+
+def write_study(folder: Path, stamp: Mapping[str, Any], records: Sequence[Record], rows: Rows, stages: Stages) -> None:
+    """Write a study into an empty folder; provenance.json begins with the `stamp`."""
+    cells = [dict(_cells(record)) for record in records]
+    columns = dict.fromkeys(column for row in cells for column in row)
+    ordered = sorted(columns, key=lambda column: column.startswith("spec."))  # what came out, then what was asked for
+    with replacing(folder / RUNS) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, ordered, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(cells)
+    for name, frames in rows.items():
+        _write_table(folder / f"{Path(name).stem}.parquet", frames)
+    write_json(folder / PROVENANCE, {"schema": EXPORTED_SCHEMA, **stamp, "stages": stages})
+
+
+def _cells(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield columns and cells of a record: JSON, but text that cannot be taken for JSON stands without quotes.
+
+    A mapping without keys, or with one that is no plain name, stands in one cell.
+    """
+    for key, item in value.items():
+        if isinstance(item, Mapping) and item and all(re.fullmatch(r"[\w-]+", inner) for inner in item):
+            yield from _cells(item, f"{prefix}{key}.")
+        else:
+            plain = isinstance(item, str) and item != "" and "\r" not in item and value_of(item) == item
+            yield prefix + key, item if plain else json.dumps(item)
+
+
+def _write_table(path: Path, frames: Mapping[str, DataFrame]) -> None:
+    """Write rows of runs, or of a study; no file where there are none."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    parts = []
+    for owner, frame in frames.items():
+        if "/" in owner:
+            _, run, seed = owner.split("/")
+            keys = DataFrame({"run": run, "seed": int(seed.removeprefix("seed"))}, index=frame.index)
+            frame = pd.concat([keys, frame], axis=1)
+        parts += [frame] if len(frame) else []
+    if not parts:
+        return
+    table = pa.Table.from_pandas(pd.concat(parts, ignore_index=True), preserve_index=False)
+    fractions = [field.name for field in table.schema if pa.types.is_floating(field.type)]
+    with replacing(path) as temporary:
+        pq.write_table(
+            table.replace_schema_metadata(None),
+            temporary,
+            compression="zstd",
+            compression_level=9,
+            use_dictionary=[name for name in table.column_names if name not in fractions],
+            use_byte_stream_split=fractions,
+            store_schema=False,
+        )

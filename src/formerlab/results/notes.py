@@ -46,18 +46,31 @@ def noted(stage: str, folder: Path) -> Iterator[None]:
         "log": os.environ.get("FORMERLAB_LOG"),
         "slurm_job": os.environ.get("SLURM_JOB_ID"),
     }
-    with locked(path, lambda: _held_by(path, stage)) as file, _terminated_like_interrupted():
+
+    def end(state: str, error: BaseException, otherwise: str) -> None:
+        said = {"state": state, "reason": (str(error).partition("\n")[0] or otherwise)[:LONGEST_REASON]}
+        with suppress(OSError):  # the reason itself is on its way to who started the stage
+            _write(file, note | said)
+
+    def held_by() -> str:
+        return f"{folder}: {stage} is under way here already ({_who(path)}); wait for it, or stop it"
+
+    with locked(path, held_by) as file, _terminated_like_interrupted():
         before = _read(path)
         remove_abandoned(folder, writer=(before["host"], before["pid"]) if before else None)
-        _begin(file, note, path)
+        try:
+            _write(file, note)
+        except OSError as error:
+            path.unlink()
+            raise NoRoom(path) from error
         try:
             yield
-        except (StoppedEarly, KeyboardInterrupt) as reason:
-            _end(file, note, "stopped", str(reason) or "interrupted")
+        except (StoppedEarly, KeyboardInterrupt) as error:
+            end("stopped", error, "interrupted")
             raise
         except BaseException as error:
             note["mistake"] = isinstance(error, UserError)
-            _end(file, note, "failed", str(error).partition("\n")[0] or type(error).__name__)
+            end("failed", error, type(error).__name__)
             raise
         path.unlink(missing_ok=True)
 
@@ -121,23 +134,6 @@ def _write(file: int, note: Note) -> None:
     text = json.dumps(note, ensure_ascii=False).encode().ljust(ROOM) + b"\n"
     os.pwrite(file, text, 0)
     os.ftruncate(file, len(text))
-
-
-def _begin(file: int, note: Note, path: Path) -> None:
-    try:
-        _write(file, note)
-    except OSError as error:
-        path.unlink()
-        raise NoRoom(path) from error
-
-
-def _end(file: int, note: Note, state: str, reason: str) -> None:
-    with suppress(OSError):  # the reason itself is on its way to who started the stage
-        _write(file, note | {"state": state, "reason": reason[:LONGEST_REASON]})
-
-
-def _held_by(path: Path, stage: str) -> str:
-    return f"{path.parent}: {stage} is under way here already ({_who(path)}); wait for it, or stop it"
 
 
 def _who(path: Path) -> str:

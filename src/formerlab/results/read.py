@@ -1,11 +1,21 @@
-"""Rows of finished runs as pandas frames. Nothing here knows models, and nothing here imports torch."""
+"""Rows of finished runs as pandas frames, live or exported. Nothing here knows models or imports torch.
+
+A live study lies as stages write it, a folder per run. An exported one (results/export.py) lies in few files:
+
+    runs.csv          a row per run: all of its run.json, a column per key, nested keys joined by dots
+    <kind>.parquet    the rows of all runs (test.csv of every run: test.parquet), with run and seed in front
+    provenance.json   when they were exported, what was not, and the records of what measured the runs
+"""
 
 import csv
 import hashlib
 import io
+import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,31 +24,32 @@ from pandas import DataFrame
 
 from formerlab.errors import UserError
 from formerlab.files import read_json
-from formerlab.results.exported import RUNS, ExportedStudy
-from formerlab.results.records import always_written, checked, flatten, read_run
-from formerlab.results.schema import CLAIMS, COLUMNS, Column
+from formerlab.results.schema import CLAIMS, COLUMNS
 from formerlab.results.stages import MAKING, STAGES, TABLES, WRITER
 
+Record = dict[str, Any]
+Objection = Callable[[str, str], str]
+
+RUN, RUNS, PROVENANCE = "run.json", "runs.csv", "provenance.json"
+SCHEMA, EXPORTED_SCHEMA = 1, 2
+"""The versions of run.json and of provenance.json."""
+DATA, SIZES = "data.json", ("documents", "bytes", "tokens")
+"""In a cached scale, the size of every split of its data sets."""
+AGAIN, RESTORE = "delete it and run its stage again", "restore it from version control, or export again"
+_REQUIRED = ("schema", "id", "study", "run", "seed", "status", "spec", "data")
+_KEYS = ["study", "run", "seed"]
 # From pandas 3.1 on floats are always read exactly, and asking for it is deprecated.
 _EXACT_FLOATS: dict[str, Any] = (
     {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
 )
-_KEYS = ["study", "run", "seed"]
-
-
-DATA, SIZES = "data.json", ("documents", "bytes", "tokens")
-"""In a cached scale, the size of every split of its data sets."""
-
-Objection = Callable[[str, str], str]
 
 
 class Results:
     """The finished runs below `results/<tree>/<scale>`; a run is finished when its run.json exists.
 
-    A study lies there as stages write it, a folder per run, or as export writes it (results/exported.py); who asks for
-    rows need not know. A run that diverged is finished too: `status` says so. Rows to which `objection` objects, as
-    those made by another configuration or other code than the plan's (plan/judge.py), are left out; cached rows need
-    no judge.
+    Who asks for rows need not know whether a study is live or exported. A run that diverged is finished too: `status`
+    says so. Rows to which `objection` objects, as those made by another configuration or other code than the plan's
+    (plan/judge.py), are left out; cached rows need no judge.
     """
 
     def __init__(self, root: Path, objection: Objection | None = None) -> None:
@@ -47,10 +58,6 @@ class Results:
             raise UserError(f"{root}: no such folder; run the DAG for this scale first")
         self.root, self.objection = root, objection
         self._left_out: dict[tuple[str, str], str] = {}
-        self._records: list[dict[str, Any]] | None = None
-        self._by_id: dict[str, dict[str, Any]] = {}
-        self._flat: dict[str, dict[str, Any]] = {}
-        self._stages: dict[tuple[str, str], dict[str, Any]] = {}
         self._frames: dict[Path, DataFrame] = {}
         self._sizes: dict[str, Any] = {}
         self.exported = {path.parent.name: ExportedStudy(path.parent) for path in sorted(root.glob(f"*/{RUNS}"))}
@@ -101,50 +108,67 @@ class Results:
         frame = self.rows_of(name, study)
         return DataFrame(columns=required_columns(name)) if frame is None else frame
 
-    def folder(self, study: str, run: str, seed: int) -> Path:
-        """Return the folder of a run."""
-        return self.root / study / run / f"seed{seed}"
+    def rows_of(self, name: str, owner: str) -> DataFrame | None:
+        """Return the rows of a file of a run, a study, or the scale (""); nothing where it has none.
 
-    def records(self) -> list[dict[str, Any]]:
+        Where they are left out there are none of them.
+        """
+        if exported := self.exported.get(owner.partition("/")[0]):
+            frame = exported.rows(name, owner)
+            return frame[:0] if frame is not None and self.leaves_out(name, owner) else frame
+        path, stage = self.root / owner / name, WRITER.get(name, "")
+        if not path.exists() and not (stage and (self.root / owner / STAGES[stage].record).exists()):
+            return None
+        if self.leaves_out(name, owner or CLAIMS):
+            return DataFrame(columns=required_columns(name))
+        stated = self.stage_record(owner, stage).get("rows_sha256") if stage else None
+        stated = stated.get(name) if isinstance(stated, dict) else stated
+        if not path.exists() and not stated:
+            return None
+        if path not in self._frames:
+            self._frames[path] = read_rows(path, stated)
+        return self._frames[path]
+
+    def records(self) -> list[Record]:
         """Return the contents of every run.json that is not left out, in the order of study, run and seed."""
-        return [record for record in self.all_records() if not self.leaves_out("run.json", record["id"])]
+        return [record for record in self.all_records() if not self.leaves_out(RUN, record["id"])]
 
-    def all_records(self) -> list[dict[str, Any]]:
+    def all_records(self) -> list[Record]:
         """Return the contents of every run.json, in the same order.
 
         One that cannot be read is left out, where somebody objects to it, and else raises UserError.
         """
-        if self._records is None:
-            records = list(self._read_runs())
-            for study in self.exported.values():
-                records += [checked(study.folder / RUNS, record, study.name) for record in study.records()]
-            self._records = sorted(records, key=lambda record: (record["study"], record["run"], record["seed"]))
-            self._by_id = {record["id"]: record for record in records}
-            self._flat = {record["id"]: flatten(record) for record in records}
-        return self._records
+        return list(self._records.values())
 
-    def _read_runs(self) -> Iterator[dict[str, Any]]:
-        for path in self.root.glob("*/*/seed*/run.json"):
+    @cached_property
+    def _records(self) -> dict[str, Record]:
+        found = []
+        for path in self.root.glob(f"*/*/seed*/{RUN}"):
             try:
-                yield read_run(path)
+                found.append(read_run(path))
             except UserError:
-                if not self.leaves_out(path.name, "/".join(path.parts[-4:-1])):
+                if not self.leaves_out(RUN, "/".join(path.parts[-4:-1])):
                     raise
+        for study in self.exported.values():
+            found += [_checked(study.folder / RUNS, record, study.name) for record in study.records()]
+        found.sort(key=lambda record: (record["study"], record["run"], record["seed"]))
+        return {record["id"]: record for record in found}
 
-    def stage_record(self, owner: str, stage: str) -> dict[str, Any]:
+    @cached_property
+    def _flat(self) -> dict[str, Record]:
+        return {name: flatten(record) for name, record in self._records.items()}
+
+    def stage_record(self, owner: str, stage: str) -> Record:
         """Return what a stage noted beside the rows of a run, a study or the scale (""); nothing where it did not."""
         if stage in MAKING:
-            self.all_records()
-            return self._by_id.get(owner, {})
+            return self._records.get(owner, {})
         if exported := self.exported.get(owner.partition("/")[0]):
             return dict(exported.stages.get(owner, {}).get(stage, {}))
-        if (owner, stage) not in self._stages:
-            path = self.root / owner / STAGES[stage].record
-            record = read_json(path) if path.is_file() else {}
-            if not isinstance(record, dict):
-                raise UserError(f"{path}: is not a JSON object; delete it and run {stage} again")
-            self._stages[owner, stage] = record
-        return self._stages[owner, stage]
+        path = self.root / owner / STAGES[stage].record
+        record = read_json(path) if path.is_file() else {}
+        if not isinstance(record, dict):
+            raise UserError(f"{path}: is not a JSON object; {AGAIN}")
+        return record
 
     def bytes_per_token(self, data: str, fingerprint: str, split: str = "test") -> float:
         """Return the bytes of text that a token of a split stands for; NaN where this state is not known."""
@@ -155,6 +179,14 @@ class Results:
         known = self._sizes[data]
         size = known["splits"].get(split, {}) if known["fingerprint"] == fingerprint else {}
         return size["bytes"] / size["tokens"] if size.get("bytes") and size.get("tokens") else math.nan
+
+    def leaves_out(self, file: str, name: str) -> bool:
+        """Say whether a file of a run or of a study is left out, for what its stage made it of."""
+        stage = WRITER.get(file, "")
+        reason = self.objection(stage, name) if self.objection is not None and stage else ""
+        if reason:
+            self._left_out[stage, name] = reason
+        return bool(reason)
 
     def left_out(self, study: str = "*", runs: Sequence[str] = ("*",)) -> list[str]:
         """Return what was asked for so far and left out, each with the reason."""
@@ -177,79 +209,112 @@ class Results:
         without = f", without {len(left_out)} that are not as planned" if left_out else ""
         return f"scale {self.scale}, {self.tree} results{without}"
 
-    def leaves_out(self, file: str, name: str) -> bool:
-        """Say whether a file of a run or of a study is left out, for what its stage made it of."""
-        stage = WRITER.get(file, "")
-        reason = self.objection(stage, name) if self.objection is not None and stage else ""
-        if reason:
-            self._left_out[stage, name] = reason
-        return bool(reason)
 
-    def rows_of(self, name: str, owner: str) -> DataFrame | None:
-        """Return the rows of a file of a run, a study, or the scale (""); nothing where it has none.
+class ExportedStudy:
+    """The exported rows of one study."""
 
-        Where they are left out there are none of them.
+    def __init__(self, folder: Path) -> None:
+        """Read `folder`, which holds runs.csv."""
+        self.folder, self.name = folder, folder.name
+        self._frames: dict[str, dict[str, DataFrame]] = {}
+
+    @cached_property
+    def stages(self) -> dict[str, dict[str, Record]]:
+        """Records of other stages than training, by run or study, then by stage."""
+        path = self.folder / PROVENANCE
+        record = read_json(path)
+        if not isinstance(record, dict) or record.get("schema") != EXPORTED_SCHEMA:
+            raise UserError(f"{path}: not of schema {EXPORTED_SCHEMA}, which this version reads; {RESTORE}")
+        return dict(record["stages"])
+
+    def records(self) -> list[Record]:
+        """Return the contents of run.json of every run; an empty cell is a key that a record does not have."""
+        path, found = self.folder / RUNS, []
+        try:
+            text = path.read_text(encoding="utf-8")
+            if not text.endswith("\n"):
+                raise ValueError("cut short")
+            for row in csv.DictReader(io.StringIO(text, newline="")):
+                record: Record = {}
+                for column, cell in row.items():
+                    if cell:
+                        *outer, last = column.split(".")
+                        inner = record
+                        for key in outer:
+                            inner = inner.setdefault(key, {})
+                        inner[last] = value_of(cell)
+                found.append(record)
+        except (ValueError, TypeError, AttributeError, csv.Error) as error:
+            raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); {RESTORE}") from None
+        return found
+
+    def files(self) -> list[str]:
+        """Return the files of which there are rows, by the names that stages gave them (`test.csv`)."""
+        return [f"{path.stem}.csv" for path in sorted(self.folder.glob("*.parquet"))]
+
+    def rows(self, name: str, owner: str) -> DataFrame | None:
+        """Return the rows of a file of a run, by its id, or of the study, by its name; nothing where there are none.
+
+        Of columns that a file may lack, one that only other runs have is left out.
         """
-        if exported := self.exported.get(owner.partition("/")[0]):
-            frame = exported.rows(name, owner, required_columns(name))
-        else:
-            frame = self._read(name, owner)
-        return frame[:0] if frame is not None and self.leaves_out(name, owner or CLAIMS) else frame
+        if name not in self._frames:
+            self._frames[name] = self._read(self.folder / f"{Path(name).stem}.parquet")
+        frame = self._frames[name].get(owner)
+        needed = required_columns(name)
+        return None if frame is None else frame[[c for c in frame if c in needed or frame[c].notna().any()]]
 
-    def _read(self, name: str, owner: str) -> DataFrame | None:
-        path, stage = self.root / owner / name, WRITER.get(name, "")
-        record = self.root / owner / STAGES[stage].record if stage else path
-        if not path.exists() and not record.exists():
-            return None
-        if self.leaves_out(name, owner or CLAIMS):
-            return DataFrame(columns=required_columns(name))
-        said = self.stage_record(owner, stage) if stage else {}
-        stated = said.get("rows_sha256")
-        if isinstance(stated, dict):
-            stated = stated.get(name)
-        if not path.exists() and not stated and (stage not in MAKING or name not in always_written(said)):
-            return None
-        if path not in self._frames:
-            self._frames[path] = read_rows(path, stated)
-        return self._frames[path]
+    def _read(self, path: Path) -> dict[str, DataFrame]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        if not path.exists():
+            return {}
+        try:
+            table: DataFrame = pq.ParquetFile(path).read().to_pandas()
+        except (OSError, pa.ArrowException) as error:
+            raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); {RESTORE}") from None
+        if table.columns[:2].tolist() != _KEYS[1:]:
+            return {self.name: table}
+        return {
+            f"{self.name}/{run}/seed{seed}": rows.reset_index(drop=True)
+            for (run, seed), rows in table.iloc[:, 2:].groupby([table[key] for key in _KEYS[1:]], sort=False)
+        }
+
+
+def value_of(cell: str) -> Any:
+    """Return what a cell of runs.csv says: JSON, or text that cannot be taken for JSON."""
+    try:
+        return json.loads(cell)
+    except ValueError:
+        return cell
 
 
 def has_runs(root: Path) -> bool:
     """Say whether a scale (results/<tree>/<scale>) has finished runs, in either form."""
-    return any(True for form in ("*/*/seed*/run.json", f"*/{RUNS}") for _ in root.glob(form))
+    return any(True for form in (f"*/*/seed*/{RUN}", f"*/{RUNS}") for _ in root.glob(form))
 
 
 def read_rows(path: Path, stated: str | None = None) -> DataFrame:
     """Read a file of rows; floats come back bit for bit.
 
     A header alone is a file without rows, as a run that diverged early leaves it. Raises UserError for a file that
-    is missing, damaged, cut short or lacks a column, and for one whose SHA-256 is not the one `stated`.
+    is missing, damaged or lacks a column, and for one whose SHA-256 is not the one `stated`.
     """
     try:
         content = path.read_bytes()
     except FileNotFoundError:
         raise UserError(f"{path}: missing, although its stage is finished; run its stage again") from None
-    try:
-        text = content.decode("utf-8")
-        _check_shape(path, text)
-        header = next(csv.reader(io.StringIO(text)))
-        types = {column.name: column.type for column in _columns(path.name)}
-        kinds = {column: "str" for column in header if types.get(column) == "text"}
-        frame: DataFrame = pd.read_csv(io.StringIO(text), dtype=kinds, **_EXACT_FLOATS)
-    except (ValueError, csv.Error) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"{path}: cannot be read ({reason}); delete it and run its stage again") from None
-    for column in frame.columns.difference(list(kinds)) if len(frame) else []:
-        if column in types and not pd.api.types.is_numeric_dtype(frame[column]):
-            raise UserError(f"{path}: column '{column}' holds text; delete it and run its stage again")
     if stated not in (None, hashlib.sha256(content).hexdigest()):
-        raise UserError(f"{path}: changed since its stage wrote it; delete it and run its stage again")
+        raise UserError(f"{path}: changed since its stage wrote it; {AGAIN}")
+    columns = TABLES[path.name].columns if path.name in TABLES else COLUMNS.values()
+    texts = {column.name: "str" for column in columns if column.type == "text"}
+    try:
+        frame: DataFrame = pd.read_csv(io.BytesIO(content), dtype=texts, **_EXACT_FLOATS)
+    except ValueError as error:
+        raise UserError(f"{path}: cannot be read ({str(error).splitlines()[0]}); {AGAIN}") from None
+    if missing := [column for column in required_columns(path.name) if column not in frame]:
+        raise UserError(f"{path}: lacks the column '{missing[0]}'; {AGAIN}")
     return frame
-
-
-def _columns(file: str) -> Iterable[Column]:
-    """Return the columns that a file may have; of a file that no stage writes, those that others share."""
-    return TABLES[file].columns if file in TABLES else COLUMNS.values()
 
 
 def required_columns(file: str) -> tuple[str, ...]:
@@ -257,14 +322,38 @@ def required_columns(file: str) -> tuple[str, ...]:
     return TABLES[file].required if file in TABLES else ()
 
 
-def _check_shape(path: Path, text: str) -> None:
-    """Raise for what pandas would read in silence: a file cut short, or columns that are not there."""
-    remedy = "delete it and run its stage again"
-    if not text.endswith("\n"):
-        raise UserError(f"{path}: cut short; {remedy}")
-    lines = text.splitlines()
-    header, last = next(csv.reader(lines[:1])), next(csv.reader(lines[-1:]))
-    if missing := [column for column in required_columns(path.name) if column not in header]:
-        raise UserError(f"{path}: lacks the column '{missing[0]}'; {remedy}")
-    if len(last) != len(header):
-        raise UserError(f"{path}: its last row is cut short; {remedy}")
+def read_run(path: Path) -> Record:
+    """Read and check a run.json."""
+    return _checked(path, read_json(path), "/".join(path.resolve().parent.parts[-3:]))
+
+
+def _checked(path: Path, record: Any, place: str) -> Record:
+    """Return a record, if it is one of a run at that place, or below it, which this version reads."""
+    if not isinstance(record, dict) or (missing := [key for key in _REQUIRED if key not in record]):
+        what = f"lacks {', '.join(missing)}" if isinstance(record, dict) else "is not a JSON object"
+        raise UserError(f"{path}: {what}; delete the folder and train again")
+    if record["schema"] != SCHEMA:
+        raise UserError(f"{path}: schema {record['schema']}, but this version reads schema {SCHEMA}; train again")
+    names = [str(record["study"]), str(record["run"]), f"seed{record['seed']}"]
+    plain = all(re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name) for name in names)  # others could lead elsewhere
+    if not plain or "/".join(names) != record["id"] or not f"{record['id']}/".startswith(f"{place}/"):
+        raise UserError(f"{path}: {record['id']!r} is not its study, run and seed; move the folder back or train again")
+    return record
+
+
+def is_released(record: Mapping[str, Any]) -> bool:
+    """Say whether a run.json is that of a released model, which nobody here trained."""
+    return bool(record["spec"]["model"]["kind"] == "released")
+
+
+def flatten(value: Mapping[str, Any]) -> Record:
+    """Join the keys of nested mappings by dots: `{"a": {"b": 1}}` gives `{"a.b": 1}`; lists become JSON text."""
+    return dict(_flat(value, ""))
+
+
+def _flat(value: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, item in value.items():
+        if isinstance(item, Mapping):
+            yield from _flat(item, f"{prefix}{key}.")
+        else:
+            yield prefix + key, json.dumps(item) if isinstance(item, list) else item

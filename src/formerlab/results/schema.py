@@ -26,8 +26,6 @@ CLAIMS = "claims"
 """The one job of the stage `exact`."""
 UNPLANNED = "not in the plan"
 """Why rows of a run outside the plan are left out."""
-WITHDRAWN = "withdrawn.yaml"
-"""In the folder of an exported study: claims whose rows there are no evidence, each with the reason."""
 
 COLUMNS = {
     column.name: column

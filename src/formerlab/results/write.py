@@ -20,14 +20,10 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Cell]
         for row in rows:
             if len(row) != len(columns):
                 raise ValueError(f"{path.name}: a row of {len(row)} cells under {len(columns)} columns: {row!r}")
-            writer.writerow([_text(cell) for cell in row])
+            # float() first: repr of a NumPy float would carry its type's name
+            writer.writerow([repr(float(cell)) if isinstance(cell, float) else cell for cell in row])
 
 
 def hashes_of_rows(folder: Path, files: Iterable[str]) -> dict[str, str]:
     """Return the SHA-256 of each of these files, for the record of their stage: readers refuse what differs from it."""
     return {name: sha256(folder / name) for name in files if (folder / name).exists()}
-
-
-def _text(cell: Cell) -> str | int | None:
-    # float() first: repr of a NumPy float would carry its type's name
-    return repr(float(cell)) if isinstance(cell, float) else cell

@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from formerlab.data.images.decode import cut
-from formerlab.data.images.store import ImageSet
-from formerlab.seeding import mixed_seed
+from formerlab.data.images.store import ImageSet, cut
 from formerlab.spec import AnyCount, Spec
 from formerlab.torchvision_shim import ensure_torchvision_imports
 
@@ -53,10 +51,6 @@ class TimmAugmentation(Spec):
     interpolation: Literal["bicubic", "bilinear", "random"] = "bicubic"
     """How crops are resized."""
 
-    def transform(self, side: int, mean: Sequence[float], std: Sequence[float]) -> Any:
-        """Return the function from an image to a normalised tensor."""
-        return _transform(self, side, tuple(mean), tuple(std))
-
 
 Augmentation = Annotated[Shift | TimmAugmentation, Field(discriminator="kind")]
 
@@ -84,50 +78,43 @@ def drawn(
     Of a step with the images `indices` and a seed for each, those at the positions `chosen` are made.
     """
     if isinstance(augmentation, TimmAugmentation):
-        change, eraser = _in_two(augmentation.transform(look.side, look.mean, look.std))
-        with own_randomness() as reseed:
-            made = []
-            for position in chosen:
-                reseed(seeds[position])
-                made.append((change(images.image(int(indices[position]))), *_box(eraser, len(look.mean), look.side)))
-        images_made, boxes, noise = zip(*made, strict=True)
-        return Drawn(torch.stack(images_made), torch.tensor(boxes), torch.cat(noise))
+        return _drawn_by_timm(augmentation, images, indices[chosen], [seeds[position] for position in chosen], look)
     pixels = whole(images, indices[chosen], look)
     if isinstance(augmentation, Shift):
-        moves = drawn_moves(augmentation, len(indices), np.random.Generator(np.random.Philox(key=seeds[0])))
-        pixels = shifted(pixels, augmentation, moves[:, chosen])
-    return nothing_erased(channels_first(pixels))
+        pixels = _shifted(pixels, augmentation, chosen, len(indices), seeds[0])
+    return nothing_erased(pixels)
 
 
-def nothing_erased(pixels: UInt8[Tensor, "count channels side side"]) -> Drawn:
-    """Return images of which nothing is erased."""
-    return Drawn(pixels, torch.zeros(len(pixels), 4, dtype=torch.int64), torch.empty(0))
+def nothing_erased(pixels: Bytes) -> Drawn:
+    """Return images `count rows columns channels` of which nothing is erased."""
+    return Drawn(channels_first(pixels), torch.zeros(len(pixels), 4, dtype=torch.int64), torch.empty(0))
 
 
-def _in_two(transform: Any) -> tuple[Any, Any]:
-    """Return what timm's transform does with an image of bytes, and its eraser, if it has one.
-
-    Between them it normalises, which draws nothing and is left to the device.
-    """
+def _drawn_by_timm(
+    augmentation: TimmAugmentation, images: ImageSet, indices: NDArray[np.int64], seeds: Sequence[int], look: "Look"
+) -> Drawn:
+    """Take timm's transform in two: before it normalises, and its eraser; normalising draws nothing."""
+    ensure_torchvision_imports()
     from timm.data.random_erasing import RandomErasing
     from timm.data.transforms import MaybePILToTensor, MaybeToTensor
     from torchvision.transforms import Compose
 
-    steps = transform.transforms
+    steps = timm_transform(augmentation, look.side, look.mean, look.std).transforms
     end = next(index for index, step in enumerate(steps) if isinstance(step, MaybeToTensor))
+    change = Compose([*steps[:end], MaybePILToTensor()])
     eraser = next((step for step in steps[end:] if isinstance(step, RandomErasing)), None)
-    return Compose([*steps[:end], MaybePILToTensor()]), eraser
-
-
-def _box(eraser: Any, channels: int, side: int) -> tuple[list[int], Tensor]:
-    """Return which rectangle timm's eraser draws for an image, and its noise."""
-    canvas = torch.full((channels, side, side), math.nan)
-    inside = ~(canvas if eraser is None else eraser(canvas))[0].isnan()
-    rows, columns = (inside.any(axis).nonzero().flatten().tolist() for axis in (1, 0))
-    if not rows:
-        return [0, 0, 0, 0], torch.empty(0)
-    box = [rows[0], columns[0], rows[-1] + 1, columns[-1] + 1]
-    return box, canvas[:, box[0] : box[2], box[1] : box[3]].flatten()
+    pixels, boxes, noise = [], [], []
+    with own_randomness() as reseed:
+        for index, seed in zip(indices, seeds, strict=True):
+            reseed(seed)
+            pixels.append(change(images.image(int(index))))
+            canvas = torch.full((len(look.mean), look.side, look.side), math.nan)  # shows what the eraser draws
+            inside = ~(canvas if eraser is None else eraser(canvas))[0].isnan()
+            rows, columns = (inside.any(axis).nonzero().flatten().tolist() for axis in (1, 0))
+            box = [rows[0], columns[0], rows[-1] + 1, columns[-1] + 1] if rows else [0, 0, 0, 0]
+            boxes.append(box)
+            noise.append(canvas[:, box[0] : box[2], box[1] : box[3]].flatten())
+    return Drawn(torch.stack(pixels), torch.tensor(boxes), torch.cat(noise))
 
 
 def erased(images: Pictures, boxes: Int[Tensor, "count 4"], noise: Float[Tensor, " noise"]) -> Pictures:
@@ -176,23 +163,17 @@ def whole(images: ImageSet, indices: NDArray[np.int64], look: Look) -> Bytes:
     return np.stack([cut(images.image(int(index)), look.side, look.crop) for index in indices])
 
 
-def drawn_moves(augmentation: Shift, count: int, generator: np.random.Generator) -> NDArray[np.int64]:
-    """Return by how many rows and columns each of `count` images is moved, and whether it is mirrored."""
-    offsets = generator.integers(0, 2 * augmentation.pixels, size=(2, count), endpoint=True)
-    return np.vstack((offsets, generator.integers(0, 2, size=count)))
-
-
-def shifted(pixels: Bytes, augmentation: Shift, moves: NDArray[np.int64]) -> Bytes:
-    """Return the images, each moved and mirrored by its column of `moves`."""
-    count, height, width, _ = pixels.shape
-    by = augmentation.pixels
-    down, right, mirrored = moves[:, :, None]
-    rows = down + np.arange(height)
-    columns = right + np.arange(width)
+def _shifted(pixels: Bytes, augmentation: Shift, chosen: NDArray[np.int64], count: int, seed: int) -> Bytes:
+    """Return the images at the positions `chosen` of a step of `count`, each moved and mirrored."""
+    generator = np.random.Generator(np.random.Philox(key=seed))
+    by, (_, height, width, _) = augmentation.pixels, pixels.shape
+    offsets = generator.integers(0, 2 * by, size=(2, count), endpoint=True)
+    down, right, mirrored = np.vstack((offsets, generator.integers(0, 2, size=count)))[:, chosen, None]
+    rows, columns = down + np.arange(height), right + np.arange(width)
     if augmentation.flip:
         columns = np.where(mirrored == 1, columns[:, ::-1], columns)
     padded = np.pad(pixels, ((0, 0), (by, by), (by, by), (0, 0)))
-    moved: Bytes = padded[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    moved: Bytes = padded[np.arange(len(chosen))[:, None, None], rows[:, :, None], columns[:, None, :]]
     return moved
 
 
@@ -214,13 +195,9 @@ def own_randomness() -> Iterator[Any]:
         torch.set_rng_state(states[2])
 
 
-def image_seeds(seed: int, step: int, count: int) -> list[int]:
-    """Return a seed for every image of a step."""
-    return [mixed_seed(seed, step, position) for position in range(count)]
-
-
 @functools.cache
-def _transform(augmentation: TimmAugmentation, side: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Any:
+def timm_transform(augmentation: TimmAugmentation, side: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Any:
+    """Return timm's function from an image to a normalised tensor."""
     ensure_torchvision_imports()
     from timm.data.transforms_factory import create_transform
 

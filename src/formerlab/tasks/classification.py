@@ -17,16 +17,12 @@ from formerlab.errors import UserError
 from formerlab.seeding import mixed_seed
 from formerlab.spec import Count
 from formerlab.tasks.augmentation import Augmentation, Look, Probability, Shift
-from formerlab.tasks.image_batches import ImageBatch, ImageBytes, TrainingImages, held_out_batches
-from formerlab.tasks.mixing import drawn_mix
+from formerlab.tasks.image_batches import ImageBatch, ImageBytes, TrainingImages, drawn_mix, held_out_batches
 from formerlab.tasks.scoring import evaluating
 from formerlab.tasks.task import BEGINNING, WHOLE, Measures, Place, Row, Share, TaskSpec
-from formerlab.tasks.weight_averaging import update_average, use_average
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and standard deviation of ImageNet's pixels, as everybody uses them."""
-PREDICTIONS = ("label", "prediction", "rank", "confidence")
-"""Columns of test.csv beside the loss."""
 
 
 class Prediction(NamedTuple):
@@ -52,7 +48,7 @@ class Classification(TaskSpec):
     reads: ClassVar[str] = "images"
     trains: ClassVar[str] = "vision_transformer"
     eval_columns: ClassVar[tuple[str, ...]] = ("tokens", "loss_nats", "top1", "top5")
-    test_columns: ClassVar[tuple[str, ...]] = ("window", "tokens", "loss_nats", *PREDICTIONS)
+    test_columns: ClassVar[tuple[str, ...]] = ("window", "tokens", *Prediction._fields)
 
     kind: Literal["classification"] = "classification"
     batch: Count = 64
@@ -108,18 +104,13 @@ class Classification(TaskSpec):
         if self.mixup or self.cutmix:
             drawn_by, classes = mixed_seed(seed, draw, "mix"), len(data.images.classes)
             mix = drawn_mix(self.mixup, self.cutmix, self.smoothing, classes, data.look.side, drawn_by)
-        parts = [self._positions()[number] for number in share.numbers(self.accumulate)]
-        return data.batches_of(seed, draw, start.position + step * self.batch, parts, mix)
-
-    def _positions(self) -> NDArray[np.int64]:
-        """Return the positions of each part in a step.
-
-        An image is mixed with that at the same position from the end of the step, so a part has both.
-        """
-        if not (self.mixup or self.cutmix):
-            return np.arange(self.batch).reshape(self.accumulate, -1)
-        halves = np.arange(self.batch // 2).reshape(self.accumulate, -1)
-        return np.concatenate((halves, self.batch - 1 - halves[:, ::-1]), axis=1)
+            # An image is mixed with that at the same position from the end of the step, so a part has both.
+            halves = np.arange(self.batch // 2).reshape(self.accumulate, -1)
+            positions = np.concatenate((halves, self.batch - 1 - halves[:, ::-1]), axis=1)
+        else:
+            positions = np.arange(self.batch).reshape(self.accumulate, -1)
+        parts = [positions[number] for number in share.numbers(self.accumulate)]
+        return data.batches_of(seed, draw, self._position(data, start, step), parts, mix)
 
     def valid_batches(self, data: ImageSet) -> list[ImageBytes]:
         """Return the fixed validation images."""
@@ -153,18 +144,9 @@ class Classification(TaskSpec):
 
     def guessed_rows(self, model: Any, data: ImageSet) -> list[Row]:
         """Return ln(classes) for every test image, and the classes in turn as predictions."""
-        return [
-            (
-                index,
-                1,
-                math.log(model.classes),
-                label,
-                index % model.classes,
-                (label - index) % model.classes,
-                1 / model.classes,
-            )
-            for index, label in enumerate(data.labels.tolist())
-        ]
+        count, loss = model.classes, math.log(model.classes)
+        labels = enumerate(data.labels.tolist())
+        return [(index, 1, loss, label, index % count, (label - index) % count, 1 / count) for index, label in labels]
 
     @property
     def step_tokens(self) -> int:
@@ -175,9 +157,9 @@ class Classification(TaskSpec):
         """Images of the training split."""
         return len(data)
 
-    def place_after(self, data: TrainingImages, start: Place, step: int) -> Place:
+    def _position(self, data: TrainingImages, start: Place, step: int) -> int:
         """Count images, so that the row of epochs goes on where it was left, whatever the batch."""
-        return self._moved(start, step, start.position + step * self.batch)
+        return start.position + step * self.batch
 
     def step_flops(self, model: Any) -> int:
         """Forward FLOPs of a step."""
@@ -189,14 +171,24 @@ class Classification(TaskSpec):
         return self.batch // self.accumulate
 
     def after_step(self, model: nn.Module, step: int, steps: int, averaging: dict[str, Any]) -> None:
-        """Follow the weights with their moving average."""
-        if self.average is not None:
-            update_average(averaging.setdefault("average", {}), model, self.average)
+        """Set average <- decay average + (1 - decay) weights; at first it is a copy.
+
+        It is timm's ModelEmaV3 on plain tensors, so that a checkpoint holds it like any other state.
+        """
+        if self.average is None:
+            return
+        weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        if "average" not in averaging:
+            averaging["average"] = {name: weight.clone() for name, weight in weights.items()}
+            return
+        # A checkpoint comes back on the CPU.
+        averaging["average"] = {name: averaging["average"][name].to(weight.device) for name, weight in weights.items()}
+        torch._foreach_lerp_(list(averaging["average"].values()), list(weights.values()), 1 - self.average)
 
     def finish(self, model: nn.Module, averaging: dict[str, Any]) -> None:
-        """Test the average of the weights."""
+        """Put the average of the weights in their place."""
         if self.average is not None:
-            use_average(averaging["average"], model)
+            model.load_state_dict(averaging["average"], strict=False)
 
 
 def predictions(logits: Float[Tensor, " batch classes"], labels: Int[Tensor, " batch"]) -> list[Prediction]:

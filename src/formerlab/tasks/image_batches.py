@@ -2,46 +2,79 @@
 
 import functools
 import itertools
-import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from formerlab.data.images.store import ImageSet
-from formerlab.progress import short
 from formerlab.seeding import mixed_seed
 from formerlab.tasks.augmentation import (
     Augmentation,
     Drawn,
     Look,
+    Pictures,
     TimmAugmentation,
-    channels_first,
     drawn,
     erased,
-    image_seeds,
     nothing_erased,
+    own_randomness,
     whole,
 )
-from formerlab.tasks.mixing import Mix
+from formerlab.torchvision_shim import ensure_torchvision_imports
 
-REPORT_AFTER = 50
-"""Batches after which the loader's speed is reported, once."""
 Positions = NDArray[np.int64]
 """Places in the batch of a step."""
 Key = tuple[int, int, int, Positions]
-LIMIT = 0.2
-"""Share of the time spent waiting from which the loader counts as the limit."""
+"""Seed, number of the batch's random changes, position of the batch in the row of epochs, positions in the batch."""
 
 
-@dataclass(frozen=True)
-class ImageBatch:
+class Mix(NamedTuple):
+    """How the images of a part are mixed with those of the part reversed, as timm's Mixup does it."""
+
+    share: float
+    """Of an image itself in its target; without a box, also in its pixels."""
+    box: tuple[int, int, int, int] | None
+    """First and last rows and columns (exclusive) that are the other image's."""
+    smoothing: float
+    classes: int
+
+    def __call__(self, images: Pictures, labels: Int[Tensor, " count"]) -> tuple[Pictures, Tensor]:
+        """Return mixed images, in their memory, and a weight for each class."""
+        from timm.data.mixup import mixup_target
+
+        if self.box is not None:
+            first, last, left, right = self.box
+            images[:, :, first:last, left:right] = images.flip(0)[:, :, first:last, left:right]
+        elif self.share != 1:
+            other = images.flip(0).mul_(1 - self.share)
+            images.mul_(self.share).add_(other)
+        targets: Tensor = mixup_target(labels, self.classes, self.share, self.smoothing)  # type: ignore[no-untyped-call]
+        return images, targets
+
+
+def drawn_mix(mixup: float, cutmix: float, smoothing: float, classes: int, side: int, seed: int) -> Mix:
+    """Draw one mix, from what timm's Mixup draws from and in its order."""
+    ensure_torchvision_imports()
+    from timm.data.mixup import Mixup, cutmix_bbox_and_lam
+
+    with own_randomness() as reseed:
+        reseed(seed)
+        share, pastes = Mixup(mixup, cutmix)._params_per_batch()  # type: ignore[no-untyped-call]
+        box = None
+        if pastes and share != 1:
+            (first, last, left, right), share = cutmix_bbox_and_lam((side, side), share)  # type: ignore[no-untyped-call]
+            box = int(first), int(last), int(left), int(right)
+    return Mix(float(share), box, smoothing, classes)
+
+
+class ImageBatch(NamedTuple):
     """Images with the classes to predict: numbers, or after mixing a weight for each class."""
 
     images: Tensor
@@ -49,8 +82,7 @@ class ImageBatch:
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> "ImageBatch":
         """Return the batch on a device."""
-        images, targets = (tensor.to(device, non_blocking=non_blocking) for tensor in (self.images, self.targets))
-        return ImageBatch(images, targets)
+        return ImageBatch(*(tensor.to(device, non_blocking=non_blocking) for tensor in self))
 
 
 @dataclass(frozen=True)
@@ -81,6 +113,11 @@ def order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
     return np.random.Generator(np.random.Philox(key=mixed_seed(seed, "epoch", epoch))).permutation(count)
 
 
+def image_seeds(seed: int, step: int, count: int) -> list[int]:
+    """Return a seed for every image of a step."""
+    return [mixed_seed(seed, step, position) for position in range(count)]
+
+
 def step_indices(seed: int, place: int, batch: int, count: int) -> NDArray[np.int64]:
     """Return the images of a step: the next `batch` of an endless row of epochs, from `place` on."""
     places = np.arange(place, place + batch)
@@ -101,8 +138,6 @@ class TrainingImages(Dataset[Drawn]):
         self.images, self.augmentation, self.look, self.batch = images, augmentation, look, batch
         needs_workers = isinstance(augmentation, TimmAugmentation) or not images.whole
         self.workers = torch.get_num_threads() if needs_workers and torch.get_num_threads() > 1 else 0
-        self.meter = Meter(self.workers, batch)
-        """To be entered while training waits for a batch."""
         self._ahead: Iterator[Drawn] | None = None
         self._next: tuple[int, int, int, bytes] | None = None
 
@@ -116,20 +151,17 @@ class TrainingImages(Dataset[Drawn]):
         """
         indices = step_indices(seed, place, self.batch, len(self.images))
         if not self.workers:
-            made = [self.made(seed, draw, place, part) for part in parts]
+            made = [self[seed, draw, place, part] for part in parts]
         else:
             made = self._made_ahead(seed, draw, place, parts)
         labels = [torch.from_numpy(self.images.labels[indices[part]]) for part in parts]
         return [ImageBytes(*pair, self.look, mix) for pair in zip(made, labels, strict=True)]
 
-    def made(self, seed: int, draw: int, place: int, chosen: Positions) -> Drawn:
-        """Return the images at some positions of a step's batch."""
+    def __getitem__(self, key: Key) -> Drawn:
+        """Return the images at some positions of a step's batch; worker processes ask for them too."""
+        seed, draw, place, chosen = key
         indices = step_indices(seed, place, self.batch, len(self.images))
         return drawn(self.augmentation, self.images, indices, image_seeds(seed, draw, self.batch), self.look, chosen)
-
-    def __getitem__(self, key: Key) -> Drawn:
-        """Return what a worker process makes of a key."""
-        return self.made(*key)
 
     def _made_ahead(self, seed: int, draw: int, place: int, parts: list[Positions]) -> list[Drawn]:
         """Return the parts from the workers, which go on with those of the next steps."""
@@ -155,41 +187,9 @@ class TrainingImages(Dataset[Drawn]):
         return iter(loader)
 
 
-class Meter:
-    """Measures how long training waits for images; says so once, and warns where it is the limit."""
-
-    def __init__(self, workers: int, batch: int) -> None:
-        self.workers, self.batch = workers, batch
-        self.batches, self.waited, self.began = 0, 0.0, time.perf_counter()
-
-    def __enter__(self) -> None:
-        self._entered = time.perf_counter()
-        if self.batches == 0:
-            self.began = self._entered
-
-    def __exit__(self, *error: object) -> None:
-        now = time.perf_counter()
-        self.waited += now - self._entered
-        self.batches += 1
-        if self.batches == 1:  # the first batch pays for starting the workers
-            self.waited, self.began = 0.0, now
-        elif self.batches == REPORT_AFTER:
-            print(self.report(now - self.began), file=sys.stderr)
-
-    def report(self, elapsed: float) -> str:
-        """Return one line on the speed over `elapsed` seconds, a warning where training waits for images."""
-        share = self.waited / elapsed
-        speed = short((self.batches - 1) * self.batch / elapsed)
-        by = f"{self.workers} worker processes" if self.workers else "the training process"
-        text = f"images from {by}: {speed} images/s, {share:.0%} of the time spent waiting for them"
-        if share < LIMIT:
-            return text
-        return f"warning: the loader, not the model, is the limit: {text}; give the job more threads or keep pixels"
-
-
 def held_out_batches(images: ImageSet, indices: NDArray[np.int64], look: Look, batch: int) -> Iterator[ImageBytes]:
     """Yield images as they are tested on, in order."""
     for first in range(0, len(indices), batch):
         chosen = indices[first : first + batch]
-        pixels = nothing_erased(channels_first(whole(images, chosen, look)))
+        pixels = nothing_erased(whole(images, chosen, look))
         yield ImageBytes(pixels, torch.from_numpy(images.labels[chosen]), look)

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 from torch import Tensor, nn
 
-from formerlab.data.text.streams import load_stream, read_manifest
+from formerlab.data.manifest import read_manifest
+from formerlab.data.text.streams import load_stream
 from formerlab.errors import UserError
 from formerlab.spec import Count, Size
 from formerlab.tasks.task import BEGINNING, WHOLE, Measures, Place, Row, Share, TaskSpec

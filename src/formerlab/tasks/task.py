@@ -109,9 +109,9 @@ class TaskSpec(Spec, ABC):
     def valid_batches(self, data: Any) -> Sequence[Any]:
         """Return the fixed validation batches."""
 
-    @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Return what training minimises on one part; the step takes the mean over its parts."""
+        """Return what training minimises on one part; the step takes the mean. A task defines this or `losses`."""
+        return self.losses(model, batch)[0]
 
     def losses(self, model: nn.Module, batch: Any) -> tuple[Tensor, ...]:
         """Return `loss`, and behind it the values of `train_columns` of the part, without a gradient."""
@@ -160,15 +160,12 @@ class TaskSpec(Spec, ABC):
 
     def place_after(self, data: Any, start: Place, step: int) -> Place:
         """Return where a run that begins at `start` is after `step` steps: where the next of its chain goes on."""
-        return self._moved(start, step, start.steps + step)
+        position, steps = self._position(data, start, step), start.steps + step
+        return Place(chain_steps=start.chain_steps + step, steps=steps, position=position, step_tokens=self.step_tokens)
 
-    def _moved(self, start: Place, step: int, position: int) -> Place:
-        return Place(
-            chain_steps=start.chain_steps + step,
-            steps=start.steps + step,
-            position=position,
-            step_tokens=self.step_tokens,
-        )
+    def _position(self, data: Any, start: Place, step: int) -> int:
+        """Return the position of step `step` of a run that begins at `start`."""
+        return start.steps + step
 
     def step_counts(self, model: Any, data: Any, seed: int, step: int, start: Place = BEGINNING) -> tuple[int, int]:
         """Return the tokens that step `step` (0-based) predicts, and its training FLOPs."""

@@ -1,12 +1,14 @@
 """Translation: predict every next token of the target, given the source."""
 
 import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -14,12 +16,65 @@ from torch.nn import functional as F
 from formerlab.data.pairs.streams import Numbers, PairStream, load_pairs
 from formerlab.spec import AnyCount, Count
 from formerlab.tasks.scoring import evaluating
-from formerlab.tasks.sentence_batch import NO_TARGET, SentenceBatch, sentence_batch
 from formerlab.tasks.task import BEGINNING, TRAINING_PASSES, WHOLE, Measures, Place, Row, Share, TaskSpec
-from formerlab.tasks.weight_averaging import add_weights, mean_weights
 
 ASSUMED_LENGTH = 25
 """Tokens of a sentence that costs are predicted with before there are data."""
+
+
+NO_TARGET = -100
+"""Target of a padded position: it has no loss."""
+
+
+@dataclass(frozen=True)
+class SentenceBatch:
+    """Source sentences, and target sentences shifted by one: what the decoder reads, and what it must say."""
+
+    source: Int[Tensor, "batch source"]
+    real: Bool[Tensor, "batch source"]
+    """Which source tokens are no padding."""
+    target_in: Int[Tensor, "batch target"]
+    """The end of a sentence, then the target without its own end: it begins as the sentence before it ended."""
+    target_out: Int[Tensor, "batch target"]
+    """The target with its end; padding is `NO_TARGET`."""
+    tokens: int
+    """Target tokens, ends included."""
+    share: float
+    """Target tokens that the summed loss is divided by: those of the whole step, divided by its parts."""
+
+    def to(self, device: torch.device, *, non_blocking: bool = False) -> "SentenceBatch":
+        """Return the same batch on a device."""
+        return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> "SentenceBatch":
+        """Return the same batch where a GPU can copy it from by itself."""
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "SentenceBatch":
+        names = ("source", "real", "target_in", "target_out")
+        changed: dict[str, Any] = {name: change(getattr(self, name)) for name in names}
+        return replace(self, **changed)
+
+
+def sentence_batch(pairs: PairStream, numbers: Iterable[Any], share: float | None = None) -> SentenceBatch:
+    """Return the pairs of these numbers as one batch; `share` defaults to its own target tokens."""
+    numbers = [int(number) for number in numbers]
+    source, real = padded([pairs.sentence(number, 0) for number in numbers], pairs.end)
+    target, real_target = padded([pairs.sentence(number, 1) for number in numbers], pairs.end)
+    first = torch.full((len(numbers), 1), pairs.end)
+    target_in = torch.cat((first, target[:, :-1]), dim=1)
+    target_out = target.masked_fill(~real_target, NO_TARGET)
+    tokens = int(real_target.sum())
+    return SentenceBatch(source, real, target_in, target_out, tokens, float(tokens) if share is None else share)
+
+
+def padded(sentences: list[np.ndarray], fill: int) -> tuple[Int[Tensor, "batch time"], Bool[Tensor, "batch time"]]:
+    """Return sentences as rows of one length, and which of their tokens are real."""
+    lengths = np.array([len(sentence) for sentence in sentences])
+    real = np.arange(lengths.max()) < lengths[:, None]
+    rows = np.full(real.shape, fill, dtype=np.int64)
+    rows[real] = np.concatenate(sentences)
+    return torch.from_numpy(rows), torch.from_numpy(real)
 
 
 class Translation(TaskSpec):
@@ -71,12 +126,8 @@ class Translation(TaskSpec):
         batches = (np.intersect1d(batch, chosen) for batch in data.batches(max(self.part_tokens, _longest(data))))
         return [sentence_batch(data, batch) for batch in batches if len(batch)]
 
-    def loss(self, model: nn.Module, batch: Any) -> Float[Tensor, ""]:
-        """Return the smoothed loss of a part, in nats per target token of the step."""
-        return self.losses(model, batch)[0]
-
     def losses(self, model: nn.Module, batch: Any) -> tuple[Tensor, ...]:
-        """Return the smoothed loss of a part, and the same without smoothing."""
+        """Return the smoothed loss of a part, in nats per target token of the step, and the same without smoothing."""
         logits = model(batch.source, batch.real, batch.target_in).flatten(0, 1).float()
         targets, share = batch.target_out.flatten(), float(batch.share)
         total: Tensor = smoothed_loss(logits, targets, self.label_smoothing, self.smoothing_mass) / share
@@ -102,9 +153,8 @@ class Translation(TaskSpec):
 
     def guessed_rows(self, model: Any, data: PairStream) -> list[Row]:
         """Return ln(vocabulary) for every test sentence."""
-        return [
-            (number, count, math.log(model.vocabulary)) for number, count in enumerate(data.target_lengths.tolist())
-        ]
+        uniform, counts = math.log(model.vocabulary), enumerate(data.target_lengths.tolist())
+        return [(number, count, uniform) for number, count in counts]
 
     @property
     def step_tokens(self) -> int:
@@ -124,10 +174,6 @@ class Translation(TaskSpec):
         """Target tokens of the training split."""
         return int(data.target_lengths.sum())
 
-    def place_after(self, data: PairStream, start: Place, step: int) -> Place:
-        """Count batches of the row of epochs."""
-        return self._moved(start, step, self._first(data, start) + step)
-
     def step_counts(
         self, model: Any, data: PairStream, seed: int, step: int, start: Place = BEGINNING
     ) -> tuple[int, int]:
@@ -140,26 +186,31 @@ class Translation(TaskSpec):
         """Add the weights to the mean of the last snapshots where one is due."""
         before_end = steps - step
         if before_end % self.average_every == 0 and before_end // self.average_every < self.average_last:
-            add_weights(model, averaging)
+            averaging["snapshots"] = averaging.get("snapshots", 0) + 1
+            sums = averaging.setdefault("sums", {})
+            for name, weight in model.state_dict().items():  # in float64, so that the order of sums does not show
+                sums[name] = sums.get(name, 0.0) + weight.double().cpu()
 
     def finish(self, model: nn.Module, averaging: dict[str, Any]) -> None:
         """Give the model the mean of the snapshots, where there are any."""
         if averaging:
-            mean_weights(model, averaging)
+            means = {name: total / averaging["snapshots"] for name, total in averaging["sums"].items()}
+            model.load_state_dict(means)
 
     def _pairs(self, data: PairStream, seed: int, step: int, start: Place) -> Numbers:
         """Return the numbers of the pairs of a step."""
-        epoch, place = data.epoch_of(self.tokens, self._first(data, start) + step)
-        return data.epoch(self.tokens, seed, epoch)[place]
+        epoch, number = divmod(self._position(data, start, step), data.epoch_size(self.tokens))
+        return data.epoch(self.tokens, seed, epoch)[number]
 
-    def _first(self, data: PairStream, start: Place) -> int:
-        """Return the place of the run's first batch: where its ancestors ended, or, where they made batches of another
-        size, at the beginning of the epoch after theirs.
+    def _position(self, data: PairStream, start: Place, step: int) -> int:
+        """Count batches of the row of epochs, from where the ancestors ended.
+
+        Where they made batches of another size, a run begins with the epoch after theirs.
         """
         if start.step_tokens in (0, self.tokens):
-            return start.position
-        epoch, begun = data.epoch_of(start.step_tokens, start.position)
-        return data.epoch_size(self.tokens) * (epoch + (begun > 0))
+            return start.position + step
+        epoch, begun = divmod(start.position, data.epoch_size(start.step_tokens))
+        return data.epoch_size(self.tokens) * (epoch + (begun > 0)) + step
 
 
 def smoothed_loss(

@@ -7,24 +7,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 import yaml
-from numpy.typing import NDArray
 from pandas import DataFrame
 
 from formerlab.files import read_json
 from formerlab.results.notes import read_note
-from formerlab.results.read import Results
-from formerlab.results.records import flatten
+from formerlab.results.read import Results, flatten
 from formerlab.results.schema import Table
 from formerlab.results.stages import MEASURED
-from formerlab.statistics import student, weighted_means
+from formerlab.statistics import weighted_means
 
-MOST_PARAMS, LONGEST_PARAM, LONGEST_TAG, MOST_POINTS = 100, 500, 5000, 1000
+MOST_POINTS = 1000
+"""Of a curve."""
 CLAIMS = ("claims.csv", "claims.html")
 """What the command `claims` leaves in the folder of the figures."""
 COSTS = {
@@ -63,7 +64,14 @@ class Entry:
     params: dict[str, str] = field(default_factory=dict)
     points: list[Point] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
-    dataset: tuple[str, str] | None = None  # name and digest
+
+    def thinned(self) -> Iterator[Point]:
+        """Yield every 2nd, 4th, 8th, ... point of each curve and its last: one that has grown shows what it had."""
+        for _, points in groupby(self.points, itemgetter(0)):
+            curve, stride = list(points), 1
+            while len(curve) > stride * (MOST_POINTS - 1):
+                stride *= 2
+            yield from (*curve[:-1:stride], curve[-1])
 
 
 def unfinished(root: Path) -> list[dict[str, Any]]:
@@ -77,15 +85,13 @@ def unfinished(root: Path) -> list[dict[str, Any]]:
         if note is None or (folder / "run.json").exists() or not (folder / "timing.csv").exists():
             continue
         spec = yaml.safe_load(path.read_text(encoding="utf-8"))
-        manifest = root / "data" / spec["data"] / "manifest.json"
+        manifest = read_json(root / "data" / spec["data"] / "manifest.json")
+        study, run, _ = folder.parts[-3:]
         found.append(
             {
                 "id": "/".join(folder.parts[-3:]),
-                **dict(zip(("study", "run"), folder.parts[-3:], strict=False)),
-                "seed": spec["seed"],
-                "status": note["state"],
-                "spec": spec,
-                "data": {"name": spec["data"], "fingerprint": read_json(manifest)["fingerprint"]},
+                **{"study": study, "run": run, "seed": spec["seed"], "status": note["state"], "spec": spec},
+                "data": {"name": spec["data"], "fingerprint": manifest["fingerprint"]},
                 "started": note["since"],
                 "finished": datetime.fromtimestamp((folder / "timing.csv").stat().st_mtime, UTC).isoformat(),
             }
@@ -93,29 +99,45 @@ def unfinished(root: Path) -> list[dict[str, Any]]:
     return found
 
 
-def content_of(results: Results, record: Mapping[str, Any]) -> str:
-    """Return a hash of what decides the entry of a run: its records, which state the hashes of its rows."""
-    folder = results.root / record["id"]
-    files = [path for path in sorted(folder.glob("*.json")) if not path.name.startswith(".")]
-    return hash_files(files) if files else sha256(json.dumps(record).encode()).hexdigest()
+def content_of(said: Any, files: Sequence[Path] = ()) -> str:
+    """Return a hash of what decides an entry: plain values, and the names and contents of files."""
+    found = sha256(json.dumps(said).encode())
+    for path in files:
+        found.update(path.name.encode() + sha256(path.read_bytes()).digest())
+    return found.hexdigest()
 
 
-def hash_files(files: Sequence[Path]) -> str:
-    """Return a hash of the names and contents of files."""
-    contents = [f"{path.name} {sha256(path.read_bytes()).hexdigest()}" for path in files]
-    return sha256(" ".join(contents).encode()).hexdigest()
+def study_entry(scale: str, study: str, figures: Path) -> Entry:
+    """Return the MLflow run that holds the pictures of a study, its tables and the verdicts on its claims.
 
-
-def study_files(figures: Path, study: str) -> list[Path]:
-    """Return the pictures and pages of a study that exist. The numbers beside them are of the rows that runs have."""
+    The numbers beside the pictures are of the rows that runs have. `claim.<id>` is the verdict in a word,
+    `claim.<id>.ours` what was found, `claim.<id>.reason` why it is not tested, and `claim.<id>.changed` marks a younger
+    criterion; there are none before claims were judged.
+    """
     from formerlab.report.drawings import catalogue
 
-    drawn = [name for drawing in catalogue().values() if drawing.study == study for name in drawing.outputs]
-    names = [name for name in drawn if not name.endswith(".csv")]
-    return [path for name in (*names, *CLAIMS) if (path := figures / name).exists()]
+    names = [name for drawing in catalogue().values() if drawing.study == study for name in drawing.outputs]
+    files = [figures / name for name in (*names, *CLAIMS) if name == CLAIMS[0] or not name.endswith(".csv")]
+    files = [path for path in files if path.exists()]
+    tags: dict[str, str] = {}
+    if (path := figures / CLAIMS[0]).exists():
+        rows = pd.read_csv(path).drop_duplicates("claim").set_index("claim")
+        for column, ending in {"outcome": "", "ours": ".ours", "reason": ".reason", "changed": ".changed"}.items():
+            own = rows.loc[rows.index.str.startswith(f"{study}-"), column].dropna()
+            tags |= {f"claim.{claim}{ending}": str(text) for claim, text in own.items()}
+    times = [round(1000 * path.stat().st_mtime) for path in files] or [0]  # no files, no use
+    return Entry(
+        name=f"{study}: figures, tables, claims",
+        level="study",
+        note=f"Figures, tables and verdicts on the claims of study {study} at scale {scale}: open Artifacts.",
+        started_ms=min(times),
+        finished_ms=max(times),
+        tags=tags,
+        files=files,
+    )
 
 
-def figure_of(figures: Path, record: Mapping[str, Any]) -> list[Path]:
+def picture(figures: Path, record: Mapping[str, Any]) -> list[Path]:
     """Return the first picture of its study that shows a run; nothing before it is drawn."""
     from formerlab.report.drawings import catalogue
     from formerlab.report.families import is_of
@@ -125,89 +147,53 @@ def figure_of(figures: Path, record: Mapping[str, Any]) -> list[Path]:
     return [path for path in shown if path.exists()][:1]
 
 
-def _claim_tags(figures: Path, study: str) -> dict[str, str]:
-    """Return the verdicts on the study's claims; nothing before they were judged.
-
-    `claim.<id>` is the verdict in a word, `claim.<id>.ours` what was found, `claim.<id>.reason` why it is not tested,
-    and `claim.<id>.changed` marks a younger criterion.
-    """
-    path = figures / CLAIMS[0]
-    if not path.exists():
-        return {}
-    rows = pd.read_csv(path).drop_duplicates("claim").set_index("claim")
-    own = rows[rows.index.str.startswith(f"{study}-")]
-    endings = {"outcome": "", "ours": ".ours", "reason": ".reason", "changed": ".changed"}
-    return {
-        f"claim.{claim}{ending}": str(text)[:LONGEST_TAG]
-        for column, ending in endings.items()
-        for claim, text in own[column].dropna().items()
-    }
-
-
-def study_entry(results: Results, records: Sequence[dict[str, Any]], figures: Path) -> Entry:
-    """Return the MLflow run that holds the pictures of a study, its tables and the verdicts on its claims."""
-    study = records[0]["study"]
-    return Entry(
-        name=f"{study}: figures, tables, claims",
-        level="study",
-        note=f"Figures, tables and verdicts on the claims of study {study} at scale {results.scale}: open Artifacts.",
-        started_ms=min(_milliseconds(record["started"]) for record in records),
-        finished_ms=max(_milliseconds(record["finished"]) for record in records),
-        tags=_claim_tags(figures, study),
-        files=study_files(figures, study),
-    )
-
-
-def configuration_entry(run: str, seeds: Sequence[Entry], files: list[Path]) -> Entry:
-    """Return the MLflow run of a configuration: its params, and the means over seeds of what all of them have.
-
-    `files` are its artifacts. The interval of the held-out loss stands beside its mean: `test/loss_nats_low`,
-    `test/loss_nats_high`.
-    """
+def configuration_entry(run: str, seeds: Sequence[Entry], figure: Sequence[Path]) -> Entry:
+    """Return the MLflow run of a configuration: its params, the means over seeds of what all have, and a picture."""
     states = {entry.status for entry in seeds}
     ends = [entry.finished_ms for entry in seeds if entry.finished_ms is not None]
-    losses = [point for entry in seeds for point in entry.points if point[0] == "test/loss_nats"]
-    interval = student([loss for _, loss, *_ in losses])
-    points = _means_over_seeds(seeds)
-    for end in ("low", "high") if math.isfinite(interval.low) else ():
-        points.append((f"test/loss_nats_{end}", getattr(interval, end), *losses[0][2:]))
-    mean = f"held-out loss {interval.mean:.4g} nats" if math.isfinite(interval.mean) else "no held-out loss"
-    count = "1 seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
-    return Entry(
-        name=run,
-        level="configuration",
-        note=f"{run}, {count}: {mean}. Metrics are means over its seeds, the runs below it.",
-        started_ms=min(entry.started_ms for entry in seeds),
-        finished_ms=max(ends) if len(ends) == len(seeds) else None,
-        status=next((status for status in ("RUNNING", "KILLED") if status in states), "FINISHED"),
-        tags={name: tag for name, tag in seeds[0].tags.items() if name.startswith("mlflow.source")},
-        params={key: value for key, value in seeds[0].params.items() if key != "seed"},
-        points=points,
-        files=files,
-        dataset=seeds[0].dataset,
-    )
-
-
-def _means_over_seeds(seeds: Sequence[Entry]) -> list[Point]:
-    """Return the mean of every metric at every step that all seeds have, at the time of the first seed."""
     values: dict[tuple[str, int], list[float]] = {}
     for entry in seeds:
         for name, value, _, step in entry.points:
             values.setdefault((name, step), []).append(value)
-    return [
-        (name, sum(found) / len(found), time, step)
-        for name, _, time, step in seeds[0].points
-        if len(found := values[name, step]) == len(seeds)
-    ]
+    count = "1 seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
+    return Entry(
+        name=run,
+        level="configuration",
+        note=f"{run}, {count}. Metrics are means over its seeds, the runs below it.",
+        started_ms=seeds[0].started_ms,
+        finished_ms=max(ends) if len(ends) == len(seeds) else None,
+        status=next((status for status in ("RUNNING", "KILLED") if status in states), "FINISHED"),
+        tags={name: tag for name, tag in seeds[0].tags.items() if name.startswith(("mlflow.source", "formerlab.data"))},
+        params={key: value for key, value in seeds[0].params.items() if key != "seed"},
+        points=[  # at the times of the first seed
+            (name, sum(found) / len(found), time, step)
+            for name, _, time, step in seeds[0].points
+            if len(found := values[name, step]) == len(seeds)
+        ],
+        files=[*figure],
+    )
 
 
 def seed_entry(results: Results, record: dict[str, Any]) -> Entry:
-    """Return the MLflow run of a finished run: all that its rows say."""
+    """Return the MLflow run of a run: all that its rows say, and tags that it is searched by.
+
+    Nothing of the environment is among them, which may hold secrets.
+    """
     rows = {name: found for name in READ if (found := results.rows_of(name, record["id"])) is not None}
     spec = sorted(flatten(record["spec"]).items(), key=lambda item: (item[0].count("."), item[0]))
-    folder = results.root / record["id"]
+    folder, git, data = results.root / record["id"], record.get("git") or {}, record["data"]
     grown = f" It goes on from {record['init']['id']}." if isinstance(record.get("init"), dict) else ""
-    command, data = f"`python -m formerlab train {record['id']} --scale {results.scale}`", record["data"]
+    command = f"`python -m formerlab train {record['id']} --scale {results.scale}`"
+    tags = {
+        **{f"formerlab.{key}": record.get(key) for key in ("id", "status", "spec_hash", "code_hash", "host", "device")},
+        **{f"formerlab.version.{name}": version for name, version in (record.get("versions") or {}).items()},
+        "formerlab.data": data["name"],
+        "formerlab.data_fingerprint": data["fingerprint"],
+        "formerlab.git_dirty_hash": git.get("dirty_hash"),
+        "mlflow.source.name": "formerlab",
+        "mlflow.source.type": "LOCAL",
+        "mlflow.source.git.commit": git.get("commit"),
+    }
     return Entry(
         name=f"{record['run']} seed{record['seed']}",
         level="run",
@@ -215,34 +201,21 @@ def seed_entry(results: Results, record: dict[str, Any]) -> Entry:
         started_ms=_milliseconds(record["started"]),
         finished_ms=None if record["status"] == "running" else _milliseconds(record["finished"]),
         status=STATUS.get(record["status"], "KILLED"),
-        tags=_tags(record) | {"formerlab.params_omitted": str(max(0, len(spec) - MOST_PARAMS))},
-        params={_name(key): _shorten(value) for key, value in spec[:MOST_PARAMS]},
+        tags={_name(key): _text(value) for key, value in tags.items() if value is not None},
+        params={_name(key): _text(value) for key, value in spec},
         points=[point for point in _points(rows, record) if math.isfinite(point[1])],
         files=[path for name in ("run.json", "run.yaml", *rows) if (path := folder / name).exists()],
-        dataset=(data["name"], str(data["fingerprint"])[:36]),
     )
-
-
-def _tags(record: dict[str, Any]) -> dict[str, str]:
-    """Return what a run is searched by; nothing of the environment, which may hold secrets."""
-    git = record.get("git") or {}
-    tags = {
-        **{f"formerlab.{key}": record.get(key) for key in ("id", "status", "spec_hash", "code_hash", "host", "device")},
-        "formerlab.git_dirty_hash": git.get("dirty_hash"),
-        **{f"formerlab.version.{name}": version for name, version in (record.get("versions") or {}).items()},
-        "mlflow.source.name": "formerlab",
-        "mlflow.source.type": "LOCAL",
-        "mlflow.source.git.commit": git.get("commit"),
-    }
-    return {_name(key): _shorten(value) for key, value in tags.items() if value is not None}
 
 
 def _points(rows: dict[str, DataFrame], record: dict[str, Any]) -> Iterator[Point]:
     """Yield curves, stamped with the time of their step, and final values, stamped with the end."""
     start, timing, train = _milliseconds(record["started"]), rows.get("timing.csv"), rows.get("train.csv")
     for metric, values in _curves(rows):
-        values = values.iloc[_spread(len(values))]
-        for value, time, step in zip(values, _times(values.index, timing, start), values.index, strict=True):
+        times = np.full(len(values), float(start))
+        if timing is not None and len(timing):  # the measured training time: the same for the same files
+            times += 1000 * np.interp(values.index, timing["step"], timing["time_s"])
+        for value, time, step in zip(values, times, values.index, strict=True):
             yield metric, float(value), int(time), int(step)
     last = int(train["step"].max()) if train is not None and len(train) else 0
     for name, value in _finals(rows, record).items():
@@ -260,7 +233,7 @@ def _curves(rows: dict[str, DataFrame]) -> Iterator[tuple[str, Any]]:
             yield f"{split}/loss_nats", losses.droplevel("split")
 
 
-def _finals(rows: dict[str, DataFrame], record: dict[str, Any]) -> dict[str, float]:
+def _finals(rows: dict[str, DataFrame], record: Mapping[str, Any]) -> dict[str, float]:
     values = {name: float(record[key]) / unit for key, (name, unit) in COSTS.items() if record.get(key) is not None}
     if len(test := rows.get("test.csv", DataFrame())):
         loss = float(np.average(test["loss_nats"], weights=test["tokens"]))
@@ -285,25 +258,6 @@ def _means(stage: str, rows: DataFrame, table: Table) -> dict[str, float]:
     return found
 
 
-def _spread(count: int) -> NDArray[np.int64]:
-    """Return the indices of at most MOST_POINTS rows: every 2nd, 4th, 8th, ... and the last.
-
-    So a curve that has grown shows most of the points that it had.
-    """
-    stride = 1
-    while count > stride * (MOST_POINTS - 1):
-        stride *= 2
-    return np.unique(np.append(np.arange(0, count, stride), [count - 1] * bool(count))).astype(np.int64)
-
-
-def _times(steps: Any, timing: DataFrame | None, start: int) -> NDArray[np.int64]:
-    """Return the time of each step in ms, from the measured training time; the same for the same files."""
-    if timing is None or timing.empty:
-        return np.full(len(steps), start, dtype=np.int64)
-    times: NDArray[np.int64] = (start + 1000 * np.interp(steps, timing["step"], timing["time_s"])).astype(np.int64)
-    return times
-
-
 def _milliseconds(moment: str) -> int:
     return round(datetime.fromisoformat(moment).timestamp() * 1000)
 
@@ -313,6 +267,5 @@ def _name(text: str) -> str:
     return re.sub(r"[^\w\-. /:]", "_", text)
 
 
-def _shorten(value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= LONGEST_PARAM else f"{text[: LONGEST_PARAM - 20]}... ({len(text)} characters)"
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

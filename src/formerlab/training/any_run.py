@@ -1,10 +1,11 @@
-"""AnyRun: what is measured, whether a model is trained in it or a released one stands in its place."""
+"""AnyRun: what is measured, whether a model is trained in it or a released one is read in its place."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import StringConstraints
 
-from formerlab.spec import Seed, Spec
+from formerlab.released import Dtype, ReleasedModel, Sizes
+from formerlab.spec import Count, Seed, Size, Spec
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,99}$")]
 
@@ -42,3 +43,43 @@ class AnyRun(Spec):
     def measured_in(self) -> str:
         """Type of the products when the model is measured: our own models compute in float32."""
         return "float32"
+
+
+class Pretrained(Sizes):
+    """A released model as plans, records and readers of rows know it."""
+
+    kind: Literal["released"] = "released"
+    name: Name
+    """Its name at the scale."""
+    source: ReleasedModel
+    """Where it lies, and the type that its weights are given."""
+
+
+class ReleasedRun(AnyRun):
+    """A run that trains nothing: a released model, whose loss is measured on held-out text of its own tokens."""
+
+    model: Pretrained
+    """What the plan knows of the model, whose tokenizer is that of the data set."""
+    released: Name
+    """The model, by its name below `released` of the scale."""
+    dtype: Dtype | None = None
+    """Type of its weights, where it differs from what the scale says of the model."""
+    context: Size = 512
+    """Tokens predicted in a window of the held-out text."""
+    windows: Count = 128
+    """Windows at most, evenly spread over it."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that loading predicts on the held-out text, at most."""
+        return self.windows * self.context
+
+    @property
+    def forward_flops(self) -> int:
+        """FLOPs of a token, forward, in a window."""
+        return self.model.flops(self.context) // self.context
+
+    @property
+    def measured_in(self) -> str:
+        """Type of the products: that of the weights."""
+        return "bfloat16" if self.model.source.dtype in ("float16", "bfloat16") else "float32"

@@ -16,33 +16,23 @@ import torch
 from formerlab.errors import UserError
 from formerlab.files import replacing
 from formerlab.training import processes
-from formerlab.training.finish import SUPERSEDED
+from formerlab.training.record import SUPERSEDED
 
 Content = dict[str, Any]
-REMEDY = "delete it to train from the start"
+PREVIOUS = "previous.pt"
+"""The checkpoint before the last, beside it."""
 
 
 class DamagedFile(UserError):
     """A file does not hold what was written into it."""
 
 
-def previous(path: Path) -> Path:
-    """Return where the checkpoint before that at `path` is kept."""
-    return path.with_name(f"previous{path.suffix}")
-
-
 def save_checkpoint(path: Path, content: Content, belongs_to: dict[str, str]) -> None:
-    """Write a checkpoint; the one before it stays, whole.
-
-    Raises
-    ------
-    NoRoom
-        Where the disk is full; the checkpoints that exist are untouched.
-    """
+    """Write a checkpoint; the one before it stays, whole. Raises NoRoom where the disk is full."""
     with replacing(path) as temporary:
         torch.save({"belongs_to": belongs_to, "state": content}, temporary)
         if path.exists():
-            os.replace(path, previous(path))
+            os.replace(path, path.with_name(PREVIOUS))
 
 
 def found_checkpoint(path: Path, belongs_to: dict[str, str], on_mismatch: str) -> Content | None:
@@ -66,45 +56,32 @@ def found_checkpoint(path: Path, belongs_to: dict[str, str], on_mismatch: str) -
 def load_checkpoint(path: Path, belongs_to: dict[str, str]) -> Content | None:
     """Read a checkpoint of exactly this run (same spec, data, code and initial weights), if there is one.
 
-    Where the file is damaged or missing, the one before it is read, and that is said.
-
-    Raises
-    ------
-    UserError
-        Where no whole one is left, or it belongs to something else; the message names what differs.
+    Where the file is damaged or missing, the one before it is read, and that is said. Raises UserError where no whole
+    one is left, or it belongs to something else; the message names what differs.
     """
-    before = previous(path)
-    if not path.exists():  # a process killed between the two renamings of a save leaves the one before
-        return _load(before, belongs_to) if before.exists() else None
-    try:
-        return _load(path, belongs_to)
-    except DamagedFile as error:
-        if not before.exists():
-            raise
-        content = _load(before, belongs_to)
-        print(f"{error}; going on from the one before it, {before.name}", file=sys.stderr)
-        return content
-
-
-def _load(path: Path, belongs_to: dict[str, str]) -> Content:
-    content = load_tensors(path, {"belongs_to", "state"}, REMEDY)
-    if differing := differences(content["belongs_to"], belongs_to):
-        raise UserError(
-            f"{path}: checkpoint of another run ({differing}); "
-            "go on with --on-mismatch restart, which keeps it as checkpoint.superseded"
-        )
-    return dict(content["state"])
+    present = [one for one in (path, path.with_name(PREVIOUS)) if one.exists()]
+    for one in present:  # a process killed between the two renamings of a save leaves the one before alone
+        try:
+            content = load_tensors(one, {"belongs_to", "state"}, "delete it to train from the start")
+        except DamagedFile as error:
+            if one == present[-1]:
+                raise
+            print(f"{error}; going on from the one before it, {PREVIOUS}", file=sys.stderr)
+            continue
+        if differing := differences(content["belongs_to"], belongs_to):
+            raise UserError(
+                f"{one}: checkpoint of another run ({differing}); "
+                "go on with --on-mismatch restart, which keeps it as checkpoint.superseded"
+            )
+        return dict(content["state"])
+    return None
 
 
 def load_tensors(path: Path, keys: set[str], remedy: str) -> Content:
     """Read a mapping with these keys that `torch.save` wrote, tensors and plain values only.
 
-    Tensors are mapped, so that processes which read one file hold it once; its checksums are tested before.
-
-    Raises
-    ------
-    DamagedFile
-        Where there is no whole file of that kind.
+    Tensors are mapped, so that processes which read one file hold it once; its checksums are tested before. Raises
+    DamagedFile where there is no whole file of that kind.
     """
     try:
         with zipfile.ZipFile(path) as file:
@@ -121,8 +98,5 @@ def load_tensors(path: Path, keys: set[str], remedy: str) -> Content:
 
 def differences(found: dict[str, str], wanted: dict[str, str]) -> str:
     """Say in which of spec, data, code and initial weights two runs differ; nothing where they are the same."""
-    return ", ".join(
-        f"{key} {found.get(key)} there, {wanted.get(key)} here"
-        for key in sorted(found | wanted)
-        if found.get(key) != wanted.get(key)
-    )
+    keys = [key for key in sorted(found | wanted) if found.get(key) != wanted.get(key)]
+    return ", ".join(f"{key} {found.get(key)} there, {wanted.get(key)} here" for key in keys)

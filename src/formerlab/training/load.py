@@ -29,21 +29,17 @@ def found(run: str | Path) -> Path:
     """
     folder = Path(run)
     if not (folder / "run.json").is_file() and not folder.is_absolute():
-        live = [path.parent for path in sorted(_live().glob(f"*/{folder}/run.json"))]
+        config = read_yaml(Path(), "config.yaml") if Path("config.yaml").is_file() else {}
+        overlay = read_yaml(Path(), config["overlay"]) if config.get("overlay") else {}
+        named = [layer.get("results") for layer in (config.get("set") or {}, overlay, config)]
+        results = next(filter(None, named), "results")
+        live = [path.parent for path in sorted(Path(results, "live").glob(f"*/{folder}/run.json"))]
         if len(live) > 1:
             raise UserError(f"{run}: more than one scale has this run; name {' or '.join(map(str, live))}")
         folder = live[0] if live else folder
     if not (folder / "run.json").is_file():
         raise UserError(f"{run}: no finished run there; python -m formerlab runs lists those of a scale")
     return folder
-
-
-def _live() -> Path:
-    """Return the folder of live results that the configuration in the working directory names."""
-    config = read_yaml(Path(), "config.yaml") if Path("config.yaml").is_file() else {}
-    overlay = read_yaml(Path(), config["overlay"]) if config.get("overlay") else {}
-    own = config.get("set") or {}
-    return Path(own.get("results") or overlay.get("results") or config.get("results") or "results", "live")
 
 
 def load_model(folder: Path) -> tuple[nn.Module, Run]:

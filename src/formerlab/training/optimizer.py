@@ -92,18 +92,15 @@ class AdamW(Spec):
         A fourth holds the mixing weights that are never decayed, where there are any.
         """
         matrices, vectors, mixing, static = (list[nn.Parameter]() for _ in range(4))
-        exempt = _never_decayed(model)
+        exempt: set[str] = getattr(getattr(model, "mixer", None), "no_weight_decay", set)()
         for name, parameter in model.named_parameters():
-            mixers = static if name in exempt else mixing
+            mixers = static if name.removeprefix("mixer.") in exempt else mixing
             others = matrices if parameter.ndim >= 2 else vectors
             (mixers if name.startswith("mixer.") else others).append(parameter)
-        decays = {True: self.weight_decay, False: 0.0}
-        rows = [(matrices, True, 1.0), (vectors, False, 1.0), (mixing, self.decay_mixing, self.mixing_lr_factor)]
-        rows += [(static, False, self.mixing_lr_factor)] if static else []
-        return [
-            {"params": parameters, "weight_decay": decays[decay], "lr_factor": factor}
-            for parameters, decay, factor in rows
-        ]
+        factor, decay = self.mixing_lr_factor, self.weight_decay
+        rows = [(matrices, decay, 1.0), (vectors, 0.0, 1.0), (mixing, decay * self.decay_mixing, factor)]
+        rows += [(static, 0.0, factor)] if static else []
+        return [{"params": group, "weight_decay": decay, "lr_factor": factor} for group, decay, factor in rows]
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, factor: float) -> None:
         """Set the learning rates of a step (0-based), and whether the mixing weights take part in it.
@@ -114,12 +111,6 @@ class AdamW(Spec):
             group["lr"] = self.lr * factor * group["lr_factor"]
         if isinstance(mixer := getattr(model, "mixer", None), nn.Module):
             mixer.requires_grad_(step >= self.mixing_start_step)
-
-
-def _never_decayed(model: nn.Module) -> set[str]:
-    """Return the names of the mixer's weights that are never decayed."""
-    names: set[str] = getattr(getattr(model, "mixer", None), "no_weight_decay", set)()
-    return {f"mixer.{name}" for name in names}
 
 
 class LayerwiseAdamW(AdamW):
@@ -134,21 +125,17 @@ class LayerwiseAdamW(AdamW):
     def groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Return decayed and other parameters, by timm's rule also for every layer."""
         exempt: set[str] = model.no_weight_decay()  # type: ignore[operator]
-        return self._uniform(model, exempt) if self.layer_decay == 1 else self._by_layer(model, exempt)
-
-    def _uniform(self, model: nn.Module, exempt: set[str]) -> list[dict[str, Any]]:
-        groups: dict[float, list[nn.Parameter]] = {self.weight_decay: [], 0.0: []}
-        for name, parameter in model.named_parameters():
-            groups[0.0 if parameter.ndim < 2 or name in exempt else self.weight_decay].append(parameter)
-        return [{"params": group, "weight_decay": decay, "lr_factor": 1.0} for decay, group in groups.items()]
-
-    def _by_layer(self, model: nn.Module, exempt: set[str]) -> list[dict[str, Any]]:
+        if self.layer_decay == 1:
+            split: dict[float, list[nn.Parameter]] = {self.weight_decay: [], 0.0: []}
+            for name, parameter in model.named_parameters():
+                split[0.0 if parameter.ndim < 2 or name in exempt else self.weight_decay].append(parameter)
+            return [{"params": group, "weight_decay": decay, "lr_factor": 1.0} for decay, group in split.items()]
         ensure_torchvision_imports()
         from timm.optim._param_groups import param_groups_layer_decay
 
         groups = param_groups_layer_decay(model, self.weight_decay, exempt, layer_decay=self.layer_decay)
-        kept = ("params", "weight_decay")
-        return [{key: group[key] for key in kept} | {"lr_factor": group["lr_scale"]} for group in groups]
+        keys = ("params", "weight_decay")
+        return [{key: group[key] for key in keys} | {"lr_factor": group["lr_scale"]} for group in groups]
 
 
 class Muon(AdamW):
@@ -164,11 +151,12 @@ class Muon(AdamW):
 
     def build(self, model: nn.Module) -> torch.optim.AdamW:
         """Return the optimizer over AdamW's groups, of whose matrices those of blocks are Muon's."""
-        names = {parameter: name.partition(".")[0] for name, parameter in model.named_parameters()}
+        blocks = ("blocks.", "encoder.", "decoder.")
+        of_blocks = {parameter for name, parameter in model.named_parameters() if name.startswith(blocks)}
         groups = self.groups(model)
         matrices = groups[0]["params"]
-        inside = [matrix for matrix in matrices if names[matrix] in ("blocks", "encoder", "decoder")]
-        groups[0]["params"] = [matrix for matrix in matrices if names[matrix] not in ("blocks", "encoder", "decoder")]
+        inside = [matrix for matrix in matrices if matrix in of_blocks]
+        groups[0]["params"] = [matrix for matrix in matrices if matrix not in of_blocks]
         muon = torch.optim.Muon(
             inside, self.lr, self.weight_decay, momentum=self.momentum, adjust_lr_fn="match_rms_adamw"
         )

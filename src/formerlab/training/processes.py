@@ -17,12 +17,11 @@ import torch
 from torch import Tensor, distributed, nn
 
 from formerlab.errors import UserError
-from formerlab.layers.initial import with_tables
-from formerlab.layers.norm import LayerNormLayer, RMSNormLayer
-from formerlab.tasks.task import Share
+from formerlab.growth.tokens import Growth
+from formerlab.layers.norm import NormLayer
 from formerlab.training.optimizer import Muon
 from formerlab.training.run import Run
-from formerlab.training.runtime_config import SHARDED
+from formerlab.training.runtime import SHARDED
 
 
 @contextmanager
@@ -51,11 +50,6 @@ def rank() -> int:
     return distributed.get_rank() if distributed.is_initialized() else 0
 
 
-def share() -> Share:
-    """Return which parts of a step this process has."""
-    return Share(rank(), count())
-
-
 def sharded() -> bool:
     """Say whether tensors are split over the processes."""
     return os.environ.get(SHARDED) == "1" and count() > 1
@@ -75,30 +69,30 @@ def check(run: Run, *, keep_optimizer: bool) -> None:
 
 def unsplittable(run: Run) -> str | None:
     """Return what of a run works on whole tensors only, if anything does."""
-    growth = run.growth
+    growth = run.growth or Growth()
     reasons = {
         f"model.kind={run.model.kind}": run.model.kind != "decoder",
-        "growth.optimizer=carry": growth is not None and growth.optimizer == "carry",
-        "growth.old_tokens": growth is not None and growth.old_tokens != "train",
+        "growth.optimizer=carry": growth.optimizer == "carry",
+        "growth.old_tokens": growth.old_tokens != "train",
         "optimizer.kind=muon": isinstance(run.optimizer, Muon),
         "optimizer.mixing_start_step": run.optimizer.mixing_start_step > 0,
     }
     return next((reason for reason, met in reasons.items() if met), None)
 
 
-def placed(model: Any, device: str, precision: str) -> nn.Module:
+def placed(model: nn.Module, device: str, precision: str) -> nn.Module:
     """Return the model on its device: whole, or where tensors are split this process's parts of it.
 
     A model built on the meta device has memory there, but no values yet.
     """
     if sharded():
         _split(model, device, precision)
-    moved: nn.Module
     if any(weight.is_meta for weight in model.parameters()):
-        moved = with_tables(model.to_empty(device=device))
-    else:
-        moved = model.to(device)
-    return moved
+        model.to_empty(device=device)
+        for part in model.modules():
+            if part._non_persistent_buffers_set:  # tables, which no state dict holds
+                part.reset_parameters()  # type: ignore[operator]
+    return model.to(device)
 
 
 def _split(model: Any, device: str, precision: str) -> None:
@@ -114,13 +108,10 @@ def _split(model: Any, device: str, precision: str) -> None:
     mesh = init_device_mesh(torch.device(device).type, (count(),))
     half = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
     for block in model.blocks:
-        if precision != "bfloat16":
-            fully_shard(block, mesh=mesh)
-            continue
-        for norm in block.modules():
-            if isinstance(norm, LayerNormLayer | RMSNormLayer) and list(norm.parameters()):
+        for norm in block.modules() if precision == "bfloat16" else ():
+            if isinstance(norm, NormLayer) and list(norm.parameters()):
                 fully_shard(norm, mesh=mesh)
-        fully_shard(block, mesh=mesh, mp_policy=half)
+        fully_shard(block, mesh=mesh, mp_policy=half if precision == "bfloat16" else MixedPrecisionPolicy())
     fully_shard(model, mesh=mesh)
     for part in model.modules():
         if isinstance(part, FSDPModule):
@@ -149,15 +140,14 @@ def summing_gradients(model: nn.Module, *, some_rest: bool) -> nn.Module:
     called = nn.parallel.DistributedDataParallel(
         model, forward_sync_buffers=False, gradient_as_bucket_view=True, find_unused_parameters=some_rest
     )
-    called.register_comm_hook(None, _sum)  # it would take the mean: losses are divided by the number of parts already
+
+    def total(state: None, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
+        work: Any = distributed.all_reduce(bucket.buffer(), async_op=True)
+        summed: torch.futures.Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
+        return summed
+
+    called.register_comm_hook(None, total)  # it would take the mean: losses are divided by the number of parts already
     return called
-
-
-def _sum(state: None, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
-    work = distributed.all_reduce(bucket.buffer(), async_op=True)
-    assert work is not None
-    summed: torch.futures.Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
-    return summed
 
 
 def of_part(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
@@ -168,12 +158,6 @@ def of_part(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
     if isinstance(model, nn.parallel.DistributedDataParallel) and not last:
         return model.no_sync()  # type: ignore[no-untyped-call,no-any-return]
     return nullcontext()
-
-
-def sum_over_all(number: Tensor) -> None:
-    """Replace a number by its sum over the processes."""
-    if count() > 1:
-        distributed.all_reduce(number)
 
 
 def any_wants(*wishes: bool) -> list[bool]:
@@ -230,11 +214,6 @@ def gathered(rows: Any) -> list[Any]:
     found = [None] * count()
     distributed.all_gather_object(found, rows)
     return found
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Return where a model is."""
-    return next(model.parameters()).device
 
 
 @contextmanager

@@ -1,19 +1,20 @@
-"""Where a result comes from: code, versions, machine."""
+"""Where a result comes from: code, versions, the machine, and what that can do."""
 
 import functools
 import platform
+import resource
 import socket
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from formerlab.spec import fingerprint
-
-PACKAGES = ("formerlab", "torch", "numpy", "pydantic", "tokenizers", "safetensors")
 
 
 def now() -> str:
@@ -49,20 +50,11 @@ def _git(folder: Path, *words: str) -> str:
     return subprocess.run(command, capture_output=True, check=True, text=True, errors="replace").stdout
 
 
-def versions() -> dict[str, str]:
-    """Return the versions that a result depends on."""
-    return {"python": platform.python_version()} | versions_of(*PACKAGES)
-
-
-def versions_of(*packages: str) -> dict[str, str]:
-    """Return the versions of those packages that are installed."""
-    found = {}
-    for package in packages:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
+def versions(*further: str) -> dict[str, str]:
+    """Return the versions that a result depends on, those of `further` packages included, as far as they are here."""
+    packages = ("formerlab", "torch", "numpy", "pydantic", "tokenizers", "safetensors", *further)
+    found = {package: found.version for package in packages for found in distributions(name=package)}
+    return {"python": platform.python_version()} | found
 
 
 def device_name(device: torch.device) -> str:
@@ -79,3 +71,45 @@ def device_name(device: torch.device) -> str:
 def host() -> str:
     """Return the name of the machine."""
     return socket.gethostname()
+
+
+def matmul_flops_per_s(device: str | torch.device = "cpu", precision: str = "float32") -> float:
+    """Measure the fastest product of two square matrices on one device, in FLOP per second.
+
+    `precision` is that of a run's products, float32 or bfloat16. Matrices are so large that starting a product costs
+    nothing. This is what the device reaches at best with the threads it was given, and as a peak it stands in
+    `model_flops_utilisation`.
+    """
+    device = torch.device(device)
+    size, in_a_row = (4096, 8) if device.type == "cuda" else (1024, 1)  # so that waiting for a GPU costs nothing either
+    wait: Any = functools.partial(torch.cuda.synchronize, device) if device.type == "cuda" else int
+    left, right = (torch.randn(size, size, device=device, dtype=getattr(torch, precision)) for _ in range(2))
+    best, spent = float("inf"), 0.0
+    torch.matmul(left, right)  # the first product pays for allocations and for choosing a kernel
+    while spent < 0.05:
+        wait()
+        began = time.perf_counter()
+        for _ in range(in_a_row):
+            torch.matmul(left, right)
+        wait()
+        took = time.perf_counter() - began
+        best, spent = min(best, took), spent + took
+    return in_a_row * 2 * size**3 / best
+
+
+def model_flops_utilisation(flops: float, seconds: float, flops_per_s: float, devices: int = 1) -> float:
+    """Return the share of the peak of so many devices that training reached: FLOPs of the model in `seconds`.
+
+    Only what the model needs counts, nothing that is computed twice (MFU, arXiv:2204.02311, section 4.1). The peak here
+    is the measured one of `matmul_flops_per_s`, not that of a data sheet, so shares are higher than published ones.
+    """
+    return flops / seconds / (devices * flops_per_s)
+
+
+def peak_memory_bytes(device: str | torch.device = "cpu") -> int:
+    """Return the largest memory this process has held: allocated on a GPU, resident otherwise."""
+    device = torch.device(device)
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts KiB, but bytes on macOS
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

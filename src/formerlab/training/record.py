@@ -1,25 +1,36 @@
-"""What the record of a finished run says to others: its weights, and what its chain read of the training data."""
+"""What a run leaves: rows, weights, and run.json, which says what the run was, read and cost, and where it is from."""
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import NonNegativeFloat, NonNegativeInt
+from safetensors.torch import save_file
 
 from formerlab.errors import UserError
-from formerlab.files import read_json, sha256
+from formerlab.files import read_json, replacing, sha256, write_json
+from formerlab.results.stages import OPTIMIZER, STAGES, TABLES
+from formerlab.results.write import hashes_of_rows, write_rows
 from formerlab.spec import Spec
-from formerlab.tasks.task import Place
+from formerlab.tasks.task import Place, Row
+from formerlab.training import processes, provenance
 from formerlab.training.run import Run
+from formerlab.training.runtime import RuntimeConfig
 from formerlab.training.state import State
 
 Record = dict[str, Any]
+SCHEMA = 1
+CHECKPOINT = "checkpoint/last.pt"
+SUPERSEDED = "checkpoint.superseded"
+WEIGHTS = "weights.safetensors"
 
 
 def load_record(folder: Path) -> Record:
     """Read run.json and check that the weights beside it are those it describes."""
     record: Record = read_json(folder / "run.json")
-    weights = folder / "weights.safetensors"
+    weights = folder / WEIGHTS
     if not weights.is_file():
         raise UserError(f"{weights}: no such file; train {record['id']} again")
     if sha256(weights) != record["weights_sha256"]:
@@ -50,7 +61,7 @@ class Reading(Spec):
     """How often the chain read a token of the run's stretch on average."""
 
 
-def readings(record: dict[str, Any] | None) -> list[Reading]:
+def readings(record: Record | None) -> list[Reading]:
     """Return what the chain that ends with the run of this record has read; nothing where there is no chain."""
     return [Reading.model_validate(reading) for reading in record["read"]] if record else []
 
@@ -66,9 +77,10 @@ def next_place(chain: Sequence[Reading], data: str) -> Place:
 def reading_of(run: Run, state: State, fingerprint: str, data: Any, chain: Sequence[Reading]) -> Reading:
     """Return what a run read so far of the `data` that its task loaded, as a descendant of `chain`."""
     start = next_place(chain, fingerprint)
-    stretch = getattr(run.task, "stretch", (0.0, 1.0))
+    low, high = stretch = getattr(run.task, "stretch", (0.0, 1.0))
     epochs = state.tokens / run.task.epoch_tokens(data)
     before = [reading for reading in chain if reading.data == fingerprint]
+    shared = [max(0.0, min(high, one.stretch[1]) - max(low, one.stretch[0])) / (high - low) for one in before]
     return Reading(
         run=run.id,
         data=fingerprint,
@@ -78,11 +90,118 @@ def reading_of(run: Run, state: State, fingerprint: str, data: Any, chain: Seque
         tokens=state.tokens,
         epochs=epochs,
         tokens_cumulative=state.tokens + sum(reading.tokens for reading in before),
-        epochs_cumulative=epochs + sum(reading.epochs * _covered(stretch, reading.stretch) for reading in before),
+        epochs_cumulative=epochs + sum(one.epochs * share for one, share in zip(before, shared, strict=True)),
     )
 
 
-def _covered(stretch: tuple[float, float], other: tuple[float, float]) -> float:
-    """Return the share of a stretch that another covers."""
-    shared = min(stretch[1], other[1]) - max(stretch[0], other[0])
-    return max(0.0, shared) / (stretch[1] - stretch[0])
+def finish(
+    run: Run,
+    state: State,
+    runtime: RuntimeConfig,
+    out: Path,
+    manifest: Record,
+    parent: Record | None,
+    diverged: int | None,
+    data: Any,
+) -> None:
+    """Write rows, weights, and run.json, which speaks for them and so comes last; all processes take part.
+
+    `manifest` is that of the data, `parent` the record of the run that this one grew from, `data` what
+    the task loaded to train on.
+    """
+    content = state.dump()
+    if processes.rank() > 0:
+        return
+    final = _write_rows(run, state, out)
+    weights = {
+        name: weight.detach().cpu().nan_to_num().contiguous()  # the step that makes a run diverge may overflow them
+        for name, weight in content["model"].items()
+    }
+    with replacing(out / WEIGHTS) as temporary:
+        save_file(weights, temporary)
+    (out / OPTIMIZER).unlink(missing_ok=True)
+    if runtime.keep_optimizer:  # a later run carries it on
+        with replacing(out / OPTIMIZER) as temporary:
+            torch.save(content["optimizer"], temporary)
+    device = torch.device(runtime.device)
+    chain = readings(parent)
+    rate, time_s = provenance.matmul_flops_per_s(device, run.precision), state.training_time_s
+    used = provenance.model_flops_utilisation(state.flops, time_s, rate, processes.count()) if time_s else None
+    record: Record = {
+        "schema": SCHEMA,
+        "id": run.id,
+        "study": run.study,
+        "run": run.name,
+        "seed": run.seed,
+        "status": "finished" if diverged is None else "diverged",
+        "diverged_at_step": diverged,
+        "spec": run.to_dict(),
+        "spec_hash": run.fingerprint(),
+        "code_hash": runtime.code_hash,
+        "data": {key: manifest[key] for key in ("name", "fingerprint")},
+        "init": parent and {key: parent[key] for key in ("id", "weights_sha256")},
+        "read": [one.to_dict() for one in (*chain, reading_of(run, state, manifest["fingerprint"], data, chain))],
+        "parameters": run.model.params(),
+        "parameters_non_embedding": run.model.params(embedding=False),
+        "tokens": state.tokens,
+        "flops": state.flops,
+        "flops_cumulative": state.flops + (parent["flops_cumulative"] if parent else 0),
+        "training_time_s": time_s,
+        "wall_time_s": state.wall_time_s,
+        "tokens_per_s": state.tokens / time_s if time_s else None,
+        "peak_memory_bytes": provenance.peak_memory_bytes(device),
+        "model_flops_utilisation": used,
+        "matmul_flops_per_s": rate,
+        "threads": runtime.threads,
+        "processes": processes.count(),
+        "device": provenance.device_name(device),
+        "kernels": state.kernels,
+        "host": provenance.host(),
+        "git": provenance.git_state(),
+        "versions": provenance.versions(),
+        "started": state.started,
+        "finished": provenance.now(),
+        "weights_sha256": sha256(out / WEIGHTS),
+        "rows_sha256": hashes_of_rows(out, STAGES["train"].tables),
+        "final": final,
+    }
+    write_json(out / "run.json", record)
+    tidy(out, record["status"])
+
+
+def _write_rows(run: Run, state: State, out: Path) -> dict[str, float | None]:
+    """Write the rows of training and of the held-out streams; return their means for people."""
+    write_curves(run, state, out)
+    columns = {"test": run.task.test_columns, "lender_test": TABLES["lender_test.csv"].names}
+    tested = {name: sorted(row for group in state.tested.get(name, ()) for row in group) for name in columns}
+    for name, rows in tested.items():
+        write_rows(out / f"{name}.csv", columns[name], rows)
+    evaluated = state.rows["eval"]
+    valid = [row[3:] for row in evaluated if row[0] == evaluated[-1][0]]
+    return {
+        "train_loss_nats": float(state.rows["train"][-1][2]) if state.rows["train"] else None,
+        "valid_loss_nats": _mean_loss(valid) if valid else None,
+        "test_loss_nats": _mean_loss(row[1:] for row in tested["test"]),
+    }
+
+
+def write_curves(run: Run, state: State, out: Path) -> None:
+    """Write the rows of the steps so far, at every checkpoint too: what still trains can be looked at."""
+    columns = {name: TABLES[f"{name}.csv"].names for name in ("timing", "depth")}
+    columns["train"] = (*TABLES["train.csv"].required, *run.task.train_columns)
+    columns["eval"] = ("step", "split", "batch", *run.task.eval_columns)
+    for name, names in columns.items():
+        write_rows(out / f"{name}.csv", names, state.rows[name])
+
+
+def _mean_loss(rows: Iterable[Row]) -> float:
+    """Return the mean loss per token in nats of rows that begin with tokens and loss."""
+    pairs = [(float(row[0] or 0), float(row[1] or 0)) for row in rows]
+    return sum(tokens * loss for tokens, loss in pairs) / sum(tokens for tokens, _ in pairs)
+
+
+def tidy(out: Path, status: str) -> None:
+    """Remove what a run needed on its way; the last good checkpoint of a diverged one stays to be looked at."""
+    if status == "finished":
+        shutil.rmtree((out / CHECKPOINT).parent, ignore_errors=True)
+    shutil.rmtree(out / SUPERSEDED, ignore_errors=True)

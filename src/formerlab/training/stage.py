@@ -1,35 +1,45 @@
 """The stage `train`: from a run and its data to the files that every later stage reads.
 
-A run goes one way: it is checked, starts (`start.py`), takes its steps (`loop.py`) and ends (`finish.py`).
+A run goes one way: it is checked, starts (fresh, grown from a parent, or resumed), takes its steps (`loop.py`) and
+leaves its files (`record.py`).
 """
 
 import os
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 import yaml
+from safetensors.torch import load_file
+from torch import Tensor, nn
 
-from formerlab.data.text.streams import read_manifest, verify
-from formerlab.files import write_text
-from formerlab.kernels.native import keep_memory
+from formerlab.data.manifest import read_manifest, verify
+from formerlab.errors import UserError
+from formerlab.files import read_json, sha256, write_text
+from formerlab.growth.optimizer import grow_optimizer_state, hold_old_tokens
+from formerlab.growth.tokens import continued_spec, grow_into, grown_spec
+from formerlab.kernels.native import keep_memory, kernel_path
+from formerlab.layers.initial import without_values
+from formerlab.results.stages import OPTIMIZER, STAGES
 from formerlab.training import processes, provenance
-from formerlab.training.checkpoint import found_checkpoint, save_checkpoint
-from formerlab.training.finish import CHECKPOINT, finish, write_curves
+from formerlab.training.checkpoint import Content, differences, found_checkpoint, load_tensors, save_checkpoint
 from formerlab.training.loop import Hooks, measure, train
-from formerlab.training.record import next_place, readings
-from formerlab.training.run import Run
-from formerlab.training.runtime_config import RuntimeConfig
-from formerlab.training.start import (
-    identity,
-    initial_state,
-    is_finished,
-    note_kernels,
-    record_of_parent,
+from formerlab.training.record import (
+    CHECKPOINT,
+    WEIGHTS,
+    Record,
+    finish,
+    load_record,
+    next_place,
+    readings,
+    tidy,
+    write_curves,
 )
+from formerlab.training.run import Run
+from formerlab.training.runtime import RuntimeConfig, StopRequest
 from formerlab.training.state import State
-from formerlab.training.stop import StopRequest
 
 
 def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime: RuntimeConfig) -> None:
@@ -37,12 +47,8 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
 
     Where `out` holds this very run, finished, nothing is done.
 
-    Raises
-    ------
-    UserError
-        Where data, parent, or the results or checkpoint found in `out` do not fit the run.
-    StoppedEarly
-        When a signal came or the time limit is near; the work is saved and the same call continues.
+    Raises UserError where data, parent, or the results or checkpoint found in `out` do not fit the run; StoppedEarly
+    when a signal came or the time limit is near: the work is saved and the same call continues.
     """
     with StopRequest(runtime.time_limit_s, runtime.margin_s) as stop, processes.joined(runtime.device) as device:
         # Check.
@@ -50,11 +56,9 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
         manifest, ancestor = read_manifest(data), record_of_parent(run, parent)
         belongs_to = identity(run.fingerprint(), manifest, runtime.code_hash, ancestor)
         with processes.first_in_turn():
-            finished = is_finished(run, out, belongs_to, runtime)
-            if not finished:
-                verify(data)  # the record will name these data
-        if finished:
-            return
+            if is_finished(run, out, belongs_to, runtime):
+                return
+            verify(data)  # the record will name these data
 
         # Start.
         clock = time.monotonic() - runtime.before_s
@@ -95,4 +99,97 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
 
         # Finish.
         state.wall_time_s = time.monotonic() - clock
+        if diverged is not None and processes.rank() == 0:
+            saved = f"last good checkpoint: {path}" if path.exists() else "no checkpoint was written before it"
+            print(
+                f"{run.id}: loss, gradient or weights not finite in step {diverged}; recorded as diverged ({saved}). "
+                f"Try a lower optimizer.lr (now {run.optimizer.lr:g}), a longer schedule.warmup, optimizer.clip 1.0 or "
+                "precision float32.",
+                file=sys.stderr,
+            )
         finish(run, state, runtime, out, manifest, ancestor, diverged, examples)
+
+
+def record_of_parent(run: Run, parent: Path | None) -> Record | None:
+    """Return the record of the run that this one starts from, checked with its weights; raise UserError without one."""
+    if run.init is None:
+        return None
+    subject = f"{run.id}: init={run.init}"
+    if parent is None:
+        raise UserError(f"{subject} needs the folder of that run")
+    if not (parent / "run.json").exists():
+        raise UserError(f"{subject} is not finished, {parent / 'run.json'} is missing; train it first")
+    record = load_record(parent)
+    if record["status"] != "finished":
+        raise UserError(f"{subject} {record['status']}; change its settings (lower optimizer.lr) first")
+    return record
+
+
+def identity(spec_hash: str, data: Record, code_hash: str, init: Record | None) -> dict[str, str]:
+    """Return what decides the results of a run; `data` and `init` are records of its data and of its parent."""
+    found = {"spec": spec_hash, "data": data["fingerprint"], "code": code_hash}
+    return found if init is None else found | {"init": init["weights_sha256"]}
+
+
+def is_finished(run: Run, out: Path, belongs_to: dict[str, str], runtime: RuntimeConfig) -> bool:
+    """Say whether `out` holds this very run, whole; another one is replaced only if the settings say so."""
+    path = out / "run.json"
+    if not path.exists():
+        return False
+    record = read_json(path)
+    found = identity(record["spec_hash"], record["data"], record["code_hash"], record["init"])
+    if differing := differences(found, belongs_to):
+        reason = f"{path}: result of another run ({differing})"
+        if runtime.on_mismatch != "restart":
+            raise UserError(f"{reason}; replace it with --on-mismatch restart")
+        print(f"training anew: {reason}", file=sys.stderr)
+        return False
+    names = (*STAGES["train"].written, OPTIMIZER) if runtime.keep_optimizer else STAGES["train"].written
+    stated = record.get("rows_sha256", {}) | {WEIGHTS: record["weights_sha256"]}
+    damaged = [name for name in names if not (out / name).exists()]
+    damaged = damaged or [name for name, digest in stated.items() if sha256(out / name) != digest]
+    if damaged:
+        print(f"training again: {out} has no whole {', '.join(damaged)}", file=sys.stderr)
+        return False
+    print(f"{run.id}: already {record['status']}", file=sys.stderr)
+    tidy(out, record["status"])
+    return True
+
+
+def initial_state(run: Run, parent: Path | None, record: Record | None, content: Content | None, device: str) -> State:
+    """Build model and optimizer at step 0, from the weights of the parent where there is one, with its record.
+
+    Where the content of a checkpoint follows, nothing is drawn or copied before: the model is built without values.
+    """
+    growth, weights, spec = run.growth, dict[str, Tensor](), run.model
+    if parent is not None and record is not None:
+        weights, old = load_file(parent / WEIGHTS), Run.model_validate(record["spec"]).model
+        spec = continued_spec(old, spec) if growth is None else grown_spec(old, spec, growth)
+    model: nn.Module
+    if content is None and growth is not None:
+        model = grow_into(weights, old, spec, growth, run.seed)
+    else:
+        with nullcontext() if content is None else without_values():
+            model = spec.build(run.seed)
+        if weights and content is None:
+            model.load_state_dict(weights)
+    model = processes.placed(model, device, run.precision)
+    state = State(model, run.optimizer.build(model), started=provenance.now())
+    if growth is not None:
+        hold_old_tokens(state.optimizer, model, weights, growth.old_tokens)
+    if content is not None:
+        state.restore(content)
+    elif parent is not None and growth is not None and growth.optimizer == "carry":
+        remedy = f"train {run.init_id} again, which then keeps it"
+        carried = load_tensors(parent / OPTIMIZER, {"state", "param_groups"}, remedy)
+        state.optimizer.load_state_dict(grow_optimizer_state(carried, state.optimizer))
+    return state
+
+
+def note_kernels(state: State) -> None:
+    """Note on which path of kernels the next steps are computed; say so where it is another one than before."""
+    now, before = kernel_path(), state.kernels[-1:]
+    if before and before != [now] and processes.rank() == 0:
+        differing = f"the steps before were computed with kernels '{before[0]}', the next ones with '{now}'"
+        print(f"{differing}: the bits differ from those of a run on one path", file=sys.stderr)
+    state.kernels += [now] if before != [now] else []

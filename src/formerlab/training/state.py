@@ -1,12 +1,11 @@
-"""The state of a run in progress, and the optimizer's steps, none of which is taken once a number is not finite."""
+"""The state of a run in progress: all that changes while it trains, and all that a checkpoint holds."""
 
 import copy
-import math
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from formerlab.tasks.task import Place
 from formerlab.training import processes
@@ -14,12 +13,10 @@ from formerlab.training.run import Run
 
 Row = list[Any]
 
-COUNTS = ("step", "tokens", "flops", "training_time_s", "wall_time_s", "started", "rows", "tested", "kept", "kernels")
-
 
 @dataclass
 class State:
-    """All that changes while a run trains, and all that a checkpoint holds."""
+    """Model, optimizer, and what was counted and measured so far."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -43,14 +40,20 @@ class State:
     kernels: list[str] = field(default_factory=list)
     """Paths of kernels on which the steps were computed, one after the other; a resume may have changed it."""
 
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
     def count(self, run: Run, data: Any, start: Place, steps: int) -> int:
         """Count so many steps more, or, where the number is negative, take them back; return the number of the next."""
+        sign = 1 if steps > 0 else -1
         for _ in range(abs(steps)):
-            self.step -= steps < 0
-            tokens, flops = run.task.step_counts(run.model, data, run.seed, self.step, start)
-            self.step += steps > 0
-            self.tokens += tokens if steps > 0 else -tokens
-            self.flops += flops if steps > 0 else -flops
+            step = min(self.step, self.step + sign)
+            tokens, flops = run.task.step_counts(run.model, data, run.seed, step, start)
+            self.step += sign
+            self.tokens += sign * tokens
+            self.flops += sign * flops
         return self.step + 1
 
     def dump(self) -> dict[str, Any]:
@@ -77,62 +80,4 @@ class State:
             of_one.update({name: value.clone() for name, value in of_one.items() if value.device.type == "cpu"})
 
 
-class Outcome(NamedTuple):
-    """What is known of the steps until now."""
-
-    loss: float
-    """Mean loss of the last one, nats."""
-    norm: float
-    """Norm of its gradient before clipping."""
-    missed: int
-    """Steps that were not taken: the first whose loss or gradient was not finite, and all after it."""
-    beside: tuple[float, ...] = ()
-    """What the task logs beside the loss."""
-
-
-class Updates:
-    """Takes the optimizer's steps from gradients, clipped to norm `clip` (0: as they are).
-
-    Whether a step may be taken is known on the device alone. A CPU reads it at once. To read it from another device
-    would stop this process until that has done all that it was asked for, so there the optimizer is told to decide, and
-    what it decided is read when somebody asks: from the first bad step on it takes none.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer, clip: float, device: torch.device) -> None:
-        self.optimizer, self.clip = optimizer, clip
-        self.waits = waiting_is_free(device)
-        self._outcome = torch.zeros(3, device=device)
-
-    def take(self, losses: Tensor) -> None:
-        """Take a step whose mean loss is the first of `losses`, and drop its gradients."""
-        loss = losses[0]
-        weights = (weight for group in self.optimizer.param_groups for weight in group["params"])
-        moving = [weight for weight in weights if weight.grad is not None]
-        norm = nn.utils.get_total_norm([weight.grad for weight in moving])
-        own, missed = processes.whole(norm).to(loss), self._outcome[2]
-        if self.waits:
-            numbers = torch.stack((loss, own)).tolist()
-            takes = all(map(math.isfinite, numbers))
-            clips = takes and numbers[1] > self.clip
-            missed = missed + (not takes)
-        else:
-            takes = clips = True
-            bad = ~(loss.isfinite() & own.isfinite()) | (missed > 0)
-            self.optimizer.found_inf = bad.float()  # type: ignore[attr-defined]  # where it is 1 nothing changes
-            missed = missed + bad
-        if self.clip and clips:
-            nn.utils.clip_grads_with_norm_(moving, self.clip, norm)
-        if takes:
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self._outcome = torch.cat((torch.stack((loss, own, missed)), losses[1:]))
-
-    def read(self) -> Outcome:
-        """Wait until the device has done every step, and return how they went."""
-        loss, norm, missed, *beside = self._outcome.tolist()
-        return Outcome(loss, norm, int(missed), tuple(beside))
-
-
-def waiting_is_free(device: torch.device) -> bool:
-    """Say whether a number of a tensor can be read without waiting for anything."""
-    return device.type == "cpu"
+COUNTS = [one.name for one in fields(State)[2:]]

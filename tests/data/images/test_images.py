@@ -1,17 +1,19 @@
 """Images from every source to the files that are read from, and what happens to those that are damaged."""
 
 import io
-import json
 import tarfile
 
 import numpy as np
+import pyarrow
 import pytest
 from PIL import Image
+from pyarrow import parquet
 
+from formerlab.data import prepare
 from formerlab.data.dataset import source_fingerprint
 from formerlab.data.images import ImageData, ImageFolders, ImageHub, load_images
-from formerlab.data.images.decode import cut, decode
-from formerlab.data.images.prepare import prepare
+from formerlab.data.images.store import cut, decode
+from formerlab.data.manifest import read_manifest
 from formerlab.errors import UserError
 
 
@@ -57,7 +59,7 @@ def test_digits_are_all_there_once(tmp_path):
 def test_folders_give_their_images_with_their_classes_whatever_the_processes(folders, tmp_path):
     sets = prepared(settings(folders), tmp_path / "1")
     prepared(settings(folders), tmp_path / "2", processes=2)
-    first, second = (json.loads((tmp_path / n / "manifest.json").read_text())["fingerprint"] for n in "12")
+    first, second = (read_manifest(tmp_path / n)["fingerprint"] for n in "12")
     assert first == second
     assert sets["train"].classes == ("cat", "dog")
     assert len(sets["train"]) + len(sets["valid"]) == 12
@@ -124,17 +126,36 @@ def test_values_without_a_known_white_are_refused():
         decode(saved(Image.fromarray(np.ones((4, 4), np.float32)), "TIFF"), 1)
 
 
-def test_damaged_images_are_named_and_left_out(folders, tmp_path, capsys):
+def test_damaged_images_are_named_and_left_out_up_to_a_limit(folders, tmp_path, capsys):
     bad = tmp_path / "train" / "cat" / "deep" / "3.png"
     bad.write_bytes(bad.read_bytes()[:40])
     (tmp_path / "train" / "dog" / "deep" / "0.png").write_bytes(b"no image at all")
     sets = prepared(settings(folders, most_corrupt=2), tmp_path / "out")
     assert len(sets["train"]) + len(sets["valid"]) == 10
-    corrupt = json.loads((tmp_path / "out" / "manifest.json").read_text())["corrupt"]
+    corrupt = read_manifest(tmp_path / "out")["corrupt"]
     assert sorted(line.partition(":")[0] for line in corrupt) == ["cat/deep/3.png", "dog/deep/0.png"]
-    messages = capsys.readouterr().err
-    assert "pictures: cannot be decoded, left out: cat/deep/3.png" in messages
-    assert "decode out, 1 processes" in messages
+    assert "pictures: cannot be decoded, left out: cat/deep/3.png" in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"more than most_corrupt=1 images .* last one dog/deep/0.png"):
+        prepared(settings(folders, most_corrupt=1), tmp_path / "less")
+    assert not list((tmp_path / "less").glob("*.bin")) + list((tmp_path / "less").glob("manifest.json"))
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong", "message"),
+    [
+        (None, {"classes": 3}, r"pictures: classes: 3, but the source has 2 \(cat, dog"),
+        (None, {"valid_share": 0.0}, "no image is left for 'valid'"),
+        (None, {"source": ImageFolders(train="/nowhere")}, r"source.train: /nowhere is no folder"),
+        ("val/bird/x.png", {}, "no class 'bird' among the training images"),
+        ("train/cat/gone.png", {}, r"train/cat/gone\.png: named by .* but a link to what is not there"),
+    ],
+)
+def test_what_does_not_fit_is_refused(folders, tmp_path, change, wrong, message):
+    if change:
+        (tmp_path / change).parent.mkdir(exist_ok=True)
+        picture(1).save(tmp_path / change) if "bird" in change else (tmp_path / change).symlink_to("/nowhere")
+    with pytest.raises(UserError, match=message):
+        prepared(settings(folders).model_copy(update=wrong), tmp_path / "out")
 
 
 @pytest.mark.parametrize("storage", ["pixels", "encoded"])
@@ -145,7 +166,7 @@ def test_a_training_image_that_is_held_out_too_is_left_out(storage, folders, tmp
     sets = prepared(settings(folders, storage=storage), tmp_path / "out")
     assert len(sets["test"]) == 6
     assert len(sets["train"]) + len(sets["valid"]) == 13
-    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["duplicates_removed"] == 2
+    assert read_manifest(tmp_path / "out")["duplicates_removed"] == 2
     assert "pictures: identical to another image, left out: 2\n" in capsys.readouterr().err
 
 
@@ -159,44 +180,9 @@ def test_no_image_is_in_two_splits_or_twice_in_one(tmp_path):
     sets = prepared(data, tmp_path / "out")
     colours = [pixels[4, 4, 0] for images in sets.values() for pixels in images.pixels(range(len(images)))]
     assert sorted(colours) == [20 * number for number in range(12)]
-    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["duplicates_removed"] == 36
+    assert read_manifest(tmp_path / "out")["duplicates_removed"] == 36
     pixels = sets["train"].pixels(range(len(sets["train"]))) / 255
     assert sets["train"].mean == pytest.approx(pixels.mean(axis=(0, 1, 2)))
-
-
-def test_too_many_damaged_images_are_refused(folders, tmp_path):
-    for number in range(3):
-        (tmp_path / "train" / "dog" / "deep" / f"{number}.png").write_bytes(b"")
-    with pytest.raises(
-        UserError, match=r"more than most_corrupt=2 images cannot be decoded, the last one dog/deep/\d.png"
-    ):
-        prepared(settings(folders, most_corrupt=2), tmp_path / "out")
-    assert not (tmp_path / "out" / "manifest.json").exists()
-    assert not list((tmp_path / "out").glob("*.bin"))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"classes": 3}, r"classes: 3, but the source has 2 \(cat, dog"),
-        ({"valid_share": 0.0}, "no image is left for 'valid'"),
-    ],
-)
-def test_what_does_not_fit_is_refused(folders, tmp_path, wrong, message):
-    with pytest.raises(UserError, match=message):
-        prepared(settings(folders, **wrong), tmp_path / "out")
-
-
-def test_a_missing_folder_and_an_unknown_class_are_named(folders, tmp_path):
-    with pytest.raises(UserError, match=r"source.train: .*nowhere is no folder"):
-        prepared(settings(ImageFolders(train=str(tmp_path / "nowhere"))), tmp_path / "out")
-    (tmp_path / "val" / "bird").mkdir()
-    picture(1).save(tmp_path / "val" / "bird" / "x.png")
-    with pytest.raises(UserError, match="no class 'bird' among the training images"):
-        prepared(settings(folders), tmp_path / "out")
-    (tmp_path / "train" / "cat" / "gone.png").symlink_to("/nowhere")
-    with pytest.raises(UserError, match=r"train/cat/gone\.png: named by .* but a link to what is not there"):
-        prepared(settings(folders), tmp_path / "out")
 
 
 def test_prepared_images_are_not_prepared_again(folders, tmp_path, capsys):
@@ -226,7 +212,7 @@ def test_a_part_of_the_images_can_be_kept(tmp_path, capsys):
     assert len(part["test"]) == len(whole["test"])
     assert np.bincount(part["train"].labels).min() > 20
     left_out = len(whole["train"]) - len(part["train"])
-    notes = [json.loads((tmp_path / name / "manifest.json").read_text())["notes"] for name in ("whole", "part")]
+    notes = [read_manifest(tmp_path / name)["notes"] for name in ("whole", "part")]
     assert notes == [[], [f"keep=0.25 leaves out {left_out}"]]
     assert f"pictures: keep=0.25 leaves out {left_out}\n" in capsys.readouterr().err
 
@@ -253,9 +239,6 @@ def check_rows(sets):
     ],
 )
 def test_parquet_is_read_and_a_missing_image_or_label_is_named(tmp_path, row, message):
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
     rows = [{"picture": {"bytes": encoded(n), "path": None}, "what": float(n // 6)} for n in range(12)]
     rows[3] |= row
     (tmp_path / "[v2]").mkdir()
@@ -271,7 +254,6 @@ def test_parquet_is_read_and_a_missing_image_or_label_is_named(tmp_path, row, me
 
 
 def test_webdataset_through_datasets(tmp_path):
-    pytest.importorskip("datasets")
     with tarfile.open(tmp_path / "images-000.tar", "w") as archive:
         for number in range(12):
             for ending, content in (("png", encoded(number)), ("cls", str(number // 6).encode())):

@@ -5,8 +5,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from formerlab.cache.budget import part
-from formerlab.cache.eviction import Eviction
-from formerlab.kernels.cache_state import Scores
+from formerlab.cache.eviction import Eviction, Scores
 from formerlab.spec import AnyCount
 
 

@@ -7,8 +7,8 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
+from formerlab.cache.compressed import QUERIES, Importance, OneShot
 from formerlab.cache.policies.policy import Prompt, by_group
-from formerlab.cache.prefill import QUERIES, Importance, OneShot
 from formerlab.errors import UserError
 from formerlab.layers.position import PositionEncoding, RotaryEncoding
 from formerlab.spec import AnyCount, Size

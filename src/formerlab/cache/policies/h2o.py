@@ -8,9 +8,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from formerlab.cache.budget import part
-from formerlab.cache.eviction import Eviction
+from formerlab.cache.eviction import Eviction, Scores
 from formerlab.cache.policies.policy import Layer, largest, on_device
-from formerlab.kernels.cache_state import Scores
 
 Mask = Bool[Tensor, "batch key_heads time time"]
 Counts = Int[Tensor, "batch 1 1"]

@@ -21,10 +21,6 @@ class Ideal(Policy):
     look: ClassVar[tuple[str, str]] = ("#56B4E9", "d")
     kind: Literal["ideal"] = "ideal"
 
-    def capacity(self, budget: int) -> int:
-        """Return the keys that a query sees besides itself."""
-        return budget
-
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
         """Return the largest of each row."""
         earlier = layer.causal.tril(-1)

@@ -5,8 +5,7 @@ from typing import ClassVar, Literal
 import torch
 from torch.nn import functional as F
 
-from formerlab.cache.eviction import Eviction, Keys
-from formerlab.kernels.cache_state import CacheState, Scores
+from formerlab.cache.eviction import CacheState, Eviction, Keys, Scores
 
 
 class KeyDiff(Eviction):

@@ -1,6 +1,5 @@
 """What a cache policy is, and all that it may look at."""
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +17,6 @@ from formerlab.spec import Spec
 
 State = dict[str, Tensor]
 Logits = Float[Tensor, "batch key_heads groups time time"]
-Queries = Float[Tensor, "batch key_heads groups time d_head"]
 
 
 @dataclass(frozen=True)
@@ -109,17 +107,6 @@ class Policy(Spec, ABC):
         """Whether the kept keys are numbered anew, so that they stand elsewhere than in the text."""
         return False
 
-    def reindexed_logits(
-        self,
-        logits: Logits,
-        queries: Queries,
-        keys: KeyHeads,
-        budgets: Sequence[int],
-        position: PositionEncoding,
-    ) -> Logits:
-        """Return the logits as they are with the kept keys numbered anew; `queries` are scaled."""
-        return logits
-
     def check_position(self, position: PositionEncoding | None) -> PositionEncoding | None:
         """Return the position encoding; raise UserError where the policy numbers keys anew and this cannot follow."""
         if not self.reindexes_positions:
@@ -137,8 +124,8 @@ class Policy(Spec, ABC):
         """Raise UserError where the policy has no rule for single steps."""
 
     def capacity(self, budget: int) -> int:
-        """Return the keys that may stay between steps under a budget; without end where the mask alone says it."""
-        return sys.maxsize
+        """Return the keys that may stay between steps under a budget of `budget`."""
+        return budget
 
     @abstractmethod
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:

@@ -1,5 +1,6 @@
 """SpAtten: cascade token pruning."""
 
+import sys
 from typing import ClassVar, Literal
 
 import torch
@@ -24,6 +25,10 @@ class SpAtten(Policy):
     kind: Literal["spatten"] = "spatten"
 
     needs: ClassVar[tuple[str, ...]] = ("state",)
+
+    def capacity(self, budget: int) -> int:
+        """Without end: the mask alone says it."""
+        return sys.maxsize
 
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
         """Return the tokens that earlier layers passed on, and write into the state what this layer passes on.

@@ -2,8 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from formerlab.cache.eviction import Eviction
-from formerlab.kernels.cache_state import Scores
+from formerlab.cache.eviction import Eviction, Scores
 
 
 class TOVA(Eviction):

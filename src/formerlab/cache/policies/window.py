@@ -1,14 +1,8 @@
 """Windows: policies that look at positions alone."""
 
-from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-import torch
-
 from formerlab.cache.eviction import Eviction
-from formerlab.cache.policies.policy import Logits, Queries, on_device
-from formerlab.layers.attention import KeyHeads
-from formerlab.layers.position import PositionEncoding
 from formerlab.spec import AnyCount
 
 
@@ -53,32 +47,3 @@ class StreamingLLM(Window):
     def reindexes_positions(self) -> bool:
         """Whether the kept keys are numbered anew."""
         return self.positions == "reindexed"
-
-    def reindexed_logits(
-        self,
-        logits: Logits,
-        queries: Queries,
-        keys: KeyHeads,
-        budgets: Sequence[int],
-        position: PositionEncoding,
-    ) -> Logits:
-        """Return the logits where each sequence's first `sink` keys stand right in front of a window that slides.
-
-        Query q of a cache of b = `budgets` keys finds e = max(0, q - b) positions missing between the sink and the
-        window. Only distances matter, so the sink's keys are turned e positions further and all others stay; `queries`
-        are scaled.
-        """
-        if not self.reindexes_positions:
-            return logits
-        sink = [self.protected(count)[0] for count in budgets]
-        time = logits.shape[-1]
-        first, held = on_device(sink, logits.device), on_device(budgets, logits.device)
-        missing = (torch.arange(time, device=logits.device) - held[:, None]).clamp(min=0)
-        steps = max(time - min(budgets), 1)
-        logits = logits.clone()
-        for key in range(max(sink)):
-            places = position.rotate(keys[:, :, key : key + 1].expand(-1, -1, steps, -1), 0)
-            index = missing[:, None, :, None].expand(-1, keys.shape[1], -1, keys.shape[3])
-            column = (queries * places.gather(2, index).unsqueeze(2)).sum(-1)
-            logits[..., key] = torch.where((key < first)[:, None, None, None], column, logits[..., key])
-        return logits

@@ -1,27 +1,29 @@
-"""A data set of images: where they come from, how they are divided, cut and stored, and the stage that does so.
+"""A data set of images: where they come from, how they are divided, cut and stored, and the files that are written.
 
-A split is one file of bytes and one of labels; the manifest is written last.
+A split is one file of bytes and one of labels.
 """
 
+import struct
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
+from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, ClassVar, Literal
+from typing import Annotated, Any, BinaryIO, ClassVar, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
 from pydantic import Field
 
 from formerlab.data.dataset import DataSpec
-from formerlab.data.images.decode import Decoded, Form, decode_all
-from formerlab.data.images.hub import ImageHub
-from formerlab.data.images.source import Digits, Gallery, ImageFolders, Picture
-from formerlab.data.images.store import ImageSet, load_images
-from formerlab.data.manifest import prepared
+from formerlab.data.images.source import Digits, Gallery, ImageFolders, ImageHub, Picture
+from formerlab.data.images.store import cut, decode, load_images
+from formerlab.data.manifest import MANIFEST
 from formerlab.data.splitting import SPLITS, Seen, Split, digest
 from formerlab.data.workers import Workers
-from formerlab.errors import UserError
+from formerlab.errors import UserError, reason
 from formerlab.files import replacing, sha256
 from formerlab.progress import Progress
 from formerlab.spec import AnyCount, Size, fingerprint
@@ -31,11 +33,15 @@ ImageOrigin = Annotated[Digits | ImageFolders | ImageHub, Field(discriminator="k
 Share = Annotated[float, Field(ge=0, lt=0.5)]
 Part = Annotated[float, Field(gt=0, le=1)]
 
+AT_ONCE = 64
+"""Pictures that a worker decodes in one go."""
+
 
 class ImageData(DataSpec):
     """Labelled images for training, validation and test."""
 
     outside_recipe: ClassVar[dict[str, Any]] = {"source": True, "most_corrupt": True}
+    packages: ClassVar[tuple[str, ...]] = ("pillow", "numpy")
 
     kind: Literal["images"] = "images"
     source: ImageOrigin = Digits()
@@ -47,7 +53,7 @@ class ImageData(DataSpec):
     classes: Size = 10
     """Number of classes; known before anything is read, checked when the data are prepared."""
     storage: Literal["pixels", "encoded"] = "pixels"
-    """pixels: every image cut to `side` once and kept as bytes, for small images. encoded: the files as they are,
+    """pixels: every image cut to `side` once and stored as bytes, for small images. encoded: the files as they are,
     packed into one and decoded again for every batch in worker processes, for images that are cropped at random."""
     valid_share: Share = 0.05
     """Share of the training images that become validation images, where the source has none."""
@@ -62,15 +68,106 @@ class ImageData(DataSpec):
 
     def known(self, task: dict[str, Any]) -> dict[str, Any]:
         """Return what a model must be to see these images."""
-        del task
         model = {"kind": "vision_transformer", "image": self.side, "channels": self.channels, "classes": self.classes}
         return {"model": model, "task": {"kind": "classification"}}
 
+    def write(self, out: Path, processes: int | None) -> dict[str, Any]:
+        """Write the images of all splits, decoded in `processes` processes.
 
-AT_ONCE = 64
-"""Pictures that a worker decodes in one go."""
+        Raises UserError for another number of classes than the config says, for a split without images, and where more
+        images than `most_corrupt` cannot be decoded.
+        """
+        gallery = self.source.open()
+        if len(gallery.classes) != self.classes:
+            found = f"{len(gallery.classes)} ({', '.join(gallery.classes[:5])}, ...)"
+            raise UserError(f"classes: {self.classes}, but the source has {found}; correct the config")
+        (out / MANIFEST).unlink(missing_ok=True)
+        with ExitStack() as stack:
+            workers = stack.enter_context(Workers(processes))
+            temporary = {split: stack.enter_context(replacing(out / f"{split}.bin")) for split in SPLITS}
+            writer = Writer({split: stack.enter_context(open(path, "wb")) for split, path in temporary.items()}, self)
+            bar = stack.enter_context(Progress(None, f"decode {out.name}, {workers.processes} processes", unit="image"))
+            pictures = self._divided(gallery, writer.passed_over)
+            chunks = iter(lambda: list(islice(pictures, AT_ONCE)), [])
+            for decoded in workers.map(partial(decode_all, self), chunks):
+                for image in decoded:
+                    writer.add(image)
+                bar.advance(len(decoded))
+            for split in (split for split, labels in writer.labels.items() if not labels):
+                repeated = f" ({writer.duplicates} are identical to others)" if writer.duplicates else ""
+                raise UserError(
+                    f"no image is left for '{split}'{repeated}: name a split of the source, or raise {split}_share"
+                )
+        splits = {split: writer.entry(split, out) for split in SPLITS}
+        mean, square = writer.sums / splits["train"]["images"]
+        return {
+            "fingerprint": fingerprint([[entry["sha256"], entry["labels_sha256"]] for entry in splits.values()]),
+            "classes": gallery.classes,
+            "mean": mean.tolist(),
+            "std": np.sqrt(square - mean**2).tolist(),
+            "splits": splits,
+            "duplicates_removed": writer.duplicates,
+            "corrupt": writer.corrupt,
+            "notes": writer.notes(),
+        }
 
-SPREAD = 2.0**64
+    def check_loads(self, out: Path, manifest: dict[str, Any]) -> None:
+        """Raise UserError where a file is missing or has another size."""
+        for split in manifest["splits"]:
+            load_images(out, split)
+
+    def _divided(self, gallery: Gallery, passed_over: dict[str, int]) -> Iterator[tuple[Split, Picture]]:
+        """Yield the pictures with their splits, in the order of the source; count those that shares leave out.
+
+        What the source holds out comes first, so that of identical images a training image is the one that is left out.
+        """
+        candidates = tuple(split for split in SPLITS if split == "train" or split not in gallery.splits)
+        for theirs in reversed([split for split in SPLITS if split in gallery.splits]):
+            for picture in gallery.splits[theirs]:
+                split = self.shares.split(digest(picture.name), candidates) if theirs == "train" else theirs
+                key = "keep" if split == "train" else "keep_held_out"
+                if digest(f"keep {picture.name}") / 2.0**64 < getattr(self, key):
+                    yield split, picture
+                else:
+                    passed_over[key] += 1
+
+
+class Decoded(NamedTuple):
+    """What became of a picture."""
+
+    split: Split
+    label: int
+    content: bytes  # to be stored
+    mark: int  # 64 bits that identify the pixels as a model would see them
+    moments: NDArray[np.float64]  # their mean and mean of squares, per channel, on a scale from 0 to 1
+
+
+def decode_all(data: ImageData, pictures: list[tuple[Split, Picture]]) -> list[Decoded | str]:
+    """Decode pictures; in place of one that cannot be stand its name and the reason."""
+    done: list[Decoded | str] = []
+    for split, picture in pictures:
+        try:
+            done.append(_decoded(split, picture, data))
+        except UnidentifiedImageError:  # whose message holds the address of an object
+            done.append(f"{picture.name}: not an image that Pillow knows")
+        except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError) as error:
+            done.append(f"{picture.name}: {reason(error)}")
+    return done
+
+
+def _decoded(split: Split, picture: Picture, data: ImageData) -> Decoded:
+    content = picture.content
+    if isinstance(content, Path) and data.storage == "encoded":
+        content = content.read_bytes()
+    pixels = cut(decode(content, data.channels), data.side)
+    mark = int.from_bytes(blake2b(pixels.tobytes(), digest_size=8).digest(), "big")
+    values = pixels.reshape(-1, data.channels) / 255
+    moments = np.stack((values.mean(axis=0), np.square(values).mean(axis=0)))
+    if data.storage == "pixels":
+        content = pixels.tobytes()
+    if not isinstance(content, bytes):
+        raise ValueError("pixels cannot be stored as an encoded file; use storage: pixels")
+    return Decoded(split, picture.label, content, mark, moments)
 
 
 class Writer:
@@ -79,7 +176,7 @@ class Writer:
     def __init__(self, files: dict[Split, BinaryIO], data: ImageData) -> None:
         self.data = data
         self.labels: dict[Split, list[int]] = {split: [] for split in SPLITS}
-        self.offsets: dict[Split, list[int]] = {split: [0] for split in SPLITS}
+        self.sizes: dict[Split, list[int]] = {split: [] for split in SPLITS}
         self.corrupt: list[str] = []
         self.duplicates = 0
         self.passed_over = {"keep": 0, "keep_held_out": 0}
@@ -95,114 +192,33 @@ class Writer:
             self.corrupt.append(image)
             if len(self.corrupt) > self.data.most_corrupt:
                 raise UserError(
-                    f"data: more than most_corrupt={self.data.most_corrupt} images cannot be decoded, the last one "
-                    f"{image}; mend or remove them, or raise most_corrupt"
+                    f"more than most_corrupt={self.data.most_corrupt} images cannot be decoded, the last one {image}; "
+                    "mend or remove them, or raise most_corrupt"
                 )
         elif not self._seen.add(image.mark):
             self.duplicates += 1
         else:
             self._files[image.split].write(image.content)
             self.labels[image.split].append(image.label)
-            self.offsets[image.split].append(self.offsets[image.split][-1] + len(image.content))
+            self.sizes[image.split].append(len(image.content))
             if image.split == "train":
                 self.sums += image.moments
 
-    def check(self) -> None:
-        """Raise UserError for a split without images."""
-        for split in (split for split, labels in self.labels.items() if not labels):
-            repeated = f" ({self.duplicates} are identical to others)" if self.duplicates else ""
-            raise UserError(
-                f"data: no image is left for '{split}'{repeated}: name a split of the source, or raise {split}_share"
-            )
-
     def notes(self) -> list[str]:
         """Say what was left out."""
-        shares = {key: count for key, count in self.passed_over.items() if count}
-        notes = [f"{key}={getattr(self.data, key):g} leaves out {count}" for key, count in shares.items()]
+        shares = self.passed_over.items()
+        notes = [f"{key}={getattr(self.data, key):g} leaves out {count}" for key, count in shares if count]
         if self.duplicates:
             notes.append(f"identical to another image, left out: {self.duplicates}")
         return notes + [f"cannot be decoded, left out: {line}" for line in self.corrupt]
 
     def entry(self, split: Split, out: Path) -> dict[str, Any]:
         """Write labels and offsets; return what the manifest says of the split."""
-        arrays = {"labels": self.labels[split]}
-        if self.data.storage == "encoded":
-            arrays["offsets"] = self.offsets[split]
-        about: dict[str, Any] = {"file": f"{split}.bin", "images": len(self.labels[split])}
-        about["bytes"] = self.offsets[split][-1]
-        for name, values in arrays.items():
+        labels, sizes = self.labels[split], self.sizes[split]
+        offsets = {"offsets": np.cumsum([0, *sizes])} if self.data.storage == "encoded" else {}
+        about: dict[str, Any] = {"file": f"{split}.bin", "images": len(labels), "bytes": sum(sizes)}
+        for name, values in ({"labels": labels} | offsets).items():
             about[name] = f"{split}_{name}.npy"
             with replacing(out / about[name]) as temporary, open(temporary, "wb") as file:
                 np.save(file, np.asarray(values, dtype=np.int64))
         return about | {"sha256": sha256(out / about["file"]), "labels_sha256": sha256(out / about["labels"])}
-
-
-def prepare(name: str, data: ImageData, out: Path, *, code_hash: str = "", processes: int | None = None) -> None:
-    """Write the images of all splits below `out`; do nothing where they are current.
-
-    Images are decoded in `processes` processes (default: one per core available); the result does not depend on it.
-    Raises UserError for a missing source, for another number of classes than the config says, for a split without
-    images, and where more images than `most_corrupt` cannot be decoded.
-    """
-    write = partial(_written, name, data, out, processes)
-    prepared(name, data, out, code_hash, write, is_current=lambda _: _load(out), packages=("pillow", "numpy"))
-
-
-def _load(out: Path) -> list[ImageSet]:
-    return [load_images(out, split) for split in SPLITS]
-
-
-def _written(name: str, data: ImageData, out: Path, processes: int | None) -> dict[str, Any]:
-    """Write all files but the manifest; return what it says of them."""
-    gallery = data.source.open()
-    if len(gallery.classes) != data.classes:
-        found = f"{len(gallery.classes)} ({', '.join(gallery.classes[:5])}, ...)"
-        raise UserError(f"data: {name}.classes: {data.classes}, but the source has {found}; correct the config")
-    (out / "manifest.json").unlink(missing_ok=True)
-    with ExitStack() as stack:
-        workers = stack.enter_context(Workers(processes))
-        temporary = {split: stack.enter_context(replacing(out / f"{split}.bin")) for split in SPLITS}
-        writer = Writer({split: stack.enter_context(open(path, "wb")) for split, path in temporary.items()}, data)
-        bar = stack.enter_context(Progress(None, f"decode {out.name}, {workers.processes} processes", unit="image"))
-        for decoded in workers.map(decode_all, _chunks(data, gallery, writer.passed_over)):
-            for image in decoded:
-                writer.add(image)
-            bar.advance(len(decoded))
-        writer.check()
-    splits = {split: writer.entry(split, out) for split in SPLITS}
-    mean, square = writer.sums / splits["train"]["images"]
-    return {
-        "fingerprint": fingerprint([[entry["sha256"], entry["labels_sha256"]] for entry in splits.values()]),
-        "classes": gallery.classes,
-        "mean": mean.tolist(),
-        "std": np.sqrt(square - mean**2).tolist(),
-        "splits": splits,
-        "duplicates_removed": writer.duplicates,
-        "corrupt": writer.corrupt,
-        "notes": writer.notes(),
-    }
-
-
-def _chunks(
-    data: ImageData, gallery: Gallery, passed_over: dict[str, int]
-) -> Iterator[tuple[Form, list[tuple[Split, Picture]]]]:
-    """Yield the pictures with their splits, in the order of the source, at most `AT_ONCE` at a time.
-
-    What the source holds out comes first, so that of identical images a training image is the one that is left out.
-    """
-    form = Form(data.side, data.channels, data.storage)
-    pictures = _divided(data, gallery, passed_over)
-    while some := list(islice(pictures, AT_ONCE)):
-        yield form, some
-
-
-def _divided(data: ImageData, gallery: Gallery, passed_over: dict[str, int]) -> Iterator[tuple[Split, Picture]]:
-    candidates = tuple(split for split in SPLITS if split == "train" or split not in gallery.splits)
-    for theirs in reversed([split for split in SPLITS if split in gallery.splits]):
-        for picture in gallery.splits[theirs]:
-            split = data.shares.split(digest(picture.name), candidates) if theirs == "train" else theirs
-            key = "keep" if split == "train" else "keep_held_out"
-            if digest(f"keep {picture.name}") / SPREAD < getattr(data, key):
-                yield split, picture
-            else:
-                passed_over[key] += 1

@@ -1,31 +1,27 @@
-"""Where images come from: what every source answers, the digits of scikit-learn, and files in folders."""
+"""Where images come from: the digits of scikit-learn, files in folders, the hub and files that `datasets` reads."""
 
+import glob
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import model_validator
 
 from formerlab.data.dataset import DataSource
+from formerlab.data.hub import HubSource
+from formerlab.data.images.store import Pixels
 from formerlab.data.splitting import SPLITS, Split
 from formerlab.errors import UserError
-from formerlab.file_search import expanded, files_below
+from formerlab.file_search import expanded, files_below, files_named
 from formerlab.spec import fingerprint
 
-ENDINGS = frozenset((".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"))
-
-Pixels = NDArray[np.uint8]
-"""An image: rows, columns, channels."""
+ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
 
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """One labelled image, not yet decoded."""
 
     name: str
@@ -36,8 +32,7 @@ class Picture:
     """A file, an encoded file's bytes, or pixels."""
 
 
-@dataclass(frozen=True)
-class Gallery:
+class Gallery(NamedTuple):
     """A source opened for reading."""
 
     classes: tuple[str, ...]
@@ -71,11 +66,8 @@ class Digits(ImageSource):
 
         images, labels = load_digits(return_X_y=True)
         pixels = np.rint(images.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
-        pictures = [
-            Picture(f"digit {index}", int(label), image)
-            for index, (image, label) in enumerate(zip(pixels, labels, strict=True))
-        ]
-        return Gallery(tuple("0123456789"), {"train": pictures})
+        digits = enumerate(zip(labels.tolist(), pixels, strict=True))
+        return Gallery(tuple("0123456789"), {"train": [Picture(f"digit {index}", *digit) for index, digit in digits]})
 
     def licence_notice(self) -> str:
         """Return the licence."""
@@ -103,14 +95,6 @@ class ImageFolders(ImageSource):
     licence: str = "not stated"
     """The licence of the images, for the manifest."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _by_split(cls, tree: Any) -> Any:
-        for key in ("path", "paths") if isinstance(tree, dict) else ():
-            if key in tree:
-                raise ValueError(f"images have no {key!r}; write train: <a folder with a folder per class>")
-        return tree
-
     def state(self, cache: Path | None = None) -> str | None:
         """Return the fingerprint of names and sizes of all files; None where a folder is missing.
 
@@ -118,47 +102,44 @@ class ImageFolders(ImageSource):
         same size in bytes is seen when the data are prepared anew.
         """
         try:
-            found = {split: self._files(split) for split in SPLITS if getattr(self, split)}
-            return fingerprint([[split, name, size] for split, files in found.items() for name, size in files])
+            return fingerprint([[split, *file] for split in self._named() for file in self._files(split)])
         except (UserError, OSError):
             return None
 
     def search(self) -> None:
         """Raise UserError for a missing folder or one without images."""
-        for split in SPLITS:
-            if getattr(self, split):
-                self._files(split)
+        for split in self._named():
+            self._files(split)
 
     def open(self) -> Gallery:
         """Return the files of all splits. Raises UserError for a missing folder or a class that `train` has not."""
-        named: list[Split] = [split for split in SPLITS if getattr(self, split)]
-        files = {split: [name for name, _ in self._files(split)] for split in named}
+        files = {split: [name for name, _ in self._files(split)] for split in self._named()}
         classes = tuple(sorted({name.partition("/")[0] for name in files["train"]}))
-        return Gallery(classes, {split: list(self._pictures(split, files[split], classes)) for split in named})
+        return Gallery(classes, {split: list(self._pictures(split, names, classes)) for split, names in files.items()})
 
     def recipe(self) -> dict[str, object]:
-        """Return which splits are named; the places and the licence change nothing."""
-        return {"kind": self.kind, "named": [split for split in SPLITS if getattr(self, split)]}
+        """Return which splits are named; the paths and the licence change nothing."""
+        return {"kind": self.kind, "named": self._named()}
 
-    def _files(self, split: str) -> list[tuple[str, int]]:
+    def _named(self) -> list[Split]:
+        return [split for split in SPLITS if getattr(self, split)]
+
+    def _files(self, split: Split) -> list[tuple[str, int]]:
         """Return name below the split's folder and size of every image, sorted."""
         root = expanded(getattr(self, split))
         if not root.is_dir():
-            raise UserError(f"data: source.{split}: {root} is no folder; name one with a folder per class")
-        hidden = [folder.name for folder in root.glob(".*/")]
-        if hidden:
-            raise UserError(f"data: source.{split}: {root / hidden[0]}: a hidden folder is no class; remove it")
+            raise UserError(f"source.{split}: {root} is no folder; name one with a folder per class")
+        for hidden in root.glob(".*/"):
+            raise UserError(f"source.{split}: {hidden}: a hidden folder is no class; remove it")
         start = len(os.path.join(root, ""))
         below = ((path[start:], status.st_size) for path, status in files_below(str(root)))
         # What lies at the top has no class.
-        found = sorted((name, size) for name, size in below if "/" in name and _ending(name) in ENDINGS)
+        found = sorted((name, size) for name, size in below if "/" in name and name.lower().endswith(ENDINGS))
         if not found:
-            raise UserError(
-                f"data: source.{split}: {root} holds no images in folders; name one with a folder per class"
-            )
+            raise UserError(f"source.{split}: {root} holds no images in folders; name one with a folder per class")
         return found
 
-    def _pictures(self, split: str, names: list[str], classes: tuple[str, ...]) -> Iterator[Picture]:
+    def _pictures(self, split: Split, names: list[str], classes: tuple[str, ...]) -> Iterator[Picture]:
         root, numbers = expanded(getattr(self, split)), {name: number for number, name in enumerate(classes)}
         for name in names:
             label = name.partition("/")[0]
@@ -169,5 +150,78 @@ class ImageFolders(ImageSource):
             yield Picture(name, numbers[label], root / name)
 
 
-def _ending(name: str) -> str:
-    return os.path.splitext(name)[1].lower()
+class ImageHub(HubSource, ImageSource):
+    """A data set of the hub, or files that `datasets.load_dataset` reads: `parquet` and `webdataset` with `files`.
+
+    Without network (HF_HUB_OFFLINE=1) a data set of the hub is read from the cache, where an earlier run left it.
+    """
+
+    kind: Literal["hub"] = "hub"
+    name: str
+    """Name on the hub, `owner/name`, or the kind of files: parquet, webdataset."""
+    files: dict[str, tuple[str, ...]] = {}
+    """Files by split (train, validation, ...), as paths or globs; empty for a data set of the hub."""
+    image: str = "image"
+    """The column that holds the image (in a WebDataset the file ending, such as `jpg`)."""
+    label: str = "label"
+    """The column that holds the class as a number from 0, or a name (in a WebDataset often `cls`)."""
+    streaming: bool = False
+    """Whether to read over the network without a copy on disk."""
+
+    def state(self, cache: Path | None = None) -> str | None:
+        """Return the fingerprint of name, revision and the files' names and sizes; the hub is not looked up."""
+        try:
+            stamps = [(path.name, path.stat().st_size) for group in self._files().values() for path in group]
+        except (UserError, OSError):
+            return None
+        return fingerprint([self.name, self.subset, self.revision, stamps])
+
+    def search(self) -> None:
+        """Raise UserError for a pattern that matches no file."""
+        self._files()
+
+    def open(self) -> Gallery:
+        """Open the data set. Raises UserError where it, a split or a column is missing."""
+        rows = {split: self._checked(theirs) for split in SPLITS if (theirs := getattr(self, split)) is not None}
+        named = getattr(rows["train"].features[self.label], "names", None)
+        given = {row[self.label] for row in rows["train"].select_columns([self.label])} if named is None else set()
+        # A missing label is None or, as pandas writes a missing number, NaN.
+        labels = named or sorted(label for label in given if label is not None and label == label)
+        classes = tuple(map(str, labels))
+        return Gallery(classes, {split: self._pictures(found, classes) for split, found in rows.items()})
+
+    def _files(self) -> dict[str, list[Path]]:
+        return {
+            name: [path for pattern in group for path in files_named((pattern,), f"source.files.{name}")]
+            for name, group in self.files.items()
+        }
+
+    def _checked(self, split: str) -> Any:
+        import datasets
+
+        # `datasets` takes every name for a pattern.
+        files = {name: [glob.escape(str(path)) for path in group] for name, group in self._files().items()}
+        rows = self.rows(split, data_files=files or None, streaming=self.streaming)
+        for key in ("image", "label"):
+            if (column := getattr(self, key)) not in (rows.features or {}):
+                has = ", ".join(rows.features or {})
+                raise UserError(f"source.{key}: {self.name!r} has no column {column!r}; it has {has}")
+        if isinstance(rows.features[self.image], datasets.Image):
+            rows = rows.cast_column(self.image, datasets.Image(decode=False))
+        return rows
+
+    def _pictures(self, rows: Any, classes: tuple[str, ...]) -> Iterator[Picture]:
+        numbers = {name: number for number, name in enumerate(classes)}
+        named = getattr(rows.features[self.label], "names", None) is not None
+        for index, row in enumerate(rows):
+            image, label = row[self.image], row[self.label]
+            number = label if named or label is None else numbers.get(str(label))
+            if number is None or not 0 <= number < len(classes):
+                raise UserError(
+                    f"source {self.name!r}: image {index} has label {label!r}, of which training has none; "
+                    "remove it, or name another column as source.label"
+                )
+            content = image["bytes"] if isinstance(image, dict) else image
+            if content is None:  # without a path either it is no image, which decoding tells
+                content = Path(image["path"]) if image and image["path"] else b""
+            yield Picture(f"image {index}", int(number), content)

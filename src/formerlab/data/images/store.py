@@ -1,5 +1,6 @@
-"""Images on disk: the bytes of a whole split in one file, read memory-mapped."""
+"""Images on disk, the bytes of a whole split in one memory-mapped file, and from bytes to pixels."""
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,11 +9,50 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
-from formerlab.data.images.decode import decode
-from formerlab.data.text.streams import REMEDY, read_manifest
+from formerlab.data.manifest import REMEDY, read_manifest
 from formerlab.errors import UserError
+
+MODES = {1: "L", 3: "RGB"}
+
+Pixels = NDArray[np.uint8]
+"""An image: rows, columns, channels."""
+
+
+def decode(content: Path | bytes | Pixels, channels: int) -> Image.Image:
+    """Return the whole decoded image as a person sees it: upright, and what is transparent on white.
+
+    Raises OSError, ValueError or SyntaxError where it is damaged, or where its values have no known white.
+    """
+    if isinstance(content, np.ndarray):
+        return Image.fromarray(content[:, :, 0] if content.shape[2] == 1 else content).convert(MODES[channels])
+    if content == b"":
+        raise ValueError("no image")
+    opened = Image.open(io.BytesIO(content) if isinstance(content, bytes) else content)
+    image, scaled = ImageOps.exif_transpose(opened), opened.format in ("PNG", "PPM")  # whose grey reaches 65535
+    if image.mode.startswith("I;16") or (image.mode == "I" and scaled):  # Pillow's own conversion cuts off above 255
+        image = Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        raise ValueError(f"values of 32 bits (mode {image.mode}) have no known white; convert it to 8 or 16 bits")
+    if image.has_transparency_data:
+        seen = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen)
+    return image.convert(MODES[channels])
+
+
+def cut(image: Image.Image, side: int, share: float = 1.0) -> Pixels:
+    """Return the centre of an image as side x side pixels: its shorter side is first resized to side / share, bicubic.
+
+    `share` is what test crops are called by: 224 of 256 pixels is 0.875.
+    """
+    shorter = round(side / share)
+    scale = shorter / min(image.size)
+    if scale != 1:
+        image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
+    left, top = (image.width - side) // 2, (image.height - side) // 2
+    pixels = np.asarray(image.crop((left, top, left + side, top + side)), dtype=np.uint8)
+    return pixels[:, :, None] if pixels.ndim == 2 else pixels
 
 
 @dataclass(frozen=True)
@@ -41,16 +81,16 @@ class ImageSet:
 
     @property
     def whole(self) -> bool:
-        """Whether the images are kept as pixels."""
+        """Whether the images are stored as pixels."""
         return bool(self.form["storage"] == "pixels")
 
     def pixels(self, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return images as `count side side channels`; only where they are kept as pixels."""
+        """Return images as `count side side channels`; only where they are stored as pixels."""
         chosen: NDArray[np.uint8] = self._array[np.asarray(indices)]
         return chosen
 
     def image(self, index: int) -> Image.Image:
-        """Return one decoded image, in its own size where the files are kept as they are."""
+        """Return one decoded image, in its own size where the files are stored as they are."""
         if self.whole:
             return decode(self._array[index], self.form["channels"])
         first, end = self._offsets[index : index + 2]
@@ -86,11 +126,11 @@ def load_images(out: Path, split: str) -> ImageSet:
     if split not in splits or "images" not in splits[split]:
         raise UserError(f"{out}: no images '{split}'; choose from {', '.join(splits)}, or name a data set of images")
     entry = splits[split]
-    for key, size in (("file", entry["bytes"]), ("labels", None), ("offsets", None)):
-        path = out / entry[key] if entry.get(key) else None
-        if path is not None and not path.is_file():
+    for path in (out / entry[key] for key in ("file", "labels", "offsets") if key in entry):
+        if not path.is_file():
             raise UserError(f"{path}: no such file; {REMEDY}")
-        if path is not None and size not in (None, path.stat().st_size):
-            raise UserError(f"{path}: holds {path.stat().st_size} bytes, the manifest says {size}; {REMEDY}")
+    path, size = out / entry["file"], (out / entry["file"]).stat().st_size
+    if size != entry["bytes"]:
+        raise UserError(f"{path}: holds {size} bytes, the manifest says {entry['bytes']}; {REMEDY}")
     form = {key: manifest["spec"][key] for key in ("side", "channels", "storage")}
     return ImageSet(out, entry, form, tuple(manifest["mean"]), tuple(manifest["std"]), tuple(manifest["classes"]))

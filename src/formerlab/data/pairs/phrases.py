@@ -15,20 +15,11 @@ from formerlab.data.splitting import Split
 from formerlab.errors import UserError
 from formerlab.spec import fingerprint
 
-Random = np.random.Generator
-Phrase = Callable[[str], str]
-"""A value that a locale writes out."""
-
 CURRENCIES = ("USD", "EUR", "GBP", "JPY", "CHF", "SEK")
-UNITS: tuple[str, ...] = (
-    "length-kilometer",
-    "mass-kilogram",
-    "duration-day",
-    "duration-hour",
-    "volume-liter",
-    "temperature-celsius",
+UNITS = (
+    *("length-kilometer", "mass-kilogram", "duration-day", "duration-hour", "volume-liter", "temperature-celsius"),
+    *("area-square-meter", "speed-kilometer-per-hour", "duration-year", "length-meter"),
 )
-UNITS += ("area-square-meter", "speed-kilometer-per-hour", "duration-year", "length-meter")
 FIRST_DAY, DAYS = datetime.date(1900, 1, 1), 73049
 """1900 to 2099."""
 TRIES = 20
@@ -82,7 +73,7 @@ def _written_out(spec: Phrases) -> tuple[Pair, ...]:
     """Return all pairs; writing them takes seconds, so that is done once for all splits."""
     random, found = np.random.Generator(np.random.Philox(key=1706)), dict[str, str]()
     for _ in range(TRIES * spec.count):
-        phrase = FORMS[random.integers(len(FORMS))](random)
+        phrase = _phrase(random)
         source = _plain_spaces(phrase(spec.source))
         if source not in found:
             found[source] = _plain_spaces(phrase(spec.target))
@@ -91,39 +82,29 @@ def _written_out(spec: Phrases) -> tuple[Pair, ...]:
     raise UserError(f"source.count={spec.count}: only {len(found)} distinct phrases of {spec.source!r}; lower it")
 
 
-def _date(random: Random) -> Phrase:
-    from babel.dates import format_date
-
-    form = ("full", "long")[random.integers(2)]
-    day = FIRST_DAY + datetime.timedelta(days=int(random.integers(DAYS)))
-    return lambda locale: format_date(day, form, locale)
-
-
-def _time(random: Random) -> Phrase:
+def _phrase(random: np.random.Generator) -> Callable[[str], str]:
+    """Draw a date, a date with a time, an amount of money or a measure; return what writes it out in a locale."""
     from babel.dates import format_date, format_time
-
-    day = FIRST_DAY + datetime.timedelta(days=int(random.integers(DAYS)))
-    moment = datetime.time(int(random.integers(24)), int(random.integers(60)))
-    return lambda locale: f"{format_time(moment, 'short', locale=locale)}, {format_date(day, 'long', locale)}"
-
-
-def _amount(random: Random) -> Phrase:
     from babel.numbers import format_currency
-
-    value, currency = int(random.integers(1, 10000)), CURRENCIES[random.integers(len(CURRENCIES))]
-    return lambda locale: format_currency(value, currency, locale=locale, format_type="name")
-
-
-def _measure(random: Random) -> Phrase:
     from babel.units import format_unit
 
-    value, unit = int(random.integers(1, 10000)), UNITS[random.integers(len(UNITS))]
+    def draw(end: int, start: int = 0) -> int:
+        return int(random.integers(start, end))
+
+    form = draw(4)
+    if form == 0:
+        style, day = ("full", "long")[draw(2)], FIRST_DAY + datetime.timedelta(days=draw(DAYS))
+        return lambda locale: format_date(day, style, locale)
+    if form == 1:
+        day, moment = FIRST_DAY + datetime.timedelta(days=draw(DAYS)), datetime.time(draw(24), draw(60))
+        return lambda locale: f"{format_time(moment, 'short', locale=locale)}, {format_date(day, 'long', locale)}"
+    if form == 2:
+        value, currency = draw(10000, 1), CURRENCIES[draw(len(CURRENCIES))]
+        return lambda locale: format_currency(value, currency, locale=locale, format_type="name")
+    value, unit = draw(10000, 1), UNITS[draw(len(UNITS))]
     return lambda locale: format_unit(value, unit, "long", locale=locale)
 
 
 def _plain_spaces(text: str) -> str:
     """Return a text with its narrow and no-break spaces as plain ones."""
     return text.replace("\u202f", " ").replace("\xa0", " ")
-
-
-FORMS: tuple[Callable[[Random], Phrase], ...] = (_date, _time, _amount, _measure)

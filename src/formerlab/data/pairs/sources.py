@@ -1,9 +1,8 @@
 """Where sentence pairs come from: files of lines, or the Hugging Face hub."""
 
-import lzma
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -65,7 +64,7 @@ class LinePairs(PairSource):
 
     @model_validator(mode="after")
     def _distinct(self) -> "LinePairs":
-        named = [path for split in SPLITS for path in getattr(self, split) or ()]
+        named = [path for paths in self._named().values() for path in paths]
         for path in named:
             if named.count(path) > 1:
                 raise ValueError(f"{path} is named twice; every file stands in one place")
@@ -73,53 +72,42 @@ class LinePairs(PairSource):
 
     def state(self, cache: Path | None = None) -> str | None:
         """Return the fingerprint of the contents; None where a file is missing."""
-        paths = {split: [expanded(name) for name in getattr(self, split) or ()] for split in SPLITS}
         try:
-            known = file_hashes((path for some in paths.values() for path in some), cache)
+            known = file_hashes((path for paths in self._named().values() for path in paths), cache)
         except OSError:
             return None
-        return fingerprint({split: [known[path] for path in some] for split, some in paths.items()})
+        return fingerprint({split: [known[path] for path in paths] for split, paths in self._named().items()})
 
     def search(self) -> None:
         """Raise UserError for a missing file."""
-        for path in (path for split in SPLITS for path in getattr(self, split) or ()):
-            if not expanded(path).is_file():
+        for path in (path for paths in self._named().values() for path in paths):
+            if not path.is_file():
                 raise UserError(f"no file at '{path}' (working directory {Path.cwd()})")
 
     def read(self, split: Split) -> Iterator[Pair]:
-        """Yield the pairs of the files of a split."""
-        return read_pairs(*getattr(self, split))
+        """Yield the lines of the two files of a split side by side."""
+        return read_pairs(*self._named()[split])
+
+    def _named(self) -> dict[str, list[Path]]:
+        return {split: [expanded(name) for name in getattr(self, split) or ()] for split in SPLITS}
 
 
-def read_pairs(source: str, target: str) -> Iterator[Pair]:
+def read_pairs(source: Path, target: Path) -> Iterator[Pair]:
     """Yield the lines of two files side by side.
 
     Raises UserError where a file is missing or not UTF-8, or where one has more lines than the other.
     """
-    lines, others = _lines(expanded(source)), _lines(expanded(target))
-    count = 0
-    while True:
-        left, right = next(lines, None), next(others, None)
+    for number, (left, right) in enumerate(zip_longest(_lines(source), _lines(target))):
         if left is None or right is None:
-            break
-        count += 1
+            more, less = (target, source) if left is None else (source, target)
+            raise UserError(f"{less}: ends after line {number}, but {more} goes on; the lines of both must correspond")
         yield left, right
-    if left is not None or right is not None:
-        more, less = (source, target) if left is not None else (target, source)
-        raise UserError(f"{less}: ends after line {count}, but {more} goes on; the lines of both must correspond")
 
 
 def _lines(path: Path) -> Iterator[str]:
-    try:
-        # Only a line feed ends a line: other separators of Unicode occur inside sentences.
-        with opened(path) as file:
-            for number, line in enumerate(file, start=1):
-                try:
-                    yield line.rstrip(b"\r\n").decode("utf-8")
-                except UnicodeDecodeError as error:
-                    raise UserError(f"{path}: line {number} is not UTF-8 ({error.reason}); convert the file") from None
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
-        raise UserError(f"{path}: cannot be read ({error}); name files that exist and are whole") from None
+    # Only a line feed ends a line: other separators of Unicode occur inside sentences.
+    with opened(path, newline="\n") as file:
+        yield from (line.rstrip("\r\n") for line in file)
 
 
 class HubPairs(HubSource, PairSource):
@@ -139,13 +127,11 @@ class HubPairs(HubSource, PairSource):
 
     def read(self, split: Split) -> Iterator[Pair]:
         """Yield the rows of a split."""
-        for number, row in enumerate(self.rows(getattr(self, split)), 1):
+        for number, pair in enumerate(self.values(getattr(self, split), self.column), 1):
             where = f"hub {self.name}, row {number}"
-            try:
-                pair = row[self.column]
-                yield text_of(pair[self.source], where, self.source), text_of(pair[self.target], where, self.target)
-            except (KeyError, TypeError):
+            if not isinstance(pair, dict) or not pair.keys() >= {self.source, self.target}:
                 raise UserError(
-                    f"hub {self.name}: a row has no {self.column}.{self.source} and {self.column}.{self.target} but "
-                    f"{', '.join(row)}; set source.column, source.source or source.target"
-                ) from None
+                    f"{where}: no {self.column}.{self.source} and {self.column}.{self.target}; "
+                    "set source.column, source.source or source.target"
+                )
+            yield text_of(pair[self.source], where, self.source), text_of(pair[self.target], where, self.target)

@@ -1,11 +1,13 @@
 """Sentence pairs of a prepared split, by number, and the batches that they fall into by length."""
 
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from formerlab.data.text.streams import load_stream, read_manifest
+from formerlab.data.manifest import REMEDY, read_manifest
+from formerlab.data.text.streams import load_stream
 from formerlab.errors import UserError
 
 Numbers = NDArray[np.int64]
@@ -15,16 +17,14 @@ class PairStream:
     """The pairs of a split: token arrays, each with its end, read from the memory-mapped stream."""
 
     def __init__(self, tokens: NDArray[np.unsignedinteger], end: int) -> None:
-        """Find where sentences end. Raises ValueError where a source has no translation."""
-        ends = np.flatnonzero(tokens == end) + 1
-        if len(ends) % 2 or not len(ends):
-            raise ValueError("a stream of pairs holds an even number of sentences")
+        """Find where sentences end. Raises UserError where a source has no translation."""
+        self._ends = np.flatnonzero(tokens == end) + 1
+        if len(self._ends) % 2 or not len(self._ends):
+            raise UserError(f"a stream of pairs holds an even number of sentences; {REMEDY}")
         self.tokens, self.end = tokens, end
-        self._starts = np.concatenate(([0], ends[:-1]))
-        lengths = ends - self._starts
+        self._starts = np.concatenate(([0], self._ends[:-1]))
+        lengths = self._ends - self._starts
         self.source_lengths, self.target_lengths = lengths[0::2], lengths[1::2]
-        self._epochs: dict[tuple[int, int, int], list[Numbers]] = {}
-        self._sizes: dict[int, int] = {}
 
     def __len__(self) -> int:
         """Return the number of pairs."""
@@ -32,9 +32,8 @@ class PairStream:
 
     def sentence(self, pair: int, side: int) -> Numbers:
         """Return the tokens of a source (side 0) or target (side 1) sentence, its end included."""
-        start = self._starts[2 * pair + side]
-        length = (self.source_lengths, self.target_lengths)[side][pair]
-        return np.asarray(self.tokens[start : start + length], dtype=np.int64)
+        index = 2 * pair + side
+        return np.asarray(self.tokens[self._starts[index] : self._ends[index]], dtype=np.int64)
 
     def batches(self, tokens: int, random: np.random.Generator | None = None) -> list[Numbers]:
         """Return pairs of like length, so many that each side, padded, has at most `tokens` tokens.
@@ -56,35 +55,19 @@ class PairStream:
             stop = start + int(np.searchsorted(sizes, tokens, side="right"))
             found.append(order[start:stop])
             start = stop
-        if random is not None:
-            found = [found[place] for place in random.permutation(len(found))]
-        return found
+        return found if random is None else [found[number] for number in random.permutation(len(found))]
 
+    @lru_cache(maxsize=2)  # noqa: B019 a stream lives as long as the process
     def epoch(self, tokens: int, seed: int, epoch: int) -> list[Numbers]:
-        """Return the batches of an epoch, pure in (pairs, tokens, seed, epoch); the last two are remembered."""
-        key = (tokens, seed, epoch)
-        if key not in self._epochs:
-            for old in list(self._epochs)[:-1]:
-                del self._epochs[old]
-            random = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 1, epoch]))
-            self._epochs[key] = self.batches(tokens, random)
-        return self._epochs[key]
+        """Return the batches of an epoch, pure in (pairs, tokens, seed, epoch)."""
+        return self.batches(tokens, np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 1, epoch])))
 
-    def epoch_of(self, tokens: int, position: int) -> tuple[int, int]:
-        """Return the epoch of a batch in the endless row of epochs, and its place in the epoch."""
-        return divmod(position, self.epoch_size(tokens))
-
+    @lru_cache(maxsize=2)  # noqa: B019
     def epoch_size(self, tokens: int) -> int:
         """Return the number of batches of an epoch."""
-        if tokens not in self._sizes:
-            self._sizes[tokens] = len(self.batches(tokens))
-        return self._sizes[tokens]
+        return len(self.batches(tokens))
 
 
 def load_pairs(folder: Path, split: str) -> PairStream:
     """Return a split of prepared pairs. Raises UserError where its files are missing or damaged."""
-    stream = load_stream(folder, split)
-    try:
-        return PairStream(stream, read_manifest(folder)["tokenizer"]["end_of_text"])
-    except ValueError as error:
-        raise UserError(f"{folder / split}.npy: {error}; run the data stage again") from None
+    return PairStream(load_stream(folder, split), read_manifest(folder)["tokenizer"]["end_of_text"])

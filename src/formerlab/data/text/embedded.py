@@ -4,18 +4,19 @@ import gc
 import platform
 import sysconfig
 from collections import deque
-from collections.abc import Iterable, Iterator
-from email.message import Message
+from collections.abc import Iterator
+from copy import copy
 from functools import partial
 from importlib import metadata
+from itertools import tee
 from pathlib import Path, PurePath
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from formerlab.data.splitting import SPLITS, Replay, Seen, Shard, Shares, Split, digest
+from formerlab.data.splitting import SPLITS, Seen, Shares, Split, digest
 from formerlab.data.text.docstrings import Module, read_code, read_module
-from formerlab.data.text.source import Corpus, TextSource
+from formerlab.data.text.documents import Corpus, Shard, TextSource
 from formerlab.data.workers import Workers
 from formerlab.errors import UserError
 from formerlab.spec import fingerprint
@@ -71,30 +72,37 @@ class Embedded(TextSource):
         located = self.located()
         seen = Seen()
 
-        def modules(split: Split) -> Replay[Module]:
+        def modules(split: Split) -> Iterator[Module]:
             chosen = [module for module in located if shares.split(digest(module[0]), SPLITS) == split]
-            return Replay(read_modules(chosen, seen, workers, self.content))
+            return tee(read_modules(chosen, seen, workers, self.content), 1)[0]  # a copy of it begins anew
 
-        test, valid, train = modules("test"), modules("valid"), modules("train")
-        shards = [
-            Shard("embedded test modules", ("test",), lambda: _documents(test)),
-            # All test modules are read before others, even where the test stream is short: questions are made of them.
-            Shard("embedded valid modules", ("valid",), lambda: _documents(valid, after=test)),
-            Shard("embedded train modules", ("train",), lambda: _documents(train, after=test)),
-        ]
-        return Corpus(shards, test)
+        read = {split: modules(split) for split in SPLITS}
+
+        def documents(split: Split) -> Iterator[str]:
+            if split != "test":  # questions are made of all test modules, so they come first, however short the stream
+                deque(copy(read["test"]), maxlen=0)
+            return (module.render() for module in copy(read[split]))
+
+        order: tuple[Split, ...] = ("test", "valid", "train")
+        shards = [Shard(f"embedded {split} modules", (split,), partial(documents, split)) for split in order]
+        return Corpus(shards, copy(read["test"]))
 
     def located(self) -> list[Located]:
         """Return all modules, shuffled by their names."""
-        found = dict(_standard_library()) if self.standard_library else {}
+        root = Path(sysconfig.get_path("stdlib"))
+        files: list[tuple[PurePath, Path]] = []
+        if self.standard_library:
+            files += [(path.relative_to(root), path) for path in root.rglob("*.py")]
         for package in self._installed().values():
-            found.update(_modules_of(package))
+            files += [(file, Path(str(file.locate()))) for file in package.files or () if file.suffix == ".py"]
+        found = {_dotted(name): path for name, path in files if _wanted(name) and path.is_file()}
         if not found:
             raise UserError(f"embedded: none of the packages {', '.join(self.packages)} is installed; name others")
         return sorted(found.items(), key=lambda module: (digest(module[0]), module[0]))
 
     def _installed(self) -> dict[str, metadata.Distribution]:
-        return {name: found for name in self.packages if (found := _distribution(name))}
+        found = {name: list(metadata.distributions(name=name)) for name in self.packages}
+        return {name: versions[0] for name, versions in found.items() if versions}
 
 
 def read_modules(
@@ -109,12 +117,6 @@ def read_modules(
                 yield fresh
 
 
-def _documents(modules: Iterable[Module], after: Iterable[Module] = ()) -> Iterator[str]:
-    """Yield the modules as texts once those of `after` are all read, so that none of their paragraphs is repeated."""
-    deque(after, maxlen=0)
-    yield from (module.render() for module in modules)
-
-
 def _read(content: Content, located: list[Located]) -> list[Module]:
     read = read_code if content == "code" else read_module
     gc.disable()  # syntax trees have no cycles, and looking for them takes a third of the time
@@ -122,27 +124,6 @@ def _read(content: Content, located: list[Located]) -> list[Module]:
         return [read(name, path.read_bytes()) for name, path in located]
     finally:
         gc.enable()
-
-
-def _distribution(name: str) -> metadata.Distribution | None:
-    try:
-        return metadata.distribution(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _standard_library() -> Iterator[Located]:
-    root = Path(sysconfig.get_path("stdlib"))
-    for path in root.rglob("*.py"):
-        if _wanted(path.relative_to(root)):
-            yield _dotted(path.relative_to(root)), path
-
-
-def _modules_of(package: metadata.Distribution) -> Iterator[Located]:
-    for file in package.files or ():
-        path = Path(str(file.locate()))
-        if file.suffix == ".py" and _wanted(file) and path.is_file():
-            yield _dotted(file), path
 
 
 def _wanted(path: PurePath) -> bool:
@@ -157,8 +138,7 @@ def _dotted(path: PurePath) -> str:
 
 
 def _licence(package: metadata.Distribution) -> str:
-    stated = cast("Message[str, str]", package.metadata)
-    if expression := stated.get("License-Expression"):
-        return expression
+    stated: Any = package.metadata
     classified = [line.split(" :: ")[-1] for line in stated.get_all("Classifier", ()) if line.startswith("License")]
-    return ", ".join(classified) or stated.get("License", "not stated").strip().splitlines()[0]
+    licence = stated.get("License-Expression") or ", ".join(classified) or stated.get("License", "not stated")
+    return str(licence.strip().splitlines()[0])

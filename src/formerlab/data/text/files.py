@@ -10,9 +10,9 @@ from typing import ClassVar, Literal
 from pydantic import field_validator, model_validator
 
 from formerlab.data.file_hashes import file_hashes
-from formerlab.data.splitting import SPLITS, Shard, Shares, Split, digest
+from formerlab.data.splitting import SPLITS, Shares
+from formerlab.data.text.documents import Corpus, Shard, TextSource
 from formerlab.data.text.readers import Documents, Format, format_of, read_jsonl, read_parquet, read_text
-from formerlab.data.text.source import Corpus, TextSource
 from formerlab.data.workers import Workers
 from formerlab.errors import UserError
 from formerlab.file_search import files_named
@@ -31,7 +31,7 @@ class Files(TextSource):
 
     kind: Literal["files"] = "files"
     paths: tuple[str, ...] = ()
-    """Everything, to be divided by `split_by`."""
+    """Everything, to be divided."""
     train: tuple[str, ...] = ()
     """Training text."""
     valid: tuple[str, ...] = ()
@@ -46,8 +46,6 @@ class Files(TextSource):
     """What one document of a plain text file is: the file, a paragraph (between blank lines) or a line."""
     encoding: str = "utf-8"
     """Character encoding of text and JSON lines; a byte that does not fit is an error."""
-    split_by: Literal["document", "file"] = "document"
-    """What is divided where the source does not say: documents by their content, or files by their names."""
     licence: str = "not stated"
     """The licence of the text, for the manifest."""
 
@@ -81,54 +79,38 @@ class Files(TextSource):
         """Raise UserError for a pattern that matches nothing, an empty file or a file in two splits."""
         self.named()
 
-    def check_division(self, shares: Shares) -> None:
-        """Raise UserError as `search` does, and where the names of the files leave a split empty."""
-        named = self.named()
-        found = {split for label in named for name in named[label] for split in self._candidates(label, name, shares)}
-        for split in (split for split in SPLITS if split not in found):
-            share = "" if split == "train" else f"raise {split}_share={getattr(shares, split):g}, "
-            raise UserError(
-                f"source.split_by: file: none of {sum(map(len, named.values()))} files goes to '{split}', for their "
-                f"names alone decide; {share}name source.{split}, or set split_by: document"
-            )
-
     def open(self, shares: Shares, workers: Workers) -> Corpus:
         """Return one shard per file, held-out files first, then by name."""
         shards = [
-            Shard(str(path), self._candidates(label, name, shares), partial(self._documents, path))
+            Shard(str(path), (label,) if label in ("valid", "test") else self.divided(), partial(self._documents, path))  # type: ignore[arg-type]
             for label, files in self.named().items()
-            for name, path in files.items()
+            for path in files.values()
         ]
         return Corpus(sorted(shards, key=lambda shard: ("train" in shard.splits, shard.splits)))
 
     def by_paragraph(self) -> "Files | None":
-        """Return the same files with paragraphs as documents; nothing where they are not text divided by documents."""
-        if self.documents != "file" or self.split_by != "document":
-            return None
+        """Return the same files with paragraphs as documents; nothing where no document is a text file."""
         formats = {self._format(path) for files in self.named().values() for path in files.values()}
-        return self.model_copy(update={"documents": "paragraph"}) if "text" in formats else None
+        finer = self.documents == "file" and "text" in formats
+        return self.model_copy(update={"documents": "paragraph"}) if finer else None
 
     def named(self) -> dict[str, dict[str, Path]]:
         """Return the files by label (paths, train, valid, test) and by name below their common folder, sorted.
 
         Raises UserError for a pattern that matches nothing, an empty file or a file in two splits.
         """
-        found = {label: _found(label, patterns) for label in ("paths", *SPLITS) if (patterns := getattr(self, label))}
         owners: dict[Path, str] = {}
-        for label, paths in found.items():
-            for path in paths:
+        found: dict[str, list[Path]] = {}
+        for label in ("paths", *SPLITS):
+            if patterns := getattr(self, label):
+                found[label] = files_named(patterns, f"source.{label}")
+            for path in found.get(label, ()):
+                if path.stat().st_size == 0:
+                    raise UserError(f"{path}: empty file")
                 if (owner := owners.setdefault(path.resolve(), label)) != label:
                     raise UserError(f"{path}: named by both source.{owner} and source.{label}; keep it in one")
         common = Path(os.path.commonpath([path.parent for paths in found.values() for path in paths]))
         return {label: {path.relative_to(common).as_posix(): path for path in paths} for label, paths in found.items()}
-
-    def _candidates(self, label: str, name: str, shares: Shares) -> tuple[Split, ...]:
-        if label in ("valid", "test"):
-            return (label,)  # type: ignore[return-value]
-        candidates = self.divided()
-        if self.split_by == "file" or len(candidates) == 1:
-            return (shares.split(digest(name), candidates),)
-        return candidates
 
     def _format(self, path: Path) -> Format:
         return format_of(path) if self.format == "auto" else self.format
@@ -140,11 +122,3 @@ class Files(TextSource):
         if format == "jsonl":
             return read_jsonl(path, self.encoding, self.column)
         return read_text(path, self.encoding, self.documents)
-
-
-def _found(label: str, patterns: tuple[str, ...]) -> list[Path]:
-    found = files_named(patterns, f"source.{label}")
-    for path in found:
-        if path.stat().st_size == 0:
-            raise UserError(f"{path}: empty file")
-    return found

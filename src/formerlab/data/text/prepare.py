@@ -1,31 +1,27 @@
-"""A corpus: where the text comes from, how it is divided, cut and tokenised, and the stage that does so."""
+"""A corpus: where the text comes from, how it is divided, cut and tokenised, and the files that are written of it."""
 
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from formerlab.data.dataset import DataSpec
-from formerlab.data.file_hashes import FILE_HASHES
-from formerlab.data.manifest import prepared, streams_load
-from formerlab.data.splitting import SPLITS, Split
-from formerlab.data.text.deduplicator import Deduplicator, batches, training_sample, without_documents
+from formerlab.data.manifest import MANIFEST, check_hashes, read_manifest
+from formerlab.data.splitting import SPLITS
+from formerlab.data.text.documents import Corpus, Deduplicator, batches, training_sample, without_documents
 from formerlab.data.text.embedded import Embedded
-from formerlab.data.text.encoding import Encoding, encode, stream_type
 from formerlab.data.text.files import Files
 from formerlab.data.text.hub import Hub
 from formerlab.data.text.questions import FOLDER, write_questions
-from formerlab.data.text.released_tokenizer import ReleasedTokenizer
-from formerlab.data.text.source import Corpus
-from formerlab.data.text.streams import Stream, load_tokenizer, read_manifest, writing
-from formerlab.data.text.tokenizer import BytePairs, Tokenizer, TokenizerFile, TokenizerOf, write_tokenizer
+from formerlab.data.text.streams import check_streams, load_tokenizer, writing
+from formerlab.data.text.tokenizer import BytePairs, Tokenizer, TokenizerOf, encode, write_tokenizer
 from formerlab.data.workers import Workers
 from formerlab.errors import UserError
-from formerlab.files import replacing, sha256
+from formerlab.files import replacing
 from formerlab.progress import Progress
 from formerlab.spec import AnyCount, Bytes, fingerprint
 
@@ -36,6 +32,8 @@ Share = Annotated[float, Field(gt=0, lt=0.5)]
 
 class TextData(DataSpec):
     """A corpus as token streams for training, validation and test."""
+
+    packages: ClassVar[tuple[str, ...]] = ("tokenizers", "numpy")
 
     kind: Literal["text"] = "text"
     source: Source = Embedded()
@@ -59,10 +57,6 @@ class TextData(DataSpec):
             raise ValueError("questions are made from the docstrings of source 'embedded' only; set questions: 0")
         return self
 
-    def search(self) -> None:
-        """Raise UserError for named files that are not there, and for splits that their names alone leave empty."""
-        self.source.check_division(self.shares)
-
     @property
     def vocabulary(self) -> int:
         """Number of tokens a model needs, known before anything is read."""
@@ -75,95 +69,98 @@ class TextData(DataSpec):
         context = {"context": task["context"]} if "context" in task else {}
         return {"model": {"vocabulary": self.vocabulary} | context}
 
+    def write(self, out: Path, processes: int | None) -> dict[str, Any]:
+        """Write streams, tokenizer and questions; a tokenizer of another data set is read from the folder beside."""
+        with Workers(processes) as workers:
+            corpus, notes = self._opened(workers)
+            if isinstance(self.tokenizer, TokenizerOf):
+                load_tokenizer(out.parent / self.tokenizer.data)
+            elif not isinstance(self.tokenizer, BytePairs):
+                self.tokenizer.load()
+            # Not before it is clear that source and tokenizer are there. No old manifest may vouch for new files.
+            (out / MANIFEST).unlink(missing_ok=True)
+            shutil.rmtree(out / FOLDER, ignore_errors=True)
+            questions = write_questions(list(corpus.test_modules), self.questions, out) if self.questions else []
+            tokenizer = self._write_tokenizer(out, corpus)
+            splits, deduplicator = self._write_streams(out, corpus, tokenizer, workers)
+        notes += [self._cut(split, splits[split]) for split in SPLITS if split in deduplicator.limited]
+        files = [tokenizer["sha256"], *(entry["sha256"] for entry in (*splits.values(), *questions))]
+        return {
+            "fingerprint": fingerprint(files),
+            "tokenizer": tokenizer,
+            "splits": splits,
+            "duplicates_removed": deduplicator.duplicates,
+            "notes": notes,
+            "questions": questions,
+        }
 
-def prepare(name: str, data: TextData, out: Path, *, code_hash: str = "", processes: int | None = None) -> None:
-    """Write streams, tokenizer, questions and manifest of a corpus below `out`; do nothing where they are current.
+    def check_loads(self, out: Path, manifest: dict[str, Any]) -> None:
+        """Raise UserError where streams, tokenizer or questions are missing, or the tokenizer's owner has another."""
+        check_streams(out, manifest)
+        if isinstance(self.tokenizer, TokenizerOf) and manifest["tokenizer"] != _borrowed(self.tokenizer, out):
+            raise UserError(f"data set {self.tokenizer.data!r} has another tokenizer now")
+        check_hashes({out / entry["file"]: entry["sha256"] for entry in manifest["questions"]})
 
-    A tokenizer of another data set is read from the folder of that name beside `out`. `processes` defaults to one per
-    core available; the result does not depend on it. Raises UserError naming the file, column or setting that is wrong;
-    what is half written is removed. Where the source is gone, data prepared before with the same settings stay valid.
-    """
-    write, current = partial(_written, name, data, out, processes), partial(_is_current, out, data)
-    packages, cache = ("tokenizers", "regex", "numpy"), out / FILE_HASHES
-    prepared(name, data, out, code_hash, write, is_current=current, packages=packages, cache=cache)
+    def _opened(self, workers: Workers) -> tuple[Corpus, list[str]]:
+        """Open the source, whose documents must leave no split empty, and return it with what is to be said of it.
 
+        Whole files that are too few to be divided are divided by their paragraphs.
+        """
+        corpus = self.source.open(self.shares, workers)
+        empty, documents = without_documents(corpus.shards, self)
+        if not empty:
+            return corpus, []
+        if (finer := self.source.by_paragraph()) is not None:
+            corpus = finer.open(self.shares, workers)
+            if not without_documents(corpus.shards, self)[0]:
+                what = "1 document" if documents == 1 else f"{documents} documents"
+                return corpus, [f"{what} cannot be divided into train, valid and test, so paragraphs are the documents"]
+        raise self._no_documents(empty[0], documents)
 
-def _written(name: str, data: TextData, out: Path, processes: int | None) -> dict[str, Any]:
-    """Write all files but the manifest; return what it says of them."""
-    with Workers(processes) as workers:
-        corpus, notes = _opened(name, data, workers)
-        if isinstance(data.tokenizer, TokenizerFile | ReleasedTokenizer):
-            data.tokenizer.load()
-        if isinstance(data.tokenizer, TokenizerOf):
-            load_tokenizer(out.parent / data.tokenizer.data)
-        _clear(out)  # not before it is clear that source and tokenizer are there
-        questions = write_questions(list(corpus.test_modules), data.questions, out) if data.questions else []
-        tokenizer = _write_tokenizer(data, out, corpus)
-        splits, deduplicator = _write_streams(data, out, corpus, tokenizer, workers)
-    notes += [_cut(split, data, splits[split]) for split in SPLITS if split in deduplicator.limited]
-    files = [tokenizer["sha256"], *(entry["sha256"] for entry in (*splits.values(), *questions))]
-    return {
-        "fingerprint": fingerprint(files),
-        "tokenizer": tokenizer,
-        "splits": splits,
-        "duplicates_removed": deduplicator.duplicates,
-        "notes": notes,
-        "questions": questions,
-    }
+    def _no_documents(self, split: str, documents: int) -> UserError:
+        if split == "train":
+            words = "no document is left for training: all are held out or repeat held-out ones; name more text"
+        else:
+            remedy = f"raise {split}_share={getattr(self, f'{split}_share'):g} or name source.{split}"
+            words = f"none of {documents} documents is left for '{split}': {remedy}"
+        return UserError(words)
 
+    def _write_tokenizer(self, out: Path, corpus: Corpus) -> dict[str, Any]:
+        spec, path = self.tokenizer, out / "tokenizer.json"
+        if isinstance(spec, TokenizerOf):
+            with replacing(path) as temporary:
+                shutil.copyfile(out.parent / spec.data / path.name, temporary)
+            return _borrowed(spec, out)
 
-def _opened(name: str, data: TextData, workers: Workers) -> tuple[Corpus, list[str]]:
-    """Open the source, whose documents must leave no split empty, and return it with what is to be said of it.
+        def sample(size: int) -> Iterator[str]:
+            return training_sample(corpus.shards, self, min(size, self.max_bytes or size))
 
-    Whole files that are too few to be divided are divided by their paragraphs.
-    """
-    try:
-        data.search()
-    except UserError as error:
-        raise UserError(f"data: {name}: {error}") from None
-    corpus = data.source.open(data.shares, workers)
-    empty, documents = without_documents(corpus.shards, data)
-    if not empty:
-        return corpus, []
-    if (finer := data.source.by_paragraph()) is not None:
-        corpus = finer.open(data.shares, workers)
-        if not without_documents(corpus.shards, data)[0]:
-            what = "1 document" if documents == 1 else f"{documents} documents"
-            return corpus, [f"{what} cannot be divided into train, valid and test, so paragraphs are the documents"]
-    raise UserError(f"data: {name}: {_no_documents(empty[0], data, documents)}")
+        return write_tokenizer(spec, path, sample)
 
+    def _write_streams(
+        self, out: Path, corpus: Corpus, tokenizer: dict[str, Any], workers: Workers
+    ) -> tuple[dict[str, dict[str, Any]], Deduplicator]:
+        """Write the three streams; return what the manifest says of them, and what was met on the way."""
+        paths = {split: out / f"{split}.npy" for split in SPLITS}
+        encoding = partial(encode, out / "tokenizer.json", tokenizer["sha256"], tokenizer["end_of_text"])
+        deduplicator = Deduplicator(self)
+        with ExitStack() as stack:
+            streams = {split: stack.enter_context(writing(paths[split], self.vocabulary)) for split in SPLITS}
+            bar = stack.enter_context(Progress(None, f"tokenise {out.name}", unit="B", scale=True))
+            texts = batches(deduplicator.documents(corpus.shards))
+            for split, tokens, documents, size in workers.map(encoding, texts):
+                streams[split].append(tokens, documents, size)
+                bar.advance(size)
+            for split, stream in streams.items():
+                if not stream.documents:
+                    raise self._no_documents(split, sum(other.documents for other in streams.values()))
+        return {split: stream.entry(paths[split]) for split, stream in streams.items()}, deduplicator
 
-def _cut(split: Split, data: TextData, entry: dict[str, Any]) -> str:
-    key = "max_bytes" if split == "train" else "max_held_out_bytes"
-    size = f"{entry['bytes']} bytes in {entry['documents']} document{'s' * (entry['documents'] != 1)}"
-    return f"{key}={getattr(data, key)} ends the {split} text at {size}; the rest is left out ({key}: null takes all)"
-
-
-def _is_current(out: Path, data: TextData, manifest: dict[str, Any]) -> bool:
-    if isinstance(data.tokenizer, TokenizerOf) and manifest["tokenizer"] != _borrowed(data.tokenizer, out):
-        return False
-    return streams_load(out) and all((out / entry["file"]).is_file() for entry in manifest["questions"])
-
-
-def _clear(out: Path) -> None:
-    """Remove the manifest, so that no old one vouches for new files, and what a killed process left."""
-    (out / "manifest.json").unlink(missing_ok=True)
-    for left in out.glob(".*.tmp"):
-        left.unlink()
-    shutil.rmtree(out / FOLDER, ignore_errors=True)
-
-
-def _write_tokenizer(data: TextData, out: Path, corpus: Corpus) -> dict[str, Any]:
-    spec, path = data.tokenizer, out / "tokenizer.json"
-    if isinstance(spec, TokenizerOf):
-        with replacing(path) as temporary:
-            shutil.copyfile(out.parent / spec.data / path.name, temporary)
-        return _borrowed(spec, out)
-
-    def sample(size: int) -> Iterator[str]:
-        return training_sample(corpus.shards, data, min(size, data.max_bytes or size))
-
-    return write_tokenizer(spec, path, sample)
+    def _cut(self, split: str, entry: dict[str, Any]) -> str:
+        key = "max_bytes" if split == "train" else "max_held_out_bytes"
+        size = f"{entry['bytes']} bytes in {entry['documents']} document{'s' * (entry['documents'] != 1)}"
+        limit = getattr(self, key)
+        return f"{key}={limit} ends the {split} text at {size}; the rest is left out ({key}: null takes all)"
 
 
 def _borrowed(spec: TokenizerOf, out: Path) -> dict[str, Any]:
@@ -175,36 +172,3 @@ def _borrowed(spec: TokenizerOf, out: Path) -> dict[str, Any]:
             f"{borrowed['vocabulary']} tokens; state the same"
         )
     return borrowed
-
-
-def _write_streams(
-    data: TextData, out: Path, corpus: Corpus, tokenizer: dict[str, Any], workers: Workers
-) -> tuple[dict[str, dict[str, Any]], Deduplicator]:
-    """Write the three streams; return what the manifest says of them, and what was met on the way."""
-    dtype = stream_type(data.vocabulary)
-    encoding = Encoding(out / "tokenizer.json", tokenizer["sha256"], tokenizer["end_of_text"], dtype)
-    deduplicator = Deduplicator(data)
-    with ExitStack() as stack:
-        streams = {split: stack.enter_context(writing(out / f"{split}.npy", dtype)) for split in SPLITS}
-        bar = stack.enter_context(Progress(None, f"tokenise {out.name}", unit="B", scale=True))
-        documents = deduplicator.documents(corpus.shards)
-        tasks = ((split, encoding, texts) for split, texts in batches(documents))
-        for split, encoded in workers.map(encode, tasks):
-            streams[split].append(encoded)
-            bar.advance(encoded.bytes, shard=f"{deduplicator.shards_begun}/{len(corpus.shards)}")
-        for split, stream in streams.items():
-            if not stream.documents:
-                raise UserError(_no_documents(split, data, sum(other.documents for other in streams.values())))
-    return {split: _entry(out / f"{split}.npy", stream) for split, stream in streams.items()}, deduplicator
-
-
-def _entry(path: Path, stream: Stream) -> dict[str, Any]:
-    sizes = {"documents": stream.documents, "bytes": stream.bytes, "tokens": stream.tokens}
-    return {"file": path.name, **sizes, "sha256": sha256(path)}
-
-
-def _no_documents(split: Split, data: TextData, documents: int) -> str:
-    if split == "train":
-        return "no document is left for training: all are held out or repeat held-out ones; name more text"
-    share = getattr(data, f"{split}_share")
-    return f"none of {documents} documents is left for '{split}': raise {split}_share={share:g} or name source.{split}"

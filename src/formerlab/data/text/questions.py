@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
+from formerlab.data.manifest import read_manifest
 from formerlab.data.text.docstrings import Entry, Module
 from formerlab.data.text.embedded import REPEATABLE_CHARACTERS
-from formerlab.data.text.streams import read_manifest
 from formerlab.errors import UserError
 from formerlab.files import sha256, write_text
 
@@ -30,15 +30,9 @@ DRAWN = 24
 
 FOLDER = "questions"
 
+VERSION = 1.0
+
 METRICS = ("acc", "acc_norm", "acc_mutual_info")
-
-
-class Candidate(NamedTuple):
-    """A possible question and its right answer."""
-
-    module: str
-    query: str
-    answer: str
 
 
 @dataclass(frozen=True)
@@ -50,7 +44,6 @@ class QuestionTask:
     """What stands between query and choice."""
     candidates: Callable[[Entry], Iterator[tuple[str, str]]]
     """Queries and answers that an entry yields."""
-    version: float = 1.0
 
     def config(self, file: str) -> dict[str, Any]:
         """Return the task for lm-evaluation-harness 0.4, reading `file`."""
@@ -66,7 +59,7 @@ class QuestionTask:
             "target_delimiter": self.delimiter,
             "num_fewshot": 0,
             "metric_list": [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in METRICS],
-            "metadata": {"version": self.version},
+            "metadata": {"version": VERSION},
         }
 
 
@@ -115,39 +108,33 @@ def prose(entry: Entry) -> Iterator[str]:
 
 def make_questions(task: QuestionTask, modules: Sequence[Module], count: int) -> list[dict[str, Any]]:
     """Return up to `count` questions drawn at random, the same on every machine. Raises UserError where none can be."""
-    candidates = [
-        Candidate(module.name, query, answer)
-        for module in modules
-        for entry in module.entries
-        for query, answer in task.candidates(entry)
-    ]
+    found = [(module.name, *pair) for module in modules for entry in module.entries for pair in task.candidates(entry)]
     random = Random(task.name)
-    random.shuffle(candidates)
-    candidates = list({candidate.query: candidate for candidate in candidates}.values())
+    random.shuffle(found)
+    candidates = list({query: (module, query, answer) for module, query, answer in found}.values())
     places = [index % CHOICES for index in range(count)]
     random.shuffle(places)
     questions: list[dict[str, Any]] = []
-    for candidate in candidates:
-        wrong = _wrong_choices(candidate, candidates, random)
-        if len(questions) < count and len(wrong) == CHOICES - 1:
+    for module, query, answer in candidates:
+        if len(questions) == count:
+            break
+        # Wrong choices are of other modules, all different, and drawn like the right one: nothing but the query tells.
+        different: dict[str, str] = {}
+        for elsewhere, _, other in random.sample(candidates, min(DRAWN, len(candidates))):
+            if elsewhere != module and other.lower() != answer.lower():
+                different.setdefault(other.lower(), other)
+        wrong = list(different.values())[: CHOICES - 1]
+        if len(wrong) == CHOICES - 1:
             gold = places[len(questions)]
-            choices = [*wrong[:gold], candidate.answer, *wrong[gold:]]
-            name = f"{task.name}-{len(questions):04d}"
-            questions.append({"id": name, "query": candidate.query, "choices": choices, "gold": gold})
+            choices = [*wrong[:gold], answer, *wrong[gold:]]
+            questions.append(
+                {"id": f"{task.name}-{len(questions):04d}", "query": query, "choices": choices, "gold": gold}
+            )
     if not questions:
         raise UserError(f"questions={count}: the test documents yield no '{task.name}'; raise test_share, or set 0")
     if len(questions) < count:
         print(f"{task.name}: {len(questions)} questions, for the test documents yield no more", file=sys.stderr)
     return questions
-
-
-def _wrong_choices(candidate: Candidate, candidates: list[Candidate], random: Random) -> list[str]:
-    """Return answers of other modules, all different, drawn like the right one: nothing but the query tells it."""
-    different: dict[str, str] = {}
-    for other in random.sample(candidates, min(DRAWN, len(candidates))):
-        if other.module != candidate.module and other.answer.lower() != candidate.answer.lower():
-            different.setdefault(other.answer.lower(), other.answer)
-    return list(different.values())[: CHOICES - 1]
 
 
 def write_questions(modules: Sequence[Module], count: int, out: Path) -> list[dict[str, Any]]:
@@ -158,7 +145,7 @@ def write_questions(modules: Sequence[Module], count: int, out: Path) -> list[di
         path = out / FOLDER / f"{task.name}.jsonl"
         write_text(path, "".join(json.dumps(question, ensure_ascii=False) + "\n" for question in questions))
         write_text(path.with_suffix(".yaml"), yaml.safe_dump(task.config(path.name), sort_keys=False))
-        about = {"task": task.name, "version": task.version, "file": path.relative_to(out).as_posix()}
+        about = {"task": task.name, "version": VERSION, "file": path.relative_to(out).as_posix()}
         entries.append({**about, "examples": len(questions), "sha256": sha256(path)})
     return entries
 

@@ -12,30 +12,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal, TextIO
 
-from formerlab.data.splitting import DOCUMENT_CHARACTERS, last_break
 from formerlab.errors import UserError, reason
 from formerlab.files import is_utf8
 
 Format = Literal["text", "jsonl", "parquet"]
 Documents = Literal["file", "paragraph", "line"]
 
-COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+DOCUMENT_CHARACTERS = 4 << 20
+"""A longer document is cut at white space into parts of at most this size, so that memory stays constant."""
+
+OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": None}
 
 FORMATS: dict[str, Format] = {
-    "": "text",
-    ".txt": "text",
-    ".text": "text",
-    ".md": "text",
-    ".rst": "text",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
+    **dict.fromkeys(("", ".txt", ".text", ".md", ".rst"), "text"),
+    **dict.fromkeys((".jsonl", ".ndjson"), "jsonl"),
     ".parquet": "parquet",
 }
 
 
 def format_of(path: Path) -> Format:
     """Return the format that the name tells, compression aside. Raises UserError where it tells none."""
-    name = path.with_suffix("") if path.suffix.lower() in COMPRESSIONS else path
+    name = path.with_suffix("") if path.suffix.lower() in OPENERS else path
     if name.suffix.lower() not in FORMATS:
         raise UserError(
             f"{path}: the ending '{name.suffix}' tells no format; set source.format to text, jsonl or parquet, "
@@ -46,7 +43,7 @@ def format_of(path: Path) -> Format:
 
 def read_text(path: Path, encoding: str, documents: Documents) -> Iterator[str]:
     """Yield the documents of a text file. Raises UserError naming the file and what is wrong with it."""
-    with _text(path, encoding) as handle:
+    with opened(path, encoding) as handle:
         yield from {"file": _blocks, "line": _lines, "paragraph": _paragraphs}[documents](handle)
 
 
@@ -60,7 +57,7 @@ def read_jsonl(path: Path, encoding: str, column: str) -> Iterator[str]:
 
 def json_lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the objects of a file of JSON lines with their line numbers. Raises UserError naming file and line."""
-    with _text(path, encoding) as handle:
+    with opened(path, encoding) as handle:
         for number, line in enumerate(handle, 1):
             try:
                 row = json.loads(line) if line.strip() else None
@@ -99,11 +96,14 @@ def text_of(value: object, where: str, column: str) -> str:
 
 
 @contextmanager
-def _text(path: Path, encoding: str) -> Iterator[TextIO]:
-    """Open a file for reading text, decompressed; what goes wrong while it is read names it."""
-    encoding = "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding  # skips a byte-order mark
+def opened(path: Path, encoding: str = "utf-8", newline: str | None = None) -> Iterator[TextIO]:
+    """Open a file for reading text, decompressed where its name ends in .gz, .bz2, .xz or .zst.
+
+    Without a byte-order mark. What goes wrong inside the block, while it is read, is a UserError that names the file.
+    """
+    encoding = "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
     try:
-        with io.TextIOWrapper(opened(path), encoding) as handle:
+        with io.TextIOWrapper(_bytes_of(path), encoding, newline=newline) as handle:
             try:
                 yield handle
             except UnicodeDecodeError as error:
@@ -117,27 +117,44 @@ def _text(path: Path, encoding: str) -> Iterator[TextIO]:
         raise UserError(f"{path}: cannot be read ({reason(error)})") from None
 
 
-def opened(path: Path) -> IO[bytes]:
-    """Open a file for reading bytes, decompressed where its name ends in .gz, .bz2, .xz or .zst."""
+def _bytes_of(path: Path) -> IO[bytes]:
     packed = path.suffix.lower()
     if packed == ".zst":
         import pyarrow
 
         return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"), 1 << 16)
-    openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-    return openers.get(packed, open)(path, "rb")  # type: ignore[no-any-return]
+    return OPENERS.get(packed, open)(path, "rb")  # type: ignore[no-any-return]
+
+
+def parts(text: str, limit: int = DOCUMENT_CHARACTERS) -> Iterator[str]:
+    """Cut a text into parts of at most `limit` characters, each cut lying before white space where there is any.
+
+    A cut there keeps the tokens of byte-level BPE as they would be without it.
+    """
+    start = 0
+    while len(text) - start > limit:
+        cut = _last_break(text, start, start + limit)
+        yield text[start:cut]
+        start = cut
+    yield text[start:]
+
+
+def _last_break(text: str, start: int, stop: int) -> int:
+    """Return the last position in (start, stop] at which white space begins after something else; else `stop`."""
+    position = stop
+    while (position := max(text.rfind(" ", start + 1, position), text.rfind("\n", start + 1, position))) > start:
+        if not text[position - 1].isspace():
+            return position
+    return stop
 
 
 def _blocks(handle: TextIO) -> Iterator[str]:
     """Yield a whole file, or parts of it where it is too long for one document."""
-    text = ""
+    rest = ""
     while block := handle.read(DOCUMENT_CHARACTERS):
-        text += block
-        while len(text) > DOCUMENT_CHARACTERS:
-            cut = last_break(text, 0, DOCUMENT_CHARACTERS)
-            yield text[:cut]
-            text = text[cut:]
-    yield text
+        *whole, rest = parts(rest + block, DOCUMENT_CHARACTERS)
+        yield from whole
+    yield rest
 
 
 def _lines(handle: TextIO) -> Iterator[str]:

@@ -4,21 +4,32 @@ model.
 
 import shutil
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+import numpy as np
 from pydantic import Field
 
-from formerlab.data.text.released_tokenizer import ReleasedTokenizer, room_for
-from formerlab.errors import UserError
+from formerlab.data.file_hashes import files_state
+from formerlab.data.splitting import Split
+from formerlab.errors import UserError, reason
 from formerlab.file_search import expanded
 from formerlab.files import replacing, sha256
+from formerlab.released import ReleasedModel, shown_place
 from formerlab.spec import Bytes, Size, Spec
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as HuggingFaceTokenizer
 
 END_OF_TEXT = "<|endoftext|>"
+
+
+class Loaded(NamedTuple):
+    """A tokenizer, and the token that stands for no context and ends documents."""
+
+    tokenizer: "HuggingFaceTokenizer"
+    end_of_text: int
 
 
 class BytePairs(Spec):
@@ -32,11 +43,6 @@ class BytePairs(Spec):
     """Number of tokens, the end of a document and the 256 bytes included."""
     training_bytes: Bytes = 8_000_000
     """How much training text it is learned from, in bytes; taken evenly from up to 16 shards."""
-
-    @property
-    def end_of_text(self) -> str:
-        """The token that ends a document."""
-        return END_OF_TEXT
 
     def train(self, sample: Iterable[str]) -> "HuggingFaceTokenizer":
         """Learn the merges. Raises UserError where the text is too small for the vocabulary."""
@@ -65,28 +71,28 @@ class TokenizerFile(Spec):
 
     kind: Literal["file"] = "file"
     path: str
-    """The file."""
+    """The file; `~` and `$NAME` are understood."""
     vocabulary: Size
     """Number of tokens a model makes room for; the file may have fewer (50 304 for GPT-2's 50 257), never more."""
     end_of_text: str = END_OF_TEXT
     """The token that ends a document."""
 
-    @property
-    def place(self) -> Path:
-        """Where the file lies; `~` and `$NAME` are understood."""
-        return expanded(self.path)
+    def state(self, cache: Path | None = None) -> str | None:
+        """Return the SHA-256 of the file; None where it is not there."""
+        path = expanded(self.path)
+        return sha256(path) if path.is_file() else None
 
-    def load(self) -> "HuggingFaceTokenizer":
+    def load(self) -> Loaded:
         """Read the file and check it against the vocabulary. Raises UserError naming the file."""
-        tokenizer = read_tokenizer(self.place)
+        tokenizer = read_tokenizer(expanded(self.path))
         if (size := room_for(tokenizer)) > self.vocabulary:
             raise UserError(
                 f"{self.path}: the tokenizer needs {size} tokens, more than tokenizer.vocabulary={self.vocabulary}: "
                 f"its largest id is {size - 1}"
             )
-        if tokenizer.token_to_id(self.end_of_text) is None:
+        if (end := tokenizer.token_to_id(self.end_of_text)) is None:
             raise UserError(f"{self.path}: has no token '{self.end_of_text}'; set tokenizer.end_of_text")
-        return tokenizer
+        return Loaded(tokenizer, end)
 
 
 class TokenizerOf(Spec):
@@ -99,6 +105,33 @@ class TokenizerOf(Spec):
     """Number of tokens; the plan fills in what the other data set says, and refuses anything else."""
 
 
+class ReleasedTokenizer(Spec):
+    """The tokenizer that a released model of the scale comes with, so that text is read in tokens the model knows."""
+
+    kind: Literal["released"] = "released"
+    model: str
+    """The model, by its name below `released`."""
+    vocabulary: Size | None = None
+    """Number of tokens; the plan fills in what the model has."""
+    source: ReleasedModel | None = None
+    """Where the model lies; the plan fills it in."""
+
+    def state(self, cache: Path | None = None) -> str | None:
+        """Return what changes with the model's files, weights aside; None where they are not here."""
+        assert self.source is not None, "the plan fills in tokenizer.source"
+        return files_state(self.source, cache and cache.with_name(f".{self.model}.json"), weights=False)
+
+    def load(self) -> Loaded:
+        """Read the tokenizer and check it against the vocabulary. Raises UserError in one line."""
+        assert self.source is not None, "the plan fills in tokenizer.source"
+        loaded = load_fast_tokenizer(self.source.arguments())
+        if self.vocabulary is not None and (size := room_for(loaded.tokenizer)) > self.vocabulary:
+            raise UserError(
+                f"tokenizer of {self.model}: needs {size} tokens, more than the {self.vocabulary} that the model embeds"
+            )
+        return loaded
+
+
 Tokenizer = Annotated[BytePairs | TokenizerFile | TokenizerOf | ReleasedTokenizer, Field(discriminator="kind")]
 
 
@@ -106,18 +139,15 @@ def write_tokenizer(
     spec: BytePairs | TokenizerFile | ReleasedTokenizer, path: Path, sample: Callable[[int], Iterable[str]]
 ) -> dict[str, Any]:
     """Write `tokenizer.json`, copied or learned from a sample of so many bytes; return what the manifest says of it."""
-    end: int | None
     with replacing(path) as temporary:
-        if isinstance(spec, ReleasedTokenizer):
-            tokenizer, end = spec.load()
-            tokenizer.save(str(temporary))
-        elif isinstance(spec, TokenizerFile):
-            end = spec.load().token_to_id(spec.end_of_text)
-            shutil.copyfile(spec.place, temporary)
+        if isinstance(spec, BytePairs):
+            tokenizer, end = spec.train(sample(spec.training_bytes)), 0
         else:
-            tokenizer = spec.train(sample(spec.training_bytes))
+            tokenizer, end = spec.load()
+        if isinstance(spec, TokenizerFile):
+            shutil.copyfile(expanded(spec.path), temporary)
+        else:
             tokenizer.save(str(temporary))
-            end = tokenizer.token_to_id(spec.end_of_text)
     return {"kind": spec.kind, "vocabulary": spec.vocabulary, "sha256": sha256(path), "end_of_text": end}
 
 
@@ -135,3 +165,52 @@ def read_tokenizer(path: Path) -> "HuggingFaceTokenizer":
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
     return tokenizer
+
+
+def load_fast_tokenizer(arguments: dict[str, Any]) -> Loaded:
+    """Return the tokenizer of a model of transformers, given what its `from_pretrained` takes.
+
+    Its `end_of_text` is the begin-of-text token where the tokenizer has one, else the end-of-text token. Raises
+    UserError where there is no tokenizer, where it has no fast form, and where it names neither token.
+    """
+    from formerlab.torchvision_shim import ensure_torchvision_imports
+
+    ensure_torchvision_imports()
+    from transformers import AutoTokenizer
+
+    name = shown_place(arguments)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(**arguments, trust_remote_code=False)
+    except Exception as error:  # the library raises bare Exception for a damaged file
+        raise UserError(f"{name}: no tokenizer of transformers ({reason(error)})") from None
+    backend: HuggingFaceTokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise UserError(f"{name}: the tokenizer has no fast form; save it once as tokenizer.json")
+    backend.no_truncation()
+    backend.no_padding()
+    end = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    if end is None:
+        raise UserError(f"{name}: the tokenizer names neither a bos_token nor an eos_token")
+    return Loaded(backend, end)
+
+
+def room_for(tokenizer: "HuggingFaceTokenizer") -> int:
+    """Return how many tokens a model must embed: one more than the largest id, since ids may have holes."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+
+def encode(path: Path, sha256: str, end: int, task: tuple[Split, list[str]]) -> tuple[Split, np.ndarray, int, int]:
+    """Encode texts of a split by a tokenizer file, each followed by the token `end`, in whichever process.
+
+    Returns the split, the tokens, the number of texts and their bytes.
+    """
+    split, texts = task
+    encodings = _tokenizer(path, sha256).encode_batch_fast(texts, add_special_tokens=False)
+    tokens = np.concatenate([np.array([*encoding.ids, end], dtype=np.uint32) for encoding in encodings])
+    return split, tokens, len(texts), sum(len(text.encode()) for text in texts)
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(path: Path, sha256: str) -> "HuggingFaceTokenizer":
+    """Read a tokenizer once per process and content."""
+    return read_tokenizer(path)

@@ -2,24 +2,24 @@
 
 from collections.abc import Callable
 
-from formerlab.evaluation.exact import decay, denseformer, layer_costs, tokenformer, transformer
+from formerlab.evaluation.exact import counts, identities
 
 CHECKS: dict[str, Callable[[], dict[str, float]]] = {
-    "transformer-parameter-counts": transformer.parameter_counts,
-    "transformer-complexity-table1": layer_costs.complexity,
-    "transformer-sinusoid-linear-shift": transformer.sinusoid_linear_shift,
+    "transformer-parameter-counts": counts.transformer_parameters,
+    "transformer-complexity-table1": counts.complexity,
+    "transformer-sinusoid-linear-shift": identities.sinusoid_linear_shift,
     "transformer-training-flops": dict,  # its expressions hold the numbers
-    "tokenformer-parameter-counts": tokenformer.parameter_counts,
-    "tokenformer-flops-formula": tokenformer.flops_formula,
-    "tokenformer-zero-keys-default-tau": tokenformer.zero_keys_default_tau,
-    "tokenformer-zero-keys-kept-tau": tokenformer.zero_keys_kept_tau,
-    "tokenformer-scale-invariance": tokenformer.scale_invariance,
-    "tokenformer-jacobian-appendix-a": tokenformer.jacobian,
-    "vision-parameter-counts": tokenformer.vision_parameter_counts,
-    "denseformer-parameter-counts": denseformer.parameter_counts,
-    "denseformer-identity-at-start": denseformer.identity_at_start,
-    "decay-age-bias-bounded": decay.age_bias,
-    "decay-simulation-equals-eviction": decay.simulation_equals_eviction,
-    "decay-cache-memory": decay.cache_memory,
+    "tokenformer-parameter-counts": counts.tokenformer_parameters,
+    "tokenformer-flops-formula": counts.tokenformer_flops,
+    "tokenformer-zero-keys-default-tau": identities.zero_keys_default_tau,
+    "tokenformer-zero-keys-kept-tau": identities.zero_keys_kept_tau,
+    "tokenformer-scale-invariance": identities.scale_invariance,
+    "tokenformer-jacobian-appendix-a": identities.jacobian,
+    "vision-parameter-counts": counts.vision_parameters,
+    "denseformer-parameter-counts": counts.denseformer_parameters,
+    "denseformer-identity-at-start": identities.averages_at_start,
+    "decay-age-bias-bounded": identities.age_bias,
+    "decay-simulation-equals-eviction": identities.simulation_equals_eviction,
+    "decay-cache-memory": counts.cache_memory,
 }
 """Claim to check. A name `item/name` belongs to an item of for_each, `slope:cost:size` is a slope."""

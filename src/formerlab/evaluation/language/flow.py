@@ -7,11 +7,10 @@ weights may be dropped after training, and how the singular values of the weight
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
@@ -146,35 +145,21 @@ MATRICES = {
 """Matrices of a block: the modules whose weights, below each other, are one of them."""
 
 
-class SingularValue(NamedTuple):
-    """One singular value, relative to the largest of its matrix; of blocks it is the mean."""
+def singular_values(model: DecoderModel) -> Iterator[tuple[str, float, float]]:
+    """Yield matrix, rank (0 is the largest, 1 the smallest) and singular value by the largest, mean over the blocks.
 
-    matrix: str
-    rank: float
-    """Its place among the singular values: 0 is the largest, 1 the smallest."""
-    value: float
-
-
-def singular_values(model: DecoderModel) -> Iterator[SingularValue]:
-    """Yield those of the matrices of the blocks and of the embedding.
-
-    A projection without a weight matrix, such as Pattention, has none.
+    The matrices are those of the blocks and the embedding. A projection without a weight matrix, such as Pattention,
+    has none.
     """
-    blocks = list(model.blocks)
+    matrices: dict[str, list[Tensor]] = {}
     for name, parts in MATRICES.items():
-        modules = [block.get_submodule(part) for block in blocks for part in parts]
-        weights = [module.weight for module in modules if isinstance(module, LinearProjection)]
-        if len(weights) == len(modules):
-            matrices = [torch.cat(weights[first : first + len(parts)]) for first in range(0, len(weights), len(parts))]
-            yield from _placed(name, torch.stack([_relative(matrix) for matrix in matrices]).mean(0))
-    yield from _placed("embedding", _relative(model.embedding))
-
-
-def _relative(matrix: Float[Tensor, "rows columns"]) -> Float[Tensor, " ranks"]:
-    values: Tensor = torch.linalg.svdvals(matrix.detach().double().cpu())
-    return values / values[0]
-
-
-def _placed(name: str, values: Float[Tensor, " ranks"]) -> Iterator[SingularValue]:
-    for place, value in enumerate(values.tolist()):
-        yield SingularValue(name, place / max(1, len(values) - 1), value)
+        modules = [[block.get_submodule(part) for part in parts] for block in model.blocks]
+        weights = [[module.weight for module in own if isinstance(module, LinearProjection)] for own in modules]
+        if all(len(own) == len(parts) for own in weights):
+            matrices[name] = [torch.cat(own) for own in weights]
+    matrices["embedding"] = [model.embedding]
+    for name, found in matrices.items():
+        singular = [torch.linalg.svdvals(matrix.detach().double().cpu()) for matrix in found]
+        values = torch.stack([each / each[0] for each in singular]).mean(0)
+        for place, value in enumerate(values.tolist()):
+            yield name, place / max(1, len(values) - 1), value

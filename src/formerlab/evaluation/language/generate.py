@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -32,7 +33,7 @@ def generate(
     seed: int = 0,
     attend: Attend | None = None,
     end_of_text: int | None = None,
-    stream: Callable[[str], None] | None = None,
+    stream: Callable[[str], None] = lambda text: None,
     tell: Callable[[str], None] = log.warning,
 ) -> str:
     """Continue `prompt` by at most `tokens` tokens and return the new text, which ends where the document ends.
@@ -51,23 +52,23 @@ def generate(
     check_text("prompt", prompt)
     end = end_of_text_id(tokenizer) if end_of_text is None else end_of_text
     ids = tokenizer.encode(prompt, add_special_tokens=False).ids or [end]
-    room = room_after(len(ids), model.spec.context)
-    new: list[int] = []
-    shown = ""
-    count = min(tokens, room)
-    for token in sample(model, ids, tokens=count, temperature=temperature, top_k=top_k, seed=seed, attend=attend):
+    if len(ids) > (context := model.spec.context):
+        raise UserError(f"the prompt has {len(ids)} tokens, but the model's context is {context}; shorten the prompt")
+    room = context - len(ids) + 1  # the last token is not fed back, so it needs no position
+    new, shown = list[int](), ""
+    options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "seed": seed, "attend": attend}
+    for token in sample(model, ids, tokens=min(tokens, room), **options):
         if token == end:
             break
         new.append(token)
         text = tokenizer.decode(new)
-        if stream is not None and not text.endswith(INCOMPLETE):
+        if not text.endswith(INCOMPLETE):
             stream(text[len(shown) :])
             shown = text
     if len(new) == room < tokens:
-        tell(f"stopped after {room} of {tokens} tokens, at the end of the model's context of {model.spec.context}")
+        tell(f"stopped after {room} of {tokens} tokens, at the end of the model's context of {context}")
     text = tokenizer.decode(new)
-    if stream is not None and text != shown:
-        stream(text[len(shown) :])
+    stream(text[len(shown) :])
     return text
 
 
@@ -83,13 +84,6 @@ def end_of_text_id(tokenizer: Tokenizer) -> int:
     if token is None:
         raise UserError(f"the tokenizer has no token {END_OF_TEXT}; give end_of_text, the id that ends a document")
     return token
-
-
-def room_after(prompt: int, context: int) -> int:
-    """Return how many tokens fit behind a prompt: the last one is not fed back, so it needs no position."""
-    if prompt > context:
-        raise UserError(f"the prompt has {prompt} tokens, but the model's context is {context}; shorten the prompt")
-    return context - prompt + 1
 
 
 def sample(

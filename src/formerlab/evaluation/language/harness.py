@@ -114,8 +114,4 @@ class Encoder(TemplateLM):  # type: ignore[misc]
     def _loglikelihood_tokens(self, requests: Sequence[Encoded], **_: Any) -> list[Encoded]:
         return list(requests)
 
-    def _refuse(self, *_: Any, **__: Any) -> list[Any]:
-        """Refuse to answer: this only encodes."""
-        raise NotImplementedError
-
-    loglikelihood_rolling = generate_until = _refuse
+    loglikelihood_rolling = generate_until = NotImplemented  # this only encodes

@@ -1,24 +1,24 @@
-"""Questions with their tokens, asked again and again: a study of many cache policies tokenises and checks them once."""
+"""Questions with their tokens, asked again and again; contexts and continuations scored in batches of true lengths."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from itertools import groupby
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import torch
+from jaxtyping import Int
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from formerlab.evaluation.kept import Journal
 from formerlab.evaluation.language.generate import end_of_text_id
-from formerlab.evaluation.language.requests import Told, answers
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
-from formerlab.tasks.scoring import AttendFor
+from formerlab.tasks.scoring import AttendFor, evaluating, score
 
 Tasks = dict[str, Any]
 """What the harness calls a TaskDict: its tasks by name."""
-METRIC_NAMES = {"perplexity": "log_prob"}
-"""Of an example the harness calls its log-probability perplexity; exp(-mean) over examples is one."""
 
 
 def load_tasks(configs: Sequence[Mapping[str, Any] | str], *, offline: bool = True) -> Tasks:
@@ -125,35 +125,102 @@ class Questions:
 
         What the `journal` knows is not asked again, and what is answered is written into it batch by batch.
         """
-        found = answers(
-            model,
-            self.encoded,
-            batch=batch,
-            batch_tokens=batch_tokens,
-            attend_for=attend_for,
-            journal=journal,
-            told=self._counted(progress),
-        )
+        owners = [number for number, question in enumerate(self.questions) for _ in question.requests]
+        left = [len(question.requests) for question in self.questions]
+
+        def told(requests: Sequence[int], known: bool) -> None:
+            """Count the questions all of whose requests are answered."""
+            for request in requests:
+                left[owners[request]] -= 1
+            if progress is not None:
+                count = progress.skip if known else progress.advance
+                count(sum(left[owner] == 0 for owner in {owners[request] for request in requests}))
+
+        options: dict[str, Any] = {"batch": batch, "batch_tokens": batch_tokens, "attend_for": attend_for}
+        found = answers(model, self.encoded, journal=journal, told=told, **options)
         for question in self.questions:
             mine = [found[request] for request in question.requests]
             held = fmean(answer.realised_budget for answer in mine)
             task = question.task
             for metric, value in task.process_results(question.doc, [answer[:2] for answer in mine]).items():
                 if isinstance(value, int | float):  # corpus metrics give tuples: no value of one example
-                    name = METRIC_NAMES.get(metric, metric)
+                    name = "log_prob" if metric == "perplexity" else metric  # exp(-mean) over examples is one
                     release, choices = str(task.VERSION), question.choices
                     yield QuestionScore(task.config.task, release, question.example, name, float(value), choices, held)
 
-    def _counted(self, progress: Progress | None) -> Told:
-        """Return what lets progress count the questions all of whose requests are answered."""
-        owners = [number for number, question in enumerate(self.questions) for _ in question.requests]
-        left = [len(question.requests) for question in self.questions]
 
-        def told(requests: Sequence[int], known: bool) -> None:
-            for request in requests:
-                left[owners[request]] -= 1
-            whole = sum(left[owner] == 0 for owner in {owners[request] for request in requests})
-            if progress is not None:
-                (progress.skip if known else progress.advance)(whole)
+class Answer(NamedTuple):
+    """What the model says about one request."""
 
-        return told
+    log_prob: float
+    """Sum over the continuation's tokens, nats."""
+    greedy: bool
+    """Whether each of them is the most probable one."""
+    realised_budget: float
+    """Share of keys and values still held at the end."""
+
+
+class Input(NamedTuple):
+    """One sequence to score: context and continuation, all but the last of which are fed to the model."""
+
+    request: int
+    tokens: list[int]
+    scored: int
+    """Number of tokens at the end whose log-probabilities are summed."""
+
+
+def answers(
+    model: DecoderModel,
+    requests: Sequence[tuple[Any, list[int], list[int]]],
+    *,
+    batch: int = 16,
+    batch_tokens: int | None = None,
+    attend_for: AttendFor | None = None,
+    journal: Journal | None = None,
+    told: Callable[[Sequence[int], bool], None] = lambda requests, known: None,
+) -> list[Answer]:
+    """Return what the model says about each request: its text, and the tokens of context and continuation.
+
+    `batch` sequences are scored at a time, of `batch_tokens` tokens at most where given, padding counted. What exceeds
+    the model's context is cut from the left, as the harness does for Hugging Face models; of a continuation longer than
+    the context its last tokens alone are scored. A batch that the `journal` knows is not asked again; `told` hears
+    which requests are answered, and whether they were before.
+    """
+    journal, inputs = journal or Journal(), []
+    for number, (_, context, ending) in enumerate(requests):
+        tokens = (context + ending)[-(model.spec.context + 1) :]
+        inputs.append(Input(number, tokens, min(len(ending), len(tokens) - 1)))
+    inputs.sort(key=lambda item: -len(item.tokens))  # rows of a batch are of similar length, the longest come first
+    first = 0
+    with evaluating(model):
+        while first < len(inputs):
+            widest = len(inputs[first].tokens)
+            fit = batch if batch_tokens is None else min(batch, max(1, batch_tokens // widest))
+            group, first = inputs[first : first + fit], first + fit
+            known = all(item.request in journal.known for item in group)
+            if not known:
+                journal.add(_scored(model, group, attend_for))
+            told([item.request for item in group], known)
+    return [Answer(*journal.known[request]) for request in range(len(requests))]
+
+
+def _scored(model: DecoderModel, group: Sequence[Input], attend_for: AttendFor | None) -> dict[int, Answer]:
+    """Return the answers to the requests of a batch."""
+    tokens, lengths = padded(group)
+    first = min(len(item.tokens) - 1 - item.scored for item in group)  # column from which on one is scored
+    scores = score(model, tokens, lengths, attend_for, last=max(1, tokens.shape[1] - 1 - first))
+    found = {}
+    for row, item in enumerate(group):
+        scored = slice(len(item.tokens) - 1 - item.scored - first, len(item.tokens) - 1 - first)
+        log_prob = scores.log_probs[row, scored].double().sum().item()
+        greedy = bool(scores.greedy[row, scored].all())
+        found[item.request] = Answer(log_prob, greedy, scores.realised_budget[row].item())
+    return found
+
+
+def padded(group: Sequence[Input]) -> tuple[Int[Tensor, "batch time_plus_1"], Int[Tensor, " batch"]]:
+    """Return the tokens of a batch, padded with 0 on the right, and the true lengths of its inputs."""
+    tokens = torch.zeros(len(group), max(len(item.tokens) for item in group), dtype=torch.int64)
+    for row, item in enumerate(group):
+        tokens[row, : len(item.tokens)] = torch.tensor(item.tokens)
+    return tokens, torch.tensor([len(item.tokens) - 1 for item in group])

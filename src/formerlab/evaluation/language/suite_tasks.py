@@ -8,7 +8,7 @@ import string
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter
 
@@ -22,13 +22,6 @@ from formerlab.files import read_json
 
 Row = dict[str, Any]
 Example = dict[str, Any]
-
-METRICS: dict[Form, tuple[str, ...]] = {
-    "choices": ("acc", "acc_norm", "acc_mutual_info"),
-    "contexts": ("acc",),
-    "pairs": ("acc",),
-    "cloze": ("acc", "perplexity"),
-}
 
 
 def questions_of(run: Measured, limit: int | None = None) -> Questions:
@@ -70,45 +63,35 @@ def local_task(name: str, suite: LocalSuite) -> dict[str, Any]:
     """Return a task of local questions as the harness's configuration, with the examples in it."""
     from datasets import Dataset
 
+    form = FORMATS[suite.format]
     examples = read_examples(suite.files(name), suite.format, suite.prompt)[: suite.limit]
     splits = {"test": examples}
     if suite.shots_from:
-        splits["train"] = read_examples(suite.shot_files(name), suite.format, suite.prompt)
+        splits["train"] = read_examples(suite.files(name, "shots_from"), suite.format, suite.prompt)
     if suite.shots >= (pool := len(splits.get("train", examples))):
         where = "shots_from" if suite.shots_from else "its own questions"
         raise UserError(f"suites.{name}.shots: {suite.shots} examples need more than {pool} in {where}; give fewer")
-    metrics = [
-        {"metric": metric, "aggregation": "perplexity" if metric == "perplexity" else "mean"}
-        for metric in METRICS[suite.format]
-    ]
+    wording = dict(form.wording)
+    if suite.format == "cloze":  # the delimiter stands with the answer, since answers of solved examples have one
+        wording["doc_to_target"] = lambda example: f"{suite.delimiter}{example['ending']}"
     return {
         "task": name,
         "custom_dataset": lambda **_: {split: Dataset.from_list(rows) for split, rows in splits.items()},
         "test_split": "test",
         "num_fewshot": suite.shots,
         "fewshot_split": "train" if suite.shots_from else "test",
-        "metric_list": [metric | {"higher_is_better": metric["metric"] != "perplexity"} for metric in metrics],
+        "metric_list": [
+            {"metric": metric, "aggregation": "mean", "higher_is_better": True}
+            if metric != "perplexity"
+            else {"metric": metric, "aggregation": "perplexity", "higher_is_better": False}
+            for metric in form.metrics
+        ],
         "metadata": {"version": suite.version},
-        **_wording(suite),
+        "output_type": "multiple_choice",
+        "doc_to_choice": "choices",
+        "target_delimiter": suite.delimiter,
+        **wording,
     }
-
-
-def _wording(suite: LocalSuite) -> dict[str, Any]:
-    """Return how an example is asked, as the harness's own tasks of the kind do."""
-    delimiter = suite.delimiter
-    if suite.format == "cloze":  # as lambada_openai
-        return {
-            "output_type": "loglikelihood",
-            "doc_to_text": "query",
-            "doc_to_target": lambda example: f"{delimiter}{example['ending']}",
-            "target_delimiter": "",  # between a solved example and its answer, which has one
-        }
-    wording: dict[str, Any] = {"output_type": "multiple_choice", "doc_to_choice": "choices"}
-    if suite.format == "contexts":  # as winogrande: the text is the index of the right context
-        return wording | {"doc_to_text": _gold, "doc_to_target": "ending", "target_delimiter": delimiter}
-    if suite.format == "pairs":  # as blimp, but sentences begin a document, with no space in front
-        return wording | {"doc_to_text": "", "doc_to_target": _gold, "target_delimiter": ""}
-    return wording | {"doc_to_text": "query", "doc_to_target": _gold, "target_delimiter": delimiter}
 
 
 def _gold(example: Example) -> int:
@@ -151,14 +134,14 @@ def read_examples(paths: Sequence[Path], form: Form, prompt: str = "{query}") ->
     is not what the format asks for.
     """
     examples: dict[str, Example] = {}
-    make = _FORMS[form]
     for path in paths:
         for number, row in json_lines(path):
             try:
-                name = _name(row, path, number)
+                own = row.get("id", f"{path.name.split('.')[0]}-{number:05d}")
+                name = _fill("{UID}-{pairID}", row) if {"UID", "pairID"} <= set(row) else _fill("{id}", {"id": own})
                 if name in examples:
                     raise ValueError(f"id '{name}' stands here a second time")
-                examples[name] = {"id": name, **make(row, prompt)}
+                examples[name] = {"id": name, **FORMATS[form].make(row, prompt)}
             except ValueError as error:
                 raise UserError(
                     f"{path}, line {number}: {error}; correct the row, or the suite's format ({form})"
@@ -168,29 +151,21 @@ def read_examples(paths: Sequence[Path], form: Form, prompt: str = "{query}") ->
     return sorted(examples.values(), key=lambda example: hashlib.blake2b(example["id"].encode()).digest())
 
 
-def _name(row: Row, path: Path, number: int) -> str:
-    if "UID" in row and "pairID" in row:
-        return _Wording().format("{UID}-{pairID}", **row)
-    return _Wording().format_field(row.get("id", f"{path.name.split('.')[0]}-{number:05d}"), "")
-
-
-class _Wording(string.Formatter):
-    """Fills a prompt; a null, a list or NaN would otherwise be asked as the word that Python has for it."""
-
-    def format_field(self, value: Any, format_spec: str) -> str:
-        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        if not (isinstance(value, str) or number):
-            raise ValueError(f"a field that is asked for holds {value!r}, neither a text nor a number")
-        return str(super().format_field(value, format_spec))
+def _fill(prompt: str, row: Row) -> str:
+    """Fill a prompt; a null, a list or NaN would otherwise be asked as the word that Python has for it."""
+    for _, key, _, _ in string.Formatter().parse(prompt):
+        if key is not None:
+            if key not in row:
+                raise ValueError(f"the prompt asks for the field '{key}', which the row lacks")
+            value = row[key]
+            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            if not (isinstance(value, str) or number):
+                raise ValueError(f"field '{key}' holds {value!r}, neither a text nor a number")
+    return prompt.format(**row)
 
 
 def _choices(row: Row, prompt: str) -> Example:
-    """Return a query, endings, and the index of the right one."""
-    try:
-        query = _Wording().vformat(prompt, (), row)
-    except (LookupError, AttributeError) as error:
-        raise ValueError(f"the prompt {prompt!r} asks for the field {error}, which the row lacks") from None
-    return {"query": query.strip(), **_answers(row)}
+    return {"query": _fill(prompt, row).strip(), **_answers(row)}
 
 
 def _contexts(row: Row, prompt: str) -> Example:
@@ -206,7 +181,6 @@ def _contexts(row: Row, prompt: str) -> Example:
 
 
 def _cloze(row: Row, prompt: str) -> Example:
-    """Return a text whose last word is asked for."""
     del prompt
     before, _, last = _text(row, "text").strip().rpartition(" ")
     if not before:
@@ -215,17 +189,8 @@ def _cloze(row: Row, prompt: str) -> Example:
 
 
 def _pair(row: Row, prompt: str) -> Example:
-    """Return two whole sentences, the good one first."""
     del prompt
     return {"choices": [_text(row, "sentence_good"), _text(row, "sentence_bad")], "gold": 0}
-
-
-_FORMS: dict[str, Callable[[Row, str], Example]] = {
-    "choices": _choices,
-    "contexts": _contexts,
-    "cloze": _cloze,
-    "pairs": _pair,
-}
 
 
 def _answers(row: Row) -> Example:
@@ -242,3 +207,28 @@ def _text(row: Row, key: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"field '{key}' holds {value!r}, not a text")
     return value
+
+
+class Format(NamedTuple):
+    """How rows become examples, what is measured of them, and how they are asked, as the harness's own tasks do."""
+
+    make: Callable[[Row, str], Example]
+    metrics: tuple[str, ...]
+    wording: dict[str, Any]
+
+
+FORMATS: dict[Form, Format] = {
+    "choices": Format(
+        _choices, ("acc", "acc_norm", "acc_mutual_info"), {"doc_to_text": "query", "doc_to_target": _gold}
+    ),
+    # as winogrande: the text is the index of the right context
+    "contexts": Format(_contexts, ("acc",), {"doc_to_text": _gold, "doc_to_target": "ending"}),
+    # as lambada_openai
+    "cloze": Format(
+        _cloze,
+        ("acc", "perplexity"),
+        {"output_type": "loglikelihood", "doc_to_choice": None, "doc_to_text": "query", "target_delimiter": ""},
+    ),
+    # as blimp, but sentences begin a document, with no space in front
+    "pairs": Format(_pair, ("acc",), {"doc_to_text": "", "doc_to_target": _gold, "target_delimiter": ""}),
+}

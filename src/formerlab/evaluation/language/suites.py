@@ -6,7 +6,7 @@ published ones. `suite_tasks.py` makes tasks of suites.
 """
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -30,15 +30,13 @@ class _Suite(Spec):
     """Examples at most; none means all."""
     leading_token: bool = False
     """Put the token that ends documents in front of every context; the published accuracies have none."""
-    outside_state: ClassVar[set[str]] = {"paths", "shots_from"}
-    """Fields that say where files lie."""
 
     def all_files(self) -> list[Path]:
         """Return all files that the suite reads. Raises UserError where one is missing."""
         raise NotImplementedError
 
     def state(self) -> str | None:
-        """Return the fingerprint of settings and contents, places aside; none where a file is missing.
+        """Return the fingerprint of settings and contents, not of where files lie; none where a file is missing.
 
         What the hub holds is not looked up.
         """
@@ -47,8 +45,7 @@ class _Suite(Spec):
         except (UserError, OSError):
             return None
         named = sorted([path.name, digest] for path, digest in known.items())
-        unsaid = {"shots"} if "shots_from" in type(self).model_fields and not self.shots else set()
-        return fingerprint([self.model_dump(mode="json", exclude=self.outside_state | unsaid), named])
+        return fingerprint([self.model_dump(mode="json", exclude={"paths", "shots_from"}), named])
 
 
 class LocalSuite(_Suite):
@@ -79,15 +76,11 @@ class LocalSuite(_Suite):
 
     def all_files(self) -> list[Path]:
         """Return questions and solved examples."""
-        return [*self.files(), *self.shot_files()]
+        return [*self.files(), *self.files(of="shots_from")]
 
-    def files(self, name: str = "<name>") -> list[Path]:
+    def files(self, name: str = "<name>", of: Literal["paths", "shots_from"] = "paths") -> list[Path]:
         """Return the files, sorted. Raises UserError for a pattern without any; `name` is that of the suite."""
-        return files_named(self.paths, f"suites.{name}.paths", ".jsonl")
-
-    def shot_files(self, name: str = "<name>") -> list[Path]:
-        """Return the files of solved examples, in the same way."""
-        return files_named(self.shots_from, f"suites.{name}.shots_from", ".jsonl")
+        return files_named(getattr(self, of), f"suites.{name}.{of}", ".jsonl")
 
 
 class HarnessSuite(_Suite):

@@ -5,9 +5,10 @@ for. Pruning acts from the first token on, as everywhere here, so a policy has t
 it will be asked for.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Annotated, NamedTuple, Self
+from itertools import product
+from typing import Annotated, Self
 
 import numpy as np
 import torch
@@ -19,8 +20,8 @@ from formerlab.data import load_tokenizer
 from formerlab.errors import UserError
 from formerlab.evaluation.kept import Kept
 from formerlab.evaluation.measurement import Measured, Measurement, Reading
-from formerlab.evaluation.pruning.configuration import Configuration
-from formerlab.evaluation.pruning.prune import PruneSweep, Work
+from formerlab.evaluation.pruning.prune import Work, configurations
+from formerlab.evaluation.pruning.windows import Configuration, Row
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.results.write import Cell
@@ -63,25 +64,8 @@ class Passkey(Measurement):
     def reading(self, run: AnyRun, questions: int) -> Reading:
         """Return the tokens of all texts, each read once under every configuration."""
         del run, questions
-        tokens = len(self.configurations()) * sum(self.lengths) * len(self.depths) * self.numbers
+        tokens = len(configurations(self.policies, self.budgets)) * sum(self.lengths) * len(self.depths) * self.numbers
         return Reading(tokens, cached=tokens)
-
-    def alone(self, configuration: Configuration) -> Self:
-        """Return the settings without what a configuration is compared with."""
-        return self.model_copy(update={"policies": (configuration.policy,)})
-
-    def configurations(self) -> list[Configuration]:
-        """Return the whole cache and every policy at every budget, each once."""
-        return PruneSweep(policies=self.policies).configurations(self.budgets)
-
-
-class Text(NamedTuple):
-    """A text with a number in it and the question behind it."""
-
-    tokens: list[int]
-    """All of it, the number that is asked for at the end."""
-    answer: int
-    """Tokens of that number."""
 
 
 def measure(run: Measured, settings: Passkey) -> None:
@@ -92,60 +76,39 @@ def measure(run: Measured, settings: Passkey) -> None:
 
 
 def rows(
-    model: DecoderModel,
-    tokenizer: Tokenizer,
-    settings: Passkey,
-    *,
-    label: str = "passkey",
-    work: Work | None = None,
+    model: DecoderModel, tokenizer: Tokenizer, settings: Passkey, *, label: str = "passkey", work: Work | None = None
 ) -> list[Sequence[Cell]]:
     """Return a row per configuration, length, depth and number: whether every token of it is the most probable.
 
     What `work` keeps of a configuration and a length is not read again.
     """
-    work = work or Work()
-    texts = {
-        length: [
-            (depth, number, make_text(tokenizer, length, depth, number))
-            for depth in settings.depths
-            for number in range(settings.numbers)
-        ]
-        for length in settings.lengths
-    }
-    found: list[Sequence[Cell]] = []
-    configurations = settings.configurations()
-    total = len(configurations) * sum(map(len, texts.values()))
-    with Progress(total, label, unit="text") as progress, evaluating(model):
-        for configuration in configurations:
-            for length, of_length in texts.items():
-                about = work.of(settings, configuration, length, settings.depths, settings.numbers)
-                if work.kept.has(*about):
-                    progress.skip(len(of_length))
-                make = partial(_answers, model, configuration, length, of_length, progress)
-                found += work.kept.rows(make, *about)
+    work, found = work or Work(), list[Sequence[Cell]]()
+    places = list(product(settings.depths, range(settings.numbers)))
+    texts = {length: [make_text(tokenizer, length, *place) for place in places] for length in settings.lengths}
+    compared = configurations(settings.policies, settings.budgets)
+    with Progress(len(compared) * len(texts) * len(places), label, unit="text") as progress, evaluating(model):
+
+        def answered(configuration: Configuration, length: int) -> Iterator[Row]:
+            attend_for = partial(configuration.attend, position=model.position)
+            for place, (tokens, answer) in zip(places, texts[length], strict=True):
+                said = score(model, torch.tensor([tokens]), torch.tensor([len(tokens) - 1]), attend_for, last=answer)
+                right, log_prob = bool(said.greedy.all()), said.log_probs.double().sum().item()
+                yield *configuration.cells(), said.realised_budget.item(), length, *place, int(right), log_prob
+                progress.advance()
+
+        for configuration, length in product(compared, texts):
+            about = work.of(settings, configuration, length, settings.depths, settings.numbers)
+            if work.kept.has(*about):
+                progress.skip(len(places))
+            found += work.kept.rows(partial(answered, configuration, length), *about)
     return found
 
 
-def _answers(
-    model: DecoderModel,
-    configuration: Configuration,
-    length: int,
-    texts: Iterable[tuple[float, int, Text]],
-    progress: Progress,
-) -> Iterator[Sequence[Cell]]:
-    attend_for = partial(configuration.attend, position=model.position)
-    for depth, number, text in texts:
-        inputs = torch.tensor([len(text.tokens) - 1])
-        said = score(model, torch.tensor([text.tokens]), inputs, attend_for, last=text.answer)
-        right, log_prob = bool(said.greedy.all()), said.log_probs.double().sum().item()
-        yield *configuration.cells(), said.realised_budget.item(), length, depth, number, int(right), log_prob
-        progress.advance()
+def make_text(tokenizer: Tokenizer, length: int, depth: float, number: int) -> tuple[list[int], int]:
+    """Return a text of at most `length` tokens with a number in it and the question behind it, and how many answer it.
 
-
-def make_text(tokenizer: Tokenizer, length: int, depth: float, number: int) -> Text:
-    """Return a text of at most `length` tokens, whole sentences of filler before and behind the number.
-
-    The number is drawn from (length, depth, number). Raises UserError where not even the question fits.
+    Whole sentences of filler stand before and behind the number, which is drawn from (length, depth, number). Raises
+    UserError where not even the question fits.
     """
     key = int(np.random.default_rng([length, round(1000 * depth), number]).integers(10000, 100000))
 
@@ -160,4 +123,4 @@ def make_text(tokenizer: Tokenizer, length: int, depth: float, number: int) -> T
         raise UserError(f"lengths: {length} tokens hold no text around the question; give more")
     lines = room // len(filler)
     before = round(depth * lines)
-    return Text([*task, *filler * before, *hidden, *filler * (lines - before), *question, *answer], len(answer))
+    return [*task, *filler * before, *hidden, *filler * (lines - before), *question, *answer], len(answer)

@@ -1,14 +1,15 @@
 """All cache policies of one model, on the same windows and the same questions: of a run, and of any model folder."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Protocol, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import Field, field_validator
+from torch.nn import functional as F
 
-from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full, Local
+from formerlab.cache import H2O, Budget, CachePolicy, CompressedCache, Decay, Full, KVCache, Local
 from formerlab.cache.policies.policy import Policy
 from formerlab.data import load_stream
 from formerlab.errors import UserError
@@ -16,24 +17,35 @@ from formerlab.evaluation.kept import Kept, Rows
 from formerlab.evaluation.language.questions import Questions, harness_version
 from formerlab.evaluation.language.suite_tasks import questions_of
 from formerlab.evaluation.measurement import QUESTION_TOKENS, Measured, Measurement, Reading
-from formerlab.evaluation.pruning.configuration import Configuration
-from formerlab.evaluation.pruning.sweep_extras import SweepExtras
+from formerlab.evaluation.pruning.calibration import calibrated
+from formerlab.evaluation.pruning.masks import mask_dumps, mask_measures
+from formerlab.evaluation.pruning.score_trajectories import score_trajectories
+from formerlab.evaluation.pruning.windows import Configuration, Row, Windows
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.results.stages import STAGES
-from formerlab.results.write import Cell, write_rows
+from formerlab.results.write import write_rows
 from formerlab.spec import AnyCount, Count, Size
-from formerlab.tasks.window_losses import Stream, spread_windows, window_losses
+from formerlab.tasks.scoring import evaluating
+from formerlab.tasks.window_losses import Stream, spread_windows
 from formerlab.training.any_run import AnyRun
 
 FILES = {file: table.names for file, table in STAGES["prune"].tables.items()}
 """Every file of a sweep, with its columns; what is not asked for has no rows."""
 KEPT = ".prune"
 """Folder beside the files with what a sweep has done."""
-WINDOW_COLUMNS, QUESTION_COLUMNS = FILES["prune.csv"], FILES["prune_questions.csv"]
 
 
-class PruneSweep(Measurement):
+def configurations(
+    policies: Iterable[Policy], budgets: Iterable[Budget], alphas: Iterable[float] = ()
+) -> list[Configuration]:
+    """Return the full cache, and every policy and Decay of every alpha at every budget, each once."""
+    compared = dict.fromkeys((*policies, *(Decay(alpha=alpha) for alpha in alphas)))
+    pruned = [policy for policy in compared if not isinstance(policy, Full)]
+    return [Configuration(Full(), 1.0), *(Configuration(policy, budget) for budget in budgets for policy in pruned)]
+
+
+class PolicySweep(Measurement):
     """Every policy at every budget, always beside the full cache."""
 
     policies: tuple[CachePolicy, ...] = (Local(), H2O(), Decay())
@@ -41,9 +53,37 @@ class PruneSweep(Measurement):
     alphas: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...] = ()
     """Decay factors: each adds Decay with this alpha and no recent part."""
     budgets: tuple[Budget, ...] = (0.2, 0.4)
-    """Budgets on the windows: shares of a sequence's length (float) or entries (int)."""
+    """Shares of a sequence's own length (float) or entries (int)."""
     windows: Count = 96
-    """Windows, evenly spread over the held-out stream."""
+    """Windows, evenly spread over the held-out text."""
+    batch: Count = 64
+    """Sequences per forward pass; padding takes no part, so it changes nothing but rounding."""
+    batch_tokens: Count | None = None
+    """Tokens per forward pass at most, padding counted, so that large models and vocabularies fit; none: no limit."""
+
+    @field_validator("policies")
+    @classmethod
+    def _stepwise(cls, policies: tuple[Policy, ...]) -> tuple[Policy, ...]:
+        """Refuse what chooses once after a prompt: its numbers are those of another mode, for another table."""
+        for policy in policies:
+            try:
+                policy.check_stepwise()
+            except UserError as error:
+                raise ValueError(str(error)) from None
+        return policies
+
+    def batch_of(self, context: int) -> int:
+        """Return how many windows of so many tokens are read at once."""
+        return self.batch if self.batch_tokens is None else min(self.batch, max(1, self.batch_tokens // context))
+
+    def configurations(self, budgets: Iterable[Budget]) -> list[Configuration]:
+        """Return the full cache and every policy at every budget, each once."""
+        return configurations(self.policies, budgets, self.alphas)
+
+
+class PruneSweep(PolicySweep):
+    """The sweep of a run."""
+
     context: Size | None = None
     """Tokens predicted per window; none means the model's context."""
     mask_windows: AnyCount = 8
@@ -70,21 +110,6 @@ class PruneSweep(Measurement):
     """Policies that compress a prompt once, the first half of each window: another mode, in a file of its own."""
     one_shot_budgets: tuple[Budget, ...] = (0.2, 0.4)
     """Their budgets, shares of the prompt."""
-    batch: Count = 64
-    """Sequences per forward pass."""
-    batch_tokens: Count | None = None
-    """Tokens per forward pass at most, padding counted, so that large models and vocabularies fit; none: no limit."""
-
-    @field_validator("policies")
-    @classmethod
-    def _stepwise(cls, policies: tuple[Policy, ...]) -> tuple[Policy, ...]:
-        """Refuse what chooses once after a prompt: its numbers are those of another mode, for another table."""
-        for policy in policies:
-            try:
-                policy.check_stepwise()
-            except UserError as error:
-                raise ValueError(str(error)) from None
-        return policies
 
     def of(self, run: AnyRun, *, questions: bool) -> Self:
         """Ask no questions where there are none. Raises UserError for windows longer than the model's context."""
@@ -106,20 +131,19 @@ class PruneSweep(Measurement):
         """Say whether the sweep asks the questions of a suite."""
         return self.questions and any(fnmatchcase(suite, pattern) for pattern in self.suites)
 
-    def batch_of(self, context: int, most: int | None = None) -> int:
-        """Return how many windows of so many tokens are read at once, `most` at most."""
-        fit = self.batch if self.batch_tokens is None else min(self.batch, max(1, self.batch_tokens // context))
-        return fit if most is None else min(fit, most)
 
-    def alone(self, configuration: Configuration) -> Self:
-        """Return the settings without what a configuration is compared with."""
-        return self.model_copy(update={"policies": (configuration.policy,), "alphas": (), "one_shot": ()})
+class Work(NamedTuple):
+    """Where a measurement of policies keeps what it has done, and what that belongs to."""
 
-    def configurations(self, budgets: Iterable[int | float]) -> list[Configuration]:
-        """Return the full cache and every policy at every budget, each once."""
-        policies = dict.fromkeys((*self.policies, *(Decay(alpha=alpha) for alpha in self.alphas)))
-        pruned = [policy for policy in policies if not isinstance(policy, Full)]
-        return [Configuration(Full(), 1.0), *(Configuration(policy, budget) for budget in budgets for policy in pruned)]
+    kept: Kept = Kept()
+    belongs_to: tuple[Any, ...] = ()
+    code_of: Callable[[Measurement], str] = repr
+
+    def of(self, settings: Measurement, configuration: Configuration, *asked: Any) -> tuple[Any, ...]:
+        """Return what decides the rows of one configuration; what it is compared with in `settings` does not."""
+        others = dict.fromkeys({"alphas", "one_shot"} & type(settings).model_fields.keys(), ())
+        code = self.code_of(settings.model_copy(update={"policies": (configuration.policy,), **others}))
+        return *self.belongs_to, code, configuration.policy.to_dict(), configuration.budget, *asked
 
 
 def measure(run: Measured, settings: PruneSweep) -> None:
@@ -132,30 +156,6 @@ def measure(run: Measured, settings: PruneSweep) -> None:
     prune(run.model, streams, questions, settings, run.folder, label=run.label, work=work)
 
 
-class Comparison(Protocol):
-    """Settings that compare configurations."""
-
-    def alone(self, configuration: Configuration) -> Measurement:
-        """Return the settings without what a configuration is compared with."""
-
-
-class Work(NamedTuple):
-    """Where a measurement of policies keeps what it has done, and what that belongs to."""
-
-    kept: Kept = Kept()
-    belongs_to: tuple[Any, ...] = ()
-    code_of: Callable[[Measurement], str] = repr
-
-    def of(self, settings: Comparison, configuration: Configuration, *asked: Any) -> tuple[Any, ...]:
-        """Return what decides the rows of one configuration; what is compared with it does not."""
-        code = self.code_of(settings.alone(configuration))
-        return *self.belongs_to, code, configuration.policy.to_dict(), configuration.budget, *asked
-
-    def of_all(self, sweep: PruneSweep, *asked: Any) -> tuple[Any, ...]:
-        """Return what decides rows that follow from the whole sweep."""
-        return *self.belongs_to, self.code_of(sweep), sweep.to_dict(), *asked
-
-
 def prune(
     model: DecoderModel,
     streams: Mapping[str, Stream],
@@ -164,7 +164,7 @@ def prune(
     out: Path,
     *,
     label: str = "prune",
-    work: "Work | None" = None,
+    work: Work | None = None,
 ) -> None:
     """Write FILES into `out`.
 
@@ -177,60 +177,123 @@ def prune(
     context = sweep.context or model.spec.context
     if context > model.spec.context:
         raise UserError(f"prune.context={context} exceeds the model's context of {model.spec.context}; lower it")
-    write_rows(out / "prune.csv", WINDOW_COLUMNS, losses(model, streams["test"], context, sweep, work, label))
-    answered = answers(model, questions, sweep, work, label) if questions is not None else ()
-    write_rows(out / "prune_questions.csv", QUESTION_COLUMNS, answered)
-    windows = spread_windows(streams["test"], context, sweep.windows)
-    for name, rows_of in SweepExtras(model, streams, context, windows, sweep, label).files.items():
-        write_rows(out / name, FILES[name], work.kept.rows(rows_of, *work.of_all(sweep, name)))
+    rows: Iterable[Sequence[Any]] = losses(model, streams["test"], context, sweep, work, label)
+    write_rows(out / "prune.csv", FILES["prune.csv"], rows)
+    asked = sweep.question_budgets, sweep.question_limit
+    rows = answers(model, questions, sweep, *asked, work, label) if questions is not None else ()
+    write_rows(out / "prune_questions.csv", FILES["prune_questions.csv"], rows)
+    for name, rows_of in _extras(model, streams, context, sweep, label).items():
+        about = *work.belongs_to, work.code_of(sweep), sweep.to_dict(), name
+        write_rows(out / name, FILES[name], work.kept.rows(rows_of, *about))
     work.kept.tidy()
 
 
 # Windows, questions and the rest are shown apart: a mean speed over such different work predicts nothing.
 
 
-def losses(model: DecoderModel, stream: Stream, context: int, sweep: PruneSweep, work: Work, label: str) -> Rows:
+def losses(model: DecoderModel, stream: Stream, context: int, sweep: PolicySweep, work: Work, label: str) -> Rows:
     """Return the loss of every window under every configuration, in the columns of prune.csv."""
-    windows, configurations = spread_windows(stream, context, sweep.windows), sweep.configurations(sweep.budgets)
-    rows: Rows = []
-    with Progress(len(configurations) * len(windows), label, unit="window") as progress:
+    numbers, compared = spread_windows(stream, context, sweep.windows), sweep.configurations(sweep.budgets)
+    batch, rows = sweep.batch_of(context), Rows()
+    with Progress(len(compared) * len(numbers), label, unit="window") as progress:
+        windows = Windows(model, stream, context, numbers, batch, progress)
 
-        def made(configuration: Configuration) -> Iterator[tuple[Cell, ...]]:
-            for loss in window_losses(
-                model,
-                stream,
-                context,
-                batch=sweep.batch_of(context),
-                attend_for=partial(configuration.attend, position=model.position),
-                windows=windows,
-                progress=progress,
-            ):
+        def made(configuration: Configuration) -> Iterator[Row]:
+            for loss in windows.losses(partial(configuration.attend, position=model.position)):
                 yield *configuration.cells(), loss.realised_budget, *loss[:3]
 
-        for configuration in configurations:
-            about = work.of(sweep, configuration, "windows", windows, context, sweep.batch_of(context))
+        for configuration in compared:
+            about = work.of(sweep, configuration, "windows", numbers, context, batch)
             if work.kept.has(*about):
-                progress.skip(len(windows))
+                progress.skip(len(numbers))
             rows += work.kept.rows(partial(made, configuration), *about)
     return rows
 
 
 def answers(
-    model: DecoderModel, questions: Questions, sweep: PruneSweep, work: Work, label: str
-) -> list[tuple[Cell, ...]]:
+    model: DecoderModel,
+    questions: Questions,
+    sweep: PolicySweep,
+    budgets: Iterable[Budget],
+    limit: int | None,
+    work: Work,
+    label: str,
+) -> list[Row]:
     """Return every metric of every question under every configuration, in the columns of prune_questions.csv."""
-    configurations = sweep.configurations(sweep.question_budgets)
-    rows: list[tuple[Cell, ...]] = []
-    with Progress(len(configurations) * len(questions), label, unit="question") as progress:
-        for configuration in configurations:
-            asked = "questions", sweep.question_limit, sweep.batch, sweep.batch_tokens
+    compared, rows = sweep.configurations(budgets), list[Row]()
+    with Progress(len(compared) * len(questions), label, unit="question") as progress:
+        for configuration in compared:
+            about = work.of(sweep, configuration, "questions", limit, sweep.batch, sweep.batch_tokens)
             found = questions.answers(
                 model,
                 batch=sweep.batch,
                 batch_tokens=sweep.batch_tokens,
                 attend_for=partial(configuration.attend, position=model.position),
                 progress=progress,
-                journal=work.kept.journal(*work.of(sweep, configuration, *asked)),
+                journal=work.kept.journal(*about),
             )
             rows += [(*configuration.cells(), answer.realised_budget, *answer[:6]) for answer in found]
     return rows
+
+
+def _extras(
+    model: DecoderModel, streams: Mapping[str, Stream], context: int, sweep: PruneSweep, label: str
+) -> dict[str, Callable[[], Iterable[Row]]]:
+    """Return, by file, what makes the rows beside losses and answers, each on windows of its own count."""
+    batch, test = sweep.batch_of(context), spread_windows(streams["test"], context, sweep.windows)
+    compared = [Configuration(policy, budget) for budget in sweep.one_shot_budgets for policy in sweep.one_shot]
+
+    def read(part: str, count: int, batch: int, rows_of: Callable[[Windows], Iterator[Row]]) -> Iterator[Row]:
+        numbers = spread_windows(streams["test"], context, count)
+        with Progress(len(numbers), f"{label}, {part}", unit="window") as progress:
+            yield from rows_of(Windows(model, streams["test"], context, numbers, batch, progress))
+
+    def dumped() -> Iterable[Row]:
+        tokens = min(sweep.mask_dump_tokens, context)
+        return mask_dumps(Windows(model, streams["test"], tokens, [0]), sweep.mask_dump_budgets) if tokens else ()
+
+    @cache
+    def of_heads() -> tuple[list[Row], list[Row]]:
+        numbers = spread_windows(streams["valid"], context, sweep.calibration_windows)
+        budgets = sweep.calibration_budgets if numbers and sweep.alphas else ()
+        total = len(budgets) * ((len(sweep.alphas) + 1) * len(numbers) + 3 * len(test))
+        with Progress(total, f"{label}, alpha per head", unit="window") as progress:
+            valid = Windows(model, streams["valid"], context, numbers, batch, progress)
+            tested = Windows(model, streams["test"], context, test, batch, progress)
+            found = [calibrated(valid, tested, sweep.alphas, budget) for budget in budgets]
+        return [row for chosen, _ in found for row in chosen], [row for _, losses in found for row in losses]
+
+    pruned = sweep.configurations(sweep.budgets)[1:]
+    one_shot = sweep.windows if compared else 0
+    return {
+        "prune_masks.csv": lambda: read(
+            "masks", sweep.mask_windows, min(batch, 16), lambda windows: mask_measures(windows, pruned)
+        ),
+        "prune_alphas.csv": lambda: of_heads()[0],
+        "prune_calibrated.csv": lambda: of_heads()[1],
+        "prune_mask_dumps.csv": dumped,
+        "prune_score_trajectories.csv": lambda: read("scores", sweep.score_windows, batch, score_trajectories),
+        "prune_one_shot.csv": lambda: read("one shot", one_shot, batch, partial(one_shot_losses, compared)),
+    }
+
+
+def one_shot_losses(configurations: Sequence[Configuration], windows: Windows) -> Iterator[Row]:
+    """Yield the cells of prune_one_shot.csv: the loss on the second half of windows, given the compressed first half.
+
+    The first half is the prompt; budgets are shares of it. A full cache, for comparison, comes first.
+    """
+    model, half = windows.model, windows.context // 2
+    for numbers, tokens in windows.batches():
+        if tokens.shape[1] <= windows.context:
+            continue  # a partial window has no second half of the same length
+        for configuration in (None, *configurations):
+            cache = KVCache() if configuration is None else CompressedCache(*configuration, position=model.position)
+            with evaluating(model):
+                model(tokens[:, :half], attend=cache, last=1)
+                logits = model(tokens[:, half:-1], attend=cache, start=half)
+            targets = tokens[:, half + 1 :]
+            found = F.cross_entropy(logits.transpose(1, 2).float(), targets, reduction="none").double().mean(1)
+            held = cache.kept(0).shape[-1] / half if isinstance(cache, CompressedCache) else 1.0
+            cells = ("full", None, None, 1.0) if configuration is None else configuration.cells()
+            for window, loss in zip(numbers, found.tolist(), strict=True):
+                yield *cells, held, half, window, targets.shape[1], loss

@@ -4,7 +4,7 @@ An important token may be ignored by one query and wanted again by the next. A s
 such dips; one that remembers everything also keeps what was important long ago.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -12,12 +12,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from formerlab.cache.simulation import Seen
-from formerlab.evaluation.pruning.masks import observe_unpruned
-from formerlab.models.decoder import DecoderModel
-from formerlab.progress import Progress
-from formerlab.results.write import Cell
-from formerlab.tasks.window_losses import Stream, window_batches
+from formerlab.cache.simulation import Square
+from formerlab.evaluation.pruning.windows import Row, Windows
 
 ALPHAS = (0.0, 0.2, 0.8, 1.0)
 """Scores that are followed: 0 is attention itself, 1 the plain sum."""
@@ -26,11 +22,12 @@ IMPORTANT = 0.1
 KEPT = 0.4
 """Share of the tokens so far that a cache would keep by its score, for `missed`."""
 
-Square = Float[Tensor, "batch heads time time"]
-
 
 class Followed(NamedTuple):
-    """Scores of the tokens of the first half, as the queries of the second half leave them, for each of ALPHAS."""
+    """Scores of the tokens of the first half, as the queries of the second half leave them, for each of ALPHAS.
+
+    In single precision, off the GPU: all layers of all windows are held until the end.
+    """
 
     scores: Float[Tensor, "alphas sequences queries keys"]
     """With the sum of the weights divided out: a mean of attention whose memory alpha sets."""
@@ -38,10 +35,6 @@ class Followed(NamedTuple):
     """Whether a token's score is not among the best of all tokens so far."""
     importance: Float[Tensor, "sequences keys"]
     """Mean attention from the second half."""
-
-    def packed(self) -> "Followed":
-        """Return the same in single precision, off the GPU: all layers of all windows are kept until the end."""
-        return Followed(self.scores.float().cpu(), self.missed.cpu(), self.importance.cpu())
 
 
 def follow(attention: Square) -> Followed:
@@ -62,29 +55,18 @@ def follow(attention: Square) -> Followed:
             least = seen.kthvalue(query + 1 - max(1, round(KEPT * (query + 1))), dim=-1, keepdim=True).values
             missed.append(seen[..., :half] <= least)
             kept.append(total[..., :half] / weight[..., :half])
-    return Followed(torch.stack(kept, 2), torch.stack(missed, 2), rows[:, half:, :half].mean(1))
+    scores = torch.stack(kept, 2).float()
+    return Followed(scores.cpu(), torch.stack(missed, 2).cpu(), rows[:, half:, :half].mean(1).cpu())
 
 
-def score_trajectories(
-    model: DecoderModel,
-    stream: Stream,
-    context: int,
-    windows: Sequence[int],
-    *,
-    batch: int = 16,
-    progress: Progress | None = None,
-) -> Iterator[tuple[Cell, ...]]:
+def score_trajectories(windows: Windows) -> Iterator[Row]:
     """Yield the cells of prune_score_trajectories.csv: mean, 10 % and 90 % quantile of both groups at every query.
 
     Over all windows, layers and heads. Position 0, whose attention is that of a sink, belongs to neither group.
     """
     found: list[Followed] = []
-
-    def observe(_: int, seen: Seen) -> None:
-        found.append(follow(seen.probabilities).packed())
-
-    for _, tokens in window_batches(stream, context, windows, batch):
-        observe_unpruned(model, tokens, observe, progress)
+    for _ in windows.observed(lambda _, seen: found.append(follow(seen.probabilities))):
+        pass
     if not found:
         return
     importance = torch.cat([each.importance for each in found])[:, 1:]
@@ -96,11 +78,6 @@ def score_trajectories(
         for group, members in (("important", best), ("unimportant", ~best)):
             for step in range(scores.shape[1]):
                 values = scores[:, step][members]
+                tenths = np.quantile(values.numpy(), [0.1, 0.9]).tolist()  # torch.quantile takes at most 2^24 values
                 share = missed[:, step][members].double().mean().item()
-                yield group, alpha, scores.shape[1] + step, *mean_and_tenths(values), share
-
-
-def mean_and_tenths(values: Float[Tensor, " values"]) -> tuple[float, float, float]:
-    """Return the mean and the 10 % and 90 % quantile of all values; torch.quantile refuses more than 2^24 of them."""
-    low, high = np.quantile(values.numpy(), [0.1, 0.9])
-    return values.double().mean().item(), float(low), float(high)
+                yield group, alpha, scores.shape[1] + step, values.double().mean().item(), *tenths, share

@@ -5,7 +5,6 @@ self-attention; timed is the operation itself, with its peak memory from the siz
 """
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -15,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from formerlab.evaluation.measurement import Measured, Measurement
+from formerlab.evaluation.timing.timing import seconds
 from formerlab.spec import Count, Size
 
 LayerName = Literal["self_attention", "recurrent", "convolution", "restricted"]
@@ -47,9 +47,11 @@ def rows_of(spec: Complexity) -> Iterator[list[Any]]:
     for name in LAYERS:
         for axis, n, d in points:
             count, path = multiply_adds(name, n, d, spec), longest_path(name, n, spec)
-            seconds = _fastest(_layer(name, n, d, spec), spec.repeats)
+            layer = _layer(name, n, d, spec)
+            with torch.no_grad():  # the first call warms up
+                _, *times = [seconds(layer, torch.device("cpu")) for _ in range(1 + spec.repeats)]
             held = 4 * held_numbers(name, n, d, spec)
-            yield [name, axis, n, d, spec.kernel, spec.neighbourhood, count, path, seconds, held]
+            yield [name, axis, n, d, spec.kernel, spec.neighbourhood, count, path, min(times), held]
 
 
 def multiply_adds(name: LayerName, n: int, d: int, spec: Complexity) -> int:
@@ -110,14 +112,3 @@ def _layer(name: LayerName, n: int, d: int, spec: Complexity) -> Callable[[], Te
         return h
 
     return recur
-
-
-@torch.no_grad()
-def _fastest(layer: Callable[[], Tensor], repeats: int) -> float:
-    layer()
-    times = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        layer()
-        times.append(time.perf_counter() - began)
-    return min(times)

@@ -6,22 +6,21 @@ initial values, with room for the longest text; a released model is itself.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
-from typing import Annotated, ClassVar, NamedTuple, Protocol
+from typing import Annotated, ClassVar, Protocol
 
 import torch
-from jaxtyping import Int
 from pydantic import Field, model_validator
-from torch import Tensor
 from torch.nn import functional as F
 
 from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full, KVCache, Local, PrunedCache
 from formerlab.cache.eviction import Eviction
 from formerlab.cache.policies.policy import Policy
 from formerlab.errors import UserError
-from formerlab.evaluation.pruning.configuration import Configuration
+from formerlab.evaluation.pruning.windows import Configuration
 from formerlab.evaluation.timing.timing import Timing, precision, random_tokens, seconds, take_in, turns
 from formerlab.layers.attention import Attend, Heads, KeyHeads
 from formerlab.models.decoder import Decoder, DecoderModel
@@ -29,11 +28,7 @@ from formerlab.progress import Progress
 from formerlab.results.stages import TABLES
 from formerlab.results.write import Cell, write_rows
 from formerlab.spec import Count, Size
-from formerlab.training.any_run import AnyRun
-from formerlab.training.released import Pretrained
-
-DYNAMIC = "dynamic_cache"
-"""What rows call it."""
+from formerlab.training.any_run import AnyRun, Pretrained
 
 
 class DecodeSettings(Timing):
@@ -91,13 +86,9 @@ class Cache(Attend, Protocol):
         ...
 
 
-class Variant(NamedTuple):
-    """A way to keep keys and values."""
-
-    cells: tuple[Cell, ...]
-    """What the rows say of it: policy, alpha, recent share, budget."""
-    make: Callable[[DecoderModel, int], Cache]
-    """Return an empty cache for a model, for a prompt of so many tokens."""
+Variant = tuple[tuple[Cell, ...], Callable[[DecoderModel, int], Cache]]
+"""What the rows say of a way to keep keys and values (policy, alpha, recent share, budget), and what makes an empty
+cache of it for a model and a prompt of so many tokens."""
 
 
 def measure(
@@ -123,13 +114,14 @@ def measure(
             for sequences, length in points:
                 tokens = random_tokens(model, sequences, length + settings.tokens, run.seed)
                 with torch.no_grad(), precision(run, device):
-                    for repetition, place, variant in turns(variants, settings.repetitions):
-                        cache = variant.make(model, length)
-                        read, step = _seconds(model, cache, tokens, length, device)
+                    for repetition, place, (cells, make) in turns(variants, settings.repetitions):
+                        cache = make(model, length)
+                        read = seconds(partial(model, tokens[:, :length], attend=cache, last=1), device)
+                        step = seconds(partial(take_in, model, cache, tokens, length), device) / settings.tokens
                         metadata = cache.metadata_bytes() if isinstance(cache, PrunedCache) else 0
                         if repetition:
                             where = [length, sequences, repetition, place]
-                            rows.append([run.name, *variant.cells, *where, step, cache.bytes(), metadata, read])
+                            rows.append([run.name, *cells, *where, step, cache.bytes(), metadata, read])
                         progress.advance()
     write_rows(path, TABLES["decode.csv"].names, rows)
     return {}
@@ -138,15 +130,15 @@ def measure(
 def variants_of(settings: DecodeSettings) -> list[Variant]:
     """Return the whole cache, transformers' where it is installed, and each policy under each budget."""
     whole = Configuration(Full(), 1.0).cells()
-    found = [Variant(whole, lambda model, length: KVCache(capacity=length + settings.tokens))]
-    if has_dynamic():
-        found.append(Variant((DYNAMIC, *whole[1:]), lambda model, length: DynamicAttend()))
+    found: list[Variant] = [(whole, lambda model, length: KVCache(capacity=length + settings.tokens))]
+    if find_spec("transformers") is not None:
+        found.append((("dynamic_cache", *whole[1:]), lambda model, length: DynamicAttend()))
     pruned = [Configuration(policy, budget) for policy, budget in product(settings.policies, settings.budgets)]
-    return found + [Variant(each.cells(), _pruned(*each)) for each in pruned]
 
+    def evicting(policy: Policy, budget: Budget) -> Callable[[DecoderModel, int], Cache]:
+        return lambda model, length: PrunedCache(policy, budget, model.position, length=length)
 
-def _pruned(policy: Policy, budget: Budget) -> Callable[[DecoderModel, int], PrunedCache]:
-    return lambda model, length: PrunedCache(policy, budget, model.position, length=length)
+    return found + [(each.cells(), evicting(*each)) for each in pruned]
 
 
 def model_of(
@@ -160,19 +152,6 @@ def model_of(
         return run.model.model_copy(update={"context": context}).build(run.seed).to(device).eval()
     assert load is not None
     return load(run, device)
-
-
-def _seconds(
-    model: DecoderModel, cache: Cache, tokens: Int[Tensor, "sequences time"], length: int, device: torch.device
-) -> tuple[float, float]:
-    """Return the seconds in which a prompt of `length` tokens is read, and those of a step behind it."""
-    read = seconds(lambda: model(tokens[:, :length], attend=cache, last=1), device)
-    return read, seconds(lambda: take_in(model, cache, tokens, length), device) / (tokens.shape[1] - length)
-
-
-def has_dynamic() -> bool:
-    """Say whether transformers is installed."""
-    return find_spec("transformers") is not None
 
 
 class DynamicAttend:

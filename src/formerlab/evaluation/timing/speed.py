@@ -1,19 +1,19 @@
-"""The stage `speed`: how fast runs train, score and decode, beside each other in one process.
+"""The stage `speed`: how fast runs train, score and decode, beside each other in one process; and equal time.
 
 Every repetition takes all runs in turn. Speed does not depend on what a model has learned, so nothing needs to be
 trained before; text is drawn at random.
 """
 
+import csv
 import io
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import redirect_stderr
 from pathlib import Path
+from statistics import median
 from typing import ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Int
-from torch import Tensor, nn
+from torch import nn
 
 from formerlab.cache import KVCache
 from formerlab.errors import UserError
@@ -24,14 +24,11 @@ from formerlab.progress import Progress
 from formerlab.results.schema import DECODE, FORWARD, TRAINING
 from formerlab.results.stages import TABLES
 from formerlab.results.write import Cell, write_rows
-from formerlab.spec import Count
+from formerlab.spec import Count, Spec
 from formerlab.tasks.language import LanguageModeling
 from formerlab.training.loop import Hooks, train
 from formerlab.training.run import Run
 from formerlab.training.state import State
-
-WARM_UP = 1
-"""Training steps before those that are timed: they compile, choose kernels, get memory."""
 
 
 class Speed(Timing):
@@ -46,6 +43,27 @@ class Speed(Timing):
     """Tokens that one sequence is decoded by, one at a time with cached keys and values; at most the context."""
 
 
+class EqualTime(Spec):
+    """Train for the time that another run takes (arXiv:2402.02622, Table 3), by the measured times of a step."""
+
+    arm: str
+    """Run of the same study whose training time is matched."""
+    reference: str
+    """Run of the same study, timed beside `arm`, that takes as long for a step as this one: the same but for steps."""
+
+    def ratio(self, path: Path) -> float:
+        """Return how many steps of `reference` one step of `arm` takes: the median over repetitions in speed.csv."""
+        try:
+            with open(path, newline="", encoding="utf-8") as file:
+                rows = [row for row in csv.DictReader(file) if row["measure"] == TRAINING]
+            times = {(row["run"], row["repetition"]): float(row["time_s"]) for row in rows}
+            repetitions = sorted({repetition for _, repetition in times}, key=int)
+            return median(times[self.arm, i] / times[self.reference, i] for i in repetitions)
+        except (OSError, KeyError, ValueError) as error:
+            names = f"{self.arm} and {self.reference}"
+            raise UserError(f"{path}: no step times of {names} ({error}); time them by the stage speed") from None
+
+
 def measure(runs: list[Run], speed: Speed, device: torch.device, path: Path) -> dict[str, str]:
     """Write a row per repetition, run and measure, seconds and bytes being those of one step, pass or token.
 
@@ -53,8 +71,10 @@ def measure(runs: list[Run], speed: Speed, device: torch.device, path: Path) -> 
     included. It is counted, not sampled: the same in every repetition, so it is taken once, in the warm-up, and never
     in a pass that is timed. Returns how averages over depth were computed, for the record.
     """
-    if any(run.compile for run in runs):
-        _let_all_compile()
+    if any(run.compile for run in runs):  # beyond these limits further models silently run uncompiled
+        import torch._dynamo.config as dynamo
+
+        dynamo.recompile_limit = dynamo.accumulated_recompile_limit = 10_000
     models = {run.name: run.model.build(run.seed) for run in runs}
     held: dict[str, dict[str, int]] = {}
     rows: list[list[Cell]] = []
@@ -67,26 +87,13 @@ def measure(runs: list[Run], speed: Speed, device: torch.device, path: Path) -> 
             else:
                 rows += [
                     [run.name, unit, repetition, place, *size, taken[unit], held[run.name][unit]]
-                    for unit, size in turn.sizes().items()
+                    for unit, size in turn.sizes.items()
                 ]
             models[run.name].to("cpu")
             progress.advance()
     write_rows(path, TABLES["speed.csv"].names, rows)
-    return {"mixing": " and ".join(sorted({mixing(device, compiled=run.compile) for run in runs}))}
-
-
-def _let_all_compile() -> None:
-    """Lift the limit beyond which further models silently run uncompiled."""
-    import torch._dynamo.config as dynamo
-
-    dynamo.recompile_limit = dynamo.accumulated_recompile_limit = 10_000
-
-
-def mixing(device: torch.device, *, compiled: bool = False) -> str:
-    """Return how averages over depth were computed: compiled, native or eager."""
-    if compiled:
-        return "compiled"
-    return weighted_sum.path() if device.type == "cpu" else "eager"
+    eager = weighted_sum.path() if device.type == "cpu" else "eager"
+    return {"mixing": " and ".join(sorted({"compiled" if run.compile else eager for run in runs}))}
 
 
 class Turn:
@@ -97,38 +104,32 @@ class Turn:
             raise UserError(f"speed.runs: run {run.name!r} is no language model; name runs of a decoder")
         self.run, self.task, self.model, self.speed, self.device = run, run.task, model, speed, device
         self.compiled: nn.Module = torch.compile(model) if run.compile else model  # type: ignore[assignment]
-        self.weights = sum(parameter.nbytes for parameter in model.parameters())
         self.decoded = min(speed.decoded_tokens, self.task.context)
-
-    def sizes(self) -> dict[str, tuple[int, int]]:
-        """Return, by measure, the sequences and tokens of its unit."""
-        task, sequences = self.task, self.speed.forward_sequences
-        return {
-            TRAINING: (task.batch, task.batch * task.context),
-            FORWARD: (sequences, sequences * task.context),
+        batch, sequences, context = self.task.batch, speed.forward_sequences, self.task.context
+        self.sizes = {
+            TRAINING: (batch, batch * context),
+            FORWARD: (sequences, sequences * context),
             DECODE: (1, 1),
         }
+        """By measure, the sequences and tokens of its unit."""
 
     def seconds(self) -> dict[str, float]:
-        """Return, by measure, the seconds of its unit."""
-        training = self._training_seconds()
-        with self._inference():
-            return {
-                TRAINING: training,
-                FORWARD: self._seconds(self._forward),
-                DECODE: self._seconds(self._decode) / self.decoded,
-            }
+        """Return, by measure, the seconds of its unit; those of an optimizer step as training itself counts them.
+
+        One step before those that are timed compiles, chooses kernels and gets memory, as one pass does.
+        """
+        spent, found = self._train(1 + self.speed.training_steps), {}
+        found[TRAINING] = (spent[-1] - spent[1]) / self.speed.training_steps
+        for unit, work, times in ((FORWARD, self._forward, 1), (DECODE, self._decode, self.decoded)):
+            work()
+            found[unit] = seconds(work, self.device) / times
+        return found
 
     def bytes(self) -> dict[str, int]:
         """Return, by measure, the most bytes held at one time."""
-        training = self._bytes(lambda: self._train(2))
-        with self._inference():
-            return {TRAINING: training, FORWARD: self._bytes(self._forward), DECODE: self._bytes(self._decode)}
-
-    def _training_seconds(self) -> float:
-        """Return the seconds of one optimizer step, as training itself counts them."""
-        spent = self._train(WARM_UP + self.speed.training_steps)
-        return (spent[-1] - spent[WARM_UP]) / self.speed.training_steps
+        weights = sum(parameter.nbytes for parameter in self.model.parameters())
+        works = {TRAINING: lambda: self._train(2), FORWARD: self._forward, DECODE: self._decode}
+        return {unit: weights + peak_bytes(work, self.device) for unit, work in works.items()}
 
     def _train(self, steps: int) -> list[float]:
         """Train the model for some steps; return the seconds spent before each step, and at the end."""
@@ -142,29 +143,20 @@ class Turn:
             spent.append(state.training_time_s)
 
         hooks = Hooks(lambda state: None, before_a_step, float("inf"))
-        stream = self._tokens(1, 64 * task.context).flatten().cpu().numpy().astype(np.uint32)
+        tokens = random_tokens(self.model, 1, 64 * task.context, self.run.seed)
+        stream = tokens.flatten().cpu().numpy().astype(np.uint32)
         with redirect_stderr(io.StringIO()):  # its progress
             train(self.run.model_copy(update=changes), state, stream, stream, hooks)
         return [*spent, state.training_time_s]
 
     def _forward(self) -> None:
-        self.compiled(self._tokens(self.speed.forward_sequences, self.task.context))
-
-    def _decode(self) -> None:
-        take_in(self.model, KVCache(), self._tokens(1, self.decoded))
-
-    def _seconds(self, work: Callable[[], None]) -> float:
-        work()  # warms up
-        return seconds(work, self.device)
-
-    def _bytes(self, work: Callable[[], object]) -> int:
-        return self.weights + peak_bytes(work, self.device)
-
-    def _tokens(self, sequences: int, length: int) -> Int[Tensor, "sequences length"]:
-        return random_tokens(self.model, sequences, length, self.run.seed)
-
-    @contextmanager
-    def _inference(self) -> Iterator[None]:
+        tokens = random_tokens(self.model, self.speed.forward_sequences, self.task.context, self.run.seed)
         self.model.eval()
         with torch.no_grad(), precision(self.run, self.device):
-            yield
+            self.compiled(tokens)
+
+    def _decode(self) -> None:
+        tokens = random_tokens(self.model, 1, self.decoded, self.run.seed)
+        self.model.eval()
+        with torch.no_grad(), precision(self.run, self.device):
+            take_in(self.model, KVCache(), tokens)

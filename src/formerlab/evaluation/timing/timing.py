@@ -19,8 +19,6 @@ from formerlab.training.any_run import AnyRun
 from formerlab.training.run import Run
 
 Item = TypeVar("Item")
-ALLOCATION = "[memory]"
-"""What the profiler calls an allocation or its release."""
 
 
 class Timing(Spec):
@@ -48,19 +46,14 @@ def turns(items: Sequence[Item], repetitions: int) -> Iterator[tuple[int, int, I
             yield repetition, place, item
 
 
-def seconds(work: Callable[[], None], device: torch.device) -> float:
+def seconds(work: Callable[[], object], device: torch.device) -> float:
     """Return how long some work takes, until the device is done with it."""
-    synchronise(device)
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda device: None
+    wait(device)
     began = time.perf_counter()
     work()
-    synchronise(device)
+    wait(device)
     return time.perf_counter() - began
-
-
-def synchronise(device: torch.device) -> None:
-    """Wait until the device has done all that it was asked for."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
@@ -80,7 +73,7 @@ def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
         work()
     results = profiler.profiler.kineto_results if profiler.profiler is not None else None
     assert results is not None
-    events = [event for event in results.events() if event.name() == ALLOCATION]
+    events = [event for event in results.events() if event.name() == "[memory]"]  # allocations and releases
     held, peak = 0, 0
     for _, size in sorted(((event.start_ns(), event.nbytes()) for event in events), key=lambda event: event[0]):
         held += size

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from formerlab.layers.attention import AnyHeads
-from formerlab.models.translator_model import TranslatorModel
+from formerlab.models.translator import TranslatorModel
 
 LOOK = 8
 """Steps from one look at which sentences are done to the next, where looking means waiting for a GPU."""
@@ -132,14 +132,19 @@ def beam_search(
     live, done = torch.arange(count, device=device), torch.zeros(count, dtype=torch.bool, device=device)
     histories = torch.empty(count * beam, 0, dtype=torch.long, device=device)
     newest = torch.full((count * beam, 1), end, device=device)
-    cache = TranslatorCache(model, count * beam, most + 1)
+    cache, words = TranslatorCache(model, count * beam, most + 1), torch.arange(model.spec.vocabulary, device=device)
     for length in range(1, most + 2):  # tokens of a hypothesis that ends now, its end included
         logits = model.decode(newest, encoded, cache.length, cache.extend)[:, -1]
         cache.advance()
         log_probs = torch.log_softmax(logits.float(), dim=-1).view(len(live), beam, -1)
-        if length > min(limits):
-            log_probs = _ends_alone(log_probs, longest[live] < length, end)
-        top, origins, tokens = _best_continuations(scores[:, :, None] + log_probs, 2 * beam)
+        if length > min(limits):  # nothing but the end is left to sentences that are as long as they may be
+            full = longest[live] < length
+            log_probs = log_probs.masked_fill(full[:, None, None] & (words != end), -math.inf)
+        totals = (scores[:, :, None] + log_probs).flatten(1)
+        totals = nn.functional.pad(totals, (0, max(2 * beam - totals.shape[1], 0)), value=-math.inf)
+        top, places = totals.topk(2 * beam, dim=1)  # impossible ones fill up where the vocabulary is small
+        places = places.clamp(max=beam * len(words) - 1)
+        origins, tokens = places // len(words), places % len(words)
         ends = tokens == end
         written, ending = histories.view(len(live), beam, -1), ends & ~done[:, None]
         penalty = length_penalty(length, alpha)
@@ -161,26 +166,3 @@ def beam_search(
         cache.select(chosen)
         newest = tokens.view(-1, 1)
     return best.hypotheses(end)
-
-
-def _ends_alone(
-    log_probs: Float[Tensor, "sentences beam vocabulary"], full: Bool[Tensor, " sentences"], end: int
-) -> Float[Tensor, "sentences beam vocabulary"]:
-    """Leave nothing but the end to sentences that are as long as they may be."""
-    other = torch.arange(log_probs.shape[2], device=full.device) != end
-    return log_probs.masked_fill(full[:, None, None] & other, -math.inf)
-
-
-def _best_continuations(
-    totals: Float[Tensor, "sentences beam vocabulary"], width: int
-) -> tuple[Float[Tensor, "sentences width"], Int[Tensor, "sentences width"], Int[Tensor, "sentences width"]]:
-    """Return the log-probabilities of the `width` best continuations, the hypotheses they continue, and their tokens.
-
-    Impossible ones fill up where the vocabulary is smaller than the beam.
-    """
-    vocabulary = totals.shape[2]
-    flat = totals.flatten(1)
-    flat = nn.functional.pad(flat, (0, max(width - flat.shape[1], 0)), value=-math.inf)
-    top, places = flat.topk(width, dim=1)
-    places = places.clamp(max=totals.shape[1] * vocabulary - 1)
-    return top, places // vocabulary, places % vocabulary

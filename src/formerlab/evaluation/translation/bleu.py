@@ -1,9 +1,9 @@
 """BLEU from rows: what each sentence contributes, and the score of any set of sentences. Nothing here imports torch."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from jaxtyping import Float
@@ -28,25 +28,11 @@ STATISTICS = (
 _HYPHEN = re.compile(r"(?<=\S)-(?=\S)")
 
 
-class Statistics(NamedTuple):
-    """The n-grams of a translation that its reference has, all its n-grams (n = 1 to 4), and both lengths in words."""
-
-    correct: tuple[int, int, int, int]
-    total: tuple[int, int, int, int]
-    length: int
-    reference_length: int
-
-
-def statistics(metric: Metric, translation: str, reference: str) -> Statistics:
-    """Return what one sentence contributes to a corpus score."""
-    prepare = _prepared if metric != "sacrebleu" else _as_it_is
-    score = _scorer(metric).sentence_score(prepare(metric, translation), [prepare(metric, reference)])
-    return Statistics(_four(score.counts), _four(score.totals), score.sys_len, score.ref_len)
-
-
-def _four(values: Sequence[int]) -> tuple[int, int, int, int]:
-    one, two, three, four = values
-    return one, two, three, four
+def statistics(metric: Metric, translation: str, reference: str) -> list[int]:
+    """Return the STATISTICS of one sentence: n-grams that its reference has, all its n-grams, both lengths in words."""
+    texts = [text if metric == "sacrebleu" else _prepared(metric, text) for text in (translation, reference)]
+    score = _scorer(metric).sentence_score(texts[0], texts[1:])
+    return [*score.counts, *score.totals, score.sys_len, score.ref_len]
 
 
 def corpus_bleu(sums: Float[np.ndarray, "*shape statistics"]) -> Float[np.ndarray, "*shape"]:
@@ -72,11 +58,6 @@ def signature(metric: Metric) -> str:
         return f"nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:{__version__}"
     what = "case:mixed|tok:13a+hyphen-split" if metric == "compound_split" else "case:lc|tok:13a"
     return f"nrefs:1|{what}|eff:no|smooth:exp|not-sacreBLEU-default|version:{__version__}"
-
-
-def _as_it_is(metric: Metric, text: str) -> str:
-    del metric
-    return text
 
 
 def _prepared(metric: Metric, text: str) -> str:

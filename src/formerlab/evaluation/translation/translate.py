@@ -15,12 +15,10 @@ from formerlab.evaluation.translation.beam import Hypothesis, beam_search
 from formerlab.evaluation.translation.bleu import METRICS, signature, statistics
 from formerlab.files import write_text
 from formerlab.layers.attention import MultiHead
-from formerlab.models.translator_model import TranslatorModel
+from formerlab.models.translator import TranslatorModel
 from formerlab.progress import Progress
-from formerlab.results.stages import TABLES
-from formerlab.results.write import write_rows
 from formerlab.spec import AnyCount, Count, Size
-from formerlab.tasks.sentence_batch import SentenceBatch, sentence_batch
+from formerlab.tasks.translation import SentenceBatch, sentence_batch
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -49,35 +47,26 @@ class Decoding(Measurement):
 
 
 def measure(run: Measured, settings: Decoding) -> None:
-    """Write what the stage writes."""
+    """Write translations, a row per sentence, what it contributes to BLEU, and attention maps."""
     run.notes["signatures"] = {metric: signature(metric) for metric in METRICS}
-    translate(run.model, run.data, load_tokenizer(run.data), settings, run.folder, run.label)
-
-
-def translate(
-    model: TranslatorModel, data: Path, tokenizer: "Tokenizer", decoding: Decoding, out: Path, label: str
-) -> None:
-    """Write translations, a row per sentence, what it contributes to BLEU, and attention maps into the folder `out`."""
+    tokenizer, lines = load_tokenizer(run.data), list[str]()
     sentences: list[Sequence[Any]] = []
     scored: list[Sequence[Any]] = []
-    lines: list[str] = []
-    for split in decoding.splits:
-        pairs = load_pairs(data, split)
-        found = decode(model, pairs, decoding, f"{label} {split}")
-        for number, hypothesis in enumerate(found):
+    for split in settings.splits:
+        pairs = load_pairs(run.data, split)
+        for number, hypothesis in enumerate(decode(run.model, pairs, settings, f"{run.label} {split}")):
             reference = pairs.sentence(number, 1)[:-1].tolist()
             sizes = (int(pairs.source_lengths[number]), len(reference) + 1, len(hypothesis.tokens) + 1)
             exact = int(hypothesis.tokens == reference)
             sentences.append((split, number, *sizes, hypothesis.score, exact))
             text, wanted = (tokenizer.decode(tokens) for tokens in (hypothesis.tokens, reference))
             for metric in METRICS:
-                score = statistics(metric, text, wanted)
-                scored.append((split, number, metric, *score.correct, *score.total, *score[2:]))
+                scored.append((split, number, metric, *statistics(metric, text, wanted)))
             lines.append(f"{split}\t{number}\t{' '.join(text.split())}\n")
-    write_rows(out / "translate.csv", TABLES["translate.csv"].names, sentences)
-    write_rows(out / "bleu.csv", TABLES["bleu.csv"].names, scored)
-    write_rows(out / "attention.csv", TABLES["attention.csv"].names, _attention(model, data, tokenizer, decoding))
-    write_text(out / "translations.tsv", "".join(lines))
+    run.write("translate.csv", sentences)
+    run.write("bleu.csv", scored)
+    run.write("attention.csv", _attention(run.model, run.data, tokenizer, settings))
+    write_text(run.folder / "translations.tsv", "".join(lines))
 
 
 def decode(model: TranslatorModel, pairs: PairStream, decoding: Decoding, label: str) -> list[Hypothesis]:
@@ -101,17 +90,14 @@ def decode(model: TranslatorModel, pairs: PairStream, decoding: Decoding, label:
 
 
 def _attention(model: TranslatorModel, data: Path, tokenizer: "Tokenizer", decoding: Decoding) -> Iterator[list[Any]]:
-    if not decoding.attention_sentences:
-        return
     pairs = load_pairs(data, "test")
     for number in range(min(decoding.attention_sentences, len(pairs))):
         batch = sentence_batch(pairs, [number]).to(model.embedding.device)
-        read = [_tokens(tokenizer, tokens[0].tolist()) for tokens in (batch.source, batch.target_in)]
-        yield from attention_rows(number, attention_maps(model, batch), *read)
-
-
-def _tokens(tokenizer: "Tokenizer", ids: list[int]) -> list[str]:
-    return [tokenizer.decode([token], skip_special_tokens=False) for token in ids]
+        source, target = (
+            [tokenizer.decode([token], skip_special_tokens=False) for token in ids[0].tolist()]
+            for ids in (batch.source, batch.target_in)
+        )
+        yield from attention_rows(number, attention_maps(model, batch), source, target)
 
 
 @torch.no_grad()

@@ -11,13 +11,12 @@ from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from formerlab.errors import UserError
-from formerlab.layers.attention import Attend, Heads, KeyHeads
+from formerlab.layers.attention import Attend
 
 NAME = "formerlab"
 """What `set_attn_implementation` calls our function."""
@@ -59,10 +58,8 @@ def attention(
     """
     attend = _current.get()
     if attend is None:
-        out, _ = sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **others
-        )
-        return out, None
+        given = {"dropout": dropout, "scaling": scaling} | others
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **given)[0], None
     for name in FOREIGN:
         if others.get(name) is not None:
             raise UserError(f"{type(module).__name__}: attention with {name} cannot run under a cache policy")
@@ -77,13 +74,5 @@ def masks(*arguments: Any, **options: Any) -> Tensor | None:
     return None if _current.get() is not None else sdpa_mask(*arguments, **options)
 
 
-def full_attention(layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
-    """softmax(q k^T / sqrt(d_head) + causal mask) v (arXiv:1706.03762, eq. 1), also for shared key heads."""
-    del layer
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
-
-
-def register() -> None:
-    """Make our attention known to transformers, with its masks; calling it again changes nothing."""
-    AttentionInterface.register(NAME, attention)
-    AttentionMaskInterface.register(NAME, masks)
+AttentionInterface.register(NAME, attention)
+AttentionMaskInterface.register(NAME, masks)

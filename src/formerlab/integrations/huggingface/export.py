@@ -1,22 +1,27 @@
-"""A Hugging Face folder of one of our models: its config, weights and tokenizer."""
+"""A Hugging Face folder of one of our models: its config, weights and tokenizer, and code where no layout fits.
 
+The code travels in one file beside the weights. It is made of the source of the very layers that the model has, so
+every formula stands once. A few lines stand in for what checks a spec and for the kernels, and nothing but torch and
+transformers is imported.
+"""
+
+import ast
+import inspect
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from formerlab.errors import UserError
-from formerlab.files import read_json
-from formerlab.integrations.huggingface.modeling import MODEL_TYPE, FormerlabConfig, FormerlabForCausalLM
+from formerlab.integrations.huggingface.modeling import FormerlabConfig, FormerlabForCausalLM
 from formerlab.integrations.huggingface.native import native
-from formerlab.integrations.huggingface.travel import code_of
 from formerlab.models.decoder import Decoder, DecoderModel
+from formerlab.spec import Spec
 
 CODE = "modeling_formerlab.py"
 """The file of code beside weights that no layout of transformers' own fits."""
@@ -33,29 +38,29 @@ def save_folder(
     """
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / "config.json").is_file())):
         raise UserError(f"{out}: exists and is no Hugging Face folder; give --out another name")
-    shell = native(model) or _with_code(model)
+    shell = native(model)
+    if own := shell is None:
+        places = {"AutoConfig": FormerlabConfig, "AutoModelForCausalLM": FormerlabForCausalLM}
+        travelling = {name: f"{CODE.removesuffix('.py')}.{cls.__name__}" for name, cls in places.items()}
+        with torch.device("meta"):  # a shell without memory of its own
+            config = FormerlabConfig(spec=model.spec.to_dict(), dtype=model.embedding.dtype, auto_map=travelling)
+            shell = FormerlabForCausalLM(config)
+        shell.decoder = model
     if end_of_text is not None:
         shell.generation_config.eos_token_id = shell.generation_config.pad_token_id = end_of_text
     shell.save_pretrained(out)
     (out / CODE).unlink(missing_ok=True)
-    if isinstance(shell, FormerlabForCausalLM):
+    if own:
         (out / CODE).write_text(code_of(model.spec), encoding="utf-8")
     for weights in out.glob("*.safetensors"):  # safetensors lets nobody but the owner read them, whatever the umask
         weights.chmod((out / "config.json").stat().st_mode & 0o777)
     if tokenizer is not None:
-        save_tokenizer(tokenizer, out, end_of_text, context=model.spec.context)
+        end = None if end_of_text is None else tokenizer.id_to_token(end_of_text)
+        ends = {"eos_token": end, "pad_token": end, "padding_side": "left"}
+        context = model.spec.context
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=context, **ends).save_pretrained(out)
     if card:
         (out / "README.md").write_text(card, encoding="utf-8")
-
-
-def _with_code(model: DecoderModel) -> FormerlabForCausalLM:
-    classes = {"AutoConfig": FormerlabConfig, "AutoModelForCausalLM": FormerlabForCausalLM}
-    places = {name: f"{CODE.removesuffix('.py')}.{cls.__name__}" for name, cls in classes.items()}
-    with torch.device("meta"):  # a shell without memory of its own
-        config = FormerlabConfig(spec=model.spec.to_dict(), dtype=model.embedding.dtype, auto_map=places)
-        shell = FormerlabForCausalLM(config)
-    shell.decoder = model
-    return shell
 
 
 def card_of(record: dict[str, Any], licence: str, data: str) -> str:
@@ -76,45 +81,126 @@ def card_of(record: dict[str, Any], licence: str, data: str) -> str:
     return "\n".join([*head, f"# {record['id']}", "", *rows, "", use, ""])
 
 
-def save_tokenizer(tokenizer: Tokenizer, out: Path, end_of_text: int | None, *, context: int) -> None:
-    """Write the tokenizer, with the token that ends a document as its end and its padding on the left."""
-    end = None if end_of_text is None else tokenizer.id_to_token(end_of_text)
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=end, pad_token=end, model_max_length=context, padding_side="left"
-    )
-    wrapped.save_pretrained(out)
+FIRST = ["seeding", "layers.position", "layers.linear", "layers.mlp", "layers.norm", "layers.score"]
+FIRST += ["layers.depth.identity"]
+LAST = ["layers.attention", "layers.block", "models.decoder", "integrations.huggingface.modeling"]
+"""Modules that every file is made of, in this order; those of the model's own parts stand behind the first."""
+HEAD = '''"""A decoder of formerlab (Apache-2.0) in one file: its layers, and the class of transformers around them."""
+
+from __future__ import annotations'''
+STAND_INS = '''
+class Spec:
+    """A spec without checks: the plain values of config.json, and defaults."""
+
+    kinds: ClassVar[dict[str, type]] = {}
+
+    def __init_subclass__(cls):
+        if isinstance(kind := vars(cls).get("kind"), str):
+            Spec.kinds[kind] = cls
+
+    def __init__(self, **values):
+        built = {key: Spec.kinds[value["kind"]](**value) if isinstance(value, dict) else value
+                 for key, value in values.items()}
+        vars(self).update(built)
+
+    @classmethod
+    def model_validate(cls, values):
+        return cls(**values)
+
+    def to_dict(self):
+        return {key: value.to_dict() if isinstance(value, Spec) else value for key, value in vars(self).items()}
 
 
-def load_spec(folder: Path) -> Decoder:
-    """Return the spec of a folder that `save_folder` wrote. Raises UserError where it is of another kind."""
-    config = read_json(folder / "config.json")
-    if config.get("model_type") != MODEL_TYPE or "spec" not in config:
-        raise UserError(f"{folder}/config.json: model_type {config.get('model_type')!r} is not ours ({MODEL_TYPE})")
-    try:
-        return Decoder.model_validate(config["spec"])
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, ("spec", *first["loc"])))
-        raise UserError(f"{folder}/config.json: {place}: {first['msg']}; written by another version?") from None
+class _Shape:
+    """A type of tensors without its shape."""
+
+    def __class_getitem__(cls, item):
+        return item[0]
 
 
-def load_folder(folder: Path) -> DecoderModel:
-    """Return the decoder of a folder that `save_folder` wrote, in the type its weights are saved in.
+class UserError(ValueError):
+    """What a caller can mend."""
 
-    Raises UserError where the folder is of another kind or not whole.
-    """
-    spec = load_spec(folder)
-    path = folder / "model.safetensors"
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; export the model again")
-    try:
-        weights = {name.removeprefix("decoder."): tensor for name, tensor in load_file(path).items()}
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path}: not a whole file of weights ({error}); export the model again") from None
-    model = DecoderModel(spec)
-    expected = model.state_dict()
-    for name in sorted(expected.keys() | weights.keys()):
-        if name not in expected or name not in weights or expected[name].shape != weights[name].shape:
-            raise UserError(f"{path}: tensor {name} does not belong to the spec in config.json; export the model again")
-    model.to(weights["embedding"].dtype).load_state_dict(weights)
-    return model.eval()
+
+class Layout:
+    """The sources of averages over depth."""
+
+    def __init__(self, table):
+        self.table = table
+
+
+class FusedHistory:
+    """What a faster path would remember."""
+
+
+class _NoKernel:
+    """No kernel fits: all is computed in torch."""
+
+    @staticmethod
+    def fits(*tensors):
+        return False
+
+
+def current_attend():
+    """Attention is that of the model."""
+
+
+def Field(default=None, **_):
+    return default
+
+
+def model_validator(**_):
+    return lambda method: method
+
+
+Float = Int = Bool = _Shape
+rotary_cpu = _NoKernel
+# None of what a model that runs does not use
+'''
+UNUSED = "# None of what a model that runs does not use"
+LEAN = '''
+
+def lean_pattention(x, keys, values, tau):
+    """Return gelu(tau A / ||A||_2) V with A = x K^T (arXiv:2410.23168, eq. 4)."""
+    return SCORES["l2_gelu"](x @ keys.T, tau) @ values
+'''
+AFTER = {
+    "formerlab.layers.depth.dwa": "DepthWeightedAverageLayer.fused = False\n",
+    "formerlab.layers.pattention": LEAN,
+}
+"""What is said behind a module."""
+
+
+def code_of(spec: Decoder) -> str:
+    """Return the file of code that builds and runs a model: its layers, and the class of transformers around them."""
+    own = [cls.__module__ for part in spec.parts() for cls in reversed(type(part).__mro__)]
+    first, last = ([f"formerlab.{name}" for name in names] for names in (FIRST, LAST))
+    around = {*last, Spec.__module__}
+    modules = [name for name in dict.fromkeys([*first, *own]) if name.startswith("formerlab.") and name not in around]
+    imports: dict[str, set[str]] = {"": {"torch"}, "typing": {"Any", "ClassVar"}}
+    bodies, wanted = [], set[str]()
+    for module in (*modules, *last):
+        body = _without_imports(inspect.getsource(sys.modules[module]), imports, wanted)
+        bodies.append(f"# {module}\n\n{body}{AFTER.get(module, '')}")
+    lines = [f"from {name} import {', '.join(sorted(of))}" for name, of in sorted(imports.items()) if name]
+    plain = [f"import {name}" for name in sorted(imports[""])]
+    text = "\n\n".join([HEAD, "\n".join([*plain, *lines]), STAND_INS, *bodies])
+    absent = wanted - set(re.findall(r"^(?:def |class )?(\w+)", text, re.MULTILINE)) - {"Int", "Bool"}
+    return text.replace(UNUSED, " = ".join([*sorted(absent), "None"]), 1)
+
+
+def _without_imports(source: str, imports: dict[str, set[str]], wanted: set[str]) -> str:
+    """Return the statements of a module without imports and unions; note what it needs of others, and of ours."""
+    kept, lines = [], source.splitlines(keepends=True)
+    for statement in ast.parse(source).body[1:]:
+        if isinstance(statement, ast.Import):
+            imports[""].update(alias.name for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom):
+            if (name := str(statement.module)).partition(".")[0] in ("formerlab", "pydantic", "jaxtyping"):
+                wanted.update(alias.asname or alias.name for alias in statement.names)
+            else:
+                imports.setdefault(name, set()).update(ast.unparse(alias) for alias in statement.names)
+        elif not (isinstance(statement, ast.Assign) and ast.unparse(statement.value).startswith("Annotated[")):
+            first = min([statement.lineno, *(line.lineno for line in getattr(statement, "decorator_list", ()))])
+            kept.append("".join(lines[first - 1 : statement.end_lineno]))
+    return "\n".join(kept)

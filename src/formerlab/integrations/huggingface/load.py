@@ -1,8 +1,7 @@
 """Released models as evaluation wants them: a model, its tokenizer, and the token that stands for no context."""
 
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -13,13 +12,11 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
-from formerlab.data.text.released_tokenizer import load_fast_tokenizer
-from formerlab.data.text.tokenizer import read_tokenizer
+from formerlab.data.text.tokenizer import load_fast_tokenizer
 from formerlab.errors import UserError, reason
 from formerlab.files import read_json
 from formerlab.integrations.huggingface.causal_lm import CausalLM
-from formerlab.integrations.huggingface.export import load_folder, load_spec
-from formerlab.integrations.huggingface.modeling import MODEL_TYPE
+from formerlab.integrations.huggingface.modeling import FormerlabForCausalLM
 from formerlab.integrations.huggingface.neox import load_released, released_tokenizer
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import short
@@ -46,20 +43,26 @@ def load_any(source: ReleasedModel, *, device: str = "cpu", online: bool = False
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device {device!r}: this machine has no CUDA device that torch can use")
     dtype: torch.dtype | None = None if source.dtype is None else getattr(torch, source.dtype)
-    if isinstance(source, Folder):
-        config = source.place() / "config.json"
-        kind = read_json(config).get("model_type") if config.is_file() else None
-        if kind in (None, MODEL_TYPE):
-            if source.context is not None:
-                raise UserError(
-                    f"context {source.context}: only models of transformers take one; that of ours is part of the model"
-                )
-            return (_tokenformer if kind is None else _ours)(source.place(), device, dtype)
+    own = f"context {source.context}: only models of transformers take one; that of ours is part of the model"
+    if isinstance(source, Folder) and not _has_config(source.place() / "config.json"):
+        if source.context is not None:
+            raise UserError(own)
+        ours = load_released(source.place())
+        check_room(str(source.place()), ours.spec.params(), dtype or torch.float32, device)
+        return Loaded(ours.to(device, dtype), *released_tokenizer(source.place(), None, ours.spec.vocabulary))
     arguments = source.arguments(online=online)
     model = load_causal_lm(arguments, device=device, dtype=dtype)
-    tokenizer, prefix = load_fast_tokenizer(arguments)
-    # It has of DecoderModel what evaluation uses: forward, spec.context, embedding, position.
-    return Loaded(cast(DecoderModel, CausalLM(model, source.context)), tokenizer, prefix)
+    tokenizer = load_fast_tokenizer(arguments)
+    if not isinstance(model, FormerlabForCausalLM):
+        # It has of DecoderModel what evaluation uses: forward, spec.context, embedding, position.
+        return Loaded(cast(DecoderModel, CausalLM(model, source.context)), *tokenizer)
+    if source.context is not None:
+        raise UserError(own)
+    return Loaded(model.decoder, *tokenizer)
+
+
+def _has_config(file: Path) -> bool:
+    return file.is_file() and "model_type" in read_json(file)
 
 
 def identity_of(source: ReleasedModel, device: str) -> dict[str, Any]:
@@ -73,57 +76,32 @@ def identity_of(source: ReleasedModel, device: str) -> dict[str, Any]:
     }
 
 
-def _tokenformer(folder: Path, device: str, dtype: torch.dtype | None) -> Loaded:
-    model = load_released(folder)
-    check_room(str(folder), model.spec.params(), dtype or torch.float32, device)
-    tokenizer, end_of_text = released_tokenizer(folder, None, model.spec.vocabulary)
-    return Loaded(model.to(device, dtype), tokenizer, end_of_text)
-
-
-def _ours(folder: Path, device: str, dtype: torch.dtype | None) -> Loaded:
-    check_room(str(folder), load_spec(folder).params(), dtype or torch.float32, device)
-    tokenizer = read_tokenizer(folder / "tokenizer.json")
-    end = read_json(folder / "tokenizer_config.json").get("eos_token")
-    prefix = None if end is None else tokenizer.token_to_id(end)
-    if prefix is None:
-        raise UserError(f"{folder}/tokenizer_config.json: names no eos_token of the tokenizer; export the model again")
-    return Loaded(load_folder(folder).to(device, dtype), tokenizer, prefix)
-
-
 def load_causal_lm(arguments: dict[str, Any], *, device: str = "cpu", dtype: torch.dtype | None = None) -> Any:
     """Return a causal model of transformers, given what its `from_pretrained` takes, after a look at its size.
 
     Raises UserError where none is there, or the model exceeds the device's free memory.
     """
-    name = shown_place(arguments)
+    name, level = shown_place(arguments), logging.get_verbosity()
+    logging.set_verbosity_error()  # a bar for every pass over tensors, and of packed weights, which are expanded here
     try:
-        with _quiet() if "gguf_file" in arguments else nullcontext():
+        with redirect_stderr(io.StringIO()):
             config = AutoConfig.from_pretrained(**arguments, trust_remote_code=False)
             with torch.device("meta"):
                 parameters = AutoModelForCausalLM.from_config(config, trust_remote_code=False).num_parameters()
             saved = getattr(config.get_text_config(decoder=True), "dtype", None)
             check_room(name, parameters, dtype or saved or torch.float32, device)
-            model = AutoModelForCausalLM.from_pretrained(**arguments, dtype=dtype or "auto", trust_remote_code=False)
+            given = {"dtype": dtype or "auto", "trust_remote_code": False, "output_loading_info": True}
+            model, found = AutoModelForCausalLM.from_pretrained(**arguments, **given)
     except UserError:
         raise
     except Exception as error:  # what a damaged file makes of the reader is anybody's guess
         remedy = "fetch again what is cut or a pointer of git-lfs"
         raise UserError(f"{name}: no causal model of transformers ({reason(error)}); {remedy}") from None
-    return model.to(device).eval()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence what reading a GGUF file says: a bar for every pass over its tensors, and of packed weights, which these
-    are not once they are expanded.
-    """
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    try:
-        with redirect_stderr(io.StringIO()):
-            yield
     finally:
         logging.set_verbosity(level)
+    if found["missing_keys"]:
+        raise UserError(f"{name}: lacks the weights {min(found['missing_keys'])}; fetch or export the model again")
+    return model.to(device).eval()
 
 
 def computes_in_bfloat16(device: str) -> bool:

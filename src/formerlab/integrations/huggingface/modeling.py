@@ -1,5 +1,8 @@
 """Our decoders as models of transformers: from_pretrained, save_pretrained, generate."""
 
+import copy
+from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -12,13 +15,76 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from formerlab.errors import UserError
 from formerlab.integrations.huggingface.attention import current_attend
-from formerlab.integrations.huggingface.cache_argument import FIELD, NAMES, take_cache
-from formerlab.integrations.huggingface.padding import count_padding, standing_at
 from formerlab.layers.attention import Heads, KeyHeads
+from formerlab.layers.position import PositionEncoding
 from formerlab.models.decoder import Decoder, DecoderModel
 
 MODEL_TYPE = "formerlab"
 """What config.json calls our models."""
+NAMES = ("cache", "past_key_values")
+"""The argument of a forward pass that is its cache since transformers 5.24, and before."""
+FIELD = next(name for name in NAMES if name in {field.name for field in fields(CausalLMOutputWithPast)})
+"""Where models return their cache."""
+
+
+def take_cache(arguments: dict[str, Any]) -> Cache | None:
+    """Take the cache out of the arguments of a forward pass and return it.
+
+    Raises UserError for two, for a cache under another name, and for what is no `Cache` of transformers.
+    """
+    given = {name: value for name, value in arguments.items() if isinstance(value, Cache) or name in NAMES}
+    caches = {name: value for name, value in given.items() if value is not None}
+    for name, value in caches.items():
+        if name not in NAMES or not isinstance(value, Cache) or len(caches) > 1:
+            raise UserError(
+                f"{' and '.join(caches)}: give one cache of transformers, such as a DynamicCache, as {FIELD}"
+            )
+    for name in given:
+        del arguments[name]
+    return next(iter(caches.values()), None)
+
+
+def count_padding(mask: Int[Tensor, "batch keys"]) -> list[int]:
+    """Return how many tokens of padding stand in front of each row, given 1 for every real token.
+
+    Padding behind a row's last token is no concern of causal attention. Raises UserError for a mask of another shape,
+    and where padding stands between tokens, as it does when text is generated behind rows padded on the right.
+    """
+    if mask.ndim != 2:
+        raise UserError(f"attention_mask of shape {tuple(mask.shape)}: give one number per row and token")
+    real = mask.bool()
+    stretches = real[:, 0] + (real[:, 1:] > real[:, :-1]).sum(1)
+    if (stretches > 1).any():
+        raise UserError("attention_mask: padding between tokens; pad batches on the left (padding_side='left')")
+    front: list[int] = (real.cumsum(1) == 0).sum(1).tolist()
+    return front
+
+
+class RowPositions(PositionEncoding):
+    """A position encoding for rows that begin at positions of their own; whatever lies before position 0 is padding."""
+
+    def __init__(self, encoding: PositionEncoding, first: list[int]) -> None:
+        """`first` is the position of each row's first column, negative where that is padding."""
+        super().__init__()
+        self.encoding, self.first = encoding, first
+
+    def _by_row(self, x: Tensor, axis: int, mark: Callable[[Tensor, int], Tensor]) -> Tensor:
+        rows = []
+        for row, first in enumerate(self.first):
+            own, gap = x[row : row + 1], min(max(-first, 0), x.shape[axis])
+            padding, tokens = own.narrow(axis, 0, gap), own.narrow(axis, gap, x.shape[axis] - gap)
+            rows.append(torch.cat((padding, mark(tokens, max(first, 0))), axis))
+        return torch.cat(rows)
+
+    def embed(self, x: Float[Tensor, "batch time width"], start: int) -> Float[Tensor, "batch time width"]:
+        """Mark embedded tokens, row by row."""
+        return self._by_row(x, 1, self.encoding.embed)
+
+    def rotate(
+        self, x: Float[Tensor, "batch heads time d_head"], start: int
+    ) -> Float[Tensor, "batch heads time d_head"]:
+        """Mark queries or keys, row by row."""
+        return self._by_row(x, 2, self.encoding.rotate)
 
 
 class FormerlabConfig(PreTrainedConfig):  # type: ignore[misc]
@@ -44,11 +110,6 @@ class FormerlabConfig(PreTrainedConfig):  # type: ignore[misc]
         }
         super().__init__(**(others | sizes))
 
-    @property
-    def decoder_spec(self) -> Decoder:
-        """The spec as a value that builds the model."""
-        return Decoder.model_validate(self.spec)
-
 
 class CacheAttend:
     """An `attend` that keeps keys and values in a cache of transformers, and never sees padding."""
@@ -61,20 +122,16 @@ class CacheAttend:
         """Take in the new keys and values; return softmax(q k^T / sqrt(d_head)) v over all that each query may see."""
         if self.cache is not None:
             k, v = self.cache.update(k, v, layer)
-        prompt = self.padding is None and q.shape[2] == k.shape[2]
-        mask = None if self.padding is None and q.shape[2] in (1, k.shape[2]) else self._visible(q, k)
-        gqa = q.shape[1] != k.shape[1]
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=prompt, enable_gqa=gqa)
-
-    def _visible(self, q: Heads, k: KeyHeads) -> Tensor:
-        """Return the keys that each query sees; padding sees itself, so that nothing is NaN."""
         new, held = q.shape[2], k.shape[2]
-        visible = torch.ones(new, held, dtype=torch.bool, device=q.device).tril(held - new)
-        if self.padding is None:
-            return visible
-        first = torch.tensor(self.padding).to(q.device, non_blocking=True)[:, None, None, None]
-        itself = torch.eye(held, dtype=torch.bool, device=q.device)[held - new :]
-        return visible & (torch.arange(held, device=q.device) >= first) | itself
+        visible: Tensor | None = None
+        if self.padding is not None or new not in (1, held):
+            visible = past = torch.ones(new, held, dtype=torch.bool, device=q.device).tril(held - new)
+            if self.padding is not None:  # which sees itself, so that nothing is NaN
+                first = torch.tensor(self.padding).to(q.device, non_blocking=True)[:, None, None, None]
+                itself = torch.eye(held, dtype=torch.bool, device=q.device)[held - new :]
+                visible = past & (torch.arange(held, device=q.device) >= first) | itself
+        causal, gqa = visible is None and new == held, q.shape[1] != k.shape[1]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=causal, enable_gqa=gqa)
 
 
 class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
@@ -92,7 +149,7 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
 
     def __init__(self, config: FormerlabConfig) -> None:
         super().__init__(config)
-        self.decoder = DecoderModel(config.decoder_spec)
+        self.decoder = DecoderModel(Decoder.model_validate(config.spec))
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -140,29 +197,16 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
         start = 0 if cache is None else cache.get_seq_length()
         padding = None if attention_mask is None else count_padding(attention_mask)
         padding = padding if padding and any(padding) else None
+        attend, model = current_attend(), self.decoder
+        attend = CacheAttend(cache, padding) if attend is None else attend
+        if padding is not None:
+            first = [start - count for count in padding]
+            model, start = copy.copy(self.decoder), max(*first, 0)
+            model._modules = {**self.decoder._modules, "position": RowPositions(self.decoder.position, first)}
         last = logits_to_keep or None if labels is None else None
-        logits = self._logits(input_ids, cache, padding, start, last)
+        logits = model(input_ids, attend=attend, start=start, last=last)
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **others)
         out = CausalLMOutputWithPast(loss=loss, logits=logits[:, -logits_to_keep:], **{FIELD: cache})
         return out if return_dict is not False else out.to_tuple()
-
-    def _logits(
-        self,
-        tokens: Int[Tensor, "batch time"],
-        cache: Cache | None,
-        padding: list[int] | None,
-        start: int,
-        last: int | None,
-    ) -> Float[Tensor, "batch kept vocabulary"]:
-        attend = current_attend()
-        if attend is None:
-            attend = CacheAttend(cache, padding)
-        if padding is None:
-            logits: Tensor = self.decoder(tokens, attend=attend, start=start, last=last)
-            return logits
-        first = [start - count for count in padding]
-        longest = max(max(first), 0)
-        moved: Tensor = standing_at(self.decoder, first)(tokens, attend=attend, start=longest, last=last)
-        return moved

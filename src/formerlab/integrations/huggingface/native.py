@@ -32,7 +32,7 @@ def native(model: DecoderModel) -> PreTrainedModel | None:
     if not isinstance(rotary, Rotary) or type(spec.norm) is not type(norm) or spec.norm.eps != norm.eps:
         return None
     whole, rotated = spec.width // spec.heads, int(spec.width // spec.heads * rotary.fraction)
-    rope = {"rope_type": "default", "rope_theta": rotary.base}
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": rotary.base}
     sizes: dict[str, Any] = {
         "vocab_size": spec.vocabulary,
         "hidden_size": spec.width,
@@ -43,19 +43,19 @@ def native(model: DecoderModel) -> PreTrainedModel | None:
         "tie_word_embeddings": spec.tied,
         "attention_bias": spec.projection.bias,
         "dtype": model.embedding.dtype,
+        "rope_parameters": rope,
     }
     kind: Any
     if isinstance(norm, RMSNorm) and mlp.activation == "swiglu" and rotated == whole and whole % 2 == 0:
-        more = {
+        more: dict[str, Any] = {
             "num_key_value_heads": spec.key_heads or spec.heads,
             "rms_norm_eps": norm.eps,
             "mlp_bias": mlp.bias,
-            "rope_parameters": rope,
         }
         kind, config, weights = LlamaForCausalLM, LlamaConfig(**sizes, **more), dict(_llama(model))
     elif isinstance(norm, LayerNorm) and mlp.activation != "swiglu" and rotated % 2 == 0 and spec.key_heads is None:
+        rope["partial_rotary_factor"] = rotary.fraction
         more = {"layer_norm_eps": norm.eps, "hidden_act": mlp.activation, "use_parallel_residual": False}
-        more["rope_parameters"] = rope | {"partial_rotary_factor": rotary.fraction}
         kind, config, weights = GPTNeoXForCausalLM, GPTNeoXConfig(**sizes, **more), dict(_neox(model))
     else:
         return None
@@ -78,22 +78,15 @@ def _norm(layer: Any, factor: float = 1.0) -> Iterator[tuple[str, Tensor]]:
         yield "bias", factor * (torch.zeros_like(like) if layer.bias is None else layer.bias)
 
 
-def _outside(model: DecoderModel, embedding: str, norm: str) -> Iterator[tuple[str, Tensor]]:
-    yield embedding, model.embedding
-    yield from (
-        (f"{norm}.{name}", value.to(model.embedding)) for name, value in _norm(model.final_norm, model.logit_factor)
-    )
-
-
-def _parts(model: DecoderModel, names: dict[str, str], norms: dict[str, str]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights of the blocks: `names` of linear layers and `norms`, by ours."""
+def _parts(model: DecoderModel, at: str, linear: dict[str, str], norms: dict[str, str]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of the blocks, whose names begin with `at`: those of linear layers and of norms, by ours."""
     for index, block in enumerate(model.blocks):
-        for ours, theirs in names.items():
+        for ours, theirs in linear.items():
             for name, weight in block.get_submodule(ours).named_parameters():
-                yield f"{theirs.format(index)}.{name}", weight
+                yield f"{at}.{index}.{theirs}.{name}", weight
         for ours, theirs in norms.items():
             for name, value in _norm(block.get_submodule(ours)):
-                yield f"{theirs.format(index)}.{name}", value.to(model.embedding)
+                yield f"{at}.{index}.{theirs}.{name}", value.to(model.embedding)
 
 
 def _by_head(model: DecoderModel, value: Tensor) -> Tensor:
@@ -109,36 +102,42 @@ def _in_halves(model: DecoderModel, value: Tensor) -> Tensor:
     return torch.cat((heads[:, 0:turned:2], heads[:, 1:turned:2], heads[:, turned:]), 1).flatten(0, 1)
 
 
+def _final(model: DecoderModel, theirs: str) -> Iterator[tuple[str, Tensor]]:
+    for name, value in _norm(model.final_norm, model.logit_factor):
+        yield f"{theirs}.{name}", value.to(model.embedding)
+
+
+NORMS = {"attention_norm": "input_layernorm", "feedforward_norm": "post_attention_layernorm"}
+
+
 def _llama(model: DecoderModel) -> Iterator[tuple[str, Tensor]]:
-    at = "model.layers.{}."
     inner = {
         "attention.value": "self_attn.v_proj",
         "attention.output": "self_attn.o_proj",
         "feedforward.gate": "mlp.up_proj",
+        "feedforward.inner": "mlp.gate_proj",
+        "feedforward.outer": "mlp.down_proj",
     }
-    inner |= {"feedforward.inner": "mlp.gate_proj", "feedforward.outer": "mlp.down_proj"}
-    norms = {"attention_norm": "input_layernorm", "feedforward_norm": "post_attention_layernorm"}
-    yield from _outside(model, "model.embed_tokens.weight", "model.norm")
-    yield from _parts(model, {a: at + b for a, b in inner.items()}, {a: at + b for a, b in norms.items()})
-    for ours, theirs in (("query", "q_proj"), ("key", "k_proj")):
-        for name, value in _parts(model, {f"attention.{ours}": f"{at}self_attn.{theirs}"}, {}):
-            yield name, _in_halves(model, value)
+    turned = {"attention.query": "self_attn.q_proj", "attention.key": "self_attn.k_proj"}
+    yield "model.embed_tokens.weight", model.embedding
+    yield from _final(model, "model.norm")
+    yield from _parts(model, "model.layers", inner, NORMS)
+    yield from ((name, _in_halves(model, value)) for name, value in _parts(model, "model.layers", turned, {}))
 
 
 def _neox(model: DecoderModel) -> Iterator[tuple[str, Tensor]]:
-    at = "gpt_neox.layers.{}."
-    inner = {"attention.output": "attention.dense"}
-    inner |= {"feedforward.inner": "mlp.dense_h_to_4h", "feedforward.outer": "mlp.dense_4h_to_h"}
-    norms = {"attention_norm": "input_layernorm", "feedforward_norm": "post_attention_layernorm"}
-    yield from _outside(model, "gpt_neox.embed_in.weight", "gpt_neox.final_layer_norm")
-    yield from _parts(model, {a: at + b for a, b in inner.items()}, {a: at + b for a, b in norms.items()})
+    outer = {"feedforward.inner": "mlp.dense_h_to_4h", "feedforward.outer": "mlp.dense_4h_to_h"}
+    yield "gpt_neox.embed_in.weight", model.embedding
+    yield from _final(model, "gpt_neox.final_layer_norm")
+    yield from _parts(model, "gpt_neox.layers", outer | {"attention.output": "attention.dense"}, NORMS)
     for index, block in enumerate(model.blocks):
-        for ours, theirs in (("inner", "dense_h_to_4h"), ("outer", "dense_4h_to_h")):
-            layer = block.get_submodule(f"feedforward.{ours}")
+        at = f"gpt_neox.layers.{index}"
+        for ours, theirs in outer.items():
+            layer = block.get_submodule(ours)
             if layer.bias is None:  # theirs always has one
-                yield f"{at.format(index)}mlp.{theirs}.bias", model.embedding.new_zeros(len(layer.weight))
+                yield f"{at}.{theirs}.bias", model.embedding.new_zeros(len(layer.weight))
         for name, query in block.get_submodule("attention.query").named_parameters():
             key, value = (block.get_submodule(f"attention.{part}").get_parameter(name) for part in ("key", "value"))
             parts = _in_halves(model, query), _in_halves(model, key), value
             fused = torch.cat([_by_head(model, part) for part in parts], 1).flatten(0, 1)
-            yield f"{at.format(index)}attention.query_key_value.{name}", fused
+            yield f"{at}.attention.query_key_value.{name}", fused

@@ -13,87 +13,51 @@ from typing import Any
 import torch
 import yaml
 from pydantic import ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from formerlab.data.text.tokenizer import END_OF_TEXT, TokenizerFile
-from formerlab.errors import UserError
+from formerlab.data.text.tokenizer import TokenizerFile
+from formerlab.errors import UserError, reason
 from formerlab.layers import LayerNorm, NoPosition, Pattention, Rotary
 from formerlab.layers.score import ScoreName
 from formerlab.models.decoder import Decoder, DecoderModel
 
 Weights = dict[str, Tensor]
-
-LAYER_FILE = re.compile(r"layer_(\d+)-model_00-model_states\.pt")
-STATES_FILE = "mp_rank_00_model_states.pt"
+FILE = "pytorch_model.bin"
 
 
-def read_weights(folder: Path) -> Weights:
-    """Return all tensors of a checkpoint under the names of a sequential model, `sequential.<module>.<...>`.
+def read_weights(path: Path) -> Weights:
+    """Return the tensors of a checkpoint under the names of a sequential model, `sequential.<module>.<...>`.
 
-    The folder holds `pytorch_model.bin` (what is released), `model.safetensors`, DeepSpeed's
-    `mp_rank_00_model_states.pt`, or one `layer_NN-model_00-model_states.pt` per module. Files are read as tensors only.
-    Raises UserError where there is none of them, or it is broken.
+    The file is read as tensors only. Raises UserError where it is missing or broken.
     """
-    if (folder / "pytorch_model.bin").is_file():
-        return _tensors(folder / "pytorch_model.bin")
-    if (folder / "model.safetensors").is_file():
-        try:
-            return load_file(folder / "model.safetensors")
-        except SafetensorError as error:
-            raise UserError(
-                f"{folder / 'model.safetensors'}: not a file of tensors ({error}); fetch it again"
-            ) from None
-    if (folder / STATES_FILE).is_file():
-        return _tensors(folder / STATES_FILE, inside="module")
-    layers = {path: match for path in sorted(folder.glob("layer_*")) if (match := LAYER_FILE.fullmatch(path.name))}
-    if not layers:
-        raise UserError(f"{folder}: holds no Tokenformer checkpoint (pytorch_model.bin, {STATES_FILE} or layer_*.pt)")
-    return {
-        f"sequential.{int(match[1])}.{name}": tensor
-        for path, match in layers.items()
-        for name, tensor in _tensors(path).items()
-    }
-
-
-def _tensors(path: Path, inside: str | None = None) -> Weights:
-    """Return the tensors of a file that `torch.save` wrote, those under the key `inside` where one is given."""
+    if not path.is_file():
+        raise UserError(f"{path.parent}: holds no Tokenformer checkpoint ({FILE})")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # what a damaged file makes of the reader is anybody's guess
-        reason = (str(error) or type(error).__name__).partition("\n")[0].partition(". ")[0]
-        raise UserError(
-            f"{path}: not a file of tensors ({reason}); fetch it again, or save its weights alone"
-        ) from None
-    content = content.get(inside) if inside is not None and isinstance(content, dict) else content
+        why = reason(error).partition(". ")[0]
+        raise UserError(f"{path}: not a file of tensors ({why}); fetch it again, or save its weights alone") from None
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         raise UserError(f"{path}: not a mapping of names to tensors; save the model's weights alone")
     return content
 
 
-def read_settings(folder: Path, config: Path | None) -> dict[str, Any] | None:
+def read_settings(folder: Path, config: Path | None) -> dict[str, Any]:
     """Return the official code's settings: those of `config`, else of the folder's one .yml, else nothing.
 
     Raises UserError where the file cannot be read or the folder holds several.
     """
-    if config is None:
-        found = sorted(folder.glob("*.yml"))
-        if len(found) > 1:
-            raise UserError(f"{folder}: holds {len(found)} .yml files; name one with --config")
-        if not found:
-            return None
-        config = found[0]
+    found = sorted(folder.glob("*.yml")) if config is None else [config]
+    if len(found) > 1:
+        raise UserError(f"{folder}: holds {len(found)} .yml files; name one with --config")
+    if not found:
+        return {}
     try:
-        settings = yaml.safe_load(config.read_text(encoding="utf-8"))
-    except OSError:
-        raise UserError(f"{config}: no such file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{config}: not YAML ({str(error).partition(chr(10))[0]})") from None
-    if not isinstance(settings, dict):
-        raise UserError(f"{config}: not a mapping of settings to values")
-    return {str(key).replace("-", "_"): value for key, value in settings.items()}
+        settings = yaml.safe_load(found[0].read_text(encoding="utf-8"))
+        return {str(key).replace("-", "_"): value for key, value in settings.items()}
+    except (OSError, yaml.YAMLError, UnicodeDecodeError, AttributeError) as error:
+        raise UserError(f"{found[0]}: not YAML of settings and values ({reason(error)})") from None
 
 
 HEADS = {(12, 768): 12, (24, 1024): 16, (32, 1280): 16, (40, 1536): 16}
@@ -115,7 +79,7 @@ def load_released(folder: Path, config: Path | None = None) -> DecoderModel:
     (`config`, or the one in the folder), or are those of the released sizes.
     Raises UserError in one line for each missing, unknown or misshapen tensor, and for settings with another meaning.
     """
-    weights = {name: tensor for name, tensor in read_weights(folder).items() if not COMPUTED.fullmatch(name)}
+    weights = {name: tensor for name, tensor in read_weights(folder / FILE).items() if not COMPUTED.fullmatch(name)}
     spec = released_spec(weights, read_settings(folder, config), folder)
     model = DecoderModel(spec)
     ours = model.state_dict()
@@ -133,8 +97,7 @@ def released_tokenizer(folder: Path, file: Path | None, vocabulary: int) -> tupl
     Raises UserError where the file is missing or does not fit.
     """
     path = file or folder / "tokenizer.json"
-    tokenizer = TokenizerFile(path=str(path), vocabulary=vocabulary).load()
-    return tokenizer, tokenizer.get_vocab()[END_OF_TEXT]
+    return TokenizerFile(path=str(path), vocabulary=vocabulary).load()
 
 
 def layout(spec: Decoder) -> Iterator[tuple[str, str]]:
@@ -152,7 +115,7 @@ def layout(spec: Decoder) -> Iterator[tuple[str, str]]:
         yield f"sequential.{spec.layers + 4}.final_linear.weight", "head"
 
 
-def released_spec(weights: Weights, settings: dict[str, Any] | None, folder: Path) -> Decoder:
+def released_spec(weights: Weights, settings: dict[str, Any], folder: Path) -> Decoder:
     """Return the spec that tensors and settings describe. Raises UserError where they contradict each other."""
     blocks = [int(match[1]) for name in weights if (match := re.match(r"sequential\.(\d+)\.(attention|mlp)\.", name))]
     for needed in ("0.word_embeddings.weight", "2.attention.query.key_param_tokens", "2.mlp.key_param_tokens"):
@@ -161,7 +124,7 @@ def released_spec(weights: Weights, settings: dict[str, Any] | None, folder: Pat
     vocabulary, width = weights["sequential.0.word_embeddings.weight"].shape
     tokens, hidden = (len(weights[f"sequential.2.{part}.key_param_tokens"]) for part in ("attention.query", "mlp"))
     heads = HEADS.get((layers, width)) if tokens == width else None
-    given = settings if settings is not None else RELEASED | {"num_attention_heads": heads}
+    given = settings or RELEASED | {"num_attention_heads": heads}
     if given.get("num_attention_heads") is None:
         size = f"{layers} layers of width {width} with {tokens} tokens"
         raise UserError(f"{folder}: {size} are no released size of Table 9; give its .yml with --config")
@@ -171,7 +134,13 @@ def released_spec(weights: Weights, settings: dict[str, Any] | None, folder: Pat
             raise UserError(f"{folder}: {key} is {given[key]!r} in the settings, but this import needs {value!r}")
     norm = {"eps": given.get("layernorm_epsilon", 1e-5)}
     final = given.get("final_norm") == "layernorm"  # without the setting it is as the other norms
-    pattention = Pattention(tokens=tokens, score=_score(given, folder), init="neox")
+    score, kind = given.get("norm_activation_type", "l2_norm_gelu"), given.get("pos_emb", "rotary")
+    if score not in SCORES:
+        raise UserError(f"{folder}: norm_activation_type {score!r} is none of {', '.join(SCORES)}")
+    if kind not in ("rotary", "none"):
+        raise UserError(f"{folder}: pos_emb {kind!r} is neither 'rotary' nor 'none'")
+    rotary = {"fraction": given.get("rotary_pct", 1.0), "base": given.get("rotary_emb_base", 10000)}
+    pattention = Pattention(tokens=tokens, score=SCORES[score], init="neox")
     try:
         return Decoder(
             vocabulary=vocabulary,
@@ -179,7 +148,7 @@ def released_spec(weights: Weights, settings: dict[str, Any] | None, folder: Pat
             width=width,
             heads=given["num_attention_heads"],
             context=given.get("max_position_embeddings", given.get("seq_length", 2048)),
-            position=_position(given, folder),
+            position=Rotary(**rotary) if kind == "rotary" else NoPosition(),
             norm=LayerNorm(gain=False, bias=False, **norm),
             final_norm=LayerNorm(gain=final, bias=final, **norm),
             projection=pattention,
@@ -188,22 +157,6 @@ def released_spec(weights: Weights, settings: dict[str, Any] | None, folder: Pat
         )
     except ValidationError as error:
         raise UserError(f"{folder}: the settings do not fit ({error.errors()[0]['msg']})") from None
-
-
-def _score(settings: dict[str, Any], folder: Path) -> ScoreName:
-    name = settings.get("norm_activation_type", "l2_norm_gelu")
-    if name not in SCORES:
-        raise UserError(f"{folder}: norm_activation_type {name!r} is none of {', '.join(SCORES)}")
-    return SCORES[name]
-
-
-def _position(settings: dict[str, Any], folder: Path) -> Rotary | NoPosition:
-    kind = settings.get("pos_emb", "rotary")
-    if kind not in ("rotary", "none"):
-        raise UserError(f"{folder}: pos_emb {kind!r} is neither 'rotary' nor 'none'")
-    if kind == "none":
-        return NoPosition()
-    return Rotary(fraction=settings.get("rotary_pct", 1.0), base=settings.get("rotary_emb_base", 10000))
 
 
 def _check(folder: Path, name: str, weights: Weights, shape: tuple[int, ...] | None) -> None:

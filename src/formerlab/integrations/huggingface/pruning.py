@@ -4,19 +4,166 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.cache_utils import Cache
 
-from formerlab.cache import Budget
+from formerlab.cache import Budget, CompressedCache, Full, KVCache, PrunedCache, resolve_budget
+from formerlab.cache.compressed import OneShot
 from formerlab.cache.policies.policy import Policy
 from formerlab.errors import UserError
-from formerlab.integrations.huggingface.attention import attending
-from formerlab.integrations.huggingface.cache_argument import FIELD, NAMES, take_cache
+from formerlab.integrations.huggingface.attention import attending, current_attend
 from formerlab.integrations.huggingface.causal_lm import CausalLM
-from formerlab.integrations.huggingface.modeling import FormerlabForCausalLM
-from formerlab.integrations.huggingface.policy_cache import PolicyCache
+from formerlab.integrations.huggingface.modeling import FIELD, NAMES, FormerlabForCausalLM, count_padding, take_cache
+from formerlab.layers.attention import Heads, KeyHeads
+from formerlab.layers.position import PositionEncoding
+
+
+class PolicyCache(Cache):  # type: ignore[misc]
+    """What a policy keeps, as a cache of transformers: models and `generate` carry it, and as an `attend` it fills.
+
+    Models count padding and evicted tokens, so that tokens stand where they stand in the text.
+    """
+
+    def __init__(
+        self, policy: Policy, budget: Budget, position: PositionEncoding | None, context: int | None = None
+    ) -> None:
+        super().__init__(layers=[])
+        resolve_budget(budget, 1)  # refuse an impossible budget here
+        self.policy, self.budget, self.position, self.context = policy, budget, position, context
+        self._rows: list[tuple[Int[Tensor, " some"], int, PrunedCache | CompressedCache | KVCache]] = []
+        """Rows with equally much padding, that number, and the cache that they share."""
+        self._padding: list[int] = []
+        self._columns: dict[int, int] = {}
+        self._new()  # and here a policy that no cache can run
+
+    def in_place_of(self, cache: Cache | None) -> "PolicyCache":
+        """Become the caller's empty cache, if there is one: who holds that object goes on with it."""
+        if cache is None:
+            return self
+        cache.__class__, cache.__dict__ = PolicyCache, self.__dict__
+        return cast(PolicyCache, cache)
+
+    def _new(self) -> PrunedCache | CompressedCache | KVCache:
+        if isinstance(self.policy, Full):
+            return KVCache()
+        kind = CompressedCache if isinstance(self.policy, OneShot) else PrunedCache
+        return kind(self.policy, self.budget, self.position)
+
+    def expect(self, tokens: Tensor, mask: Any) -> None:
+        """Prepare for new tokens of each row; raise UserError where they cannot be taken in as they are meant."""
+        begun, new = self.get_seq_length() > 0, tokens.shape[1]
+        columns = self.get_seq_length() + new
+        if isinstance(mask, dict):  # by kind of layer, as `generate` makes masks for a StaticCache
+            mask = next((part for part in mask.values() if part is not None), None)
+        padding = self._padding or [0] * len(tokens)
+        if mask is not None:
+            padding = _padding(mask, columns, padding if begun and new == 1 else None)
+        if self.context is not None and columns - min(padding) > self.context:
+            raise UserError(f"{columns - min(padding)} tokens exceed the context of {self.context} given to prune")
+        whole = isinstance(self.policy, Full) or self.budget == 1.0
+        share = isinstance(self.budget, float) and not whole
+        if begun and padding != self._padding:
+            raise UserError("attention_mask: rows have other padding than when their cache began")
+        if begun and new > 1 and not whole and (share or isinstance(self.policy, OneShot)):
+            raise UserError(
+                f"{new} tokens after the first call: {self.policy!r} with budget={self.budget} prunes a prompt that is "
+                "read at once; to feed it in pieces, give a policy that decides step by step a count of entries"
+            )
+        if not begun:
+            if share and columns - max(padding) == 1:
+                raise UserError(
+                    f"budget {self.budget}: a prompt of one token has no share to keep; give a count of entries"
+                )
+            self._begin(padding, tokens.device)
+
+    def _begin(self, padding: list[int], device: torch.device) -> None:
+        self._padding = padding
+        for count in sorted(set(padding)):
+            rows = torch.tensor([row for row, own in enumerate(padding) if own == count], device=device)
+            self._rows.append((rows, count, self._new()))
+
+    def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
+        """Take in the new keys and values of a layer, without padding; return what each query finds."""
+        held = self._columns.get(layer, 0)
+        self._columns[layer] = held + q.shape[2]
+        if len(self._rows) == 1 and (held or not self._padding[0]):
+            return self._rows[0][2](layer, q, k, v)
+        out = q.new_zeros(*q.shape[:3], v.shape[-1])
+        for rows, padding, cache in self._rows:
+            first = 0 if held else padding
+            out[rows, :, first:] = cache(layer, *(x[rows, :, first:] for x in (q, k, v)))
+        return out
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *others: Any, **more: Any) -> tuple[Tensor, Tensor]:
+        """Return the new keys and values as they are: they are taken in where the layer attends."""
+        del layer, others, more
+        if current_attend() is not self:
+            raise UserError(f"{FIELD}: this cache belongs to formerlab.prune; use it inside a block of prune")
+        return keys, values
+
+    def __len__(self) -> int:
+        """Return the layers that have taken something in."""
+        return len(self._columns)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the tokens taken in, padding and evicted ones included."""
+        return self._columns.get(layer_idx, 0)
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """Return the width of a mask and where it begins; nobody reads the mask."""
+        return self.get_seq_length(layer_idx) + query_length, 0
+
+    def reorder_cache(self, beam_idx: Int[Tensor, " batch"]) -> None:
+        """Put row `beam_idx[i]` in the place of row i."""
+        if len(self._rows) == 1:
+            self._rows[0][2].reorder(beam_idx)
+            return
+        for rows, _, cache in self._rows:
+            place = {row: index for index, row in enumerate(rows.tolist())}
+            chosen = beam_idx[rows].tolist()
+            if not place.keys() >= set(chosen):
+                raise UserError("rows with different padding cannot take each other's place")
+            cache.reorder(torch.tensor([place[row] for row in chosen], device=beam_idx.device))
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> None:
+        raise UserError(
+            "what a pruned cache has evicted cannot come back: generate without an assistant model and without "
+            "changing the batch"
+        )
+
+    crop = batch_repeat_interleave = batch_select_indices = _refuse
+    is_croppable = property(_refuse)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._rows, self._padding, self._columns = [], [], {}
+
+    def bytes(self) -> int:
+        """Bytes of the keys and values held."""
+        return sum(cache.bytes() for _, _, cache in self._rows)
+
+
+def _padding(mask: Tensor, columns: int, known: list[int] | None) -> list[int]:
+    """Return the padding in front of each row: what is `known`, or as counted, for which a GPU is waited.
+
+    Raises UserError for a mask of other than `columns` tokens, and for padding anywhere else.
+    """
+    if mask.ndim != 2 or mask.shape[1] != columns:
+        raise UserError(
+            f"attention_mask of shape {tuple(mask.shape)}: give a number for each of the {columns} tokens of a row "
+            "(with padding, a DynamicCache and no StaticCache, for which generate makes other masks)"
+        )
+    if known is not None:
+        return known
+    padding = count_padding(mask)
+    if not mask[:, -1].all():
+        raise UserError("attention_mask: padding behind tokens; pad batches on the left (padding_side='left')")
+    return padding
 
 
 @contextmanager
@@ -34,9 +181,18 @@ def prune(model: Any, policy: Policy, budget: Budget, *, context: int | None = N
     Raises UserError in one line for a model that cannot be pruned (it is tried out when the block begins, see
     `CausalLM`), a policy that cannot run in a cache, an impossible budget, and calls that would come out wrong.
     """
-    _check(model)
+    if not isinstance(model, PreTrainedModel) or not model.can_generate() or model.config.is_encoder_decoder:
+        raise UserError(
+            f"prune takes a causal model of transformers, not a {type(model).__name__}; to a decoder of ours "
+            "give attend=PrunedCache(...)"
+        )
+    if hasattr(model.forward, "is_pruned"):
+        raise UserError(f"this {type(model).__name__} is pruned already; leave that block first")
     training = [module for module in model.modules() if module.training]
-    implementations = _implementations(model.config)
+    inner = (getattr(model.config, key) for key in model.config.sub_configs)
+    configs = [
+        (config, config._attn_implementation_internal) for config in (model.config, *inner) if config is not None
+    ]
     forward = model.__dict__.get("forward")
     try:
         if isinstance(model, FormerlabForCausalLM):
@@ -51,33 +207,10 @@ def prune(model: Any, policy: Policy, budget: Budget, *, context: int | None = N
         model.__dict__.pop("forward", None)
         if forward is not None:
             model.forward = forward
-        _restore(model.config, implementations)
+        for config, implementation in configs:  # `set_attn_implementation` refuses some, such as MPT's None
+            config._attn_implementation_internal = implementation
         for module in training:
             module.training = True
-
-
-def _check(model: Any) -> None:
-    if not isinstance(model, PreTrainedModel) or not model.can_generate() or model.config.is_encoder_decoder:
-        raise UserError(
-            f"prune takes a causal model of transformers, not a {type(model).__name__}; to a decoder of ours "
-            "give attend=PrunedCache(...)"
-        )
-    if hasattr(model.forward, "is_pruned"):
-        raise UserError(f"this {type(model).__name__} is pruned already; leave that block first")
-
-
-def _implementations(config: Any) -> dict[str, Any]:
-    """Return the names of the attention functions of a config and those inside it, as transformers takes them back."""
-    inner = {key: part for key in config.sub_configs if (part := getattr(config, key)) is not None}
-    return {"": config._attn_implementation} | {key: _implementations(part) for key, part in inner.items()}
-
-
-def _restore(config: Any, implementations: dict[str, Any]) -> None:
-    """Write the names back; `set_attn_implementation` refuses some that models have by themselves (MPT's None)."""
-    config._attn_implementation_internal = implementations[""]
-    for key, part in implementations.items():
-        if key:
-            _restore(getattr(config, key), part)
 
 
 def _pruned(model: Any, new: Callable[[], PolicyCache]) -> Callable[..., Any]:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 import yaml
 
-from formerlab.data.dataset import files_state
-from formerlab.data.text.streams import load_stream, read_manifest
+from formerlab.data.file_hashes import files_state
+from formerlab.data.manifest import read_manifest
+from formerlab.data.text.streams import load_stream
 from formerlab.errors import UserError
 from formerlab.files import read_json, write_json, write_text
 from formerlab.integrations.huggingface.causal_lm import CausalLM
@@ -23,9 +24,8 @@ from formerlab.results.write import hashes_of_rows, write_rows
 from formerlab.tasks.language import LanguageModeling
 from formerlab.tasks.window_losses import mean_loss, spread_windows, window_documents, window_losses
 from formerlab.training import provenance
-from formerlab.training.cost import peak_memory_bytes
-from formerlab.training.finish import SCHEMA
-from formerlab.training.released import ReleasedRun
+from formerlab.training.any_run import ReleasedRun
+from formerlab.training.record import SCHEMA
 
 BATCH_TOKENS = 2048
 """Tokens of a forward pass over windows: logits of large vocabularies fill the memory."""
@@ -80,13 +80,13 @@ def load_stage(run: ReleasedRun, data: Path, out: Path, *, device: str, threads:
         "flops_cumulative": 0,
         "training_time_s": 0.0,
         "wall_time_s": time.monotonic() - began,
-        "peak_memory_bytes": peak_memory_bytes(device),
+        "peak_memory_bytes": provenance.peak_memory_bytes(device),
         "threads": threads,
         "processes": 1,
         "device": provenance.device_name(torch.device(device)),
         "host": provenance.host(),
         "git": provenance.git_state(),
-        "versions": provenance.versions() | provenance.versions_of("transformers", "gguf"),
+        "versions": provenance.versions("transformers", "gguf"),
         "started": started,
         "finished": provenance.now(),
         "weights_sha256": weights,
@@ -131,25 +131,20 @@ def _is_finished(path: Path, run: ReleasedRun, manifest: dict[str, Any], code_ha
     """Say whether run.json is that of this very run on these data and weights."""
     if not path.exists() or not (path.parent / "test.csv").exists():
         return False
-    record, rows = read_json(path), hashes_of_rows(path.parent, STAGES["load"].tables)
-    if record.get("rows_sha256", rows) != rows:
-        return False
-    found = [record.get("spec_hash"), record.get("code_hash"), record["data"]["fingerprint"], record["weights_sha256"]]
-    known = [run.fingerprint(), code_hash, manifest["fingerprint"]]
-    return bool(found == [*known, files_state(run.model.source, path.parent / HASHES)])
+    record = read_json(path)
+    found = [record.get(name) for name in ("spec_hash", "code_hash", "weights_sha256", "rows_sha256")]
+    rows = hashes_of_rows(path.parent, STAGES["load"].tables)
+    known = [run.fingerprint(), code_hash, files_state(run.model.source, path.parent / HASHES), rows]
+    return bool(found == known and record["data"]["fingerprint"] == manifest["fingerprint"])
 
 
 def _check_sizes(run: ReleasedRun, model: CausalLM) -> None:
     """Refuse a model of other sizes than those that were stated; a shorter context is a choice."""
     real = sizes_of(model.model, run.model.context).to_dict()
     stated = {name: getattr(run.model, name) for name in Sizes.model_fields}
-    wrong = {
-        name: (value, real[name])
-        for name, value in stated.items()
-        if value != real[name] and not (name == "context" and value < real[name])
-    }
-    if wrong:
-        differing = ", ".join(f"{name} is {there}, not {said}" for name, (said, there) in wrong.items())
+    shorter = {"context"} if stated["context"] < real["context"] else set()
+    if wrong := [name for name in stated if stated[name] != real[name] and name not in shorter]:
+        differing = ", ".join(f"{name} is {real[name]}, not {stated[name]}" for name in wrong)
         raise UserError(
             f"released.{run.released}.sizes: {differing}; correct them or leave them out ({json.dumps(real)})"
         )

@@ -1,39 +1,41 @@
 """Cache policies on any model folder: the published experiment, on questions and texts that its user names."""
 
+import json
 import math
-from collections.abc import Iterator, Sequence
+import platform
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import yaml
 from pydantic import Field, field_validator
 
 from formerlab.cache import H2O, Budget, CachePolicy
+from formerlab.data.splitting import Seen
+from formerlab.data.text.embedded import Embedded, read_modules
+from formerlab.data.text.questions import TASKS, make_questions
+from formerlab.data.workers import Workers
 from formerlab.errors import UserError
 from formerlab.evaluation.kept import Kept
 from formerlab.evaluation.language.questions import Questions, harness_version, load_tasks
 from formerlab.evaluation.language.suite_tasks import suite_configs
 from formerlab.evaluation.language.suites import Suite, check_names
-from formerlab.evaluation.pruning.configuration import Configuration
-from formerlab.evaluation.pruning.prune import QUESTION_COLUMNS, WINDOW_COLUMNS, PruneSweep, Work, answers, losses
-from formerlab.files import write_json
+from formerlab.evaluation.pruning.prune import FILES, PolicySweep, Work, answers, losses
+from formerlab.evaluation.pruning.windows import Configuration, Row
+from formerlab.files import write_json, write_text
 from formerlab.integrations.huggingface.load import Loaded
 from formerlab.plan.code import code_hash
-from formerlab.plan.layers import Tree, merge
-from formerlab.plan.read import parse
+from formerlab.plan.layers import Tree, merge, parse
 from formerlab.results.write import Cell, write_rows
-from formerlab.spec import Count, Size, Spec, fingerprint
-from formerlab.tasks.window_losses import Stream
+from formerlab.spec import Count, Size, fingerprint
 from formerlab.yaml_files import read_yaml
 
-LOG_PROBABILITIES = ("perplexity", "log_prob")
-"""Names under which an example's log-probability goes; their perplexity is exp(-mean)."""
 
-
-class QuestionSweep(Spec):
+class QuestionSweep(PolicySweep):
     """What the Decay article measured: 0-shot, 40 % of the tokens (its Figure 4, Table 2; see arXiv:2407.20485)."""
 
     tasks: tuple[str, ...] = ("openbookqa", "winogrande", "arc_easy", "arc_challenge", "piqa")
@@ -42,11 +44,8 @@ class QuestionSweep(Spec):
     """Questions from files, or tasks of the harness from local copies or with solved examples in front (`shots`), as
     the scales name them."""
     policies: tuple[CachePolicy, ...] = (H2O(),)
-    """Policies beside the full cache and the values of alpha."""
     alphas: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-    """Decay factors: each adds Decay with this alpha and no recent part."""
     budgets: tuple[Budget, ...] = (0.4,)
-    """Shares of each request's, or window's, own length (float) or entries (int)."""
     leading_token: bool = False
     """Put the begin-of-text token in front of every context. The published runs had none; later releases of the harness
     leave it to the tokenizer, and the first token being the attention sink, pruning results move."""
@@ -55,13 +54,9 @@ class QuestionSweep(Spec):
     texts: tuple[str, ...] = ()
     """Files of plain text on whose windows the loss is measured."""
     windows: Count = 64
-    """Windows of each text, evenly spread."""
     contexts: tuple[Size, ...] = (512,)
     """Tokens predicted in a window; each length is a measurement of its own."""
-    batch: Count = 64
-    """Sequences per forward pass; padding takes no part, so it changes nothing but rounding."""
-    batch_tokens: Count = 4096
-    """Tokens per forward pass, padding counted: long sequences come in smaller batches."""
+    batch_tokens: Count | None = 4096
 
     @field_validator("suites")
     @classmethod
@@ -70,17 +65,6 @@ class QuestionSweep(Spec):
             if suite.leading_token:
                 raise ValueError(f"{name}: leading_token is one for all here; set that of the sweep")
         return check_names(suites)
-
-    def asked(self) -> list[Any]:
-        """Return what tells these questions from others."""
-        suites = [[name, suite.state() or suite.to_dict()] for name, suite in sorted(self.suites.items())]
-        return [self.limit, self.leading_token, [_task(name) for name in self.tasks], suites]
-
-    def of_model(self) -> PruneSweep:
-        """Return the sweep in the form in which that of a run is."""
-        shared = {name: getattr(self, name) for name in ("policies", "alphas", "budgets", "windows", "batch")}
-        more = {"question_budgets": self.budgets, "question_limit": self.limit, "batch_tokens": self.batch_tokens}
-        return PruneSweep(**shared, **more)
 
     def questions(self, loaded: Loaded, *, online: bool = False) -> Questions:
         """Load what is asked, in the tokens of a model; only `online` asks the network."""
@@ -123,72 +107,98 @@ def run_sweep(
     if sweep.texts and max(sweep.contexts) > (longest := loaded.model.spec.context):
         raise UserError(f"contexts: {max(sweep.contexts)} tokens exceed the model's context of {longest}")
     about = {"model": identity, "versions": {"lm_eval": harness_version()}}
-    pruned, kept = sweep.of_model(), Kept(out / "configurations")
     modules = "formerlab.integrations.huggingface.load", "formerlab.evaluation.pruning.prune"
-    work = Work(kept, (about,), lambda settings: code_hash(*modules, specs=[settings]))
-    rows: list[tuple[Cell, ...]] = []
+    work = Work(Kept(out / "configurations"), (about,), lambda settings: code_hash(*modules, specs=[settings]))
+    rows: list[Row] = []
     cut: dict[str, int] = {}
     if sweep.tasks or sweep.suites:
         questions = sweep.questions(loaded, online=online)
         cut = questions.cut(loaded.model.spec.context)
-        of_questions = work._replace(belongs_to=(about, sweep.asked()))
-        rows = answers(loaded.model, questions, pruned, of_questions, "questions")
-    measured: list[tuple[Cell, ...]] = []
+        suites = [[name, suite.state() or suite.to_dict()] for name, suite in sorted(sweep.suites.items())]
+        asked = [sweep.limit, sweep.leading_token, [_task(name) for name in sweep.tasks], suites]
+        of_questions = work._replace(belongs_to=(about, asked))
+        rows = answers(loaded.model, questions, sweep, sweep.budgets, sweep.limit, of_questions, "questions")
+    measured: list[Row] = []
     for text, context in product(sweep.texts, sweep.contexts):
-        stream, name = _encoded(loaded, text), Path(text).stem
-        of_text = work._replace(belongs_to=(about, text, fingerprint(stream.tolist())))
-        found = losses(loaded.model, stream, context, pruned, of_text, f"{name}, {context} tokens")
-        measured += [(name, context, *row) for row in found]
-    write_rows(out / "prune_questions.csv", QUESTION_COLUMNS, rows)
-    write_rows(out / "prune_texts.csv", ("text", "context", *WINDOW_COLUMNS), measured)
+        content, name = Path(text).read_text(encoding="utf-8"), Path(text).stem
+        tokens = loaded.tokenizer.encode(content, add_special_tokens=False).ids  # with none in front of a window
+        of_text = work._replace(belongs_to=(about, text, fingerprint(tokens)))
+        stream, label = np.array(tokens, dtype=np.int64), f"{name}, {context} tokens"
+        measured += [(name, context, *row) for row in losses(loaded.model, stream, context, sweep, of_text, label)]
+    write_rows(out / "prune_questions.csv", FILES["prune_questions.csv"], rows)
+    write_rows(out / "prune_texts.csv", ("text", "context", *FILES["prune.csv"]), measured)
     write_json(out / "prune.json", {"schema": 1, **about, "cut": cut, "sweep": sweep.to_dict()})
-    return [_means(configuration, rows, measured) for configuration in pruned.configurations(sweep.budgets)]
+    return [_means(configuration, rows, measured) for configuration in sweep.configurations(sweep.budgets)]
 
 
-def _encoded(loaded: Loaded, text: str) -> Stream:
-    """Return the tokens of a text; a window has no token in front of it."""
-    content = Path(text).read_text(encoding="utf-8")
-    return np.array(loaded.tokenizer.encode(content, add_special_tokens=False).ids, dtype=np.int64)
-
-
-def _means(
-    configuration: Configuration, answered: Sequence[Sequence[Cell]], measured: Sequence[Sequence[Cell]]
-) -> dict[str, Cell]:
+def _means(configuration: Configuration, answered: Sequence[Row], measured: Sequence[Row]) -> dict[str, Cell]:
     """Return the configuration's name, its mean realised budget, and the means of metrics and losses."""
     policy, alpha, _, budget = cells = configuration.cells()
-    rows = [row[4:] for row in answered if tuple(row[:4]) == cells]
-    windows = [(f"{row[0]} {row[1]} loss", row[6], row[9]) for row in measured if tuple(row[2:6]) == cells]
-    found: dict[str, Cell] = {"policy": policy, "alpha": alpha, "budget": budget}
-    found |= {"realised": _mean([row[0] for row in rows] or [row[1] for row in windows])}
-    found |= dict(task_means([row[1:] for row in rows]))
-    for name in dict.fromkeys(row[0] for row in windows):
-        found[name] = _mean([row[2] for row in windows if row[0] == name])
+    rows = [row[4:] for row in answered if row[:4] == cells]
+    windows = [(f"{row[0]} {row[1]} loss", row[6], row[9]) for row in measured if row[2:6] == cells]
+    realised = [row[0] for row in rows] or [row[1] for row in windows]
+    found: dict[str, Cell] = {"policy": policy, "alpha": alpha, "budget": budget, "realised": _mean(realised)}
+    found |= task_means([row[1:] for row in rows])
+    return found | {name: _mean([row[2] for row in windows if row[0] == name]) for name, *_ in windows}
+
+
+def task_means(rows: Sequence[Row]) -> dict[str, float]:
+    """Return the mean over examples of each task and metric, given the columns of zeroshot.csv; of log_prob exp(-mean).
+
+    That is the perplexity of a task's answers.
+    """
+    found = {}
+    for task, metric in dict.fromkeys((row[0], row[3]) for row in rows):
+        mean = _mean([row[4] for row in rows if (row[0], row[3]) == (task, metric)])
+        found[f"{task} perplexity" if metric == "log_prob" else f"{task} {metric}"] = (
+            math.exp(-mean) if metric == "log_prob" else mean
+        )
     return found
 
 
-def task_means(rows: Sequence[Sequence[Cell]]) -> Iterator[tuple[str, float]]:
-    """Yield (task metric, mean over examples) of rows under the columns of zeroshot.csv; exp(-mean) for perplexity."""
-    for task, metric in dict.fromkeys((row[0], row[3]) for row in rows):
-        mean = _mean([row[4] for row in rows if (row[0], row[3]) == (task, metric)])
-        if metric in LOG_PROBABILITIES:
-            yield f"{task} perplexity", math.exp(-mean)
-        else:
-            yield f"{task} {metric}", mean
-
-
 def _mean(values: Sequence[Cell]) -> float:
-    numbers = [float(value) for value in values if value is not None]
-    return sum(numbers) / len(numbers)
+    return fmean(float(value) for value in values if value is not None)
 
 
 def _task(name: str) -> str | dict[str, Any]:
     """Return a task's name, or the content of its file."""
-    if not name.endswith((".yaml", ".yml")):
-        return name
-    try:
-        config: dict[str, Any] = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
-    except OSError:
-        raise UserError(f"{name}: no such task file") from None
-    except yaml.YAMLError as error:  # among them tags such as !function
-        raise UserError(f"{name}: not plain YAML ({str(error).partition(chr(10))[0]})") from None
-    return config
+    return read_yaml(Path(), name) if name.endswith((".yaml", ".yml")) else name
+
+
+CHARACTERS = 400_000
+"""Of the text, at most."""
+
+
+class Sample(NamedTuple):
+    """Files of a sample: the documentation of Python's standard library (PSF-2.0), which everybody has."""
+
+    name: str
+    """With the version of Python, whose documentation changes with every release."""
+    tasks: tuple[str, ...]
+    """Tasks of lm-evaluation-harness, one a kind of question, with four choices each."""
+    text: str
+
+
+def write_sample(folder: Path, questions: int) -> Sample:
+    """Write so many questions of each kind, and the text for windows, the same on every machine with this Python.
+
+    A model that read the documentation while it was trained has seen it: that is no matter for a comparison of caches,
+    but these numbers are not those of a benchmark.
+    """
+    with Workers(1) as workers:
+        modules = list(read_modules(Embedded(packages=()).located(), Seen(), workers))
+    paths = []
+    for task in TASKS:
+        rows = make_questions(task, modules, questions)
+        lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        file = (folder / f"{task.name}.jsonl").absolute()
+        write_text(file, lines)
+        metrics = [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}]
+        # The harness caches data by the names of files: the name of the task tells one text from another.
+        config = task.config(str(file)) | {"metric_list": metrics, "metadata": {"version": fingerprint(lines)[:8]}}
+        path = file.with_suffix(".yaml")
+        write_text(path, yaml.safe_dump(config, sort_keys=False))
+        paths.append(str(path))
+    text = folder / "python_docs.txt"
+    write_text(text, "\n\n".join(module.render() for module in modules)[:CHARACTERS])
+    return Sample(f"python-docs-{platform.python_version()}", tuple(paths), str(text))

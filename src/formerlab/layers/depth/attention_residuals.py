@@ -34,11 +34,6 @@ class AttentionResiduals(DepthSpec):
     eps: Epsilon = 1e-5
     """Added to the mean square in RMSNorm."""
 
-    @property
-    def starts_plain(self) -> bool:
-        """Never: residual connections are replaced by averages."""
-        return False
-
     def sources(self, site: int) -> list[int]:
         """Return the sites whose sums are attended to after sub-layer `site`: 0, the ends of earlier blocks, itself."""
         return [0, *range(self.block_size, site, self.block_size), site]

@@ -21,11 +21,6 @@ class ConnectToLast(Averages):
     others: float = Field(default=1e-4, ge=-10.0, le=10.0)
     """Initial weight of all outputs but the last, whose weight starts at 1."""
 
-    @property
-    def starts_plain(self) -> bool:
-        """Only from zero weights."""
-        return self.others == 0
-
     def table(self, layers: int) -> dict[int, list[int]]:
         """Return the sources of the last block."""
         return {layers: list(range(layers + 1))}

@@ -38,17 +38,10 @@ class Dilated(Averages):
     period: Layers = 1
     """p: average after every p-th block."""
 
-    def destinations(self, layers: int) -> list[int]:
-        """Blocks (1-based) after which an average is taken."""
-        return list(range(self.period, layers + 1, self.period))
-
-    def sources(self, destination: int) -> list[int]:
-        """Return the j of the X_j that enter Y_destination, in rising order; the last is the destination itself."""
-        return list(range(destination % self.dilation, destination + 1, self.dilation))
-
     def table(self, layers: int) -> dict[int, list[int]]:
-        """Return S_i of every block i after which an average is taken."""
-        return {i: self.sources(i) for i in self.destinations(layers)}
+        """Return S_i, i last, of every block i (1-based) after which an average is taken."""
+        destinations = range(self.period, layers + 1, self.period)
+        return {i: list(range(i % self.dilation, i + 1, self.dilation)) for i in destinations}
 
 
 class DepthWeightedAverage(Dilated):

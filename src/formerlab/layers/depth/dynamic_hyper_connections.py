@@ -73,10 +73,6 @@ class DynamicHyperConnectionsLayer(HyperConnectionsLayer):
             nn.init.zeros_(weights)
             nn.init.constant_(scale, SCALE)
 
-    def no_weight_decay(self) -> set[str]:
-        """Return the names of the static weights."""
-        return {f"static.{index}" for index in range(self.sites)}
-
     def connections(self, site: int, streams: Streams) -> Weights:
         """Return the weights of sub-layer `site`, made of the streams of every token."""
         normed = F.layer_norm(streams, streams.shape[-1:], eps=self.eps)

@@ -12,12 +12,12 @@ very end, when all gradients of the weights are complete. Each node saves its ow
 """
 
 import functools
-from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import Function, FunctionCtx, once_differentiable
+from torch.autograd.function import Function, once_differentiable
 
 from formerlab.kernels.weighted_sum import Weight, weighted_sum, weighted_sum_and_products
 from formerlab.layers.depth.identity import Stream
@@ -37,25 +37,19 @@ class Layout:
         """Position of the first weight of a destination."""
         self.readers: dict[int, list[tuple[int, int]]] = {}
         """Destinations that read a source, rising, each with the position of its weight."""
-        position = 0
+        self.size = 0
         for destination, sources in table.items():
-            self.offsets[destination] = position
+            self.offsets[destination] = self.size
             for source in sources:
-                self.readers.setdefault(source, []).append((destination, position))
-                position += 1
-        self.size = position
-
-    def last_reader(self, source: int) -> int:
-        """Return the last destination that reads a source."""
-        return self.readers[source][-1][0]
+                self.readers.setdefault(source, []).append((destination, self.size))
+                self.size += 1
 
 
 class FusedHistory:
     """The history of one forward pass."""
 
     def __init__(self, layout: Layout, weights: Flat, x: Stream) -> None:
-        self.layout = layout
-        self.gather = Gather(layout, weights)
+        self.layout, self.gather = layout, Gather(layout, weights)
         self.kept: dict[int, Stream] = {0: x} if 0 in layout.readers else {}
         self.signal: Signal | None = None
         if torch.is_grad_enabled():
@@ -63,7 +57,8 @@ class FusedHistory:
 
     def mix(self, index: int, x: Stream) -> Stream:
         """Return Y_index, and keep X_index while a later average needs it."""
-        if index not in self.layout.readers:
+        readers = self.layout.readers
+        if index not in readers:
             return x
         self.kept[index] = x
         if self.signal is None:
@@ -71,7 +66,7 @@ class FusedHistory:
         else:
             mixed, self.signal = Column.apply(x, self.signal, self, index)  # type: ignore[no-untyped-call]
         for source in self.layout.table.get(index, []):
-            if self.layout.last_reader(source) == index:
+            if readers[source][-1][0] == index:  # the last that reads it
                 del self.kept[source]
         return mixed
 
@@ -93,35 +88,27 @@ def _in_one_product(streams: list[Stream], weights: Flat) -> Stream:
     return total.to(streams[0].dtype).view_as(streams[0])
 
 
-@dataclass
 class Gather:
     """What the nodes of one graph share in backward; it holds no tensor of the forward pass but the weights."""
 
-    layout: Layout
-    flat: Flat
-    gradients: dict[int, Tensor] = field(default_factory=dict)
-    """dY_q of the destinations seen so far in this backward pass."""
-    products: dict[int, Weight] = field(default_factory=dict)
-    """<dY_q, X_j> by the position of the weight."""
-    learns: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.learns = self.flat.requires_grad and torch.is_grad_enabled()
-        self.flat = self.flat.detach()
+    def __init__(self, layout: Layout, weights: Flat) -> None:
+        self.layout, self.flat = layout, weights.detach()
+        self.learns = weights.requires_grad and torch.is_grad_enabled()
+        self.gradients: dict[int, Tensor] = {}
+        """dY_q of the destinations seen so far in this backward pass."""
+        self.products: dict[int, Weight] = {}
+        """<dY_q, X_j> by the position of the weight."""
 
     @functools.cached_property
     def weights(self) -> list[Weight]:
         """Numbers on the CPU; elsewhere tensors, since reading a number would wait for the device."""
         return self.flat.tolist() if self.flat.device.type == "cpu" else list(self.flat.unbind())
 
-    def start(self, signal: Signal | None) -> None:
-        """Forget an earlier backward pass; only the first node of a pass comes without a signal from one above it."""
-        if signal is None:
+    def column(self, index: int, x: Stream | None, gradient: Stream | None, signal: Signal | None) -> Stream | None:
+        """Return dX_index, given dY_index; x is needed for the gradients of the weights."""
+        if signal is None:  # the first node of a backward pass: forget an earlier one
             self.gradients.clear()
             self.products.clear()
-
-    def column(self, index: int, x: Stream | None, gradient: Stream | None) -> Stream | None:
-        """Return dX_index, given dY_index; x is needed for the gradients of the weights."""
         direct = gradient if index not in self.layout.table else None
         if gradient is not None and direct is None:
             self.gradients[index] = gradient.contiguous()
@@ -137,8 +124,10 @@ class Gather:
                 del self.gradients[q]
         return out
 
-    def weight_gradient(self) -> Flat:
+    def weight_gradient(self) -> Flat | None:
         """Return the gradient of all weights, at the end of a backward pass."""
+        if not self.learns:
+            return None
         products = [self.products.get(position, 0.0) for position in range(self.layout.size)]
         self.products.clear()
         if self.flat.device.type == "cpu":
@@ -147,47 +136,39 @@ class Gather:
 
 
 class Start(Function):
-    """The node of X_0; it closes a backward pass."""
+    """The node of X_0; it closes a backward pass with dX_0 and the gradient of all weights."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Stream, weights: Flat, gather: Gather) -> Signal:
+    def forward(ctx: Any, x: Stream, weights: Flat, gather: Gather) -> Signal:
         """Return the first signal."""
-        ctx.gather = gather  # type: ignore[attr-defined]
-        ctx.save_for_backward(x if gather.learns and 0 in gather.layout.readers else None)  # type: ignore[arg-type]
+        ctx.gather = gather
+        ctx.save_for_backward(x if gather.learns and 0 in gather.layout.readers else None)
         ctx.set_materialize_grads(False)
         return torch.zeros((), device=x.device)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: FunctionCtx, signal: Signal | None) -> tuple[Stream | None, Flat | None, None]:
+    def backward(ctx: Any, signal: Signal | None) -> tuple[Stream | None, Flat | None, None]:
         """Return dX_0 and the gradient of all weights."""
-        gather: Gather = ctx.gather  # type: ignore[attr-defined]
-        gather.start(signal)
-        (x,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        return gather.column(0, x, None), gather.weight_gradient() if gather.learns else None, None
+        (x,) = ctx.saved_tensors
+        return ctx.gather.column(0, x, None, signal), ctx.gather.weight_gradient(), None
 
 
 class Column(Function):
     """The node of X_j: Y_j on the way forward, dX_j and the products of its weights on the way back."""
 
     @staticmethod
-    def forward(
-        ctx: FunctionCtx, x: Stream, signal: Signal, history: FusedHistory, index: int
-    ) -> tuple[Stream, Signal]:
+    def forward(ctx: Any, x: Stream, signal: Signal, history: FusedHistory, index: int) -> tuple[Stream, Signal]:
         """Return Y_index and the next signal."""
-        ctx.gather, ctx.index = history.gather, index  # type: ignore[attr-defined]
-        ctx.save_for_backward(x if history.gather.learns else None)  # type: ignore[arg-type]
+        ctx.gather, ctx.index = history.gather, index
+        ctx.save_for_backward(x if history.gather.learns else None)
         ctx.set_materialize_grads(False)
         return history.average(index), torch.zeros((), device=x.device)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(
-        ctx: FunctionCtx, gradient: Stream | None, signal: Signal | None
-    ) -> tuple[Stream | None, Signal, None, None]:
+    def backward(ctx: Any, gradient: Stream | None, signal: Signal | None) -> tuple[Any, ...]:
         """Return dX_index, and a signal for the node below."""
-        gather: Gather = ctx.gather  # type: ignore[attr-defined]
-        gather.start(signal)
-        (x,) = ctx.saved_tensors  # type: ignore[attr-defined]
-        device = gather.flat.device
-        return gather.column(ctx.index, x, gradient), torch.zeros((), device=device), None, None  # type: ignore[attr-defined]
+        (x,) = ctx.saved_tensors
+        below = torch.zeros((), device=ctx.gather.flat.device)
+        return ctx.gather.column(ctx.index, x, gradient, signal), below, None, None

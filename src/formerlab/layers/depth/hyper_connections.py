@@ -1,5 +1,6 @@
 """Several residual streams that every sub-layer reads from, mixes and writes to."""
 
+from contextlib import nullcontext
 from typing import ClassVar, Literal
 
 import torch
@@ -28,11 +29,6 @@ class HyperConnections(DepthSpec):
 
     streams: int = Field(default=4, ge=1, le=64)
     """n: number of residual streams; the papers' expansion rate."""
-
-    @property
-    def starts_plain(self) -> bool:
-        """With one stream. Otherwise the sum is n times the plain stream, which the final norm undoes, but for eps."""
-        return self.streams == 1
 
     def flops(self, layers: int, width: int) -> int:
         """Elementwise FLOPs per token, 2 per multiply-add: what every sub-layer writes to the streams."""
@@ -84,6 +80,10 @@ class HyperConnectionsLayer(Mixer):
         self.sites = 2 * layers
         self.streams = streams
 
+    def no_weight_decay(self) -> set[str]:
+        """Return the names of the static weights."""
+        return {f"static.{index}" for index in range(self.sites)}
+
     def connections(self, site: int, streams: Streams) -> Weights:
         """Return the weights of sub-layer `site`, as they are multiplied with the streams: A_m^T, A_r^T and B^T."""
         raise NotImplementedError
@@ -119,10 +119,6 @@ class StaticHyperConnectionsLayer(HyperConnectionsLayer):
     def reset_parameters(self) -> None:
         """Set the plain residual connection; nothing is drawn."""
         reset_static(self.static)
-
-    def no_weight_decay(self) -> set[str]:
-        """Return the names of all weights."""
-        return {name for name, _ in self.named_parameters()}
 
     def connections(self, site: int, streams: Streams) -> Weights:
         """Return the weights of sub-layer `site`, the same for every token."""
@@ -161,7 +157,6 @@ def product(
     """Return the matrix product, in float32 at least, also under autocast."""
     wide = torch.promote_types(right.dtype, torch.float32)
     device = right.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        with torch.autocast(device, enabled=False):
-            return left.to(wide) @ right.to(wide)
-    return left.to(wide) @ right.to(wide)
+    lowered = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    with torch.autocast(device, enabled=False) if lowered else nullcontext():
+        return left.to(wide) @ right.to(wide)

@@ -18,11 +18,6 @@ class DepthSpec(Spec):
     Mixers whose size does not depend on the width can be asked without it.
     """
 
-    @property
-    def starts_plain(self) -> bool:
-        """Whether a fresh model computes what the plain Transformer does, bit for bit."""
-        return True
-
     def products(self, layers: int, width: int) -> int:
         """FLOPs of matrix products per token (2 per multiply-add)."""
         return 0

@@ -46,11 +46,6 @@ class ManifoldHyperConnections(HyperConnections):
     eps: Epsilon = 1e-5
     """Added to the mean square in RMSNorm."""
 
-    @property
-    def starts_plain(self) -> bool:
-        """Never: what a sub-layer reads is scaled, which its norm undoes, but for eps."""
-        return False
-
     def build(self, layers: int, width: int) -> "ManifoldHyperConnectionsLayer":
         """Return the module for `layers` blocks."""
         return ManifoldHyperConnectionsLayer(layers, width, self)
@@ -96,10 +91,6 @@ class ManifoldHyperConnectionsLayer(HyperConnectionsLayer):
         for weights, scale in zip(self.dynamic, self.scale, strict=True):
             nn.init.zeros_(weights)
             nn.init.constant_(scale, SCALE)
-
-    def no_weight_decay(self) -> set[str]:
-        """Return the names of the static weights."""
-        return {f"static.{index}" for index in range(self.sites)}
 
     def connections(self, site: int, streams: Streams) -> Weights:
         """Return H_pre, H_res and H_post of sub-layer `site` for every token."""

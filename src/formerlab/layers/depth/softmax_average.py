@@ -24,11 +24,6 @@ class SoftmaxAverage(Dilated):
     own: float = Field(default=1.0, ge=-100.0, le=100.0)
     """Initial logit of the block's own output; the larger, the nearer the start is to the plain Transformer."""
 
-    @property
-    def starts_plain(self) -> bool:
-        """Never: the other outputs have some weight."""
-        return False
-
     def build(self, layers: int, width: int | None = None) -> "SoftmaxAverageLayer":
         """Return the module for `layers` blocks."""
         return SoftmaxAverageLayer(self.table(layers), own=self.own)

@@ -1,6 +1,6 @@
 """The pre-registered claims of the four papers, and the rule by which result rows decide each of them.
 
-`claims.yaml` was fixed before any model was trained; `registry.py` reads it, and which runs stand for an arm (each
-study's key `claims`); `judgement.py` evaluates its criteria, `rows.py` reads the rows, `verdict.py` judges,
-`evaluation/exact/` computes what needs no training, and `table.py` writes claims.csv and claims.md.
+`claims.yaml` was fixed before any model was trained. A claim has arms, for which `registry.py` names runs and `rows.py`
+reads rows; a regime that the runs must meet (`regime.py`); a criterion over means with intervals (`quantity.py`), which
+`verdict.py` evaluates; and a word, which `render.py` writes. `evaluation/exact/` computes what needs no training.
 """

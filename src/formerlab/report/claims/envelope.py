@@ -11,11 +11,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pandas import DataFrame
 
-from formerlab.report.claims.quantity import MissingRowsError, NoValueError
-
-SIZES = LENGTHS = 3
-"""The fewest sizes, and of each the fewest lengths of training, that make an envelope."""
-
 SAME_BUDGET = 1.02
 """Runs whose FLOPs differ by less than this factor have one budget, of which the best alone counts.
 
@@ -49,30 +44,9 @@ def flops_at_loss(loss: float, flops: ArrayLike, losses: ArrayLike) -> float:
     return float(np.exp(costs[below] + share * (costs[above] - costs[below])))
 
 
-def check_envelope(runs: DataFrame, patterns: str) -> None:
-    """Raise MissingRowsError unless there are enough sizes and lengths, all from scratch."""
-    if "init.id" in runs and (grown := sorted(runs.loc[runs["init.id"].notna(), "run"].unique())):
-        raise MissingRowsError(f"the envelope {patterns} has runs that are not from scratch: {', '.join(grown)}")
-    lengths = runs.groupby("parameters")["tokens"].nunique() if len(runs) else ()
-    enough = sum(count >= LENGTHS for count in lengths)
-    if enough < SIZES:
-        raise MissingRowsError(
-            f"the envelope {patterns} needs {SIZES} sizes of {LENGTHS} lengths each; {enough} sizes have so many"
-        )
-
-
 def of_seed(runs: DataFrame, seed: int) -> DataFrame:
     """Return the points for a seed: its own where every run of the envelope has it, else the means over the seeds."""
     own = runs[runs["seed"] == seed]
     if own["run"].nunique() == runs["run"].nunique():
         return own
     return runs.groupby("run", as_index=False)[["flops_cumulative", "loss_nats"]].mean()
-
-
-def flops_ratio(cost: float, loss: float, points: DataFrame) -> float:
-    """Return a run's cumulative FLOPs by those of the envelope at its loss. Raises NoValueError beyond its ends."""
-    needed = flops_at_loss(loss, points["flops_cumulative"], points["loss_nats"])
-    if np.isnan(needed):
-        ends = f"{points['loss_nats'].max():.4g} to {points['loss_nats'].min():.4g}"
-        raise NoValueError(f"a loss of {loss:.4g} nats lies beyond the ends of the envelope ({ends})")
-    return cost / needed

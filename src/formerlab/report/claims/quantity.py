@@ -1,12 +1,13 @@
 """Quantities with an uncertainty: linear in the numbers of runs, over the same examples, or how far seeds agree.
 
-The rules are those of protocol.statistics in claims.yaml.
+The rules are those of protocol.statistics in claims.yaml. Resamples of examples depend on their numbers alone, so all
+arms of a claim share them and differences stay paired.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -14,13 +15,16 @@ from jaxtyping import Float
 from pandas import DataFrame
 from scipy import special
 
-from formerlab.statistics import Interval, half_width, interval_over
+from formerlab.report.two_fold import half_of, two_fold_means
+from formerlab.statistics import RESAMPLES, Interval, half_width, interval_over, resampled
 
 Same = TypeVar("Same", bound="Quantity")
 MIN_UNITS = 20
 """Documents, or examples, from which on they give a variance of their own (min_documents, min_examples)."""
 GUARD = 3
 """Monte Carlo standard errors by which an end is moved outward before it is compared (monte_carlo_guard)."""
+BATCHES = 20
+"""Batches of resamples, each with a random seed of its own (monte_carlo_batches)."""
 POOL_CHECK = 0.99
 """Level of the F test above which a comparison keeps its own variance (pool_check)."""
 
@@ -29,12 +33,8 @@ class MissingRowsError(Exception):
     """What a criterion asks for has no rows; the message says what."""
 
 
-class NoValueError(MissingRowsError):
-    """The rows are there, but the quantity has no value for them; the message says why."""
-
-
 class Quantity:
-    """Something that has a mean and an interval; sums with its like, products with numbers."""
+    """Something that has a mean and an interval; sums with its like or a number, products with numbers."""
 
     def interval(self, confidence: float) -> Interval:
         """Return mean and interval at this level."""
@@ -45,30 +45,20 @@ class Quantity:
         found = self.interval(confidence)
         return (found.low, found.high) if found.known else (-math.inf, math.inf)
 
-    def scaled(self: Same, factor: float) -> Same:
-        """Return the product with a number."""
-        raise NotImplementedError
-
-    def plus(self: Same, other: Any) -> Same:
-        """Return the sum with its like, or with a number."""
+    def __mul__(self: Same, factor: float) -> Same:
         raise NotImplementedError
 
     def __add__(self: Same, other: Any) -> Same:
-        return self.plus(other)
+        raise NotImplementedError
 
-    def __sub__(self: Same, other: Any) -> Same:
-        return self.plus(-other)
-
-    def __mul__(self: Same, factor: float) -> Same:
-        return self.scaled(factor)
-
-    __rmul__ = __mul__
+    def __rmul__(self: Same, factor: float) -> Same:
+        return self * factor
 
     def __truediv__(self: Same, divisor: float) -> Same:
-        return self.scaled(1 / divisor)
+        return self * (1 / divisor)
 
-    def __neg__(self: Same) -> Same:
-        return self.scaled(-1.0)
+    def __sub__(self: Same, other: "Same | float") -> Same:
+        return self + other * -1.0
 
 
 def t_interval(mean: float, parts: Sequence[tuple[float, float]], confidence: float, **more: Any) -> Interval:
@@ -114,36 +104,35 @@ class Linear(Quantity):
     terms: Mapping[str, tuple[float, Level]]
     constant: float = 0.0
 
+    @classmethod
+    def of(cls, level: Level) -> "Linear":
+        """Return the number itself."""
+        return cls({level.name: (1.0, level)})
+
     @property
     def seeds(self) -> list[int]:
         """Seeds that all terms have."""
         return sorted(set.intersection(*(set(level.values) for _, level in self.terms.values())))
 
     @property
-    def deviation(self) -> float:
-        """Its own standard deviation over seeds."""
-        return float(np.std(self._by_seed(), ddof=1)) if len(self.seeds) > 1 else math.nan
+    def by_seed(self) -> Float[np.ndarray, " seeds"]:
+        """Its value for each of them."""
+        columns = [[c * level.values[seed] for seed in self.seeds] for c, level in self.terms.values()]
+        return np.asarray(np.sum(columns, axis=0) + self.constant)
 
     def interval(self, confidence: float) -> Interval:
         """Return Student's t interval over seeds, and over documents where there are enough."""
-        values, seeds = self._by_seed(), len(self.seeds)
+        values, seeds = self.by_seed, len(self.seeds)
         mean = float(values.mean()) if seeds else math.nan
         if seeds < 2:
             return Interval(mean, math.nan, math.nan, seeds)
-        parts = [self._between(float(values.var(ddof=1)), seeds), *self._documents()]
+        parts = [self._between(float(values.var(ddof=1)), seeds), *self.documents()]
         return t_interval(mean, parts, confidence, seeds=seeds, method="student")
 
-    @property
-    def of_one_text(self) -> bool:
-        """Whether its interval says nothing of other held-out texts."""
-        return not self._documents()
-
-    def scaled(self, factor: float) -> "Linear":
-        """Return the product with a number."""
+    def __mul__(self, factor: float) -> "Linear":
         return Linear({name: (factor * c, level) for name, (c, level) in self.terms.items()}, factor * self.constant)
 
-    def plus(self, other: Any) -> "Linear":
-        """Return the sum with its like, or with a number."""
+    def __add__(self, other: Any) -> "Linear":
         if not isinstance(other, Linear):
             return replace(self, constant=self.constant + other)
         terms = dict(self.terms)
@@ -151,22 +140,17 @@ class Linear(Quantity):
             terms[name] = (coefficient + terms.get(name, (0.0, level))[0], level)
         return Linear(terms, self.constant + other.constant)
 
-    def _by_seed(self) -> Float[np.ndarray, " seeds"]:
-        columns = [[c * level.values[seed] for seed in self.seeds] for c, level in self.terms.values()]
-        return np.asarray(np.sum(columns, axis=0) + self.constant)
-
     def _between(self, own: float, seeds: int) -> tuple[float, float]:
         """Return the variance of the mean over seeds: pooled, unless its own one is larger than chance would have."""
         coefficients = [c for c, _ in self.terms.values()]
-        if abs(sum(coefficients)) < 1e-9:
-            levels = [level for _, level in self.terms.values()]
-            if (pool := levels[0].pooled(levels)) is not None:
-                expected = pool.variance * sum(c**2 for c in coefficients)
-                if own <= expected * float(special.fdtri(seeds - 1, pool.freedom, POOL_CHECK)):
-                    return expected / seeds, pool.freedom
+        levels = [level for _, level in self.terms.values()]
+        if abs(sum(coefficients)) < 1e-9 and (pool := levels[0].pooled(levels)) is not None:
+            expected = pool.variance * sum(c**2 for c in coefficients)
+            if own <= expected * float(special.fdtri(seeds - 1, pool.freedom, POOL_CHECK)):
+                return expected / seeds, pool.freedom
         return own / seeds, seeds - 1
 
-    def _documents(self) -> list[tuple[float, float]]:
+    def documents(self) -> list[tuple[float, float]]:
         """Return the variance of the choice of documents; nothing where they are few, or not known."""
         weights = next(iter(self.terms.values()))[1].weights
         if weights is None or len(weights) < MIN_UNITS:
@@ -211,26 +195,23 @@ class Paired(Quantity):
 
     def _over(self, replicates: Float[np.ndarray, " resamples"], confidence: float) -> Interval:
         seeds = np.array(list(self.of_seeds.values()))
-        mean = float(seeds.mean())
+        mean, fewest = float(seeds.mean()), min(map(len, self.groups), default=MIN_UNITS)
         more: dict[str, Any] = {"seeds": len(seeds), "examples": self.examples}
-        between = [(float(seeds.var(ddof=1)) / len(seeds), len(seeds) - 1)] if len(seeds) > 1 else []
-        if self.groups and min(map(len, self.groups)) < MIN_UNITS:
-            if min(map(len, self.groups)) < 2:
-                return Interval(mean, math.nan, math.nan, **more)
-            tasks = len(self.groups) ** 2
-            within = [(float(g.var(ddof=1)) / len(g) / tasks, len(g) - 1) for g in self.groups]
-            return t_interval(mean, [*between, *within], confidence, method="student", **more)
-        if between or self.percentiles:
+        if fewest < 2:
+            return Interval(mean, math.nan, math.nan, **more)
+        if fewest < MIN_UNITS:
+            parts = [(float(seeds.var(ddof=1)) / len(seeds), len(seeds) - 1)] if len(seeds) > 1 else []
+            parts += [(float(g.var(ddof=1)) / len(g) / len(self.groups) ** 2, len(g) - 1) for g in self.groups]
+            return t_interval(mean, parts, confidence, method="student", **more)
+        if len(seeds) > 1 or self.percentiles:
             return interval_over(seeds, replicates, self.examples, confidence)
         half = float(special.ndtri((1 + confidence) / 2)) * replicates.std()
         return Interval(mean, float(mean - half), float(mean + half), method="bootstrap", **more)
 
-    def scaled(self, factor: float) -> "Paired":
-        """Return the product with a number."""
+    def __mul__(self, factor: float) -> "Paired":
         return self._map(lambda numbers: factor * numbers)
 
-    def plus(self, other: Any) -> "Paired":
-        """Return the sum with its like, or with a number."""
+    def __add__(self, other: Any) -> "Paired":
         if not isinstance(other, Paired):
             return self._map(lambda numbers: numbers + other)
         if self.of_seeds.keys() != other.of_seeds.keys():
@@ -245,12 +226,87 @@ class Paired(Quantity):
         )
 
     def _map(self, function: Callable[[Any], Any]) -> "Paired":
-        return replace(
-            self,
-            of_seeds={seed: function(value) for seed, value in self.of_seeds.items()},
-            replicates=function(self.replicates),
-            groups=tuple(map(function, self.groups)),
-        )
+        of_seeds = {seed: function(value) for seed, value in self.of_seeds.items()}
+        groups = tuple(map(function, self.groups))
+        return replace(self, of_seeds=of_seeds, replicates=function(self.replicates), groups=groups)
+
+
+def ratio_of_sums(sums: Float[np.ndarray, "*shape statistics"]) -> Float[np.ndarray, "*shape"]:
+    """Return the mean, for statistics that are a sum and a count."""
+    return np.asarray(sums[..., 0] / sums[..., 1])
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Statistics of the same examples for several seeds, in one group per task."""
+
+    groups: tuple[Float[np.ndarray, "seeds examples statistics"], ...]
+    """Where alpha is chosen: two per task, the halves, whose statistics are accuracies by alpha."""
+    seeds: tuple[int, ...]
+    names: Mapping[str, tuple[str, ...]]
+    """By task what its examples are called: two arms answered the same ones, or are not compared."""
+    reduce: Callable[[Float[np.ndarray, "*shape statistics"]], Float[np.ndarray, "*shape"]] = ratio_of_sums
+    """From sums of statistics over examples to the metric, such as BLEU, on every resample again."""
+    chosen: Literal["own", "common"] | None = None
+    """Whether the other half of the same task, or of all tasks, chooses alpha, in every resample anew."""
+
+    def of(self, seeds: tuple[int, ...]) -> "Examples":
+        """Return the examples of some of the seeds."""
+        indices = [self.seeds.index(seed) for seed in seeds]
+        return replace(self, groups=tuple(group[indices] for group in self.groups), seeds=seeds)
+
+    def estimate(self, resamples: int = RESAMPLES) -> Paired:
+        """Return the mean over the examples, averaged over tasks without weights, with its replicates."""
+        sizes = [group.shape[1] for group in self.groups]
+        of_seeds = self._means([np.ones((1, size)) for size in sizes])[0]
+        replicates = []
+        for batch in range(BATCHES):
+            parts = [resampled(size, resamples // BATCHES, 1000 * i + batch) for i, size in enumerate(sizes)]
+            drawn = [np.concatenate([counts for _, counts in part]) for part in parts]
+            replicates.append(self._means(drawn).mean(axis=1))
+        plain = self.reduce is ratio_of_sums and self.chosen is None
+        single = tuple(ratio_of_sums(group).mean(axis=0) for group in self.groups) if plain else ()
+        found = dict(zip(self.seeds, of_seeds.tolist(), strict=True))
+        return Paired(found, np.array(replicates), sum(sizes), single, percentiles=self.chosen is None)
+
+    def _means(self, drawn: Sequence[Float[np.ndarray, "resamples examples"]]) -> Float[np.ndarray, "resamples seeds"]:
+        if self.chosen is None:
+            sums = [np.einsum("re,sek->rsk", *pair, optimize=True) for pair in zip(drawn, self.groups, strict=True)]
+            return np.asarray(np.mean([self.reduce(each) for each in sums], axis=0))
+        grids = [group.transpose(2, 0, 1) for group in self.groups]
+        halves = {task: (grids[2 * i], grids[2 * i + 1]) for i, task in enumerate(self.names)}
+        counts = {task: drawn[2 * i : 2 * i + 2] for i, task in enumerate(self.names)}
+        return two_fold_means(halves, counts, common=self.chosen == "common")
+
+
+def over_alphas(each: Sequence[Examples], run: str | None, chosen: Literal["own", "common"] | None) -> Examples:
+    """Return the mean over alphas of the same answers, or the answers by alpha, of which the other half chooses."""
+    first = each[0]
+    if any((one.seeds, one.names) != (first.seeds, first.names) for one in each):
+        raise MissingRowsError(f"run {run} answered different questions under different alphas")
+    stacks = [np.stack(groups, axis=-1) for groups in zip(*(one.groups for one in each), strict=True)]
+    if chosen is None:
+        return replace(first, groups=tuple(stack.mean(axis=-1) for stack in stacks))
+    halves = {task: np.array([half_of(example) for example in names]) for task, names in first.names.items()}
+    divided = [(task, s[:, :, 0]) for task, s in zip(halves, stacks, strict=True) if len(set(halves[task])) == 2]
+    groups = tuple(answers[:, halves[task] == half] for task, answers in divided for half in (0, 1))
+    return Examples(groups, first.seeds, {task: first.names[task] for task, _ in divided}, chosen=chosen)
+
+
+def grouped(rows: DataFrame, example: str, run: str) -> Examples:
+    """Return an array per task, seeds by examples (documents, where there are enough) by sum and count, in order."""
+    example = "document" if "document" in rows and rows["document"].nunique() >= MIN_UNITS else example
+    groups, names, seeds = [], {}, set()
+    for task, block in sorted(rows.groupby("task"), key=lambda pair: str(pair[0])):
+        sums = DataFrame(block.groupby(["seed", example])["value"].agg(["sum", "count"]).unstack())
+        if sums.isna().any(axis=None):
+            raise MissingRowsError(f"the seeds of {run} answered different examples")
+        groups.append(np.stack([sums["sum"].to_numpy(float), sums["count"].to_numpy(float)], axis=-1))
+        names[str(task)] = tuple(map(str, sums["sum"].columns))
+        seeds.add(tuple(map(int, sums.index)))
+    if len(seeds) != 1:
+        raise MissingRowsError(f"the seeds of {run} answered different tasks" if seeds else f"{run} has no such rows")
+    return Examples(tuple(groups), seeds.pop(), names)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,79 +1,267 @@
-"""The conditions under which a claim speaks of runs at all.
+"""The conditions under which a claim speaks of runs at all, by the quantities that protocol.quantities defines.
 
-`<x>_apart` compares the largest with the smallest x of several arms, `<x>_ratio` the first with the second.
+A quantity is a small function of the runs of one arm; `<x>_apart` compares the largest with the smallest x of several
+arms, `<x>_ratio` the first with the second.
 """
 
+import json
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
-from formerlab.report.claims.judgement import Judgement
-from formerlab.report.claims.quantities import QUANTITIES, ArmRuns
+import numpy as np
+import pandas as pd
+from pandas import DataFrame, Series
+
 from formerlab.report.claims.quantity import Linear, MissingRowsError
-from formerlab.report.claims.registry import Condition
+from formerlab.report.claims.registry import Arm, Claim, Condition
+from formerlab.report.claims.rows import Rows
+from formerlab.results.read import Results
+from formerlab.statistics import CONFIDENCE
 
 CURVES = ("final_rate_share", "still_falling", "rise_from_best", "overfit", "rate_inside", "gain_of_depth")
 """What a run that diverged is not asked: its settings and counts alone are."""
 SHOWN = {"final_rate_share": "final rate / peak", "still_falling": "nats in the last tenth"}
 
 
-def unmet(judgement: Judgement) -> list[str]:
-    """Return the conditions of a claim's regime that an item does not meet, each with our value and the needed one."""
-    arms = arms_of(judgement)
-    return [line for condition in judgement.claim.regime for line in _violations(judgement, condition, arms)]
+@dataclass(frozen=True)
+class ArmRuns:
+    """The run of an arm over the seeds that are compared."""
+
+    rows: Rows
+    arm: Arm
+    name: str
+    records: DataFrame
+    measured: str
+    """The metric by which policies are compared."""
+
+    @cached_property
+    def starts(self) -> list[str]:
+        """The ids of the runs that they start from."""
+        return list(self.records.get("init.id", Series(dtype=object)).dropna())
+
+    @property
+    def parents(self) -> list[dict[str, Any]]:
+        """The records of these."""
+        found = [self.rows.results.stage_record(name, "train") for name in self.starts]
+        if not found or not all(found):
+            raise MissingRowsError(f"{self.name} starts from no run of this scale")
+        return found
+
+    @property
+    def suites(self) -> Sequence[str]:
+        """The suites of which the arm answers questions."""
+        return self.rows.arms.suites or sorted(self.rows.rows("prune_questions.csv", self.name)["task"].unique())
+
+    def mean(self, column: str, otherwise: float | None = None) -> float:
+        """Return the mean of a number of run.json."""
+        values = self.records[column].dropna() if column in self.records else Series(dtype=float)
+        if values.empty and otherwise is None:
+            raise MissingRowsError(f"{self.name} records no {column}")
+        return float(values.astype(float).mean()) if len(values) else float(otherwise or 0.0)
+
+    def over_seeds(self, file: str, find: Callable[[DataFrame], float]) -> float:
+        """Return the mean over seeds of a number that is found in the rows of a file; `curve` is validation loss."""
+        table = self.rows.curve(self.name) if file == "curve" else self.rows.rows(file, self.name)
+        own = table[table["seed"].isin(self.records["seed"])]
+        return float(np.mean([find(group) for _, group in own.groupby("seed")]))
+
+    @cached_property
+    def searched(self) -> DataFrame:
+        """Return lr, tokens and loss of the runs among which its rate was searched: of its model, data and start."""
+        results, found = self.rows.results, []
+        patterns = self.arm.searched or ((f"{results.scale}/{self.arm.best_of}",) if self.arm.best_of else ())
+        own = results.stage_record(str(self.records["id"].iloc[0]), "train")
+        starts = self._weights_of_start()
+        for scale, _, names in (pattern.partition("/") for pattern in patterns):
+            root = results.root.resolve().parent / scale
+            if scale != results.scale and not root.is_dir():
+                continue
+            others = results if scale == results.scale else Results(root)
+            for _, run in others.runs(self.rows.study, [names]).iterrows():
+                alike = others.stage_record(str(run["id"]), "train")["spec"]["model"] == own["spec"]["model"]
+                alike &= run["data.fingerprint"] == own["data"]["fingerprint"]
+                if alike and (not starts or run.get("init.weights_sha256") in starts):
+                    loss = run["final.valid_loss_nats"]
+                    found.append((run["spec.optimizer.lr"], run["tokens"], math.inf if pd.isna(loss) else loss))
+        if not found:
+            raise MissingRowsError(f"no rate of {self.name} was searched with its model, data and start")
+        return DataFrame(found, columns=["lr", "tokens", "loss"])
+
+    def _weights_of_start(self) -> set[str]:
+        """Return the weights of every seed of the run that an arm starts from; nothing where it starts from scratch."""
+        parents = sorted({str(name).split("/")[1] for name in self.starts})
+        known = self.rows.results.runs(self.rows.study, parents).get("weights_sha256", ()) if parents else ()
+        return {*map(str, known), *self.records.get("init.weights_sha256", Series(dtype=object)).dropna()}
 
 
-def sizes(judgement: Judgement) -> str:
-    """Return the parameters (without embedding) of an item's models, and the tokens that they were trained on."""
+def epochs(runs: ArmRuns) -> float:
+    """Epochs of the last stretch that was read."""
+    if "read" not in runs.records:
+        raise MissingRowsError(f"{runs.name} does not record what it read")
+    return float(np.mean([json.loads(read)[-1]["epochs"] for read in runs.records["read"]]))
+
+
+def tokens_per_new_parameter(runs: ArmRuns) -> float:
+    """Tokens of the stage for each parameter that growth added."""
+    before = float(np.mean([parent["parameters_non_embedding"] for parent in runs.parents]))
+    new = runs.mean("parameters_non_embedding") - before
+    return float(runs.mean("tokens") / new) if new else math.inf
+
+
+def start_tokens_per_parameter(runs: ArmRuns) -> float:
+    """All tokens that the run read from which this one starts, for each of its parameters."""
+    read = [parent["read"][-1]["tokens_cumulative"] for parent in runs.parents if "read" in parent]
+    if not read:
+        raise MissingRowsError(f"{runs.name} starts from a run that does not record what it read")
+    return float(np.mean(read) / np.mean([parent["parameters_non_embedding"] for parent in runs.parents]))
+
+
+def still_falling(runs: ArmRuns) -> float:
+    """Nats that the validation loss falls in a tenth of the run, from the last evaluation at or before 0.9 of it on."""
+
+    def slope(curve: DataFrame) -> float:
+        steps, loss = curve["step"].to_numpy(float), curve["loss_nats"].to_numpy(float)
+        early = np.flatnonzero(steps <= 0.9 * steps[-1])
+        if not len(early):
+            raise MissingRowsError(f"{runs.name} has no evaluation before the last tenth")
+        return float((loss[early[-1]] - loss[-1]) / (10 * (steps[-1] - steps[early[-1]]) / steps[-1]))
+
+    return runs.over_seeds("curve", slope)
+
+
+def overfit(runs: ArmRuns) -> float:
+    """Last validation loss minus that of training in the last tenth, freed of label smoothing."""
+    kind = runs.records["spec.task.kind"].iloc[0]
+    if kind not in ("translation", "classification"):
+        raise MissingRowsError("the splits of a text are not drawn from one pool")
+    share = runs.mean("spec.task.label_smoothing", runs.mean("spec.task.smoothing", 0.0))
+    classes = runs.mean("spec.model.vocabulary" if kind == "translation" else "spec.model.classes")
+
+    def late(rows: DataFrame) -> float:
+        loss = rows.loc[rows["step"] > 0.9 * rows["step"].max(), "loss_nats"].mean()
+        return float((loss - share * math.log(classes)) / (1 - share))
+
+    return runs.over_seeds("curve", lambda it: it["loss_nats"].iloc[-1]) - runs.over_seeds("train.csv", late)
+
+
+def loss_by_pruning(runs: ArmRuns) -> float:
+    """Loss with the policy minus that with the whole cache."""
+    table, full = runs.rows.rows("prune.csv", runs.name), Arm(run=runs.name, policy="full")
+    means = [runs.rows.policy(table, arm)["loss_nats"].mean() for arm in (runs.arm, full)]
+    return float(means[0] - means[1])
+
+
+def rate_inside(runs: ArmRuns) -> float:
+    """1 where the rate is the best of the searched ones, with others at most a factor of two below and above."""
+    by_rate = runs.searched.groupby("lr")["loss"].mean()
+    steps = by_rate.index.to_numpy(float) / runs.mean("spec.optimizer.lr")
+    inside = any(0.4999 < step < 0.9999 for step in steps) and any(1.0001 < step < 2.0001 for step in steps)
+    return float(inside and abs(steps[by_rate.to_numpy().argmin()] - 1) < 1e-4)
+
+
+def shots(suite: str) -> int:
+    """Return the solved examples in front of a question, as the name of a suite says."""
+    found = re.search(r"_(\d+)_shots", suite)
+    return int(found[1]) if found else 0
+
+
+def _column(name: str, otherwise: float | None = None) -> Callable[[ArmRuns], float]:
+    return lambda runs: runs.mean(name, otherwise)
+
+
+QUANTITIES: dict[str, Callable[[ArmRuns], float]] = {
+    **{name: _column(f"spec.model.{name}") for name in ("heads", "width")},
+    **{name: _column(f"spec.model.depth.{name}", 0.0) for name in ("dilation", "period")},
+    **{name: _column(name) for name in ("tokens", "parameters", "parameters_non_embedding")},
+    **{name: _column(name) for name in ("flops", "flops_cumulative")},
+    "depth": _column("spec.model.layers"),
+    "rotary": _column("spec.model.position.fraction", 0.0),
+    "rate": _column("spec.optimizer.lr"),
+    "steps": _column("spec.steps"),
+    "head_width": lambda runs: runs.mean(
+        "spec.model.d_key", runs.mean("spec.model.width") / runs.mean("spec.model.heads")
+    ),
+    "epochs": epochs,
+    "tokens_per_parameter": lambda runs: runs.mean("tokens") / runs.mean("parameters_non_embedding"),
+    "tokens_per_new_parameter": tokens_per_new_parameter,
+    "start_tokens_per_parameter": start_tokens_per_parameter,
+    "final_rate_share": lambda runs: runs.over_seeds("train.csv", lambda it: it["lr"].iloc[-1] / it["lr"].max()),
+    "still_falling": still_falling,
+    "rise_from_best": lambda runs: runs.over_seeds(
+        "curve", lambda it: it["loss_nats"].iloc[-1] - it["loss_nats"].min()
+    ),
+    "overfit": overfit,
+    "above_chance": lambda runs: runs.rows.over_chance(runs.arm),
+    "suites_above_chance": lambda runs: float(sum(runs.rows.over_chance(runs.arm, s) > 0 for s in runs.suites)),
+    "shots": lambda runs: float(min(map(shots, runs.suites))),
+    "loss_by_pruning": loss_by_pruning,
+    "rate_inside": rate_inside,
+    "rates_searched": lambda runs: float(runs.searched["lr"].nunique()),
+    "search_share": lambda runs: float(runs.searched["tokens"].min() / runs.mean("tokens")),
+    "budget": lambda runs: runs.rows.realised_budget(runs.arm, runs.measured),
+}
+"""Of one arm."""
+
+
+def arms_of(claim: Claim, rows: Rows, item: str | None) -> dict[str, ArmRuns]:
+    """Return the runs of the arms of an item, over the seeds that all of them have."""
+    arms = {name: arm for name, arm in rows.arms.of(item).items() if arm.constant is None}
+    names = {name: rows.run(arm) for name, arm in arms.items()}
+    records = {name: rows.records(run) for name, run in names.items()}
+    seeds = set.intersection(*(set(table["seed"]) for table in records.values()))
+    own = {name: table[table["seed"].isin(seeds)] for name, table in records.items()}
+    return {name: ArmRuns(rows, arms[name], run, own[name], claim.criterion.measured) for name, run in names.items()}
+
+
+def sizes(arms: dict[str, ArmRuns], read: str) -> str:
+    """Return the parameters (without embedding) of an item's models, and how much they `read` in training."""
     parts = []
-    read = "images" if judgement.claim.study == "vision" else "tokens"
     for name, word in (("parameters_non_embedding", "parameters"), ("tokens", read)):
-        values = [runs.mean(name) for runs in arms_of(judgement).values()]
+        values = [runs.mean(name) for runs in arms.values()]
         ends = dict.fromkeys(f"{v / 1e6:.3g} M" if v >= 1e6 else f"{v / 1e3:.3g} k" for v in (min(values), max(values)))
         parts += [f"{' to '.join(ends)} {word}"] if max(values) > 0 else []
     return ", ".join(parts)
 
 
-def arms_of(judgement: Judgement) -> dict[str, ArmRuns]:
-    """Return the runs of the arms of an item, over the seeds that all of them have."""
-    rows, mapped = judgement.rows, judgement.rows.arms.of(judgement.item)
-    names = {name: rows.run(arm) for name, arm in mapped.items() if arm.constant is None}
-    records = {name: rows.records(run) for name, run in names.items()}
-    seeds = set.intersection(*(set(table["seed"]) for table in records.values()))
-    return {
-        name: ArmRuns(judgement, mapped[name], run, records[name][records[name]["seed"].isin(seeds)])
-        for name, run in names.items()
-    }
+def unmet(claim: Claim, arms: dict[str, ArmRuns]) -> list[str]:
+    """Return the conditions of a claim's regime that an item does not meet, each with our value and the needed one."""
+    return [line for condition in claim.regime for line in _violations(condition, arms)]
 
 
-def _violations(judgement: Judgement, condition: Condition, arms: dict[str, ArmRuns]) -> Iterator[str]:
+def _violations(condition: Condition, arms: dict[str, ArmRuns]) -> Iterator[str]:
+    quantity, of = condition.quantity, (condition.of,) if isinstance(condition.of, str) else condition.of
     low = -math.inf if condition.at_least is None else condition.at_least
     high = math.inf if condition.at_most is None else condition.at_most
-    for names in [(name,) for name in condition.arms] if condition.quantity in QUANTITIES else [condition.arms]:
+    for names in [(name,) for name in of] if quantity in QUANTITIES else [of]:
         if missing := [name for name in names if name not in arms]:
-            yield f"{condition.quantity}: no run for arm {missing[0]}"
+            yield f"{quantity}: no run for arm {missing[0]}"
             continue
         own = [arms[name] for name in names]
-        if condition.quantity in CURVES and any((runs.records["status"] == "diverged").any() for runs in own):
+        if quantity in CURVES and any((runs.records["status"] == "diverged").any() for runs in own):
             continue
         try:
-            found = _value(judgement, condition.quantity, names, own)
+            found = _value(quantity, own)
         except MissingRowsError as error:
-            yield f"{condition.quantity} ({', '.join(names)}): {error}"
+            yield f"{quantity} ({', '.join(names)}): {error}"
             continue
         if not low <= found <= high:
             needed = f"at least {low:g}" if found < low else f"at most {high:g}"
-            quantity = SHOWN.get(condition.quantity, condition.quantity.replace("_", " "))
-            yield f"{quantity} ({', '.join(names)}) {found:.3g}, needed {needed}"
+            shown = SHOWN.get(quantity, quantity.replace("_", " "))
+            yield f"{shown} ({', '.join(names)}) {found:.3g}, needed {needed}"
 
 
-def _value(judgement: Judgement, quantity: str, names: tuple[str, ...], arms: list[ArmRuns]) -> float:
+def _value(quantity: str, arms: list[ArmRuns]) -> float:
     if quantity in QUANTITIES:
         return QUANTITIES[quantity](arms[0])
     if quantity == "same_grid":
         return float(len({frozenset(f"{rate:.6g}" for rate in runs.searched["lr"]) for runs in arms}) == 1)
     if quantity == "gain_of_depth":
-        first, second = (Linear({lv.name: (1.0, lv)}) for lv in (judgement.level(n, "loss_nats") for n in names))
-        return (first - second).ends(judgement.protocol.confidence)[0]
+        first, second = (Linear.of(runs.rows.level(runs.arm, "loss_nats")) for runs in arms)
+        return (first - second).ends(CONFIDENCE)[0]
     base, _, comparison = quantity.rpartition("_")
     if quantity == "parameters_apart":
         return min(_apart([QUANTITIES[x](runs) for runs in arms]) for x in ("parameters", "parameters_non_embedding"))

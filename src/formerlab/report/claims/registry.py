@@ -18,43 +18,41 @@ Moment = Literal["end", "first_step", "last_step", "area_under_curve"]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
-class Criterion(Spec):
-    """When a claim holds and when it fails: expressions over the names of `let`."""
+class Registered(Spec):
+    """A part of claims.yaml; what is there for readers alone has no field here."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Criterion(Registered):
+    """When a claim holds and when it fails: expressions over the names of `let`, each of which may use earlier ones.
+
+    `requires` must be true, or the claim is not tested. All is repeated for the items of `for_each`, whose verdicts
+    `combine` makes one.
+    """
 
     let: dict[str, str]
-    """Quantities by name; each may use those above it."""
     holds: str
-    """True where the claim holds."""
     fails: str
-    """True where it fails; never together with `holds`."""
     requires: str | None = None
-    """Must be true, or the claim is not tested."""
     for_each: tuple[str, ...] = ()
-    """Items that the criterion is repeated for."""
     combine: Literal["all", "tested"] | None = None
-    """How the items' verdicts become one."""
 
     @property
-    def expressions(self) -> tuple[str, ...]:
-        """All that is evaluated for a verdict."""
-        return (*self.let.values(), self.requires or "", self.holds, self.fails)
-
-    @property
-    def metrics(self) -> set[str]:
-        """The metrics that are asked for."""
-        return {metric for text in self.expressions for metric in re.findall(r"'(\w+)'\)", text)}
+    def measured(self) -> str:
+        """The metric by which policies are compared."""
+        texts = (*self.let.values(), self.requires or "", self.holds, self.fails)
+        return min(str(metric) for text in texts for metric in re.findall(r"'(\w+)'\)", text))
 
 
-class Scales(Spec):
-    """Where a claim is judged."""
+class Scales(Registered):
+    """The scales that give a verdict, and what a reader should know of the others."""
 
     judged: tuple[str, ...]
-    """Scales that give a verdict."""
     why: str
-    """What a reader should know of the others."""
 
 
-class Condition(Spec):
+class Condition(Registered):
     """What must be so for a claim to speak of runs at all: the mean of a quantity over seeds, held against limits."""
 
     quantity: str
@@ -63,50 +61,27 @@ class Condition(Spec):
     """Arms, each of which must meet it, but for quantities that compare arms."""
     at_least: float | None = None
     at_most: float | None = None
-    published: str
-    """The published setting."""
-    why: str
-    """Why the claim does not speak of other runs."""
-
-    @property
-    def arms(self) -> tuple[str, ...]:
-        """The arms that it names."""
-        return (self.of,) if isinstance(self.of, str) else self.of
 
 
-class Claim(Spec):
+class Claim(Registered):
     """One claim of a paper, or of somebody who contradicts it."""
 
     id: str
     """Name; its prefix is the study."""
-    origin: Literal["paper", "third-party", "derived", "own"]
-    """Who claims it; own: a control of this project."""
     kind: Literal["exact", "measured"]
     """exact: decided by arithmetic; measured: by trained models."""
     statement: str
-    """What is claimed."""
     source: str
-    """Where."""
     published: str
     """The published numbers."""
-    quantity: str
-    """What is measured, in which unit, on which split."""
-    comparison: str
-    """What is compared, and what is held equal."""
     arms: dict[str, str]
     """The names used in the criterion."""
     criterion: Criterion
-    """When it holds, when it fails."""
     regime: tuple[Condition, ...] = ()
     """The runs that the claim speaks of."""
-    regime_why: str = ""
-    """Why it has no such conditions."""
     scales: Scales
-    """Where it is judged."""
     traps: tuple[str, ...]
     """Confounds that a report must show or exclude."""
-    prior: str
-    """What was known beforehand."""
     headline: bool = False
     """Shown first, and corrected for the number of headline claims."""
 
@@ -116,58 +91,25 @@ class Claim(Spec):
         return self.id.split("-")[0]
 
 
-class Protocol(Spec):
-    """The rules common to all claims."""
-
-    confidence: float
-    """Level of intervals."""
-    min_seeds: int
-    """Seeds that a verdict by value, diff or ratio needs."""
-    bootstrap_resamples: int
-    """Replicates of a bootstrap."""
-    functions: dict[str, str]
-    """Functions that an expression may call."""
-    metrics: dict[str, str]
-    """Metrics that they may name."""
-    quantities: dict[str, str]
-    """Quantities of `regime`."""
-
-    model_config = ConfigDict(extra="allow")  # constants that stand beside their formulas, and rules in words
-
-
-class Change(Spec):
-    """A later version of the file."""
+class Change(Registered):
+    """A later version of the file, and which results were known by then."""
 
     version: int
-    """The version that it made."""
     date: datetime.date
-    """When."""
     known: str
-    """Which results were known by then."""
     what: tuple[str, ...]
     """What was changed: `<claim id>: ...`, a rule, or the ids of claims that were added."""
     verdicts: dict[str, dict[str, str]] = {}
     """The verdicts that the new definitions alone changed, by scale and claim: `then -> now: why`."""
 
 
-class ClaimRegistry(Spec):
-    """The whole file."""
+class ClaimRegistry(Registered):
+    """The whole file; `protocol` has the rules common to all claims, whose constants stand beside their formulas."""
 
     version: int
-    """Raised by every correction."""
     changes: tuple[Change, ...]
-    """What each correction changed, and what was known by then."""
-    protocol: Protocol
-    """The common rules."""
+    protocol: dict[str, Any]
     claims: tuple[Claim, ...]
-    """All claims."""
-
-    @model_validator(mode="after")
-    def _check(self) -> "ClaimRegistry":
-        for claim in self.claims:
-            if bool(claim.criterion.for_each) != (claim.criterion.combine is not None):
-                raise ValueError(f"{claim.id}: for_each and combine come together")
-        return self
 
     def changed(self, claim: Claim) -> str:
         """Return what a reader must know beside a verdict: that the claim or its criterion is younger than the rest."""
@@ -186,8 +128,7 @@ class ClaimRegistry(Spec):
 def read_claims() -> ClaimRegistry:
     """Return the registered claims."""
     text = files(__package__).joinpath("claims.yaml").read_text(encoding="utf-8")
-    content: dict[str, Any] = yaml.safe_load(text)
-    return ClaimRegistry.model_validate(content)
+    return ClaimRegistry.model_validate(yaml.safe_load(text))
 
 
 class Arm(Spec):

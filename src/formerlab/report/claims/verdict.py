@@ -1,39 +1,183 @@
-"""Verdicts: what the judgements on a claim's items come to, and Holm's correction of the headline claims."""
+"""Verdicts: the criterion of a claim on its items, what they come to, and Holm's correction of the headline claims.
+
+The language of criteria is arithmetic, comparisons and `and`, `or`, `not` over named quantities, by simpleeval; nothing
+but the functions of protocol.functions can be called.
+"""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
 
-from formerlab.report.claims.judgement import Evidence, Judgement, Numbers
-from formerlab.report.claims.quantity import MissingRowsError
-from formerlab.report.claims.regime import sizes, unmet
-from formerlab.report.claims.registry import Claim, Protocol
+from simpleeval import simple_eval
+
+from formerlab.report.claims.quantity import Agreement, Level, Linear, MissingRowsError, Paired, Quantity
+from formerlab.report.claims.regime import ArmRuns, arms_of, sizes, unmet
+from formerlab.report.claims.registry import Arm, Claim, ClaimArms, read_claims
 from formerlab.report.claims.rows import Rows
+from formerlab.results.read import Results
+from formerlab.statistics import CONFIDENCE
 
 Outcome = Literal["agrees", "contradicts", "cannot_tell", "not_tested", "holds", "fails"]
-TESTED = ("agrees", "contradicts", "cannot_tell")
-"""The verdicts of a measured claim that rows decide."""
+Numbers = Mapping[str, float]
+"""Results of an exact check: name to number, `item/name` where they differ by item, `slope:cost:size` for slopes."""
+EXACT = "exact.csv"
+"""The numbers of the exact checks: claim, name, value."""
+MIN_SEEDS = 3
+"""Seeds that a verdict by value, diff or ratio needs (min_seeds)."""
 
 
-@dataclass(frozen=True)
-class ItemVerdict:
-    """What the criterion says of one item, or of a claim without items."""
+class Item:
+    """The criterion of a claim on one item, or on a claim without items: what it finds, and the word."""
 
-    item: str | None
-    outcome: Outcome
-    values: Mapping[str, str] = field(default_factory=dict)
-    """What `let` names, as text: mean and interval."""
-    reason: str = ""
-    """Why it is not tested."""
-    seeds: int = 0
-    examples: int = 0
-    runs: tuple[str, ...] = ()
-    """The runs that it compares."""
-    ran: str = ""
-    """What was run, in words."""
-    one_text: bool = False
-    """Whether its intervals leave out the choice of the held-out text."""
+    def __init__(
+        self, claim: Claim, rows: Rows | None, numbers: Numbers, item: str | None, confidence: float = CONFIDENCE
+    ) -> None:
+        self.claim, self.item, self.confidence = claim, item, confidence
+        self._rows, self._numbers = rows, numbers
+        self.outcome: Outcome = "not_tested"
+        self.reason = self.ran = ""
+        self.names: dict[str, Any] = {}
+        self.examples = self._seeds_of_pairs = 0
+        self._fewest_seeds = math.inf
+        self.one_text = False
+
+    @property
+    def rows(self) -> Rows:
+        """The rows of the study. Raises MissingRowsError where it maps no runs to the claim."""
+        if self._rows is None:
+            raise MissingRowsError("the study maps no runs to this claim")
+        return self._rows
+
+    @property
+    def seeds(self) -> int:
+        """The fewest seeds of what is compared."""
+        return self._seeds_of_pairs if math.isinf(self._fewest_seeds) else int(self._fewest_seeds)
+
+    @cached_property
+    def runs(self) -> dict[str, ArmRuns]:
+        """The runs of the arms, by name."""
+        return arms_of(self.claim, self.rows, self.item)
+
+    @cached_property
+    def values(self) -> dict[str, str]:
+        """What `let` names, as text: mean and interval."""
+
+        def text(value: Any) -> str:
+            if not isinstance(value, Quantity):
+                return f"{value:.4g}"
+            own = float(value.by_seed.std(ddof=1)) if isinstance(value, Linear) and len(value.seeds) > 1 else 0.0
+            return str(value.interval(self.confidence)) + (f" (SD {own:.2g})" if own > 1e-12 else "")
+
+        return {name: text(value) for name, value in self.names.items()}
+
+    def decide(self, scale: str) -> "Item":
+        """Return it with its word; what is missing or out of the regime is named in its reason."""
+        claim = self.claim
+        try:
+            self._define()
+            reasons = self._not_tested(scale) if claim.kind == "measured" else []
+            holds = not reasons and self._true(claim.criterion.holds)
+            fails = not reasons and not holds and self._true(claim.criterion.fails)
+            self.ran = self._what_ran() if claim.kind == "measured" else ""
+        except (MissingRowsError, ZeroDivisionError) as error:
+            blank = Item(claim, self._rows, self._numbers, self.item)
+            blank.names = self.names
+            blank.reason = "a number to divide by is zero" if isinstance(error, ZeroDivisionError) else str(error)
+            return blank
+        words: tuple[Outcome, Outcome] = ("holds", "fails") if claim.kind == "exact" else ("agrees", "contradicts")
+        self.outcome = "not_tested" if reasons else words[0] if holds else words[1] if fails else "cannot_tell"
+        self.reason = "; ".join(reasons)
+        return self
+
+    def holds(self) -> bool:
+        """Say whether `holds` is true at this level of confidence."""
+        self._define()
+        return self._true(self.claim.criterion.holds)
+
+    def _not_tested(self, scale: str) -> list[str]:
+        """Return why rows that are there decide nothing."""
+        claim, needed = self.claim, self.claim.criterion.requires
+        reasons = [] if scale in claim.scales.judged else [f"scale {scale} decides nothing here: {claim.scales.why}"]
+        reasons += unmet(claim, self.runs)
+        if needed is not None and not self._true(needed):
+            reasons.append(f"requires {needed}")
+        return reasons + ([f"{self.seeds} seeds of {MIN_SEEDS}"] if self._fewest_seeds < MIN_SEEDS else [])
+
+    def _what_ran(self) -> str:
+        models = sizes(self.runs, "images" if self.claim.study == "vision" else "tokens")
+        examples = f"{self.examples} examples" if self.examples else ""
+        return ", ".join(filter(None, [models, examples, f"{self.seeds} seed{'s' * (self.seeds != 1)}"]))
+
+    def _define(self) -> None:
+        """Find all that `let` names."""
+        for name, expression in self.claim.criterion.let.items():
+            self.names[name] = found = self._evaluate(expression)
+            if isinstance(found, Linear):  # arms may have more than those they share, over which its interval goes
+                self._fewest_seeds = min(self._fewest_seeds, len(found.seeds))
+
+    def _true(self, expression: str) -> bool:
+        return bool(self._evaluate(expression))
+
+    def _evaluate(self, expression: str) -> Any:
+        """Return the value of an expression over what is defined."""
+        functions: dict[str, Any] = {
+            "value": self._linear,
+            "diff": lambda a, b, metric: self._linear(a, metric) - self._linear(b, metric),
+            "logratio": lambda a, b, metric: self._linear(a, metric, ln=True) - self._linear(b, metric, ln=True),
+            "ratio": self._ratio,
+            "paired": self._paired,
+            "correlation": self._agreement,
+            "mean": lambda quantity: quantity.interval(self.confidence).mean,
+            "lo": lambda quantity: quantity.ends(self.confidence)[0],
+            "hi": lambda quantity: quantity.ends(self.confidence)[1],
+            **dict.fromkeys(("number", "error"), self._number),
+            "slope": lambda cost, size: self._number(f"slope:{cost}:{size}"),
+            **{"log": math.log, "abs": abs, "min": min, "max": max},
+        }
+        return simple_eval(expression, names=self.names, functions=functions)
+
+    def _arm(self, name: str) -> Arm:
+        arms = self.rows.arms.of(self.item)
+        if name not in arms:
+            raise MissingRowsError(f"the study maps no run to arm {name}" + (f" of {self.item}" if self.item else ""))
+        return arms[name]
+
+    def _level(self, arm: str, metric: str, *, ln: bool = False) -> Level:
+        level = self.rows.level(self._arm(arm), metric, logarithm=ln)
+        self._fewest_seeds = min(self._fewest_seeds, len(level.values))
+        return level
+
+    def _linear(self, arm: str, metric: str, *, ln: bool = False) -> Linear:
+        found = Linear.of(self._level(arm, metric, ln=ln))
+        self.one_text |= metric == "loss_nats" and not found.documents()
+        return found
+
+    def _ratio(self, a: str, b: str, metric: str) -> Linear:
+        first, second = self._level(a, metric).values, self._level(b, metric).values
+        return Linear.of(Level("ratio", {seed: first[seed] / second[seed] for seed in first if seed in second}))
+
+    def _paired(self, a: str, b: str, metric: str) -> Paired:
+        paired = self.rows.paired(self._arm(a), self._arm(b), metric)
+        self._seeds_of_pairs, self.examples = len(paired.of_seeds), paired.examples
+        return paired
+
+    def _agreement(self, arm: str, metric: str) -> Agreement:
+        del metric  # the one that is registered
+        found = Agreement(self.rows.mixing_weights(self._arm(arm)))
+        self._fewest_seeds = min(self._fewest_seeds, len(found.of_seeds))
+        return found
+
+    def _number(self, name: str) -> float:
+        """Return a number of the exact check, or one that is counted in the rows."""
+        for key in (f"{self.item}/{name}", name):
+            if key in self._numbers:
+                return self._numbers[key]
+        if name.startswith("realised_budget_"):
+            arm = self._arm(name.removeprefix("realised_budget_"))
+            return self.rows.realised_budget(arm, self.claim.criterion.measured)
+        raise MissingRowsError(f"no check has given {name}")
 
 
 @dataclass(frozen=True)
@@ -43,75 +187,23 @@ class Verdict:
     claim: Claim
     scale: str
     outcome: Outcome
-    items: tuple[ItemVerdict, ...]
+    items: tuple[Item, ...]
     runs: tuple[str, ...] = ()
     holm_p: float | None = None
     """For headline claims with a verdict: p after Holm's correction."""
 
     @property
-    def counted(self) -> tuple[ItemVerdict, ...]:
+    def counted(self) -> tuple[Item, ...]:
         """The items that the verdict is made of."""
         left_out = self.claim.criterion.combine == "tested"
         return tuple(item for item in self.items if not (left_out and item.outcome == "not_tested"))
 
-    @property
-    def seeds(self) -> int:
-        """The most seeds of any item."""
-        return max((item.seeds for item in self.items), default=0)
 
-    @property
-    def examples(self) -> int:
-        """The most examples of any item; none where models are compared as a whole."""
-        return max((item.examples for item in self.items), default=0)
-
-
-def judge(evidence: Evidence, scale: str) -> Verdict:
+def judge(claim: Claim, rows: Rows | None, numbers: Numbers, scale: str) -> Verdict:
     """Return the verdict on one claim."""
-    claim = evidence.claim
-    items = tuple(_of_item(Judgement(evidence, item), scale) for item in claim.criterion.for_each or (None,))
-    outcome = combined((item.outcome for item in items), claim.criterion.combine)
-    return Verdict(claim, scale, outcome, items, tuple(sorted(evidence.rows.used)) if evidence.rows else ())
-
-
-def _of_item(found: Judgement, scale: str) -> ItemVerdict:
-    """Return the verdict on an item; what is missing or out of the regime is named in its reason."""
-    claim, reasons = found.claim, []
-    try:
-        found.define()
-        if claim.kind == "measured":
-            reasons = _not_tested(found, scale)
-        holds = not reasons and found.evaluate(claim.criterion.holds)
-        fails = not reasons and not holds and found.evaluate(claim.criterion.fails)
-    except MissingRowsError as error:
-        return ItemVerdict(found.item, "not_tested", found.texts(), str(error))
-    except ZeroDivisionError:
-        return ItemVerdict(found.item, "not_tested", found.texts(), "a number to divide by is zero")
-    words: tuple[Outcome, Outcome] = ("holds", "fails") if claim.kind == "exact" else ("agrees", "contradicts")
-    outcome: Outcome = "not_tested" if reasons else words[0] if holds else words[1] if fails else "cannot_tell"
-    seeds = found.seeds_of_pairs if math.isinf(found.fewest_seeds) else int(found.fewest_seeds)
-    runs = {run for arm in found.arms if (run := found.arm(arm).run) is not None}
-    times = f"{found.examples} examples" * bool(found.examples), f"{seeds} {'seed' if seeds == 1 else 'seeds'}"
-    return ItemVerdict(
-        found.item,
-        outcome,
-        values=found.texts(),
-        reason="; ".join(reasons),
-        seeds=seeds,
-        examples=found.examples,
-        runs=tuple(sorted(runs)),
-        ran=", ".join(filter(None, [sizes(found), *times])) if runs else "",
-        one_text=found.one_text,
-    )
-
-
-def _not_tested(found: Judgement, scale: str) -> list[str]:
-    """Return why rows that are there decide nothing."""
-    claim, needed, least = found.claim, found.claim.criterion.requires, found.protocol.min_seeds
-    reasons = [] if scale in claim.scales.judged else [f"scale {scale} decides nothing here: {claim.scales.why}"]
-    reasons += unmet(found)
-    if needed is not None and not found.evaluate(needed):
-        reasons.append(f"requires {needed}")
-    return reasons + ([f"{found.fewest_seeds} seeds of {least}"] if found.fewest_seeds < least else [])
+    items = tuple(Item(claim, rows, numbers, item).decide(scale) for item in claim.criterion.for_each or (None,))
+    outcome = combined([item.outcome for item in items], claim.criterion.combine)
+    return Verdict(claim, scale, outcome, items, tuple(sorted(rows.used)) if rows else ())
 
 
 def combined(outcomes: Iterable[Outcome], combine: str | None) -> Outcome:
@@ -121,11 +213,11 @@ def combined(outcomes: Iterable[Outcome], combine: str | None) -> Outcome:
     return next((outcome for outcome in order if outcome in found), "not_tested")
 
 
-def p_value(evidence: Evidence, verdict: Verdict) -> float:
+def p_value(verdict: Verdict, rows: Rows | None) -> float:
     """Return the smallest a, to 1e-4, at which all items that count hold with every interval at level 1 - a; else 1."""
 
     def holds(error: float) -> bool:
-        return all(Judgement(evidence, item.item, 1 - error).holds() for item in verdict.counted)
+        return all(Item(verdict.claim, rows, {}, item.item, 1 - error).holds() for item in verdict.counted)
 
     low, high = 0.0, 1 - 1e-4
     if not holds(high):
@@ -146,27 +238,22 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 def judge_all(
-    claims: Iterable[Claim],
-    protocol: Protocol,
-    scale: str,
-    rows_of: Callable[[Claim], Rows | None],
-    numbers: Mapping[str, Numbers],
-    withdrawn: Mapping[str, str],
+    claims: Iterable[Claim], scale: str, rows: Mapping[str, Rows], numbers: Mapping[str, Numbers]
 ) -> list[Verdict]:
-    """Return the verdicts on all claims, headline claims that have one with their corrected p.
+    """Return the verdicts on all claims, headline claims that have one with their corrected p; the rest is by claim."""
+    found = [judge(claim, rows.get(claim.id), numbers.get(claim.id, {}), scale) for claim in claims]
+    family = [v for v in found if v.claim.headline and v.outcome in ("agrees", "contradicts", "cannot_tell")]
+    corrected = holm({verdict.claim.id: p_value(verdict, rows.get(verdict.claim.id)) for verdict in family})
+    return [replace(verdict, holm_p=corrected.get(verdict.claim.id)) for verdict in found]
 
-    `numbers` are those of the exact checks, by claim. `withdrawn` gives the reason why rows that exist are no evidence,
-    by claim: those are not tested, without numbers.
-    """
-    verdicts, p_values = [], {}
-    for claim in claims:
-        if claim.id in withdrawn:
-            item = ItemVerdict(None, "not_tested", reason=f"withdrawn: {withdrawn[claim.id]}")
-            verdicts.append(Verdict(claim, scale, "not_tested", (item,)))
-            continue
-        evidence = Evidence(claim, protocol, rows_of(claim), numbers.get(claim.id, {}))
-        verdicts.append(judge(evidence, scale))
-        if claim.headline and verdicts[-1].outcome in TESTED:
-            p_values[claim.id] = p_value(evidence, verdicts[-1])
-    corrected = holm(p_values)
-    return [replace(verdict, holm_p=corrected.get(verdict.claim.id)) for verdict in verdicts]
+
+def verdicts(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]]) -> list[Verdict]:
+    """Return the verdicts at the scale of `results`, headlines first; `arms` are what each study maps, by claim."""
+    shared = dict[Any, Any]()
+    rows = {name: Rows(results, study, own, shared) for study, mapped in arms.items() for name, own in mapped.items()}
+    numbers = {
+        str(claim): dict(zip(group["name"], group["value"].astype(float), strict=True))
+        for claim, group in results.rows_of_study(EXACT, "").groupby("claim")
+    }
+    ordered = sorted(read_claims().claims, key=lambda claim: not claim.headline)
+    return judge_all(ordered, results.scale, rows, numbers)

@@ -1,262 +1,251 @@
-"""Tables of the DenseFormer study (arXiv:2402.02622)."""
+"""What averages over depth gain, and what they cost in time, for tables and figures (DenseFormer, arXiv:2402.02622)."""
 
-import re
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.depth import (
-    METHODS,
-    PUBLISHED_SEQUENCES,
-    gains,
-    plains,
-    published_depths,
-    published_table,
-    speeds,
-)
-from formerlab.report.drawings import Table
+from formerlab.report.drawings import table
 from formerlab.report.families import setting
-from formerlab.report.runs import (
-    TRANSFORMER,
-    by_run,
-    ends,
-    floors,
-    held_out_losses,
-    main_first,
-    paired_difference,
-    variant,
-)
+from formerlab.report.published import DENSEFORMER, published_rows
+from formerlab.report.runs import TRANSFORMER, by_run, floors, held_out_losses, main_first, once, paired, recorded
 from formerlab.results.read import Results
 from formerlab.results.schema import DECODE, FORWARD, TRAINING
 
 STUDY = "denseformer"
+_ENDS = ("", "_low", "_high")
+_OWN_PLAIN = ("small-batch", "long-context", "long", "books", "modern")
+"""Settings that have a plain Transformer of their own; the others are compared with that of the main ones."""
 
 
-def main(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run in the order of depth."""
+def plains(records: DataFrame) -> dict[str, str]:
+    """Return, by run, the plain Transformer of the same depth, data, batch and backbone, if any.
+
+    Of several it is the one with the run's learning rate. Where each has a rate of its own, found for it, there is one.
+    """
+    plain: dict[tuple[str, ...], str] = {}
+    keys: dict[str, tuple[str, ...]] = {}
+    for row in records.drop_duplicates("run").to_dict("records"):
+        run, where = row["run"], setting(row["run"])
+        own = where if where in _OWN_PLAIN else "main"
+        keys[run] = (row["regime"], own, str(row["spec.model.layers"]), str(row.get("spec.optimizer.lr")))
+        if row["spec.model.depth.kind"] == "identity" and where == own:
+            plain.setdefault(keys[run], run)
+            plain.setdefault(keys[run][:3], run)
+    found = {run: plain.get(key) or plain.get(key[:3] * (key[1] != "modern")) for run, key in keys.items()}
+    return {run: partner for run, partner in found.items() if partner}
+
+
+@once
+def gains(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return a row per run, by depth: its loss, spec, and how much lower than its plain Transformer's it is, in nats.
+
+    The difference is paired by seed; `interval` says what its interval speaks of.
+    """
+    losses = held_out_losses(results, STUDY)
+    if losses.empty:
+        return DataFrame()
+    chosen, plain_of = set(results.runs(STUDY, runs)["run"]), plains(losses)
+    first = [str(name) for name in losses if str(name).startswith(("regime", "data.name", "spec."))]
+    rows = []
+    for row in by_run(losses[losses["run"].isin(chosen)], first=first).to_dict("records"):
+        run, plain = row["run"], plain_of.get(row["run"])
+        row |= {"setting": setting(run), "plain": plain}
+        rows.append(row | (paired(results, losses, plain, run, "gain_nats") if plain not in (None, run) else {}))
+    return DataFrame(rows).sort_values(["layers", "run"], ignore_index=True) if rows else DataFrame()
+
+
+def with_seeds(rows: DataFrame, losses: DataFrame, shared: Sequence[str]) -> DataFrame:
+    """Return rows of runs, `part` is mean, and below them a row per seed, `part` is seed, with the `shared` columns."""
+    seeds = losses[["run", "seed", "loss_nats"]].merge(rows[["run", *shared]], on="run")
+    return pd.concat([rows.assign(part="mean"), seeds.assign(part="seed")], ignore_index=True)
+
+
+def speeds(results: Results) -> DataFrame:
+    """Return a row per timed run: median and quartiles of the times and of the bytes of each measure.
+
+    Columns are `<measure>_time_s`, `..._time_s_low`, `..._time_s_high`, `<measure>_memory_bytes`, and
+    `<measure>_sequences`, the number that is trained on, scored or decoded at a time.
+    """
+    columns: dict[str, dict[str, float]] = {}
+    for (run, measure), rows in results.rows_of_study("speed.csv", STUDY).groupby(["run", "measure"], sort=False):
+        quartiles = dict(zip(_ENDS, np.quantile(rows["time_s"], (0.5, 0.25, 0.75)), strict=True))
+        found = {f"time_s{end}": value for end, value in quartiles.items()}
+        found |= {name: float(rows[name].median()) for name in ("memory_bytes", "sequences")}
+        columns.setdefault(str(run), {}).update({f"{measure}_{name}": value for name, value in found.items()})
+    what = (*(f"time_s{end}" for end in _ENDS), "memory_bytes", "sequences")
+    wanted = [f"{measure}_{name}" for measure in (TRAINING, FORWARD, DECODE) for name in what]
+    table = DataFrame.from_dict(columns, orient="index").reindex(columns=wanted)
+    return table.rename_axis("run").reset_index().astype({"run": str})
+
+
+def published_table(*places: str, **names: str) -> DataFrame:
+    """Return tables of the paper, a row per place, model and setting, under other `names`; `perplexity_se` is an error.
+
+    A forward pass of Tables 1 and 6 has 64 sequences.
+    """
+    names |= {"perplexity_standard_error": "perplexity_se", "perplexity_uncertainty": "perplexity_se"}
+    by, factors = ("table_or_figure", "model", "setting"), {"parameters": 1e6}
+    rows = published_rows(DENSEFORMER, *places, by=by, names=names, factors=factors)
+    return rows.assign(source="published", **{f"{FORWARD}_sequences": 64.0})
+
+
+def published_depths() -> DataFrame:
+    """Return Table 1 of the paper, a row per model."""
+    table = published_table("Table 1", model="run", inference_batches_per_second="inference_batches_per_s")
+    table[["variant", "layers"]] = table["run"].str.extract(r"(.+) (\d+) blocks")
+    columns = ["source", "run", "variant", "layers", "perplexity", "perplexity_se", "parameters"]
+    return table.astype({"layers": float})[[*columns, "inference_batches_per_s", f"{FORWARD}_sequences"]]
+
+
+@table(
+    reads="test.csv floors.csv run.json speed.csv",
+    published=published_depths,
+    columns="source run regime variant layers -parameters perplexity[]± -loss_nats[] -bits_per_byte "
+    "loss_minus_plain_nats[] interval inference_batches_per_s -forward_sequences seeds -diverged",
+)
+def denseformer_table(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Depth, held-out perplexity and speed of every run, after Table 1 of DenseFormer (arXiv:2402.02622). Loss
+    minus plain: to the plain Transformer of the same depth, data set and schedule, paired by seed. Brackets: 95 %
+    Student t interval over seeds; with one seed a paired bootstrap over windows, of these two models alone.
+    Inference batches are full forward passes, measured alone on one machine. After ±: the published standard error
+    over three runs.
+    """
     losses = held_out_losses(results, STUDY, runs)
     losses = losses[losses["run"].map(setting) == "main"]
     if losses.empty:
         return DataFrame()
-    rows = by_run(losses).assign(mixed=lambda rows: rows["variant"] != TRANSFORMER)
-    rows["regime"] = rows["run"].map(losses.drop_duplicates("run").set_index("run")["regime"])
-    rows = rows.merge(speeds(results, STUDY), on="run", how="left")
-    rows = rows.assign(inference_batches_per_s=1 / rows[f"{FORWARD}_time_s"])
-    rows = main_first(rows, "layers", "mixed", "variant", "run")
-    rows = rows.join(DataFrame([_against_plain(results, losses, rows, place) for place in rows.index]))
-    return pd.concat([floors(results, STUDY, runs), rows])
-
-
-def _against_plain(results: Results, losses: DataFrame, runs: DataFrame, place: int) -> dict[str, object]:
-    mine = runs.iloc[place].to_dict()
-    same = (runs["layers"] == mine["layers"]) & (runs["regime"] == mine["regime"])
-    plain = runs[(runs["variant"] == TRANSFORMER) & same]["run"]
-    if mine["variant"] == TRANSFORMER or plain.empty:
-        return {}
-    difference = paired_difference(results, losses, mine["run"], plain.iloc[0])
-    return ends("loss_minus_plain_nats", difference) | {"interval": METHODS[difference.method]}
-
-
-denseformer_table = Table(
-    reads=("test.csv", "floors.csv", "run.json", "speed.csv"),
-    runs=("*",),
-    caption=(
-        "Depth, held-out perplexity and speed of every run, after Table 1 of DenseFormer (arXiv:2402.02622). Loss "
-        "minus plain: to the plain Transformer of the same depth, data set and schedule, paired by seed. Brackets: 95 "
-        "% Student t interval over seeds; with one seed a paired bootstrap over windows, of these two models alone. "
-        "Inference batches are full forward passes, measured alone on one machine. After ±: the published standard "
-        "error over three runs."
-    ),
-    ours=main,
-    published=published_depths,
-    columns=(
-        "source run regime variant layers -parameters perplexity[]± -loss_nats[] -bits_per_byte "
-        "loss_minus_plain_nats[] interval inference_batches_per_s -forward_sequences seeds -diverged"
-    ),
-)
+    rows = by_run(losses, first=["regime"]).merge(speeds(results), on="run", how="left")
+    rows = rows.assign(mixed=rows["variant"] != TRANSFORMER, inference_batches_per_s=1 / rows[f"{FORWARD}_time_s"])
+    rows, found = main_first(rows, "layers", "mixed", "variant", "run"), []
+    plain = {(row["layers"], row["regime"]): row["run"] for row in rows[::-1].to_dict("records") if not row["mixed"]}
+    for row in rows.to_dict("records"):
+        partner = plain.get((row["layers"], row["regime"])) if row["mixed"] else None
+        found.append(paired(results, losses, row["run"], partner, "loss_minus_plain_nats") if partner else {})
+    return pd.concat([floors(results, STUDY, runs), rows.join(DataFrame(found))])
 
 
 STATIC = ("dwa", "last_k", "connect_to_last", "random_sparse", "softmax")
 """Mixers whose parameters are one weight per connection."""
 
 
-def patterns(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run, shallow before deep."""
-    ours = gains(results, STUDY, runs)
-    if len(ours):
-        ours = ours[ours["setting"].isin(("main", "small-batch"))]
-        parameters = ours.set_index("run")["parameters"]
-        ours = ours.assign(parameters_added=ours["parameters"] - ours["plain"].map(parameters))
-        kinds = results.runs(STUDY, runs).drop_duplicates("run").set_index("run")["spec.model.depth.kind"]
-        absent = 1 - ours["parameters_added"] / (ours["layers"] * (ours["layers"] + 3) / 2)
-        ours["sparsity"] = absent.where(ours["run"].map(kinds).isin(STATIC))
-        ours = main_first(ours, "setting", "layers", "loss_nats")
-    return ours
-
-
-def _published_patterns() -> DataFrame:
-    rows = published_table("Table 4", "Table 7").rename(columns={"model": "variant"})
-    return rows.assign(sparsity=rows["sparsity"] / 100, layers=48.0, run=rows["table_or_figure"])
-
-
-denseformer_patterns = Table(
-    reads=("test.csv", "run.json"),
-    runs=("*",),
-    caption=(
-        "Held-out loss of every way to mix the outputs of earlier blocks, after Tables 4 and 7 of DenseFormer "
-        "(arXiv:2402.02622). Gain is the loss of the plain Transformer of the same depth and batch minus that of the "
-        "run, paired by seed, with its 95 % interval over seeds (with one seed over windows). Sparsity is the exact "
-        "share of the weights of 1x1 that are absent, where every added parameter is one weight. The embedding enters "
-        "Last-K always, as one of the last K, or never: the paper allows each reading. Softmax weights, Attention "
-        "Residuals, MUDD, Hyper-Connections and random patterns are not of the paper. After ±: the published standard "
-        "error."
+@table(
+    reads="test.csv run.json",
+    published=lambda: published_table("Table 4", "Table 7", model="variant", table_or_figure="run").assign(
+        sparsity=lambda rows: rows["sparsity"] / 100, layers=48.0
     ),
-    ours=patterns,
-    published=_published_patterns,
-    columns=(
-        "source -run regime setting variant layers parameters_added sparsity perplexity[]± -loss_nats gain_nats[] "
-        "-interval seeds -diverged"
-    ),
+    columns="source -run regime setting variant layers parameters_added sparsity perplexity[]± -loss_nats gain_nats[] "
+    "-interval seeds -diverged",
 )
+def denseformer_patterns(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Held-out loss of every way to mix the outputs of earlier blocks, after Tables 4 and 7 of DenseFormer
+    (arXiv:2402.02622). Gain is the loss of the plain Transformer of the same depth and batch minus that of the run,
+    paired by seed, with its 95 % interval over seeds (with one seed over windows). Sparsity is the exact share of
+    the weights of 1x1 that are absent, where every added parameter is one weight. The embedding enters Last-K
+    always, as one of the last K, or never: the paper allows each reading. Softmax weights, Attention Residuals,
+    MUDD, Hyper-Connections and random patterns are not of the paper. After ±: the published standard error.
+    """
+    ours = gains(results, runs)
+    if ours.empty:
+        return ours
+    ours = ours[ours["setting"].isin(("main", "small-batch"))]
+    ours = ours.assign(parameters_added=ours["parameters"] - ours["plain"].map(ours.set_index("run")["parameters"]))
+    absent = 1 - ours["parameters_added"] / (ours["layers"] * (ours["layers"] + 3) / 2)
+    ours["sparsity"] = absent.where(ours["spec.model.depth.kind"].isin(STATIC))
+    return main_first(ours, "setting", "layers", "loss_nats")
 
 
-_ASKED = {"lr": "spec.optimizer.lr", "batch": "spec.task.batch", "context": "spec.task.context", "data": "data.name"}
+_ASKED = {"spec.optimizer.lr": "lr", "spec.task.batch": "batch", "spec.task.context": "context", "data.name": "data"}
 
 
-def settings(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run of every other setting and of what the runs without decay are compared with."""
-    ours = gains(results, STUDY, runs)
-    if len(ours):
-        undecayed = ours.loc[ours["setting"] == "no-decay", "run"].str.removeprefix("no-decay-")
-        compared = {*("dwa-" + undecayed), *ours.loc[ours["setting"] == "no-decay", "plain"]}
-        ours = ours[(ours["setting"] != "main") | ours["run"].isin(compared)]
-        specs = results.runs(STUDY, runs).drop_duplicates("run").set_index("run")
-        for name, column in _ASKED.items():
-            ours = ours.assign(**{name: ours["run"].map(specs[column]) if column in specs else None})
-        ours = ours.sort_values(["setting", "lr", "layers", "run"])
-    return ours
-
-
-def _published_settings() -> DataFrame:
-    rows = published_table("Table 2", "Table 6", "text").dropna(subset="perplexity")
-    return rows.rename(columns={"model": "variant", "table_or_figure": "run"})
-
-
-denseformer_settings = Table(
-    reads=("test.csv", "run.json"),
-    runs=("plain-*", "dwa-*", "no-decay-*", "small-batch-*", "long-context-*", "books-*", "modern-*"),
-    caption=(
-        "Held-out loss of DenseFormer and of its plain Transformer in other settings: a smaller batch, a longer "
-        "context, a second corpus, a modern backbone (RMSNorm, SwiGLU, rotary positions) at several learning rates, "
-        "and mixing weights without weight decay; after Tables 2 and 6 and section 4.2 of DenseFormer "
-        "(arXiv:2402.02622). Gain is the loss of the plain Transformer of the same setting minus that of the run, "
-        "paired by seed, with its 95 % interval. Losses of different corpora cannot be compared; the second one is "
-        "PG-19 in the paper. The backbone and the run without decay are not of the paper. After ±: the published "
-        "standard error; it gives none for PG-19."
+@table(
+    reads="test.csv run.json",
+    runs="plain-* dwa-* no-decay-* small-batch-* long-context-* books-* modern-*",
+    published=lambda: published_table(*("Table 2", "Table 6", "text"), model="variant", table_or_figure="run").dropna(
+        subset="perplexity"
     ),
-    ours=settings,
-    published=_published_settings,
-    columns=(
-        "source setting -run regime variant layers lr -batch -context -data perplexity[]± -loss_nats gain_nats[] "
-        "-interval seeds -diverged"
-    ),
+    columns="source setting -run regime variant layers lr -batch -context -data perplexity[]± -loss_nats gain_nats[] "
+    "-interval seeds -diverged",
 )
-
-
-def delay(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per start, from the first step to never, for each depth."""
-    ours = gains(results, STUDY, runs)
-    if len(ours):
-        ours = ours.assign(start_share=ours["run"].map(_shares(results, runs)))
-        late = set(ours.loc[ours["setting"] == "late", "layers"])
-        ours = ours[ours["layers"].isin(late)].sort_values(["layers", "start_share"])
-        immediate = ours[ours["run"].str.startswith("dwa-")].set_index("layers")
-        if "gain_nats" in ours:
-            ours["kept"] = ours["gain_nats"] / ours["layers"].map(immediate["gain_nats"])
-    return ours
-
-
-def _shares(results: Results, runs: Sequence[str]) -> dict[str, float]:
-    """Return, by run, the share of the steps after which its mixing weights start to learn: 1 where there are none."""
-    records = results.runs(STUDY, runs).drop_duplicates("run").set_index("run")
-    starts = records.get("spec.optimizer.mixing_start_step", pd.Series(0.0, records.index)).fillna(0.0)
-    shares = (starts / records["spec.steps"]).mask(records["spec.model.depth.kind"] == "identity", 1.0)
-    return {str(run): float(share) for run, share in shares.items()}
+def denseformer_settings(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Held-out loss of DenseFormer and of its plain Transformer in other settings: a smaller batch, a longer
+    context, a second corpus, a modern backbone (RMSNorm, SwiGLU, rotary positions) at several learning rates, and
+    mixing weights without weight decay; after Tables 2 and 6 and section 4.2 of DenseFormer (arXiv:2402.02622).
+    Gain is the loss of the plain Transformer of the same setting minus that of the run, paired by seed, with its 95
+    % interval. Losses of different corpora cannot be compared; the second one is PG-19 in the paper. The backbone
+    and the run without decay are not of the paper. After ±: the published standard error; it gives none for PG-19.
+    """
+    ours = gains(results, runs).rename(columns=_ASKED)
+    if ours.empty:
+        return ours
+    undecayed = ours[ours["setting"] == "no-decay"]
+    compared = {*("dwa-" + undecayed["run"].str.removeprefix("no-decay-")), *undecayed["plain"]}
+    ours = ours[(ours["setting"] != "main") | ours["run"].isin(compared)]
+    return ours.sort_values(["setting", "lr", "layers", "run"])
 
 
 def _published_delay() -> DataFrame:
-    rows = published_table("Table 5")
-    found = [re.search(r"N=(\w+)", setting) for setting in rows["setting"]]
-    steps = [40_000.0 if match is None or match[1] == "never" else float(match[1]) for match in found]
-    rows = rows.assign(run=rows["model"], layers=48.0, start_share=np.array(steps) / 40_000)
-    rows["gain_nats"] = np.log(rows["perplexity"].max() / rows["perplexity"])
-    return rows.assign(kept=rows["gain_nats"] / rows["gain_nats"].max())
+    rows = published_table("Table 5", model="run").assign(layers=48.0)
+    steps = rows["setting"].str.extract(r"N=(\d+)")[0].astype(float).fillna(40_000.0)  # never
+    gain = np.log(rows["perplexity"].max() / rows["perplexity"])
+    return rows.assign(start_share=steps / 40_000, gain_nats=gain, kept=gain / gain.max())
 
 
-denseformer_delay = Table(
-    reads=("test.csv", "run.json"),
-    runs=("plain-*", "dwa-4x5-*", "late-*"),
-    caption=(
-        "Held-out loss where the mixing weights of DenseFormer 4x5 wait at the identity for a share of the steps, "
-        "after Table 5 of DenseFormer (arXiv:2402.02622). Gain is the loss of the plain Transformer minus that of the "
-        "run, paired by seed, with its 95 % interval. Kept is the mean gain as a share of that of the run whose "
-        "weights learn from the first step. The paper gives no intervals for delayed starts; its shares are "
-        "recomputed in nats."
-    ),
-    ours=delay,
+@table(
+    reads="test.csv run.json",
+    runs="plain-* dwa-4x5-* late-*",
     published=_published_delay,
     columns="source run layers start_share perplexity[] -loss_nats gain_nats[] -interval kept seeds",
 )
+def denseformer_delay(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Held-out loss where the mixing weights of DenseFormer 4x5 wait at the identity for a share of the steps,
+    after Table 5 of DenseFormer (arXiv:2402.02622). Gain is the loss of the plain Transformer minus that of the
+    run, paired by seed, with its 95 % interval. Kept is the mean gain as a share of that of the run whose weights
+    learn from the first step. The paper gives no intervals for delayed starts; its shares are recomputed in nats.
+    """
+    ours = gains(results, runs)
+    if ours.empty:
+        return ours
+    starts = ours.get("spec.optimizer.mixing_start_step", pd.Series(0.0, ours.index)).fillna(0.0)
+    shares = (starts / ours["spec.steps"]).mask(ours["spec.model.depth.kind"] == "identity", 1.0)
+    ours = ours.assign(start_share=shares)
+    late = set(ours.loc[ours["setting"] == "late", "layers"])
+    ours = ours[ours["layers"].isin(late)].sort_values(["layers", "start_share"])
+    immediate = ours[ours["run"].str.startswith("dwa-")].set_index("layers")
+    if "gain_nats" in ours:
+        ours["kept"] = ours["gain_nats"] / ours["layers"].map(immediate["gain_nats"])
+    return ours
 
 
-def equal_time(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return three rows per comparison (plain, plain for equal time, DenseFormer)."""
-    losses = held_out_losses(results, STUDY, runs)
-    if losses.empty or "equal_time.arm" not in losses:
-        return DataFrame()
-    rows, records = by_run(losses).set_index("run"), losses.drop_duplicates("run").set_index("run")
-    found = []
-    for name in records.index[records["equal_time.arm"].notna()]:
-        arm, reference = records.loc[name, ["equal_time.arm", "equal_time.reference"]]
-        for run in (reference, name, arm):
-            if run not in rows.index:
-                continue
-            row = {**rows.loc[run].to_dict(), "run": run, "steps": records.loc[run, "spec.steps"]}
-            if run == name:
-                row["step_time_ratio"] = records.loc[name, "equal_time.time_ratio"]
-            if run != arm and arm in rows.index:
-                gain = paired_difference(results, losses, run, arm)
-                row |= ends("gain_nats", gain) | {"interval": METHODS[gain.method]}
-            found.append(row)
-    return DataFrame(found)
-
-
-def _published_equal_time() -> DataFrame:
-    names = {"model": "run", "training_steps": "steps", "training_time": "training_time_hours"}
-    return published_table("Table 3").rename(columns=names)
-
-
-denseformer_equal_time = Table(
-    reads=("test.csv", "run.json", "speed.csv"),
-    runs=("plain-*", "dwa-*", "equal-time-*"),
-    caption=(
-        "A plain Transformer that trains for as long as a DenseFormer, after Table 3 of DenseFormer "
-        "(arXiv:2402.02622). Its steps are those of the DenseFormer times the ratio of the two times of a step, "
-        "measured beside each other on an otherwise idle machine, and its learning rate follows a schedule of its own "
-        "length. The plain Transformer with as many steps stands above it: what the added steps bring by themselves. "
-        "Gain is the loss of a plain run minus that of the DenseFormer, paired by seed, with its 95 % interval. "
-        "Training time is that of the steps alone, as the runs themselves had it, other jobs beside them. After ±: "
-        "the published standard error."
+@table(
+    reads="test.csv run.json speed.csv",
+    runs="plain-* dwa-* equal-time-*",
+    published=lambda: published_table(
+        "Table 3", model="run", training_steps="steps", training_time="training_time_hours"
     ),
-    ours=equal_time,
-    published=_published_equal_time,
-    columns=(
-        "source run layers steps step_time_ratio training_time_s training_time_hours perplexity[]± -loss_nats "
-        "gain_nats[] -interval seeds"
-    ),
+    columns="source run layers steps step_time_ratio training_time_s training_time_hours perplexity[]± -loss_nats "
+    "gain_nats[] -interval seeds",
 )
+def denseformer_equal_time(results: Results, runs: Sequence[str]) -> DataFrame:
+    """A plain Transformer that trains for as long as a DenseFormer, after Table 3 of DenseFormer
+    (arXiv:2402.02622). Its steps are those of the DenseFormer times the ratio of the two times of a step, measured
+    beside each other on an otherwise idle machine, and its learning rate follows a schedule of its own length. The
+    plain Transformer with as many steps stands above it: what the added steps bring by themselves. Gain is the loss
+    of a plain run minus that of the DenseFormer, paired by seed, with its 95 % interval. Training time is that of
+    the steps alone, as the runs themselves had it, other jobs beside them. After ±: the published standard error.
+    """
+    losses = held_out_losses(results, STUDY, runs)
+    if "equal_time.arm" not in losses:
+        return DataFrame()
+    own = ["spec.steps", "equal_time.arm", "equal_time.reference", "equal_time.time_ratio"]
+    rows, found = by_run(losses, first=own).set_index("run", drop=False), []
+    for equal in rows[rows["equal_time.arm"].notna()].to_dict("records"):
+        arm = equal["equal_time.arm"]
+        for run in (run for run in (equal["equal_time.reference"], equal["run"], arm) if run in rows.index):
+            gain = paired(results, losses, run, arm, "gain_nats") if run != arm and arm in rows.index else {}
+            found.append(rows.loc[run].to_dict() | gain)
+    return DataFrame(found).rename(columns={"spec.steps": "steps", "equal_time.time_ratio": "step_time_ratio"})
 
 
 _UNITS = {TRAINING: "training_steps_per_s", FORWARD: "forward_batches_per_s", DECODE: "decoded_tokens_per_s"}
@@ -264,68 +253,53 @@ _UNITS = {TRAINING: "training_steps_per_s", FORWARD: "forward_batches_per_s", DE
 
 def speed(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return a row per timed run, shallow before deep."""
-    measured = speeds(results, STUDY)
-    records = results.runs(STUDY, runs).drop_duplicates("run").set_index("run")
-    measured = measured[measured["run"].isin(records.index) & (measured["run"].map(setting) == "main")]
-    plain_of = plains(records.reset_index()) if len(records) else {}
-    rows = []
-    plain = measured.set_index("run")
-    for row in measured.to_dict("records"):
-        record = records.loc[row["run"]].to_dict()
-        shown = {"run": row["run"], "variant": variant(record)}
-        shown |= {"layers": record.get("spec.model.layers"), "parameters": record["parameters"]}
-        partner = plain_of.get(row["run"])
-        for measure, name in _UNITS.items():
-            sides = (("", "_time_s"), ("_low", "_time_s_high"), ("_high", "_time_s_low"))
-            shown |= {f"{name}{end}": 1 / row[f"{measure}{column}"] for end, column in sides}
-            if partner is not None and partner in plain.index:
-                for what, label in (("time_s", "time_ratio"), ("memory_bytes", "memory_ratio")):
-                    shown[f"{measure}_{label}"] = row[f"{measure}_{what}"] / plain.loc[partner, f"{measure}_{what}"]
-            shown[f"{measure}_megabytes"] = row[f"{measure}_memory_bytes"] / 1e6
-        shown[f"{FORWARD}_sequences"] = row[f"{FORWARD}_sequences"]
-        rows.append(shown)
-    return DataFrame(rows).sort_values(["layers", "run"]) if rows else DataFrame()
+    records, timed = recorded(results, STUDY, runs), speeds(results)
+    if records.empty:
+        return DataFrame()
+    rows = timed.merge(records.drop_duplicates("run")[["run", "variant", "layers", "parameters"]], on="run")
+    rows = rows[rows["run"].map(setting) == "main"].sort_values(["layers", "run"])
+    plain = timed.set_index("run").reindex(rows["run"].map(plains(records))).set_index(rows.index)
+    for measure, name in _UNITS.items():
+        for end, column in zip(_ENDS, ("_time_s", "_time_s_high", "_time_s_low"), strict=True):
+            rows[f"{name}{end}"] = 1 / rows[f"{measure}{column}"]
+        for what, label in (("time_s", "time_ratio"), ("memory_bytes", "memory_ratio")):
+            rows[f"{measure}_{label}"] = rows[f"{measure}_{what}"] / plain[f"{measure}_{what}"]
+        rows[f"{measure}_megabytes"] = rows[f"{measure}_memory_bytes"] / 1e6
+    return rows
 
 
-def _published_speed() -> DataFrame:
-    names = {"model": "run", "table_or_figure": "variant", "inference_batches_per_second": _UNITS[FORWARD]}
-    names |= {"inference_batches_per_second_standard_error": f"{_UNITS[FORWARD]}_se"}
-    rows = published_table("Table 1", "Table 6").rename(columns=names)
-    return rows.assign(parameters=1e6 * rows["parameters"], **{f"{FORWARD}_sequences": PUBLISHED_SEQUENCES})
-
-
-denseformer_speed = Table(
-    reads=("run.json", "speed.csv"),
-    runs=("*",),
-    caption=(
-        "Speed of training, scoring and decoding, after Tables 1 and 6 of DenseFormer (arXiv:2402.02622). All are "
-        "measured in turns in one process on an otherwise idle machine: medians over repetitions, in brackets the "
-        "quartiles. Beside them the ratio of the time to that of the plain Transformer of the same depth: below 1 is "
-        "faster. A forward pass is a batch of sequences without gradients, 64 in the paper, which names no GPU and "
-        "does not report decoding. The table denseformer_memory has the memory."
+@table(
+    reads="run.json speed.csv",
+    published=lambda: published_table(
+        *("Table 1", "Table 6"),
+        model="run",
+        table_or_figure="variant",
+        inference_batches_per_second=_UNITS[FORWARD],
+        inference_batches_per_second_standard_error=f"{_UNITS[FORWARD]}_se",
     ),
-    ours=speed,
-    published=_published_speed,
-    columns=(
-        "source run variant layers -parameters training_steps_per_s[] training_step_time_ratio "
-        "-training_step_memory_ratio -training_step_megabytes forward_batches_per_s[] forward_time_ratio "
-        "-forward_memory_ratio -forward_megabytes decoded_tokens_per_s[] decode_time_ratio -decode_memory_ratio "
-        "-decode_megabytes -forward_sequences forward_batches_per_s_se"
-    ),
+    columns="source run variant layers -parameters training_steps_per_s[] training_step_time_ratio "
+    "-training_step_memory_ratio -training_step_megabytes forward_batches_per_s[] forward_time_ratio "
+    "-forward_memory_ratio -forward_megabytes decoded_tokens_per_s[] decode_time_ratio -decode_memory_ratio "
+    "-decode_megabytes -forward_sequences forward_batches_per_s_se",
 )
+def denseformer_speed(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Speed of training, scoring and decoding, after Tables 1 and 6 of DenseFormer (arXiv:2402.02622). All are
+    measured in turns in one process on an otherwise idle machine: medians over repetitions, in brackets the
+    quartiles. Beside them the ratio of the time to that of the plain Transformer of the same depth: below 1 is
+    faster. A forward pass is a batch of sequences without gradients, 64 in the paper, which names no GPU and does
+    not report decoding. The table denseformer_memory has the memory.
+    """
+    return speed(results, runs)
 
 
-denseformer_memory = Table(
-    reads=("run.json", "speed.csv"),
-    runs=("*",),
-    caption=(
-        "Peak memory of training steps, full forward passes and decoding, and its ratio to that of the plain "
-        "Transformer of the same depth. It is the most that tensors hold at one time, weights included, and in "
-        "training gradients and AdamW's moments."
-    ),
-    ours=speed,
-    columns=(
-        "source run variant layers training_step_megabytes training_step_memory_ratio forward_megabytes "
-        "forward_memory_ratio decode_megabytes decode_memory_ratio"
-    ),
+@table(
+    reads="run.json speed.csv",
+    columns="source run variant layers training_step_megabytes training_step_memory_ratio forward_megabytes "
+    "forward_memory_ratio decode_megabytes decode_memory_ratio",
 )
+def denseformer_memory(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Peak memory of training steps, full forward passes and decoding, and its ratio to that of the plain
+    Transformer of the same depth. It is the most that tensors hold at one time, weights included, and in training
+    gradients and AdamW's moments.
+    """
+    return speed(results, runs)

@@ -4,20 +4,17 @@ import re
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.drawings import Table
-from formerlab.report.formulas import Shape, published_shapes, shape_of
+from formerlab.report.drawings import table
 from formerlab.report.published import TOKENFORMER as PAPER
-from formerlab.report.published import published
+from formerlab.report.published import published, published_rows
 from formerlab.report.questions import CHANCE, accuracy_columns
 from formerlab.report.runs import (
     TOKENFORMER,
     TRAINED_ON,
     TRANSFORMER,
-    add_perplexity,
     by_run,
     ends_over_seeds,
     floors,
@@ -25,116 +22,76 @@ from formerlab.report.runs import (
     held_out_losses,
     main_first,
     minus,
+    recorded,
 )
 from formerlab.report.scaling import against_envelope, scaling_laws
-from formerlab.report.tokenformer import METHODS, STAGES, at_step, before_growth, by_step
+from formerlab.report.tokenformer import METHODS, STAGES, Shape, at_step, before_growth, by_step, gap, shape_of
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"
 
 
-def main(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run in the order of cost."""
+def _published_main() -> DataFrame:
+    rows = published(PAPER, "Tables 6-7", "Table 6", "Table 7").query("metric == 'perplexity'")
+    size = rows["model"].str.extract(r"([\d.]+)(M|B)$")
+    variant = rows["setting"].str.removeprefix("OpenWebText; ") + rows["note"].map(
+        lambda note: f" ({note})" if note else ""
+    )
+    parameters = size[0].astype(float) * size[1].map({"M": 1e6, "B": 1e9})
+    shown = {"run": rows["model"], "variant": variant, "parameters": parameters}
+    return DataFrame(shown | {"perplexity": rows["value"].astype(float)})
+
+
+@table(
+    reads="test.csv floors.csv run.json",
+    published=_published_main,
+    columns="source run regime variant parameters -parameters_non_embedding tokens -flops flops_cumulative loss_nats[] "
+    "-bits_per_byte perplexity[] seeds -diverged",
+)
+def tokenformer_table(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Size, training cost and held-out loss of every run, after Tables 6 and 7 of Tokenformer (arXiv:2410.23168).
+    Losses compare within one data set. Cumulative FLOPs include all ancestors of a grown model. Brackets: 95 %
+    Student t interval over seeds. Perplexity is exp of the mean loss. A run that diverged counts as a uniform
+    guess. Published is OpenWebText at 124M to 1.4B parameters: compare ratios, never levels.
+    """
     losses = held_out_losses(results, STUDY, runs)
     if losses.empty:
         return losses
-    rows = by_run(losses).merge(losses[["run", "regime"]].drop_duplicates(), on="run")
-    return pd.concat([floors(results, STUDY, runs), main_first(rows, "flops_cumulative", "run")])
-
-
-def _published_main() -> DataFrame:
-    rows = published(PAPER, "Tables 6-7", "Table 6", "Table 7").query("metric == 'perplexity'")
-    sizes = [re.search(r"([\d.]+)(M|B)$", model) for model in rows["model"]]
-    settings = rows["setting"].str.removeprefix("OpenWebText; ")
-    return DataFrame(
-        {
-            "run": rows["model"],
-            "variant": [
-                f"{setting} ({note})" if note else setting for setting, note in zip(settings, rows["note"], strict=True)
-            ],
-            "parameters": [float(size[1]) * {"M": 1e6, "B": 1e9}[size[2]] for size in sizes if size],
-            "perplexity": rows["value"].astype(float),
-        }
-    )
-
-
-tokenformer_table = Table(
-    reads=("test.csv", "floors.csv", "run.json"),
-    runs=("*",),
-    caption=(
-        "Size, training cost and held-out loss of every run, after Tables 6 and 7 of Tokenformer (arXiv:2410.23168). "
-        "Losses compare within one data set. Cumulative FLOPs include all ancestors of a grown model. Brackets: 95 % "
-        "Student t interval over seeds. Perplexity is exp of the mean loss. A run that diverged counts as a uniform "
-        "guess. Published is OpenWebText at 124M to 1.4B parameters: compare ratios, never levels."
-    ),
-    ours=main,
-    published=_published_main,
-    columns=(
-        "source run regime variant parameters -parameters_non_embedding tokens -flops flops_cumulative loss_nats[] "
-        "-bits_per_byte perplexity[] seeds -diverged"
-    ),
-)
-
-
-def zeroshot(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run, and the row of chance."""
-    rows = results.rows("zeroshot.csv", STUDY, runs)
-    if rows.empty:
-        return rows
-    records = held_out_losses(results, STUDY, runs).drop_duplicates("run").set_index("run")
-    ours = accuracy_columns(rows, ["run"])
-    ours.insert(1, "variant", ours["run"].map(records["variant"]).fillna(CHANCE))
-    return ours
+    rows = main_first(by_run(losses, first=["regime"]), "flops_cumulative", "run")
+    return pd.concat([floors(results, STUDY, runs), rows])
 
 
 def _published_zeroshot() -> DataFrame:
-    rows = published(PAPER, "Table 1")
-    rows = rows[(rows["unit"] == "%") & rows["model"].str.startswith(("TokenFormer", "Pythia"))]
-    order = rows["metric"].drop_duplicates()
-    wide = rows.assign(value=rows["value"].astype(float) / 100).pivot(index="model", columns="metric", values="value")
-    wide = wide.loc[rows["model"].drop_duplicates(), order]
-    wide.columns = [f"{name} (published)" for name in order]
-    return DataFrame(wide.reset_index().rename(columns={"model": "run"}))
+    wide = published_rows(PAPER, "Table 1").set_index("model").filter(regex="^(?!.*perplexity)")
+    wide = wide[wide.index.str.startswith(("TokenFormer", "Pythia"))] / 100
+    return wide.add_suffix(" (published)").rename_axis("run").reset_index()
 
 
-tokenformer_zeroshot = Table(
-    reads=("zeroshot.csv", "test.csv", "run.json"),
-    runs=("*",),
-    caption=(
-        "Zero-shot accuracy, after Table 1 of Tokenformer (arXiv:2410.23168): a column per task and metric, the row "
-        "chance says what guessing gives. acc takes the most probable answer, acc_norm the most probable per "
-        "character, and acc_mutual_info the one that gains most from the question; small models are at chance in the "
-        "first two. After ±: one standard error over questions, and over seeds where there are several. The published "
-        "suites and the embedded tasks are different questions: compare models within a block, never across."
-    ),
-    ours=zeroshot,
+@table(
+    reads="zeroshot.csv test.csv run.json",
     published=_published_zeroshot,
 )
+def tokenformer_zeroshot(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Zero-shot accuracy, after Table 1 of Tokenformer (arXiv:2410.23168): a column per task and metric, the row
+    chance says what guessing gives. acc takes the most probable answer, acc_norm the most probable per character,
+    and acc_mutual_info the one that gains most from the question; small models are at chance in the first two.
+    After ±: one standard error over questions, and over seeds where there are several. The published suites and the
+    embedded tasks are different questions: compare models within a block, never across.
+    """
+    rows = results.rows("zeroshot.csv", STUDY, runs)
+    if rows.empty:
+        return rows
+    variants = recorded(results, STUDY, runs).drop_duplicates("run").set_index("run")["variant"]
+    ours = accuracy_columns(rows, ["run"])
+    ours.insert(1, "variant", ours["run"].map(variants).fillna(CHANCE))
+    return ours
 
 
 VOCABULARY = 50304
 
 
-def formulas(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per size."""
-    records = results.runs(STUDY, runs).drop_duplicates("run").to_dict("records")
-    return DataFrame([_row(record) for record in records])
-
-
-def _row(record: Mapping[Hashable, Any]) -> dict[str, Any]:
-    shape = shape_of(record)
-    time, batch, steps = (int(record[f"spec.{key}"]) for key in ("task.context", "task.batch", "steps"))
+def _columns(shape: Shape) -> dict[str, Any]:
     return {
-        "run": record["run"],
-        "variant": TOKENFORMER if shape.attention_tokens else TRANSFORMER,
-        **_columns(shape, time),
-        "parameters_difference": record["parameters_non_embedding"] - shape.parameters(),
-        "flops_difference": record["flops"] - 3 * steps * batch * shape.flops(time, head=True),
-    }
-
-
-def _columns(shape: Shape, time: int | None) -> dict[str, Any]:
-    columns: dict[str, Any] = {
         "layers": shape.layers,
         "width": shape.width,
         "attention_tokens": shape.attention_tokens or None,
@@ -144,122 +101,89 @@ def _columns(shape: Shape, time: int | None) -> dict[str, Any]:
         "parameters_formula": shape.parameters(),
         "flops_token_token_coefficient": 4 * shape.layers * shape.width,
     }
-    if time is None:
-        return columns
-    flops = {"flops_projections": shape.projection_flops(time), "flops_token_token": shape.token_token_flops(time)}
-    return columns | {"context": time} | flops | {"flops_formula": shape.flops(time)}
 
 
 def _published_formulas() -> DataFrame:
-    rows = []
-    for row in published_shapes().to_dict("records"):
-        sizes = (int(row[key]) for key in ("attention_tokens_per_projection", "ffn_tokens"))
-        shape = Shape(int(row["layers"]), int(row["hidden_size"]), VOCABULARY, *sizes)
+    rows, table = [], published_rows(PAPER, "Table 9")
+    for row in table[table["model"].str.startswith(("LM", "Scale"))].to_dict("records"):
+        sizes = ("layers", "hidden_size", "attention_tokens_per_projection", "ffn_tokens")
+        layers, width, *tokens = (int(row[key]) for key in sizes)
+        shape = Shape(layers, width, VOCABULARY, *tokens)
         printed, formula = row["parameters"] * 1e6, shape.parameters()
         nearest = min((formula, formula + VOCABULARY * shape.width), key=lambda count: abs(count / printed - 1))
         share = {"parameters_printed": printed, "nearer_count_minus_printed_percent": 100 * (nearest / printed - 1)}
-        rows.append({"run": row["model"], "variant": TOKENFORMER} | _columns(shape, None) | share)
+        rows.append({"run": row["model"], "variant": TOKENFORMER} | _columns(shape) | share)
     return DataFrame(rows)
 
 
-tokenformer_formulas = Table(
-    reads=("run.json",),
-    runs=("transformer-[1-4]", "tokenformer-1", "grown-random-sqrt-[2-4]"),
-    caption=(
-        "Parameters and FLOPs of every size, after Table 3 of Tokenformer (arXiv:2410.23168). Formula: parameters "
-        "without embedding and norms, 12 L d^2 or 2 L d (n_q + n_k + n_v + n_o + n_ff), and the forward FLOPs of one "
-        "sequence, 2 N T + 4 L d T^2 (the paper heads that column training FLOPs; version 1 had half of the first "
-        "term for attention). Difference: what the run recorded (training FLOPs with logits are three times the "
-        "formula), minus the formula; 0 but for the final norm's gain and bias. That the record is what modules and "
-        "PyTorch's counter count is a test of the project. Published block: the configurations of Table 9, whose "
-        "printed sizes fit the formula with or without the embedding of 50,304 rows, whichever is nearer; '1.4B' is "
-        "1.31B."
-    ),
-    ours=formulas,
+@table(
+    reads="run.json",
+    runs="transformer-[1-4] tokenformer-1 grown-random-sqrt-[2-4]",
     published=_published_formulas,
-    columns=(
-        "source run variant layers width -attention_tokens -feedforward_tokens -parameters_attention "
-        "-parameters_feedforward parameters_formula -flops_token_token_coefficient -context -flops_projections "
-        "-flops_token_token flops_formula parameters_difference flops_difference parameters_printed "
-        "nearer_count_minus_printed_percent"
-    ),
+    columns="source run variant layers width -attention_tokens -feedforward_tokens -parameters_attention "
+    "-parameters_feedforward parameters_formula -flops_token_token_coefficient -context -flops_projections "
+    "-flops_token_token flops_formula parameters_difference flops_difference parameters_printed "
+    "nearer_count_minus_printed_percent",
 )
+def tokenformer_formulas(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Parameters and FLOPs of every size, after Table 3 of Tokenformer (arXiv:2410.23168). Formula: parameters
+    without embedding and norms, 12 L d^2 or 2 L d (n_q + n_k + n_v + n_o + n_ff), and the forward FLOPs of one
+    sequence, 2 N T + 4 L d T^2 (the paper heads that column training FLOPs; version 1 had half of the first term
+    for attention). Difference: what the run recorded (training FLOPs with logits are three times the formula),
+    minus the formula; 0 but for the final norm's gain and bias. That the record is what modules and PyTorch's
+    counter count is a test of the project. Published block: the configurations of Table 9, whose printed sizes fit
+    the formula with or without the embedding of 50,304 rows, whichever is nearer; '1.4B' is 1.31B.
+    """
+    rows = []
+    for record in results.runs(STUDY, runs).drop_duplicates("run").to_dict("records"):
+        shape = shape_of(record)
+        time, batch, steps = (int(record[f"spec.{key}"]) for key in ("task.context", "task.batch", "steps"))
+        row = {"run": record["run"], "variant": TOKENFORMER if shape.attention_tokens else TRANSFORMER, "context": time}
+        row |= _columns(shape) | {"flops_projections": shape.projection_flops(time)}
+        row |= {"flops_token_token": shape.token_token_flops(time), "flops_formula": shape.flops(time)}
+        row["parameters_difference"] = record["parameters_non_embedding"] - shape.parameters()
+        row["flops_difference"] = record["flops"] - 3 * steps * batch * shape.flops(time, head=True)
+        rows.append(row)
+    return DataFrame(rows)
 
 
 DEFAULTS = {"score": "score-l2_gelu", "layernorm": "layernorm-none"}
 
 
-def scores(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per arm, by block and loss."""
+@table(
+    reads="test.csv run.json",
+    runs="score-* layernorm-*",
+    published=lambda: published_rows(
+        *(PAPER, "Table 4", "Table 5"),
+        by=("table_or_figure", "model"),
+        names={"table_or_figure": "block", "model": "run", "top1_accuracy": "ImageNet top-1 (%)"},
+    ),
+    columns="source block run loss_nats[] perplexity loss_minus_default_nats[] seeds diverged ImageNet~top-1~(%)",
+)
+def tokenformer_scores(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Score functions and block norms of a Tokenformer from scratch on language, after Tables 4 and 5 of
+    Tokenformer (arXiv:2410.23168), which are on ImageNet: held-out loss, and its difference to the default of each
+    block (score-l2_gelu, layernorm-none), paired by seed; above zero is worse. In brackets: 95 % Student t interval
+    over seeds. All arms have one learning rate, that of the study. exp_l1 is softmax times n, the row exp + L1 of
+    the paper; gelu_l1 is our reading of a row that neither official code has. Published: top-1 accuracy on
+    ImageNet.
+    """
     losses = held_out_losses(results, STUDY, runs)
     if losses.empty:
         return losses
     rows = []
     for row in by_run(losses).to_dict("records"):
-        block = str(row["run"]).partition("-")[0]
-        default = DEFAULTS[block]
-        difference = minus(held_out(losses, str(row["run"])), held_out(losses, default))
-        shared = {"block": block, "run": row["run"]}
-        numbers = {key: row[key] for key in ("loss_nats", "loss_nats_low", "loss_nats_high", "perplexity")}
-        numbers |= ends_over_seeds("loss_minus_default_nats", difference) if row["run"] != default else {}
-        rows.append(shared | numbers | {"seeds": row["seeds"], "diverged": row["diverged"] or None})
+        run, block = row["run"], row["run"].partition("-")[0]
+        if run != DEFAULTS[block]:
+            row |= gap(losses, run, DEFAULTS[block], "loss_minus_default_nats")
+        rows.append(row | {"block": block, "diverged": row["diverged"] or None})
     return DataFrame(rows).sort_values(["block", "loss_nats"], ascending=[False, True], ignore_index=True)
-
-
-def _published_scores() -> DataFrame:
-    rows = published(PAPER, "Table 4", "Table 5")
-    return DataFrame(
-        {
-            "block": rows["table_or_figure"],
-            "run": rows["model"],
-            "ImageNet top-1 (%)": rows["value"].astype(float),
-        }
-    )
-
-
-tokenformer_scores = Table(
-    reads=("test.csv", "run.json"),
-    runs=("score-*", "layernorm-*"),
-    caption=(
-        "Score functions and block norms of a Tokenformer from scratch on language, after Tables 4 and 5 of "
-        "Tokenformer (arXiv:2410.23168), which are on ImageNet: held-out loss, and its difference to the default of "
-        "each block (score-l2_gelu, layernorm-none), paired by seed; above zero is worse. In brackets: 95 % Student t "
-        "interval over seeds. All arms have one learning rate, that of the study. exp_l1 is softmax times n, the row "
-        "exp + L1 of the paper; gelu_l1 is our reading of a row that neither official code has. Published: top-1 "
-        "accuracy on ImageNet."
-    ),
-    ours=scores,
-    published=_published_scores,
-)
 
 
 PUBLISHED = "grown-random-sqrt-2"
 
 
-def ablation(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per way of growing, in the order of the held-out loss."""
-    losses = held_out_losses(results, STUDY, runs)
-    if losses.empty:
-        return DataFrame()
-    start = before_growth(losses, "Tokenformer")
-    grown = losses[losses["run"].str.startswith(("grown-", "trained-on-"))]
-    curves = by_step(results, runs)
-    parent, published = at_step(curves, start, None), held_out(losses, PUBLISHED)
-    rows = []
-    for record in grown.drop_duplicates("run").to_dict("records"):
-        run = record["run"]
-        final = held_out(losses, run)
-        rows.append(
-            _choices(record)
-            | ends_over_seeds("start_minus_parent_nats", minus(at_step(curves, run, 0), parent))
-            | ends_over_seeds("loss_nats", final)
-            | (ends_over_seeds("loss_minus_published_nats", minus(final, published)) if run != PUBLISHED else {})
-            | {"seeds": len(final)}
-        )
-    return DataFrame(rows).sort_values("loss_nats", ignore_index=True) if rows else DataFrame()
-
-
-def _choices(record: dict[Any, Any]) -> dict[str, Any]:
+def _choices(record: Mapping[Hashable, Any]) -> dict[str, Any]:
     if not isinstance(record["spec.growth.keys"], str):
         return {"run": record["run"], "keys": f"not grown, {TRAINED_ON}"}
     old = record.get("spec.growth.old_tokens")
@@ -273,191 +197,137 @@ def _choices(record: dict[Any, Any]) -> dict[str, Any]:
     }
 
 
-tokenformer_ablation = Table(
-    reads=("eval.csv", "test.csv", "run.json"),
-    runs=(
-        "tokenformer-1",
-        "long-matched-chosen",
-        "grown-random-*-2",
-        "grown-zero-*-2",
-        "trained-on-2",
-        "trained-on-tokens-2",
-    ),
-    needs=("grown-random-*-2", "grown-zero-*-2"),
-    caption=(
-        "Ways to grow, at the end of the first stage. All are from the same parent on the same batches (Tokenformer, "
-        "arXiv:2410.23168, sections 3.3 and 4.1); beside them the parent itself trained on, for the stage's FLOPs "
-        "(trained-on-2) and for its tokens (trained-on-tokens-2). Start minus parent: validation loss before the first "
-        "step, minus the parent's at its end; zero where growth keeps the function. Loss minus published: held-out "
-        "loss minus that of the published recipe (random keys, tau = sqrt(n), fresh optimizer, all tokens trained); "
-        "below zero is better. Brackets: 95 % Student t interval over seeds, differences paired by seed."
-    ),
-    ours=ablation,
+@table(
+    reads="eval.csv test.csv run.json",
+    runs="tokenformer-1 long-matched-chosen grown-random-*-2 grown-zero-*-2 trained-on-2 trained-on-tokens-2",
+    needs="grown-random-*-2 grown-zero-*-2",
 )
-
-
-def methods(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per method and stage, stage 1 being the model before growth."""
-    losses = held_out_losses(results, STUDY, runs)
-    if losses.empty:
-        return losses
-    rows: list[dict[str, Any]] = []
-    for method, (_, pattern, _) in METHODS.items():
-        start = before_growth(losses, method)
-        before = held_out(losses, start)
-        for stage in (1, *STAGES):
-            run = start if stage == 1 else pattern.format(size=stage)
-            after = held_out(losses, run)
-            if not after or run in [row["run"] for row in rows]:
-                continue
-            record = losses[losses["run"] == run].iloc[0].to_dict()
-            shape = shape_of(record)
-            row = {"method": "before growth" if stage == 1 else method, "stage": stage, "run": run}
-            row |= {"parameters_non_embedding": record["parameters_non_embedding"], "tokens": record["tokens"]}
-            row |= {"flops_token_token_coefficient": 4 * shape.layers * shape.width}
-            row |= add_perplexity(ends_over_seeds("loss_nats", after))
-            if stage > 1:
-                row |= ends_over_seeds("gain_nats", minus(before, after)) | _against_tokenformer(
-                    losses, method, stage, before, after
-                )
-            rows.append(row | {"seeds": len(after)})
-    return DataFrame(rows)
-
-
-def _against_tokenformer(
-    losses: DataFrame, method: str, stage: int, before: dict[int, float], after: dict[int, float]
-) -> dict[str, float]:
-    _, pattern, _ = METHODS["Tokenformer"]
-    ours = held_out(losses, pattern.format(size=stage))
-    if method == "Tokenformer":
-        return {}
-    lead = minus(minus(held_out(losses, before_growth(losses, "Tokenformer")), ours), minus(before, after))
-    return ends_over_seeds("tokenformers_lead_nats", lead) | ends_over_seeds(
-        "loss_minus_tokenformers_nats", minus(after, ours)
-    )
-
-
-def _published_methods() -> DataFrame:
-    table = published(PAPER, "Table 8").assign(value=lambda rows: rows["value"].astype(float))
-    wide = table.pivot(index="model", columns="metric", values="value").loc[table["model"].unique()]
-    names = [model.rsplit(" ", 1) for model in wide.index]
-    return DataFrame(
-        {
-            "method": [name for name, _ in names],
-            "run": [size for _, size in names],
-            "flops_token_token_coefficient": wide["token_token_flops_coefficient"].to_numpy() * 1e4,
-            "perplexity": wide["perplexity"].to_numpy(),
-        }
-    )
-
-
-tokenformer_methods = Table(
-    reads=("test.csv", "run.json"),
-    runs=("tokenformer-1", "transformer-1", "long-*-chosen", "grown-random-sqrt-[23]", "net2net-*", "hypercloning-*"),
-    needs=("grown-random-sqrt-2", "net2net-*", "hypercloning-*"),
-    caption=(
-        "Growing by tokens against growing in width, after Table 8 of Tokenformer (arXiv:2410.23168). Gain: how much "
-        "lower the held-out loss is than that of the family's own model before growth. Tokenformer's lead: its gain "
-        "minus the method's gain at the same stage, paired by seed; above zero, growing by tokens gains more. Loss "
-        "minus Tokenformer's is the plain difference. In brackets: 95 % Student t interval over seeds. FLOPs: 4 L d, "
-        "what multiplies T^2. The published perplexities fit neither Table 7 nor a documented setting; read them by "
-        "column."
-    ),
-    ours=methods,
-    published=_published_methods,
-    columns=(
-        "source method stage run -parameters_non_embedding -tokens flops_token_token_coefficient -loss_nats[] "
-        "perplexity[] seeds gain_nats[] tokenformers_lead_nats[] loss_minus_tokenformers_nats[]"
-    ),
-)
-
-
-def modern(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per arm and learning rate, the best rate of each arm marked."""
+def tokenformer_ablation(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Ways to grow, at the end of the first stage. All are from the same parent on the same batches (Tokenformer,
+    arXiv:2410.23168, sections 3.3 and 4.1); beside them the parent itself trained on, for the stage's FLOPs
+    (trained-on-2) and for its tokens (trained-on-tokens-2). Start minus parent: validation loss before the first
+    step, minus the parent's at its end; zero where growth keeps the function. Loss minus published: held-out loss
+    minus that of the published recipe (random keys, tau = sqrt(n), fresh optimizer, all tokens trained); below zero
+    is better. Brackets: 95 % Student t interval over seeds, differences paired by seed.
+    """
     losses = held_out_losses(results, STUDY, runs)
     if losses.empty:
         return DataFrame()
-    rates = losses.drop_duplicates("run").set_index("run")["spec.optimizer.lr"]
-    points = by_run(losses).merge(losses[["run", "regime"]].drop_duplicates(), on="run")
+    curves, rows = by_step(results, runs), []
+    parent = at_step(curves, before_growth(losses, "Tokenformer"))
+    grown = losses[losses["run"].str.startswith(("grown-", "trained-on-"))]
+    for record in grown.drop_duplicates("run").to_dict("records"):
+        run = record["run"]
+        final = held_out(losses, run)
+        row = _choices(record) | ends_over_seeds("start_minus_parent_nats", minus(at_step(curves, run, 0), parent))
+        row |= ends_over_seeds("loss_nats", final)
+        row |= gap(losses, run, PUBLISHED, "loss_minus_published_nats") if run != PUBLISHED else {}
+        rows.append(row | {"seeds": len(final)})
+    return DataFrame(rows).sort_values("loss_nats", ignore_index=True) if rows else DataFrame()
+
+
+def _published_methods() -> DataFrame:
+    names = {"token_token_flops_coefficient": "flops_token_token_coefficient"}
+    table = published_rows(PAPER, "Table 8", names=names, factors={"flops_token_token_coefficient": 1e4})
+    table[["method", "run"]] = table["model"].str.rsplit(n=1, expand=True)
+    return table
+
+
+@table(
+    reads="test.csv run.json",
+    runs="tokenformer-1 transformer-1 long-*-chosen grown-random-sqrt-[23] net2net-* hypercloning-*",
+    needs="grown-random-sqrt-2 net2net-* hypercloning-*",
+    published=_published_methods,
+    columns="source method stage run -parameters_non_embedding -tokens flops_token_token_coefficient -loss_nats[] "
+    "perplexity[] seeds gain_nats[] tokenformers_lead_nats[] loss_minus_tokenformers_nats[]",
+)
+def tokenformer_methods(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Growing by tokens against growing in width, after Table 8 of Tokenformer (arXiv:2410.23168). Gain: how much
+    lower the held-out loss is than that of the family's own model before growth. Tokenformer's lead: its gain minus
+    the method's gain at the same stage, paired by seed; above zero, growing by tokens gains more. Loss minus
+    Tokenformer's is the plain difference. In brackets: 95 % Student t interval over seeds. FLOPs: 4 L d, what
+    multiplies T^2. The published perplexities fit neither Table 7 nor a documented setting; read them by column.
+    """
+    losses = held_out_losses(results, STUDY, runs)
+    if losses.empty:
+        return losses
+    points = by_run(losses, first=["spec.model.layers", "spec.model.width"]).set_index("run", drop=False)
+    points["flops_token_token_coefficient"] = 4 * points["spec.model.layers"] * points["spec.model.width"]
+    first, (_, ours), rows = before_growth(losses, "Tokenformer"), METHODS["Tokenformer"], {}
+    for method, (_, pattern) in METHODS.items():
+        start = before_growth(losses, method)
+        for stage in (1, *STAGES):
+            run, grown = start if stage == 1 else pattern.format(size=stage), ours.format(size=stage)
+            if run not in points.index or run in rows:
+                continue
+            rows[run] = points.loc[run].to_dict() | {"method": method if stage > 1 else "before growth", "stage": stage}
+            rows[run] |= gap(losses, start, run, "gain_nats") if stage > 1 else {}
+            if stage > 1 and method != "Tokenformer":
+                gained = (minus(held_out(losses, a), held_out(losses, b)) for a, b in ((first, grown), (start, run)))
+                rows[run] |= ends_over_seeds("tokenformers_lead_nats", minus(*gained))
+                rows[run] |= gap(losses, run, grown, "loss_minus_tokenformers_nats")
+    return DataFrame([*rows.values()])
+
+
+@table(
+    reads="eval.csv test.csv run.json",
+    runs="modern-* classic-* matched-* *-modern-* *-classic-* *-matched-*",
+    columns="source run regime learning_rate best -parameters_non_embedding tokens -flops loss_nats[] -perplexity "
+    "tokenformer_minus_best_nats[] seeds -diverged",
+)
+def tokenformer_modern(results: Results, runs: Sequence[str]) -> DataFrame:
+    """A Tokenformer beside a modern and a classic Transformer. All are from scratch, with equal tokens and, but for
+    the embedding, equal parameters: matched is the Tokenformer; modern has RMSNorm, SwiGLU and full rotary
+    positions; classic has LayerNorm, GeLU, biases and the Tokenformer's positions. Runs named long have seen more
+    tokens. Every arm has the rate, of a grid of three or four, with the lowest validation loss at its end.
+    Tokenformer minus best: held-out loss of the Tokenformer minus this arm's, each at its best rate, paired by
+    seed, with its 95 % Student t interval; above zero, the Tokenformer is worse. Third parties report 0.024 nats
+    (124M) and 0.15 bits per byte (17M, feed-forward only) above a modern Transformer.
+    """
+    losses = held_out_losses(results, STUDY, runs)
+    if losses.empty:
+        return DataFrame()
+    points, curves = by_run(losses, first=["regime", "spec.optimizer.lr"]), by_step(results, runs)
     points["arm"] = points["run"].str.rpartition("-")[0]  # long-matched, where the budget is a longer one
-    curves = by_step(results, runs)
-    points["validation"] = [np.mean(list(at_step(curves, run, None).values())) for run in points["run"]]
+    points["validation"] = [at_step(curves, run).mean() for run in points["run"]]
     best = points.loc[points.groupby("arm")["validation"].idxmin()].set_index("arm")["run"].to_dict()
     rows = []
     for row in points.sort_values(["arm", "loss_nats"]).to_dict("records"):
-        run, arm = str(row["run"]), str(row["arm"])
-        ours = re.sub("modern|classic", "matched", arm)
-        keys = (
-            "regime",
-            "parameters_non_embedding",
-            "tokens",
-            "flops",
-            "loss_nats",
-            "loss_nats_low",
-            "loss_nats_high",
-            "perplexity",
-        )
-        line = {"run": run, "learning_rate": rates[run], "best": "best" if best[arm] == run else ""}
-        line |= {key: row[key] for key in keys}
-        if best[arm] == run and arm != ours and ours in best:
-            line |= ends_over_seeds(
-                "tokenformer_minus_best_nats", minus(held_out(losses, best[ours]), held_out(losses, run))
-            )
-        rows.append(line | {"seeds": row["seeds"], "diverged": row["diverged"] or None})
-    return DataFrame(rows)
+        run, chosen = row["run"], best[row["arm"]]
+        ours = best.get(re.sub("modern|classic", "matched", row["arm"]), run)
+        if run == chosen != ours:
+            row |= gap(losses, ours, run, "tokenformer_minus_best_nats")
+        rows.append(row | {"best": "best" if run == chosen else "", "diverged": row["diverged"] or None})
+    return DataFrame(rows).rename(columns={"spec.optimizer.lr": "learning_rate"})
 
 
-tokenformer_modern = Table(
-    reads=("eval.csv", "test.csv", "run.json"),
-    runs=("modern-*", "classic-*", "matched-*", "*-modern-*", "*-classic-*", "*-matched-*"),
-    caption=(
-        "A Tokenformer beside a modern and a classic Transformer. All are from scratch, with equal tokens and, but for "
-        "the embedding, equal parameters: matched is the Tokenformer; modern has RMSNorm, SwiGLU and full rotary "
-        "positions; classic has LayerNorm, GeLU, biases and the Tokenformer's positions. Runs named long have seen "
-        "more tokens. Every arm has the rate, of a grid of three or four, with the lowest validation loss at its end. "
-        "Tokenformer minus best: held-out loss of the Tokenformer minus this arm's, each at its best rate, paired by "
-        "seed, with its 95 % Student t interval; above zero, the Tokenformer is worse. Third parties report 0.024 nats "
-        "(124M) and 0.15 bits per byte (17M, feed-forward only) above a modern Transformer."
-    ),
-    ours=modern,
-    columns=(
-        "source run regime learning_rate best -parameters_non_embedding tokens -flops loss_nats[] -perplexity "
-        "tokenformer_minus_best_nats[] seeds -diverged"
-    ),
+@table(
+    reads="test.csv run.json",
+    needs="envelope-*",
+    columns="source run -variant parent parameters_non_embedding -tokens tokens_cumulative -flops flops_cumulative "
+    "loss_nats[] -bits_per_byte flops_ratio[] envelope seeds",
 )
+def tokenformer_envelope(results: Results, runs: Sequence[str]) -> DataFrame:
+    """What grown models, and parents that were trained on, cost beside Transformers from scratch (Tokenformer,
+    arXiv:2410.23168). FLOPs ratio: a run's cumulative FLOPs, its ancestors' included, by those at which the lower
+    envelope of Transformers from scratch (those finished of three sizes and three lengths, every one with its own
+    full schedule) reaches the same held-out loss, interpolated in logarithms; 0.5 would be half the cost. A value
+    per seed, in brackets the 95 % Student t interval over seeds. Beyond its ends the envelope says nothing.
+    """
+    return against_envelope(results, runs)
 
 
-tokenformer_envelope = Table(
-    reads=("test.csv", "run.json"),
-    runs=("*",),
-    needs=("envelope-*",),
-    caption=(
-        "What grown models, and parents that were trained on, cost beside Transformers from scratch (Tokenformer, "
-        "arXiv:2410.23168). FLOPs ratio: a run's cumulative FLOPs, its ancestors' included, by those at which the "
-        "lower envelope of Transformers from scratch (those finished of three sizes and three lengths, every one with "
-        "its own full schedule) reaches the same held-out loss, interpolated in logarithms; 0.5 would be half the "
-        "cost. A value per seed, in brackets the 95 % Student t interval over seeds. Beyond its ends the envelope "
-        "says nothing."
-    ),
-    ours=against_envelope,
-    columns=(
-        "source run -variant parent parameters_non_embedding -tokens tokens_cumulative -flops flops_cumulative "
-        "loss_nats[] -bits_per_byte flops_ratio[] envelope seeds"
-    ),
+@table(
+    reads="test.csv run.json",
+    runs="envelope-* modern-chosen long-modern-chosen",
 )
-
-
-tokenformer_laws = Table(
-    reads=("test.csv", "run.json"),
-    runs=("envelope-*", "modern-chosen", "long-modern-chosen"),
-    caption=(
-        "Power laws of the held-out loss of Transformers from scratch: loss = constant times FLOPs to the exponent, "
-        "on the runs of the lower envelope; and loss = constant times parameters and tokens, each to its exponent, on "
-        "all runs. In brackets: 95 % Student t interval of least squares on logarithms, over the points and not over "
-        "seeds: it says how well the law fits. Deviation: of the loss from the law, standard deviation. Best offset: "
-        "the irreducible loss with which the points would fit best; its p is that of the F test against none, so the "
-        "plain law is kept unless p is small. Larger models over wider ranges have exponents of -0.050, -0.076 and "
-        "-0.095 (Kaplan et al., arXiv:2001.08361)."
-    ),
-    ours=scaling_laws,
-)
+def tokenformer_laws(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Power laws of the held-out loss of Transformers from scratch: loss = constant times FLOPs to the exponent, on
+    the runs of the lower envelope; and loss = constant times parameters and tokens, each to its exponent, on all
+    runs. In brackets: 95 % Student t interval of least squares on logarithms, over the points and not over seeds:
+    it says how well the law fits. Deviation: of the loss from the law, standard deviation. Best offset: the
+    irreducible loss with which the points would fit best; its p is that of the F test against none, so the plain
+    law is kept unless p is small. Larger models over wider ranges have exponents of -0.050, -0.076 and -0.095
+    (Kaplan et al., arXiv:2001.08361).
+    """
+    return scaling_laws(results, runs)

@@ -1,98 +1,175 @@
-"""Tables of the vision study (Tokenformer, arXiv:2410.23168, section 4.2).
+"""Accuracy of the vision study, of its tables and figures (Tokenformer, arXiv:2410.23168, section 4.2).
 
-In all of them the linear probe, a floor, is logistic regression on the pixels.
+In all tables the linear probe, a floor, is logistic regression on the pixels.
 """
 
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
-from formerlab.report.drawings import Table
-from formerlab.report.vision import COLUMNS, comparison, published_accuracies
+import numpy as np
+import pandas as pd
+from pandas import DataFrame
 
-vision_sizes = Table(
-    reads=("test.csv", "floors.csv", "run.json"),
-    runs=("vit", "vit-wider", "tokenformer-matched", "tokenformer"),
-    caption=(
-        "ViT and Tokenformer, with as many parameters and with a third more, after Table 2 of Tokenformer "
-        "(arXiv:2410.23168). Points of top-1 are against another run, paired by seed. Brackets: 95 % Student t "
-        "interval over seeds; with one seed a paired bootstrap over the test images. A run that diverged counts as a "
-        "uniform guess. Published is ImageNet-1K: compare differences, never levels."
-    ),
-    ours=partial(
-        comparison,
-        compared={"vit": "vit", "vit-wider": "vit", "tokenformer-matched": "vit", "tokenformer": "tokenformer-matched"},
-    ),
+from formerlab.calibration import expected_calibration_error
+from formerlab.report.drawings import table
+from formerlab.report.published import TOKENFORMER, published_rows
+from formerlab.report.runs import by_run, floors, paired, recorded
+from formerlab.results.read import Results
+
+STUDY = "vision"
+
+NAMES = {
+    "vit": "ViT",
+    "vit-wider": "ViT, a third more parameters",
+    "tokenformer-matched": "Tokenformer, parameter-matched",
+    "tokenformer": "Tokenformer: L2 norm, then GeLU; norms without parameters",
+    "score-exp-l1": "exp, then L1 norm (softmax times n)",
+    "score-gelu-l1": "GeLU, then L1 norm times n (our definition)",
+    "score-gelu-l2": "GeLU, then L2 norm",
+    "norm-bias": "norms with bias",
+    "norm-gain-bias": "norms with gain and bias",
+    "tokenformer-small": "a quarter of the tokens",
+    "tokenformer-short": "all tokens, on the steps of a stage alone",
+    "trained-on": "a quarter of the tokens, trained on, not grown",
+    "grown-random-sqrt": "grown: random keys, tau sqrt(n)",
+    "grown-zero-keep": "grown: zero keys, tau kept",
+    "vit-dwa": "ViT with averages over depth",
+    "tokenformer-dwa": "Tokenformer with averages over depth",
+}
+"""What a reader calls a run."""
+
+METRICS = ("top1_percent", "top5_percent", "loss_nats", "calibration_error")
+COMPARED = "top1_points"
+COLUMNS = (
+    "source -run model parameters top1_percent[] top1_points[] compared_with interval -top5_percent loss_nats[] "
+    "calibration_error -flops_cumulative -images seeds -diverged"
+)
+"""Columns of the tables."""
+
+
+def accuracies(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return one row per run and seed: the columns of `recorded` with the metrics of its test images."""
+    rows, records = results.rows("test.csv", STUDY, runs), recorded(results, STUDY, runs)
+    if records.empty:
+        return records
+    metrics = [
+        {"run": run, "seed": seed, "images": len(group)}
+        | _scores(group)
+        | {"calibration_error": expected_calibration_error(group["confidence"], group["rank"] == 0)}
+        for (run, seed), group in rows.groupby(["run", "seed"], sort=False)
+    ]
+    return records.merge(DataFrame(metrics), on=["run", "seed"])
+
+
+def _scores(rows: DataFrame) -> dict[str, float]:
+    shares = {f"top{k}_percent": 100 * float((rows["rank"] < k).mean()) for k in (1, 5)}
+    return shares | {"loss_nats": float(np.mean(rows["loss_nats"].to_numpy()))}
+
+
+def models(measured: DataFrame) -> DataFrame:
+    """Return one row per run: the mean of each metric over seeds with its Student interval, and what seeds share."""
+    table = by_run(measured, METRICS, first=["images"])
+    names = zip(table["run"], table["variant"], strict=True)
+    return table.assign(model=[NAMES.get(run) or f"{variant} ({run})" for run, variant in names])
+
+
+def against(results: Results, measured: DataFrame, run: str, reference: str) -> dict[str, Any]:
+    """Return how many points of top-1 a run is above another, paired by seed, and what its interval speaks of."""
+    if run == reference or not {run, reference} <= set(measured["run"]):
+        return {}
+    return paired(results, measured, run, reference, COMPARED, "top1_percent", compared_with=reference)
+
+
+def comparison(results: Results, arms: str) -> DataFrame:
+    """Return our rows of a table of `arms`: words like `run:reference`, the run that it is compared with, or `run`."""
+    compared = {run: reference for run, _, reference in (word.partition(":") for word in arms.split())}
+    measured = accuracies(results, tuple(compared))
+    if measured.empty:
+        return measured
+    table = models(measured).set_index("run", drop=False)
+    table = table.loc[[run for run in compared if run in table.index]].reset_index(drop=True)
+    points = [against(results, measured, run, compared[run]) for run in table["run"]]
+    return pd.concat([image_floors(results, tuple(compared)), table.join(DataFrame(points))], ignore_index=True)
+
+
+def image_floors(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return a row per model without depth and data set (floors.csv)."""
+
+    def scored(rows: DataFrame, floor: str, record: Mapping[Hashable, Any]) -> dict[str, Any]:
+        return {"model": f"{floor}, on the pixels", "images": len(rows)} | _scores(rows)
+
+    return floors(results, STUDY, runs, scored)
+
+
+def published_accuracies(place: str) -> DataFrame:
+    """Return the published rows of a table of the paper."""
+    names = {"top1_accuracy": "top1_percent", "parameters": "parameters"}
+    return published_rows(TOKENFORMER, place, names=names, factors={"parameters": 1e6})
+
+
+@table(
+    reads="test.csv floors.csv run.json",
+    runs="vit vit-wider tokenformer-matched tokenformer",
     published=partial(published_accuracies, "Table 2"),
     columns=COLUMNS,
 )
+def vision_sizes(results: Results, runs: Sequence[str]) -> DataFrame:
+    """ViT and Tokenformer, with as many parameters and with a third more, after Table 2 of Tokenformer
+    (arXiv:2410.23168). Points of top-1 are against another run, paired by seed. Brackets: 95 % Student t interval
+    over seeds; with one seed a paired bootstrap over the test images. A run that diverged counts as a uniform
+    guess. Published is ImageNet-1K: compare differences, never levels.
+    """
+    return comparison(results, "vit vit-wider:vit tokenformer-matched:vit tokenformer:tokenformer-matched")
 
 
-vision_scores = Table(
-    reads=("test.csv", "run.json"),
-    runs=("score-*", "tokenformer"),
-    needs=("score-*",),
-    caption=(
-        "What stands in place of softmax in the parameter attention, after Table 4 of Tokenformer (arXiv:2410.23168). "
-        "Its rows change activation and norm, and from the second to the third also their order, so the same two in "
-        "the other order stand here too. GeLU with the L1 norm is in neither official code; ours is GeLU, the sum of "
-        "absolute values, times n. Points are paired by seed; brackets: 95 % Student t interval over seeds, with one "
-        "seed a paired bootstrap over images."
-    ),
-    ours=partial(
-        comparison,
-        compared={
-            "score-exp-l1": "score-exp-l1",
-            "score-gelu-l1": "score-exp-l1",
-            "score-gelu-l2": "score-gelu-l1",
-            "tokenformer": "score-gelu-l1",
-        },
-    ),
+@table(
+    reads="test.csv run.json",
+    runs="score-* tokenformer",
+    needs="score-*",
     published=partial(published_accuracies, "Table 4"),
     columns=COLUMNS,
 )
+def vision_scores(results: Results, runs: Sequence[str]) -> DataFrame:
+    """What stands in place of softmax in the parameter attention, after Table 4 of Tokenformer (arXiv:2410.23168).
+    Its rows change activation and norm, and from the second to the third also their order, so the same two in the
+    other order stand here too. GeLU with the L1 norm is in neither official code; ours is GeLU, the sum of absolute
+    values, times n. Points are paired by seed; brackets: 95 % Student t interval over seeds, with one seed a paired
+    bootstrap over images.
+    """
+    arms = "score-exp-l1 score-gelu-l1:score-exp-l1 score-gelu-l2:score-gelu-l1 tokenformer:score-gelu-l1"
+    return comparison(results, arms)
 
 
-vision_norms = Table(
-    reads=("test.csv", "run.json"),
-    runs=("norm-*", "tokenformer"),
-    needs=("norm-*",),
-    caption=(
-        "Tokenformers whose block norms learn gain and bias, bias alone or nothing, after Table 5 of Tokenformer "
-        "(arXiv:2410.23168); the final norm learns both in all of them. A gain common to all channels cannot matter in "
-        "front of Pattention, only its variation can. Points are paired by seed; brackets: 95 % Student t interval "
-        "over seeds, with one seed a paired bootstrap over images."
-    ),
-    ours=partial(
-        comparison,
-        compared={"norm-gain-bias": "norm-gain-bias", "norm-bias": "norm-gain-bias", "tokenformer": "norm-gain-bias"},
-    ),
+@table(
+    reads="test.csv run.json",
+    runs="norm-* tokenformer",
+    needs="norm-*",
     published=partial(published_accuracies, "Table 5"),
     columns=COLUMNS,
 )
+def vision_norms(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Tokenformers whose block norms learn gain and bias, bias alone or nothing, after Table 5 of Tokenformer
+    (arXiv:2410.23168); the final norm learns both in all of them. A gain common to all channels cannot matter in
+    front of Pattention, only its variation can. Points are paired by seed; brackets: 95 % Student t interval over
+    seeds, with one seed a paired bootstrap over images.
+    """
+    return comparison(results, "norm-gain-bias norm-bias:norm-gain-bias tokenformer:norm-gain-bias")
 
 
-vision_growth_table = Table(
-    reads=("test.csv", "floors.csv", "run.json"),
-    runs=("tokenformer*", "grown-*", "trained-on", "vit", "vit-dwa"),
-    needs=("grown-*", "*-dwa"),
-    caption=(
-        "Tokenformers that grow on images, beside their parent trained on for the FLOPs of the stage and those trained "
-        "from scratch, and models with averages over depth. Neither is published for images; the methods are those of "
-        "Tokenformer (arXiv:2410.23168, section 3.3) and DenseFormer (arXiv:2402.02622). Points are paired by seed; "
-        "brackets: 95 % Student t interval over seeds, with one seed a paired bootstrap over images."
-    ),
-    ours=partial(
-        comparison,
-        compared={
-            "tokenformer-small": "tokenformer",
-            "tokenformer": "tokenformer",
-            "tokenformer-short": "tokenformer",
-            "grown-random-sqrt": "tokenformer",
-            "grown-zero-keep": "tokenformer",
-            "trained-on": "tokenformer",
-            "tokenformer-dwa": "tokenformer",
-            "vit": "vit",
-            "vit-dwa": "vit",
-        },
-    ),
+@table(
+    reads="test.csv floors.csv run.json",
+    runs="tokenformer* grown-* trained-on vit vit-dwa",
+    needs="grown-* *-dwa",
     columns=COLUMNS,
 )
+def vision_growth_table(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Tokenformers that grow on images, beside their parent trained on for the FLOPs of the stage and those trained
+    from scratch, and models with averages over depth. Neither is published for images; the methods are those of
+    Tokenformer (arXiv:2410.23168, section 3.3) and DenseFormer (arXiv:2402.02622). Points are paired by seed;
+    brackets: 95 % Student t interval over seeds, with one seed a paired bootstrap over images.
+    """
+    grown = (
+        "tokenformer-small tokenformer tokenformer-short grown-random-sqrt grown-zero-keep trained-on tokenformer-dwa"
+    )
+    return comparison(results, " ".join([*(f"{run}:tokenformer" for run in grown.split()), "vit", "vit-dwa:vit"]))

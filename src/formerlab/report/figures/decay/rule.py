@@ -1,7 +1,7 @@
 """How Decay scores and drops tokens, on an example (Decay article, Fig 1 and 2): the rule itself, computed here."""
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,17 +10,16 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from pandas import DataFrame
 
-from formerlab.report.drawings import Plot
+from formerlab.report.drawings import plot
 from formerlab.report.pruning import PUBLISHED_ALPHA
-from formerlab.report.style import BLUE, GREY, ORANGE, VERMILION, Label, canvas, label_at_edge
+from formerlab.report.style import BLUE, GREY, ORANGE, VERMILION, Label, canvas, heat, label_at_edge
 from formerlab.results.read import Results
 
-STUDY = "decay"
 TOKENS, CHANGE, NAME, BUDGET = 16, 8, 2, 6
 """Length of the example, the token at which its topic changes, the one that matters to the end, and the cache."""
 ALPHAS = (1.0, PUBLISHED_ALPHA)
-FOLLOWED = ((0, "first topic", GREY), (NAME, "the name", ORANGE), (CHANGE, "second topic", BLUE))
-"""Tokens whose scores are drawn: place, what they are, colour."""
+FOLLOWED = ((0, "first\ntopic", GREY), (NAME, "the\nname", ORANGE), (CHANGE, "second\ntopic", BLUE))
+"""Tokens whose scores are drawn: index, what they are, colour."""
 
 Row: TypeAlias = NDArray[np.float64]
 Square: TypeAlias = NDArray[np.float64]
@@ -67,10 +66,71 @@ def pruned(logits: Square, alpha: float, budget: int) -> NDArray[np.bool_]:
     return seen
 
 
-def data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per alpha, query and key of the example: attention and score with a whole cache, and what is seen.
+RULE = f"""1. The query attends to the
+    tokens kept and to itself,
+    with weights p.
+2. The score of each becomes
+    S  =  alpha S + p
+3. Of more than {BUDGET} tokens,
+    the one of the lowest score
+    is dropped for good.
+alpha = 1 is the plain sum,
+alpha = 0 the last attention."""
 
-    They are no measurement; the runs say only that the study was run.
+
+def draw(data: DataFrame) -> Figure:
+    """Draw the attention and the rule left, then a row per alpha: scores from query to query, and what is kept."""
+    figure, axes = canvas(6, 3, 1.7, "An example made to show the rule; nothing is measured.", left=0.45, right=0.6)
+    _draw_square(axes[0], data[data["alpha"] == ALPHAS[0]], "attention", "Attention", cmap="Blues", vmax=0.5)
+    axes[0].text(NAME - 0.3, 0.2, "the name", color=ORANGE, va="center", fontsize=7)
+    axes[0].text(CHANGE - 0.2, 1.2, "here the\ntopic changes", color=VERMILION, va="center", fontsize=7)
+    axes[3].set_axis_off()
+    axes[3].set_title("The rule, at each query")
+    axes[3].text(0, 0.97, RULE, va="top", fontsize=7.5, linespacing=1.3, transform=axes[3].transAxes)
+    for row, alpha in enumerate(ALPHAS):
+        rows, (scores, kept) = data[data["alpha"] == alpha], axes[3 * row + 1 : 3 * row + 3]
+        _draw_scores(scores, rows, "alpha 1: sums never fade" if alpha == 1 else f"alpha {alpha:g}: unused fade")
+        colours = ListedColormap(["#e9e9e9", BLUE])
+        _draw_square(kept, rows, "seen", "Kept (grey: dropped)", cmap=colours, vmax=1)
+        late = rows[rows["query"] >= CHANGE]
+        share = (late["attention"] * late["seen"]).sum() / late["attention"].sum()
+        words = f"these have\n{100 * share:.0f} % of the\nattention after\nthe change"
+        kept.text(CHANGE - 0.2, 0.0, words, va="top", fontsize=7.5)
+    return figure
+
+
+def _draw_square(axes: Axes, rows: DataFrame, column: str, title: str, **image: Any) -> None:
+    """Draw a column as queries x keys; later keys are not a number."""
+    square = rows.pivot(index="query", columns="key", values=column)
+    heat(axes, square, {"vmin": 0, "aspect": "equal"} | image, title=title, xlabel="token",
+         ylabel="query (time runs down)", xticks=range(0, TOKENS, 4), yticks=range(0, TOKENS, 4))  # fmt: skip
+    axes.axvline(CHANGE - 0.5, color=VERMILION, linestyle=":", linewidth=1)
+
+
+def _draw_scores(axes: Axes, rows: DataFrame, title: str) -> None:
+    labels = []
+    for key, name, colour in FOLLOWED:
+        points = rows[rows["key"] == key].sort_values("query")
+        axes.plot(points["query"], points["score"], color=colour, marker=".")
+        labels.append(Label(points["query"].iloc[-1], points["score"].iloc[-1], name, colour))
+    axes.axvline(CHANGE - 0.5, color=VERMILION, linestyle=":", linewidth=1)
+    axes.set(title=title, xlabel="query", ylabel="score S, nothing dropped", xticks=range(0, TOKENS, 4))
+    axes.set_ylim(bottom=0)
+    label_at_edge(axes, labels)
+
+
+@plot(
+    reads=("run.json",),
+    runs=("decoder", "released-*"),
+    draw=draw,
+)
+def decay_rule(results: Results, runs: Sequence[str]) -> DataFrame:
+    """How Decay decides which tokens a cache keeps, with forgetting and without it, after Fig. 1 and 2 of the Decay
+    article, drawn by the rule itself on an example of 16 tokens. The topic changes after half of them; one token, a
+    name, stays of use to the end. Left: the attention with a whole cache. Middle: the scores of three tokens, query by
+    query. Right: the tokens that each query finds in a cache of six, and its own. To see: without forgetting (above)
+    the first topic has gathered so much that no token of the second can replace it; with it (below) the first topic
+    goes, the second comes in, and the name stays. A real model's masks are in decay_masks.
     """
     logits, rows = example(), []
     for alpha in ALPHAS:
@@ -85,94 +145,3 @@ def data(results: Results, runs: Sequence[str]) -> DataFrame:
                 for key in range(query + 1)
             ]
     return DataFrame(rows)
-
-
-def draw(data: DataFrame) -> Figure:
-    """Draw the attention and the rule left, then a row per alpha: scores from query to query, and what is kept."""
-    notes = ["An example made to show the rule, computed by it; nothing here is measured."]
-    figure, axes = canvas(6, 3, 1.7, notes, left=0.45, right=0.6)
-    _draw_attention(axes[0], data[data["alpha"] == ALPHAS[0]])
-    _write_rule(axes[3])
-    for row, alpha in enumerate(ALPHAS):
-        rows = data[data["alpha"] == alpha]
-        _draw_scores(axes[3 * row + 1], rows, alpha)
-        _draw_kept(axes[3 * row + 2], rows)
-    return figure
-
-
-def _square(rows: DataFrame, column: str) -> Square:
-    """Return a column as queries x keys; later keys are not a number."""
-    square = np.full((TOKENS, TOKENS), np.nan)
-    square[rows["query"], rows["key"]] = rows[column]
-    return square
-
-
-def _grid(axes: Axes, *, title: str) -> None:
-    axes.grid(visible=False)
-    axes.axvline(CHANGE - 0.5, color=VERMILION, linestyle=":", linewidth=1)
-    axes.set_title(title)
-    axes.set_xlabel("token")
-    axes.set_ylabel("query (time runs down)")
-    axes.set_xticks(range(0, TOKENS, 4))
-    axes.set_yticks(range(0, TOKENS, 4))
-
-
-def _draw_attention(axes: Axes, rows: DataFrame) -> None:
-    axes.imshow(_square(rows, "attention"), cmap="Blues", vmin=0, vmax=0.5, interpolation="nearest")
-    _grid(axes, title="Attention")
-    axes.text(NAME - 0.3, 0.2, "the name", color=ORANGE, va="center", fontsize=7)
-    axes.text(CHANGE - 0.2, 1.2, "here the\ntopic changes", color=VERMILION, va="center", fontsize=7)
-
-
-def _write_rule(axes: Axes) -> None:
-    axes.set_axis_off()
-    axes.set_title("The rule, at each query")
-    rule = (
-        "1. The query attends to the\n    tokens kept and to itself,\n    with weights p.\n"
-        "2. The score of each becomes\n    S  =  alpha S + p\n"
-        f"3. Of more than {BUDGET} tokens,\n    the one of the lowest score\n    is dropped for good.\n"
-        "alpha = 1 is the plain sum,\nalpha = 0 the last attention."
-    )
-    axes.text(0, 0.97, rule, va="top", fontsize=7.5, linespacing=1.3, transform=axes.transAxes)
-
-
-def _draw_scores(axes: Axes, rows: DataFrame, alpha: float) -> None:
-    labels = []
-    for key, name, colour in FOLLOWED:
-        points = rows[rows["key"] == key].sort_values("query")
-        axes.plot(points["query"], points["score"], color=colour, marker=".")
-        labels.append(Label(points["query"].iloc[-1], points["score"].iloc[-1], name.replace(" ", "\n"), colour))
-    axes.axvline(CHANGE - 0.5, color=VERMILION, linestyle=":", linewidth=1)
-    axes.set_title("alpha 1: sums never fade" if alpha == 1 else f"alpha {alpha:g}: unused fade")
-    axes.set_xlabel("query")
-    axes.set_xticks(range(0, TOKENS, 4))
-    axes.set_ylabel("score S, nothing dropped")
-    axes.set_ylim(bottom=0)
-    label_at_edge(axes, labels)
-
-
-def _draw_kept(axes: Axes, rows: DataFrame) -> None:
-    seen = _square(rows, "seen")
-    axes.imshow(seen, cmap=ListedColormap(["#e9e9e9", BLUE]), vmin=0, vmax=1, interpolation="nearest")
-    late = rows[rows["query"] >= CHANGE]
-    share = (late["attention"] * late["seen"]).sum() / late["attention"].sum()
-    _grid(axes, title="Kept (grey: dropped)")
-    words = f"these have\n{100 * share:.0f} % of the\nattention after\nthe change"
-    axes.text(CHANGE - 0.2, 0.0, words, va="top", fontsize=7.5)
-
-
-decay_rule = Plot(
-    reads=("run.json",),
-    runs=("decoder", "released-*"),
-    caption=(
-        "How Decay decides which tokens a cache keeps, with forgetting and without it, after Fig. 1 and 2 of the "
-        "Decay article, drawn by the rule itself on an example of 16 tokens. The topic changes after half of them; "
-        "one token, a name, stays of use to the end. Left: the attention with a whole cache. Middle: the scores of "
-        "three tokens, query by query. Right: the tokens that each query finds in a cache of six, and its own. To "
-        "see: without forgetting (above) the first topic has gathered so much that no token of the second can replace "
-        "it; with it (below) the first topic goes, the second comes in, and the name stays. A real model's masks are "
-        "in decay_masks."
-    ),
-    data=data,
-    draw=draw,
-)

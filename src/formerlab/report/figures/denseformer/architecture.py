@@ -1,24 +1,20 @@
 """Where DenseFormer averages over depth, and over what (arXiv:2402.02622, Fig 1), drawn from the specs of the runs."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 from pandas import DataFrame
 
-from formerlab.report.drawings import Plot
+from formerlab.report.drawings import plot
 from formerlab.report.runs import variant
-from formerlab.report.style import GREY, canvas, look
+from formerlab.report.style import GREY, arrow, box, canvas, look
 from formerlab.results.read import Results
 
-STUDY = "denseformer"
 MOST = 8
 """Panels."""
 SHOWN = 8
 """Blocks of a panel, from the first on: more make a dense average a blur."""
-_THIN: dict[str, Any] = {"linewidth": 0.8, "shrinkA": 0, "shrinkB": 0}
 
 
 def averages(layers: int, dilation: int, period: int) -> dict[int, list[int]]:
@@ -29,38 +25,12 @@ def averages(layers: int, dilation: int, period: int) -> dict[int, list[int]]:
     return {i: list(range(i % dilation, i + 1, dilation)) for i in range(period, layers + 1, period)}
 
 
-def data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per average and source, for each dilation and period at the depth that has most of them."""
-    records = results.runs(STUDY, runs)
-    records = records[records["spec.model.depth.kind"] == "dwa"]
-    keys = ["spec.model.layers", "spec.model.depth.dilation", "spec.model.depth.period"]
-    kinds = records.drop_duplicates(keys).sort_values(keys)
-    counts = kinds["spec.model.layers"].value_counts()
-    depth = counts.index[counts == counts.max()].max()
-    rows = []
-    for record in kinds[kinds["spec.model.layers"] == depth].head(MOST).to_dict("records"):
-        layers, dilation, period = (int(record[key]) for key in keys)
-        shared = {"source": "ours", "variant": variant(record), "layers": layers, "dilation": dilation}
-        shared |= {"period": period}
-        rows += [
-            shared | {"after_block": i, "reads": j}
-            for i, reads in averages(layers, dilation, period).items()
-            for j in reads
-        ]
-    return DataFrame(rows)
-
-
 def draw(data: DataFrame) -> Figure:
     """Draw a row of blocks per kind, with an arc from everything that an average reads."""
-    groups = list(data.groupby("variant", sort=False))
-    layers = int(data["layers"].iloc[0])
+    groups, layers = list(data.groupby("variant", sort=False)), int(data["layers"].iloc[0])
     shown = min(layers, SHOWN)
-    part = f"The first {shown} of {layers} blocks. " if shown < layers else ""
-    notes = [
-        f"{part}Boxes: the embedding X0 and the raw outputs of the blocks. "
-        "Circles: averages, which the next block reads."
-    ]
-    figure, axes = canvas(len(groups), 2, 1.1, notes, left=0.1, right=0.1, below=0.1)
+    note = f"The first {shown} of {layers} blocks." if shown < layers else ""
+    figure, axes = canvas(len(groups), 2, 1.1, note, left=0.1, right=0.1, below=0.1)
     for panel, (name, rows) in zip(axes, groups, strict=True):
         _draw(panel, rows[rows["after_block"] <= shown], shown, look(str(name)).colour)
         panel.set_title(f"{name}: {len(rows)} weights in {rows['after_block'].nunique()} averages")
@@ -71,16 +41,12 @@ def _draw(axes: Axes, rows: DataFrame, layers: int, colour: str) -> None:
     """Draw blocks in a row, after each what averages, and an arrow to the next block."""
     after = set(rows["after_block"])
     for block in range(layers + 1):
-        corner = (block - 0.2, -0.26)
-        axes.add_patch(FancyBboxPatch(corner, 0.4, 0.52, "round,pad=0.05", facecolor="#eef2f6", edgecolor=GREY))
-        axes.text(block, 0, f"{block}" if block else "X0", ha="center", va="center")
+        box(axes, block - 0.25, -0.31, 0.5, 0.62, f"{block}" if block else "X0", facecolor="#eef2f6", edgecolor=GREY)
         way = ((block + (0.58 if block in after else 0.26), 0), (block + 0.76, 0))
-        axes.add_patch(FancyArrowPatch(*way, arrowstyle="-|>", mutation_scale=5, color=GREY, **_THIN))
+        arrow(axes, *way, mutation_scale=5, color=GREY, linewidth=0.8)
     for block, read in rows[["after_block", "reads"]].itertuples(index=False, name=None):
-        axes.add_patch(
-            FancyArrowPatch((read, 0.32), (block + 0.48, 0.45), arrowstyle="-", connectionstyle="arc3,rad=-0.32",
-                            color=colour, alpha=0.55, **_THIN)
-        )  # fmt: skip
+        arrow(axes, (read, 0.32), (block + 0.48, 0.45), arrowstyle="-", connectionstyle="arc3,rad=-0.32", color=colour,
+              alpha=0.55, linewidth=0.8)  # fmt: skip
     places = [block + 0.48 for block in after]
     axes.plot(places, [0.0] * len(places), "o", color=colour, markersize=5, zorder=3)
     axes.vlines(places, 0, 0.45, color=colour, linewidth=0.8)
@@ -88,16 +54,29 @@ def _draw(axes: Axes, rows: DataFrame, layers: int, colour: str) -> None:
     axes.set_axis_off()
 
 
-denseformer_architecture = Plot(
+@plot(
     reads=("run.json",),
     runs=("depth.kind=dwa",),
-    caption=(
-        "Where DenseFormer averages over depth and what each average reads, after Fig. 1 of DenseFormer "
-        "(arXiv:2402.02622), drawn from the settings of the runs. After every p-th block (period p) the next block "
-        "reads a weighted sum of that block's output and of every k-th earlier one (dilation k). To see: with dilation "
-        "1 and period 1 each average reads all earlier outputs, so arcs grow with the square of the depth; dilation "
-        "and period thin them out, and with a dilation above 1 the embedding enters only some of the averages."
-    ),
-    data=data,
     draw=draw,
 )
+def denseformer_architecture(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Where DenseFormer averages over depth and what each average reads, after Fig. 1 of DenseFormer
+    (arXiv:2402.02622), drawn from the settings of the runs. Boxes are the embedding X0 and the raw outputs of the
+    blocks, circles the averages that the next block reads: after every p-th block (period p) a weighted sum of that
+    block's output and of every k-th earlier one (dilation k). To see: with dilation 1 and period 1 each average reads
+    all earlier outputs, so arcs grow with the square of the depth; dilation and period thin them out, and with a
+    dilation above 1 the embedding enters only some of the averages.
+    """
+    records = results.runs("denseformer", runs)
+    records = records[records["spec.model.depth.kind"] == "dwa"]
+    keys = ["spec.model.layers", "spec.model.depth.dilation", "spec.model.depth.period"]
+    kinds = records.drop_duplicates(keys).sort_values(keys)
+    counts = kinds["spec.model.layers"].value_counts()
+    depth = counts.index[counts == counts.max()].max()
+    rows = []
+    for record in kinds[kinds["spec.model.layers"] == depth].head(MOST).to_dict("records"):
+        layers, dilation, period = (int(record[key]) for key in keys)
+        shared = {"source": "ours", "variant": variant(record), "layers": layers, "dilation": dilation}
+        found = averages(layers, dilation, period).items()
+        rows += [shared | {"period": period, "after_block": i, "reads": j} for i, reads in found for j in reads]
+    return DataFrame(rows)

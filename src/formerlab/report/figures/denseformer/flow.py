@@ -6,11 +6,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.report.drawings import Plot
-from formerlab.report.panel import Panel, Style, sheet
-from formerlab.report.runs import TRANSFORMER, variant
-from formerlab.report.style import look
-from formerlab.report.summary import summary
+from formerlab.report.drawings import plot
+from formerlab.report.panel import Panel, sheet
+from formerlab.report.runs import TRANSFORMER, summary, variant
 from formerlab.results.read import Results
 from formerlab.results.schema import COSINE, PRUNED, SINGULAR
 
@@ -28,10 +26,23 @@ def compared(results: Results, rows: DataFrame, runs: Sequence[str]) -> DataFram
     return rows.merge(deepest[["run", "variant", "layers"]], on="run")
 
 
-def flow_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return mean and interval over seeds of every measure, at the depth that most kinds of models share.
-
-    Of several such depths it is the deepest. `part` is mean, or seed for a row per seed.
+@plot(
+    reads=("flow.csv", "run.json"),
+    runs=("depth.kind=identity", "depth.kind=dwa"),
+    draw=sheet(
+        Panel("place", "value", kind="band", where={"measure": COSINE}, title="What each block passes on",
+              xlabel="block i", ylabel="cosine of Y_i with the embedding"),
+        Panel("place", "value", kind="band", where={"measure": PRUNED}, title="Without the smallest mixing weights",
+              xlabel="share of the mixing weights dropped", ylabel="added loss (nats per token)", name="none"),
+    ),
+)  # fmt: skip
+def denseformer_flow(results: Results, runs: Sequence[str]) -> DataFrame:
+    """How far information flows over depth. Left: mean cosine between what each block passes on, Y_i, and the embedding
+    X_0, for the deepest models that were looked at, after Fig. 6 and 9 of DenseFormer (arXiv:2402.02622). To see: how
+    much of the embedding is left after each block; in the paper a DenseFormer stays near it over most of its depth and
+    the plain Transformer leaves it early. Right: held-out loss, less that of the whole model, when the smallest mixing
+    weights are dropped after training, after Fig. 7: in the paper perplexity rises sharply beyond 15 %. The paper
+    prints no numbers for these figures.
     """
     rows = results.rows("flow.csv", STUDY, runs)
     rows = compared(results, rows[rows["measure"].isin([COSINE, PRUNED])], runs)
@@ -43,60 +54,30 @@ def flow_data(results: Results, runs: Sequence[str]) -> DataFrame:
     return found
 
 
-denseformer_flow = Plot(
+def draw_spectra(data: DataFrame) -> Figure:
+    """Draw a panel per matrix; the Transformer's line is dashed, for it may lie on another."""
+    rows = data.rename(columns={"lowest": "value_low", "highest": "value_high"}).drop(columns="seeds")
+    rows = rows.assign(marker="", linestyle=rows["variant"].map({TRANSFORMER: "--"}))
+    panel = Panel("place", "value", kind="band", each="matrix", xlabel="rank (share of all)",
+                  ylabel="singular value / largest", name="legend")  # fmt: skip
+    return sheet(panel, columns=3, height=1.5)(rows)
+
+
+@plot(
     reads=("flow.csv", "run.json"),
     runs=("depth.kind=identity", "depth.kind=dwa"),
-    caption=(
-        "How far information flows over depth. Left: mean cosine between what each block passes on, Y_i, and the "
-        "embedding X_0, for the deepest models that were looked at, after Fig. 6 and 9 of DenseFormer "
-        "(arXiv:2402.02622). To see: how much of the embedding is left after each block; in the paper a DenseFormer "
-        "stays near it over most of its depth and the plain Transformer leaves it early. Right: held-out loss, less "
-        "that of the whole model, when the smallest mixing weights are dropped after training, after Fig. 7: in the "
-        "paper perplexity rises sharply beyond 15 %. The paper prints no numbers for these figures."
-    ),
-    data=flow_data,
-    draw=sheet(
-        Panel("place", "value", kind="band", where={"measure": COSINE}, title="What each block passes on",
-              xlabel="block i", ylabel="cosine of Y_i with the embedding"),
-        Panel("place", "value", kind="band", where={"measure": PRUNED}, title="Without the smallest mixing weights",
-              xlabel="share of the mixing weights dropped", ylabel="added loss (nats per token)", name="none"),
-    ),
-)  # fmt: skip
-
-
-def spectra_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return singular values over the largest by matrix and rank, mean and ends over seeds, of models of one depth."""
+    draw=draw_spectra,
+)
+def denseformer_spectra(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Singular values of the weights of trained models, each over the largest of its matrix and averaged over blocks,
+    after Fig. 13 of DenseFormer (arXiv:2402.02622), of the deepest models that were looked at. Query, key and value
+    count as one matrix. Lines are means over seeds, bands reach from the lowest seed to the highest. To see: whether
+    averages over depth change how many directions the weights use; the paper finds no difference to the Transformer,
+    and prints no numbers.
+    """
     rows = results.rows("flow.csv", STUDY, runs)
     rows = rows[rows["measure"].str.startswith(SINGULAR)]
     rows = compared(results, rows, runs).assign(matrix=lambda rows: rows["measure"].str.removeprefix(SINGULAR))
     of_seeds = rows.groupby(["variant", "run", "layers", "matrix", "place"], sort=False)["value"]
     table = of_seeds.agg(value="mean", lowest="min", highest="max", seeds="count").reset_index()
     return table.assign(source="ours")
-
-
-def _dashed(name: str, rows: DataFrame) -> Style:
-    """Return a style without markers; the Transformer's line is dashed, for it may lie on another."""
-    return {"color": look(name).colour, "marker": "", "linestyle": "--" if name == TRANSFORMER else "-"}
-
-
-def draw_spectra(data: DataFrame) -> Figure:
-    """Draw a panel per matrix."""
-    panel = Panel("place", "value", kind="band", each="matrix", xlabel="rank (share of all)",
-                  ylabel="singular value / largest", name="legend", style=_dashed)  # fmt: skip
-    notes = ["Lines are means over blocks and seeds, bands reach from the lowest to the highest seed."]
-    rows = data.rename(columns={"lowest": "value_low", "highest": "value_high"}).drop(columns="seeds")
-    return sheet(panel, notes=notes, columns=3, height=1.5)(rows)
-
-
-denseformer_spectra = Plot(
-    reads=("flow.csv", "run.json"),
-    runs=("depth.kind=identity", "depth.kind=dwa"),
-    caption=(
-        "Singular values of the weights of trained models, each over the largest of its matrix and averaged over "
-        "blocks, after Fig. 13 of DenseFormer (arXiv:2402.02622), of the deepest models that were looked at. Query, "
-        "key and value count as one matrix. To see: whether averages over depth change how many directions the "
-        "weights use; the paper finds no difference to the Transformer, and prints no numbers."
-    ),
-    data=spectra_data,
-    draw=draw_spectra,
-)

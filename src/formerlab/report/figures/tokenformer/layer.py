@@ -1,17 +1,15 @@
 """A Tokenformer's layers and how they grow (arXiv:2410.23168, Fig 2), drawn from the specs of the runs."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch, Rectangle
 from pandas import DataFrame
 
-from formerlab.report.drawings import Plot
+from formerlab.report.drawings import plot
 from formerlab.report.runs import quantity
-from formerlab.report.style import BLACK, BLUE, GREEN, GREY, PURPLE, VERMILION, canvas
+from formerlab.report.style import BLACK, BLUE, GREEN, PURPLE, VERMILION, arrow, box, canvas
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"
@@ -20,15 +18,94 @@ PROJECTIONS = ("query", "key", "value", "output")
 SCORES = {"l2_gelu": "gelu(\ntau s / |s|)"}
 """Formulas of score functions; others are called by their names."""
 _COLOURS = (BLUE, VERMILION, GREEN, PURPLE)
-_PATTENTION = "#d9d9d9"
-"""Ground of what is a projection."""
-_ARROW: dict[str, Any] = {"arrowstyle": "-|>", "color": BLACK, "linewidth": 1, "mutation_scale": 9}
+_PATTENTION = {"facecolor": "#d9d9d9"}
+_PLAIN = {"facecolor": "white"}
 _ROWS = 4
 """Rows that stand for the tokens of a stage where the formula is drawn."""
 
 
-def data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per stage and projection of a block: its tokens, and how many of them the stage added."""
+def draw(data: DataFrame) -> Figure:
+    """Draw a block, a projection with the tokens of every stage, and the tokens of each projection."""
+    width, stages, score = int(data["width"].iloc[0]), int(data["stage"].max()), data["score"].iloc[0]
+    grown = ", then ".join(quantity(float(f"{size:.3g}")) for size in data["parameters_non_embedding"].unique())
+    note = f"Parameters without embedding: {grown}. Width {width} at every stage."
+    figure, (block, formula, counts) = canvas(3, 3, 2.9, note, left=0.6, right=0.1, below=0.75, top=0.5)
+    _draw_block(block, "feed-forward" in set(data["part"]))
+    _draw_formula(formula, stages, width, SCORES.get(score, score))
+    _draw_counts(counts, data)
+    return figure
+
+
+def _draw_block(axes: Axes, tokens: bool) -> None:
+    """Draw a block from its input at the bottom to its output: pre-norm, with two residual additions.
+
+    `tokens` says whether its feed-forward is a projection too.
+    """
+    for y, name, face in ((1.0, "norm", _PLAIN), (3.8, "token attention", _PLAIN), (5.2, PROJECTIONS[3], _PATTENTION),
+                          (7.6, "norm", _PLAIN), (9.0, "feed-forward", _PATTENTION if tokens else _PLAIN)):  # fmt: skip
+        box(axes, 1.0, y, 6.0, 0.9, name, **face)
+    for x, name in zip((1.0, 3.1, 5.2), PROJECTIONS, strict=False):
+        box(axes, x, 2.4, 1.8, 0.9, name, **_PATTENTION)
+        for y in (1.9, 3.3):
+            arrow(axes, (x + 0.9, y), (x + 0.9, y + 0.5))
+    for low, high in ((0, 1), (4.7, 5.2), (6.1, 6.55), (7.05, 7.6), (8.5, 9), (9.9, 10.35), (10.85, 11.5)):
+        arrow(axes, (4.0, low), (4.0, high))
+    for low, high in ((0.4, 6.8), (7.25, 10.6)):  # the residual connections
+        axes.plot([4.0, 7.8, 7.8], [low, low, high], color=BLACK, linewidth=0.9)
+        arrow(axes, (7.8, high), (4.3, high))
+        axes.text(4.0, high, "+", ha="center", va="center", fontsize=11)
+    axes.set(xlim=(0, 8.5), ylim=(-0.1, 11.7), title="A block\n(shaded: projections)")
+    axes.set_axis_off()
+
+
+def _draw_formula(axes: Axes, stages: int, width: int, score: str) -> None:
+    """Draw a projection; keys and values have rows for every stage, the oldest at the bottom."""
+    middle = _ROWS * stages / 2
+    for x, name in ((1.3, "keys K"), (7.1, "values V")):
+        for row in range(_ROWS * stages):
+            box(axes, x, row + 0.12, 1.4, 0.76, facecolor=_COLOURS[row // _ROWS], alpha=0.75, edgecolor="none")
+        axes.text(x + 0.7, 2 * middle + 0.3, f"{name}\nn x {width}", ha="center", va="bottom")
+    for x, words in ((0.0, f"x\n{width}"), (9.8, f"y\n{width}")):
+        axes.text(x, middle, words, ha="center", va="center", fontsize=9)
+    axes.text(4.9, 1.02 * middle, "n scores\ns = K x", ha="center", va="bottom", fontsize=7.5)
+    axes.text(4.9, 0.95 * middle, score, ha="center", va="top", fontsize=7.5)
+    for begin, end in ((0.4, 1.2), (2.8, 7.0), (8.6, 9.4)):
+        arrow(axes, (begin, middle), (end, middle))
+    axes.set(xlim=(-0.5, 10.3), ylim=(-0.03 * middle, 2.4 * middle))
+    axes.set_title("A projection: attention to tokens\nthat are parameters")
+    axes.set_axis_off()
+
+
+def _draw_counts(axes: Axes, data: DataFrame) -> None:
+    """Draw the tokens of each projection as a pile of stages."""
+    added = data.pivot(index="part", columns="stage", values="added").loc[data["part"].unique()]
+    tops = added.cumsum(axis=1)
+    for stage, colour in zip(added, _COLOURS, strict=False):
+        name = "first model" if stage == 1 else f"added by stage {stage}"
+        axes.bar(added.index, added[stage], bottom=tops[stage] - added[stage], color=colour, alpha=0.75, width=0.6,
+                 label=name)  # fmt: skip
+    for at, whole in enumerate(tops.iloc[:, -1]):
+        axes.annotate(f"{whole:.0f}", (at, whole), (0, 3), textcoords="offset points", ha="center")
+    axes.grid(visible=False, axis="x")
+    axes.set_xticks(range(len(added)), added.index, rotation=40, ha="right")
+    axes.set(ylabel="tokens n", title="Tokens of each projection\nof a block")
+    axes.margins(y=0.25)
+    if len(added.columns) > 1:
+        axes.legend(loc="upper left")
+
+
+@plot(
+    reads=("run.json",),
+    runs=("tokenformer-1", "long-matched-chosen", "matched-chosen", "grown-random-sqrt-[2-4]"),
+    draw=draw,
+)
+def tokenformer_layer(results: Results, runs: Sequence[str]) -> DataFrame:
+    """What a Tokenformer has in place of its matrices, and how it grows, after Fig. 2 of Tokenformer
+    (arXiv:2410.23168), drawn from the settings of the runs. Left: a block, whose attention among the tokens of the text
+    is that of a Transformer. Middle: a projection scores its input against n key tokens and sums n value tokens by
+    these scores. Right: the tokens of each projection of a block; those that a stage of growth adds lie on top of the
+    old ones. To see: growth adds rows to keys and values and leaves the width of every input and output as it was.
+    """
     records = results.runs(STUDY, runs)
     if "spec.model.projection.tokens" not in records:
         return DataFrame()
@@ -48,102 +125,3 @@ def data(results: Results, runs: Sequence[str]) -> DataFrame:
         rows += [shared | {"part": part, "tokens": n, "added": n - before[part]} for part, n in counts.items()]
         before = counts
     return DataFrame(rows)
-
-
-def draw(data: DataFrame) -> Figure:
-    """Draw a block, a projection with the tokens of every stage, and the tokens of each projection."""
-    width, stages = int(data["width"].iloc[0]), int(data["stage"].max())
-    sizes = data.drop_duplicates("stage")
-    grown = ", then ".join(quantity(float(f"{size:.3g}")) for size in sizes["parameters_non_embedding"])
-    whose = "The first model and what grew from it the published way. " if stages > 1 else ""
-    notes = [f"{whose}Parameters without embedding: {grown}. Width {width} at every stage."]
-    figure, (block, formula, counts) = canvas(3, 3, 2.9, notes, left=0.6, right=0.1, below=0.75, top=0.5)
-    _draw_block(block, set(data["part"]))
-    _draw_formula(formula, stages, width, SCORES.get(data["score"].iloc[0], data["score"].iloc[0]))
-    _draw_counts(counts, data)
-    return figure
-
-
-def _draw_block(axes: Axes, parts: set[str]) -> None:
-    """Draw a block from its input at the bottom to its output: pre-norm, with two residual additions."""
-    boxes = [(1.0, 1.0, 6.0, "norm", False), (1.0, 3.8, 6.0, "token attention", False)]
-    boxes += [(1.0 + 2.1 * place, 2.4, 1.8, name, True) for place, name in enumerate(PROJECTIONS[:3])]
-    boxes += [(1.0, 5.2, 6.0, PROJECTIONS[3], True), (1.0, 7.6, 6.0, "norm", False)]
-    boxes.append((1.0, 9.0, 6.0, "feed-forward", "feed-forward" in parts))
-    for x, y, wide, name, tokens in boxes:
-        face = _PATTENTION if tokens else "white"
-        axes.add_patch(Rectangle((x, y), wide, 0.9, facecolor=face, edgecolor=BLACK, linewidth=0.8))
-        axes.text(x + wide / 2, y + 0.42, name, ha="center", va="center", fontsize=7)
-    straight = [(0.0, 1.0), (4.7, 5.2), (6.1, 6.55), (7.05, 7.6), (8.5, 9.0), (9.9, 10.35), (10.85, 11.5)]
-    lines = [((4.0, low), (4.0, high)) for low, high in straight]
-    lines += [((x, y), (x, y + 0.5)) for x in (1.9, 4.0, 6.1) for y in (1.9, 3.3)]
-    for begin, end in lines:
-        axes.add_patch(FancyArrowPatch(begin, end, shrinkA=0, shrinkB=0, **_ARROW))
-    for low, high in ((0.4, 6.8), (7.25, 10.6)):  # the residual connections
-        axes.plot([4.0, 7.8, 7.8], [low, low, high], color=BLACK, linewidth=0.9)
-        axes.add_patch(FancyArrowPatch((7.8, high), (4.3, high), shrinkA=0, shrinkB=0, **_ARROW))
-        axes.text(4.0, high, "+", ha="center", va="center", fontsize=11)
-    axes.set_xlim(0, 8.5)
-    axes.set_ylim(-0.1, 11.7)
-    axes.set_axis_off()
-    axes.set_title("A block\n(shaded: projections)")
-
-
-def _draw_formula(axes: Axes, stages: int, width: int, score: str) -> None:
-    middle = _ROWS * stages / 2
-    for x, name in ((1.3, "keys K"), (7.1, "values V")):
-        _draw_tokens(axes, x, stages)
-        axes.text(x + 0.7, 2 * middle + 0.3, f"{name}\nn x {width}", ha="center", va="bottom", fontsize=8)
-    for x, words in ((0.0, f"x\n{width}"), (9.8, f"y\n{width}")):
-        axes.text(x, middle, words, ha="center", va="center", fontsize=9)
-    axes.text(4.9, middle + 0.02 * middle, "n scores\ns = K x", ha="center", va="bottom", fontsize=7.5)
-    axes.text(4.9, middle - 0.05 * middle, score, ha="center", va="top", fontsize=7.5)
-    for begin, end in ((0.4, 1.2), (2.8, 7.0), (8.6, 9.4)):
-        axes.add_patch(FancyArrowPatch((begin, middle), (end, middle), shrinkA=0, shrinkB=0, **_ARROW))
-    axes.set_xlim(-0.5, 10.3)
-    axes.set_ylim(-0.03 * middle, 2.4 * middle)
-    axes.set_axis_off()
-    axes.set_title("A projection: attention to tokens\nthat are parameters")
-
-
-def _draw_tokens(axes: Axes, x: float, stages: int) -> None:
-    """Draw the tokens of every stage as rows, the oldest at the bottom."""
-    for row in range(_ROWS * stages):
-        colour = _COLOURS[row // _ROWS]
-        axes.add_patch(Rectangle((x, row + 0.12), 1.4, 0.76, facecolor=colour, alpha=0.75, edgecolor="none"))
-
-
-def _draw_counts(axes: Axes, data: DataFrame) -> None:
-    parts = list(dict.fromkeys(data["part"]))
-    bottom = pd.Series(0.0, parts)
-    for (stage, rows), colour in zip(data.groupby("stage", sort=True), _COLOURS, strict=False):
-        added = rows.set_index("part")["added"].reindex(parts).astype(float)
-        name = "first model" if stage == 1 else f"added by stage {stage}"
-        axes.bar(parts, added, bottom=bottom, color=colour, alpha=0.75, width=0.6, label=name)
-        bottom += added
-    for place, whole in enumerate(bottom):
-        axes.annotate(f"{whole:.0f}", (place, whole), (0, 3), textcoords="offset points", ha="center", fontsize=8)
-    axes.grid(visible=False, axis="x")
-    axes.set_xticks(range(len(parts)), parts, rotation=40, ha="right")
-    axes.set_ylabel("tokens n")
-    axes.margins(y=0.25)
-    axes.spines["left"].set_color(GREY)
-    axes.set_title("Tokens of each projection\nof a block")
-    if data["stage"].nunique() > 1:
-        axes.legend(loc="upper left", fontsize=8, frameon=True, facecolor="white", edgecolor="none", framealpha=1)
-
-
-tokenformer_layer = Plot(
-    reads=("run.json",),
-    runs=("tokenformer-1", "long-matched-chosen", "matched-chosen", "grown-random-sqrt-[2-4]"),
-    caption=(
-        "What a Tokenformer has in place of its matrices, and how it grows, after Fig. 2 of Tokenformer "
-        "(arXiv:2410.23168), drawn from the settings of the runs. Left: a block, whose attention among the tokens of "
-        "the text is that of a Transformer. Middle: a projection scores its input against n key tokens and sums n "
-        "value tokens by these scores. Right: the tokens of each projection of a block; those that a stage of growth "
-        "adds lie on top of the old ones. To see: growth adds rows to keys and values and leaves the width of every "
-        "input and output as it was."
-    ),
-    data=data,
-    draw=draw,
-)

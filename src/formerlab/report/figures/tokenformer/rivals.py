@@ -3,40 +3,23 @@
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.drawings import Plot
+from formerlab.report.drawings import plot
 from formerlab.report.figures.denseformer.gain import forest_of_differences
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
 from formerlab.report.rates import last_losses
-from formerlab.report.runs import held_out, held_out_losses, minus
-from formerlab.report.summary import differences, published_difference, summary
+from formerlab.report.runs import differences, held_out, held_out_losses, minus, published_difference, summary
 from formerlab.report.tokenformer import METHODS, STAGES, before_growth, by_step, means
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"
 OURS, RIVALS = "matched", ("modern", "classic")
-
-
-def gap_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return rows of Tokenformer minus each rival, by budget, both at their best rate by the validation loss."""
-    losses = held_out_losses(results, STUDY, runs)
-    best, rows = _best(losses, last_losses(results, STUDY, runs)), []
-    for (arm, tokens), run in best.items():
-        if arm in RIVALS and (OURS, tokens) in best:
-            ours = best[OURS, tokens]
-            shared = {"series": f"minus {arm} Transformer", "tokens": tokens, "run": ours, "rival": run}
-            rows += differences(held_out(losses, ours), held_out(losses, run), **shared)
-    theirs = published("zzox531/nlp_tokenformer").query("metric == 'perplexity'").set_index("model")["value"]
-    gap = float(np.log(float(theirs["TokenFormer"]) / float(theirs["Transformer"])))
-    rows += [published_difference(gap, "third party, 124M parameters")] * bool(rows)
-    return DataFrame(rows)
 
 
 def _best(losses: DataFrame, validation: dict[str, float]) -> dict[tuple[str, float], str]:
@@ -51,20 +34,30 @@ def _best(losses: DataFrame, validation: dict[str, float]) -> dict[tuple[str, fl
     return {key: min(runs, key=lambda run: runs[run]) for key, runs in sorted(found.items())}
 
 
-tokenformer_gap = Plot(
+@plot(
     reads=("eval.csv", "test.csv", "run.json"),
     runs=("matched-*", "modern-*", "classic-*", "long-matched-*", "long-modern-*", "long-classic-*"),
     needs=("long-matched-*",),
-    caption=(
-        "Held-out loss of a Tokenformer minus that of Transformers of equal width and parameters, for each number of "
-        "tokens seen, every run with its own full schedule; a modern Transformer (RMSNorm, SwiGLU) and a classic "
-        "one. Each model has the rate, of those run, with the lowest validation loss. Differences are paired by seed; "
-        "above zero the Tokenformer is worse. To see: whether the gap shrinks, stays or changes its sign as both train "
-        "longer. The published line is a third party's, against a modern Transformer at 124M parameters."
-    ),
-    data=gap_data,
     draw=forest_of_differences("Tokenformer minus Transformer (nats per token)"),
 )
+def tokenformer_gap(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Held-out loss of a Tokenformer minus that of Transformers of equal width and parameters, for each number of
+    tokens seen, every run with its own full schedule; a modern Transformer (RMSNorm, SwiGLU) and a classic one. Each
+    model has the rate, of those run, with the lowest validation loss. Differences are paired by seed; above zero the
+    Tokenformer is worse. To see: whether the gap shrinks, stays or changes its sign as both train longer. The published
+    line is a third party's, against a modern Transformer at 124M parameters.
+    """
+    losses = held_out_losses(results, STUDY, runs)
+    best, rows = _best(losses, last_losses(results, STUDY, runs)), []
+    for (arm, tokens), run in best.items():
+        if arm in RIVALS and (OURS, tokens) in best:
+            ours = best[OURS, tokens]
+            shared = {"series": f"minus {arm} Transformer", "tokens": tokens, "run": ours, "rival": run}
+            rows += differences(held_out(losses, ours), held_out(losses, run), **shared)
+    theirs = published("zzox531/nlp_tokenformer").query("metric == 'perplexity'").set_index("model")["value"]
+    gap = float(np.log(float(theirs["TokenFormer"]) / float(theirs["Transformer"])))
+    rows += [published_difference(gap, "third party, 124M parameters")] * bool(rows)
+    return DataFrame(rows)
 
 
 _PRINTED = {
@@ -74,28 +67,19 @@ _PRINTED = {
 }
 
 
-def rivals_data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return rows: `curve` by step, `gain` by stage with that of every `seed`, and the published `gain`s."""
-    losses = held_out_losses(results, STUDY, runs)
-    curves = means(by_step(results, runs))
-    first = {pattern.format(size=2): method for method, (_, pattern, _) in METHODS.items()}
-    curves = curves[curves["run"].isin(first)].assign(part="curve")
-    curves["method"] = curves["run"].map(first)
-    return pd.concat([curves, gains(losses), published_gains()], ignore_index=True)
-
-
 def gains(losses: DataFrame) -> DataFrame:
     """Return how much lower the held-out loss of each stage is than before growth, paired by seed, in nats.
 
     `part` is `gain` for the mean, `seed` for a row per seed.
     """
     frames = []
-    for method, (_, pattern, _) in METHODS.items():
+    for method, (_, pattern) in METHODS.items():
         start = held_out(losses, before_growth(losses, method))
         for size in STAGES:
             run = pattern.format(size=size)
-            if gained := minus(start, held_out(losses, run)):
-                rows = DataFrame({"run": run, "seed": [*gained], "gain_nats": [*gained.values()]})
+            gained = minus(start, held_out(losses, run))
+            if len(gained):
+                rows = gained.rename("gain_nats").reset_index().assign(run=run)
                 frames.append(summary(rows, "gain_nats", ["run"]).assign(method=method, size=size))
     found = pd.concat(frames, ignore_index=True) if frames else DataFrame(columns=["part"])
     return found.assign(part=found["part"].replace("mean", "gain"))
@@ -113,29 +97,34 @@ def published_gains() -> DataFrame:
     return DataFrame(rows).assign(gain_nats_low=np.nan, gain_nats_high=np.nan)
 
 
-_LOOKS: dict[str, Any] = {name: kind for name, (_, _, kind) in METHODS.items()}
 _stage = partial(Panel, "size", "gain_nats", by="method", zero=0.0, xlabel="stage", ticks="{:.0f}".format,
-                 name="legend", style=_LOOKS)  # fmt: skip
+                 name="legend")  # fmt: skip
 
-tokenformer_rivals = Plot(
+
+@plot(
     reads=("eval.csv", "test.csv", "run.json"),
     runs=("tokenformer-1", "transformer-1", "long-*-chosen", "grown-random-sqrt-[23]", "net2net-*", "hypercloning-*"),
     needs=("net2net-*", "hypercloning-*"),
-    caption=(
-        "Growing a Tokenformer by tokens against growing a Transformer in width, after Fig. 7 and Table 8 of "
-        "Tokenformer (arXiv:2410.23168). Left: validation loss of the first stage, from before its first step. "
-        "Middle: what the held-out loss has gained on the family's own model before growth, after each stage, because "
-        "the starts differ. To see: whose line lies highest has gained most from growing. "
-        "Right: the same gains out of the published perplexities. Padding is the form of Net2Net that the paper used; "
-        "Net2Net (2015) and HyperCloning copy units and keep the function where the factor is whole."
-    ),
-    data=rivals_data,
     draw=sheet(
         Panel("step", "loss_nats", by="method", kind="band", where={"part": "curve"}, title="First stage",
-              name="legend", xlabel="step of the stage", ylabel="validation loss (nats)", style=_LOOKS),
+              name="legend", xlabel="step of the stage", ylabel="validation loss (nats)"),
         _stage(where={"part": ["gain", "seed"], "source": "ours"}, title="Gain over the own start",
                ylabel="loss before growth minus loss after"),
         _stage(where={"part": "gain", "source": "published"}, title="Table 8"),
         wanted=list(METHODS), columns=3,
     ),
 )  # fmt: skip
+def tokenformer_rivals(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Growing a Tokenformer by tokens against growing a Transformer in width, after Fig. 7 and Table 8 of Tokenformer
+    (arXiv:2410.23168). Left: validation loss of the first stage, from before its first step. Middle: what the held-out
+    loss has gained on the family's own model before growth, after each stage, because the starts differ. To see: whose
+    line lies highest has gained most from growing. Right: the same gains out of the published perplexities. Padding is
+    the form of Net2Net that the paper used; Net2Net (2015) and HyperCloning copy units and keep the function where the
+    factor is whole.
+    """
+    losses = held_out_losses(results, STUDY, runs)
+    curves = means(by_step(results, runs))
+    first = {pattern.format(size=2): method for method, (_, pattern) in METHODS.items()}
+    curves = curves[curves["run"].isin(first)].assign(part="curve")
+    curves["method"] = curves["run"].map(first)
+    return pd.concat([curves, gains(losses), published_gains()], ignore_index=True)

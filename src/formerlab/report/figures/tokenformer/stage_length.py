@@ -6,11 +6,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from pandas import DataFrame
 
-from formerlab.report.drawings import Plot
+from formerlab.report.drawings import plot
 from formerlab.report.panel import Panel, sheet
-from formerlab.report.runs import held_out, held_out_losses
+from formerlab.report.runs import differences, held_out, held_out_losses
 from formerlab.report.style import PUBLISHED_INK
-from formerlab.report.summary import differences
 from formerlab.report.tokenformer import STUDY
 from formerlab.results.read import Results
 
@@ -18,8 +17,26 @@ PAPER = (27, 130)
 """Tokens per new parameter of the published stages: 15 billion from 757M to 1.31B, 30 billion from 124M to 354M."""
 
 
-def data(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return rows of grown minus trained on: a stage, and the run of equal FLOPs (within 5 %) from the same parent."""
+def _mark_paper(axes: Axes, rows: DataFrame) -> None:
+    axes.axvspan(*PAPER, color=PUBLISHED_INK, alpha=0.12, linewidth=0, zorder=0)
+    axes.text(PAPER[0], 0.98, " PUBLISHED stages", transform=axes.get_xaxis_transform(), va="top", color=PUBLISHED_INK)
+
+
+@plot(
+    reads=("test.csv", "run.json"),
+    runs=("annealed-*-short", "annealed-*-medium", "annealed-*-long"),
+    needs=("annealed-trained-on-*",),
+    draw=sheet(
+        Panel("tokens_per_new_parameter", "difference_nats", log="x", zero=0.0, xlabel="tokens per new parameter",
+              ylabel="grown minus trained on\n(nats per token)", finish=_mark_paper)
+    ),
+)  # fmt: skip
+def tokenformer_stage_length(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Held-out loss of a grown Tokenformer minus that of its parent trained on for the same FLOPs, against the tokens
+    of the stage per parameter that it adds (arXiv:2410.23168). Differences are paired by seed; below zero growing has
+    helped. The band marks the stages of the paper. To see: whether growing needs a longer stage to pay. Every learning
+    rate falls to zero.
+    """
     losses, records = held_out_losses(results, STUDY, runs), results.runs(STUDY).drop_duplicates("run").set_index("run")
     rows: list[dict[str, Any]] = []
     if "spec.growth.keys" not in losses:
@@ -34,26 +51,3 @@ def data(results: Results, runs: Sequence[str]) -> DataFrame:
         shared = {"variant": stage["variant"], "run": stage["run"], "rival": control["run"].iloc[0]}
         rows += differences(of_stage, of_control, **shared, tokens_per_new_parameter=stage["tokens"] / new)
     return DataFrame(rows)
-
-
-def _mark_paper(axes: Axes, rows: DataFrame) -> None:
-    axes.axvspan(*PAPER, color=PUBLISHED_INK, alpha=0.12, linewidth=0, zorder=0)
-    axes.text(PAPER[0], 0.98, " PUBLISHED stages", transform=axes.get_xaxis_transform(), va="top", color=PUBLISHED_INK)
-
-
-tokenformer_stage_length = Plot(
-    reads=("test.csv", "run.json"),
-    runs=("annealed-*-short", "annealed-*-medium", "annealed-*-long"),
-    needs=("annealed-trained-on-*",),
-    caption=(
-        "Held-out loss of a grown Tokenformer minus that of its parent trained on for the same FLOPs, against the "
-        "tokens of the stage per parameter that it adds (arXiv:2410.23168). Differences are paired by seed; below zero "
-        "growing has helped. The band marks the stages of the paper. To see: whether growing needs a longer stage to "
-        "pay. Every learning rate falls to zero."
-    ),
-    data=data,
-    draw=sheet(
-        Panel("tokens_per_new_parameter", "difference_nats", log="x", zero=0.0, xlabel="tokens per new parameter",
-              ylabel="grown minus trained on\n(nats per token)", finish=_mark_paper)
-    ),
-)  # fmt: skip

@@ -1,0 +1,83 @@
+"""The engine compiled by numba: from tensors to the kernel and back. Importing it imports numba."""
+
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from formerlab.cache.eviction import Eviction, Pruned, Scores, coefficients
+from formerlab.cache.policies.policy import Prompt
+from formerlab.cache.store import Store
+from formerlab.kernels import pruned_attention_cpu
+from formerlab.layers.attention import Heads, KeyHeads
+
+Array = NDArray[Any]
+DTYPES = (torch.float32, torch.float64)
+LARGE = 2**19  # numbers in a layer's buffers, from which on a second thread pays for its start
+
+
+def run(policy: Eviction, prompt: Prompt) -> Pruned:
+    """Simulate eviction over whole sequences."""
+    q, k, v = (x.detach().contiguous() for x in (prompt.q, prompt.k, prompt.v))  # numba compiles for each layout anew
+    batch, _, time, d_head = q.shape
+    head_groups = 1 if policy.scope == "layer" else k.shape[1]
+    out = torch.empty_like(q)
+    last = torch.full((batch, head_groups, time), time, dtype=torch.int32)
+    scores = v.new_zeros(batch, head_groups, time)
+    initial = policy.entering(k, head_groups, prompt.layer, v)
+    width = 0 if initial is None else time
+    initial = (scores if initial is None else initial)[..., :width].expand(batch, head_groups, width).contiguous()
+    most = min(max(policy.capacity(budget) for budget in prompt.budgets), time)
+    pruned_attention_cpu.whole_sequences(
+        _threads(batch * head_groups), _rule(policy, d_head), np.array(policy.bounds(prompt.budgets)),
+        np.array(prompt.lengths), most,
+        *(x.numpy() for x in (q, k, v, out)), *(x.flatten(0, 1).numpy() for x in (initial, last, scores)),
+    )  # fmt: skip
+    return Pruned(out, last, scores)
+
+
+class Step:
+    """One token after another in a cache's own buffers; to be made anew when these grow."""
+
+    def __init__(self, policy: Eviction, store: Store, budgets: list[int]) -> None:
+        batch, _, capacity, d_head = store.keys.shape
+        head_groups = store.state.positions.shape[1]
+        self._units = batch * head_groups
+        self._held = (
+            store.keys.view(self._units, -1, capacity, d_head).numpy(),
+            store.values.view(self._units, -1, d_head, capacity).numpy(),
+            store.state.positions.flatten(0, 1).numpy(),
+            store.state.scores.flatten(0, 1).numpy(),
+        )
+        self._rule, self._bounds = _rule(policy, d_head), np.array(policy.bounds(budgets))
+        self._none = np.empty((self._units, 0), self._held[3].dtype)
+        self._large = 2 * store.keys.numel() >= LARGE
+
+    def __call__(self, q: Heads, k: KeyHeads, v: KeyHeads, now: int, initial: Scores | None) -> Heads:
+        """Take in the token at position `now`; return what it finds."""
+        out = torch.empty(q.shape, dtype=q.dtype)
+        first = self._none if initial is None else initial.contiguous().flatten(0, 1).numpy()
+        tensors = (x.contiguous().numpy() for x in (q, k, v, out))
+        parts = _threads(self._units if self._large else 1)
+        pruned_attention_cpu.one_token(parts, self._rule, self._bounds, *tensors, first, *self._held, now)
+        return out
+
+
+def _rule(policy: Eviction, d_head: int) -> Array:
+    return np.array([*(coefficients(policy) or (0.0, 0.0)), d_head**-0.5])
+
+
+def _threads(units: int) -> int:
+    """Let numba use as many threads as torch, and no more than there are units of work; return their number."""
+    most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+    threads = min(torch.get_num_threads(), units, most)
+    numba.set_num_threads(threads)
+    return threads
+
+
+# numba's threads may be torch's own OpenMP threads; their start must not change torch's number.
+_before = torch.get_num_threads()
+numba.set_num_threads(1)
+torch.set_num_threads(_before)

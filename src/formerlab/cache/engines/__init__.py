@@ -1,1 +1,0 @@
-"""Pruned attention by simulation: the reference loop and the compiled engine."""

@@ -1,0 +1,36 @@
+"""The engine compiled by Triton: from tensors to the kernel and back. Importing it imports Triton."""
+
+import torch
+
+from formerlab.cache.eviction import Eviction, Pruned, coefficients
+from formerlab.cache.policies.policy import Prompt
+from formerlab.kernels import pruned_attention
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def run(policy: Eviction, prompt: Prompt) -> Pruned:
+    """Simulate eviction over whole sequences."""
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (prompt.q, prompt.k, prompt.v))
+    batch, heads, time, d_head = q.shape
+    head_groups = 1 if policy.scope == "layer" else k.shape[1]
+    out = torch.empty_like(q)
+    last = torch.full((batch, head_groups, time), time, dtype=torch.int32, device=q.device)
+    scores = q.new_zeros(batch, head_groups, time, dtype=torch.float32)
+    initial = policy.entering(prompt.k, head_groups, prompt.layer, scores)
+    initial = None if initial is None else initial.expand(batch, head_groups, time).contiguous()
+    bounds = [(n, *own) for n, own in zip(prompt.lengths, policy.bounds(prompt.budgets), strict=True)]
+    slots = pruned_attention.slots_for(min(max(capacity for _, capacity, *_ in bounds), time))
+    share, number = heads // k.shape[1], heads // head_groups
+    logits = q.new_empty(batch * head_groups, number, pruned_attention.BLOCK, slots, dtype=torch.float32)
+    noted = q.new_empty(batch * head_groups, slots, dtype=torch.int32)
+    decay, gain = coefficients(policy) or (0.0, 0.0)
+    tensors = [item for x in (q, k, v, out) for item in (x, *x.stride()[:3])]
+    numbers = decay, gain, d_head**-0.5, head_groups, number, share, time, d_head
+    bound_table = torch.tensor(bounds, dtype=torch.int32).to(q.device, non_blocking=True)
+    made = initial, last, scores, logits, noted, bound_table
+    with torch.cuda.device(q.device if q.is_cuda else -1):  # Triton launches on the current GPU, which may be another
+        pruned_attention.evict[(batch * head_groups,)](
+            *tensors, *made, *numbers, initial is not None, **pruned_attention.launch(slots, d_head)
+        )
+    return Pruned(out, last, scores)

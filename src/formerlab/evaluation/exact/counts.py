@@ -1,0 +1,260 @@
+"""Parameters, FLOPs, path lengths and bytes: counted, beside their closed forms and what the papers print."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from jaxtyping import Bool
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from formerlab.cache import Decay, KVCache, PrunedCache
+from formerlab.evaluation.timing.complexity import LAYERS, Complexity, multiply_adds
+from formerlab.layers import DepthWeightedAverage, Identity, LayerNorm, Linear, Mlp, Pattention
+from formerlab.layers.initial import without_values
+from formerlab.models.decoder import Decoder, DecoderModel
+from formerlab.models.published import create_model
+from formerlab.models.translator import Translator, TranslatorModel
+
+ROWS: tuple[tuple[dict[str, int], int], ...] = (
+    ({}, 65),
+    ({"layers": 2}, 36),
+    ({"layers": 4}, 50),
+    ({"layers": 8}, 80),
+    ({"width": 256}, 28),
+    ({"width": 1024}, 168),
+    ({"hidden": 1024}, 53),
+    ({"hidden": 4096}, 90),
+    ({"d_key": 16}, 58),
+    ({"d_key": 32}, 60),
+    ({"hidden": 4096, "width": 1024, "heads": 16}, 213),
+)
+"""The rows of Table 3 of arXiv:1706.03762 with a printed count, and that count in millions; d_v stays 64."""
+SIZES = {
+    "lm_150m": (12, 768, 768, 3072, 12, 150e6),
+    "lm_450m": (24, 1024, 1024, 4096, 16, 450e6),
+    "lm_900m": (32, 1280, 1280, 5120, 16, 900e6),
+    "lm_1_5b": (40, 1536, 1536, 6144, 16, 1.5e9),
+    "scale_124m": (12, 768, 576, 2304, 12, 124e6),
+    "scale_354m": (12, 768, 2140, 8560, 12, 354e6),
+    "scale_757m": (12, 768, 4850, 19400, 12, 757e6),
+    "scale_1_4b": (12, 768, 8620, 34480, 12, 1.4e9),
+}
+"""Layers, width, attention tokens, feed-forward tokens, heads, printed parameters (arXiv:2410.23168, Table 9)."""
+VISION_PRINTED = {"b16_matched": 86e6, "b16": 109e6, "l16_matched": 307e6, "l16": 407e6}
+"""Parameters in Table 9; the 768 feed-forward tokens printed for the matched L/16 are read as 3072."""
+TRANSFORMER_WIDTHS = (768, 1416, 2104)
+"""Widths of the 12-layer Transformers behind the token-token constants of Table 8."""
+TIMES = (128, 4096)
+"""Lengths at which FLOPs are counted. They have no constant part, so two tell the one that grows with their square."""
+DENSE_PRINTED = {(48, 0): 378.45, (64, 0): 491.72, (72, 0): 548.35, (84, 0): 633.31, (90, 0): 675.78, (72, 1): 548.36}
+"""Millions of parameters in Table 1 of arXiv:2402.02622, by depth and by whether the averages are 1x1."""
+GRID = Complexity(lengths=(64, 128, 256, 512), widths=(64, 128, 256, 512))
+"""Doublings of n and of d, with kernel k = 3 and neighbourhood r = 32, for Table 1 of arXiv:1706.03762."""
+BARE = LayerNorm(gain=False, bias=False)
+Edges = Bool[np.ndarray, "n n"]
+"""Whether a layer joins input position (row) to output position (column)."""
+
+
+def counted(build: Callable[[], nn.Module]) -> int:
+    """Return the parameters of a model that is built without storage."""
+    with without_values():
+        return sum(weight.numel() for weight in build().parameters())
+
+
+def transformer_parameters() -> dict[str, float]:
+    """Return how many rows agree at the vocabulary size that fits most, and whether counted and closed form agree."""
+    specs = []
+    for changes, _ in ROWS:
+        feedforward = Mlp(activation="relu", bias=True, hidden=changes.get("hidden", 2048))
+        given = {name: size for name, size in changes.items() if name != "hidden"}
+        specs.append(Translator().model_copy(update={"feedforward": feedforward, **given}))
+    worst = max(abs(counted(lambda spec=spec: TranslatorModel(spec)) - spec.params()) for spec in specs)  # type: ignore[misc]
+    own = [(spec.params(embedding=False), spec.width, printed) for spec, (_, printed) in zip(specs, ROWS, strict=True)]
+    best = max(
+        sum(abs((rest + vocabulary * width) / 1e6 - printed) <= 0.5 for rest, width, printed in own)
+        for vocabulary in range(32_000, 45_001, 50)
+    )
+    return {
+        "parameters_closed_form_minus_counted": float(worst),
+        "rows_within_half_a_million_of_print_at_best_vocabulary": float(best),
+    }
+
+
+def tokenformer_parameters() -> dict[str, float]:
+    """Count the parameters of language models, beside the closed form and the printed sizes."""
+    numbers: dict[str, float] = {}
+    for item, (layers, width, attention, feedforward, heads, printed) in SIZES.items():
+        spec = _tokenformer(layers, width, attention, feedforward, heads)
+        total, embedding = counted(lambda spec=spec: DecoderModel(spec)), spec.vocabulary * width  # type: ignore[misc]
+        closed = 2 * layers * width * (4 * attention + feedforward) + embedding
+        numbers |= {
+            f"{item}/parameters_total": float(total),
+            f"{item}/parameters_non_embedding": float(total - embedding),
+            f"{item}/parameters_printed": printed,
+            f"{item}/parameters_closed_form_minus_counted": float(abs(closed - total)),
+        }
+    return numbers
+
+
+def vision_parameters() -> dict[str, float]:
+    """Count the parameters of image models, beside the printed ones."""
+    numbers: dict[str, float] = {}
+    for item, printed in VISION_PRINTED.items():
+        total = counted(lambda item=item: create_model(f"tokenformer-{item.replace('_', '-')}"))  # type: ignore[misc]
+        numbers |= {f"{item}/parameters_total": float(total), f"{item}/parameters_printed": printed}
+    return numbers
+
+
+def denseformer_parameters() -> dict[str, float]:
+    """Count mixing weights beside the sum over i divisible by p of floor(i/k) + 1, and models beside Table 1."""
+    worst = 0.0
+    for depth in (24, 48, 72):
+        for k, p in ((1, 1), (2, 1), (4, 1), (12, 1), (4, 5), (4, 4), (4, 15)):
+            weights = DepthWeightedAverage(dilation=k, period=p).build(depth).parameters()
+            closed = sum(i // k + 1 for i in range(1, depth + 1) if i % p == 0)
+            worst = max(worst, abs(sum(weight.numel() for weight in weights) - closed))
+    numbers, norm = {"mixing_weights_closed_form_minus_counted": float(worst)}, LayerNorm(gain=True, bias=False)
+    for width, heads in ((768, 12), (512, 8)):
+        worst = 0.0
+        for (depth, dense), printed in DENSE_PRINTED.items():
+            mixer = DepthWeightedAverage() if dense else Identity()
+            spec = Decoder(layers=depth, width=width, heads=heads, norm=norm, final_norm=norm, depth=mixer)
+            total = counted(lambda spec=spec: DecoderModel(spec))  # type: ignore[misc]
+            worst = max(worst, abs(round(total / 1e6, 2) - printed))
+        numbers[f"parameters_millions_against_print_width_{width}"] = worst
+    return numbers
+
+
+def tokenformer_flops() -> dict[str, float]:
+    """Count the FLOPs of a forward pass without logits, beside 2 N T + 4 L d T^2; and the token-token part."""
+    numbers, worst = {}, 0.0
+    for name, tokens in (("original", 576), ("grown", 4850)):
+        spec = _tokenformer(12, 768, tokens, 4 * tokens, 12)
+        flops = _counted_flops(spec)
+        numbers[f"token_token_flops_{name}"] = _quadratic(flops)
+        for time, count in zip(TIMES, flops, strict=True):
+            closed = 2 * spec.params(embedding=False) * time + 4 * spec.layers * spec.width * time**2
+            worst = max(worst, abs(count / closed - 1))
+    for width in TRANSFORMER_WIDTHS:
+        heads = width // (64 if width % 64 == 0 else 8)
+        spec = Decoder(
+            layers=12, width=width, heads=heads, context=4096, norm=BARE, final_norm=BARE,
+            projection=Linear(), feedforward=Mlp(),
+        )  # fmt: skip
+        numbers[f"token_token_coefficient_{width}"] = _quadratic(_counted_flops(spec))
+    return {"flops_closed_form_minus_counted_relative": worst} | numbers
+
+
+def _tokenformer(layers: int, width: int, attention: int, feedforward: int, heads: int) -> Decoder:
+    return Decoder(
+        layers=layers, width=width, heads=heads, context=4096, norm=BARE, final_norm=BARE,
+        projection=Pattention(tokens=attention), feedforward=Pattention(tokens=feedforward),
+    )  # fmt: skip
+
+
+def _counted_flops(spec: Decoder) -> list[int]:
+    """Count matrix products and attention of a forward pass at TIMES, without storage and without the logits."""
+    with without_values():
+        model = DecoderModel(spec)
+    counts = []
+    for time in TIMES:
+        tokens = torch.zeros(1, time, dtype=torch.long, device="meta")
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model(tokens)
+        counts.append(int(counter.get_total_flops()) - 2 * time * spec.vocabulary * spec.width)
+    return counts
+
+
+def _quadratic(counts: list[int]) -> float:
+    """Return the coefficient of T^2 in counts a T + b T^2 at TIMES."""
+    (first, second), (short, long) = counts, TIMES
+    return (second / long - first / short) / (long - short)
+
+
+def cache_memory() -> dict[str, float]:
+    """Return bytes of keys and values of a cache that keeps 40 %, over those of the full cache."""
+    numbers = {}
+    for length in (512, 2048, 4096):
+        full, pruned = KVCache(capacity=length), PrunedCache(Decay(), round(0.4 * length))
+        q, k, v = torch.randn(3, 1, 2, length, 8, generator=torch.Generator().manual_seed(0))
+        for cache in (full, pruned):
+            cache(0, q, k, v)
+        numbers[f"kv_bytes_ratio_{length}"] = pruned.bytes() / full.bytes()
+    return numbers
+
+
+def complexity() -> dict[str, float]:
+    """Return slopes of counted multiply-adds, the largest deviation of path lengths from the table, and the traps.
+
+    The table leaves out the projections of self-attention; `slope:self_attention_with_projections:n` has them, for
+    lengths below the width. It means kernels that are dilated and causal, and r positions to either side; kernels
+    without dilation and r positions in all make the paths longer by the factors that are given.
+    """
+    lengths, widths, k, r = GRID.lengths, GRID.widths, GRID.kernel, GRID.neighbourhood
+    numbers: dict[str, float] = {}
+    for name in LAYERS:
+        by_length = [multiply_adds(name, n, widths[0], GRID) for n in lengths]
+        by_width = [multiply_adds(name, lengths[0], d, GRID) for d in widths]
+        numbers |= {f"slope:{name}:n": _slope(lengths, by_length), f"slope:{name}:d": _slope(widths, by_width)}
+    whole = [_attention_with_projections(n, 2048) for n in lengths]
+    table: dict[str, Callable[[int], float]] = {  # maximum path lengths, orders taken as counts
+        "self_attention": lambda n: 1.0,
+        "recurrent": lambda n: float(n),
+        "convolution": lambda n: math.log(n, k),
+        "restricted": lambda n: n / r,
+    }
+    worst = max(abs(_path(name, n) - math.ceil(table[name](n) - 1e-9)) for name in LAYERS for n in (32, 64, 128))
+    contiguous = _layers_needed(128, lambda layer: _taps(128, 1), ahead_only=True)
+    centred = _layers_needed(128, lambda layer: _near(128, r // 2))
+    return numbers | {
+        "slope:self_attention_with_projections:n": _slope(lengths, whole),
+        "path_lengths_against_table1_rounded_up": float(worst),
+        "path_contiguous_kernels_times_k_over_n": contiguous * k / 128,
+        "path_centred_neighbourhood_times_r_over_n": centred * r / 128,
+    }
+
+
+def _slope(sizes: tuple[int, ...], counts: list[int]) -> float:
+    """Return the least-squares slope of ln(count) on ln(size)."""
+    return float(np.polyfit(np.log(sizes), np.log(counts), 1)[0])
+
+
+def _attention_with_projections(n: int, d: int) -> int:
+    """Count the multiply-adds of queries, keys, values, mixing and output."""
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        x, weights = torch.empty(n, d), torch.empty(4, d, d)
+        q, k, v = x @ weights[:3]
+        _ = (torch.softmax(q @ k.T, dim=-1) @ v) @ weights[3]
+    return int(counter.get_total_flops()) // 2
+
+
+def _path(name: str, n: int) -> int:
+    """Return the longest shortest path from an input position to an output position that depends on it."""
+    if name == "recurrent":  # an input enters its state, and the states are a chain within one layer
+        return 1 + _layers_needed(n, lambda layer: np.eye(n, dtype=bool) | np.eye(n, k=1, dtype=bool), ahead_only=True)
+    if name == "convolution":
+        return _layers_needed(n, lambda layer: _taps(n, GRID.kernel**layer), ahead_only=True)
+    return _layers_needed(n, lambda layer: _near(n, GRID.neighbourhood if name == "restricted" else n))
+
+
+def _layers_needed(n: int, edges: Callable[[int], Edges], *, ahead_only: bool = False) -> int:
+    """Return how many layers it takes until every output depends on every input (of those up to it)."""
+    wanted = np.triu(np.ones((n, n), dtype=bool)) if ahead_only else np.ones((n, n), dtype=bool)
+    reached, layers = np.eye(n, dtype=bool), 0
+    while not reached[wanted].all():
+        reached = (reached.astype(np.float32) @ edges(layers).astype(np.float32)) > 0
+        layers += 1
+    return layers
+
+
+def _near(n: int, reach: int) -> Edges:
+    """Join positions that are at most `reach` apart."""
+    place = np.arange(n)
+    return np.asarray(np.abs(place[:, None] - place) <= reach)
+
+
+def _taps(n: int, dilation: int) -> Edges:
+    """Join each position to itself and to the k - 1 after it that a causal kernel reaches."""
+    return np.asarray(np.logical_or.reduce([np.eye(n, k=t * dilation, dtype=bool) for t in range(GRID.kernel)]))

@@ -1,0 +1,168 @@
+"""What must be equal by algebra, compared on built models: most numbers are the largest deviation."""
+
+import functools
+import itertools
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from formerlab.cache import Decay, PrunedCache, Simulation
+from formerlab.cache.simulation import Seen
+from formerlab.growth.tokens import TauRule, grow
+from formerlab.layers import DepthWeightedAverage, Identity, LayerNorm, Pattention
+from formerlab.layers.position import Learned, Rotary, sinusoids
+from formerlab.layers.score import l2_gelu
+from formerlab.models.decoder import Decoder, DecoderModel
+
+
+def sinusoid_linear_shift() -> dict[str, float]:
+    """Compare PE(p + k) with M_k PE(p), M_k being rotations by k w_i (arXiv:1706.03762, section 3.5)."""
+    width, positions, shifts = 512, 1024, 64
+    table = sinusoids(positions + shifts, width).numpy()
+    waves = table[:, 1::2] + 1j * table[:, 0::2]
+    frequencies = 10_000.0 ** (-np.arange(0, width, 2) / width)
+    worst = 0.0
+    for k in range(1, shifts + 1):
+        error = waves[k : k + positions] - np.exp(1j * k * frequencies) * waves[:positions]
+        worst = max(worst, float(np.abs(error.real).max()), float(np.abs(error.imag).max()))
+    return {"sinusoid_linear_shift": worst}
+
+
+def zero_keys_default_tau() -> dict[str, float]:
+    """Return the change of logits when a model grows twofold with zero keys and tau = sqrt(n + m)."""
+    return {"growth_zero_keys_tau_sqrt_relative": _change_by_growth("sqrt")}
+
+
+def zero_keys_kept_tau() -> dict[str, float]:
+    """Return the change with tau kept, and the gradient that the new keys get at the first step."""
+    model, tokens = _small_tokenformer()
+    grown = grow(model, 2, "zero", "keep", seed=1)
+    loss = F.cross_entropy(grown(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    loss.backward()  # type: ignore[no-untyped-call]
+    squares = 0.0
+    for name, weight in grown.named_parameters():
+        if name.endswith("keys") and weight.grad is not None:
+            squares += float((weight.grad[model.state_dict()[name].shape[0] :] ** 2).sum())
+    change = _change_by_growth("keep")
+    return {"growth_zero_keys_tau_keep_relative": change, "gradient_norm_new_keys": math.sqrt(squares)}
+
+
+def _small_tokenformer() -> tuple[DecoderModel, Tensor]:
+    spec = Decoder(
+        vocabulary=97, layers=3, width=32, heads=4, context=24, embedding_std=0.5,
+        norm=LayerNorm(gain=False, bias=False), projection=Pattention(tokens=24), feedforward=Pattention(tokens=96),
+    )  # fmt: skip
+    tokens = torch.randint(97, (4, 24), generator=torch.Generator().manual_seed(2))
+    return spec.build(0).double(), tokens
+
+
+def _change_by_growth(tau: TauRule) -> float:
+    model, tokens = _small_tokenformer()
+    with torch.no_grad():
+        before, after = model(tokens), grow(model, 2, "zero", tau, seed=1)(tokens)
+    return float((after - before).abs().max() / before.std())
+
+
+def scale_invariance() -> dict[str, float]:
+    """Multiply an input row, or all keys, of a layer; its output should not change."""
+    layer = Pattention(tokens=32).build(16, 16).double()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        x = torch.randn(8, 16, dtype=torch.float64)
+        layer.reset_parameters()
+        expected, worst = layer(x), 0.0
+        for factor in (1e-2, 0.3, 7.0, 1e2):
+            of_inputs = layer(x * factor)
+            keys = layer.keys.clone()
+            layer.keys.mul_(factor)
+            for found in (of_inputs, layer(x)):
+                worst = max(worst, float((found - expected).abs().max() / expected.abs().max()))
+            layer.keys.copy_(keys)
+    return {"pattention_scale_invariance_relative": worst}
+
+
+def jacobian() -> dict[str, float]:
+    """Compare the Jacobian of arXiv:2410.23168, Appendix A, with automatic differentiation.
+
+    dS_i/dA_j = gelu'(Z_i) (1 / sqrt(n)) (1 / ||A||) (n [i = j] - Z_i Z_j) with Z = sqrt(n) A / ||A||.
+    """
+    worst = 0.0
+    for n in (4, 16, 64, 256):
+        a = torch.randn(n, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+        automatic = torch.func.jacrev(functools.partial(l2_gelu, tau=math.sqrt(n)))(a)
+        z = math.sqrt(n) * a / a.norm()
+        slope = torch.func.vmap(torch.func.grad(F.gelu))(z)
+        formula = slope[:, None] / (math.sqrt(n) * a.norm()) * (n * torch.eye(n, dtype=torch.float64) - z[:, None] * z)
+        worst = max(worst, float((automatic - formula).abs().max()))
+    return {"pattention_jacobian": worst}
+
+
+def averages_at_start() -> dict[str, float]:
+    """Compare the logits of averages over depth at their start with those of the plain stack (arXiv:2402.02622)."""
+    tokens, norm = torch.randint(97, (2, 16), generator=torch.Generator().manual_seed(2)), LayerNorm(bias=False)
+    worst = 0.0
+    for k, p in ((1, 1), (4, 1), (4, 5), (12, 1)):
+        plain, dense = (
+            Decoder(vocabulary=97, layers=24, width=32, heads=4, norm=norm, final_norm=norm, depth=mixer).build(0)
+            for mixer in (Identity(), DepthWeightedAverage(dilation=k, period=p))
+        )
+        dense.load_state_dict(plain.state_dict(), strict=False)
+        with torch.no_grad():
+            worst = max(worst, float((plain(tokens) - dense(tokens)).abs().max()))
+    return {"dwa_identity_at_start": worst}
+
+
+def age_bias() -> dict[str, float]:
+    """Return the score of the oldest over that of the newest token under uniform causal attention, no eviction.
+
+    A query at position q gives 1 / (q + 1) to every key; S <- alpha S + p.
+    """
+    numbers = {}
+    for alpha, length in ((1.0, 256), (1.0, 4096), (0.2, 4096), (0.5, 4096), (0.8, 4096)):
+        scores = torch.zeros(length, dtype=torch.float64)
+        for q in range(length):
+            scores[: q + 1] = alpha * scores[: q + 1] + 1 / (q + 1)
+        numbers[f"age_ratio_alpha_{alpha:g}_length_{length}"] = float(scores[0] / scores[-1])
+    return numbers
+
+
+def simulation_equals_eviction() -> dict[str, float]:
+    """Compare simulated with really evicted logits, and count differing kept sets, of several policies and models."""
+    sizes = {"vocabulary": 31, "layers": 2, "width": 16, "heads": 4, "context": 24, "embedding_std": 0.5}
+    models = (
+        Decoder(**sizes, position=Rotary()),
+        Decoder(**sizes, position=Learned()),
+        Decoder(**sizes, projection=Pattention(tokens=8), feedforward=Pattention(tokens=32)),
+    )
+    tokens = torch.randint(31, (2, 20), generator=torch.Generator().manual_seed(2))
+    policies = [
+        Decay(alpha=alpha, recent=recent) for alpha, recent in ((0.2, 0.0), (0.5, 0.0), (1.0, 0.5), (0.95, 0.5))
+    ]
+    worst, different = 0.0, 0
+    for spec, policy, budget in itertools.product(models, policies, (4, 8)):
+        model, cache, masks = spec.build(0).double(), PrunedCache(policy, budget), dict[int, Tensor]()
+
+        def remember(layer: int, seen: Seen, masks: dict[int, Tensor] = masks) -> None:
+            masks[layer] = seen.visible
+
+        with torch.no_grad():
+            simulated = model(tokens, attend=Simulation(policy, budget, observe=remember))
+            for now in range(tokens.shape[1]):
+                real = model(tokens[:, now : now + 1], attend=cache, start=now)
+                worst = max(worst, float((real[:, 0] - simulated[:, now]).abs().max()))
+                different += now + 1 < tokens.shape[1] and not _same_sets(cache, masks, now)
+    return {"simulated_against_real_eviction": worst, "cases_with_different_kept_sets": float(different)}
+
+
+def _same_sets(cache: PrunedCache, masks: dict[int, Tensor], now: int) -> bool:
+    """Compare what is kept after a step with what the simulation shows to the next query."""
+    for layer, visible in masks.items():
+        kept = cache.kept(layer)
+        for row, head in itertools.product(range(kept.shape[0]), range(kept.shape[1])):
+            seen = visible[row, head, now + 1].nonzero().flatten().tolist()
+            if kept[row, head].tolist() != seen[:-1]:
+                return False
+    return True

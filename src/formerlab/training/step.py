@@ -1,0 +1,162 @@
+"""The optimizer's steps: their batches, losses and gradients, and updates as long as every number is finite."""
+
+import math
+from collections import deque
+from collections.abc import Generator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, distributed, nn
+from torch.utils.checkpoint import checkpoint
+
+from formerlab.seeding import mixed_seed
+from formerlab.tasks.task import Place, Share
+from formerlab.training import processes
+from formerlab.training.run import Run
+from formerlab.training.state import State
+
+AHEAD = 2
+"""Steps whose batches are made before they are asked for."""
+Batch = tuple[int, list[tuple[int, Any]]]
+"""The number of parts of a step, and this process's parts, each with its number; from the first on they repeat others,
+and do not count."""
+
+
+def batches(run: Run, data: Any, start: Place, first: int, device: torch.device) -> Generator[Batch]:
+    """Yield the batches of steps `first`, first + 1, ..., each pure in its step.
+
+    Where the model computes on another device than the CPU, a thread makes them ahead of time, and for CUDA in memory
+    that the GPU copies from by itself. On a CPU nothing would be gained: they are made when they are asked for.
+    """
+
+    def make(step: int) -> Batch:
+        key, share = (data, run.seed, step, start), Share(processes.rank(), processes.count())
+        count, parts = run.task.part_count(*key), run.task.step_batches(*key, share)
+        if device.type == "cuda":
+            parts = [part.pin_memory() for part in parts]
+        return count, list(zip(share.numbers(count), parts, strict=True))
+
+    thread = None if device.type == "cpu" else ThreadPoolExecutor(1, "batches")
+    made = deque[Future[Batch]]()
+    try:
+        for step in range(first, run.steps):
+            if thread is None:
+                yield make(step)
+                continue
+            for later in range(step + len(made), min(step + AHEAD + 1, run.steps)):
+                made.append(thread.submit(make, later))
+            yield made.popleft().result()
+    finally:
+        if thread is not None:
+            thread.shutdown(cancel_futures=True)
+
+
+class Outcome(NamedTuple):
+    """What is known of the steps until now."""
+
+    loss: float
+    """Mean loss of the last one, nats."""
+    norm: float
+    """Norm of its gradient before clipping."""
+    missed: int
+    """Steps that were not taken: the first whose loss or gradient was not finite, and all after it."""
+    beside: tuple[float, ...] = ()
+    """What the task logs beside the loss."""
+
+
+class Steps:
+    """Takes the steps of a run, which begins at `start`; nothing of a step depends on the steps before but the weights.
+
+    Whether a step may be taken is known on the device alone. A CPU reads it at once. To read it from another device
+    would stop this process until that has done all that it was asked for, so there the optimizer is told to decide, and
+    what it decided is read when somebody asks: from the first bad step on it takes none.
+    """
+
+    def __init__(self, run: Run, state: State, data: Any, start: Place) -> None:
+        self.run, self.state, self.start, self.device = run, state, start, state.device
+        self.batches = batches(run, data, start, state.step, self.device)
+        self.waits = waiting_is_free(self.device)
+        self._outcome = torch.zeros(3, device=self.device)
+        if run.checkpoint_activations:
+            recompute_blocks(state.model)
+        self._summing = processes.summing_gradients(state.model, some_rest=run.optimizer.mixing_start_step > 0)
+        self.model = self._summing
+        """What is called in the model's place."""
+        if run.compile and processes.sharded():
+            processes.compile_parts(state.model)
+        elif run.compile:
+            self.model = torch.compile(self._summing)  # type: ignore[assignment]
+
+    def take(self) -> None:
+        """Take the next step, unless loss or gradient are not finite; then it changes no weight."""
+        run, state, device = self.run, self.state, self.device
+        drawn = self.start.chain_steps + state.step
+        # The generator of a GPU alone: batches are drawn at the same time, by those of the CPU.
+        seed = (torch.default_generator if device.type == "cpu" else torch.get_device_module(device)).manual_seed
+        seed(mixed_seed(run.seed, drawn))  # dropout, pure in the step
+        run.optimizer.prepare(state.model, state.optimizer, state.step, run.schedule.factor(state.step, run.steps))
+        parts, mine = next(self.batches)
+        total = torch.zeros(1 + len(run.task.train_columns), device=device)
+        for index, part in mine:
+            if index > 0:
+                seed(mixed_seed(run.seed, drawn, index))  # whichever process has the part
+            with processes.of_part(self._summing, last=index == mine[-1][0]):
+                with precision(run, device):
+                    ready = part.to(device, non_blocking=True)
+                    losses = [loss / parts for loss in run.task.losses(self.model, ready)]
+                if index >= parts:
+                    losses = [0.0 * loss for loss in losses]
+                losses[0].backward()  # type: ignore[no-untyped-call]
+            total += torch.stack(losses).detach()
+        if processes.count() > 1:
+            distributed.all_reduce(total)
+        self._update(total)
+
+    def _update(self, losses: Tensor) -> None:
+        """Change the weights by their clipped gradients, whose mean loss is the first of `losses`, and drop those."""
+        loss, optimizer, clip = losses[0], self.state.optimizer, self.run.optimizer.clip
+        weights = (weight for group in optimizer.param_groups for weight in group["params"])
+        moving = [weight for weight in weights if weight.grad is not None]
+        norm = nn.utils.get_total_norm([weight.grad for weight in moving])
+        own, missed = processes.whole(norm).to(loss), self._outcome[2]
+        takes = clips = True
+        if self.waits:
+            numbers = torch.stack((loss, own)).tolist()
+            takes = all(map(math.isfinite, numbers))
+            clips = takes and numbers[1] > clip
+            missed = missed + (not takes)
+        else:
+            bad = ~(loss.isfinite() & own.isfinite()) | (missed > 0)
+            optimizer.found_inf = bad.float()  # type: ignore[attr-defined]  # where it is 1 nothing changes
+            missed = missed + bad
+        if clip and clips:
+            nn.utils.clip_grads_with_norm_(moving, clip, norm)
+        if takes:
+            optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        self._outcome = torch.cat((torch.stack((loss, own, missed)), losses[1:]))
+
+    def read(self) -> Outcome:
+        """Wait until the device has done every step, and return how they went."""
+        loss, norm, missed, *beside = self._outcome.tolist()
+        return Outcome(loss, norm, int(missed), tuple(beside))
+
+
+def waiting_is_free(device: torch.device) -> bool:
+    """Say whether a number of a tensor can be read without waiting for anything."""
+    return device.type == "cpu"
+
+
+def recompute_blocks(model: nn.Module) -> None:
+    """Let blocks keep their inputs alone for the backward pass, which computes them again (arXiv:1604.06174)."""
+    for stack in model.children():
+        for block in stack if isinstance(stack, nn.ModuleList) else ():
+            if "forward" not in vars(block):
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+
+
+def precision(run: Run, device: torch.device) -> torch.autocast:
+    """Return the context in which matrix products have the run's precision."""
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=run.precision == "bfloat16")

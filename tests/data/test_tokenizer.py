@@ -1,0 +1,96 @@
+"""Tokenizers: training, files, and what encoding adds to what the library says."""
+
+import json
+
+import pytest
+from corpora import document
+from hypothesis import given
+from hypothesis import strategies as st
+
+from formerlab.data import BytePairs, TokenizerFile
+from formerlab.data.text.tokenizer import END_OF_TEXT, encode, read_tokenizer
+from formerlab.errors import UserError
+from formerlab.files import sha256
+
+TEXTS = [document(seed) for seed in range(8)]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    BytePairs(vocabulary=400).train(TEXTS).save(str(path))
+    return path
+
+
+def encoded(path, texts, end=0):
+    """Return the tokens of texts, encoded as one batch of a split."""
+    split, tokens, documents, size = encode(path, sha256(path), end, ("train", texts))
+    assert (split, documents, size) == ("train", len(texts), sum(len(text.encode()) for text in texts))
+    return tokens.tolist()
+
+
+def test_vocabulary_is_exact_and_begins_with_end_of_text_and_bytes(path):
+    tokenizer = read_tokenizer(path)
+    assert tokenizer.get_vocab_size() == 400
+    assert tokenizer.token_to_id(END_OF_TEXT) == 0
+    assert all(len(tokenizer.id_to_token(token)) == 1 for token in range(1, 257))
+    assert len(tokenizer.id_to_token(257)) == 2
+
+
+def test_too_little_text_for_the_vocabulary_is_said():
+    with pytest.raises(UserError, match=r"tokenizer\.vocabulary=5000: the training text yields only \d+ tokens"):
+        BytePairs(vocabulary=5000).train(["one two one two"])
+
+
+CHARACTERS = st.characters(exclude_categories=["Cs"])
+TEXTLIKE = st.one_of(st.text(CHARACTERS), st.text(" \n\t'sdtabé_0=.", max_size=60), st.sampled_from(TEXTS))
+
+
+@given(TEXTLIKE, TEXTLIKE)
+def test_decoding_returns_the_texts(path, one, other):
+    tokens = encoded(path, [one, other])
+    ends = [place for place, token in enumerate(tokens) if token == 0]
+    tokenizer = read_tokenizer(path)
+    assert [tokenizer.decode(tokens[: ends[0]]), tokenizer.decode(tokens[ends[0] + 1 : ends[1]])] == [one, other]
+
+
+def test_the_end_of_text_written_in_a_text_is_text(path):
+    assert encoded(path, [f"a{END_OF_TEXT}b"]).count(0) == 1
+
+
+def word_piece(path):
+    """Write a tokenizer of another family, one that lowers, pads, truncates and adds special tokens."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "one": 1, "two": 2, "</s>": 3}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing("</s> $A", special_tokens=[("</s>", 3)])
+    tokenizer.add_special_tokens(["</s>"])
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(path))
+    return path
+
+
+def test_other_tokenizers_encode_whole_texts_without_additions(tmp_path):
+    path = word_piece(tmp_path / "t.json")
+    assert TokenizerFile(path=str(path), vocabulary=8, end_of_text="</s>").load().end_of_text == 3
+    assert encoded(path, ["One two three", "two"], end=3) == [1, 2, 0, 3, 2, 3]
+    assert 3 not in encoded(path, ["one </s> two"], end=3)[:-1], "written in a text, it is text"
+
+
+def test_tokenizer_files_are_checked(tmp_path, path):
+    (tmp_path / "broken.json").write_text("{}")
+    hole = json.loads(path.read_text())
+    hole["model"]["vocab"]["\u0120seldom"] = 600
+    (tmp_path / "hole.json").write_text(json.dumps(hole))
+    for file, settings, message in [
+        (tmp_path / "none.json", {}, r"none\.json: no such tokenizer file"),
+        (tmp_path / "broken.json", {}, r"broken\.json: not a tokenizer\.json"),
+        (path, {"vocabulary": 399}, "needs 400 tokens, more than tokenizer.vocabulary=399"),
+        (tmp_path / "hole.json", {"vocabulary": 512}, "needs 601 tokens.*its largest id is 600"),
+        (path, {"end_of_text": "</s>"}, "has no token '</s>'"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            TokenizerFile(**{"path": str(file), "vocabulary": 400} | settings).load()

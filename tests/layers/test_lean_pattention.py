@@ -1,0 +1,154 @@
+"""The memory-lean Pattention computes the formula, keeps what it promises, and bears what training does to it."""
+
+import math
+import os
+import sys
+from pathlib import Path
+from subprocess import run
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from formerlab.layers import pattention
+from formerlab.layers.pattention import lean_pattention
+from formerlab.layers.score import l2_gelu
+
+TOKENS, D_IN, D_OUT = 24, 6, 5
+TAU = math.sqrt(TOKENS)
+PARTS = ("x", "keys", "values")
+
+
+def formula(x, keys, values, tau):
+    return l2_gelu(x @ keys.T, tau) @ values
+
+
+def mlp(x, keys, values, tau):
+    del tau
+    return F.linear(F.gelu(F.linear(x, keys)), values.T)
+
+
+def drawn(*batch, dtype=torch.float64, tokens=TOKENS):
+    generator = torch.Generator().manual_seed(1)
+    shapes = ((*batch, D_IN), (tokens, D_IN), (tokens, D_OUT))
+    parts = [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in shapes]
+    return [part.to(dtype).requires_grad_() for part in parts]
+
+
+def gradients(mapped, inputs, tau=TAU):
+    """Return output and gradients of a loss that weighs every output differently."""
+    y = mapped(*inputs, tau)
+    weight = torch.randn(y.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    return y.detach(), torch.autograd.grad((y * weight.to(y.dtype)).sum(), inputs)
+
+
+def saved_bytes(mapped, inputs):
+    """Return the bytes kept for backward beyond inputs and parameters."""
+    given = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+    kept = {}
+
+    def note(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in given:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        y = mapped(*inputs, TAU)
+    del y
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("batch", [(), (7,), (2, 3, 4), (0,)])
+@pytest.mark.parametrize("tau", [TAU, 0.3])
+def test_it_is_the_formula(batch, tau):
+    inputs = drawn(*batch)
+    y, found = gradients(lean_pattention, inputs, tau)
+    expected, wanted = gradients(formula, inputs, tau)
+    assert torch.equal(y, expected)
+    for name, gradient, other in zip(PARTS, found, wanted, strict=True):
+        torch.testing.assert_close(gradient, other, atol=1e-12, rtol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_keeps_half_of_what_an_mlp_keeps(dtype):
+    """The normalised products and one number per row, where the MLP keeps two numbers per hidden unit."""
+    inputs = drawn(16, dtype=dtype)
+    assert saved_bytes(mlp, inputs) == 2 * 16 * TOKENS * dtype.itemsize
+    assert 0 < saved_bytes(lean_pattention, inputs) - 16 * TOKENS * dtype.itemsize <= 16 * 4
+    assert saved_bytes(formula, inputs) > 2 * saved_bytes(lean_pattention, inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_autocast_treats_it_as_a_matrix_product(dtype):
+    """Types of output and gradients are those of the formula, whose products autocast casts; float64 is left alone."""
+    inputs = drawn(64, dtype=dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, found = gradients(lean_pattention, inputs)
+        expected, wanted = gradients(formula, inputs)
+    assert y.dtype == expected.dtype == (torch.float64 if dtype == torch.float64 else torch.bfloat16)
+    for got, other in zip((y, *found), (expected, *wanted), strict=True):
+        assert got.dtype == other.dtype
+        assert (got - other).norm() < 0.03 * other.norm()
+
+
+def test_the_backward_pass_may_run_outside_autocast_and_twice():
+    inputs = drawn(8, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = lean_pattention(*inputs, TAU).float().square().sum()
+    first = torch.autograd.grad(loss, inputs, retain_graph=True)
+    second = torch.autograd.grad(loss, inputs)
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+COMPILED = """
+import math, torch
+from test_lean_pattention import TAU, drawn, gradients, lean_pattention, saved_bytes
+from torch._dynamo.testing import CompileCounterWithBackend
+counter = CompileCounterWithBackend("aot_eager_decomp_partition")
+compiled = torch.compile(lean_pattention, backend=counter, fullgraph=True)
+inputs = drawn(16, dtype=torch.float32)
+y, found = gradients(compiled, inputs)
+expected, wanted = gradients(lean_pattention, inputs)
+for got, other in zip((y, *found), (expected, *wanted), strict=True):
+    torch.testing.assert_close(got, other, atol=1e-5, rtol=1e-4)
+assert saved_bytes(compiled, inputs) == saved_bytes(lean_pattention, inputs), saved_bytes(compiled, inputs)
+with torch.autocast("cpu", torch.bfloat16):
+    y, found = gradients(compiled, inputs)
+    assert y.dtype == torch.bfloat16 and (y - expected).norm() < 0.03 * expected.norm()
+assert counter.frame_count == 2
+"""
+
+
+def test_it_compiles_in_one_graph_and_keeps_as_little():
+    """In a fresh process, without the type checks of these tests, which a compiler does not see through."""
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    run([sys.executable, "-c", COMPILED], env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, check=True)
+
+
+class Products(TorchDispatchMode):
+    """Notes the sizes of the operands of every matrix product."""
+
+    def __init__(self):
+        super().__init__()
+        self.operands = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.mm.default:
+            self.operands += [tuple(operand.shape) for operand in args]
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("tokens", [24, 64, 2140])
+def test_tokens_padded_for_tensor_cores_change_nothing(tokens, monkeypatch):
+    inputs = drawn(3, 5, dtype=torch.float64, tokens=tokens)
+    y, wanted = gradients(lean_pattention, inputs)
+    monkeypatch.setattr(pattention, "_uses_tensor_cores", lambda x: True)
+    with Products() as products:
+        padded, found = gradients(lean_pattention, inputs)
+    torch.testing.assert_close(padded, y, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-12)
+    assert len(products.operands) == 2 * 6
+    sizes = {size for shape in products.operands for size in shape} - {15, D_IN, D_OUT}
+    assert sizes == {-(-tokens // 64) * 64}
