@@ -7,6 +7,7 @@ from variation import settings
 
 from formerlab.layers.block import activation_elements
 from formerlab.layers.depth.attention_residuals import AttentionResiduals
+from formerlab.layers.depth.manifold_hyper_connections import ManifoldHyperConnections
 from formerlab.layers.depth.union import DepthMixer
 from formerlab.models import Decoder
 from formerlab.models.vision import VisionTransformer
@@ -20,6 +21,7 @@ NAMES = ("identity", "gains", "connect_to_last", "static_hyper_connections")
 MODELS = {
     mixer.kind: PLAIN.model_copy(update={"depth": mixer}) for mixer in settings(DepthMixer) if mixer.kind in NAMES
 }
+MODELS["manifold"] = PLAIN.model_copy(update={"depth": ManifoldHyperConnections(iterations=4)})
 
 
 @pytest.fixture(autouse=True)

@@ -60,8 +60,8 @@ class ManifoldHyperConnections(HyperConnections):
         return super().products(layers, width) + 2 * (2 * layers * self.streams * width * sum(self.sizes))
 
     def kept(self, width: int) -> int:
-        """Estimate of the numbers kept per token and block: the factors of every iteration as well."""
-        return super().kept(width) + 2 * self.streams * (3 * self.streams + 2 * self.iterations)
+        """Estimate of the numbers kept per token and block: streams and the factors of every iteration, in float32."""
+        return super().kept(width) + 2 * self.streams * (width + 6 * self.streams + 4 * self.iterations)
 
 
 class ManifoldHyperConnectionsLayer(HyperConnectionsLayer, of=ManifoldHyperConnections):
