@@ -46,8 +46,8 @@ class AttentionResiduals(DepthSpec):
 
 def in_few_products(values: tuple[Tensor, ...], keys: tuple[Tensor, ...], query: Tensor) -> Tensor:
     """Return the same average with as many launches for many sources as for one, as decoding asks for."""
-    weights = (torch.stack(keys) @ query).softmax(dim=0)
-    return torch.einsum("s...,s...w->...w", weights, torch.stack(values).to(weights.dtype))
+    weights = (torch.stack(keys) * query).sum(dim=-1, keepdim=True).softmax(dim=0)
+    return (weights * torch.stack(values)).sum(dim=0)
 
 
 Sources = dict[int, tuple[Tensor, Tensor]]
