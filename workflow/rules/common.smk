@@ -6,6 +6,7 @@ from snakemake.dag import DAG
 from snakemake.jobs import Job
 
 from formerlab.plan.attempts import Attempts, under_way
+from formerlab.plan.judge import maker
 
 ON_A_GPU = 1 if PLAN["device"] == "cuda" else 0
 JUDGE = Judge(PLAN)
@@ -67,7 +68,7 @@ def measured(wildcards):
 
 def manifest(wildcards):
     """Return the data set that the run reads."""
-    data = made_runs(PLAN)[wildcards.id]["data"]
+    data = PLAN[maker(PLAN, wildcards.id)][wildcards.id]["data"]
     return [f"{RESULTS}/data/{data}/manifest.json"]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from formerlab.commands.as_planned import as_planned
 from formerlab.commands.context import Plan, add_verb, job_of, load_plan
 from formerlab.files import read_json, write_json, write_text
-from formerlab.plan.judge import made_runs
+from formerlab.plan.judge import made_runs, maker
 from formerlab.results.stages import MEASURED, TIMED, Stage
 from formerlab.results.write import hashes_of_rows, write_rows
 
@@ -83,7 +83,7 @@ def _measure_run(stage: Stage, plan: Plan, name: str, folder: Path) -> dict[str,
             model=model,
             device=plan["device"],
             folder=folder,
-            data=Path(plan["data"][made_runs(plan)[name]["data"]]["out"]),
+            data=Path(plan["data"][plan[maker(plan, name)][name]["data"]]["out"]),
             label=f"{stage.name} {name}",
             suites={asked: plan["suites"][asked] | {"state": state} for asked, state in job["suites"].items()},
             belongs_to=(record["weights_sha256"], record["data"]["fingerprint"], job["suites"]),
@@ -106,8 +106,8 @@ def _time_runs(stage: Stage, plan: Plan, study: str, folder: Path) -> dict[str, 
 
     job, device = plan[stage.name][study], torch.device(plan["device"])
     keep_memory()
-    kinds = {run_id: ReleasedRun if run_id in plan["load"] else Run for run_id in job["runs"]}
-    runs = [kind.model_validate(made_runs(plan)[run_id]["spec"]) for run_id, kind in kinds.items()]
+    made, kinds = made_runs(plan), {run_id: ReleasedRun if run_id in plan["load"] else Run for run_id in job["runs"]}
+    runs = [kind.model_validate(made[run_id]["spec"]) for run_id, kind in kinds.items()]
     loaders: dict[str, Any] = {}
     if "released" in stage.models:
         from formerlab.integrations.huggingface.released_run import load_released_model

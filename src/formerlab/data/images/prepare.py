@@ -122,9 +122,10 @@ class ImageData(DataSpec):
 
         What the source holds out comes first, so that of identical images a training image is the one that is left out.
         """
+        candidates = self.source.divided()
         for theirs in reversed([split for split in SPLITS if split in gallery.splits]):
             for picture in gallery.splits[theirs]:
-                split = self.shares.split(digest(picture.name), self.source.divided()) if theirs == "train" else theirs
+                split = self.shares.split(digest(picture.name), candidates) if theirs == "train" else theirs
                 key = "keep" if split == "train" else "keep_held_out"
                 if digest(f"keep {picture.name}") / 2.0**64 < getattr(self, key):
                     yield split, picture
