@@ -40,7 +40,7 @@ class Learned(Spec):
 
     def build(self, context: int, width: int, d_head: int) -> "PositionEncoding":
         """Return the module for at most `context` positions."""
-        return AddedRows(context, width, self)
+        return LearnedRows(context, width, self.std)
 
     def params(self, context: int, width: int) -> int:
         """Count of parameters."""
@@ -70,7 +70,7 @@ class Sinusoidal(WithoutParameters):
     """Base of the wavelengths, which run from 2 pi to 2 pi base."""
 
     def build(self, context: int, width: int, d_head: int) -> "PositionEncoding":
-        return AddedRows(context, width, self)
+        return SinusoidalRows(context, width, self.base)
 
 
 Position = Annotated[NoPosition | Learned | Rotary | Sinusoidal, Field(discriminator="kind")]
@@ -100,28 +100,38 @@ def sinusoids(context: int, width: int, base: float = 10000.0) -> Float[Tensor, 
 
 
 class AddedRows(PositionEncoding):
-    """The module of `Learned` and `Sinusoidal`: a row per position."""
+    """Base of the modules that add a row per position."""
 
-    def __init__(self, context: int, width: int, spec: Learned | Sinusoidal) -> None:
-        super().__init__()
-        self.spec = spec
-        rows = torch.empty(context, width)
-        if isinstance(spec, Learned):
-            self.rows: Tensor = nn.Parameter(rows)
-        else:
-            self.register_buffer("rows", rows.float(), persistent=False)
-        self.reset_parameters()
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        if isinstance(self.spec, Learned):
-            self.rows.normal_(0.0, self.spec.std)
-        else:
-            context, width = self.rows.shape
-            self.rows.copy_(sinusoids(context, width, self.spec.base))
+    rows: Tensor
 
     def embed(self, x: Stream, start: int) -> Stream:
         return x + self.rows[start : start + x.shape[1]].to(x.dtype)
+
+
+class LearnedRows(AddedRows):
+    """The module of `Learned`."""
+
+    def __init__(self, context: int, width: int, std: float) -> None:
+        super().__init__()
+        self.std, self.rows = std, nn.Parameter(torch.empty(context, width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.rows, 0.0, self.std)
+
+
+class SinusoidalRows(AddedRows):
+    """The module of `Sinusoidal`."""
+
+    def __init__(self, context: int, width: int, base: float) -> None:
+        super().__init__()
+        self.base = base
+        self.register_buffer("rows", torch.empty(context, width, dtype=torch.float32), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        context, width = self.rows.shape
+        self.rows.copy_(sinusoids(context, width, self.base))
 
 
 class RotaryEncoding(PositionEncoding):

@@ -238,6 +238,13 @@ def published_difference(nats: float, series: str) -> dict[str, Any]:
     return {"source": "published", "part": "published", "series": series, "difference_nats": nats}
 
 
+def labelled(rows: DataFrame) -> DataFrame:
+    """Return differences with the label of each series and budget; a forest shows published ones last."""
+    tokens = [f", {short(count)} tokens" if count == count else "" for count in rows["tokens"]]
+    head = rows["source"].map({"ours": "", "published": "PUBLISHED, not ours:\n"})
+    return rows.assign(_label=head + rows["series"] + tokens, _look=rows["source"])
+
+
 def parent(losses: DataFrame, run: str) -> str | None:
     """Return the run that `run` grew from, where it is among `losses`."""
     if "init.id" not in losses:

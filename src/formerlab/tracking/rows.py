@@ -239,9 +239,10 @@ def _points(rows: dict[str, DataFrame], record: dict[str, Any]) -> Iterator[Poin
 def _means(stage: str, rows: DataFrame, table: Table) -> dict[str, float]:
     """Return the means that a table says are shown, by name: `zeroshot/task/metric`, `prune/h2o/budget 0.4/...`."""
     types = {column.name: column.type for column in table.columns}
-    found, by = dict[str, float](), list[Any](table.by) or [np.zeros(len(rows))]
-    for key, group in rows.groupby(by, dropna=False):
-        labels = [(name, value) for name, value in zip(table.by, key, strict=False) if value == value]
+    groups = rows.groupby(list(table.by), dropna=False) if table.by else [((), rows)]
+    found: dict[str, float] = {}
+    for key, group in groups:
+        labels = [(name, value) for name, value in zip(table.by, key, strict=True) if value == value]
         parts = [str(value) if types[name] == "text" else f"{name} {value:g}" for name, value in labels]
         parts += [] if table.value == "value" else [table.value]
         weights = group["tokens"] if "tokens" in types else None

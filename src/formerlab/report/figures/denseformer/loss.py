@@ -18,8 +18,8 @@ from formerlab.report.runs import (
     differences,
     held_out,
     held_out_losses,
+    labelled,
     published_difference,
-    short,
     summary,
     with_seeds,
 )
@@ -103,13 +103,6 @@ def denseformer_tradeoff(results: Results, runs: Sequence[str]) -> DataFrame:
     theirs = theirs.assign(front=_front(theirs["batches_per_s"], theirs["perplexity"]), part="mean")
     columns = f"source part run variant layers batches_per_s[] {FORWARD}_sequences loss_nats[] perplexity seeds seed"
     return pd.concat([ours, theirs], ignore_index=True).reindex(columns=shown_columns(f"{columns} diverged front"))
-
-
-def labelled(rows: DataFrame) -> DataFrame:
-    """Return differences with the label of each series and budget; a forest shows published ones last."""
-    tokens = [f", {short(count)} tokens" if count == count else "" for count in rows["tokens"]]
-    head = rows["source"].map({"ours": "", "published": "PUBLISHED, not ours:\n"})
-    return rows.assign(_label=head + rows["series"] + tokens, _look=rows["source"])
 
 
 @plot(reads="test.csv",

@@ -8,7 +8,6 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.drawings import plot
-from formerlab.report.figures.denseformer.loss import labelled
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
@@ -19,6 +18,7 @@ from formerlab.report.runs import (
     differences,
     held_out,
     held_out_losses,
+    labelled,
     minus,
     parent,
     published_difference,
