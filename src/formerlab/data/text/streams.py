@@ -24,7 +24,7 @@ class Stream:
         self._file = file
         self.dtype = np.dtype("uint16" if vocabulary <= 1 << 16 else "uint32")
         self.documents = self.bytes = self.tokens = 0
-        self.finish()
+        self.write_header()
 
     def append(self, tokens: np.ndarray, documents: int, size: int) -> None:
         """Append so many documents, of `size` bytes of text."""
@@ -33,8 +33,8 @@ class Stream:
         self.documents += documents
         self.bytes += size
 
-    def finish(self) -> None:
-        """Write the length into the header, which numpy pads so that any length fits."""
+    def write_header(self) -> None:
+        """Write the length so far into the header, which numpy pads so that any length fits."""
         self._file.seek(0)
         header = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.tokens,)}
         np.lib.format.write_array_header_1_0(self._file, header)
@@ -51,7 +51,7 @@ def writing(path: Path, vocabulary: int) -> Iterator[Stream]:
     with replacing(path) as temporary, open(temporary, "wb") as file:
         stream = Stream(file, vocabulary)
         yield stream
-        stream.finish()
+        stream.write_header()
 
 
 def load_stream(out: Path, split: str) -> np.ndarray:

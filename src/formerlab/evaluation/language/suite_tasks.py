@@ -81,11 +81,11 @@ def local_task(name: str, suite: LocalSuite) -> dict[str, Any]:
         "fewshot_split": "train" if suite.shots_from else "test",
         "metric_list": [
             {
-                "metric": name,
-                "aggregation": name if name == "perplexity" else "mean",
-                "higher_is_better": name != "perplexity",
+                "metric": metric,
+                "aggregation": metric if metric == "perplexity" else "mean",
+                "higher_is_better": metric != "perplexity",
             }
-            for name in metrics
+            for metric in metrics
         ],
         "metadata": {"version": suite.version},
         "output_type": "multiple_choice",

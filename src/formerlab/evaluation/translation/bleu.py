@@ -3,10 +3,13 @@
 import re
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from jaxtyping import Float
+
+if TYPE_CHECKING:
+    from sacrebleu.metrics.bleu import BLEU
 
 Metric = Literal["sacrebleu", "compound_split", "tokenized_lowercase"]
 
@@ -65,7 +68,7 @@ def _prepared(metric: Metric, text: str) -> str:
 
 
 @cache
-def _scorer(metric: Metric) -> Any:
+def _scorer(metric: Metric) -> "BLEU":
     from sacrebleu.metrics.bleu import BLEU
 
     # Counts do not depend on the effective order, which only keeps the library from warning about single sentences.

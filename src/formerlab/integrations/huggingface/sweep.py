@@ -113,8 +113,9 @@ def run_sweep(
     modules = "formerlab.integrations.huggingface.load", "formerlab.evaluation.pruning.prune"
 
     def kept(*asked: Any) -> Kept:
-        code_of = lambda settings: code_hash(*modules, specs=[settings])  # noqa: E731
-        return Kept(out / "configurations", about, *asked, code_of=code_of)
+        return Kept(
+            out / "configurations", about, *asked, code_of=lambda settings: code_hash(*modules, specs=[settings])
+        )
 
     rows = Rows()
     cut: dict[str, int] = {}

@@ -44,7 +44,7 @@ class AttentionResiduals(DepthSpec):
         return 4 * sum(len(self.sources(site)) for site in range(1, 2 * layers + 1)) * width
 
 
-def in_few_products(values: tuple[Tensor, ...], keys: tuple[Tensor, ...], query: Tensor) -> Tensor:
+def in_few_launches(values: tuple[Tensor, ...], keys: tuple[Tensor, ...], query: Tensor) -> Tensor:
     """Return the same average with as many launches for many sources as for one, as decoding asks for."""
     weights = (torch.stack(keys) * query).sum(dim=-1, keepdim=True).softmax(dim=0)
     return (weights * torch.stack(values)).sum(dim=0)
@@ -81,7 +81,7 @@ class AttentionResidualsLayer(Mixer, of=AttentionResiduals):
         values, keys = zip(*(history[i] for i in self.spec.sources(site)), strict=True)
         query = self.queries[site - 1].to(keys[0].dtype)
         if value.device.type != "cpu" and value.numel() <= FEW and not torch.is_grad_enabled():
-            return in_few_products(values, keys, query).to(x.dtype)
+            return in_few_launches(values, keys, query).to(x.dtype)
         weights = torch.stack([(key * query).sum(dim=-1) for key in keys]).softmax(dim=0).unsqueeze(-1)
         mixed = weights[-1] * value
         for weight, earlier in zip(weights[:-1], values[:-1], strict=True):
