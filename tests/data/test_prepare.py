@@ -165,7 +165,7 @@ def test_no_old_manifest_vouches_for_new_files(source, tmp_path, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("formerlab.data.text.streams.Stream.finish", stop)
+    monkeypatch.setattr("formerlab.data.text.streams.Stream.write_header", stop)
     with pytest.raises(KeyboardInterrupt):
         prepare("text", folder_data(source, max_bytes=5000), tmp_path, processes=1)
     assert not (tmp_path / "manifest.json").exists()
