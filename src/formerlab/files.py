@@ -1,4 +1,4 @@
-"""Write files so that one which exists is finished, and let one process at a time work where two would quarrel."""
+"""Write files whole or not at all, and let one process at a time work in a folder."""
 
 import errno
 import fcntl
@@ -28,7 +28,7 @@ _NO_ROOM_MESSAGES = re.compile(
 """The words of safetensors and torch, whose writers raise errors of their own."""
 _BESIDE = re.compile(r"\.(?P<name>.+)\.(?P<host>[^.]+)\.(?P<pid>\d+)\.(tmp|new|old)")
 SECONDS_FOR_A_LOOK = 1.0
-"""`is_locked` takes a lock for a moment, so a lock that is gone within this time was nobody's."""
+"""`is_locked` itself takes a lock for a moment; a lock that is free again within this time had no other holder."""
 
 
 class NoRoom(UserError, OSError):
@@ -58,7 +58,7 @@ def replacing(path: Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         umask = os.umask(0o077)  # it can only be read by being set; for that moment, the strictest
         os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # some libraries make files that nobody else may read, whatever the user wants
+        temporary.chmod(0o666 & ~umask)  # some libraries make files for their owner alone, against the umask
         os.replace(temporary, path)
     except Exception as error:
         if found_no_room(error):
@@ -74,15 +74,15 @@ def found_no_room(error: BaseException) -> bool:
 
 
 def beside(path: Path, ending: str) -> Path:
-    """Return a hidden place beside `path` for this process alone; a rename from there is atomic."""
+    """Return a hidden path beside `path` for this process alone; a rename from there is atomic."""
     return path.with_name(f".{path.name}.{_without_dots(socket.gethostname())}.{os.getpid()}.{ending}")
 
 
 def remove_abandoned(folder: Path, name: str | None = None, writer: tuple[str, int] | None = None) -> None:
-    """Remove from a folder what killed processes left there of files, or of the one file `name`, half written.
+    """Remove the half-written files of killed processes from a folder, or those of the one file `name`.
 
-    Whether a process lives can only be told on its machine; `writer` names one by host and process id of which the
-    caller knows that it is gone.
+    Only its own machine can tell whether a process lives; `writer` names one, by host and process id, that the caller
+    knows to be gone.
     """
     gone = writer and (_without_dots(writer[0]), writer[1])
     for left in folder.iterdir() if folder.is_dir() else ():
@@ -95,16 +95,17 @@ def remove_abandoned(folder: Path, name: str | None = None, writer: tuple[str, i
 
 
 def _without_dots(host: str) -> str:
-    """Return the name of a machine as it stands in a temporary name, whose parts are separated by dots."""
+    """Return the name of a machine without dots, which separate the parts of a temporary name."""
     return host.replace(".", "-")
 
 
 @contextmanager
 def locked(path: Path, held_by: Callable[[], str]) -> Iterator[None]:
-    """Hold a lock file, whose content is its holder's; the system frees it when the process ends, however it ends.
+    """Hold a lock file, which its holder may write to; the system frees it when the process ends, however it ends.
 
     On NFS it holds between machines as far as the mount passes locks on (not with `nolock` or `local_lock`); where the
-    file system has none, that is said and nothing is locked. Whoever deletes the file does so before the block ends.
+    file system has no locks, a warning says so and nothing is locked. Delete the file, if at all, before the block
+    ends.
 
     Raises
     ------

@@ -74,10 +74,10 @@ class _Bar(tqdm):  # type: ignore[misc]
 
 
 class Lines:
-    """A log: what tqdm would rewrite becomes a line of its own, unless the line before it was the same.
+    """A log: every state that tqdm would rewrite becomes a line, unless the line before it is the same.
 
-    Where nobody reads it any more the work goes on: a cluster that ends a job ends the `tee` behind it at once, and
-    what was done has yet to be saved.
+    A closed pipe does not stop the work: a cluster that ends a job ends the `tee` behind it at once, before the work is
+    saved.
     """
 
     def __init__(self, file: TextIO) -> None:

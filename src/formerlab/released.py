@@ -19,7 +19,7 @@ WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
 
 
 class Sizes(Spec):
-    """What plans and costs know of a released model before its weights are here; loading checks it."""
+    """The sizes of a released model that plans and costs need before its weights are here; loading checks them."""
 
     layers: Layers
     """Blocks."""
@@ -50,11 +50,11 @@ class Sizes(Spec):
 
 class _Released(Spec):
     dtype: Dtype | None = None
-    """Type of the weights; none means as saved, for a GGUF file float32."""
+    """Type of the weights; by default as saved, and float32 for a GGUF file."""
     context: Size | None = None
-    """Longest sequence in tokens; none means what the model's config says."""
+    """Longest sequence in tokens; by default that of the model's config."""
     sizes: Sizes | None = None
-    """What a plan has to know; none means that it is read from the model, which must then be here."""
+    """Sizes for the plan; by default they are read from the model, which must then be here."""
 
     def arguments(self, *, online: bool = False) -> dict[str, Any]:
         """Return what `from_pretrained` of transformers takes. Raises UserError where nothing is there."""
@@ -186,7 +186,7 @@ class HubModel(_Released):
 
 
 def _model_files(folder: Path) -> list[Path]:
-    """Return what of a model's folder decides what it says, sorted."""
+    """Return the files of a model's folder that decide its answers, sorted."""
     return sorted(path for path in folder.iterdir() if path.suffix in (*WEIGHTS, ".json", ".model", ".txt"))
 
 

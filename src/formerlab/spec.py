@@ -33,7 +33,7 @@ Epsilon = Annotated[float, Field(gt=0, le=1)]
 
 
 def is_none(value: object) -> bool:
-    """Say whether a later field is empty: then a spec is written, and has the fingerprint, as before there was one."""
+    """Say whether a field added later is empty; it is then left out, so older specs keep their fingerprints."""
     return value is None
 
 

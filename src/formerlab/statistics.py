@@ -1,4 +1,4 @@
-"""Intervals over seeds and over examples, by the rules that the claims were registered with.
+"""Intervals over seeds and over examples, by the rules registered with the claims.
 
 Trained models are compared with Student's t over seeds, paired by seed; two policies on one model with a paired
 bootstrap over examples, which speaks of that model alone; policies on several models with both variances. The interval
@@ -37,7 +37,7 @@ def weighted_means(rows: pd.DataFrame, by: Sequence[str], value: str = "loss_nat
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with the ends of its 95 % interval, which are NaN where there is nothing to estimate a spread from."""
+    """A mean with the ends of its 95 % interval, which are NaN where a spread cannot be estimated."""
 
     mean: float
     low: float

@@ -1,4 +1,4 @@
-"""What surrounds the work of every stage: its note, its GPU, and the code, data and parents that the plan says."""
+"""What surrounds the work of every stage: its note, its GPUs, and the check of code, data and parents by the plan."""
 
 import os
 import sys
@@ -13,16 +13,17 @@ from formerlab.plan.judge import Judge
 from formerlab.results.notes import noted
 
 SPAWNS = frozenset(("data",))
-"""Stages whose work other processes do, which import the code anew while it runs."""
+"""Stages that start other processes, which import the code again."""
 WITHOUT_GPU = ("data", "exact")
 AGAIN = "start snakemake again, which plans anew"
 
 
 @contextmanager
 def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[None]:
-    """Let a job work under its note, which says that it does, and on GPUs that are nobody else's.
+    """Run a job: its note says that it runs, and it has GPUs of its own.
 
-    Refuse to begin where code or what the job reads is not the plan's, and to keep what is not what it asked for. At
+    It does not begin where its code or inputs differ from the plan, and its product is kept only if it is the planned
+    one. At
     the end it says where the results are.
 
     Raises
@@ -57,7 +58,7 @@ def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[None]:
 
 
 def _check_code(job: str, sources: dict[str, str], planned: str, modules: list[str]) -> None:
-    """Compare the code that this process has imported, by what its files were and are, with that of the plan."""
+    """Compare the code that this process imported with the plan, and its files then with its files now."""
     now = loaded.digests()
     if sources == loaded.AT_START == now:
         return

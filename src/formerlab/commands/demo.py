@@ -20,7 +20,7 @@ from formerlab.plan.locate import ensure_plan, read_plan
 from formerlab.results.notes import SAFE, interrupt
 
 SECONDS_TO_SAVE = 1.2
-"""What a stage has to save its work when the demo is stopped; one that is slower goes on from its last checkpoint."""
+"""Time that a stage has to save its work when the demo is stopped; a slower one resumes from its last checkpoint."""
 SHELLS = ("bash", "sh", "dash")
 LOCKS = Path(".snakemake", "locks")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
@@ -62,7 +62,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if results.is_dir():
         try:
             write_report(plan, report)
-        except Exception as error:  # hours of results are told of whatever one page stumbles over
+        except Exception as error:  # one page that fails must not hide hours of results
             print(f"warning: {report} was not written ({error}); tables and figures are not affected", file=sys.stderr)
         print(f"\n{headline(results, Judge(plan).objection)}")
         rows = {
@@ -122,5 +122,5 @@ def _stop(snakemake: "subprocess.Popen[bytes]") -> None:
     for one, _, _ in family:
         with suppress(psutil.NoSuchProcess):
             one.kill()
-    with suppress(ProcessLookupError):  # whoever was started meanwhile
+    with suppress(ProcessLookupError):  # processes started meanwhile
         os.killpg(snakemake.pid, signal.SIGKILL)

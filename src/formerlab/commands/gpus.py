@@ -1,4 +1,4 @@
-"""What a stage has of its machine: GPUs that nobody else uses, several of them for a run, time in a job of Slurm."""
+"""What a stage gets from its machine: GPUs of its own, several for one run, and the time left in a Slurm job."""
 
 import argparse
 import os
@@ -34,9 +34,9 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--local-ranks-filter
 
 @contextmanager
 def own_gpus(device: str, count: int = 1) -> Iterator[None]:
-    """Wait until `count` GPUs of this machine are nobody else's, and make them the only ones that this process sees.
+    """Wait for `count` free GPUs of this machine, lock them, and hide the others from this process.
 
-    The lock is the system's and goes with the process, however it ends. It is between the jobs of one user: users who
+    The system frees a lock when its process ends, however it ends. Locks separate the jobs of one user: users who
     share a machine without a scheduler share out its GPUs by CUDA_VISIBLE_DEVICES. Under Slurm, which assigns GPUs
     itself, on the CPU, and in a process of torchrun nothing is done. Raises UserError where the folder of the lock
     files is not this user's alone.
@@ -82,7 +82,7 @@ def _lock(names: list[str], count: int, held: ExitStack) -> list[str]:
 
 
 def _lock_folder() -> Path:
-    """Return the folder of this user's lock files, made where there is none; nobody else may put anything there."""
+    """Return the folder of this user's lock files, which only this user may write to; make it if it is missing."""
     folder = Path(os.environ.get(LOCKS) or Path(tempfile.gettempdir(), f"formerlab-{os.getuid()}"))
     with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ def on_several(arguments: argparse.Namespace, count: int, out: Path) -> None:
     Raises
     ------
     StoppedEarly
-        Where the processes stopped themselves, saved.
+        Where the processes saved their work and stopped.
     """
     path = find_plan(arguments)
     job = job_of(read_plan(path), "train", arguments.id)
@@ -144,7 +144,7 @@ def torchrun(count: int, nodes: int, threads: int) -> list[str]:
 
 
 def seconds_left() -> float | None:
-    """Return the time until Slurm ends this job; nothing outside a job, or where it has no limit or cannot be asked.
+    """Return the time until Slurm ends this job; None outside a job, without a limit, or where Slurm does not answer.
 
     squeue says it as days-hours:minutes:seconds, counted from the start of the job: what came before this process, such
     as slow imports, is taken off.

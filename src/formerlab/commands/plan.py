@@ -1,4 +1,4 @@
-"""The verbs on a plan: what is to be done, how far it is done, what the DAG checks before its jobs and says after."""
+"""The verbs on a plan: its jobs, their states, the checks before a start, and the summary after a failure."""
 
 import argparse
 import json
@@ -34,7 +34,7 @@ def add_parsers(verbs: Any) -> None:
     parser = add_verb(verbs, status)
     parser.add_argument("--problems", action="store_true", help="only failed, killed and stopped jobs, with their logs")
     parser = add_verb(verbs, check)
-    parser.add_argument("--here", action="store_true", help="jobs run on this machine: has it the GPU that they need?")
+    parser.add_argument("--here", action="store_true", help="check also that this machine has the GPU of the jobs")
     add_verb(verbs, rescue)
 
 

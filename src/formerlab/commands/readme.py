@@ -55,7 +55,7 @@ def stages_block() -> str:
 
 
 def papers_block(root: Path) -> str:
-    """Return a line for every figure and table that follows one of a paper, then those that nothing stands for."""
+    """Return a line for every figure and table that follows one of a paper, then those without a counterpart."""
     studies = sorted(path.stem for path in (root / "workflow" / "studies").glob("*.yaml"))
     runs = {}
     for scale in ("workstation", "paper"):
@@ -80,18 +80,18 @@ def papers_block(root: Path) -> str:
 
 
 PAGES = ("README.md", "docs/verdicts.md", "docs/files.md", "docs/results.md")
-"""The pages with something between the marks."""
+"""The pages with a generated part."""
 
 
 def blocks(root: Path) -> dict[str, str]:
-    """Return what stands between the marks of every page of PAGES."""
+    """Return the generated part of every page of PAGES."""
     found = judged(root)
     texts = first_screen(found), all_block(found), stages_block(), papers_block(root)
     return dict(zip(PAGES, texts, strict=True))
 
 
 def written(path: Path, block: str) -> str:
-    """Return a page with the block between its marks. Raises UserError where it has none."""
+    """Return a page with the block between its marks. Raises UserError where the marks are missing."""
     before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

@@ -29,7 +29,7 @@ def add_parsers(verbs: Any) -> None:
     """Add the verb."""
     parser = add_verb(verbs, reproduce)
     parser.add_argument("id", help="run, such as tokenformer/transformer-2/seed0")
-    text = "go on although the code, or the data, are not those that the run was made with; may be given twice"
+    text = "go on although code or data differ from those of the run; may be given twice"
     parser.add_argument("--other", action="append", default=[], choices=("code", "data"), help=text)
     parser.add_argument("--out", type=Path, help="default: results/reproduced/<scale>; started again, it goes on")
 
@@ -127,7 +127,7 @@ def _data_of(record: Record, plan: Plan, other: list[str]) -> Path:
 
 
 def compared(committed: "Results", again: "Results", record: Record) -> tuple[str, bool]:
-    """Return what is to be said of a committed run and the one made again, and whether they are equal to the bit."""
+    """Return the lines that compare a committed run with the one made again, and whether they are equal to the bit."""
     from formerlab.results.read import flatten
 
     made = next(one for one in again.all_records() if one["id"] == record["id"])
@@ -154,7 +154,7 @@ def compared(committed: "Results", again: "Results", record: Record) -> tuple[st
 
 
 def _difference(file: str, a: "DataFrame", b: "DataFrame") -> str:
-    """Return in a line how rows differ; nothing where they are equal to the bit."""
+    """Return one line on how rows differ; empty where they are equal to the bit."""
     if len(a) != len(b):
         return f"{file}: {len(a)} rows committed, {len(b)} here"
     found = []

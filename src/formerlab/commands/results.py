@@ -30,7 +30,7 @@ def add_parsers(verbs: Any) -> None:
 
     parser = add_verb(verbs, draw)
     parser.add_argument("names", nargs="+", metavar="name", help="figure or table, such as denseformer_depth")
-    text = "end well even where one cannot be drawn: its files and `status` say so"
+    text = "succeed although one cannot be drawn; its files and `status` say so"
     parser.add_argument("--go-on", action="store_true", help=text)
 
     add_verb(verbs, figures, configured=False)
@@ -126,7 +126,7 @@ def claims(arguments: argparse.Namespace) -> None:
 
 
 def _results(plan: Plan) -> "Results":
-    """Return the rows of a plan's scale, without those that are not as planned."""
+    """Return the rows of a plan's scale that are as planned."""
     from formerlab.results.read import Results
 
     return Results(Path(plan["results"]), Judge(plan).objection)
@@ -199,7 +199,7 @@ def track(arguments: argparse.Namespace) -> None:
             outcome = sync(root, uri, Path(plan["figures"]), weights=arguments.weights)
             for line in outcome["refused"]:
                 print(f"warning: not tracked: {line}", file=sys.stderr)
-        except Exception as error:  # also what nobody thought of
+        except Exception as error:  # any error: tracking never fails a job
             reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             outcome, failures = {"status": "failed", "reason": reason}, failures + 1
             print(f"warning: {reason}", file=sys.stderr)

@@ -47,7 +47,7 @@ def add_parsers(verbs: Any) -> None:
 
 
 PROJECT = ("config.yaml", "workflow/data.yaml", "workflow/scales", "workflow/studies", "profiles", "slurm")
-"""What a project has of its own; rules and captions stay in the package, and so are those of its version."""
+"""Folders that a project gets as copies; rules and captions stay in the package, so they match its version."""
 SNAKEFILE = """\
 # The rules are those of the installed formerlab; rules of your own may follow.
 from importlib.resources import files

@@ -84,7 +84,7 @@ def check_width(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
 
 
 def _check_copies(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
-    """Raise UserError where channels are to be copied and cannot be without a change of the function."""
+    """Raise UserError where copying channels would change the function."""
     if child.width == parent.width or method == "net2net_pad":
         return
     mixer = child.depth

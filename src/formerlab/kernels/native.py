@@ -1,6 +1,6 @@
 """What makes a CPU fast: kernels in C++, compiled at first use and kept in the user's cache, and malloc's settings.
 
-Nothing needs them. Whoever has no compiler, or no place to write, gets nothing here and a slower way elsewhere.
+All of it is optional: without a compiler, or a folder to write to, slower code in plain torch runs.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 """What kernels take, and how C++ calls it (`bfloat16.h`)."""
 _AVX2 = ["-mavx2", "-mfma"]
 _VECTORS = {"AVX2": _AVX2, "AVX512": [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]}
-"""Options for what torch found this processor able to do; the cache may be shared with lesser ones."""
+"""Compiler options for the instructions that torch found here; a cache may be shared with processors that lack them."""
 
 _MALLOC = {-1: 2**31 - 1, -2: 2**24, -8: 1}
 """glibc's M_TRIM_THRESHOLD, M_TOP_PAD (bytes) and M_ARENA_MAX."""
@@ -43,7 +43,7 @@ def keep_memory(largest: int = 2**30) -> None:
 
 @functools.cache
 def library(file: str, what: str) -> ctypes.CDLL | None:
-    """Return what is made of the C++ source in a file of this folder, or nothing; the log says how `what` is done."""
+    """Return the library compiled from a C++ file of this folder, or None; the log says how `what` is done."""
     parts = (Path(__file__).with_name(part).read_text(encoding="utf-8") for part in ("bfloat16.h", file))
     made = compiled(file.removesuffix(".cpp"), "".join(parts))
     logging.getLogger(__name__).info("%s: %s", what, "plain torch" if made is None else "native kernel")
@@ -51,7 +51,7 @@ def library(file: str, what: str) -> ctypes.CDLL | None:
 
 
 def compiled(name: str, source: str) -> ctypes.CDLL | None:
-    """Return the library made of C++ source, or nothing; the log says why."""
+    """Return the library compiled from C++ source, or None; the log says why."""
     log = logging.getLogger(__name__)
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), None)
     if compiler is None:

@@ -66,7 +66,7 @@ class Attention(nn.Module):
 AnyHeads = Float[Tensor, "_ heads _ _"]
 """Rows, heads, tokens, channels of a head: of queries, keys or values, which differ in all but the heads."""
 Mask = Bool[Tensor, "_ 1 1 _"]
-"""Which keys of a row are no padding."""
+"""Which keys of a row are real, not padding."""
 
 
 class MultiHead(nn.Module):

@@ -91,7 +91,7 @@ class PattentionLayer(nn.Module):
         destination._metadata[prefix[:-1]]["tau"] = self.tau
 
     def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *others: Any) -> None:
-        """Refuse weights that were used with another tau: the same weights would be another function."""
+        """Refuse weights that were trained with another tau: they would compute another function."""
         super()._load_from_state_dict(state, prefix, metadata, *others)  # type: ignore[no-untyped-call]
         tau, errors = metadata.get("tau", self.tau), others[-1]
         if not math.isclose(tau, self.tau, rel_tol=1e-6):

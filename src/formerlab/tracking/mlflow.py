@@ -49,7 +49,7 @@ def sync(root: Path, uri: str, figures: Path, *, weights: bool = False) -> dict[
     """
 
     def unreadable(stage: str, name: str) -> str:
-        """Object to a run whose record cannot be read, which keeps none of the others out."""
+        """Refuse a run whose record cannot be read; the others are tracked all the same."""
         path = root / name / "run.json"
         if stage in MAKING and path.exists():
             try:

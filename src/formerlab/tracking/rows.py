@@ -1,4 +1,4 @@
-"""What MLflow is told about a study, a configuration and a run, as plain values."""
+"""What MLflow stores about a study, a configuration and a run, as plain values."""
 
 import json
 import math

@@ -45,7 +45,7 @@ class AttentionResiduals(DepthSpec):
 
 
 def in_few_launches(values: tuple[Tensor, ...], keys: tuple[Tensor, ...], query: Tensor) -> Tensor:
-    """Return the same average with as many launches for many sources as for one, as decoding asks for."""
+    """Return the same average for decoding, with as many launches for many sources as for one."""
     weights = (torch.stack(keys) * query).sum(dim=-1, keepdim=True).softmax(dim=0)
     return (weights * torch.stack(values)).sum(dim=0)
 

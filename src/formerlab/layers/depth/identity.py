@@ -18,7 +18,7 @@ class DepthSpec(Part):
     """
 
     module: ClassVar[Any]
-    """The class of the mixer, which says whose it is: `class AnchorLayer(Mixer, of=Anchor)`."""
+    """The class of the mixer; the class itself names its spec: `class AnchorLayer(Mixer, of=Anchor)`."""
 
     def build(self, layers: int, width: int | None = None) -> "Mixer":
         """Return the module for `layers` blocks."""
