@@ -1,6 +1,6 @@
-"""How the attempts of jobs ended, for the process that submits them: what to try again, and with how much memory.
+"""How attempts of jobs ended: which jobs are tried again, and with how much memory.
 
-Also which jobs another process is at already, so that nothing is started twice, and whose lock may go.
+Also which jobs run already in another process, so that nothing starts twice, and which stale locks may go.
 
 A stage leaves a note beside its results (`noted`) that says how it ended, or still "running" where it was killed; only
 Slurm knows what for.
@@ -23,11 +23,11 @@ Note = dict[str, Any]
 Folder = Callable[[str, str], Path]
 
 FEW = 3
-"""Further attempts after a crash or a kill, until one stops itself, saved."""
+"""Further attempts after a crash or a kill; a stop with the work saved begins the count anew."""
 
 
 class Attempts:
-    """The attempts of this process; `folder` returns where a job of a stage leaves its note."""
+    """The attempts of this process; `folder` returns the folder in which a job of a stage leaves its note."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -36,7 +36,7 @@ class Attempts:
         self._abrupt: dict[tuple[str, str, int], int] = {}
 
     def memory_kills(self, stage: str, name: str, attempt: int) -> int:
-        """Return how often a job was killed for memory before an attempt; called when that is about to be submitted."""
+        """Return how often a job was killed for memory; called before each submission."""
         key = (stage, name, attempt)
         if key not in self._kills:
             note = self._note_of_last(stage, name) if attempt > 1 else None
@@ -48,9 +48,9 @@ class Attempts:
     def worth_another(self, stage: str, name: str, attempt: int) -> bool:
         """Say whether to try a job again after this attempt failed.
 
-        What stopped itself, saved, goes on. What crashed or was killed has `FEW` more attempts in a row. Another would
-        end the same way where a person has to mend something, where another process is at the same work, and where this
-        attempt left no word of its own: then Slurm did not take it, or it did not come as far as its stage.
+        A job that stopped with its work saved goes on. One that crashed or was killed has `FEW` more attempts in a row.
+        There is no further attempt where a person has to mend something, where another process does the same work, and
+        where the attempt left no note: then Slurm refused it, or it ended before its stage began.
         """
         note = self._note_of_last(stage, name)
         if note is None or note.get("mistake") or who_is_at(stage, self._folder(stage, name), queue()):
@@ -60,13 +60,13 @@ class Attempts:
         return abrupt <= FEW
 
     def _note_of_last(self, stage: str, name: str) -> Note | None:
-        """Return the note of the last attempt; one that lay there before it says nothing about it."""
+        """Return the note of the last attempt; an older one does not count."""
         note = note_of(stage, self._folder(stage, name))
         return None if note == self._before.get((stage, name)) else note
 
 
 def ask_slurm(*words: str) -> str | None:
-    """Return what a command of Slurm says; nothing where it cannot be asked."""
+    """Return the output of a command of Slurm; None where Slurm does not answer."""
     try:
         return subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError):
@@ -88,7 +88,7 @@ def killed_for_memory(job: str | None) -> bool:
 
 
 def queue() -> dict[str, tuple[str, str]] | None:
-    """Return folder and comment of this user's jobs that wait or run, by id; nothing where Slurm cannot be asked.
+    """Return folder and comment of this user's waiting and running jobs, by id; none where Slurm does not answer.
 
     Snakemake comments rule and wildcards, of an array those of its first job.
     """
@@ -101,7 +101,7 @@ def queue() -> dict[str, tuple[str, str]] | None:
 
 
 def who_is_at(stage: str, folder: Path, jobs: Container[str] | None) -> str | None:
-    """Say which of Slurm's jobs, or else which process, is at a stage in `folder`, if one is."""
+    """Name the Slurm job, or else the process, that works on a stage in `folder`, if there is one."""
     note = note_of(stage, folder)
     if note and note["state"] == "running" and note.get("slurm_job") and jobs is not None:
         return f"Slurm job {note['slurm_job']}" if note["slurm_job"] in jobs else None
@@ -109,7 +109,7 @@ def who_is_at(stage: str, folder: Path, jobs: Container[str] | None) -> str | No
 
 
 def under_way(wanted: Iterable[tuple[str, str]], folder: Folder, root: Path) -> str | None:
-    """Say which of the jobs of a plan are under way, or wait in Slurm's queue after an earlier call in `root`."""
+    """List the jobs of a plan that run, or wait in Slurm's queue, from an earlier call in `root`."""
     jobs, busy = queue(), dict[str, str]()
     here = {job: comment for job, (place, comment) in (jobs or {}).items() if Path(place) == root}
     for stage, name in wanted:
@@ -128,13 +128,12 @@ def under_way(wanted: Iterable[tuple[str, str]], folder: Folder, root: Path) -> 
 
 
 def take_away_stale(folder: Path) -> TextIO | None:
-    """Remove the locks of a killed Snakemake below its folder if none lives here; say from now on that this one does.
-
-    Each holds a file there shared until it ends, however it ends; who gets it alone is the only one. What another
-    machine left stays, since some network file systems tell one machine nothing of the locks of another.
+    """Remove the locks of a killed Snakemake below its folder if none lives here, and mark this one as living. Each
+    Snakemake holds a shared lock on a file there until it ends; one that can lock it exclusively is alone. Locks from
+    another machine stay, since some network file systems do not show locks across machines.
     """
     locks = list((folder / "locks").glob("*.lock"))
-    with suppress(OSError):  # a folder that may not be written, a file system without locks: all stays as it is
+    with suppress(OSError):  # a read-only folder, or a file system without locks: nothing is removed
         folder.mkdir(exist_ok=True)
         file = open(folder / "lives", "a+", encoding="utf-8")  # noqa: SIM115  (held until the process ends)
         try:
@@ -148,7 +147,7 @@ def take_away_stale(folder: Path) -> TextIO | None:
             for lock in locks:
                 lock.unlink(missing_ok=True)
             if locks:
-                print("an earlier run was killed; its lock is taken away, and the work goes on", file=sys.stderr)
+                print("an earlier run was killed; its lock is removed, and the work goes on", file=sys.stderr)
             file.truncate(0)
             file.write(host)
             file.flush()

@@ -129,7 +129,7 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
 def _data_jobs(sources: Sources, root: Path, folder: str) -> dict[str, Any]:
     """Return the job of every data set; the version of one that takes the tokenizer of another follows that one's.
 
-    A source that cannot be seen now counts as unchanged since it was prepared.
+    A source that is not mounted now counts as unchanged since it was prepared.
     """
     jobs: dict[str, Any] = {}
     for name, spec in sources.scale.data.items():
@@ -147,9 +147,8 @@ def _data_jobs(sources: Sources, root: Path, folder: str) -> dict[str, Any]:
 
 
 def _check_files(plan: Job, data: Job, sources: Sources) -> None:
-    """Refuse files of data sets, released models and suites that the user names and that are not there.
-
-    Those that the scale names may come later, and what was prepared or asked before counts as it is.
+    """Refuse missing files of data sets, released models and suites that the user names. Files that the scale names may
+    come later, and data prepared before stay valid without them.
     """
     scale = sources.scale
     named: list[tuple[tuple[str, ...], str, Callable[[], object]]] = []
@@ -177,7 +176,7 @@ def _check_files(plan: Job, data: Job, sources: Sources) -> None:
 
 
 def _run_job(run: AnyRun, data: Job, entry: str) -> dict[str, Any]:
-    """Return what the jobs of all runs say, of trained and of released models; the module `entry` makes them."""
+    """Return the jobs of all runs, of trained or of released models, which the module `entry` makes."""
     return {
         "study": run.study,
         "run": run.name,
@@ -215,7 +214,7 @@ def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
             files = [f"{stage}.csv" for stage in TIMED if drawing.study in plan[stage]]
             inputs += [f"{plan['results']}/{drawing.study}/{file}" for file in files if file in drawing.reads]
         rows = {path.rpartition("/")[2] for path in inputs} - {"run.json"}
-        if rows or (inputs and set(drawing.reads) == {"run.json"}):  # records alone say nothing of what is measured
+        if rows or (inputs and set(drawing.reads) == {"run.json"}):  # records alone have no measurements
             jobs[name] = {
                 "study": drawing.study,
                 "inputs": inputs,
@@ -230,7 +229,7 @@ def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
 def _drawn_together(drawings: dict[str, Any]) -> dict[str, Any]:
     """Return the jobs that draw, each named after its first figure or table.
 
-    What waits for the same jobs of a study is drawn by one process, since starting it takes longer than drawing.
+    Drawings that wait for the same jobs of a study share a process, since starting one takes longer than drawing.
     """
     groups: dict[tuple[str, frozenset[tuple[str, str]]], dict[str, Any]] = {}
     for name, drawing in drawings.items():

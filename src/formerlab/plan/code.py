@@ -1,9 +1,9 @@
 """Hash of the code that a stage depends on, so that editing a module reruns exactly the stages that use it.
 
-A plan holds the hash of every job and what it is the hash of, so that a job can say whether the code is still the same.
-The modules are found by following imports in the source, without running any of it. A module that defines specs none of
-which the stage was given is left out (editing one depth mixer must not retrain the models of another), and so are the
-few modules that cannot change a number. Comments, docstrings, formatting and unions of variants do not count.
+A plan holds the hash of every job and its modules, so that a job can tell whether its code has changed.
+The modules are found by following imports in the source, without running any of it. Two kinds of modules are left out:
+those whose specs the stage does not use (editing one depth mixer must not retrain the models of another), and the few
+that cannot change a number. Comments, docstrings, formatting and unions of variants do not count.
 """
 
 import ast
@@ -24,7 +24,7 @@ WITHOUT_EFFECT = frozenset(
         *("results.schema", "results.stages", "training.provenance", "training.runtime"),
     )
 )
-"""Modules that shape messages, progress, records, names and whether packages can be imported, but no number."""
+"""Modules of messages, progress, records, names and optional imports, which change no number."""
 
 
 HASHED: dict[str, tuple[str, ...]] = {}
@@ -70,8 +70,8 @@ def module_of(file: str) -> str:
 def closure(entries: Iterable[str], chosen: frozenset[str]) -> set[str]:
     """Return the modules that `entries` import, directly or not, given the modules whose specs are `chosen`.
 
-    Of the specs that were not chosen only those count that a chosen spec builds on: in the body of a function, or as
-    the base of a class. As a default value, a union's member or an annotation they are never built.
+    A spec that was not chosen counts only where a chosen one uses it in the body of a function or as a base class. As a
+    default value, member of a union or annotation it is never built.
     """
     found: set[str] = set()
     waiting = [*entries, *chosen]
@@ -134,7 +134,7 @@ def _is_for_readers(node: ast.stmt) -> bool:
 
 @functools.cache
 def _statements(module: str) -> tuple[tuple[str, str | None], ...]:
-    """Return what of a module can change a result, with the module that a name is imported from.
+    """Return the statements of a module that can change a result, with the module that each name comes from.
 
     A union (`X = Annotated[A | B, ...]`) only says which specs there are, and `__all__` which names.
     """

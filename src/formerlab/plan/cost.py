@@ -1,4 +1,4 @@
-"""What runs and plans cost, in closed form, before anything is built: work and sizes, from them time and memory."""
+"""Costs of runs and plans in closed form, before anything is built: work and sizes, and from them time and memory."""
 
 from math import ceil
 from typing import Any
@@ -63,7 +63,7 @@ def loading_cost(run: ReleasedRun, hardware: Hardware) -> Cost:
 
 
 def evaluation_tokens(run: Run, scale: Scale) -> int:
-    """Return the tokens that training predicts for validation and at its end; 0 where that depends on unseen data."""
+    """Return the tokens predicted in validation and in the test after training; 0 where that depends on unseen data."""
     if not isinstance(run.task, LanguageModeling):
         return 0
     times = 1 + ceil(run.steps / run.evaluate_every)

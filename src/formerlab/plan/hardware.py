@@ -1,4 +1,4 @@
-"""What jobs run on, and how fast: a table to which a configuration adds its own machines, measurements and prices."""
+"""Processors and their speed: a table to which a configuration adds its own machines, measurements and prices."""
 
 from typing import Annotated, Any
 
@@ -46,7 +46,7 @@ class Hardware(Spec):
     basis: str = "as configured"
     """Where these numbers come from, in words: what is measured, and what is not."""
     price: NonNegative | None = None
-    """Price of an hour, in whatever currency; null means not asked for."""
+    """Price of an hour, in any currency; null means that no prices are shown."""
 
     def flops_per_s(self, precision: str) -> float:
         """Return what matrix products of training reach, FLOP/s."""

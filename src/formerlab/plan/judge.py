@@ -1,8 +1,8 @@
-"""The judge: which products are what the plan asks for, by what their records say. Imports no torch and no pydantic.
+"""The judge: which products are what the plan asks for, by their records. Imports no torch and no pydantic.
 
 `status`, the DAG, the stages themselves and all that reads rows ask it, so they agree, whoever made a file and wherever
-it was copied from. A product is stale where its record does not say what the plan says of configuration and code, where
-it was made from other data or another parent than those that are there now, and where one of these is not current.
+it was copied from. A product is stale where its record differs from the plan in configuration or code, where its data
+or parent have been replaced, and where one of these is stale.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from formerlab.results.stages import MAKING, MEASURED, OPTIMIZER, STAGES, TIMED
 RECORDS = {stage.name: stage.record for stage in STAGES.values()}
 """The record of each stage, which it writes last; parents stand before what is made from them."""
 Told = dict[tuple[str, ...], tuple[str, Any]]
-"""By the key of a record, or the keys down to it: what this is in words, and what it must be."""
+"""By the key of a record, or the path to it: the key in words, and the value that it must have."""
 
 
 def maker(plan: dict[str, Any], run: str) -> str:
@@ -33,7 +33,7 @@ def made_runs(plan: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 class Verdict(NamedTuple):
-    """What a product is, by its record alone."""
+    """The state of a product, by its record alone."""
 
     state: str
     """finished, diverged, stale, missing, or failed where the record cannot be read."""
@@ -49,7 +49,7 @@ class Verdict(NamedTuple):
 
 
 class Judge:
-    """The verdicts on the products of one plan, as they are when first asked for."""
+    """The verdicts on the products of one plan, each made when it is first asked for."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self.plan = plan
@@ -63,15 +63,14 @@ class Judge:
         return self._verdicts[stage, name]
 
     def stale(self) -> dict[tuple[str, str], str]:
-        """Return what is there and is not what the plan asks for, by stage and name of the job, with the reason."""
+        """Return the products that exist but are not as planned, by stage and name of the job, with the reason."""
         found = {(stage, name): self.verdict(stage, name) for stage in RECORDS for name in self.plan[stage]}
         return {job: detail for job, (state, detail) in found.items() if state in ("stale", "failed")}
 
     def write_stale(self, folder: Path) -> Path | None:
-        """Write what is stale, and why, into a file of `folder` that is younger than all of it; nothing where none is.
-
-        What reads that file runs again in the eyes of Snakemake, with a record of its own or without. The name follows
-        from the content, so no other process writes the same file again, which would make it younger.
+        """Write the stale products and reasons into a file of `folder` that is younger than all of them, if there are
+        any. Snakemake runs each rule again that reads this file. Its name follows from its content, so that no other
+        process writes it again, which would make it younger still.
         """
         now, lines, stamps = time.time(), [], []
         for (stage, name), reason in self.stale().items():
@@ -128,7 +127,7 @@ class Judge:
             found: Any = record
             for key in keys:
                 found = found.get(key) if isinstance(found, dict) else None
-            wrong |= set() if value in (None, found) else {what}  # None stands for what is unknown now
+            wrong |= set() if value in (None, found) else {what}  # None: unknown now
         if "spec_hash" in record and "spec" in record and fingerprint(record["spec"]) != record["spec_hash"]:
             wrong.add("configuration")  # edited by hand
         reasons = [f"changed since: {', '.join(sorted(wrong))}"] if wrong else []
@@ -160,9 +159,7 @@ class Judge:
         elif stage in MAKING:
             told["weights_sha256",] = "weights", job.get("weights")
             told["data", "fingerprint"] = "data", self._says("data", job["data"], "fingerprint")
-            equal = (
-                ("equal_time",) if job.get("equal_time") else ()
-            )  # there its own spec has the steps that this bought
+            equal = ("equal_time",) if job.get("equal_time") else ()  # its record has the steps that this bought
             told[*equal, "spec_hash"] = "configuration", job["spec_hash"]
             if equal:
                 told[*equal, "rows_sha256"] = "measured speed", self._says("speed", job["study"], "rows_sha256")
@@ -171,12 +168,12 @@ class Judge:
         return told
 
     def _says(self, stage: str, name: str, key: str) -> Any:
-        """Return what the record of a job says now; one that is not there or cannot be read says nothing."""
+        """Return the present record of a job; empty where it is missing or cannot be read."""
         record = self._content(self.record(stage, name))
         return record.get(key) if isinstance(record, dict) else None
 
     def _content(self, path: Path) -> Any:
-        """Return a record, the reason why it cannot be read, or nothing where there is none."""
+        """Return a record, the reason why it cannot be read, or None where it is missing."""
         if path not in self._read:
             try:
                 self._read[path] = read_json(path) if path.exists() else None

@@ -1,4 +1,4 @@
-"""Lay mappings over each other; the result remembers which file said every key, and turns into a spec.
+"""Lay mappings over each other; the result remembers the file of every key, and turns into a spec.
 
 Every mistake becomes one line with file, key, value and remedy.
 """
@@ -23,13 +23,13 @@ from formerlab.spec import Spec
 
 SomeSpec = TypeVar("SomeSpec", bound=Spec)
 SPLITS = frozenset(("train", "valid", "test"))
-"""Files by split; where a mapping names some, `paths` below it do not count, and the other way round."""
+"""Files by split; such keys and `paths` replace each other when mappings are merged."""
 NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?", re.IGNORECASE)
-"""What YAML takes for text without a dot and the sign of its exponent, or in quotes."""
+"""Numbers that YAML reads as text: without a dot, without the sign of the exponent, or in quotes."""
 
 
 class Tree(dict[Any, Any]):
-    """A mapping that knows its file and, of every key, the file that said something of it last."""
+    """A mapping that knows its file and, for every key, the file that set it last."""
 
     def __init__(self, values: Mapping[Any, Any] | None = None, file: str = "") -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Tree(dict[Any, Any]):
             self.put(key, Tree(value, file) if isinstance(value, dict) else value, file)
 
     def put(self, key: Any, value: Any, file: str) -> None:
-        """Let a key have a value from a file."""
+        """Set a key to a value from a file."""
         self[key], self.files[key] = value, file
 
     def only(self, keys: Container[str]) -> "Tree":
@@ -54,12 +54,12 @@ class Tree(dict[Any, Any]):
         return self.only(self.keys() - set(keys))
 
     def part(self, *path: Any) -> "Tree":
-        """Return the mapping at a path, an empty one where there is none."""
+        """Return the mapping at a path; empty where it is missing."""
         found = at(self, path)
         return found if isinstance(found, Tree) else Tree(file=self.file_of(*path))
 
     def file_of(self, *path: Any) -> str:
-        """Return the file that last said something at a path, or else above it."""
+        """Return the file that last set a path, or else the nearest key above it."""
         file, node = self.file, self
         for key in path:
             if not isinstance(node, Tree) or key not in node:
@@ -68,14 +68,14 @@ class Tree(dict[Any, Any]):
         return file
 
     def files_of(self, *path: Any) -> str:
-        """Return every file that says something at a path, for a message about values that do not fit together."""
+        """Return every file that sets something at a path, for a message about values that do not fit together."""
         node = at(self, path)
         inner = [node.files_of(key) for key in node] if isinstance(node, Tree) else []
         return ", ".join(dict.fromkeys(file for some in inner for file in some.split(", "))) or self.file_of(*path)
 
 
 def at(tree: Any, path: tuple[Any, ...]) -> Any:
-    """Return what stands in a tree at a path, None where nothing does."""
+    """Return the value at a path of a tree, None where it is missing."""
     for key in path:
         if not isinstance(tree, dict) or key not in tree:
             return None
@@ -125,7 +125,7 @@ def nested(dotted: Mapping[Any, Any], file: str) -> Tree:
 def parse(kind: type[SomeSpec], tree: Tree, subject: str = "", remedy: str = "remove it") -> SomeSpec:
     """Return the spec that a tree describes; types are strict, so text is never read as a number.
 
-    `remedy` is what to do about a key that the spec does not have, and that resembles none of its own.
+    `remedy` is the advice for an unknown key that resembles no known one.
     """
     try:
         return kind.model_validate_json(json.dumps(tree, default=str), strict=True)
@@ -133,7 +133,7 @@ def parse(kind: type[SomeSpec], tree: Tree, subject: str = "", remedy: str = "re
         errors = caught.errors()
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{tree.file}: {error}; write plain keys and values") from None
-    worst = min(errors, key=lambda error: error["type"].endswith("_type"))  # rather what is wrong beside the type
+    worst = min(errors, key=lambda error: error["type"].endswith("_type"))  # another mistake says more than a type
     path = _path_in_tree(worst, tree)
     file = tree.files_of(*path) if worst["type"] == "value_error" else tree.file_of(*path)
     key = ".".join(str(part) for part in (subject, *path) if part != "")
@@ -141,7 +141,7 @@ def parse(kind: type[SomeSpec], tree: Tree, subject: str = "", remedy: str = "re
 
 
 def _path_in_tree(error: ErrorDetails, tree: Tree) -> tuple[int | str, ...]:
-    """Return pydantic's location without the tags of unions, which are no keys of the file."""
+    """Return pydantic's location without the tags of unions, which the file does not have."""
     path: list[int | str] = []
     node: Any = tree
     for part in error["loc"]:
@@ -179,7 +179,7 @@ def fields(template: str) -> list[str]:
 
 
 class _Names(string.Formatter):
-    """Puts numbers into names, which have no point: 0.001 is 1e-3, 0.00015 is 15e-5."""
+    """Puts numbers into names without a point: 0.001 is 1e-3, 0.00015 is 15e-5."""
 
     def format_field(self, value: Any, format_spec: str) -> Any:
         if isinstance(value, float) and math.isfinite(value) and not format_spec:

@@ -1,7 +1,7 @@
 """The source of this package as it was before this process imported it, so that a record can name the code that ran.
 
-The package of the verbs imports this module before any other: what `python -m formerlab` runs is AT_START, unless a
-file was edited since, which a comparison with the files of now tells.
+The package of the verbs imports this module first: `python -m formerlab` runs the source AT_START, and a comparison
+with the present files tells whether one was edited since.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ def digests() -> dict[str, str]:
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(name for name in names if name.endswith(ENDINGS) and not name.startswith(".")):
             path = os.path.join(folder, name)
-            with suppress(FileNotFoundError), open(path, "rb") as file:  # an editor takes it away for a moment
+            with suppress(FileNotFoundError), open(path, "rb") as file:  # an editor may replace it at this moment
                 found[os.path.relpath(path, PACKAGE)] = hashlib.sha256(file.read()).hexdigest()[:16]
     return found
 

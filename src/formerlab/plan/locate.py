@@ -1,4 +1,4 @@
-"""Find the plan of a configuration, and have it written where there is none. Imports no torch and no pydantic.
+"""Find the plan of a configuration, and have it written where it is missing. Imports no torch and no pydantic.
 
 A plan's file is named by the fingerprint of everything it depends on: configuration, values of the command line, the
 package's source, and the state of the texts. So a plan that exists is the right one, jobs that are running keep theirs
@@ -28,13 +28,13 @@ FILES = frozenset(("paths", "shots_from", "train", "valid", "validation", "test"
 
 
 def plan_path(root: Path, given: dict[str, Any]) -> Path:
-    """Return where the plan of this configuration is or will be; `given` are the values of the command line."""
+    """Return the path of this configuration's plan, written or not; `given` are the values of the command line."""
     trees = [given, _read(root / "config.yaml")]
     watched = [root / "config.yaml", root / "workflow/data.yaml", *sorted((root / "workflow").glob("s*/*.yaml"))]
     if overlay := given.get("overlay", trees[1].get("overlay")):
         watched.append(root / str(overlay))
         trees.append(_read(watched[-1]))
-    # The scale's own files lie below a variable, if anywhere; without it there is nothing to see.
+    # The scale's own files lie below a variable; without it they cannot be looked at.
     scales = {tree["scale"] for tree in trees if isinstance(tree.get("scale"), str)}
     trees += [_read(root / "workflow" / "scales" / f"{scale}.yaml") for scale in sorted(scales)]
     digest = hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode())
@@ -55,7 +55,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _texts(root: Path, trees: list[dict[str, Any]]) -> Iterator[object]:
-    """Yield what changes with the texts: a stamp of each file that a data set names, and one of installed packages."""
+    """Yield stamps that change with the texts: of each file that a data set names, and of installed packages."""
     yield Path(sysconfig.get_path("purelib")).stat().st_mtime_ns
     for pattern in sorted({pattern for tree in trees for pattern in _patterns(tree)}):
         for match in matches(pattern, root):
@@ -67,7 +67,7 @@ def _patterns(tree: Any) -> Iterator[str]:
     """Yield the paths and patterns of files in a configuration, at any depth and in dotted keys."""
     for key, value in tree.items() if isinstance(tree, dict) else ():
         last = str(key).rpartition(".")[2]
-        if last == "files" and isinstance(value, dict):  # by split, whatever these are called
+        if last == "files" and isinstance(value, dict):  # by split, under any name
             yield from (pattern for some in value.values() for pattern in _patterns({"paths": some}))
         if last in FILES:
             yield from (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str))
@@ -93,7 +93,7 @@ def ensure_plan(root: Path, given: dict[str, Any]) -> Path:
         _make(root, given, path)
         if plan_path(root, given) == path:
             return path
-        path.unlink()  # something was edited meanwhile, so its name says something else than it
+        path.unlink()  # something was edited meanwhile, so the name does not fit the content
     raise UserError("configuration, texts or code changed during planning; try again when no edit is under way")
 
 

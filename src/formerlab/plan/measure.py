@@ -1,4 +1,4 @@
-"""The jobs of a plan that measure: finished runs, or the speed of runs of a study beside each other.
+"""The measurements of a plan: of finished runs, or of the speed of a study's runs beside each other.
 
 What is measured of which runs is the key `measure` of a study and, laid over it, of a scale: by the name of a stage its
 settings, beside `runs`, the patterns of run names, and `by_run`, settings that differ for some of them.
@@ -29,7 +29,7 @@ Jobs = dict[str, Any]
 
 
 class Asked:
-    """What a study, at this scale, asks of a stage; its settings are checked, also where no run is measured."""
+    """A measurement as a study asks for it at this scale; its settings are checked even where no run is measured."""
 
     def __init__(self, stage: Stage, study: str, sources: Sources) -> None:
         self.stage = stage
@@ -39,7 +39,7 @@ class Asked:
         self.settings()
 
     def of(self, run: AnyRun) -> bool:
-        """Say whether it is asked of a run. Raises UserError where the stage cannot measure its model."""
+        """Say whether a run is measured. Raises UserError where the stage cannot measure its model."""
         if not any(fnmatchcase(run.name, pattern) for pattern in self.which.runs):
             return False
         kinds = self.stage.models
@@ -50,7 +50,7 @@ class Asked:
         return True
 
     def settings(self, run: str = "") -> Any:
-        """Return the settings of a run, those laid over for patterns that it fits included."""
+        """Return the settings of a run, with those of the patterns that it matches."""
         kind: type[Spec] = getattr(import_module(self.stage.import_path), self.stage.settings)
         own = [self.tree.part("by_run", pattern) for pattern in self.which.by_run if fnmatchcase(run, pattern)]
         return parse(kind, laid([self.tree.without(*Which.model_fields), *own], self.subject), self.subject)
@@ -61,7 +61,7 @@ def measure_jobs(
 ) -> Jobs:
     """Return the finished runs that a stage measures, each with settings, code hash and cost.
 
-    `suites` are those of the plan, and `results` is the folder where records of before may lie. Raises UserError for a
+    `suites` are those of the plan, and `results` is the folder of earlier records. Raises UserError for a
     run whose model the stage cannot measure, or not with these settings.
     """
     asked = {study: Asked(stage, study, sources) for study in sources.config.studies}
@@ -79,7 +79,7 @@ def measure_jobs(
         of_run = {name: suite for name, suite in sources.scale.suites.items() if settings.asks(name)}
         states = {name: suites[name]["state"] for name in of_run}
         record = results / run.id / stage.record
-        if None in states.values() and record.exists():  # what cannot be seen now counts as unchanged since then
+        if None in states.values() and record.exists():  # a suite that is not mounted now counts as unchanged
             before = read_json(record).get("suites", {})
             states = {name: before.get(name) if state is None else state for name, state in states.items()}
         code = code_of_measuring(stage, run, settings, list(of_run.values()))
@@ -95,7 +95,7 @@ def code_of_measuring(stage: Stage, run: AnyRun, settings: Measurement, suites: 
 
 
 def _loaders(runs: Iterable[AnyRun]) -> tuple[str, ...]:
-    """Return the modules without which the models of runs are not there: stages are given released ones."""
+    """Return the modules that load the models of runs; released ones are handed to stages."""
     return ("formerlab.integrations.huggingface.released_run",) if any(isinstance(r, ReleasedRun) for r in runs) else ()
 
 
@@ -124,5 +124,5 @@ def timing_jobs(stage: Stage, runs: Sequence[AnyRun], sources: Sources) -> Jobs:
 
 
 def deciding(run: AnyRun, settings: Timing | type[Timing]) -> Jobs:
-    """Return what of a run decides what a stage times."""
+    """Return the part of a run that decides its times."""
     return {key: value for key, value in run.to_dict().items() if key in settings.decides}

@@ -1,4 +1,4 @@
-"""What a training run holds in memory, in closed form, and the processes and threads that it takes."""
+"""The memory of a training run in closed form, and the number of its processes and threads."""
 
 from math import ceil
 from typing import Any
@@ -32,7 +32,7 @@ WITH_NOISE = 1.2
 def memory_bytes(run: Run, hardware: Hardware, shards: int = 1) -> int:
     """Return the peak on a processor that trains: state and activations of a part, and what surrounds them.
 
-    With several shards the state is split over as many processors, but for what is whole while it is used.
+    With several shards the state is split over as many processors; some tensors are whole while they are used.
     """
     model, bytes_activation = run.model, BYTES_WEIGHT // 2 if run.precision == "bfloat16" else BYTES_WEIGHT
     elements = model.activation_elements()  # per token, or image, of a part

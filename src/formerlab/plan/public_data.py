@@ -1,7 +1,7 @@
 """The public data that shipped scales read: which files lie below $FORMERLAB_DATA, what they hold, where to get them.
 
-workflow/data.yaml lists them. A scale names its files as `$FORMERLAB_DATA/...`, so no machine's paths stand in it, and
-whoever runs it has the very data that the committed rows were made from, or hears in one line what differs.
+workflow/data.yaml lists them. A scale names its files as `$FORMERLAB_DATA/...`, so it holds no paths of one machine.
+Whoever runs it has exactly the data of the committed rows, or reads in one line what differs.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ class PublicData(Spec):
 
 
 def read_manifest(root: Path) -> dict[str, PublicData]:
-    """Return the public data sets by name. Raises UserError for what is no manifest."""
+    """Return the public data sets by name. Raises UserError where the file is no manifest."""
     tree = Tree(read_yaml(root, MANIFEST), MANIFEST)
     return {name: parse(PublicData, tree.part(name), name) for name in tree}
 
@@ -60,8 +60,8 @@ def read_manifest(root: Path) -> dict[str, PublicData]:
 def check_public_data(name: str, data: DataSpec, root: Path, *, prepared: bool) -> str | None:
     """Refuse a data set below $FORMERLAB_DATA whose files are missing or are not those of the manifest.
 
-    Files are hashed once and then known by size and time of change. Where the variable is not set, what was `prepared`
-    counts as it is, and for what was not the line is returned that says what to do: its runs can be planned, not made.
+    Files are hashed once and then known by size and time of change. Where the variable is not set, `prepared` data stay
+    valid; for others the line that says what to do is returned, since their runs can be planned, not made.
     """
     named = sorted(re.findall(rf'"\${VARIABLE}/([^"]*)"', json.dumps(data.source.to_dict())))
     if not named or (prepared and VARIABLE not in os.environ):

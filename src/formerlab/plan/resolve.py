@@ -1,4 +1,4 @@
-"""From study, scale and overrides to the spec of every run: one tree each, from the general to the particular."""
+"""From study, scale and overrides to the spec of every run: a tree for each, the particular over the general."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -45,7 +45,7 @@ def run_trees(name: str, sources: Sources) -> dict[str, Tree]:
             if laid(special, subject).get(RELEASED) is None:
                 over = [part for tree in overrides for part in (tree.only(RUN_KEYS), tree.part("runs", run))]
                 found[run] = laid([*common, *special, *over], subject)
-            else:  # what is said of all runs is said of training, but for data
+            else:  # keys of all runs speak of training; a released model takes only the data
                 general = [tree.only({"data"}) for tree in (*common, *overrides)]
                 found[run] = laid([*general, *special, *(tree.part("runs", run) for tree in overrides)], subject)
     _check_patterns(name, list(found), sources)
@@ -53,7 +53,7 @@ def run_trees(name: str, sources: Sources) -> dict[str, Tree]:
 
 
 def _instances(study: Tree, scale: Tree, template: str) -> Iterator[tuple[str, Tree, Tree]]:
-    """Yield the runs that a template stands for, each with its two trees; a plain name stands for itself."""
+    """Yield the runs of a template, each with its two trees; a plain name is one run."""
     whole = laid([study, scale])
     grid, file = whole.get("grid"), whole.file_of("grid")
     try:
@@ -129,14 +129,14 @@ def resolve_released(name: str, sources: Sources) -> list[ReleasedRun]:
 
 
 def beside(study: str, run: str, tree: Tree) -> BesideSpec:
-    """Return what the tree of a run says beside its spec."""
+    """Return the keys of a run's tree that are not part of its spec."""
     return parse(BesideSpec, tree.only(BesideSpec.model_fields), f"{study}.runs.{run}")
 
 
 def match_times(
     runs: list[Run], timed: Mapping[str, Any], trees: Mapping[str, Mapping[str, Tree]]
 ) -> tuple[list[Run], dict[str, EqualTime]]:
-    """Return the runs, those of equal time with the arm's steps as an estimate, and by id whose time they match.
+    """Return the runs, and the references of those that train for equal time, by id; the steps of these are estimates.
 
     `timed` are the jobs of the stage `speed`. Raises UserError where an arm or reference is not timed, or where the
     reference is another model.
@@ -185,7 +185,7 @@ def _parse_released(study: str, name: str, tree: Tree, scale: Scale) -> Released
 
 
 def _named(tree: Tree, key: str, known: Iterable[str], what: str, subject: str) -> str:
-    """Return what a run names of the scale, by default what its class says."""
+    """Return the entry of the scale that a run names, by default that of its class."""
     value = tree.get(key, Run.model_fields[key].default if key in Run.model_fields else None)
     if not isinstance(value, str) or value not in known:
         near = near_misses(str(value), list(known))
@@ -234,7 +234,7 @@ def _with_parents_first(runs: dict[str, Run], trees: Mapping[str, Tree]) -> list
 
 
 def _grown(ordered: list[Run], trees: Mapping[str, Tree], scale: Scale) -> Iterator[Run]:
-    """Yield the runs, grown ones with the tau that their growth asks for; refuse what cannot go on with its parent."""
+    """Yield the runs, grown ones with the tau of their growth; refuse one that cannot go on from its parent."""
     done: dict[str, Run] = {}
     for run in ordered:
         if run.init is not None:

@@ -31,7 +31,7 @@ def _distinct(values: tuple[Item, ...]) -> tuple[Item, ...]:
 
 
 def _folder(path: str) -> str:
-    """Refuse no name, the root, the project itself, and names that a shell, a report or a file system would misread."""
+    """Refuse an empty name, the root, the project, and names that a shell, a report or a file system misreads."""
     plain = re.fullmatch(r"(?!-)[\w ./+@=,-]+", path) and len(path.encode()) <= LONGEST_FOLDER
     if not plain or not path.strip() or set(normpath(path).split("/")) <= {"", ".", ".."}:
         allowed = "letters, digits, spaces and ./_-+@=, that begin with no hyphen, such as results"
@@ -98,7 +98,7 @@ class Config(Spec):
 
 
 class BesideSpec(Spec):
-    """Keys of a run that say how it is carried out, not what it is."""
+    """Keys of a run that do not belong to its spec: how it is carried out."""
 
     seeds: Seeds | None = None
     """Seeds of the run, where they differ from its study's."""
@@ -129,14 +129,13 @@ class Measures(Spec):
 
 
 class StudyScale(Measures):
-    """What a scale says about one study."""
+    """The settings of one study at a scale."""
 
     only: tuple[str, ...] = ("*",)
     """Patterns of run names that exist at this scale, the most wanted first: in this order they run where time is
     short (scripts/evidence.py)."""
     given: tuple[str, ...] = ()
-    """Patterns of runs whose weights are given: committed ones that others start from. They count whichever version of
-    the code made them."""
+    """Patterns of runs whose committed weights others start from; any version of the code may have made them."""
     seeds: Seeds | None = None
     """Seeds, where they differ from the scale's."""
     defaults: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The plan as people read it, as a shell runs it, and what of it is done, under way, failed, outdated or missing."""
+"""The plan as a table, as shell commands, and as states: done, under way, failed, outdated or missing."""
 
 import shlex
 from collections import Counter
@@ -16,7 +16,7 @@ from formerlab.results.stages import MEASURED, TIMED
 
 BESIDES = ("data", *TIMED, *MEASURED, "draw")
 SPARE_RETRIES = 3
-"""Submissions of a cluster job beyond twice what its predicted length needs: for lost nodes, memory, preemption."""
+"""Submissions of a cluster job beyond twice those its predicted time needs: for lost nodes, memory, preemption."""
 COLUMNS = ("run", "parameters", "tokens", "FLOPs", "memory", "disk", "time", "starts from")
 
 
@@ -57,7 +57,7 @@ def _rows(jobs: dict[str, Any], seeds: bool) -> list[tuple[str, ...]]:
 
 
 def _hardware(plan: dict[str, Any]) -> list[str]:
-    """Return what the predictions are for, what does not fit there, and what cluster jobs ask for."""
+    """Return the hardware of the predictions, the runs that do not fit on it, and the requests of cluster jobs."""
     lines = [f"Times and memory of runs are predicted for {plan['hardware']} (scale.hardware): {plan['basis']}."]
     if plan["price"] is not None:
         lines.append(f"All of it costs {plan['price'] * plan['totals']['hours']:,.0f}, by hardware.price.")
@@ -126,7 +126,7 @@ def shell(plan: dict[str, Any], path: Path) -> str:
 
 
 def states(plan: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return (stage, job, state, detail) of every job: what its note says, where it left one, else the verdict."""
+    """Return (stage, job, state, detail) of every job: from its note where it left one, else the verdict."""
     judge = Judge(plan)
     rows: list[tuple[str, ...]] = []
     for stage in RECORDS:
@@ -141,7 +141,7 @@ def states(plan: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def failed_drawings(plan: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the figures and tables that could not be drawn, each with the reason and where all of it stands."""
+    """Return the figures and tables that could not be drawn, each with the reason and the file of its error."""
     figures, names = Path(plan["figures"]), (name for job in plan["draw"].values() for name in job["drawings"])
     return [
         (name, f"{note.read_text(encoding='utf-8').splitlines()[-1]}; all of it in {note}")

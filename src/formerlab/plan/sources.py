@@ -33,7 +33,7 @@ FORMS = "write <study>.<key>, <study>.runs.<run>.<key>, scale.<key>, study.<stud
 
 @dataclass(frozen=True)
 class Sources:
-    """Everything that was read, before runs are made of it: as specs, and as trees that know their files."""
+    """Configuration, scale and studies before runs are made: as specs, and as trees that know their files."""
 
     config: Config
     scale: Scale
@@ -43,14 +43,14 @@ class Sources:
     study_trees: dict[str, Tree]
     overrides: list[Tree]
     added: dict[str, frozenset[str]]
-    """Runs that an overlay or `set` adds to a study: who adds a run wants it at any scale."""
+    """Runs that an overlay or `set` adds to a study; they exist at every scale."""
 
     def at_scale(self, study: str, *path: str) -> Tree:
-        """Return what the scale says below a path of a study."""
+        """Return the scale's settings below a path of a study."""
         return self.scale_tree.part("studies", study, *path)
 
     def settings(self, study: str, *path: str) -> Tree:
-        """Return what a study says below a path, and on top what the scale says of it there."""
+        """Return a study's settings below a path, with the scale's on top."""
         return merge(self.study_trees[study].part(*path), self.at_scale(study, *path), ".".join((study, *path)))
 
 
@@ -103,14 +103,14 @@ def read_sources(root: Path, given: dict[str, Any]) -> Sources:
 
 
 def _as_text(tree: Tree) -> Tree:
-    """Return a scale in which every data set has a kind: text, where what names it first says none."""
+    """Return a scale in which every data set has a kind, by default text."""
     data = tree.part("data")
     silent = {name: {"kind": "text"} for name, one in data.items() if isinstance(one, Tree) and "kind" not in one}
     return merge(Tree({"data": silent} if silent else {}, tree.file), tree)
 
 
 def _form_of_overrides(studies: list[str]) -> type[Spec]:
-    """Return the spec of what overrides may name; the values of these keys are judged where they are laid."""
+    """Return the spec of the keys that overrides may name; their values are checked where they are laid."""
     of_study: dict[str, Any] = dict.fromkeys(RUN_KEYS, (Any, None)) | {"runs": (dict[str, dict[str, Any]], {})}
     of_files: dict[str, Any] = dict.fromkeys(studies, (dict[str, Any], {}))
     keys: dict[str, Any] = dict.fromkeys(CONFIG_KEYS, (Any, None))
@@ -120,10 +120,9 @@ def _form_of_overrides(studies: list[str]) -> type[Spec]:
 
 
 def with_vocabularies(data: DataSets, file: str, released: Mapping[str, ReleasedModel]) -> DataSets:
-    """Return the data sets, each after the one whose tokenizer it takes and with the vocabulary of that one.
-
-    One that takes the tokenizer of a released model has that model's files and vocabulary. Raises UserError where what
-    gives the tokenizer does not exist, has another vocabulary, or takes its tokenizer from the first.
+    """Return the data sets, each after the one whose tokenizer it uses and with the vocabulary of that one. One that
+    uses the tokenizer of a released model has that model's files and vocabulary. Raises UserError where the owner of
+    the tokenizer does not exist, has another vocabulary, or uses that of the data set itself.
     """
     filled: dict[str, DataSpec] = {}
 

@@ -1,4 +1,4 @@
-"""The only bridge from live results to the cached ones that figures are redrawn from (results/read.py has their form).
+"""The only way from live results to the cached ones that figures are redrawn from (results/read.py has their form).
 
 The same rows give the same bytes, so version control says whether they changed.
 """
@@ -50,8 +50,8 @@ def export(
 
     A run goes along when all its `seeds` are there, by study/run (where they are not given: all that any run of its
     study has), and every file can be read. It replaces the exported one with all its seeds; other exported runs, made
-    on another machine, say, stay. A study is written as a whole, in one rename. What `objection` objects to, as not
-    made by the plan's configuration and code, stays behind like what is not finished.
+    on another machine, say, stay. A study is written as a whole, in one rename. Runs to which `objection` objects, as
+    not made by the plan's configuration and code, stay behind like unfinished ones.
     Returns the ids of runs by what became of them: exported, diverged (exported too: divergence is a result) and
     unfinished (with the reason). Raises UserError for damaged files and for a mix of scales or of data.
     """
@@ -147,7 +147,7 @@ def _read(results: Results, study: str, records: Sequence[Record]) -> tuple[Rows
 
 
 def _write_data(live_root: Path, path: Path) -> None:
-    """Write what rows of texts are read with, by data set: fingerprint, and bytes and tokens of every split."""
+    """Write, by data set of text, its fingerprint, and bytes and tokens of every split; readers of rows need them."""
     found = read_json(path) if path.exists() else {}
     for manifest in sorted(live_root.glob("data/*/manifest.json")):
         content = read_json(manifest)
@@ -159,7 +159,7 @@ def _write_data(live_root: Path, path: Path) -> None:
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
-    """Yield a new folder beside `target`, which takes its place where nothing goes wrong."""
+    """Yield a new folder beside `target`, which replaces it where nothing goes wrong."""
     fresh, old = beside(target, "new"), beside(target, "old")
     shutil.rmtree(fresh, ignore_errors=True)
     try:
@@ -182,7 +182,7 @@ def write_study(folder: Path, stamp: Mapping[str, Any], records: Sequence[Record
     import pyarrow.parquet as pq
 
     cells = DataFrame([dict(_cells(record)) for record in records])
-    # What came out stands before what was asked for.
+    # Results stand before settings.
     ordered = sorted(cells, key=lambda column: str(column).startswith("spec."))
     with replacing(folder / RUNS) as temporary:
         cells[ordered].to_csv(temporary, index=False, lineterminator="\n")

@@ -1,4 +1,4 @@
-"""The note that a stage leaves where it works: it locks the place, and `status` reads it."""
+"""The note of a stage in its folder: it locks the folder, and `status` reads it."""
 
 import json
 import os
@@ -21,7 +21,7 @@ Note = dict[str, Any]
 
 SAFE = "What is finished is safe; the same command goes on where this one stopped."
 ROOM = 1024
-"""Bytes of a note, so that its end can be written into it where the disk is full meanwhile."""
+"""Bytes of a note, so that its end can be written into it even on a full disk."""
 LONGEST_REASON = 400
 
 
@@ -29,12 +29,12 @@ LONGEST_REASON = 400
 def noted(stage: str, folder: Path) -> Iterator[None]:
     """Leave a note in `folder` while a stage runs, and why it ended where it did not finish.
 
-    What the stage left half written when it was killed the last time is removed.
+    Files that it left half written when it was killed before are removed.
 
     Raises
     ------
     UserError
-        Where another process is at the same work: the message says which.
+        Where another process does the same work, which the message names.
     """
     path = _path(stage, folder)
     note = {
@@ -49,7 +49,7 @@ def noted(stage: str, folder: Path) -> Iterator[None]:
 
     def end(state: str, error: BaseException, otherwise: str) -> None:
         said = {"state": state, "reason": (str(error).partition("\n")[0] or otherwise)[:LONGEST_REASON]}
-        with suppress(OSError):  # the reason itself is on its way to who started the stage
+        with suppress(OSError):  # the error itself goes on to the caller
             _write(path, note | said)
 
     def held_by() -> str:
@@ -81,7 +81,7 @@ def note_of(stage: str, folder: Path) -> Note | None:
 
 
 def holder(stage: str, folder: Path) -> str | None:
-    """Say which process is at a stage in `folder`, if one is, as far as the file system passes locks on."""
+    """Name the process that works in `folder`, if there is one, as far as the file system passes locks on."""
     path = _path(stage, folder)
     return _who(path) if is_locked(path) else None
 
@@ -100,7 +100,7 @@ def read_note(stage: str, folder: Path) -> Note | None:
 
 @contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM, by which a cluster ends a job, interrupt a stage as Ctrl-C does, so that it can say so."""
+    """Let SIGTERM, by which a cluster ends a job, interrupt a stage as Ctrl-C does, so that its note can say so."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -130,7 +130,7 @@ def _read(path: Path) -> Note | None:
 
 
 def _write(path: Path, note: Note) -> None:
-    """Write a note over the one before it, in place: a new file might find no room."""
+    """Write a note over the one before it, in the same file: a new one might find no room."""
     with open(path, "rb+") as file:
         file.write(json.dumps(note, ensure_ascii=False).encode().ljust(ROOM) + b"\n")
         file.truncate()

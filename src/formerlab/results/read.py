@@ -47,13 +47,13 @@ _EXACT_FLOATS: dict[str, Any] = (
 class Results:
     """The finished runs below `results/<tree>/<scale>`; a run is finished when its run.json exists.
 
-    Who asks for rows need not know whether a study is live or exported. A run that diverged is finished too: `status`
+    Callers need not know whether a study is live or exported. A run that diverged is finished too: `status`
     says so. Rows to which `objection` objects, as those made by another configuration or other code than the plan's
     (plan/judge.py), are left out; cached rows need no judge.
     """
 
     def __init__(self, root: Path, objection: Objection | None = None) -> None:
-        """Read below `root`; `objection` is asked with a stage and a run, or a study, and says why not, or nothing."""
+        """Read below `root`; `objection` takes a stage and a run or study, and returns why to leave it out, if so."""
         if not root.is_dir():
             raise UserError(f"{root}: no such folder; run the DAG for this scale first")
         self.root, self.objection = root, objection
@@ -101,9 +101,8 @@ class Results:
         return pd.concat(frames, ignore_index=True)[[*KEYS, *frames[0].columns.drop(KEYS)]]
 
     def rows_of(self, name: str, owner: str) -> DataFrame:
-        """Return the rows of a file of a run, a study (`speed.csv`), or the scale ("").
-
-        There are none where it has none, and where they are left out.
+        """Return the rows of a file of a run, a study (`speed.csv`), or the scale (""); none where the file is missing
+        or left out.
         """
         if exported := self.exported.get(owner.partition("/")[0]):
             frame = exported.rows(name, owner)
@@ -127,7 +126,7 @@ class Results:
     def all_records(self) -> list[Record]:
         """Return the contents of every run.json, in the same order.
 
-        One that cannot be read is left out, where somebody objects to it, and else raises UserError.
+        One that cannot be read is left out where `objection` objects to it; else it raises UserError.
         """
         return list(self._records.values())
 
@@ -150,9 +149,8 @@ class Results:
         return {name: flatten(record) for name, record in self._records.items()}
 
     def stage_record(self, owner: str, stage: str) -> Record:
-        """Return what a stage noted beside the rows of a run, a study or the scale ("").
-
-        Nothing where it did not, or where its rows are left out.
+        """Return the record of a stage beside the rows of a run, a study or the scale (""); empty where it is missing
+        or left out.
         """
         if stage in MAKING:
             return self._records.get(owner, {})
@@ -175,7 +173,7 @@ class Results:
         return size["bytes"] / size["tokens"] if size.get("bytes") and size.get("tokens") else math.nan
 
     def leaves_out(self, file: str, name: str) -> bool:
-        """Say whether a file of a run or of a study is left out, for what its stage made it of."""
+        """Say whether a file of a run or of a study is left out, as the objection to its stage says."""
         stage = WRITER.get(file, "")
         reason = self.objection(stage, name) if self.objection is not None and stage else ""
         if reason:
@@ -183,7 +181,7 @@ class Results:
         return bool(reason)
 
     def left_out(self, study: str = "*", runs: Sequence[str] = ("*",)) -> list[str]:
-        """Return what was asked for so far and left out, each with the reason."""
+        """Return everything left out so far, with the reason."""
         return [
             f"{stage} {name}: {reason}"
             for (stage, name), reason in self._left_out.items()
@@ -191,14 +189,14 @@ class Results:
         ]
 
     def warning(self) -> str:
-        """Return a line that says what was left out and what to do about it; nothing where nothing was."""
+        """Return a line on what was left out and what to do about it; empty where nothing was."""
         left_out = self.left_out()
         more = f"; and {len(left_out) - 1} more" if len(left_out) > 1 else ""
         what = f"left out, as the plan asks for something else ({left_out[0]}{more})" if left_out else ""
         return what and f"{what}: status lists them, snakemake makes them anew"
 
     def place(self, study: str = "*", runs: Sequence[str] = ("*",)) -> str:
-        """Return for readers where rows come from, and how much was left out."""
+        """Return the origin of the rows in words, and how many were left out."""
         left_out = self.left_out(study, runs)
         without = f", without {len(left_out)} that are not as planned" if left_out else ""
         return f"scale {self.scale}, {self.tree} results{without}"
@@ -272,7 +270,7 @@ class ExportedStudy:
 
 
 def value_of(cell: str) -> Any:
-    """Return what a cell of runs.csv says: JSON, or text that cannot be taken for JSON."""
+    """Return the value of a cell of runs.csv: JSON, or text that cannot be taken for JSON."""
     try:
         return json.loads(cell)
     except ValueError:
@@ -324,7 +322,7 @@ def read_run(path: Path) -> Record:
 
 
 def _checked(path: Path, record: Any, place: str) -> Record:
-    """Return a record, if it is one of a run at that place, or below it, which this version reads."""
+    """Return a record, checked: its version is known, and its folder is that of the run it names."""
     if not isinstance(record, dict) or (missing := [key for key in _REQUIRED if key not in record]):
         what = f"lacks {', '.join(missing)}" if isinstance(record, dict) else "is not a JSON object"
         raise UserError(f"{path}: {what}; delete the folder and train again")
@@ -338,7 +336,7 @@ def _checked(path: Path, record: Any, place: str) -> Record:
 
 
 def is_released(record: Mapping[str, Any]) -> bool:
-    """Say whether a run.json is that of a released model, which nobody here trained."""
+    """Say whether a run.json is that of a released model."""
     return bool(record["spec"]["model"]["kind"] == "released")
 
 

@@ -1,4 +1,4 @@
-"""What the columns of every CSV file are: a name means the same thing, of the same type and unit, in all files.
+"""The columns of all CSV files: a name means the same thing, of the same type and unit, in all of them.
 
 Which files there are, and which columns each has, is said where the stages are listed (`stages.py`).
 """

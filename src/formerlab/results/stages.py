@@ -1,7 +1,7 @@
 """The one table of stages: what each does, for what, and which files it leaves. It imports nothing heavy.
 
-Everything that has to know the stages takes them from here: the plan, the judge, the rules of the DAG, the verbs, the
-readers of rows, docs/files.md. docs/extending.md shows how one is added.
+The plan, the judge, the rules of the DAG, the verbs, the readers of rows and docs/files.md take the stages from
+here. docs/extending.md shows how one is added.
 """
 
 from dataclasses import dataclass, field
@@ -12,26 +12,26 @@ from formerlab.results.schema import Column, Table, table
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage: what is done, once for every unit that the plan has."""
+    """A stage: work that is done once for every unit of the plan."""
 
     name: str
     """Its name as a verb, as a rule and in the plan; of a measurement also the key below `measure` of a study."""
     text: str
     """What it does, in a line: the help of its verb."""
     unit: Literal["data set", "run", "study", "scale"]
-    """What it is done for. What measures a study times its runs beside each other, alone on the machine."""
+    """Its unit. A stage of a study times the runs beside each other, alone on the machine."""
     tables: dict[str, Table] = field(default_factory=dict)
     """Files of rows that it writes into the folder of its unit."""
     files: tuple[str, ...] = ()
     """Other files that it writes there."""
     record: str = ""
-    """File that it writes last, and that says what the others came from; by default <name>.json."""
+    """Its record, which it writes last and which says what the other files came from; by default <name>.json."""
     module: str = ""
     """Of a measurement, the module below `evaluation/` that has its settings and the function `measure`."""
     settings: str = ""
     """Name of the class of its settings there."""
     models: tuple[str, ...] = ()
-    """Kinds of models that it measures; none where any run will do, trained or not."""
+    """Kinds of models that it measures; empty for all."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "record", self.record or f"{self.name}.json")
@@ -286,12 +286,12 @@ ALONE = frozenset(stage.name for stage in STAGES.values() if stage.module.starts
 """Those that measure times, for which the machine must be idle."""
 
 MAKING = {name: stage for name, stage in STAGES.items() if stage.record == STAGES["train"].record}
-"""Those that make a run: what measures it does not ask by which it was made."""
+"""Those that make a run; measurements treat the runs of both alike."""
 
 TABLES = {file: found for stage in STAGES.values() for file, found in stage.tables.items()}
 """Every file of rows, by name."""
 WRITER = {file: stage.name for stage in reversed(STAGES.values()) for file in stage.written}
-"""The stage that writes a file; for what several do, the first of them (`MAKING`: the judge knows which it was)."""
+"""The stage that writes a file, or the first of several (`MAKING`: the judge knows which it was)."""
 
 OPTIMIZER = "optimizer.pt"
 """What `train` writes beside its files where another run goes on with the optimizer."""

@@ -25,5 +25,5 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Cell]
 
 
 def hashes_of_rows(folder: Path, files: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of each of these files, for the record of their stage: readers refuse what differs from it."""
+    """Return the SHA-256 of each of these files, for the record of their stage: readers refuse a file that differs."""
     return {name: sha256(folder / name) for name in files if (folder / name).exists()}

@@ -1,4 +1,4 @@
-"""What a model is trained to do; `Task` is the union that configurations choose from, `TaskSpec` what all answer."""
+"""What a model is trained to do; configurations choose from the union `Task`, and `TaskSpec` is their interface."""
 
 from typing import Annotated
 

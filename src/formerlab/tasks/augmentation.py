@@ -56,13 +56,13 @@ Augmentation = Annotated[Shift | TimmAugmentation, Field(discriminator="kind")]
 
 
 class Drawn(NamedTuple):
-    """What is drawn of training images one by one, where a device finishes them together."""
+    """Training images as drawn one by one; a device finishes them together."""
 
     pixels: UInt8[Tensor, "count channels side side"]
     boxes: Int[Tensor, "count 4"]
-    """Top, left, bottom and right of what is erased in each; zeros where nothing is."""
+    """Top, left, bottom and right of the erased rectangle of each; zeros without one."""
     noise: Float[Tensor, " noise"]
-    """What is put there, image after image, channel after channel."""
+    """The noise in it, image after image, channel after channel."""
 
 
 def drawn(
@@ -86,7 +86,7 @@ def drawn(
 
 
 def nothing_erased(pixels: Bytes) -> Drawn:
-    """Return images `count rows columns channels` of which nothing is erased."""
+    """Return images `count rows columns channels` without erased rectangles."""
     return Drawn(channels_first(pixels), torch.zeros(len(pixels), 4, dtype=torch.int64), torch.empty(0))
 
 
@@ -108,7 +108,7 @@ def _drawn_by_timm(
         for index, seed in zip(indices, seeds, strict=True):
             reseed(seed)
             pixels.append(change(images.image(int(index))))
-            canvas = torch.full((len(look.mean), look.side, look.side), math.nan)  # shows what the eraser draws
+            canvas = torch.full((len(look.mean), look.side, look.side), math.nan)  # records what the eraser draws
             inside = ~(canvas if eraser is None else eraser(canvas))[0].isnan()
             rows, columns = (inside.any(axis).nonzero().flatten().tolist() for axis in (1, 0))
             box = [rows[0], columns[0], rows[-1] + 1, columns[-1] + 1] if rows else [0, 0, 0, 0]
@@ -137,7 +137,7 @@ class Look(Spec):
     std: tuple[float, ...]
     """Divided by."""
     crop: float = 1.0
-    """What the side is of the shorter side that held-out images are resized to before their centre is cut."""
+    """Side over the shorter side to which held-out images are resized before their centre is cut."""
 
     def normalised(self, pixels: UInt8[Tensor, "count channels rows columns"]) -> Pictures:
         """Return bytes as floats, where they are."""
@@ -157,7 +157,7 @@ def channels_first(pixels: Bytes) -> UInt8[Tensor, "count channels rows columns"
 
 
 def whole(images: ImageSet, indices: NDArray[np.int64], look: Look) -> Bytes:
-    """Return images as held-out images are seen: as they are kept, or the centre of their resized files."""
+    """Return held-out images: as stored, or the centre of their resized files."""
     if images.whole and images.form["side"] == look.side and look.crop == 1:
         return images.pixels(indices)
     return np.stack([cut(images.image(int(index)), look.side, look.crop) for index in indices])

@@ -22,7 +22,7 @@ from formerlab.tasks.scoring import evaluating
 from formerlab.tasks.task import BEGINNING, WHOLE, Measures, Place, Row, Share, TaskSpec
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""Mean and standard deviation of ImageNet's pixels, as everybody uses them."""
+"""Mean and standard deviation of ImageNet's pixels, as commonly used."""
 
 
 class Prediction(NamedTuple):
@@ -69,10 +69,10 @@ class Classification(TaskSpec):
     normalise: Literal["data", "imagenet"] = "data"
     """Mean and deviation that pixels are normalised with: the training images' own, or ImageNet's."""
     crop: float = Field(default=1.0, gt=0, le=1)
-    """Side of the model's images by the shorter side that held-out images are resized to: 0.875 is 224 of 256."""
+    """Side of the model's images over the shorter side to which held-out images are resized: 0.875 is 224 of 256."""
 
     def check(self, model: Any) -> None:
-        """Refuse other models, parts that differ in size, and what mixing cannot do."""
+        """Refuse other models, parts that differ in size, and parts that cannot be mixed."""
         super().check(model)
         if (self.mixup or self.cutmix) and self.part_tokens % 2:
             raise ValueError(
@@ -158,7 +158,7 @@ class Classification(TaskSpec):
         return len(data)
 
     def _position(self, data: TrainingImages, start: Place, step: int) -> int:
-        """Count images, so that the row of epochs goes on where it was left, whatever the batch."""
+        """Count images, so that epochs go on where the parent's ended, whatever the batch."""
         return start.position + step * self.batch
 
     def step_flops(self, model: Any) -> int:

@@ -1,4 +1,4 @@
-"""Batches of images: any step's batch from (data, seed, place) alone, made ahead of time by worker processes."""
+"""Batches of images: that of any step from (data, seed, position) alone, made ahead of time by worker processes."""
 
 import functools
 import itertools
@@ -33,7 +33,7 @@ from formerlab.tasks.augmentation import (
 from formerlab.torchvision_shim import ensure_torchvision_imports
 
 Positions = NDArray[np.int64]
-"""Places in the batch of a step."""
+"""Positions in the batch of a step."""
 Key = tuple[int, int, int, Positions]
 """Seed, number of the batch's random changes, position of the batch in the row of epochs, positions in the batch."""
 
@@ -42,9 +42,9 @@ class Mix(NamedTuple):
     """How the images of a part are mixed with those of the part reversed, as timm's Mixup does it."""
 
     share: float
-    """Of an image itself in its target; without a box, also in its pixels."""
+    """Weight of an image's own class in its target; without a box, also of its own pixels."""
     box: tuple[int, int, int, int] | None
-    """First and last rows and columns (exclusive) that are the other image's."""
+    """First and last (exclusive) rows and columns that come from the other image."""
     smoothing: float
     classes: int
 
@@ -191,7 +191,7 @@ class TrainingImages(Dataset[Drawn]):
 
 
 def _end_for_parent(worker: int) -> None:
-    """End when the parent says so, and not by a signal to all processes of a job, whose last step needs images."""
+    """End when the parent says so, not at a signal to the whole job, whose last step still needs images."""
     signals = {signal.SIGTERM, signal.SIGINT}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
 

@@ -30,7 +30,7 @@ class Scores(NamedTuple):
 
 @contextmanager
 def evaluating(model: nn.Module, without: Callable[[], Any] = torch.inference_mode) -> Iterator[None]:
-    """Switch dropout and, by `without`, gradients off, and the model's mode back afterwards."""
+    """Switch off dropout and, by `without`, gradients; afterwards the model has its mode back."""
     training = model.training
     model.eval()
     try:
@@ -41,7 +41,7 @@ def evaluating(model: nn.Module, without: Callable[[], Any] = torch.inference_mo
 
 
 def check_finite(values: Tensor) -> None:
-    """Raise UserError where what a model says is NaN or infinite."""
+    """Raise UserError where logits are NaN or infinite."""
     if not values.isfinite().all():
         raise UserError(
             "the model's logits are not finite numbers, so its answers mean nothing; run it in float32 or bfloat16 "

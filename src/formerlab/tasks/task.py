@@ -1,4 +1,4 @@
-"""What every task answers; the training stage knows a task by these names alone."""
+"""The interface of all tasks; the training stage uses nothing else of them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -24,9 +24,9 @@ class Place(Spec):
     steps: NonNegativeInt = 0
     """Those on these data; they number what is drawn from the data (windows, crops, blends)."""
     position: NonNegativeInt = 0
-    """Place in the endless row of epochs, where there are epochs: images, or batches of sentences; else the steps."""
+    """Position in the endless row of epochs, in images or batches of sentences; without epochs, the steps."""
     step_tokens: NonNegativeInt = 0
-    """Tokens of a step of the run that came here; batches of sentences change with them."""
+    """Tokens of a step of the parent; batches of sentences change with them."""
 
 
 BEGINNING = Place()
@@ -43,9 +43,8 @@ class Share:
     def numbers(self, parts: int) -> list[int]:
         """Return the numbers of its parts among the `parts` of a step.
 
-        A step may have fewer parts than others (of few sentences, say). All processes go through equally many all the
-        same, so that they meet in every sum: whoever has too few repeats others' parts, with numbers from `parts` on,
-        which are not to count.
+        A step may have fewer parts than others (of few sentences, say). All processes work on equally many, since all
+        take part in every sum: one with too few repeats parts of others, numbered from `parts` on, which do not count.
         """
         rounds = -(-parts // self.processes)
         return list(range(self.rank, rounds * self.processes, self.processes))
@@ -121,11 +120,11 @@ class TaskSpec(Spec, ABC):
     def measure(self, model: nn.Module, batch: Any) -> Measures:
         """Return the values of `eval_columns`: predicted tokens, their mean negative log-likelihood in nats, ...
 
-        Values that are on the device stay there: whoever asks for many batches reads them at once.
+        Values stay on the device, so that those of many batches are read at once.
         """
 
     def held_out(self, folder: Path) -> Any:
-        """Return what the next three are asked of: the test split of the data prepared in `folder`."""
+        """Return the test split of the data prepared in `folder`, for the next three."""
         return self.load(folder, "test")
 
     @abstractmethod
@@ -138,7 +137,7 @@ class TaskSpec(Spec, ABC):
 
     @abstractmethod
     def guessed_rows(self, model: Any, data: Any) -> list[Row]:
-        """Return the test rows of a uniform guess with the output of the spec `model`: what a diverged run is worth."""
+        """Return the test rows of a uniform guess with the output of the spec `model`, for a diverged run."""
 
     @property
     @abstractmethod
@@ -175,4 +174,4 @@ class TaskSpec(Spec, ABC):
         """Look at the weights after step `step` (1-based) of `steps`; checkpoints hold what is put into `averaging`."""
 
     def finish(self, model: nn.Module, averaging: dict[str, Any]) -> None:
-        """Give the model its final weights after the last step, where they are not simply its last."""
+        """Give the model its final weights, where these are not those of the last step."""

@@ -20,26 +20,26 @@ from formerlab.tasks.scoring import evaluating
 from formerlab.tasks.task import BEGINNING, TRAINING_PASSES, WHOLE, Measures, Place, Row, Share, TaskSpec
 
 ASSUMED_LENGTH = 25
-"""Tokens of a sentence that costs are predicted with before there are data."""
+"""Tokens of a sentence, assumed in costs before there are data."""
 NO_TARGET = -100
 """Target of a padded position: it has no loss."""
 
 
 @dataclass(frozen=True)
 class SentenceBatch:
-    """Source sentences, and target sentences shifted by one: what the decoder reads, and what it must say."""
+    """Source sentences, and target sentences as the decoder reads them and, shifted by one, as it must say them."""
 
     source: Int[Tensor, "batch source"]
     real: Bool[Tensor, "batch source"]
-    """Which source tokens are no padding."""
+    """Which source tokens are real, not padding."""
     target_in: Int[Tensor, "batch target"]
-    """The end of a sentence, then the target without its own end: it begins as the sentence before it ended."""
+    """The token that ends a sentence, then the target without its end."""
     target_out: Int[Tensor, "batch target"]
     """The target with its end; padding is `NO_TARGET`."""
     tokens: int
     """Target tokens, ends included."""
     share: float
-    """Target tokens that the summed loss is divided by: those of the whole step, divided by its parts."""
+    """Divisor of the summed loss: target tokens of the whole step over its parts."""
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> "SentenceBatch":
         """Return the same batch on a device."""
@@ -91,7 +91,7 @@ class Translation(TaskSpec):
     label_smoothing: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Probability taken from the right token (eps_ls)."""
     smoothing_mass: Literal["vocabulary", "others"] = "vocabulary"
-    """Where it goes: evenly to all V tokens, the right one included (as published: uniform), or to the V - 1 others."""
+    """Who shares it evenly: all V tokens, the right one included (as published: uniform), or the V - 1 others."""
     average_last: AnyCount = 0
     """The final weights are the mean of this many snapshots (5 for the base model, 20 for big); 0 keeps the last."""
     average_every: Count = 1500
@@ -200,9 +200,8 @@ class Translation(TaskSpec):
         return data.epoch(self.tokens, seed, epoch)[number]
 
     def _position(self, data: PairStream, start: Place, step: int) -> int:
-        """Count batches of the row of epochs, from where the ancestors ended.
-
-        Where they made batches of another size, a run begins with the epoch after theirs.
+        """Count batches of the row of epochs, from where the ancestors ended; after ancestors with batches of another
+        size, from the next epoch.
         """
         if start.step_tokens in (0, self.tokens):
             return start.position + step

@@ -1,4 +1,4 @@
-"""AnyRun: what is measured, whether a model is trained in it or a released one is read in its place."""
+"""AnyRun: a run that can be measured, which trains a model or reads a released one."""
 
 from typing import Annotated, Any, Literal
 
@@ -18,7 +18,7 @@ class AnyRun(Spec):
     name: Name
     """Name of the run within its study."""
     seed: Seed = 0
-    """Seed of initial values, batches and dropout; of a released model, of which nothing is drawn, always 0."""
+    """Seed of initial values, batches and dropout; always 0 for a released model."""
     data: Name = "text"
     """Name of the data set, as the scale defines it."""
     model: Any
@@ -52,7 +52,7 @@ class Pretrained(Sizes):
     name: Name
     """Its name at the scale."""
     source: ReleasedModel
-    """Where it lies, and the type that its weights are given."""
+    """Its files, and the type of its weights in memory."""
 
 
 class ReleasedRun(AnyRun):

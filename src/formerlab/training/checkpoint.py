@@ -1,7 +1,7 @@
 """The checkpoint of a run in progress: one file, replaced whole, that says which run it belongs to.
 
-Tensors that processes split are made whole for it, so any number of processes goes on from it, split or not. The
-checkpoint before the last is kept beside it, for the day on which a disk gives back something else than was written.
+Tensors that are split over processes are gathered for it, so any number of processes can go on from it. The checkpoint
+before the last stays beside it, in case the disk damages the last.
 """
 
 import os
@@ -36,7 +36,7 @@ def save_checkpoint(path: Path, content: Content, belongs_to: dict[str, str]) ->
 
 
 def found_checkpoint(path: Path, belongs_to: dict[str, str], on_mismatch: str) -> Content | None:
-    """Return the checkpoint to go on from where there is one; one of another run is refused or set aside."""
+    """Return the checkpoint to go on from, if there is one; that of another run is refused or set aside."""
     with processes.first_in_turn():
         if processes.rank() == 0:  # it writes already when the others come here
             for left in path.parent.glob(".*.tmp"):
@@ -56,8 +56,8 @@ def found_checkpoint(path: Path, belongs_to: dict[str, str], on_mismatch: str) -
 def load_checkpoint(path: Path, belongs_to: dict[str, str]) -> Content | None:
     """Read a checkpoint of exactly this run (same spec, data, code and initial weights), if there is one.
 
-    Where the file is damaged or missing, the one before it is read, and that is said. Raises UserError where no whole
-    one is left, or it belongs to something else; the message names what differs.
+    Where the file is damaged or missing, the one before it is read, with a warning. Raises UserError where both are
+    damaged, or where it belongs to another run; the message names what differs.
     """
     present = [one for one in (path, path.with_name(PREVIOUS)) if one.exists()]
     for one in present:  # a process killed between the two renamings of a save leaves the one before alone
@@ -88,7 +88,7 @@ def load_tensors(path: Path, keys: set[str], remedy: str) -> Content:
             if damaged := file.testzip():
                 raise zipfile.BadZipFile(f"checksum of {damaged}")
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # what a damaged file makes of the reader is anybody's guess
+    except Exception as error:  # a damaged file may raise any error
         reason = (str(error) or type(error).__name__).partition("\n")[0].partition(". ")[0]
         raise DamagedFile(f"{path}: broken ({reason}); {remedy}") from None
     if not isinstance(content, dict) or content.keys() != keys:

@@ -51,7 +51,7 @@ def load_model(folder: Path) -> tuple[nn.Module, Run]:
 
 
 def data_of(folder: Path, run: Run) -> Path:
-    """Return where the data of a run lie that is in its place, results/<tree>/<scale>/<study>/<run>/seed<k>."""
+    """Return the data folder of a run, given its own: results/<tree>/<scale>/<study>/<run>/seed<k>."""
     return (folder.resolve() / "../../.." / "data" / run.data).resolve()
 
 

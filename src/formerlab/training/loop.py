@@ -23,7 +23,7 @@ from formerlab.training.state import State
 from formerlab.training.step import Steps, precision
 
 BETWEEN_SAVES = 30.0
-"""Time between two checkpoints over what the last one took: saving stops training, for 3 % of the time at most."""
+"""Time between two checkpoints over that of saving one: saving stops training, for 3 % of the time at most."""
 
 
 @dataclass
@@ -41,13 +41,13 @@ class Hooks:
         self._next, self.due = time.monotonic() + self.checkpoint_seconds, False
 
     def asked(self) -> str | None:
-        """Return why to stop now, if there is a reason; all processes agree on it, and on what is `due` to be saved."""
+        """Return the reason to stop now, if there is one; all processes agree on it, and on whether a save is `due`."""
         reason = self.stop()
         stops, self.due = processes.any_wants(reason is not None, time.monotonic() >= self._next)
         return reason or ("another process was asked to" if stops else None)
 
     def write(self, state: State) -> None:
-        """Write a checkpoint where one is due, unless the run is about to diverge: then the last good one counts."""
+        """Write a checkpoint if one is due, unless the run is about to diverge: then the last good one stays."""
         if not self.due:
             return
         began = time.monotonic()
@@ -69,8 +69,8 @@ def train(
 ) -> int | None:
     """Train to the last step and return nothing, or the step at which the run diverged.
 
-    It has diverged when loss or gradient are not finite, or what a step leaves: weights and validation loss where a
-    row is due. That step leaves no row, and weights that are not finite are never saved.
+    It has diverged when the loss or gradient of a step is not finite, or, where a row is due, the weights or validation
+    loss after it. That step writes no row, and weights that are not finite are never saved.
     Every step is pure in (run, start, step): its batch, learning rate and dropout depend on nothing else, so a run that
     was interrupted and goes on from a checkpoint ends with the same bits. `start` is where its ancestors ended.
     Raises StoppedEarly when `hooks.stop` gave a reason; the state is saved.
@@ -81,7 +81,7 @@ def train(
     with closing(steps.batches), Progress(run.steps, f"train {run.id}", start=state.step) as progress:
         while state.step < run.steps:
             if (reason := hooks.asked()) is not None:
-                if missed := steps.read().missed:  # before anybody looked
+                if missed := steps.read().missed:  # before their numbers were read
                     return state.count(run, train_data, start, -missed)
                 hooks.leave(state, f"{run.id}: stopped after step {state.step} of {run.steps}", reason)
             step, last = state.step + 1, state.step + 1 == run.steps
@@ -110,9 +110,10 @@ def train(
 
 
 def measure(run: Run, state: State, data: Path, hooks: Hooks, diverged: int | None) -> None:
-    """Measure the test split of prepared data, and of those that lend them their tokenizer; guess for a diverged run.
+    """Measure the test split of the data, and that of the data whose tokenizer they use; a diverged run gets a uniform
+    guess.
 
-    Raises StoppedEarly when `hooks.stop` gave a reason; the state is saved, and what is measured is not measured again.
+    Raises StoppedEarly when `hooks.stop` gave a reason; the state is saved, and finished groups are not measured again.
     """
     other = lender(data) if run.task.reads == "text" else None
     narrow = state.device.type != "cpu" or processes.sharded()  # a CPU gains nothing
@@ -128,7 +129,7 @@ def measure(run: Run, state: State, data: Path, hooks: Hooks, diverged: int | No
         while len(done) < len(groups):
             if (reason := hooks.asked()) is not None:
                 hooks.leave(state, f"{run.id}: stopped in the test, {len(done)} of {len(groups)} groups done", reason)
-            mine = min(len(done) + processes.rank(), len(groups) - 1)  # who has none repeats the last, to meet in sums
+            mine = min(len(done) + processes.rank(), len(groups) - 1)  # without one: the last, to join in sums
             with precision(run, state.device) if narrow else nullcontext():
                 rows = run.task.test_rows(state.model, held_out, groups[mine])
             done += processes.gathered([list(row) for row in rows])[: len(groups) - len(done)]

@@ -24,7 +24,7 @@ class FusedAdamW(torch.optim.AdamW):
 
 
 class MuonAndAdamW(FusedAdamW):
-    """AdamW, but for the groups with a momentum, which are torch's Muon's."""
+    """AdamW for most groups; torch's Muon for those with a momentum."""
 
     muon: torch.optim.Muon
 
@@ -71,7 +71,7 @@ class AdamW(Spec):
     """Decay the mixing weights of depth mixers as well, as the official code of DenseFormer does; but never those that
     the mixer's own paper leaves alone."""
     mixing_lr_factor: Annotated[float, Field(gt=0.0, le=1000.0)] = 1.0
-    """Learning rate of the depth mixer's weights, as a multiple of that of all others; 1 in the code of DenseFormer."""
+    """Learning rate of the depth mixer's weights, as a multiple of the others'; 1 in the code of DenseFormer."""
     mixing_start_step: AnyCount = 0
     """Steps that the depth mixer's weights wait at their initial values before they are trained (arXiv:2402.02622,
     Table 5): no gradient, no moments, no decay, no part in the clipped norm."""
@@ -150,7 +150,7 @@ class Muon(AdamW):
     """Muon's decay of the momentum."""
 
     def build(self, model: nn.Module) -> torch.optim.AdamW:
-        """Return the optimizer over AdamW's groups, of whose matrices those of blocks are Muon's."""
+        """Return the optimizer over AdamW's groups; Muon takes the matrices of blocks."""
         blocks = ("blocks.", "encoder.", "decoder.")
         of_blocks = {parameter for name, parameter in model.named_parameters() if name.startswith(blocks)}
         groups = self.groups(model)

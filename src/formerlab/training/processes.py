@@ -1,4 +1,4 @@
-"""What a run needs where several processes train it: torchrun starts them, one per GPU.
+"""How several processes train one run: torchrun starts them, one per GPU.
 
 They share out the parts of a step; each makes and works on its own, gradients are summed, and all take the same
 optimizer step. Global batch, learning rate, dropout and the order of the data are those of one process, so losses

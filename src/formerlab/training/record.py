@@ -1,4 +1,4 @@
-"""What a run leaves: rows, weights, and run.json, which says what the run was, read and cost, and where it is from."""
+"""The files of a finished run: rows, weights, and run.json, which has its spec, data, cost and origin."""
 
 import shutil
 import socket
@@ -30,7 +30,7 @@ WEIGHTS = "weights.safetensors"
 
 
 def load_record(folder: Path) -> Record:
-    """Read run.json and check that the weights beside it are those it describes."""
+    """Read run.json and check that it describes the weights beside it."""
     record: Record = read_json(folder / "run.json")
     weights = folder / WEIGHTS
     if not weights.is_file():
@@ -56,15 +56,15 @@ class Reading(Spec):
     tokens: NonNegativeInt
     """Tokens that it predicted (images, where the task is classification)."""
     epochs: NonNegativeFloat
-    """Those by the tokens of the stretch: how often the run read a token of it on average."""
+    """How often the run read each token of that stretch, on average."""
     tokens_cumulative: NonNegativeInt
     """Tokens that the chain up to this run predicted on these data."""
     epochs_cumulative: NonNegativeFloat
-    """How often the chain read a token of the run's stretch on average."""
+    """How often the chain read each token of that stretch, on average."""
 
 
 def readings(record: Record | None) -> list[Reading]:
-    """Return what the chain that ends with the run of this record has read; nothing where there is no chain."""
+    """Return what the chain that ends with the run of this record has read; empty without a chain."""
     return [Reading.model_validate(reading) for reading in record["read"]] if record else []
 
 
@@ -106,7 +106,7 @@ def finish(
     diverged: int | None,
     data: Any,
 ) -> None:
-    """Write rows, weights, and run.json, which speaks for them and so comes last; all processes take part.
+    """Write rows, weights, and last run.json, which vouches for them; all processes take part.
 
     `manifest` is that of the data, `parent` the record of the run that this one grew from, `data` what
     the task loaded to train on.
@@ -154,7 +154,7 @@ def finish(
 
 
 def record_of(run: AnyRun, manifest: Record, code_hash: str, device: str, *packages: str) -> Record:
-    """Return what the record of any run says: which run on which data, by which code, on what machine."""
+    """Return the part of a record that every run has: its spec, data, code and machine."""
     return {
         "schema": SCHEMA,
         "id": run.id,
@@ -193,7 +193,7 @@ def _write_rows(run: Run, state: State, out: Path) -> dict[str, float | None]:
 
 
 def write_curves(run: Run, state: State, out: Path) -> None:
-    """Write the rows of the steps so far, at every checkpoint too: what still trains can be looked at."""
+    """Write the rows of the steps so far, at every checkpoint too, so that unfinished runs can be looked at."""
     columns = {name: TABLES[f"{name}.csv"].names for name in ("timing", "depth")}
     columns["train"] = (*TABLES["train.csv"].required, *run.task.train_columns)
     columns["eval"] = ("step", "split", "batch", *run.task.eval_columns)
@@ -208,7 +208,7 @@ def _mean_loss(rows: Iterable[Row]) -> float:
 
 
 def tidy(out: Path, status: str) -> None:
-    """Remove what a run needed on its way; the last good checkpoint of a diverged one stays to be looked at."""
+    """Remove the checkpoints of a run; a diverged one keeps its last good one, to be looked at."""
     if status == "finished":
         shutil.rmtree((out / CHECKPOINT).parent, ignore_errors=True)
     shutil.rmtree(out / SUPERSEDED, ignore_errors=True)

@@ -47,7 +47,7 @@ class Run(AnyRun):
     @model_validator(mode="before")
     @classmethod
     def _usual_kinds(cls, values: Any) -> Any:
-        """Take a model for a decoder, a task for language modelling and AdamW where they do not say their kind."""
+        """Without their kind a model is a decoder, a task language modelling, and an optimizer AdamW."""
         if not isinstance(values, dict):
             return values
         usual = {"model": {"kind": "decoder"}, "task": {"kind": "language_modeling"}, "optimizer": {"kind": "adamw"}}

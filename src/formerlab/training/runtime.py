@@ -1,4 +1,4 @@
-"""How a run is carried out, and when it must stop before it is done: a signal, or its time is nearly up."""
+"""How a run is carried out, and when it stops early: at a signal, or when its time is nearly up."""
 
 import signal
 import time
@@ -13,7 +13,7 @@ SHARDED = "FORMERLAB_SHARDED"
 
 @dataclass(frozen=True)
 class RuntimeConfig:
-    """What a run's results do not depend on, given the number of threads and the kind of device."""
+    """Settings that do not change a run's results, given the number of threads and the kind of device."""
 
     threads: int = 1
     device: str = "cpu"
@@ -21,13 +21,13 @@ class RuntimeConfig:
     margin_s: float = 30.0
     checkpoint_seconds: float = 60.0
     before_s: float = 0.0
-    """What the process took until the stage began: its start and its imports."""
+    """Time from the start of the process to that of the stage: imports, mostly."""
     on_mismatch: str = "refuse"
     """What to do with the results or the checkpoint of another run in the same folder: refuse | restart."""
     code_hash: str = ""
     """Hash of the code that the run depends on."""
     deterministic: bool = False
-    """Let a GPU compute the same bits every time, with slower kernels; torch refuses what it has none for."""
+    """Let a GPU compute the same bits every time, with slower kernels; torch refuses operations that have none."""
     keep_optimizer: bool = False
     """Leave the optimizer's final state in optimizer.pt, for runs that grow from this one and carry it on."""
 
@@ -38,7 +38,7 @@ class StopRequest:
     Inside a `with` block SIGTERM (a cluster's time limit, scancel) and SIGINT (Ctrl-C) are noted and acted on between
     two steps; a second Ctrl-C interrupts at once. `time_limit_s` counts from the creation of this object, and
     `margin_s` before it the stage is asked to stop, so that it can save its work.
-    Raises UserError where the margin leaves none of the time limit.
+    Raises UserError where the margin is as long as the time limit.
     """
 
     def __init__(self, time_limit_s: float | None = None, margin_s: float = 30.0) -> None:
@@ -67,7 +67,7 @@ class StopRequest:
         return self._signal
 
     def leave(self, seconds: float) -> None:
-        """Stop at least so long before the limit, whatever the margin."""
+        """Raise the margin to at least this time."""
         self._margin_s = max(self._margin_s, seconds)
 
     def _note(self, number: int, frame: FrameType | None) -> None:

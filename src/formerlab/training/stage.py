@@ -62,7 +62,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
 
         # Start.
         clock = time.monotonic() - runtime.before_s
-        provenance.git_state()  # remembered from here on: files may be edited while a run trains
+        provenance.git_state()  # hashed now: files may be edited while a run trains
         torch.set_num_threads(runtime.threads)
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it; read when it starts
         torch.use_deterministic_algorithms(runtime.deterministic)
@@ -89,7 +89,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
             if processes.sharded():
                 processes.wait_for_all()
             a_step = state.training_time_s / max(1, state.step)
-            stop.leave(a_step + 2 * (time.monotonic() - began))  # the step under way, and its save, be it twice as slow
+            stop.leave(a_step + 2 * (time.monotonic() - began))  # the present step, and a save twice as slow
 
         examples = run.task.load(data, "train")
         begins = next_place(readings(ancestor), manifest["fingerprint"])
@@ -126,7 +126,7 @@ def record_of_parent(run: Run, parent: Path | None) -> Record | None:
 
 
 def identity(spec_hash: str, data: Record, code_hash: str, init: Record | None) -> dict[str, str]:
-    """Return what decides the results of a run; `data` and `init` are records of its data and of its parent."""
+    """Return all that decides a run's results; `data` and `init` are the records of its data and its parent."""
     found = {"spec": spec_hash, "data": data["fingerprint"], "code": code_hash}
     return found if init is None else found | {"init": init["weights_sha256"]}
 
@@ -159,7 +159,7 @@ def is_finished(run: Run, out: Path, belongs_to: dict[str, str], runtime: Runtim
 def initial_state(run: Run, parent: Path | None, record: Record | None, content: Content | None, device: str) -> State:
     """Build model and optimizer at step 0, from the weights of the parent where there is one, with its record.
 
-    Where the content of a checkpoint follows, nothing is drawn or copied before: the model is built without values.
+    Where a checkpoint is loaded next, the model is built without values: nothing is drawn or copied.
     """
     growth, weights, spec = run.growth, dict[str, Tensor](), run.model
     if parent is not None and record is not None:
@@ -187,7 +187,7 @@ def initial_state(run: Run, parent: Path | None, record: Record | None, content:
 
 
 def note_kernels(state: State) -> None:
-    """Note on which path of kernels the next steps are computed; say so where it is another one than before."""
+    """Note which path of kernels computes the next steps; warn where it is not the one before."""
     now, before = kernel_path(), state.kernels[-1:]
     if before and before != [now] and processes.rank() == 0:
         differing = f"the steps before were computed with kernels '{before[0]}', the next ones with '{now}'"

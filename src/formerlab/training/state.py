@@ -1,4 +1,4 @@
-"""The state of a run in progress: all that changes while it trains, and all that a checkpoint holds."""
+"""The state of a run in progress: everything that changes while it trains, which is what a checkpoint holds."""
 
 import copy
 from dataclasses import dataclass, field, fields
@@ -46,7 +46,7 @@ class State:
         return next(self.model.parameters()).device
 
     def count(self, run: Run, data: Any, start: Place, steps: int) -> int:
-        """Count so many steps more, or, where the number is negative, take them back; return the number of the next."""
+        """Count so many steps more, or fewer where negative; return the number of the next step."""
         sign = 1 if steps > 0 else -1
         for _ in range(abs(steps)):
             step = min(self.step, self.step + sign)

@@ -1,4 +1,4 @@
-"""The optimizer's steps: their batches, losses and gradients, and updates as long as every number is finite."""
+"""The optimizer's steps: batches, losses, gradients, and updates while every number is finite."""
 
 import math
 from collections import deque
@@ -67,11 +67,11 @@ class Outcome(NamedTuple):
 
 
 class Steps:
-    """Takes the steps of a run, which begins at `start`; nothing of a step depends on the steps before but the weights.
+    """Takes the steps of a run, which begins at `start`; a step depends on the steps before it by the weights alone.
 
-    Whether a step may be taken is known on the device alone. A CPU reads it at once. To read it from another device
-    would stop this process until that has done all that it was asked for, so there the optimizer is told to decide, and
-    what it decided is read when somebody asks: from the first bad step on it takes none.
+    Only the device knows whether loss and gradient are finite. A CPU reads that at once. Reading it from a GPU would
+    wait for all work in its queue, so there the optimizer decides on the device: from the first bad step on it changes
+    no weight, and `progress` reads what it decided when it is asked for.
     """
 
     def __init__(self, run: Run, state: State, data: Any, start: Place) -> None:
@@ -101,7 +101,7 @@ class Steps:
         total = torch.zeros(1 + len(run.task.train_columns), device=device)
         for index, part in mine:
             if index > 0:
-                seed(mixed_seed(run.seed, drawn, index))  # whichever process has the part
+                seed(mixed_seed(run.seed, drawn, index))  # the same in whichever process
             with processes.of_part(self._summing, last=index == mine[-1][0]):
                 with precision(run, device):
                     ready = part.to(device, non_blocking=True)
@@ -145,7 +145,7 @@ class Steps:
 
 
 def waiting_is_free(device: torch.device) -> bool:
-    """Say whether a number of a tensor can be read without waiting for anything."""
+    """Say whether a number of a tensor can be read without waiting for a device."""
     return device.type == "cpu"
 
 
