@@ -67,8 +67,11 @@ def called(part: str, record: Mapping[Hashable, Any], prefix: str) -> str:
         return ""
     known = names(part).get(kind)
     label = known.label if known is not None else kind.replace("_", " ")  # rows of a part that is not in this checkout
-    numbers = {key: f"{value:g}" for key, value in record.items() if isinstance(value, int | float)}
-    return re.sub(r"\{(\w+)\}", lambda field: numbers.get(key := prefix + field[1], str(record.get(key))), label)
+    return re.sub(r"\{(\w+)\}", lambda field: _shown(record.get(prefix + field[1])), label)
+
+
+def _shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 def look_of(name: str) -> tuple[str, str] | None:
