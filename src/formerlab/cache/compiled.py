@@ -39,7 +39,7 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
 
 
 class Step:
-    """One token after another in a cache's own buffers; to be made anew when these grow."""
+    """Takes in one token after another in a cache's own buffers; make a new one when these grow."""
 
     def __init__(self, policy: Eviction, store: Store, budgets: list[int]) -> None:
         batch, _, capacity, d_head = store.keys.shape
@@ -56,7 +56,7 @@ class Step:
         self._large = 2 * store.keys.numel() >= LARGE
 
     def __call__(self, q: Heads, k: KeyHeads, v: KeyHeads, now: int, initial: Scores | None) -> Heads:
-        """Take in the token at position `now`; return what it finds."""
+        """Take in the token at position `now`; return its attention output."""
         out = torch.empty(q.shape, dtype=q.dtype)
         first = self._none if initial is None else initial.contiguous().flatten(0, 1).numpy()
         tensors = (x.contiguous().numpy() for x in (q, k, v, out))

@@ -77,7 +77,7 @@ class CompressedCache(KVCache):
 
     @torch.no_grad()
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
-        """Take in the new keys and values; return softmax(q k^T / sqrt(d_head)) v over what each query finds."""
+        """Take in the new keys and values; return softmax(q k^T / sqrt(d_head)) v over the keys each query finds."""
         self._lengths[layer] = self._lengths.get(layer, 0) + q.shape[2]
         if layer in self._kept:
             return super().__call__(layer, q, k, v)
@@ -107,7 +107,7 @@ class CompressedCache(KVCache):
         return places(chosen, held).expand(-1, k.shape[1], -1)
 
     def reorder(self, rows: Int[Tensor, " batch"]) -> None:
-        """Put the sequence `rows[i]` in the place of sequence i, as beam search does; some come twice, some go."""
+        """Replace sequence i by sequence `rows[i]`, as beam search does; some come twice, some go."""
         super().reorder(rows)
         self._kept = {layer: kept[rows] for layer, kept in self._kept.items()}
 
@@ -140,7 +140,7 @@ def accumulated(policy: Eviction, prompt: Prompt) -> Importance:
         state.scores += initial * decay**age
     for start in range(0, time, QUERIES):
         end = min(start + QUERIES, time)
-        if gain * decay ** (time - end):  # what the last of them adds
+        if gain * decay ** (time - end):  # the addition of the last query
             weights = gain * decay ** (age[start:end] - 1)
             rows = attention_rows(prompt, start, end)
             state.scores += policy.reduce_over_heads((rows * weights[:, None].to(rows.dtype)).sum(3))

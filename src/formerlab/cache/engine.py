@@ -45,7 +45,7 @@ def choose(policy: Eviction, prompt: Prompt) -> Engine:
 
 @functools.cache
 def load_compiled() -> ModuleType | None:
-    """Return the compiled engine, or nothing where numba is missing; which one it is is logged once."""
+    """Return the compiled engine, or None where numba is missing; the log says once which engine runs."""
     try:
         from formerlab.cache import compiled
     except ImportError as error:
@@ -56,7 +56,7 @@ def load_compiled() -> ModuleType | None:
 
 
 def load_fused() -> ModuleType | None:
-    """Return the engine of GPUs, or nothing where Triton is missing."""
+    """Return the engine of GPUs, or None where Triton is missing."""
     if not kernels.usable("pruned attention"):
         return None
     from formerlab.cache import fused

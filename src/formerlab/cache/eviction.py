@@ -28,7 +28,8 @@ VECTOR = 16  # numbers; torch computes the softmax of shorter rows one number af
 
 @dataclass
 class CacheState:
-    """What the heads of one layer hold. A head group, a query head or those of a key head or all, keeps the same keys.
+    """The keys that the heads of one layer
+    hold. A head group, a query head or those of a key head or all, keeps the same keys.
 
     There are more slots than keys that may stay. A key that is evicted leaves its slot empty, and the next one takes
     it: one write, nothing is moved. The order of slots means nothing, since keys carry their positions with them.
@@ -62,7 +63,7 @@ class CacheState:
         """Empty the slot of the lowest priority in every head group beyond its capacity; of equals the oldest goes.
 
         Candidates are the positions sink <= k <= now - recent, the query's own among them if recent is 0. Returns the
-        positions that were there (EMPTY where a head group has room left), or nothing where all have.
+        evicted positions (EMPTY where a head group has room left), or None where all have room.
         """
         if now < self.least:
             return None
@@ -88,7 +89,7 @@ class CacheState:
 
 
 class Pruned(NamedTuple):
-    """What came of a prompt."""
+    """The result of a pruned prompt."""
 
     out: Heads
     """softmax(q k^T / sqrt(d_head)) v over the keys that each query finds; rows of padding mean nothing."""
@@ -112,7 +113,7 @@ class Eviction(Policy):
 
     @property
     def is_online(self) -> bool:
-        """Each step needs the past alone."""
+        """Each step needs past attention alone."""
         return True
 
     def score(self, past: Scores, attention: Scores) -> Scores:
@@ -131,7 +132,7 @@ class Eviction(Policy):
         return [(min(self.capacity(budget), EMPTY), *self.protected(budget)) for budget in budgets]
 
     def initial_scores(self, positions: Times, head_groups: int, keys: Keys | None, layer: int) -> Entering | None:
-        """Return the scores with which keys enter the cache; none means 0."""
+        """Return the scores with which keys enter the cache; None means 0."""
         return None
 
     def entering(self, k: Keys, head_groups: int, layer: int, like: Tensor, start: int = 0) -> Tensor | None:
@@ -144,7 +145,7 @@ class Eviction(Policy):
         return None if initial is None else initial.to(like.dtype)
 
     def eviction_priority(self, state: CacheState, keys: Keys | None, now: int) -> Scores:
-        """Return what decides the eviction after query `now`: the scores, unless the keys held are compared."""
+        """Return the priorities of an eviction after query `now`: scores, unless a policy compares the keys held."""
         return state.scores
 
     def reduce_over_heads(self, heads: Attention) -> Scores:
@@ -173,7 +174,7 @@ class Eviction(Policy):
     ) -> tuple[Int[Tensor, "batch head_groups time"], Float[Tensor, "batch head_groups time"]]:
         """Take all queries in turn; return `last` and `scores` of `Pruned`. Logits of later keys are not read."""
         batch, key_heads, groups, time, _ = logits.shape
-        logits = F.pad(precise(logits), (0, 1), value=-torch.inf)  # the last column is that of no key
+        logits = F.pad(precise(logits), (0, 1), value=-torch.inf)  # the last column takes evictions that do not happen
         capacity = max(min(max(map(self.capacity, budgets)), time) + 1, VECTOR)
         state = self.empty_state(budgets, key_heads, capacity, logits)
         head_groups = state.positions.shape[1]
@@ -210,11 +211,11 @@ def found(last: Int[Tensor, "batch head_groups time"]) -> Bool[Tensor, "batch he
 
 
 Engine = Callable[[Eviction, Prompt], Pruned]
-"""What simulates step-by-step eviction over whole sequences."""
+"""A function that simulates step-by-step eviction over whole sequences."""
 
 
 def _count(counts: Sequence[int], device: torch.device) -> int | Int[Tensor, "batch 1 1"]:
-    """Return one number where all sequences have the same, which is faster to compare with."""
+    """Return one number if all sequences have the same, since that compares faster."""
     if len(set(counts)) == 1:
         return counts[0]
     return on_device(counts, device).int()[:, None, None]

@@ -19,7 +19,7 @@ class Buffer:
     length: int = 0
 
     def append(self, k: KeyHeads, v: KeyHeads) -> None:
-        """Write behind what is held; a full buffer doubles."""
+        """Append to the buffer, which doubles when it is full."""
         end = self.length + k.shape[2]
         if end > self.keys.shape[2]:
             room = (0, 0, 0, max(end, 2 * self.keys.shape[2]) - self.keys.shape[2])
@@ -59,13 +59,13 @@ class KVCache:
         mask = None
         if 1 < new < held.length:
             mask = torch.ones(new, held.length, dtype=torch.bool, device=q.device).tril(held.length - new)
-        prompt = new == held.length  # then the mask is square; a single token sees everything and needs none
+        prompt = new == held.length  # a square causal mask; a single token sees everything and needs no mask
         return F.scaled_dot_product_attention(
             q, keys, values, attn_mask=mask, is_causal=prompt, enable_gqa=q.shape[1] != k.shape[1]
         )
 
     def reorder(self, rows: Int[Tensor, " batch"]) -> None:
-        """Put the sequence `rows[i]` in the place of sequence i, as beam search does; some come twice, some go."""
+        """Replace sequence i by sequence `rows[i]`, as beam search does; some come twice, some go."""
         for held in self._layers.values():
             held.keys, held.values = held.keys[rows], held.values[rows]
 

@@ -129,7 +129,7 @@ class PrunedCache:
         return store.advance(self.policy, q, k, v, now, initial)
 
     def reorder(self, rows: Int[Tensor, " batch"]) -> None:
-        """Put the sequence `rows[i]` in the place of sequence i, as beam search does; some come twice, some go."""
+        """Replace sequence i by sequence `rows[i]`, as beam search does; some come twice, some go."""
         for store in self._layers.values():
             store.reorder(rows)
 

@@ -48,7 +48,7 @@ class Seen(NamedTuple):
 
 
 Observer = Callable[[int, Seen], None]
-"""Called with the number of the layer and what it saw."""
+"""Called with the number of the layer and its simulation."""
 
 
 def simulate(

@@ -1,4 +1,4 @@
-"""Keys and values in slots, with their state: what a cache holds of one layer, and one block of queries on it."""
+"""Keys and values of one layer in slots, with their state, and the attention of a block of queries to them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -72,7 +72,7 @@ class Store:
         self.state.scores[..., :count] = scores.gather(-1, kept)
 
     def reorder(self, rows: Int[Tensor, " batch"]) -> None:
-        """Put the sequence `rows[i]` in the place of sequence i, in the same memory."""
+        """Replace sequence i by sequence `rows[i]`, in the same memory."""
         for held in (self.keys, self.values, self.state.positions, self.state.scores):
             held.copy_(held[rows])
         if self.state.vacant is not None:
@@ -80,12 +80,12 @@ class Store:
         self.sink = [keys[rows] for keys in self.sink]
 
     def replace_first(self, keys: KeyHeads) -> None:
-        """Write other keys in the place of those at the first positions."""
+        """Replace the keys at the first positions."""
         first = self.state.positions.topk(keys.shape[2], largest=False).indices.expand(-1, keys.shape[1], -1)
         self.keys.scatter_(2, first[..., None].expand_as(keys), keys)
 
     def advance(self, policy: Eviction, q: Heads, k: KeyHeads, v: KeyHeads, now: int, initial: Scores | None) -> Heads:
-        """Take in the token at position `now`, for which there must be an empty slot; return what its query finds."""
+        """Take in the token at position `now`, for which there must be an empty slot; return its attention output."""
         taken = self.state.admit(now)
         into = taken.expand(-1, k.shape[1], -1)
         self.keys.scatter_(2, into[..., None].expand_as(k), k)

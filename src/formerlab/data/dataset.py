@@ -1,4 +1,4 @@
-"""What every kind of data set answers, every source of one, and the stage that prepares them all."""
+"""The interfaces of data sets and of their sources, and the stage that prepares them."""
 
 import platform
 import sys
@@ -21,8 +21,8 @@ from formerlab.spec import Spec, fingerprint
 class DataSource(Spec, ABC):
     """Where the items of a data set come from: documents, sentence pairs, images.
 
-    A source may have fields `train`, `valid` and `test` that say which items those are; what it does not say is taken
-    from `train`, by a hash.
+    A source may have fields `train`, `valid` and `test` that name their items; a split without a field is taken from
+    `train`, by a hash.
     """
 
     outside_recipe: ClassVar[set[str]] = {"licence"}
@@ -30,16 +30,16 @@ class DataSource(Spec, ABC):
 
     @abstractmethod
     def state(self, cache: Path | None = None) -> str | None:
-        """Return 16 hexadecimal digits that change when the content would; None where the source cannot be seen now.
+        """Return 16 hexadecimal digits that change with the content; None where the source is not here now.
 
         Reads no network. `cache` names a file that remembers the hashes of unchanged files.
         """
 
     def search(self) -> None:
-        """Raise UserError where a name or pattern of files has none; what is not in files is not looked up."""
+        """Raise UserError for a name or pattern without files; only sources in files are looked at."""
 
     def recipe(self) -> dict[str, object]:
-        """Return the settings that shape the content."""
+        """Return the settings that decide the content."""
         return self.model_dump(mode="json", exclude=self.outside_recipe)
 
     def divided(self) -> tuple[Split, ...]:
@@ -51,15 +51,15 @@ class DataSource(Spec, ABC):
         return str(getattr(self, "licence", "not stated"))
 
     def versions(self) -> dict[str, str]:
-        """Return the versions of packages whose own content is read."""
+        """Return the versions of the packages whose files are read as content."""
         return {}
 
 
 class DataSpec(Spec, ABC):
-    """Where data come from and what becomes of them, until a task loads them."""
+    """The source of data and their preparation, up to the files that a task loads."""
 
     outside_recipe: ClassVar[dict[str, Any]] = {"source": True, "tokenizer": {"path", "source"}}
-    """Settings that `recipe` leaves out: paths, and the source, which has a recipe of its own."""
+    """Settings that `recipe` leaves out: paths, and the source, which has its own recipe."""
     packages: ClassVar[tuple[str, ...]]
     """Packages whose version may change what is written."""
     source: Any
@@ -72,16 +72,16 @@ class DataSpec(Spec, ABC):
         return Shares(self.valid_share, self.test_share)
 
     def recipe(self) -> dict[str, Any]:
-        """Return what shapes the data, without the paths they lie at."""
+        """Return the settings that decide the data; paths are left out."""
         return {**self.model_dump(mode="json", exclude=self.outside_recipe), "source": self.source.recipe()}
 
     @abstractmethod
     def known(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Return the keys of a run that follow from these data and the keys of its task, where the run is silent."""
+        """Return defaults for keys of a run that follow from these data and from the keys of its task."""
 
     @abstractmethod
     def write(self, out: Path, processes: int | None) -> dict[str, Any]:
-        """Write all files but the manifest below `out`; return what it says of them.
+        """Write all files but the manifest below `out`; return the manifest's entries on them.
 
         That is `fingerprint` of them all, `splits`, and `notes` on what limits left out. Before the first file is
         written, the old manifest is removed. Raises UserError naming the file, column or setting that is wrong.
@@ -93,11 +93,10 @@ class DataSpec(Spec, ABC):
 
 
 def prepare(name: str, data: DataSpec, out: Path, *, code_hash: str = "", processes: int | None = None) -> None:
-    """Write everything that a task reads of a data set below `out`, last the manifest, which stands for finished data.
-
-    Nothing is done where a manifest says the same settings, source and code, and its files can be loaded. A source that
-    cannot be seen now counts as unchanged. `processes` defaults to one per core; the result does not depend on it.
-    Raises UserError naming the data set and what is wrong; what is half written is removed.
+    """Write everything that a task reads of a data set below `out`, last the manifest, which marks finished data.
+    Nothing is done where a manifest has the same settings, source and code, and its files can be loaded. A source that
+    is not here now counts as unchanged. `processes` defaults to one per core; the result does not depend on it.
+    Raises UserError naming the data set and what is wrong; half-written files are removed.
     """
     seen = {"recipe": fingerprint(data.recipe()), "code_hash": code_hash}
     if (source := source_fingerprint(data, out / FILE_HASHES)) is not None:
@@ -134,7 +133,7 @@ def prepare(name: str, data: DataSpec, out: Path, *, code_hash: str = "", proces
 
 
 def source_fingerprint(data: DataSpec, cache: Path | None = None) -> str | None:
-    """Return 16 hexadecimal digits that change when source or tokenizer file do; None where they cannot be seen now.
+    """Return 16 hexadecimal digits that change with source or tokenizer file; None where these are not here now.
 
     Needs no network. Files are told by their contents and their names below their common folder: touching them or
     moving them together changes nothing. `cache` names a file that saves reading unchanged files again; the data
@@ -142,7 +141,7 @@ def source_fingerprint(data: DataSpec, cache: Path | None = None) -> str | None:
     """
     state: str | None = data.source.state(cache)
     of_tokenizer = getattr(getattr(data, "tokenizer", None), "state", None)
-    if state is None or of_tokenizer is None:  # what is learned or borrowed has no files of its own
+    if state is None or of_tokenizer is None:  # a learned or borrowed tokenizer has no files of its own
         return state
     known = of_tokenizer(cache)
     return known and fingerprint([state, known])

@@ -1,4 +1,4 @@
-"""The SHA-256 of files, remembered while they are not touched."""
+"""The SHA-256 of files, remembered while size and time of change stay the same."""
 
 import hashlib
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ def file_hashes(paths: Iterable[Path], cache: Path | None) -> dict[Path, str]:
     """Return the SHA-256 of each file, reading only those whose size or time of change is not that in the cache."""
     stamps = {path: [(status := path.stat()).st_size, status.st_mtime_ns] for path in paths}
     digests: dict[Path, str] = {}
-    with suppress(UserError, LookupError, ValueError, TypeError, AttributeError):  # a broken cache is no cache
+    with suppress(UserError, LookupError, ValueError, TypeError, AttributeError):  # a broken cache is ignored
         known = read_json(cache) if cache is not None else {}
         digests = {path: known[str(path)][1] for path in stamps if known.get(str(path), [None])[0] == stamps[path]}
     if unknown := [path for path in stamps if path not in digests]:

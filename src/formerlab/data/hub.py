@@ -33,7 +33,7 @@ class HubSource(DataSource):
     """The licence of the content, for the manifest."""
 
     def state(self, cache: Path | None = None) -> str | None:
-        """Return the fingerprint of name and revision: what the hub holds is not looked up."""
+        """Return the fingerprint of name and revision; the hub is not asked."""
         return fingerprint([self.name, self.subset, self.revision])
 
     def rows(self, split: str, **options: Any) -> Any:
@@ -46,7 +46,7 @@ class HubSource(DataSource):
             raise self.failed(split, error) from None
 
     def failed(self, split: str, error: Exception) -> UserError:
-        """Return what to say of an error while a split is opened or read."""
+        """Return the message for an error while a split is opened or read."""
         import datasets
 
         offline = datasets.config.HF_HUB_OFFLINE

@@ -1,4 +1,4 @@
-"""The manifest of prepared data, written last and so the proof that they are whole, and the check of their files."""
+"""The manifest of prepared data, which is written last and so proves that they are whole, and the check of files."""
 
 from pathlib import Path
 from typing import Any
@@ -14,11 +14,11 @@ MANIFEST = "manifest.json"
 REMEDY = "run the data stage again"
 
 CHECKED = "checked_hashes.json"
-"""Beside a manifest: the SHA-256 of the files that `verify` has read, while they are not touched."""
+"""File beside a manifest: the SHA-256 of files that `verify` has read, while they are unchanged."""
 
 
 def read_manifest(out: Path) -> dict[str, Any]:
-    """Return the manifest of prepared data. Raises UserError where there is none or it is not one of ours."""
+    """Return the manifest of prepared data. Raises UserError where it is missing or not one of ours."""
     path = out / MANIFEST
     if not path.exists():
         raise UserError(f"{path}: no such file, so the data are not prepared; {REMEDY}")
@@ -29,7 +29,7 @@ def read_manifest(out: Path) -> dict[str, Any]:
 
 
 def lender(out: Path) -> Path | None:
-    """Return the folder of the data set that lends its tokenizer to these prepared data; nothing where they own it."""
+    """Return the folder of the data set whose tokenizer these prepared data use; None where they have their own."""
     tokenizer = read_manifest(out)["spec"].get("tokenizer") or {}
     return out.parent / tokenizer["data"] if tokenizer.get("kind") == "of" else None
 

@@ -1,4 +1,4 @@
-"""Which split an item goes to, and whether it came before."""
+"""Which split an item goes to, and whether it is a repetition."""
 
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -15,7 +15,7 @@ _WHITE_SPACE = b" \t\n\r\v\f"
 
 @dataclass(frozen=True)
 class Shares:
-    """How items are divided when nothing but their content decides."""
+    """How items are divided where their content decides."""
 
     valid: float
     test: float

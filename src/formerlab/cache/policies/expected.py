@@ -1,4 +1,4 @@
-"""Expected Attention: what queries like those of the prompt would look at."""
+"""Expected Attention: keys that queries like those of the prompt would attend to matter."""
 
 from typing import Annotated, ClassVar, Literal
 

@@ -18,7 +18,7 @@ class Full(Eviction):
     kind: Literal["full"] = "full"
 
     def capacity(self, budget: int) -> int:
-        """Without end."""
+        """Unbounded."""
         return sys.maxsize
 
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:

@@ -1,4 +1,4 @@
-"""KeyDiff: keys unlike the others matter."""
+"""KeyDiff: keys that differ from the others matter."""
 
 from typing import ClassVar, Literal
 

@@ -1,4 +1,4 @@
-"""What a cache policy is, and all that it may look at."""
+"""The interface of a cache policy, and everything that it may look at."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class Layer:
 
     @property
     def budget_tensor(self) -> Int[Tensor, " batch"]:
-        """The budgets, to compute with."""
+        """The budgets, shaped to broadcast."""
         return on_device(self.budgets, self.logits.device)
 
     @property
@@ -134,7 +134,7 @@ class Policy(Spec, ABC):
 
 
 def check_configuration(policy: object, budget: int | float, *, stepwise: bool = True) -> None:
-    """Raise UserError for what is no policy, a policy that has no rule for single steps, and an impossible budget."""
+    """Raise UserError for a wrong type, for a policy without a rule for single steps, and for an impossible budget."""
     if not isinstance(policy, Policy):
         name = policy.__name__ if isinstance(policy, type) else "Decay"
         raise UserError(f"policy={policy!r}: give a policy of formerlab.cache itself, such as {name}()")

@@ -1,4 +1,4 @@
-"""SnapKV: what the end of a prompt looks at."""
+"""SnapKV: keys that the end of a prompt attends to matter."""
 
 from typing import ClassVar, Literal
 

@@ -27,7 +27,7 @@ class SpAtten(Policy):
     needs: ClassVar[tuple[str, ...]] = ("state",)
 
     def capacity(self, budget: int) -> int:
-        """Without end: the mask alone says it."""
+        """Unbounded: the mask alone decides."""
         return sys.maxsize
 
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:

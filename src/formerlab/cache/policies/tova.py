@@ -1,4 +1,4 @@
-"""TOVA: what the newest query finds important."""
+"""TOVA: keys that the newest query attends to matter."""
 
 from typing import ClassVar, Literal
 

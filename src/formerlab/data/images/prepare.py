@@ -1,4 +1,4 @@
-"""A data set of images: where they come from, how they are divided, cut and stored, and the files that are written.
+"""A data set of images: its source, how images are divided, cut and stored, and its files.
 
 A split is one file of bytes and one of labels.
 """
@@ -56,9 +56,9 @@ class ImageData(DataSpec):
     """pixels: every image cut to `side` once and stored as bytes, for small images. encoded: the files as they are,
     packed into one and decoded again for every batch in worker processes, for images that are cropped at random."""
     valid_share: Share = 0.05
-    """Share of the training images that become validation images, where the source has none."""
+    """Share of the training images that become validation images, where the source has no validation split."""
     test_share: Share = 0.1
-    """Share of the training images that become test images, where the source has none."""
+    """Share of the training images that become test images, where the source has no test split."""
     keep: Part = 1.0
     """Share of the training images that is kept, by a hash of their names."""
     keep_held_out: Part = 1.0
@@ -67,7 +67,7 @@ class ImageData(DataSpec):
     """Images that cannot be decoded are named and left out, up to this number; one more and the data are refused."""
 
     def known(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Return what a model must be to see these images."""
+        """Return the fields of a model's spec that these images decide."""
         model = {"kind": "vision_transformer", "image": self.side, "channels": self.channels, "classes": self.classes}
         return {"model": model, "task": {"kind": "classification"}}
 
@@ -120,7 +120,7 @@ class ImageData(DataSpec):
     def _divided(self, gallery: Gallery, passed_over: dict[str, int]) -> Iterator[tuple[Split, Picture]]:
         """Yield the pictures with their splits, in the order of the source; count those that shares leave out.
 
-        What the source holds out comes first, so that of identical images a training image is the one that is left out.
+        Held-out images come first, so that of identical images the training image is left out.
         """
         candidates = self.source.divided()
         for theirs in reversed([split for split in SPLITS if split in gallery.splits]):
@@ -134,7 +134,7 @@ class ImageData(DataSpec):
 
 
 class Decoded(NamedTuple):
-    """What became of a picture."""
+    """A decoded picture."""
 
     split: Split
     label: int
@@ -144,7 +144,7 @@ class Decoded(NamedTuple):
 
 
 def decode_all(data: ImageData, pictures: list[tuple[Split, Picture]]) -> list[Decoded | str]:
-    """Decode pictures; in place of one that cannot be stand its name and the reason."""
+    """Decode pictures; one that cannot be decoded becomes its name and the reason."""
     done: list[Decoded | str] = []
     for split, picture in pictures:
         try:
@@ -203,7 +203,7 @@ class Written:
                 self.sums += image.moments
 
     def notes(self) -> list[str]:
-        """Say what was left out."""
+        """Return notes on what was left out."""
         notes = [f"{key}={getattr(self.data, key):g} leaves out {n}" for key, n in self.passed_over.items() if n]
         if self.duplicates:
             notes.append(f"identical to another image, left out: {self.duplicates}")

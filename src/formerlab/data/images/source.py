@@ -109,7 +109,7 @@ class ImageFolders(DataSource):
         return Gallery(classes, {split: list(self._pictures(split, names, classes)) for split, names in files.items()})
 
     def recipe(self) -> dict[str, object]:
-        """Return which splits are named; the paths and the licence change nothing."""
+        """Return which splits are named; paths and licence do not decide the content."""
         return {"kind": self.kind, "named": self._named()}
 
     def _named(self) -> list[Split]:
@@ -209,6 +209,6 @@ class ImageHub(HubSource):
                     "remove it, or name another column as source.label"
                 )
             content = image["bytes"] if isinstance(image, dict) else image
-            if content is None:  # without a path either it is no image, which decoding tells
+            if content is None:  # without a path too it is no image, as decoding will say
                 content = Path(image["path"]) if image and image["path"] else b""
             yield Picture(f"image {index}", int(number), content)

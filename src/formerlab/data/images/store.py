@@ -21,7 +21,7 @@ Pixels = NDArray[np.uint8]
 
 
 def decode(content: Path | bytes | Pixels, channels: int) -> Image.Image:
-    """Return the whole decoded image as a person sees it: upright, and what is transparent on white.
+    """Return the whole decoded image as a person sees it: upright, on white where it is transparent.
 
     Raises OSError, ValueError or SyntaxError where it is damaged, or where its values have no known white.
     """
@@ -61,7 +61,7 @@ class ImageSet:
 
     folder: Path
     entry: dict[str, Any]
-    """What the manifest says of the split."""
+    """The manifest's entry on the split."""
     form: dict[str, Any]
     """side, channels and storage."""
     mean: tuple[float, ...]
@@ -106,7 +106,7 @@ class ImageSet:
         return offsets
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the open files behind: another process opens its own."""
+        """Drop the open files when pickled: another process opens its own."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 

@@ -91,7 +91,7 @@ class ParallelData(DataSpec):
                 return
 
     def _write_split(self, split: Split, out: Path, tokenizer: dict[str, Any]) -> dict[str, Any]:
-        """Write the stream of a split; return what the manifest says of it."""
+        """Write the stream of a split; return its entry of the manifest."""
         encoder, end = read_tokenizer(out / "tokenizer.json"), tokenizer["end_of_text"]
         dropped = {"empty": 0, "too_long": 0, "ratio": 0}
         source = self.source.pairs(split, self.shares)
@@ -123,7 +123,7 @@ class ParallelData(DataSpec):
         return stream.entry(path) | sizes | {"dropped": dropped, "limited": limited}
 
     def _left_out(self, split: Split, pair: Pair, *lengths: int) -> str | None:
-        """Return why a pair, of so many tokens, is left out, if it is."""
+        """Return the reason to leave out a pair of so many tokens, if there is one."""
         if not all(sentence.strip() for sentence in pair):
             return "empty"
         shorter, longer = sorted(lengths)
@@ -135,7 +135,7 @@ class ParallelData(DataSpec):
         return "ratio" if split == "train" and too_uneven else None
 
     def _cuts(self, split: Split, entry: dict[str, Any]) -> Iterator[str]:
-        """Say what is left out of a split, and by which limit."""
+        """Return notes on what is left out of a split, and by which limit."""
         limits = "an empty side", f"max_tokens={self.max_tokens}", f"max_ratio={self.max_ratio}"
         for limit, count in zip(limits, entry["dropped"].values(), strict=True):
             if count:

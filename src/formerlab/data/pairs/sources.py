@@ -32,7 +32,7 @@ class PairSource(DataSource, ABC):
         """
 
     def pairs(self, split: Split, shares: Shares) -> Iterator[Pair]:
-        """Yield the pairs of a split; those divided by a hash of their source sentence, so that equal ones meet."""
+        """Yield the pairs of a split; a hash of the source sentence divides them, so equal ones stay together."""
         if split not in self.divided():
             return self.read(split)
         found = self.read("train")

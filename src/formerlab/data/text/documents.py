@@ -1,4 +1,4 @@
-"""Documents on their way from a source to the token streams: divided, each once, up to the limits."""
+"""Documents on their way from a source to the token streams: divided, without repetitions, up to the limits."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -22,10 +22,10 @@ SAMPLED_SHARDS = 16
 
 
 class Shard(NamedTuple):
-    """A part of a source that can be read, again and again, from its beginning."""
+    """A part of a source, which can be read again from its beginning."""
 
     name: str
-    """What a person calls it: a file, a folder, a data set's split."""
+    """Its name for messages: a file, a folder, a data set's split."""
     splits: tuple[Split, ...]
     """The splits its documents may go to: one if the source decides, several if each document's content decides."""
     documents: Callable[[], Iterator[str]]
@@ -36,9 +36,9 @@ class Corpus(NamedTuple):
     """A source opened for reading."""
 
     shards: list[Shard]
-    """Everything to be read, the shards held out for certain before those with training text."""
+    """All shards, those that are held out as a whole before those with training text."""
     test_modules: Iterable[Module] = ()
-    """The test documents with their structure, where the source has any: questions are made of them."""
+    """The test documents with their structure, for sources that have one: questions are made of them."""
 
 
 class TextSource(DataSource, ABC):
@@ -49,14 +49,14 @@ class TextSource(DataSource, ABC):
         """Open the source. Raises UserError, now or while reading, naming what is missing, empty or unreadable."""
 
     def by_paragraph(self) -> "TextSource | None":
-        """Return the same text with paragraphs as its documents, where these are whole files now."""
+        """Return the same text with paragraphs as documents, if its documents are whole files."""
         return None
 
 
 class Deduplicator:
     """Reads shards once, divides their documents, drops repeated ones and stops where the splits are full.
 
-    What is held out for certain comes first, so a training document that repeats it is dropped. Where content decides,
+    Held-out shards come first, so a training document that repeats one of theirs is dropped. Where content decides,
     equal documents meet in one split by construction.
     """
 
@@ -140,7 +140,7 @@ def batches(documents: Iterator[tuple[Split, str]]) -> Iterator[tuple[Split, lis
 
 def training_sample(shards: list[Shard], data: "TextData", size: int) -> Iterator[str]:
     """Yield up to `size` bytes of training text, evenly from up to 16 shards spread over the source."""
-    deduplicator = Deduplicator(data)  # which is to know what is held out
+    deduplicator = Deduplicator(data)  # to know what is held out
     deque(deduplicator.documents([shard for shard in shards if "train" not in shard.splits]), maxlen=0)
     training = [shard for shard in shards if "train" in shard.splits]
     count = min(SAMPLED_SHARDS, len(training))

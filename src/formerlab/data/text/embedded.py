@@ -50,10 +50,10 @@ class Embedded(TextSource):
     standard_library: bool = True
     """Whether to read the standard library too."""
     content: Content = "docstrings"
-    """What is read of a module: its docstrings, or its code."""
+    """The part of a module that is read: its docstrings, or its code."""
 
     def state(self, cache: Path | None = None) -> str | None:
-        """Return the fingerprint of the versions of what is read: they decide the text."""
+        """Return the fingerprint of the versions of Python and packages, which decide the text."""
         return fingerprint(self.versions())
 
     def versions(self) -> dict[str, str]:

@@ -24,8 +24,8 @@ class Files(TextSource):
     """Files, folders or globs (`**` for any depth); `~`, `$NAME` and paths relative to the working
     directory are understood.
 
-    Name `paths` to have the documents divided by a hash, or `train`, and `valid`, `test` or both, to say which is
-    which; what is not named is then taken from `train`.
+    Name `paths` to have the documents divided by a hash, or `train` and `valid`, `test` or both; a split without files
+    is then taken from `train`.
     """
 
     outside_recipe: ClassVar[set[str]] = {"paths", "train", "valid", "test", "licence"}

@@ -1,4 +1,4 @@
-"""A corpus: where the text comes from, how it is divided, cut and tokenised, and the files that are written of it."""
+"""A corpus: its source, how text is divided, cut and tokenised, and its files."""
 
 import shutil
 from contextlib import ExitStack
@@ -100,7 +100,7 @@ class TextData(DataSpec):
         check_hashes({out / entry["file"]: entry["sha256"] for entry in manifest["questions"]})
 
     def _opened(self, workers: Workers) -> tuple[Corpus, list[str]]:
-        """Open the source, whose documents must leave no split empty, and return it with what is to be said of it.
+        """Open the source, whose documents must leave no split empty, and return it with notes for the manifest.
 
         Whole files that are too few to be divided are divided by their paragraphs.
         """
@@ -136,7 +136,7 @@ class TextData(DataSpec):
     def _write_streams(
         self, out: Path, corpus: Corpus, tokenizer: dict[str, Any], workers: Workers
     ) -> tuple[dict[str, dict[str, Any]], Deduplicator]:
-        """Write the three streams; return what the manifest says of them, and what was met on the way."""
+        """Write the three streams; return their entries of the manifest, and notes on what was left out."""
         paths = {split: out / f"{split}.npy" for split in SPLITS}
         encoding = partial(encode, out / "tokenizer.json", tokenizer["sha256"], tokenizer["end_of_text"])
         deduplicator = Deduplicator(self)
@@ -160,7 +160,7 @@ class TextData(DataSpec):
 
 
 def _borrowed(spec: TokenizerOf, out: Path) -> dict[str, Any]:
-    """Return what the manifest of the other data set says of its tokenizer. Raises UserError where it does not fit."""
+    """Return the other manifest's entry on its tokenizer. Raises UserError where it does not fit."""
     borrowed: dict[str, Any] = read_manifest(out.parent / spec.data)["tokenizer"]
     if (theirs := borrowed["vocabulary"]) != spec.vocabulary:
         which = f"data set {spec.data!r} was prepared with {theirs} tokens"

@@ -41,7 +41,7 @@ class QuestionTask:
 
     name: str
     delimiter: str
-    """What stands between query and choice."""
+    """Text between query and choice."""
     candidates: Callable[[Entry], Iterator[tuple[str, str]]]
     """Queries and answers that an entry yields."""
 

@@ -40,7 +40,7 @@ class Stream:
         np.lib.format.write_array_header_1_0(self._file, header)
 
     def entry(self, path: Path) -> dict[str, Any]:
-        """Return what the manifest says of the finished stream, which now has the name `path`."""
+        """Return the manifest's entry on the finished stream, whose name is now `path`."""
         sizes = {"documents": self.documents, "bytes": self.bytes, "tokens": self.tokens}
         return {"file": path.name, **sizes, "sha256": sha256(path)}
 

@@ -1,4 +1,4 @@
-"""Tokenizers: BPE of bytes, learned from training text, a file, or that of another data set or of a released model."""
+"""Tokenizers: BPE of bytes learned from training text, a file, or that of another data set or a released model."""
 
 import shutil
 from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 class Loaded(NamedTuple):
-    """A tokenizer, and the token that stands for no context and ends documents."""
+    """A tokenizer, and the token that begins a context and ends documents."""
 
     tokenizer: "HuggingFaceTokenizer"
     end_of_text: int
@@ -96,7 +96,7 @@ class TokenizerOf(Spec):
     data: str
     """The other data set; it is prepared first."""
     vocabulary: Size | None = None
-    """Number of tokens; the plan fills in what the other data set says, and refuses anything else."""
+    """Number of tokens; the plan takes it from the other data set, and refuses another number."""
 
 
 class ReleasedTokenizer(Spec):
@@ -106,12 +106,12 @@ class ReleasedTokenizer(Spec):
     model: str
     """The model, by its name below `released`."""
     vocabulary: Size | None = None
-    """Number of tokens; the plan fills in what the model has."""
+    """Number of tokens; the plan takes it from the model."""
     source: ReleasedModel | None = None
-    """Where the model lies; the plan fills it in."""
+    """The model's files; the plan fills them in."""
 
     def state(self, cache: Path | None = None) -> str | None:
-        """Return what changes with the model's files, weights aside; None where they are not here."""
+        """Return a hash of the model's files, weights aside; None where they are not here."""
         assert self.source is not None, "the plan fills in tokenizer.source"
         return files_state(self.source, cache and cache.with_name(f".{self.model}.json"), weights=False)
 
@@ -129,7 +129,7 @@ Tokenizer = Annotated[BytePairs | TokenizerFile | TokenizerOf | ReleasedTokenize
 def write_tokenizer(
     spec: BytePairs | TokenizerFile | ReleasedTokenizer, path: Path, sample: Callable[[int], Iterable[str]]
 ) -> dict[str, Any]:
-    """Write `tokenizer.json`, copied or learned from a sample of so many bytes; return what the manifest says of it."""
+    """Write `tokenizer.json`, copied or learned from a sample of so many bytes; return its entry of the manifest."""
     with replacing(path) as temporary:
         if isinstance(spec, BytePairs):
             tokenizer, end = spec.train(sample(spec.training_bytes)), 0
