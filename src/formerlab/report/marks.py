@@ -1,4 +1,4 @@
-"""How a panel draws its rows: points with bars, curves in bands, forests; what is far off; axes that read well."""
+"""How a panel draws its rows: points with bars, curves in bands, forests, heat maps; what is far off; axes."""
 
 import math
 from functools import partial
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.image import AxesImage
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from pandas import DataFrame, Series
 
@@ -15,6 +17,8 @@ from formerlab.report.style import BLACK, LETTER, PUBLISHED_GROUND, Label, label
 if TYPE_CHECKING:
     from formerlab.report.panel import Panel
 
+NARROWEST = {"line": 1.3, "band": 1.3, "forest": 1.3, "heat": 0.8}
+"""Inches of a panel by its kind; rather than be narrower, it has a row of its own."""
 Style = dict[str, Any]
 HOLLOW: Style = {"markerfacecolor": "white"}
 _LEAST_FACTOR = 2.5
@@ -23,6 +27,11 @@ _LEAST_FACTOR = 2.5
 
 def mark(axes: Axes, panel: "Panel", rows: DataFrame) -> None:
     """Draw the rows of one panel."""
+    if panel.kind == "heat":
+        heat(axes, rows, panel.x, panel.y, panel.by, **panel.colours or _shades(panel.look("", rows)["color"]))
+        axes.set_ylabel(panel.ylabel)
+        panel.finish(axes, rows)
+        return
     forest = panel.kind == "forest"
     rows = rows.dropna(subset=panel.x) if forest else rows
     seeds = rows[rows["seed"].notna()] if "seed" in rows and rows["seed"].isna().any() else rows[:0]
@@ -43,6 +52,21 @@ def mark(axes: Axes, panel: "Panel", rows: DataFrame) -> None:
     panel.finish(axes, rows)
     if panel.name == "edge" and not forest:
         label_at_edge(axes, labels)
+
+
+def heat(axes: Axes, rows: DataFrame, x: str, y: str, value: str, **colours: Any) -> AxesImage:
+    """Draw the values of a column as cells, the lowest y on top."""
+    grid = rows.pivot(index=y, columns=x, values=value)
+    (low, high), (left, right) = ((int(side.min()), int(side.max())) for side in (grid.index, grid.columns))
+    grid = grid.reindex(index=range(low, high + 1), columns=range(left, right + 1)).astype(float)
+    axes.grid(visible=False)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(6, integer=True))
+    return axes.imshow(grid, aspect="auto", extent=(left - 0.5, right + 0.5, high + 0.5, low - 0.5), **colours)
+
+
+def _shades(colour: str) -> Style:
+    return {"cmap": LinearSegmentedColormap.from_list("", ["white", colour]), "vmin": 0.0, "vmax": 1.0}
 
 
 def _logarithmic(axis: Axis, values: Series) -> None:

@@ -14,17 +14,16 @@ from dataclasses import dataclass, field, replace
 from textwrap import fill
 from typing import Any, Literal
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from pandas import DataFrame
 
-from formerlab.report.marks import HOLLOW, Style, mark
+from formerlab.report.marks import HOLLOW, NARROWEST, Style, mark
 from formerlab.report.runs import missing_note, seed_notes
 from formerlab.report.style import BLACK, LETTER, PUBLISHED_INK, WIDEST, look, placed, wrapped
 
-NARROWEST = 1.3
-"""Inches of a panel; rather than be narrower, it has a row of its own."""
 SETTING = "{setting}"
 _OWN = ("color", "marker", "linestyle", "markerfacecolor")
 
@@ -36,9 +35,9 @@ class Panel:
     x: str
     y: str
     by: str = "variant"
-    """Column whose values are the series."""
-    kind: Literal["line", "band", "forest"] = "line"
-    """Points with bars, joined; curves in bands; or a forest: values of x across, and a line for each y."""
+    """Column whose values are the series, or those that the cells of a heat map show."""
+    kind: Literal["line", "band", "forest", "heat"] = "line"
+    """Points with bars, joined; curves in bands; a forest: values of x across, and a line for each y; or a heat map."""
     where: Mapping[str, Any] = field(default_factory=dict)
     """Values of columns, or lists of values, of the rows that are shown."""
     each: str = ""
@@ -66,6 +65,10 @@ class Panel:
     """Column that says which points are hollow."""
     perplexity: bool = False
     """Whether the right axis reads losses in nats as perplexities."""
+    colours: Mapping[str, Any] = field(default_factory=dict)
+    """What `imshow` is told of a heat map; else 0 is white and 1 has the colour of its look."""
+    bar: str = ""
+    """What a bar of its colours above all panels is called; empty for no bar."""
     finish: Callable[[Axes, DataFrame], object] = lambda axes, rows: None
     """Adds what this panel alone has."""
     published: Mapping[str, Any] | None = None
@@ -146,7 +149,7 @@ def _figure(data: DataFrame, shown: Sequence[tuple[Panel, DataFrame]], columns: 
         sides = [[_sides(*one) for one in shown[column::count]] for column in range(count)]
         lefts, rights = ([max(one[side] for one in column) for column in sides] for side in (0, 1))
         width = (WIDEST - sum(lefts) - sum(rights)) / count
-        if width > NARROWEST:
+        if width > NARROWEST[shown[0][0].kind]:
             break
     titles = [fill(panel.heading(rows), int(width / LETTER)) for panel, rows in shown]
     starts = range(0, len(shown), count)
@@ -159,12 +162,18 @@ def _figure(data: DataFrame, shown: Sequence[tuple[Panel, DataFrame]], columns: 
     across = max(1, int(WIDEST / (0.55 + LETTER * _letters(handles))))
     known = setting(data)
     said = "" if any(known.split(", ")[0] in title for title in titles) else known
-    head = 0.17 * (-(-len(handles) // across) + bool(said))
+    bar = next((panel.bar for panel, _ in shown), "")
+    head = 0.17 * (-(-len(handles) // across) + bool(said)) + 0.2 * bool(bar)
     found, axes = placed(len(shown), width, lefts, rights, heights, tops, 0.5, head, said)
     for one, (panel, rows), title in zip(axes, shown, titles, strict=True):
         mark(one, panel, rows)
         one.set_xlabel(filled(panel.xlabel, rows))
         one.set_title(title, color=PUBLISHED_INK if title.startswith("PUBLISHED") else BLACK)
+    if bar:
+        beside = found.add_axes((0.6, 1 - 0.17 / found.get_figheight(), 0.37, 0.1 / found.get_figheight()))
+        marks = axes[0].images[0].norm.inverse(np.linspace(0, 1, 5))
+        found.colorbar(axes[0].images[0], beside, orientation="horizontal", ticks=marks, format="%.2g")
+        beside.set_ylabel(bar, rotation=0, ha="right", va="center")
     if handles:
         at = (0, 1 - 0.17 * bool(said) / found.get_size_inches()[1])
         found.legend(handles.values(), handles, loc="upper left", bbox_to_anchor=at, ncols=across, borderaxespad=0.1)
@@ -177,6 +186,8 @@ def _letters(names: Iterable[object]) -> int:
 
 
 def _height(panel: Panel, rows: DataFrame, height: float) -> float:
+    if panel.kind == "heat":
+        return height
     if panel.kind != "forest":
         names = "\n".join(map(wrapped, rows[panel.by].unique())) if panel.name == "edge" else ""
         return max(height, 0.135 * (1 + names.count("\n")))
@@ -189,6 +200,8 @@ def _sides(panel: Panel, rows: DataFrame) -> tuple[float, float]:
     """Return the inches left and right of a panel."""
     if panel.kind == "forest":
         return 0.2 + LETTER * _letters(rows[panel.y].unique()), 0.12
+    if panel.kind == "heat":
+        return 0.5 if panel.ylabel else 0.28, 0.12
     names = map(wrapped, rows[panel.by].unique())
     right = 0.6 if panel.perplexity else 0.2 + LETTER * _letters(names) if panel.name == "edge" else 0.12
     return 0.62 + 0.13 * len(panel.ylabel.split("\n")), right

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 from matplotlib.patches import FancyArrowPatch, Rectangle
 from matplotlib.patheffects import withStroke
 
@@ -202,27 +201,6 @@ def canvas(
     figure, axes = placed(count, width, *sides, *tall, below, 0.17 * bool(heading), heading)
     figure.set_label(note)
     return figure, axes
-
-
-def one_large(small: int, columns: int, left: float, below: float, right: float) -> tuple[Figure, list[Axes]]:
-    """Return a figure with a large square panel, first, and small ones in rows beside it; inches of room around it."""
-    size, high = 2.9, 0.35 + 2.9 + below
-    figure = Figure(figsize=(WIDEST, high))
-    axes = [figure.add_axes((left / WIDEST, below / high, size / WIDEST, size / high))]
-    start, step = left + size + right, (WIDEST - left - size - right) / columns
-    for number in range(small):
-        down, across = divmod(number, columns)
-        x, y, wide = start + across * step, high - 0.25 - (down + 1) * (step - 0.1) - 0.3 * down, step - 0.1
-        axes.append(figure.add_axes((x / WIDEST, y / high, wide / WIDEST, wide / high)))
-    return figure, axes
-
-
-def heat(axes: Axes, grid: Any, image: dict[str, Any], **labels: Any) -> AxesImage:
-    """Draw a matrix, its first row on top, with what `imshow` and the axes are told."""
-    axes.grid(visible=False)
-    shown = axes.imshow(grid, **{"aspect": "auto"} | image)
-    axes.set(**labels)
-    return shown
 
 
 def box(axes: Axes, x: float, y: float, width: float, height: float, words: str = "", **style: Any) -> None:

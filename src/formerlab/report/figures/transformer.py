@@ -9,8 +9,9 @@ from matplotlib.image import AxesImage
 from pandas import DataFrame
 
 from formerlab.report.drawings import plot
+from formerlab.report.marks import heat
 from formerlab.report.panel import Panel, setting, sheet
-from formerlab.report.style import LETTER, heat, one_large
+from formerlab.report.style import LETTER, WIDEST
 from formerlab.report.tables.transformer import complexity
 from formerlab.results.read import Results
 
@@ -27,11 +28,14 @@ def draw_attention(data: DataFrame) -> Figure:
     sharp = heads[int(sharpest.argmax())]
     small = [(part, head) for head in heads for part in _PARTS]
     longest = max(len(_shown(str(token))) for side in ("query", "key") for token in data[f"{side}_token"].unique())
-    room = 0.5 + LETTER * longest
-    figure, axes = one_large(len(small), len(_PARTS), left=room, below=room, right=0.85)
+    room, size = 0.5 + LETTER * longest, 2.9
+    figure = Figure(figsize=(WIDEST, tall := 0.35 + size + room))
+    large = figure.add_axes((room / WIDEST, room / tall, size / WIDEST, size / tall))
+    spread = {"left": (room + size + 1) / WIDEST, "right": 0.99, "bottom": room / tall, "top": (room + size) / tall}
+    axes = [large, *figure.add_gridspec(len(heads), len(_PARTS), **spread).subplots().flat]
     figure.set_label(f"Seed {data['seed'].iloc[0]}, layer {data['layer'].iloc[0] + 1}, one sentence.")
     for panel, (part, head) in zip(axes, [("cross", sharp), *small], strict=True):
-        image = _draw_map(panel, data[(data["part"] == part) & (data["head"] == head)])
+        image = _draw_map(panel, data[data["part"].eq(part) & data["head"].eq(head)])
         panel.set_title(part if head == heads[0] else "")
         if panel is not axes[0]:
             panel.set(xticks=[], yticks=[], ylabel=f"head {head + 1}" if part == _PARTS[0] else "")
@@ -42,8 +46,7 @@ def draw_attention(data: DataFrame) -> Figure:
 
 
 def _draw_map(panel: Axes, rows: DataFrame) -> AxesImage:
-    weights = rows.pivot(index="query", columns="key", values="weight").fillna(0.0)
-    image = heat(panel, weights.to_numpy(), {"cmap": "Greys", "vmin": 0.0, "vmax": 1.0})
+    image = heat(panel, rows, "key", "query", "weight", cmap="Greys", vmin=0.0, vmax=1.0)
     for axis, side in ((panel.yaxis, "query"), (panel.xaxis, "key")):
         tokens = rows.drop_duplicates(side).sort_values(side)[f"{side}_token"].tolist()
         if side == "query" and rows["part"].iloc[0] == "cross":

@@ -2,51 +2,42 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap, to_hex
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.drawings import plot
 from formerlab.report.figures.decay.loss import mark_alpha
-from formerlab.report.panel import Panel, setting, sheet
-from formerlab.report.pruning import PANELS, measured, one_model, ordered
+from formerlab.report.panel import Panel, sheet
+from formerlab.report.pruning import PANELS, measured, one_model, ordered, size_of
 from formerlab.report.published import published_cosines
 from formerlab.report.runs import n_seeds
-from formerlab.report.style import GREY, canvas, heat, look
+from formerlab.report.style import GREY
 from formerlab.results.read import Results
 
 STUDY = "decay"
 WANTED = ("Ideal", "Local", "H2O", "Decay, alpha 0.2", "Decay, alpha 0.8")
 
 
+def _masks_note(rows: DataFrame) -> list[str]:
+    layer, head, seed = rows[["layer", "head", "seed"]].iloc[0]
+    return [f"First {rows['key'].max() + 1} tokens of the held-out text, layer {layer + 1}, head {head + 1}, seed "
+            f"{seed}. A query sees its own key on top of the budget."]  # fmt: skip
+
+
 def draw_masks(data: DataFrame) -> Figure:
-    """Draw a row of panels per budget."""
-    kinds = data.drop_duplicates("configuration").set_index("configuration")["policy"].str.split().str[0]
-    others = kinds.index[~kinds.isin(["ideal", "local", "h2o", "decay"])]
-    names = [*(name for name in WANTED if name in kinds), *others]
-    panels = [(budget, name) for budget in sorted(data["budget"].unique()) for name in names]
-    tokens, first = int(data["query"].max()) + 1, data.iloc[0]
-    note = (
-        f"First {tokens} tokens of the held-out text, layer {first['layer'] + 1}, head {first['head'] + 1}, seed "
-        f"{first['seed']}. A query sees its own key on top of the budget."
-    )
-    figure, axes = canvas(
-        len(panels), min(5, len(names)), 1.1, note, left=0.2, right=0.08, top=0.45, heading=setting(data)
-    )
-    for panel, (budget, name) in zip(axes, panels, strict=True):
-        rows = data[(data["budget"] == budget) & (data["configuration"] == name)].sort_values("query")
-        seen = np.array([[int(cell) for cell in kept] for kept in rows["kept"]])
-        ticks, colour = [0, tokens // 2, tokens - 1], look(kinds[name]).colour
-        heat(panel, seen, {"cmap": ListedColormap(["white", colour]), "vmin": 0, "vmax": 1, "aspect": "equal"},
-             xticks=ticks, yticks=ticks if name == names[0] else [])  # fmt: skip
-        panel.set_title(f"{name}\n{100 * budget:g} %".replace("Decay, ", "Decay "), fontsize=8)
-    axes[0].set(ylabel="query")
-    axes[-1].set(xlabel="key")
-    return figure
+    """Draw a row of panels per budget, of WANTED configurations and of other policies than these."""
+    kinds = data["policy"].str.split().str[0]
+    rank = data["configuration"].map({name: place for place, name in enumerate(WANTED)})
+    data = data.assign(_rank=rank.fillna(len(WANTED)), _look=kinds, key=data["kept"].map(lambda kept: range(len(kept))))
+    data = data[rank.notna() | ~kinds.isin(["ideal", "local", "h2o", "decay"])]
+    title = data["configuration"].str.replace("Decay, ", "Decay ") + ": " + data["budget"].map(size_of)
+    cells = data.assign(_title=title, _seen=data["kept"].map(list)).explode(["key", "_seen"])
+    panel = Panel("key", "query", by="_seen", kind="heat", each="_title", xlabel="key (down: query)")
+    return sheet(panel, notes=_masks_note, columns=5, height=1.0, order="budget _rank configuration")(cells)
 
 
 @plot(reads="prune_mask_dumps.csv", runs="decoder released-*", draw=draw_masks)

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from pandas import DataFrame
 
 from formerlab.report.drawings import plot
+from formerlab.report.marks import heat
 from formerlab.report.pruning import PUBLISHED_ALPHA
-from formerlab.report.style import BLUE, GREY, ORANGE, VERMILION, Label, canvas, heat, label_at_edge
+from formerlab.report.style import BLUE, GREY, ORANGE, VERMILION, Label, canvas, label_at_edge
 from formerlab.results.read import Results
 
 TOKENS, CHANGE, NAME, BUDGET = 16, 8, 2, 6
@@ -100,10 +101,8 @@ def draw(data: DataFrame) -> Figure:
 
 
 def _draw_square(axes: Axes, rows: DataFrame, column: str, title: str, **image: Any) -> None:
-    """Draw a column as queries x keys; later keys are not a number."""
-    square = rows.pivot(index="query", columns="key", values=column)
-    heat(axes, square, {"vmin": 0, "aspect": "equal"} | image, title=title, xlabel="token",
-         ylabel="query (time runs down)", xticks=range(0, TOKENS, 4), yticks=range(0, TOKENS, 4))  # fmt: skip
+    heat(axes, rows, "key", "query", column, vmin=0, **image)
+    axes.set(title=title, xlabel="token", ylabel="query (time runs down)", aspect="equal")
     axes.axvline(CHANGE - 0.5, color=VERMILION, linestyle=":", linewidth=1)
 
 

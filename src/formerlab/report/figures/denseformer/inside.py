@@ -1,18 +1,17 @@
 """What averages over depth look like, learn and pass on (DenseFormer, arXiv:2402.02622, Fig 1, 5 to 10 and 13)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame
 
 from formerlab.report.drawings import plot
-from formerlab.report.panel import Panel, setting, sheet
+from formerlab.report.panel import Panel, sheet
 from formerlab.report.runs import DENSEFORMER, TRANSFORMER, n_seeds, recorded, summary
-from formerlab.report.style import GREY, WIDEST, arrow, box, canvas, heat, look, one_large
+from formerlab.report.style import GREY, arrow, box, canvas, look
 from formerlab.results.read import Results
 from formerlab.results.schema import COSINE, PRUNED, SINGULAR
 
@@ -84,48 +83,23 @@ def denseformer_architecture(results: Results, runs: Sequence[str]) -> DataFrame
     return DataFrame(rows)
 
 
-_LINEAR = 0.05
-"""Weights below this are drawn on a linear scale, as in the paper."""
+def _frame(axes: Axes, rows: DataFrame) -> None:
+    """Show all blocks of a model, also those that no average follows; grey are sources without a weight."""
+    layers = rows["layers"].iloc[0]
+    axes.set(xlim=(-0.5, layers + 0.5), ylim=(layers + 0.5, 0.5), facecolor="#d9d9d9")
 
 
-def draw_weights(data: DataFrame) -> Figure:
-    """Draw the heat map of 1x1 large, and those of the other dilations and periods small."""
-    dense = f"{DENSEFORMER} 1x1"
-    names = sorted(data["variant"].unique(), key=lambda name: (name != dense, name))
-    figure, axes = one_large(len(names) - 1, 3, left=0.5, below=0.45, right=0.95)
-    for panel, name in zip(axes, names, strict=True):
-        rows, large = data[data["variant"] == name], panel is axes[0]
-        title = f"{name}: {setting(rows)}" if large else name.removeprefix(f"{DENSEFORMER} ")
-        _draw_map(panel, rows, data, title, bar=large)
-        if not large:
-            panel.set(xlabel="", ylabel="", xticks=[], yticks=[])
-    figure.set_label(f"Mean over {n_seeds(data['seeds'].unique())}; grey cells: no weight.")
-    return figure
+def _weights(note: str) -> Callable[[DataFrame], Figure]:
+    """Return what draws a heat map per title; weights below 0.05 are on a linear scale of colours, as in the paper."""
+    norm = SymLogNorm(0.05, vmin=-1.0, vmax=1.0, base=10)
+    panel = Panel("source_block", "destination", "weight", kind="heat", each="_title", bar="weight", finish=_frame,
+                  colours={"cmap": "RdBu_r", "norm": norm}, xlabel="source j (0: embedding)",
+                  ylabel="average after block i")  # fmt: skip
+    return sheet(panel, columns=3, height=1.6, order="_rank destination source_block",
+                 notes=lambda rows: [f"Mean over {n_seeds([rows['seeds'].max()])}; {note}."])  # fmt: skip
 
 
-def _draw_map(axes: Axes, rows: DataFrame, data: DataFrame, title: str, *, bar: bool) -> None:
-    """Draw the weights of one model: a row per average, a column per source; and beside them the scale of colours.
-
-    Colours are linear near zero, then logarithmic, the same on both sides and for all of the data.
-    """
-    layers, limit = int(rows["layers"].iloc[0]), max(1.0, float(data["weight"].abs().max()))
-    grid = np.full((layers, layers + 1), np.nan)
-    grid[rows["destination"].astype(int) - 1, rows["source_block"].astype(int)] = rows["weight"]
-    norm = SymLogNorm(linthresh=_LINEAR, vmin=-limit, vmax=limit, base=10)
-    shape = {"cmap": "RdBu_r", "norm": norm, "extent": (-0.5, layers + 0.5, layers + 0.5, 0.5)}
-    words = {"title": title, "xlabel": "source j (0: embedding)", "ylabel": "average after block i"}
-    image = heat(axes, grid, shape, facecolor="#d9d9d9", **words)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(8, integer=True))
-    if bar:
-        frame, width = axes.get_position(), 0.08 / WIDEST
-        beside = axes.figure.add_axes((frame.x1 + width, frame.y0, width, frame.height))
-        marks = [-1, -0.5, -0.1, -0.05, 0, 0.05, 0.1, 0.5, 1]
-        axes.figure.colorbar(image, beside, label="weight", ticks=marks, format="%g")
-        beside.minorticks_off()
-
-
-@plot(reads="depth.csv", runs="depth.kind=dwa", draw=draw_weights)
+@plot(reads="depth.csv", runs="depth.kind=dwa", draw=_weights("grey cells: no weight"))
 def denseformer_weights(results: Results, runs: Sequence[str]) -> DataFrame:
     """Mixing weights alpha that DenseFormer learned, after Fig. 5 of arXiv:2402.02622: row i is the average taken after
     block i, column j the source X_j, and X_0 the embedding. For each dilation and period the deepest model is shown, as
@@ -143,26 +117,16 @@ def denseformer_weights(results: Results, runs: Sequence[str]) -> DataFrame:
     chosen = rows.merge(deepest[["run", "variant", "layers"]]).rename(columns={"source": "source_block"})
     grouped = chosen.groupby(["variant", "run", "layers", "destination", "source_block"])["weight"]
     means = grouped.agg(weight="mean", weight_sd="std", seeds="count").reset_index()
-    return means.assign(source="ours").sort_values(["variant", "destination", "source_block"], ignore_index=True)
+    means = means.sort_values(["variant", "destination", "source_block"], ignore_index=True)
+    return means.assign(source="ours", _title=means["variant"], _rank=means["variant"].ne(f"{DENSEFORMER} 1x1"))
 
 
 PANELS = 6
 """Times that are shown, of all evaluations."""
 
 
-def draw_evolution(data: DataFrame) -> Figure:
-    """Draw a heat map per time."""
-    times = list(data.groupby("step"))
-    note = f"Mean over {n_seeds([data['seeds'].max()])}; colours as in denseformer_weights."
-    figure, axes = canvas(len(times), 3, 1.6, note, left=0.5, right=0.3, heading=setting(data))
-    for panel, (step, rows) in zip(axes, times, strict=True):
-        likeness = rows["correlation_with_end"].iloc[0]
-        known = "" if np.isnan(likeness) else f", r = {likeness:.2f}"
-        _draw_map(panel, rows, data, f"step {step:.0f}{known}", bar=panel is axes[-1])
-    return figure
-
-
-@plot(reads="depth.csv", runs=("depth.kind=dwa depth.dilation=1 depth.period=1",), draw=draw_evolution)
+@plot(reads="depth.csv", runs=("depth.kind=dwa depth.dilation=1 depth.period=1",),
+      draw=_weights("colours as in denseformer_weights"))  # fmt: skip
 def denseformer_evolution(results: Results, runs: Sequence[str]) -> DataFrame:
     """Mixing weights of the deepest DenseFormer 1x1 at several times of training, after Fig. 10 of arXiv:2402.02622:
     row i is the average after block i, column j the source X_j, X_0 the embedding; the mean over seeds. To see: when
@@ -184,7 +148,9 @@ def denseformer_evolution(results: Results, runs: Sequence[str]) -> DataFrame:
     table = beside.pivot(index="step", columns=["destination", "source_block"], values="weight")
     with np.errstate(invalid="ignore"):  # weights that are all alike have no correlation
         likeness = {step: np.corrcoef(row, table.loc[steps[-1]])[0, 1] for step, row in table.iterrows()}
-    return means.assign(layers=float(depths.max()), correlation_with_end=means["step"].map(likeness), source="ours")
+    means = means.assign(layers=float(depths.max()), correlation_with_end=means["step"].map(likeness), source="ours")
+    known = means["correlation_with_end"].map(", r = {:.2f}".format).where(means["correlation_with_end"].notna(), "")
+    return means.assign(_title=means["step"].map("step {:.0f}".format) + known, _rank=means["step"])
 
 
 def compared(results: Results, rows: DataFrame, runs: Sequence[str]) -> DataFrame:
