@@ -20,7 +20,7 @@ def early_weights(time: int, early: float, device: torch.device) -> Float[Tensor
 
 
 def place_weights(time: int, device: torch.device) -> Float[Tensor, "queries keys"]:
-    """Return where keys lie among those before a query: 0 is the first, 1 the last, 0.5 the mean of an even choice."""
+    """Return the positions of keys before a query as shares: 0 is the first, 1 the last, 0.5 an even choice's mean."""
     position = torch.arange(time, device=device)
     return (position.double() + 0.5) / position[:, None].clamp(min=1)
 

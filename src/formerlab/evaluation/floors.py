@@ -1,4 +1,4 @@
-"""The stage `floors`: what models that need no depth reach on the data of a run, on its own held-out examples.
+"""The stage `floors`: the losses of models without depth on the data of a run, on its own held-out examples.
 
 Of texts: a unigram and a 5-gram model with Kneser-Ney smoothing, from the stretch of the training stream that the run
 reads. Of images: logistic regression on the pixels, its strength of regularisation chosen on the validation split.
@@ -25,7 +25,7 @@ Strength = Annotated[float, Field(gt=0.0, le=1e6)]
 
 
 class Floors(Measurement):
-    """What is fitted."""
+    """The models that are fitted."""
 
     orders: tuple[Annotated[int, Field(ge=1, le=8)], ...] = (1, 5)
     """Tokens of the n-grams."""
@@ -35,8 +35,8 @@ class Floors(Measurement):
     """Inverse strengths of regularisation of the linear probe (C of scikit-learn), among which validation chooses."""
 
     def of(self, run: AnyRun, *, questions: bool) -> "Floors | None":
-        """Refuse tasks that have no floor here."""
-        task = getattr(run, "task", None)  # a released model has none: nothing is known of what it was trained on
+        """Refuse tasks without such a model."""
+        task = getattr(run, "task", None)  # a released model has no task here, and unknown training data
         if not isinstance(task, LanguageModeling | Classification):
             kind = getattr(task, "kind", "none")
             raise UserError(f"runs: {run.name!r} has task.kind={kind}; name trained runs on text or images")

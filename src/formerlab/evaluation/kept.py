@@ -1,4 +1,4 @@
-"""What a measurement has done, kept beside its run: one that was stopped, or has a policy more, goes on from there."""
+"""Finished parts of a measurement, kept beside its run: a stopped one, or one with a new policy, goes on from them."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,10 +15,10 @@ Rows = list[Row]
 
 
 class Journal:
-    """Answers to requests, a line each, written as they come; a line that a killed process left half is no answer."""
+    """Answers to requests, a line each, written as they come; the half line of a killed process does not count."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Read what `path` holds; without one nothing is kept."""
+        """Read the answers in `path`; without one nothing is stored."""
         self.path, self.known = path, dict[int, tuple[Any, ...]]()
         if path is not None and path.exists():
             for line in path.read_text(encoding="utf-8").splitlines():
@@ -39,14 +39,13 @@ class Journal:
 
 
 class Kept:
-    """A folder of finished parts, each under the fingerprint of all that it depends on."""
+    """A folder of finished parts, each named by the fingerprint of everything that it depends on."""
 
     def __init__(
         self, folder: Path | None = None, *belongs_to: Any, code_of: Callable[[Measurement], str] = repr
     ) -> None:
-        """Keep parts in `folder`; without one nothing is kept.
-
-        All parts depend on what they belong to, and on the code that `code_of` finds for the settings.
+        """Keep parts in `folder`; without one nothing is stored. All parts depend on their subject, and on the code
+        that `code_of` finds for the settings.
         """
         self.folder, self.belongs_to, self.code_of = folder, belongs_to, code_of
         self._used: set[str] = set()
@@ -74,7 +73,7 @@ class Kept:
         return Journal(self._path(settings, asked, "jsonl"))
 
     def tidy(self) -> None:
-        """Remove the parts that nobody asked for this time."""
+        """Remove the parts that were not asked for this time."""
         for path in self.folder.iterdir() if self.folder is not None and self.folder.is_dir() else ():
             if path.name not in self._used:
                 path.unlink()

@@ -1,6 +1,6 @@
-"""What a stage that measures finished runs consists of: settings, and a function `measure(run, settings)`.
+"""The parts of a stage that measures finished runs: settings, and a function `measure(run, settings)`.
 
-docs/extending.md shows one. What surrounds its work (note, device, record) is in `commands/measures.py`.
+docs/extending.md shows one. Note, device and record of such a stage are made in `commands/measures.py`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +18,7 @@ QUESTION_TOKENS = 4 * 3 * 64
 
 
 class Reading(NamedTuple):
-    """What a measurement reads, roughly; from it follows how long it takes."""
+    """A rough count of the tokens that a measurement reads, from which its time follows."""
 
     tokens: int
     """Tokens that the model reads."""
@@ -30,7 +30,7 @@ class Measurement(Spec):
     """Settings of a measurement of finished runs."""
 
     def of(self, run: AnyRun, *, questions: bool) -> Self | None:
-        """Return the settings for one run, nothing where there is nothing to measure.
+        """Return the settings for one run, None where there is nothing to measure.
 
         `questions` says whether its data, or the scale, have any. Raises UserError where settings and run do not go
         together.
@@ -42,7 +42,7 @@ class Measurement(Spec):
         return False
 
     def reading(self, run: AnyRun, questions: int) -> Reading | None:
-        """Return what is read of a run whose data have so many questions; None where that is unknown."""
+        """Return the tokens read for a run whose data have so many questions; None where that number is unknown."""
         return None
 
 
@@ -64,11 +64,11 @@ class Measured:
     suites: dict[str, Any] = field(default_factory=dict)
     """Question suites that are asked, as the plan has them."""
     belongs_to: tuple[Any, ...] = ()
-    """What decides the rows beside the code: weights, data, suites."""
+    """Hashes of all that decides the rows beside the code: weights, data, suites."""
     code_of: Callable[[Measurement], str] = repr
-    """Returns the hash of the code that the stage would run for other settings."""
+    """Returns the hash of the code that the stage runs for given settings."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """What the record says beside what every one says."""
+    """Entries of the record beside those of all records."""
 
     def write(self, file: str, rows: Iterable[Sequence[Cell]]) -> None:
         """Write a file of rows, under the columns that the table of stages gives it."""

@@ -23,7 +23,7 @@ from formerlab.training.load import data_of, load_model
 def classify(
     folder: Path, data: Path, *, split: str = "test", batch: int = 64, device: str = "cpu", out: Path | None = None
 ) -> str:
-    """Evaluate a run's folder on a split of prepared images; return the numbers that people ask for, one to a line.
+    """Evaluate a run's folder on a split of prepared images; return its loss and accuracies, one to a line.
 
     Pixels are normalised as those that the run was trained on, where its data lie beside it; images of another size are
     resized as when they are prepared. With `out`, a row per image is written there, in the form of a run's test.csv.

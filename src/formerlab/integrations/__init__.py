@@ -1,1 +1,1 @@
-"""Other libraries: transformers and timm learn our models here, and we theirs."""
+"""Other libraries: our models in transformers and timm, and their models here."""

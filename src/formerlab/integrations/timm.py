@@ -62,7 +62,7 @@ for _name in NAMES:
 
 
 def _build(cfg: VisionTransformer, *, num_classes: int, global_pool: str | None = None, **given: Any) -> Any:
-    """Build the model with what timm and its user ask for; initial values follow torch's global generator."""
+    """Build the model with the arguments of timm and its user; initial values follow torch's global generator."""
     ours = {"in_chans": "channels", "drop_path_rate": "drop_path"}
     fields = {ours.get(key, key): value for key, value in given.items() if value is not None}
     size = fields.pop("img_size", cfg.image)

@@ -8,7 +8,7 @@ CHECKS: dict[str, Callable[[], dict[str, float]]] = {
     "transformer-parameter-counts": counts.transformer_parameters,
     "transformer-complexity-table1": counts.complexity,
     "transformer-sinusoid-linear-shift": identities.sinusoid_linear_shift,
-    "transformer-training-flops": dict,  # its expressions hold the numbers
+    "transformer-training-flops": dict,  # its expressions have the numbers
     "tokenformer-parameter-counts": counts.tokenformer_parameters,
     "tokenformer-flops-formula": counts.tokenformer_flops,
     "tokenformer-zero-keys-default-tau": identities.zero_keys_default_tau,

@@ -1,4 +1,4 @@
-"""Parameters, FLOPs, path lengths and bytes: counted, beside their closed forms and what the papers print."""
+"""Parameters, FLOPs, path lengths and bytes: counted, in closed form, and as the papers print them."""
 
 import math
 from collections.abc import Callable

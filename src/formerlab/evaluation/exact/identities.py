@@ -1,4 +1,4 @@
-"""What must be equal by algebra, compared on built models: most numbers are the largest deviation."""
+"""Identities of the papers, checked on built models: most numbers are the largest deviation."""
 
 import functools
 import itertools

@@ -36,7 +36,7 @@ Share = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Flow(Measurement):
-    """What of trained models is looked at: of Transformers and static averages."""
+    """Settings of `flow`, for Transformers and static averages."""
 
     windows: Count = 256
     """Windows of the held-out stream, evenly spread."""
@@ -118,7 +118,7 @@ MATRICES = {
     "feed-forward up": ("feedforward.inner",),
     "feed-forward down": ("feedforward.outer",),
 }
-"""Matrices of a block: the modules whose weights, below each other, are one of them."""
+"""Matrices of a block: the modules whose weights, stacked, make up each of them."""
 
 
 def singular_values(model: DecoderModel) -> Iterator[tuple[str, float, float]]:

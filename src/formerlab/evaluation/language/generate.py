@@ -19,7 +19,7 @@ from formerlab.tasks.scoring import check_finite, evaluating
 
 log = logging.getLogger(__name__)
 
-INCOMPLETE = "\ufffd"  # how a character reads whose last bytes are still to come
+INCOMPLETE = "\ufffd"  # stands for a character whose last bytes are still to come
 
 
 def generate(

@@ -51,7 +51,7 @@ def load_tasks(configs: Sequence[Mapping[str, Any] | str], *, offline: bool = Tr
 
 
 def _local(config: Mapping[str, Any], cache: str) -> dict[str, Any]:
-    """Read local files into memory, not through the user's cache of data sets, which jobs share and nobody empties."""
+    """Read local files into memory: the user's cache of data sets is shared by jobs, and grows without end."""
     options = config.get("dataset_kwargs") or {}
     if "data_files" not in options:
         return dict(config)
@@ -102,7 +102,7 @@ class Encoder(TemplateLM):  # type: ignore[misc]
     def encode(self, requests: list[Instance]) -> list[Encoded]:
         """Return the tokens of context and continuation of each request.
 
-        Raises UserError for an answer that adds no token to its context: it would be certain, whatever it says.
+        Raises UserError for an answer that adds no token to its context: its probability would be 1 in any case.
         """
         try:
             encoded: list[Encoded] = TemplateLM.loglikelihood(self, requests, disable_tqdm=True)

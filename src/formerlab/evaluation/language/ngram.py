@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 
 FALLBACK = (0.5, 1.0, 1.5)
-"""Discounts where a count of counts is zero, as in texts of a few words; those of KenLM."""
+"""KenLM's discounts, for texts of a few words, where a count of counts is zero."""
 
 Ids = NDArray[np.int64]
 
@@ -41,7 +41,7 @@ class NGram:
         for length in range(1, order + 1):
             keys = numbers[: len(tokens) - length + 1] * vocabulary + tokens[length - 1 :]
             known, first, longer, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
-            if grams:  # below the highest order, in how many different n-grams a shorter one stands last
+            if grams:  # below the highest order, how many different n-grams end in a shorter one
                 shorter, _ = grams[-1]
                 grams[-1] = shorter, np.bincount(numbers[first + 1], minlength=len(shorter))
             grams.append((known, counts))

@@ -1,4 +1,4 @@
-"""Questions with their tokens, asked again and again; contexts and continuations scored in batches of true lengths."""
+"""Questions with their tokens, which can be asked repeatedly; answers are scored in batches of true lengths."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ class QuestionScore(NamedTuple):
     (nats)."""
     value: float
     choices: int | None
-    """Answers to choose from; none where the answer is free."""
+    """Number of answers to choose from; None where the answer is free."""
     realised_budget: float = 1.0
     """Share of keys and values still held at the end, mean over the example's requests."""
 
@@ -99,7 +99,7 @@ class Questions:
 
 
 class Answer(NamedTuple):
-    """What the model says about one request."""
+    """The model's answer to one request."""
 
     log_prob: float
     """Sum over the continuation's tokens, nats."""
@@ -119,7 +119,7 @@ def answers(
     progress: Progress | None = None,
     journal: Journal | None = None,
 ) -> list[Answer]:
-    """Return what the model says about each request: its text, and the tokens of context and continuation.
+    """Return the model's answer to each request, which is its text and the tokens of context and continuation.
 
     There is one forward pass per request. `batch` sequences are scored at a time, of `batch_tokens` tokens at most
     where given, padding counted. What exceeds the model's context is cut from the left, as the harness does for Hugging

@@ -28,7 +28,7 @@ Example = dict[str, Any]
 def questions_of(run: Measured, limit: int | None = None) -> Questions:
     """Load the embedded questions of a run's data set and the suites that are asked.
 
-    Raises UserError for a suite that is not the planned one any more.
+    Raises UserError for a suite that has changed since it was planned.
     """
     adapter: TypeAdapter[Suite] = TypeAdapter(Suite)
     suites = {name: adapter.validate_python(planned["spec"]) for name, planned in run.suites.items()}
@@ -100,7 +100,7 @@ def _gold(example: Example) -> int:
 
 
 def harness_task(name: str, suite: HarnessSuite, folder: Path) -> str:
-    """Write a file that says what differs from the harness's own definition; return its path."""
+    """Write a file of the differences from the harness's own definition; return its path."""
     import yaml
 
     own: dict[str, Any] = {"include": str(_definition(name, suite.task)), "task": name, "num_fewshot": suite.shots}
@@ -132,7 +132,7 @@ def read_examples(paths: Sequence[Path], form: Form, prompt: str = "{query}") ->
 
     So the first n are a sample of all, from all files, and the same on every machine. An id is the row's `id`, the
     `UID` and `pairID` of BLiMP, or file and line; it must be unique. Raises UserError with file and line for a row that
-    is not what the format asks for.
+    does not fit the format.
     """
     examples: dict[str, Example] = {}
     for path in paths:
@@ -152,7 +152,7 @@ def read_examples(paths: Sequence[Path], form: Form, prompt: str = "{query}") ->
 
 
 def _fill(prompt: str, row: Row) -> str:
-    """Fill a prompt; a null, a list or NaN would otherwise be asked as the word that Python has for it."""
+    """Fill a prompt; refuse a null, a list or NaN, which Python would write as a word."""
     for _, key, _, _ in string.Formatter().parse(prompt):
         if key is not None:
             if key not in row:
@@ -165,7 +165,7 @@ def _fill(prompt: str, row: Row) -> str:
 
 
 def make_example(form: Form, row: Row, prompt: str) -> Example:
-    """Return what is asked of a row.
+    """Return the question of a row.
 
     Of `contexts` these are beginnings and the ending they share: a `sentence` with `_` for the choice, or a
     `continuation`.
@@ -214,4 +214,4 @@ FORMATS: dict[Form, tuple[tuple[str, ...], dict[str, Any]]] = {
     # as blimp, but sentences begin a document, with no space in front
     "pairs": (("acc",), {"doc_to_text": "", "doc_to_target": _gold, "target_delimiter": ""}),
 }
-"""What is measured of examples, and how they are asked, as the harness's own tasks do."""
+"""Metrics and form of questions by format, as in the harness's own tasks."""

@@ -16,29 +16,28 @@ from formerlab.file_search import expanded, files_named
 from formerlab.spec import AnyCount, Count, Spec, fingerprint
 
 LOCAL = "_local"
-"""How the names of suites from files end, and no others."""
+"""The ending of the names of suites from files, and of no others."""
 
 Form = Literal["choices", "contexts", "cloze", "pairs"]
 
 
 class _Suite(Spec):
-    """What suites share."""
+    """The settings of all suites."""
 
     shots: AnyCount = 0
     """Solved examples in front of each question, the same for every model and policy."""
     limit: Count | None = None
-    """Examples at most; none means all."""
+    """Examples at most; by default all."""
     leading_token: bool = False
     """Put the token that ends documents in front of every context; the published accuracies have none."""
 
     def files(self, name: str = "<name>") -> dict[str, list[Path]]:
-        """Return the files by what names them. Raises UserError where one is missing; `name` is that of the suite."""
+        """Return the files by setting. Raises UserError, with the suite's `name`, where one is missing."""
         raise NotImplementedError
 
     def state(self) -> str | None:
-        """Return the fingerprint of settings and contents, not of where files lie; none where a file is missing.
-
-        What the hub holds is not looked up.
+        """Return the fingerprint of settings and contents, whatever the folder; None where a file is missing. The hub
+        is not asked.
         """
         try:
             known = file_hashes((path for named in self.files().values() for path in named), None)
@@ -58,13 +57,13 @@ class LocalSuite(_Suite):
     """choices: endings of one query. contexts: beginnings of one ending (WinoGrande, WSC). cloze: the last word of a
     text (LAMBADA). pairs: two sentences, of which the good one should be the more probable (BLiMP)."""
     prompt: str = "{query}"
-    """What stands before the choices, with the names of fields in braces; for the format `choices` only."""
+    """Text before the choices, with the names of fields in braces; for the format `choices` only."""
     delimiter: str = " "
-    """What stands between context and ending; pairs have neither."""
+    """Text between context and ending; pairs have neither."""
     shots_from: tuple[str, ...] = ()
-    """Files, folders or globs that they are drawn from, in the same format; none: the other questions."""
+    """Files, folders or globs of solved examples, in the same format; by default they are the other questions."""
     version: float = Field(default=1.0, gt=0.0, le=1e6)
-    """Version of the task; raise it when files or prompt change what is asked."""
+    """Version of the task; raise it when files or prompt change the questions."""
 
     @model_validator(mode="after")
     def _shots_need_examples(self) -> "LocalSuite":
@@ -102,7 +101,7 @@ Suite = Annotated[LocalSuite | HarnessSuite, Field(discriminator="kind")]
 
 
 def check_names(suites: dict[str, Suite]) -> dict[str, Suite]:
-    """Return the suites. Raises ValueError where a name hides what a suite is made of."""
+    """Return the suites. Raises ValueError where a name does not show whether a suite comes from files."""
     for name, suite in suites.items():
         if name.endswith(LOCAL) != (suite.kind == "files"):
             of_files = f"a suite of files is named '<suite>{LOCAL}', since it is not the published one"

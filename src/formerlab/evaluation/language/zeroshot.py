@@ -17,11 +17,11 @@ class Zeroshot(Measurement):
     """How questions are asked: all of them, or the first examples of each task."""
 
     question_limit: Count | None = None
-    """First examples of each task; none means all."""
+    """First examples of each task; by default all."""
     batch: Count = 16
     """Sequences per forward pass."""
     batch_tokens: Count | None = None
-    """Tokens per forward pass at most, padding counted; none: no limit."""
+    """Tokens per forward pass at most, padding counted; by default without limit."""
 
     def of(self, run: AnyRun, *, questions: bool) -> Self | None:
         """Return the settings where there are questions."""

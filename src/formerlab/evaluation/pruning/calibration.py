@@ -1,4 +1,4 @@
-"""One alpha per layer and head, chosen on calibration windows: what a single forgetting factor leaves on the table.
+"""One alpha per layer and head, chosen on calibration windows, compared with a single forgetting factor.
 
 A choice is made on validation windows and judged on test windows. Head by head, alpha is the one whose attention rows
 come closest to the ideal ones (mean 1 - cosine, on the attention of an unpruned pass); it is compared with one alpha

@@ -26,7 +26,7 @@ from formerlab.spec import Count, Size
 from formerlab.training.any_run import AnyRun
 
 KEPT = ".passkey"
-"""Folder beside a run in which the answers that are there wait for the others."""
+"""Folder beside a run with the answers so far, until all are there."""
 TASK = "There is a pass key hidden in a long text. Find it and remember it.\n\n"
 FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
 HIDDEN = "The pass key is {key}. Remember it. {key} is the pass key.\n"
@@ -34,7 +34,7 @@ QUESTION = "\nWhat is the pass key? The pass key is"
 
 
 class Passkey(Measurement):
-    """Which policies are asked, behind texts of which lengths."""
+    """The policies, and the lengths of the texts."""
 
     policies: tuple[CachePolicy, ...] = (Local(), H2O(), Decay(alpha=0.2))
     """Policies to compare, beside the whole cache."""
@@ -43,7 +43,7 @@ class Passkey(Measurement):
     lengths: tuple[Size, ...] = (1024, 2048, 4096)
     """Tokens of the text, the question and the number included."""
     depths: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
-    """Where the number stands, as shares of the text."""
+    """Positions of the number, as shares of the text."""
     numbers: Count = 2
     """Numbers at each depth."""
 
@@ -93,7 +93,7 @@ def make_text(tokenizer: Tokenizer, length: int, depth: float, number: int) -> t
     """Return the number in a text of at most `length` tokens, the text with the question behind it, and the answer.
 
     Whole sentences of filler stand before and behind the number, which is drawn from (length, depth, number). Raises
-    UserError where not even the question fits.
+    UserError where the question does not fit.
     """
     key = str(np.random.default_rng([length, round(1000 * depth), number]).integers(10000, 100000))
     parts = TASK, FILLER, HIDDEN.format(key=key), QUESTION, f" {key}"

@@ -32,9 +32,9 @@ from formerlab.tasks.window_losses import Stream, spread_windows
 from formerlab.training.any_run import AnyRun
 
 FILES = {file: table.names for file, table in STAGES["prune"].tables.items()}
-"""Every file of a sweep, with its columns; what is not asked for has no rows."""
+"""Every file of a sweep, with its columns; parts that are not asked for have no rows."""
 KEPT = ".prune"
-"""Folder beside the files with what a sweep has done."""
+"""Folder beside the files with the finished parts of a sweep."""
 
 
 def configurations(
@@ -65,7 +65,7 @@ class PolicySweep(Measurement):
     @field_validator("policies")
     @classmethod
     def _stepwise(cls, policies: tuple[Policy, ...]) -> tuple[Policy, ...]:
-        """Refuse what chooses once after a prompt: its numbers are those of another mode, for another table."""
+        """Refuse policies that choose once after a prompt: that is another mode, with a table of its own."""
         for policy in policies:
             try:
                 check_configuration(policy, 1)
@@ -113,7 +113,7 @@ class PruneSweep(PolicySweep):
     """Their budgets, shares of the prompt."""
 
     def of(self, run: AnyRun, *, questions: bool) -> Self:
-        """Ask no questions where there are none. Raises UserError for windows longer than the model's context."""
+        """Switch questions off for data without any. Raises UserError for windows longer than the model's context."""
         context = int(getattr(run.model, "context", 0))
         if self.context is not None and self.context > context:
             raise UserError(f"context: {self.context} exceeds model.context={context} of run {run.name!r}; lower it")
@@ -156,8 +156,8 @@ def prune(
     """Write FILES into `out`.
 
     Pruning is simulated, on the stream `test`: it acts from the first token on, as if every sequence were fed token by
-    token. The rows of one window, or of one question, differ in nothing but the policy. What a sweep chooses, it
-    chooses on the stream `valid`. What is `kept` is not done again. Windows must fit the model's context.
+    token. The rows of one window, or of one question, differ in nothing but the policy. Choices are made on the stream
+    `valid`. Parts in `kept` are not computed again. Windows must fit the model's context.
     """
     kept, context = kept or Kept(), sweep.context or model.spec.context
     rows = losses(model, streams["test"], context, sweep, kept, label)
@@ -214,7 +214,7 @@ def answers(
 def _extras(
     model: DecoderModel, streams: Mapping[str, Stream], context: int, sweep: PruneSweep, label: str
 ) -> dict[str, Callable[[], Iterable[Row]]]:
-    """Return, by file, what makes the rows beside losses and answers, each on windows of its own count."""
+    """Return, by file, the functions that make the other rows, each on its own number of windows."""
     batch, test = sweep.batch_of(context), spread_windows(streams["test"], context, sweep.windows)
     compared = [Configuration(policy, budget) for budget in sweep.one_shot_budgets for policy in sweep.one_shot]
 

@@ -1,4 +1,4 @@
-"""What a pruning study compares and reads: policies under budgets, and windows of a stream."""
+"""The configurations that a pruning study compares (policies under budgets), and the windows that it reads."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class Configuration(NamedTuple):
         return name, values.get("alpha"), values.get("recent"), self.budget
 
     def alone(self, settings: Measurement) -> tuple[Measurement, dict[str, Any], Budget]:
-        """Return what decides the rows of this configuration; what it is compared with in the settings does not."""
+        """Return the settings that decide this configuration's rows; the other configurations do not."""
         others = dict.fromkeys({"alphas", "one_shot"} & type(settings).model_fields.keys(), ())
         return settings.model_copy(update={"policies": (self.policy,), **others}), self.policy.to_dict(), self.budget
 

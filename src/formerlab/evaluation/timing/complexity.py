@@ -22,7 +22,7 @@ LAYERS: tuple[LayerName, ...] = ("self_attention", "recurrent", "convolution", "
 
 
 class Complexity(Measurement):
-    """Which lengths and widths."""
+    """The lengths and widths."""
 
     lengths: tuple[Size, ...] = (64, 128, 256, 512, 1024)
     """n, at the first of `widths`."""
@@ -37,7 +37,7 @@ class Complexity(Measurement):
 
 
 def measure(run: Measured, settings: Complexity) -> None:
-    """Write complexity.csv; what the run has learned does not matter."""
+    """Write complexity.csv; the run's weights do not matter."""
     run.write("complexity.csv", rows_of(settings))
 
 

@@ -32,7 +32,7 @@ from formerlab.training.any_run import AnyRun, Pretrained
 
 
 class DecodeSettings(Timing):
-    """Of which decoders of a study decoding is measured, at which lengths, and with which caches."""
+    """The decoders of a study whose decoding is measured, the lengths, and the caches."""
 
     decides: ClassVar[tuple[str, ...]] = ("model", "precision", "dtype")
     lengths: Annotated[tuple[Size, ...], Field(min_length=1)] = (128, 256, 512, 1024, 2048)
@@ -74,8 +74,8 @@ class DecodeSettings(Timing):
 
 
 Variant = tuple[Row, Callable[[DecoderModel, int], Any]]
-"""What the rows say of a way to keep keys and values (policy, alpha, recent share, budget), and what makes an empty
-cache of it, which knows its `bytes()`, for a model and a prompt of so many tokens."""
+"""The cells of a kind of cache (policy, alpha, recent share, budget), and a function that makes an empty one, which
+knows its `bytes()`, for a model and a prompt of so many tokens."""
 Load = Callable[[AnyRun, torch.device], DecoderModel]
 
 

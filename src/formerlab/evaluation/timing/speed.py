@@ -31,7 +31,7 @@ from formerlab.training.state import State
 
 
 class Speed(Timing):
-    """What is timed of which runs of a study; each should be another model."""
+    """The runs of a study that are timed, and how; each should be another model."""
 
     decides: ClassVar[tuple[str, ...]] = ("model", "task", "optimizer", "precision", "compile")
     training_steps: Count = 5
@@ -48,7 +48,7 @@ class EqualTime(Spec):
     arm: str
     """Run of the same study whose training time is matched."""
     reference: str
-    """Run of the same study, timed beside `arm`, that takes as long for a step as this one: the same but for steps."""
+    """Run of the same study, timed beside `arm`, that is this run but for the number of steps."""
 
     def ratio(self, path: Path) -> float:
         """Return how many steps of `reference` one step of `arm` takes: the median over repetitions in speed.csv."""

@@ -1,4 +1,4 @@
-"""What stages share that time something alone on the machine: turns, seconds, and what has to be known beside them."""
+"""Shared by stages that measure times: turns, seconds, memory, and the conditions of a measurement."""
 
 import os
 import socket
@@ -23,15 +23,15 @@ Item = TypeVar("Item")
 
 
 class Timing(Spec):
-    """What is measured of runs of a study, beside each other; what they learned does not matter."""
+    """Settings of a stage that times runs of a study beside each other; their weights do not matter."""
 
     decides: ClassVar[tuple[str, ...]] = ("model",)
-    """What of a run's spec decides what is measured."""
+    """The parts of a run's spec that decide its times."""
     repetitions: Annotated[Count, Field(ge=5)] = 7
-    """Times that everything is measured."""
+    """Number of repetitions."""
 
     def memory_bytes(self, runs: Sequence[AnyRun]) -> int:
-        """Return about how many bytes the models take, and all else that the stage holds at one time."""
+        """Return about how many bytes the stage holds at one time, models included."""
         return sum(4 * run.model.params() for run in runs)
 
 
@@ -102,7 +102,7 @@ def precision(run: AnyRun, device: torch.device) -> torch.autocast:
 
 
 def circumstances(device: torch.device) -> dict[str, Any]:
-    """Return on what, and beside how much else, was measured."""
+    """Return the conditions of a measurement: the processor, and the load beside it."""
     return {
         "device": provenance.device_name(device),
         "host": socket.gethostname(),

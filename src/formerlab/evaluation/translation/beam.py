@@ -12,7 +12,7 @@ from formerlab.layers.attention import AnyHeads
 from formerlab.models.translator import TranslatorModel
 
 LOOK = 8
-"""Steps from one look at which sentences are done to the next, where looking means waiting for a GPU."""
+"""Steps between two looks at which sentences are done, where a look means waiting for a GPU."""
 
 
 class Hypothesis(NamedTuple):
@@ -33,7 +33,7 @@ class Best:
     scores: Float[Tensor, " all"]
     """Its log-probability over the length penalty, in double precision; -inf where none has finished."""
     finished: Int[Tensor, " all"]
-    """Translations that have."""
+    """Number of finished translations."""
 
     def take(
         self,
@@ -128,7 +128,7 @@ def beam_search(
         logits = model.decode(newest, encoded, cache.length, cache.extend)[:, -1]
         cache.length += 1
         log_probs = torch.log_softmax(logits.float(), dim=-1).view(len(live), beam, -1)
-        if length > min(limits):  # nothing but the end is left to sentences that are as long as they may be
+        if length > min(limits):  # sentences at their limit can only end
             full = longest[live] < length
             log_probs = log_probs.masked_fill(full[:, None, None] & (words != end), -math.inf)
         totals = (scores[:, :, None] + log_probs).flatten(1)

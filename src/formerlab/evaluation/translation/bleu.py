@@ -18,13 +18,13 @@ METRICS: dict[Metric, str] = {
     "compound_split": "tokenised (13a), hyphenated compounds split, as in the 2017 paper (there with Moses' tokenizer)",
     "tokenized_lowercase": "lower-cased and tokenised (13a), as most tutorials report it; no standard",
 }
-"""What each metric is. Only sacrebleu compares across papers; the others stand beside it, labelled."""
+"""What each metric counts. Only sacrebleu compares across papers; the others are shown beside it, with labels."""
 
 STATISTICS = (
     *("correct_1", "correct_2", "correct_3", "correct_4", "total_1", "total_2", "total_3", "total_4"),
     *("length", "reference_length"),
 )
-"""What a sentence contributes; the score of a corpus follows from the sums."""
+"""The counts of a sentence; the score of a corpus follows from their sums."""
 _HYPHEN = re.compile(r"(?<=\S)-(?=\S)")
 
 

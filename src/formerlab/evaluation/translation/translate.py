@@ -1,4 +1,4 @@
-"""The stage `translate`: held-out sentences translated with a finished model, and what each contributes to a score."""
+"""The stage `translate`: held-out sentences translated with a finished model, and their counts for a score."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -46,7 +46,7 @@ class Decoding(Measurement):
 
 
 def measure(run: Measured, settings: Decoding) -> None:
-    """Write translations, a row per sentence, what it contributes to BLEU, and attention maps."""
+    """Write translations, a row per sentence, their counts for BLEU, and attention maps."""
     run.notes["signatures"] = {metric: signature(metric) for metric in METRICS}
     tokenizer, lines = load_tokenizer(run.data), list[str]()
     sentences: list[Sequence[Any]] = []

@@ -1,4 +1,4 @@
-"""Our `attend` in the place where models of transformers attend.
+"""Our `attend` as the attention of models of transformers.
 
 transformers lets an attention function be registered by name. It must be registered together with a function that makes
 its masks: without one the mask arrives as None, and a model that relies on it is silently not causal.
@@ -21,7 +21,7 @@ from formerlab.layers.attention import Attend
 NAME = "formerlab"
 """What `set_attn_implementation` calls our function."""
 FOREIGN = ("softcap", "position_bias", "s_aux", "sinks")
-"""Arguments that change attention in ways of which an `attend` knows nothing."""
+"""Arguments that change attention in ways that an `attend` cannot follow."""
 
 _current: ContextVar[Attend | None] = ContextVar("attend", default=None)
 
@@ -51,9 +51,8 @@ def attention(
     dropout: float = 0.0,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Return what the current `attend` makes of one layer, as (batch, time, heads, d_head).
-
-    Without one, as where somebody calls the model by itself, it is `sdpa` with its mask. Queries may come scaled (OPT),
+    """Return the current `attend`'s output for one layer, as (batch, time, heads, d_head). Without one, as in a plain
+    call of the model, it is that of `sdpa` with its mask. Queries may come scaled (OPT),
     or with another factor than 1/sqrt(d_head); what an `attend` gets is to be divided by sqrt(d_head).
     """
     attend = _current.get()

@@ -38,7 +38,7 @@ class BorrowedRotation(PositionEncoding):
 
 
 class FixedPositions(PositionEncoding):
-    """Positions that are part of the keys and cannot be told apart from them: what embeddings of positions lead to."""
+    """Positions that are part of the keys and cannot be separated from them, as with embedded positions."""
 
     def embed(self, x: Stream, start: int) -> Stream:
         """Refuse: the model adds its positions by itself."""
@@ -48,7 +48,7 @@ class FixedPositions(PositionEncoding):
 def find_positions(model: nn.Module, first: list[KeyHeads], later: list[KeyHeads], distance: int) -> PositionEncoding:
     """Return how the keys of a model's layers depend on positions, given those of a token at 0 and at `distance`.
 
-    A rotation is believed only where it turns the keys of all layers from one into the other.
+    A rotation is taken as such only where it turns the keys of all layers from one into the other.
     """
     if all(map(torch.equal, first, later)):
         return PositionEncoding()
@@ -73,7 +73,7 @@ DISTANCE = 5
 
 
 class Sizes(NamedTuple):
-    """What evaluation asks of a model's spec."""
+    """The part of a model's spec that evaluation needs."""
 
     context: int
     """Longest sequence, in tokens."""
@@ -107,7 +107,7 @@ class CausalLM(nn.Module):
         self.model = model.eval()
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._check()
-        if length is None:  # said last: a context would help none of the models that are refused above
+        if length is None:  # checked last: a context does not help models that are refused above
             raise UserError(f"{self.name}: the config gives no max_position_embeddings; give a context")
         first, later = (self._probe(1, min(start, length - 1))[0] for start in (0, DISTANCE))
         self.position = find_positions(model, list(first.values()), list(later.values()), DISTANCE)

@@ -43,7 +43,7 @@ def save_folder(
     if own := shell is None:
         places = {"AutoConfig": FormerlabConfig, "AutoModelForCausalLM": FormerlabForCausalLM}
         travelling = {name: f"{CODE.removesuffix('.py')}.{cls.__name__}" for name, cls in places.items()}
-        with torch.device("meta"):  # a shell without memory of its own
+        with torch.device("meta"):  # a shell that takes no memory
             config = FormerlabConfig(spec=model.spec.to_dict(), dtype=model.embedding.dtype, auto_map=travelling)
             shell = FormerlabForCausalLM(config)
         shell.decoder = model
@@ -53,7 +53,7 @@ def save_folder(
     (out / CODE).unlink(missing_ok=True)
     if own:
         (out / CODE).write_text(code_of(model.spec), encoding="utf-8")
-    for weights in out.glob("*.safetensors"):  # safetensors lets nobody but the owner read them, whatever the umask
+    for weights in out.glob("*.safetensors"):  # safetensors lets only the owner read them, whatever the umask
         weights.chmod((out / "config.json").stat().st_mode & 0o777)
     if tokenizer is not None:
         end = None if end_of_text is None else tokenizer.id_to_token(end_of_text)
@@ -186,7 +186,7 @@ def code_of(spec: Decoder) -> str:
 
 
 def _without_imports(source: str, imports: dict[str, set[str]], wanted: set[str]) -> str:
-    """Return the statements of a module without imports and unions; note what it needs of others, and of ours."""
+    """Return the statements of a module without imports and unions; note what it imports from others, and from us."""
     kept, lines = [], source.splitlines(keepends=True)
     for statement in ast.parse(source).body[1:]:
         if isinstance(statement, ast.Import):

@@ -1,4 +1,4 @@
-"""Released models as evaluation wants them: a model, its tokenizer, and the token that stands for no context."""
+"""Released models for evaluation: a model, its tokenizer, and the token for an empty context."""
 
 import io
 from contextlib import redirect_stderr
@@ -24,7 +24,7 @@ from formerlab.released import Folder, ReleasedModel, shown_place
 
 
 class Loaded(NamedTuple):
-    """What `evaluate_tasks` and `window_losses` take."""
+    """A released model for `evaluate_tasks` and `window_losses`."""
 
     model: DecoderModel
     """Our own decoder, or a model of transformers behind the same interface (`CausalLM`)."""
@@ -67,7 +67,7 @@ def _has_config(file: Path) -> bool:
 
 
 def identity_of(source: ReleasedModel, device: str) -> dict[str, Any]:
-    """Say which model answers, and how it computes."""
+    """Return a line on which model answers, and how it computes."""
     return {
         **source.identity(),
         "dtype": source.dtype or "as saved",
@@ -95,7 +95,7 @@ def load_causal_lm(arguments: dict[str, Any], *, device: str = "cpu", dtype: tor
             model, found = AutoModelForCausalLM.from_pretrained(**arguments, **given)
     except UserError:
         raise
-    except Exception as error:  # what a damaged file makes of the reader is anybody's guess
+    except Exception as error:  # a damaged file may raise any error
         remedy = "fetch again what is cut or a pointer of git-lfs"
         raise UserError(f"{name}: no causal model of transformers ({reason(error)}); {remedy}") from None
     finally:

@@ -20,7 +20,7 @@ from formerlab.layers.position import PositionEncoding, Stream
 from formerlab.models.decoder import Decoder, DecoderModel
 
 MODEL_TYPE = "formerlab"
-"""What config.json calls our models."""
+"""The name of our models in config.json."""
 NAMES = ("cache", "past_key_values")
 """The argument of a forward pass that is its cache since transformers 5.24, and before."""
 FIELD = next(name for name in NAMES if name in {field.name for field in fields(CausalLMOutputWithPast)})

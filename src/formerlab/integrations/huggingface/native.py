@@ -16,11 +16,11 @@ KNOWN = {
     *("kind", "vocabulary", "layers", "width", "heads", "key_heads", "context", "position", "norm", "final_norm"),
     *("projection", "feedforward", "depth", "tied", "embedding_std", "logit_scale", "dropout"),
 }
-"""Fields of a spec that are looked at here; a model in which another one says something is none of these."""
+"""Fields of a spec that these layouts can have; a model that sets another field fits neither."""
 
 
 def native(model: DecoderModel) -> PreTrainedModel | None:
-    """Return the model in the layout of LLaMA or GPT-NeoX, or nothing where neither has all its parts."""
+    """Return the model in the layout of LLaMA or GPT-NeoX, or None where neither has all its parts."""
     spec = model.spec
     rotary, norm, mlp = spec.position, spec.final_norm, spec.feedforward
     if not (isinstance(spec.depth, Identity) and isinstance(spec.projection, Linear) and isinstance(mlp, Mlp)):
@@ -70,7 +70,7 @@ def native(model: DecoderModel) -> PreTrainedModel | None:
 
 
 def _norm(layer: Any, factor: float = 1.0) -> Iterator[tuple[str, Tensor]]:
-    """Yield gain and bias, those of a norm that has none included; a factor of the logits is in the last one."""
+    """Yield gain and bias of norms, ones and zeros where a norm has none; the last includes a factor of the logits."""
     like = next(iter(layer.parameters()), torch.empty(layer.width))
     yield "weight", factor * (torch.ones_like(like) if layer.gain is None else layer.gain)
     if layer.centred:
@@ -93,7 +93,7 @@ def _by_head(model: DecoderModel, value: Tensor) -> Tensor:
 
 
 def _in_halves(model: DecoderModel, value: Tensor) -> Tensor:
-    """Return rows of queries or keys in an order in which halves are rotated, where our pairs are neighbours."""
+    """Return rows of queries or keys reordered for a rotation of halves, where ours rotates neighbours."""
     assert isinstance(model.position, RotaryEncoding)
     if not model.position.interleaved:
         return value

@@ -33,7 +33,7 @@ def read_weights(path: Path) -> Weights:
         raise UserError(f"{path.parent}: holds no Tokenformer checkpoint ({FILE})")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # what a damaged file makes of the reader is anybody's guess
+    except Exception as error:  # a damaged file may raise any error
         why = reason(error).partition(". ")[0]
         raise UserError(f"{path}: not a file of tensors ({why}); fetch it again, or save its weights alone") from None
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
@@ -148,7 +148,7 @@ def released_spec(weights: Weights, settings: dict[str, Any], folder: Path) -> D
 
 
 def _check(folder: Path, name: str, weights: Weights, shape: tuple[int, ...] | None) -> None:
-    """Raise UserError where a tensor is missing, unknown (`shape` is none) or misshapen (an empty shape fits all)."""
+    """Raise UserError where a tensor is missing, unknown (`shape` is None) or misshapen (an empty shape fits all)."""
     if name not in weights:
         raise UserError(f"{folder}: tensor {name} is missing")
     if shape is None:

@@ -1,4 +1,4 @@
-"""Anybody's causal model of transformers with a pruned cache, for as long as a `with` block lasts."""
+"""Any causal model of transformers with a pruned cache, inside a `with` block."""
 
 import functools
 import inspect
@@ -24,9 +24,9 @@ from formerlab.layers.position import PositionEncoding
 
 
 class PolicyCache(Cache):  # type: ignore[misc]
-    """What a policy keeps, as a cache of transformers: models and `generate` carry it, and as an `attend` it fills.
+    """A pruned cache as one of transformers: models and `generate` carry it, and as an `attend` it takes in tokens.
 
-    Models count padding and evicted tokens, so that tokens stand where they stand in the text.
+    Models count padding and evicted tokens, so that tokens have their positions in the text.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class PolicyCache(Cache):  # type: ignore[misc]
         self._new()  # and here a policy that no cache can run
 
     def in_place_of(self, cache: Cache | None) -> "PolicyCache":
-        """Become the caller's empty cache, if there is one: who holds that object goes on with it."""
+        """Replace the caller's empty cache, if there is one, so that this object goes on as ours."""
         if cache is None:
             return self
         cache.__class__, cache.__dict__ = PolicyCache, self.__dict__
@@ -55,7 +55,7 @@ class PolicyCache(Cache):  # type: ignore[misc]
         return kind(self.policy, self.budget, self.position)
 
     def expect(self, tokens: Tensor, mask: Any) -> None:
-        """Prepare for new tokens of each row; raise UserError where they cannot be taken in as they are meant."""
+        """Prepare for new tokens of each row; raise UserError where they do not go on from those before."""
         begun, new = self.get_seq_length() > 0, tokens.shape[1]
         columns = self.get_seq_length() + new
         if isinstance(mask, dict):  # by kind of layer, as `generate` makes masks for a StaticCache
@@ -88,7 +88,7 @@ class PolicyCache(Cache):  # type: ignore[misc]
             self._rows.append((rows, count, self._new()))
 
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
-        """Take in the new keys and values of a layer, without padding; return what each query finds."""
+        """Take in the new keys and values of a layer, without padding; return the attention output of each query."""
         held = self._columns.get(layer, 0)
         self._columns[layer] = held + q.shape[2]
         if len(self._rows) == 1 and (held or not self._padding[0]):
@@ -115,11 +115,11 @@ class PolicyCache(Cache):  # type: ignore[misc]
         return self._columns.get(layer_idx, 0)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """Return the width of a mask and where it begins; nobody reads the mask."""
+        """Return the width of a mask and its beginning, for transformers; the mask itself is not used."""
         return self.get_seq_length(layer_idx) + query_length, 0
 
     def reorder_cache(self, beam_idx: Int[Tensor, " batch"]) -> None:
-        """Put row `beam_idx[i]` in the place of row i."""
+        """Replace row i by row `beam_idx[i]`."""
         if len(self._rows) == 1:
             self._rows[0][2].reorder(beam_idx)
             return
@@ -127,7 +127,7 @@ class PolicyCache(Cache):  # type: ignore[misc]
             place = {row: index for index, row in enumerate(rows.tolist())}
             chosen = beam_idx[rows].tolist()
             if not place.keys() >= set(chosen):
-                raise UserError("rows with different padding cannot take each other's place")
+                raise UserError("rows with different padding cannot replace each other")
             cache.reorder(torch.tensor([place[row] for row in chosen], device=beam_idx.device))
 
     def _refuse(self, *args: Any, **kwargs: Any) -> None:
@@ -214,7 +214,7 @@ def prune(model: Any, policy: Policy, budget: Budget, *, context: int | None = N
 
 
 def _pruned(model: Any, new: Callable[[], PolicyCache]) -> Callable[..., Any]:
-    """Return a model's forward pass with our cache in the place of every empty one, and of none."""
+    """Return a model's forward pass with our cache in place of an empty or missing one."""
     forward = model.forward
     signature = inspect.signature(forward)
     name = next((name for name in NAMES if name in signature.parameters), None)

@@ -101,7 +101,7 @@ def load_released_run(folder: Path, device: str = "cpu") -> tuple[CausalLM, Rele
 
 
 def quantisation(source: ReleasedModel) -> str | None:
-    """Return of a GGUF file the types of its tensors, the most frequent first, such as `Q4_1 (210), F32 (61)`."""
+    """Return the types of a GGUF file's tensors, the most frequent first, such as `Q4_1 (210), F32 (61)`."""
     if not isinstance(source, Gguf):
         return None
     from gguf import GGUFReader
@@ -122,7 +122,7 @@ def _is_finished(path: Path, run: ReleasedRun, manifest: dict[str, Any], code_ha
 
 
 def _check_sizes(run: ReleasedRun, model: CausalLM) -> None:
-    """Refuse a model of other sizes than those that were stated; a shorter context is a choice."""
+    """Refuse a model whose sizes differ from those stated; a shorter context is allowed."""
     real = sizes_of(model.model, run.model.context).to_dict()
     stated = {name: getattr(run.model, name) for name in Sizes.model_fields}
     shorter = {"context"} if stated["context"] < real["context"] else set()

@@ -51,7 +51,7 @@ class QuestionSweep(PolicySweep):
     """Put the begin-of-text token in front of every context. The published runs had none; later releases of the harness
     leave it to the tokenizer, and the first token being the attention sink, pruning results move."""
     limit: Count | None = None
-    """First examples of each task; none means all."""
+    """First examples of each task; by default all."""
     texts: tuple[str, ...] = ()
     """Files of plain text on whose windows the loss is measured."""
     windows: Count = 64
@@ -68,7 +68,7 @@ class QuestionSweep(PolicySweep):
         return check_names(suites)
 
     def questions(self, loaded: Loaded, *, online: bool = False) -> Questions:
-        """Load what is asked, in the tokens of a model; only `online` asks the network."""
+        """Load the questions in the tokens of a model; only `online` asks the network."""
         from formerlab.evaluation.language.harness import load_tasks
 
         with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
@@ -79,7 +79,7 @@ class QuestionSweep(PolicySweep):
 
 
 def read_sweep(path: Path | None, **changes: Any) -> QuestionSweep:
-    """Return the sweep of a YAML file (none: the published one) with some fields changed, those that are not none.
+    """Return the sweep of a YAML file (by default the published one), with the fields of `changes` that are not None.
 
     A file that names questions or texts of its own asks the published tasks only where it names them too.
     """
@@ -103,9 +103,9 @@ def run_sweep(
 ) -> list[dict[str, Cell]]:
     """Write prune_questions.csv, prune_texts.csv and prune.json into `out`; return one row of means per configuration.
 
-    Pruning is simulated row by row, as if each sequence were fed token by token, with budgets of true lengths. What a
-    configuration gave is kept in `out/configurations`, so that a sweep that was stopped goes on; it counts while the
-    model (`identity`), what is asked and the code are the same. Raises UserError where a window exceeds the context.
+    Pruning is simulated row by row, as if each sequence were fed token by token, with budgets of true lengths. Results
+    of finished configurations are stored in `out/configurations`, so that a stopped sweep goes on; they count while the
+    model (`identity`), the questions and the code are the same. Raises UserError where a window exceeds the context.
     """
     if sweep.texts and max(sweep.contexts) > (longest := loaded.model.spec.context):
         raise UserError(f"contexts: {max(sweep.contexts)} tokens exceed the model's context of {longest}")
@@ -177,7 +177,7 @@ CHARACTERS = 400_000
 
 
 class Sample(NamedTuple):
-    """Files of a sample: the documentation of Python's standard library (PSF-2.0), which everybody has."""
+    """Files of a sample: the documentation of Python's standard library (PSF-2.0), which every Python has."""
 
     name: str
     """With the version of Python, whose documentation changes with every release."""
