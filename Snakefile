@@ -12,7 +12,7 @@ from formerlab.results.schema import CLAIMS
 from formerlab.results.stages import MAKING, MEASURED, STAGES, TIMED
 from formerlab.plan.attempts import take_away_stale
 from formerlab.plan.judge import Judge, made_runs
-from formerlab.plan.locate import VARIABLE, ensure_plan, given_beyond_file, read_plan
+from formerlab.plan.locate import VARIABLE, ensure_plan, read_plan, typed
 
 # The rules call python by its plain name; where no environment is active, it is the one beside Snakemake's.
 BESIDE = str(Path(sys.executable).parent)
@@ -23,14 +23,9 @@ if BESIDE not in os.get_exec_path():
 # the environment hands it on, also to the Snakemake that runs inside a cluster job, which reads no configuration.
 ROOT = Path(workflow.basedir)
 if workflow.is_main_process:
-
-    configfile: "config.yaml"
-
     LIVES = take_away_stale(Path(".snakemake"))
-    try:
-        os.environ[VARIABLE] = str(
-            ensure_plan(ROOT, given_beyond_file(ROOT, config))
-        )
+    try:  # `config` holds what the command line says beside config.yaml, which the plan reads itself
+        os.environ[VARIABLE] = str(ensure_plan(ROOT, typed(config)))
     except UserError as error:
         raise WorkflowError(f"{error}") from None
     # A closed terminal ends Snakemake as Ctrl-C does: jobs are stopped, which saves their work, and its lock is freed.

@@ -9,7 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import yaml
 from fixtures.project import Project, finish
 
 from formerlab import __main__, errors
@@ -233,10 +232,9 @@ def test_the_demo_hands_every_value_on_to_snakemake_as_it_is(project, monkeypatc
         main(["demo", "--scale", "smoke", "--cores", "1", *words])
     assert caught.value.code == 1
     (command,) = commands
-    merged = yaml.safe_load((project.root / project.config).read_text())
-    merged |= parse_config(command[command.index("--config") + 1 :])
-    given = locate.given_beyond_file(project.root, merged)
-    assert given == {"set": {"small.optimizer.lr": 1.0e-7, "small.runs.child.growth.keys": "random", "seeds": [3, 4]}}
+    given = locate.typed(parse_config(command[command.index("--config") + 1 :]))
+    values = {"small.optimizer.lr": 1.0e-7, "small.runs.child.growth.keys": "random", "seeds": [3, 4]}
+    assert given == {"scale": "smoke", "set": values}
     assert ensure_plan(project.root, given)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from formerlab.errors import UserError
 from formerlab.plan import loaded, locate
-from formerlab.plan.locate import ensure_plan, given_beyond_file, plan_path, read_plan
+from formerlab.plan.locate import ensure_plan, plan_path, read_plan, typed
 
 MAKE = locate._make
 
@@ -147,23 +147,7 @@ def test_the_name_follows_the_code(project, monkeypatch, tmp_path_factory):
     assert len(names) == 2
 
 
-def test_only_what_differs_from_the_file_counts_as_given(project):
-    project.lay_over(project.config, "{seeds: [0], set: {small.steps: 3, small.log_every: 2}}")
-    merged = {
-        "scale": "smoke",
-        "studies": ["small"],
-        "seeds": [1],
-        "set": {"small.steps": 3, "small.log_every": 4, "small.compile": True},
-        "tracking_uri": "",
-    }
-    assert given_beyond_file(project.root, merged) == {
-        "seeds": [1],
-        "set": {"small.log_every": 4, "small.compile": True},
-        "tracking_uri": "",
-    }
-
-
-def test_what_snakemake_leaves_as_text_is_read_as_yaml(project):
+def test_what_snakemake_leaves_as_text_is_read_as_yaml():
     """Its command line reads `set={a: 1.0e-3}` and `seeds=[0, 1]` with texts for numbers."""
     text = {
         "seeds": ["0", "1"],
@@ -173,7 +157,7 @@ def test_what_snakemake_leaves_as_text_is_read_as_yaml(project):
         "overlay": "[",
         "set": {"a.lr": "1.0e-3", "a.text": "1e-3", "a.compile": "true", "a.init": "null", "a.model": {"kind": "x"}},
     }
-    assert given_beyond_file(project.root, text) == {
+    assert typed(text) == {
         "seeds": [0, 1],
         "device": None,
         "tracking_uri": "",

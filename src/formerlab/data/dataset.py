@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from formerlab import __version__
 from formerlab.data.file_hashes import FILE_HASHES
-from formerlab.data.manifest import MANIFEST, SCHEMA, read_manifest
+from formerlab.data.manifest import MANIFEST, SCHEMA, read_manifest, verify
 from formerlab.data.splitting import SPLITS, Shares, Split
 from formerlab.errors import UserError
 from formerlab.files import NoRoom, write_json
@@ -28,12 +28,13 @@ class DataSource(Spec, ABC):
     outside_recipe: ClassVar[set[str]] = {"licence"}
     """Settings that `recipe` leaves out, such as paths."""
 
-    @abstractmethod
     def state(self, cache: Path | None = None) -> str | None:
         """Return 16 hexadecimal digits that change with the content; None where the source is not here now.
 
-        Reads no network. `cache` names a file that remembers the hashes of unchanged files.
+        Reads no network. `cache` names a file that remembers the hashes of unchanged files. Without files the versions
+        decide the content.
         """
+        return fingerprint(self.versions())
 
     def search(self) -> None:
         """Raise UserError for a name or pattern without files; only sources in files are looked at."""
@@ -87,14 +88,14 @@ class DataSpec(Spec, ABC):
         written, the old manifest is removed. Raises UserError naming the file, column or setting that is wrong.
         """
 
-    @abstractmethod
-    def check_loads(self, out: Path, manifest: dict[str, Any]) -> None:
-        """Raise UserError where a file that the manifest names cannot be loaded."""
+    def lent(self, out: Path) -> dict[str, Any]:
+        """Return what the manifest says because another data set, whose folder lies beside `out`, says it."""
+        return {}
 
 
 def prepare(name: str, data: DataSpec, out: Path, *, code_hash: str = "", processes: int | None = None) -> None:
     """Write everything that a task reads of a data set below `out`, last the manifest, which marks finished data.
-    Nothing is done where a manifest has the same settings, source and code, and its files can be loaded. A source that
+    Nothing is done where a manifest has the same settings, source and code, and its files are whole. A source that
     is not here now counts as unchanged. `processes` defaults to one per core; the result does not depend on it.
     Raises UserError naming the data set and what is wrong; half-written files are removed.
     """
@@ -102,9 +103,8 @@ def prepare(name: str, data: DataSpec, out: Path, *, code_hash: str = "", proces
     if (source := source_fingerprint(data, out / FILE_HASHES)) is not None:
         seen["source_fingerprint"] = source
     with suppress(UserError):
-        manifest = read_manifest(out)
-        if manifest.items() >= seen.items():
-            data.check_loads(out, manifest)
+        if read_manifest(out).items() >= (seen | data.lent(out)).items():
+            verify(out)
             print(f"{out}: already prepared", file=sys.stderr)
             return
     try:

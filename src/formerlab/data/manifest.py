@@ -1,5 +1,6 @@
 """The manifest of prepared data, which is written last and so proves that they are whole, and the check of files."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,19 +41,20 @@ def verify(out: Path) -> None:
     Files that were checked before are read again only where size or time of change differ.
     """
     manifest = read_manifest(out)
-    entries = [*manifest["splits"].values(), *manifest.get("questions", [])]
+    entries = [*manifest["splits"].values(), *manifest["questions"]]
     expected = {out / entry["file"]: entry["sha256"] for entry in entries}
     expected |= {out / entry["labels"]: entry["labels_sha256"] for entry in entries if "labels" in entry}
+    expected |= {out / entry["offsets"]: None for entry in entries if "offsets" in entry}
     if "tokenizer" in manifest:
         expected[out / "tokenizer.json"] = manifest["tokenizer"]["sha256"]
     check_hashes(expected, out / CHECKED)
 
 
-def check_hashes(expected: dict[Path, str], cache: Path | None = None) -> None:
-    """Raise UserError naming the first file that is missing or has another SHA-256 than the manifest says."""
+def check_hashes(expected: Mapping[Path, str | None], cache: Path | None = None) -> None:
+    """Raise UserError naming the first file that is missing or has another SHA-256 than it is known to have."""
     for path in expected:
         if not path.is_file():
             raise UserError(f"{path}: no such file; {REMEDY}")
     for path, found in file_hashes(expected, cache).items():
-        if found != (due := expected[path]):
-            raise UserError(f"{path}: damaged or changed (SHA-256 {found[:16]}..., expected {due[:16]}...); {REMEDY}")
+        if (due := expected[path]) not in (None, found):
+            raise UserError(f"{path}: damaged or changed (SHA-256 {found[:16]}..., expected {due:.16}...); {REMEDY}")

@@ -20,7 +20,6 @@ import yaml
 from formerlab.errors import UserError
 from formerlab.file_search import files_below, matches
 from formerlab.plan import loaded
-from formerlab.yaml_files import read_yaml
 
 VARIABLE = "FORMERLAB_PLAN"
 FILES = frozenset(("paths", "shots_from", "train", "valid", "validation", "test", "path"))
@@ -49,9 +48,10 @@ def plan_path(root: Path, given: dict[str, Any]) -> Path:
 def _read(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file; a broken file is left for the plan to explain."""
     try:
-        return read_yaml(path.parent, path.name)
-    except UserError:
+        tree = yaml.load(path.read_bytes(), Loader=yaml.CSafeLoader)  # faster than the one that explains
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
+    return tree if isinstance(tree, dict) else {}
 
 
 def _texts(root: Path, trees: list[dict[str, Any]]) -> Iterator[object]:
@@ -117,18 +117,12 @@ def read_plan(path: Path) -> dict[str, Any]:
     return plan
 
 
-def given_beyond_file(root: Path, config: dict[str, Any]) -> dict[str, Any]:
-    """Return the values in which Snakemake's merged config differs from config.yaml: those of its command line."""
-    given: dict[str, Any] = _typed(_beyond(_read(root / "config.yaml"), config))
-    return given
-
-
-def _typed(value: Any) -> Any:
+def typed(value: Any) -> Any:
     """Read scalars as YAML does: Snakemake leaves those within {} and [] of its command line as text."""
     if isinstance(value, dict):
-        return {key: _typed(item) for key, item in value.items()}
+        return {key: typed(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_typed(item) for item in value]
+        return [typed(item) for item in value]
     if not isinstance(value, str) or not value:
         return value
     try:
@@ -136,14 +130,3 @@ def _typed(value: Any) -> Any:
     except yaml.YAMLError:
         return value
     return value if isinstance(scalar, dict | list) else scalar
-
-
-def _beyond(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    found = {}
-    for key, value in above.items():
-        if isinstance(value, dict) and isinstance(below.get(key), dict):
-            if inner := _beyond(below[key], value):
-                found[key] = inner
-        elif key not in below or below[key] != value:
-            found[key] = value
-    return found

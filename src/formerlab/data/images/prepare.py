@@ -19,7 +19,7 @@ from pydantic import Field
 
 from formerlab.data.dataset import DataSpec
 from formerlab.data.images.source import Digits, Gallery, ImageFolders, ImageHub, Picture
-from formerlab.data.images.store import cut, decode, load_images
+from formerlab.data.images.store import cut, decode
 from formerlab.data.manifest import MANIFEST
 from formerlab.data.splitting import SPLITS, Seen, Split, digest
 from formerlab.data.workers import Workers
@@ -111,11 +111,6 @@ class ImageData(DataSpec):
             "corrupt": written.corrupt,
             "notes": written.notes(),
         }
-
-    def check_loads(self, out: Path, manifest: dict[str, Any]) -> None:
-        """Raise UserError where a file is missing or has another size."""
-        for split in manifest["splits"]:
-            load_images(out, split)
 
     def _divided(self, gallery: Gallery, passed_over: dict[str, int]) -> Iterator[tuple[Split, Picture]]:
         """Yield the pictures with their splits, in the order of the source; count those that shares leave out.

@@ -61,11 +61,9 @@ class Digits(DataSource):
         return Gallery(tuple("0123456789"), {"train": [Picture(f"digit {index}", *digit) for index, digit in digits]})
 
     def licence_notice(self) -> str:
-        """Return the licence."""
         return "CC BY 4.0 (UCI Machine Learning Repository), shipped with scikit-learn (BSD 3-Clause)"
 
     def versions(self) -> dict[str, str]:
-        """Return the version of scikit-learn."""
         return {"scikit-learn": version("scikit-learn")}
 
 
@@ -98,7 +96,6 @@ class ImageFolders(DataSource):
             return None
 
     def search(self) -> None:
-        """Raise UserError for a missing folder or one without images."""
         for split in self._named():
             self._files(split)
 
@@ -164,7 +161,6 @@ class ImageHub(HubSource):
         return fingerprint([self.name, self.subset, self.revision, stamps])
 
     def search(self) -> None:
-        """Raise UserError for a pattern that matches no file."""
         self._files()
 
     def open(self) -> Gallery:

@@ -4,7 +4,6 @@ import datetime
 import functools
 from collections.abc import Callable, Iterator
 from importlib import metadata
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -13,7 +12,6 @@ from pydantic import Field, field_validator
 from formerlab.data.pairs.sources import Pair, PairSource
 from formerlab.data.splitting import Split
 from formerlab.errors import UserError
-from formerlab.spec import fingerprint
 
 CURRENCIES = ("USD", "EUR", "GBP", "JPY", "CHF", "SEK")
 UNITS = (
@@ -49,20 +47,13 @@ class Phrases(PairSource):
             raise ValueError(f"{value!r} is no locale of CLDR; for example en, de, fr, pt_BR")
         return value
 
-    def state(self, cache: Path | None = None) -> str | None:
-        """Return the fingerprint of Babel's version, which decides the text."""
-        return fingerprint(self.versions())
-
     def versions(self) -> dict[str, str]:
-        """Return the version of Babel."""
         return {"Babel": metadata.version("Babel")}
 
     def licence_notice(self) -> str:
-        """Return the licence of CLDR and Babel."""
         return f"Unicode CLDR (Unicode License v3) as shipped with Babel {self.versions()['Babel']} (BSD-3-Clause)"
 
     def read(self, split: Split) -> Iterator[Pair]:
-        """Yield all phrases."""
         return iter(_written_out(self))
 
 

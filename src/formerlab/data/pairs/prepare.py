@@ -17,7 +17,7 @@ from formerlab.data.manifest import MANIFEST
 from formerlab.data.pairs.phrases import Phrases
 from formerlab.data.pairs.sources import HubPairs, LinePairs, Pair
 from formerlab.data.splitting import SPLITS, Split
-from formerlab.data.text.streams import check_streams, writing
+from formerlab.data.text.streams import writing
 from formerlab.data.text.tokenizer import BytePairs, TokenizerFile, read_tokenizer, write_tokenizer
 from formerlab.errors import UserError
 from formerlab.progress import Progress
@@ -77,10 +77,6 @@ class ParallelData(DataSpec):
         notes = [note for split, entry in splits.items() for note in self._cuts(split, entry)]
         files = [tokenizer["sha256"], *(entry["sha256"] for entry in splits.values())]
         return {"fingerprint": fingerprint(files), "tokenizer": tokenizer, "splits": splits, "notes": notes}
-
-    def check_loads(self, out: Path, manifest: dict[str, Any]) -> None:
-        """Raise UserError where a token stream or the tokenizer cannot be loaded."""
-        check_streams(out, manifest)
 
     def _sample(self, size: int) -> Iterator[str]:
         """Yield training sentences of both languages from the beginning, up to `size` bytes."""

@@ -79,13 +79,11 @@ class LinePairs(PairSource):
         return fingerprint({split: [known[path] for path in self._files(split)] for split in SPLITS})
 
     def search(self) -> None:
-        """Raise UserError for a missing file."""
         for path in self._files():
             if not path.is_file():
                 raise UserError(f"no file at '{path}' (working directory {Path.cwd()})")
 
     def read(self, split: Split) -> Iterator[Pair]:
-        """Yield the lines of the two files of a split side by side."""
         return read_pairs(*self._files(split))
 
     def _files(self, *splits: Split) -> list[Path]:
@@ -126,7 +124,6 @@ class HubPairs(HubSource, PairSource):
     """The column that holds the pair."""
 
     def read(self, split: Split) -> Iterator[Pair]:
-        """Yield the rows of a split."""
         for number, pair in enumerate(self.values(getattr(self, split), self.column), 1):
             where = f"hub {self.name}, row {number}"
             if not isinstance(pair, dict) or not pair.keys() >= {self.source, self.target}:

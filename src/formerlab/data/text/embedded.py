@@ -19,7 +19,6 @@ from formerlab.data.text.docstrings import Module, read_code, read_module
 from formerlab.data.text.documents import Corpus, Shard, TextSource
 from formerlab.data.workers import Workers
 from formerlab.errors import UserError
-from formerlab.spec import fingerprint
 
 Content = Literal["docstrings", "code"]
 
@@ -52,17 +51,11 @@ class Embedded(TextSource):
     content: Content = "docstrings"
     """The part of a module that is read: its docstrings, or its code."""
 
-    def state(self, cache: Path | None = None) -> str | None:
-        """Return the fingerprint of the versions of Python and packages, which decide the text."""
-        return fingerprint(self.versions())
-
     def versions(self) -> dict[str, str]:
-        """Return the versions of Python and of the packages read."""
         python = {"python": platform.python_version()} if self.standard_library else {}
         return python | {name: package.version for name, package in self._installed().items()}
 
     def licence_notice(self) -> str:
-        """Return the licences as the installed packages state them."""
         python = [f"Python {platform.python_version()}: PSF-2.0"] if self.standard_library else []
         packages = [f"{name} {found.version}: {_licence(found)}" for name, found in self._installed().items()]
         return f"{self.content}, each under the licence of its package: " + "; ".join(python + packages)

@@ -81,7 +81,7 @@ class Files(TextSource):
         self.named()
 
     def open(self, shares: Shares, workers: Workers) -> Corpus:
-        """Return one shard per file, held-out files first, then by name."""
+        # Held-out files come first, then by name.
         shards = [
             Shard(str(path), (label,) if label in ("valid", "test") else self.divided(), partial(self._documents, path))  # type: ignore[arg-type]
             for label, files in self.named().items()
@@ -135,7 +135,6 @@ class Hub(HubSource, TextSource):
     """Whether to read over the network without a copy on disk."""
 
     def open(self, shares: Shares, workers: Workers) -> Corpus:
-        """Return one shard per split of the data set, the held-out ones first."""
         held: list[Split] = [split for split in ("test", "valid") if getattr(self, split) is not None]
         named = [(getattr(self, split), (split,)) for split in held] + [(self.train, self.divided())]
         return Corpus([Shard(f"{self.name} ({theirs})", ours, partial(self._texts, theirs)) for theirs, ours in named])

@@ -9,13 +9,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from formerlab.data.dataset import DataSpec
-from formerlab.data.manifest import MANIFEST, check_hashes, read_manifest
+from formerlab.data.manifest import MANIFEST, read_manifest
 from formerlab.data.splitting import SPLITS
 from formerlab.data.text.documents import Corpus, Deduplicator, batches, training_sample, without_documents
 from formerlab.data.text.embedded import Embedded
 from formerlab.data.text.files import Files, Hub
 from formerlab.data.text.questions import FOLDER, write_questions
-from formerlab.data.text.streams import check_streams, load_tokenizer, writing
+from formerlab.data.text.streams import load_tokenizer, writing
 from formerlab.data.text.tokenizer import BytePairs, Tokenizer, TokenizerOf, encode, write_tokenizer
 from formerlab.data.workers import Workers
 from formerlab.errors import UserError
@@ -92,12 +92,16 @@ class TextData(DataSpec):
             "questions": questions,
         }
 
-    def check_loads(self, out: Path, manifest: dict[str, Any]) -> None:
-        """Raise UserError where streams, tokenizer or questions are missing, or the tokenizer's owner has another."""
-        check_streams(out, manifest)
-        if isinstance(self.tokenizer, TokenizerOf) and manifest["tokenizer"] != _borrowed(self.tokenizer, out):
-            raise UserError(f"data set {self.tokenizer.data!r} has another tokenizer now")
-        check_hashes({out / entry["file"]: entry["sha256"] for entry in manifest["questions"]})
+    def lent(self, out: Path) -> dict[str, Any]:
+        """Return the tokenizer of another data set. Raises UserError where it does not fit."""
+        if not isinstance(self.tokenizer, TokenizerOf):
+            return {}
+        lender, spec = out.parent / self.tokenizer.data, self.tokenizer
+        tokenizer: dict[str, Any] = read_manifest(lender)["tokenizer"]
+        if (theirs := tokenizer["vocabulary"]) != spec.vocabulary:
+            which = f"data set {spec.data!r} was prepared with {theirs} tokens"
+            raise UserError(f"tokenizer.vocabulary={spec.vocabulary}: {which}; state the same")
+        return {"tokenizer": tokenizer}
 
     def _opened(self, workers: Workers) -> tuple[Corpus, list[str]]:
         """Open the source, whose documents must leave no split empty, and return it with notes for the manifest.
@@ -128,7 +132,8 @@ class TextData(DataSpec):
         if isinstance(spec, TokenizerOf):
             with replacing(path) as temporary:
                 shutil.copyfile(out.parent / spec.data / path.name, temporary)
-            return _borrowed(spec, out)
+            lent: dict[str, Any] = self.lent(out)["tokenizer"]
+            return lent
         return write_tokenizer(
             spec, path, lambda size: training_sample(corpus.shards, self, min(size, self.max_bytes or size))
         )
@@ -157,12 +162,3 @@ class TextData(DataSpec):
         size = f"{entry['bytes']} bytes in {entry['documents']} document{'s' * (entry['documents'] != 1)}"
         limit = getattr(self, key)
         return f"{key}={limit} ends the {split} text at {size}; the rest is left out ({key}: null takes all)"
-
-
-def _borrowed(spec: TokenizerOf, out: Path) -> dict[str, Any]:
-    """Return the other manifest's entry on its tokenizer. Raises UserError where it does not fit."""
-    borrowed: dict[str, Any] = read_manifest(out.parent / spec.data)["tokenizer"]
-    if (theirs := borrowed["vocabulary"]) != spec.vocabulary:
-        which = f"data set {spec.data!r} was prepared with {theirs} tokens"
-        raise UserError(f"tokenizer.vocabulary={spec.vocabulary}: {which}; state the same")
-    return borrowed

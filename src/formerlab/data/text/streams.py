@@ -80,10 +80,3 @@ def load_tokenizer(out: Path) -> "Tokenizer":
     path = out / "tokenizer.json"
     check_hashes({path: read_manifest(out)["tokenizer"]["sha256"]})
     return read_tokenizer(path)
-
-
-def check_streams(out: Path, manifest: dict[str, Any]) -> None:
-    """Raise UserError where a token stream or the tokenizer cannot be loaded."""
-    for split in manifest["splits"]:
-        load_stream(out, split)
-    load_tokenizer(out)
