@@ -5,14 +5,9 @@ import pandas as pd
 import pytest
 from fixtures.rows import draw_one, grown, make_run, make_tokenformer, tokenformer, transformer, write_csv
 
+from formerlab.report.drawings import catalogue, rows_of
 from formerlab.report.runs import minus
-from formerlab.report.tables.tokenformer import (
-    tokenformer_ablation,
-    tokenformer_formulas,
-    tokenformer_methods,
-    tokenformer_modern,
-    tokenformer_scores,
-)
+from formerlab.report.tables.tokenformer import tokenformer_formulas
 from formerlab.report.tokenformer import Shape, at_step, by_step, means
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
@@ -61,7 +56,7 @@ def test_the_start_of_a_growth_is_measured_against_its_parent(tmp_path):
         ):
             rest = tokenformer(2) | grown("tokenformer-1", **growth)
             with_losses(tmp_path, run, seed, final + shift, {0: start + shift, 10: 3.0}, **rest)
-    table = tokenformer_ablation.rows(Results(tmp_path)).set_index("run")
+    table = rows_of(catalogue()["tokenformer_ablation"], Results(tmp_path)).set_index("run")
     assert list(table.index) == ["grown-random-sqrt-2", "grown-zero-keep-2"]
     keeping = table.loc["grown-zero-keep-2"]
     assert keeping["start_minus_parent_nats"] == pytest.approx(0.0)
@@ -129,7 +124,7 @@ def test_gains_are_measured_from_each_familys_own_start(tmp_path):
             ("hypercloning-2", 4.1, transformer(2) | grown("transformer-1", method="hypercloning", noise=0.32)),
         ):
             with_losses(tmp_path, run, seed, loss + shift, {0: 5.0, 10: 4.0}, **rest)
-    table = tokenformer_methods.rows(Results(tmp_path)).query("source == 'ours'").set_index("run")
+    table = rows_of(catalogue()["tokenformer_methods"], Results(tmp_path)).query("source == 'ours'").set_index("run")
     cloned = table.loc["hypercloning-2"]
     assert table.loc["grown-random-sqrt-2", "gain_nats"] == pytest.approx(0.5)
     assert cloned["gain_nats"] == pytest.approx(0.4)
@@ -154,7 +149,7 @@ def test_continued_training_is_relative_to_the_ungrown_model_after_as_many_steps
 
 
 def test_the_scores_are_compared_with_the_default_of_their_block(results):
-    table = tokenformer_scores.rows(results)
+    table = rows_of(catalogue()["tokenformer_scores"], results)
     ours = table[table["source"] == "ours"].set_index("run")
     assert np.isnan(ours.loc["score-l2_gelu", "loss_minus_default_nats"])
     assert ours.loc["score-exp_l1", "loss_minus_default_nats"] == pytest.approx(0.2, abs=0.06)
@@ -172,7 +167,7 @@ def test_each_arm_is_taken_at_the_rate_that_validation_prefers(tmp_path):
     ):
         for seed in (0, 1):
             with_losses(tmp_path, run, seed, test + 0.1 * seed, {0: 6.0, 10: valid})
-    table = tokenformer_modern.rows(Results(tmp_path)).set_index("run")
+    table = rows_of(catalogue()["tokenformer_modern"], Results(tmp_path)).set_index("run")
     assert set(table.index[table["best"] == "best"]) == {"matched-high", "modern-low"}
     assert table.loc["modern-low", "tokenformer_minus_best_nats"] == pytest.approx(0.3)
 

@@ -9,11 +9,11 @@ caption, from the source, so these are literals.
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from formerlab.report.families import families, is_of, main_regime, regime
 
@@ -25,90 +25,43 @@ if TYPE_CHECKING:  # these take a second to import; the plan reads the catalogue
 
 REPORT = Path(__file__).parent
 _LISTS = ("reads", "runs", "needs", "studies")
+_DRAWN = ("draw", "published", "columns", "each")
+"""What a declaration says in Python, which only drawing needs."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Declared:
-    """What the source says of a figure or table, in literals."""
-
-    reads: Sequence[str]
-    """Files of a run or of the study that it is drawn from; run.json is one of all of them."""
-    runs: Sequence[str]
-    """Patterns of the runs that it is drawn from (`families.is_of`)."""
-    caption: str
-    """What it shows and what to see, in reStructuredText."""
-    varied: str = ""
-    """Key of the spec, such as optimizer.lr: of `runs`, those are shown that differ from another in this key alone."""
-    needs: Sequence[str] = ()
-    """Patterns of `runs` without any of which there is nothing to draw: a scale that has none lacks the figure."""
-    studies: Sequence[str] = ()
-    """Studies of each of which there is such a figure, where it is declared once for several."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plot(Declared):
-    """A figure: the rows that it shows, and how."""
+class Plot(NamedTuple):
+    """What draws a figure."""
 
     data: "Callable[..., DataFrame]"
-    """Returns the rows, given the results and the names of the finished runs among `runs`, where a file of
-    `reads` has rows; a declaration for several studies is given the `study` too. Columns whose names begin with _ are
-    for the picture alone, and stand in no CSV."""
+    """Returns the rows that it shows, given the results and the names of the finished runs among `runs`, where a file
+    of `reads` has rows; a declaration for several studies is given the `study` too. Columns whose names begin with _
+    are for the picture alone, and stand in no CSV."""
     draw: "Callable[[DataFrame], Figure]"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Table(Declared):
-    """A table: our rows, then the published ones."""
+class Table(NamedTuple):
+    """What a table shows: our rows, then the published ones."""
 
-    study: str
     ours: "Callable[[Results, Sequence[str]], DataFrame]"
     """Returns our rows, given the same."""
-    published: "Callable[[], DataFrame] | None" = None
-    columns: str = ""
+    published: "Callable[[], DataFrame] | None"
+    columns: str
     """The columns, in this order; all where none are named. `loss_nats[]` has the ends of an interval behind it,
     `perplexity[]±` a standard error too; `~` is a space. `-flops` stands in the CSV alone, not in what people read."""
-    each: str = ""
+    each: str
     """Column of which every value has a block of its own, of our rows."""
 
-    def rows(self, results: "Results", runs: Sequence[str] | None = None) -> "DataFrame":
-        """Return ours above the published ones; the first column, `source`, tells them apart."""
-        import pandas as pd
 
-        runs = self.runs if runs is None else runs
-        known = has_rows(results, self.study, runs, self.reads)
-        found = {"ours": self.ours(results, runs) if known else pd.DataFrame()}
-        if self.published is not None:
-            found["published"] = self.published()
-        blocks = [block.drop(columns="source", errors="ignore") for block in found.values()]
-        for source, block in zip(found, blocks, strict=True):
-            block.insert(0, "source", source)
-        table = pd.concat([block for block in blocks if len(block)] or blocks[:1], ignore_index=True)
-        return table.reindex(columns=shown_columns(self.columns)) if self.columns else table
+def table(
+    published: "Callable[[], DataFrame] | None" = None, columns: str = "", each: str = "", **read: object
+) -> "Callable[[Callable[..., DataFrame]], Table]":
+    """Declare a table by the function that returns our rows; what else is said is `read` by `catalogue`."""
+    return lambda ours: Table(ours, published, columns, each)
 
 
-def has_rows(results: "Results", study: str, runs: Sequence[str], reads: Sequence[str]) -> bool:
-    """Say whether runs of a study are finished and, where more than run.json is read, one of the files has rows."""
-    records = results.runs(study, runs)
-    owners = [study, *records["id"]] if len(records) else []
-    found = (len(results.rows_of(file, owner)) for file in reads if file != "run.json" for owner in owners)
-    return bool(owners) and (tuple(reads) == ("run.json",) or any(found))
-
-
-def table(**said: Any) -> "Callable[[Callable[..., DataFrame]], Table]":
-    """Declare a table by the function that returns our rows; its docstring is the caption, the rest is as `Table`'s."""
-    return lambda ours: Table(ours=ours, study=ours.__module__.rpartition(".")[2], **_declared(said, ours.__doc__))
-
-
-def plot(**said: Any) -> "Callable[[Callable[..., DataFrame]], Plot]":
+def plot(draw: "Callable[[DataFrame], Figure]", **read: object) -> "Callable[[Callable[..., DataFrame]], Plot]":
     """Declare a figure by the function that returns its rows, in the same way."""
-    return lambda data: Plot(data=data, **_declared(said, data.__doc__))
-
-
-def _declared(said: Mapping[str, Any], caption: str | None) -> dict[str, Any]:
-    """Return what is declared; files and patterns of runs may be one text, separated by spaces."""
-    lists = {key: tuple(value.split()) for key, value in said.items() if key in _LISTS and isinstance(value, str)}
-    found = {"runs": ("*",), "reads": ()} | dict(said) | lists | {"caption": " ".join((caption or "").split())}
-    return found | {"reads": tuple(dict.fromkeys([*found["reads"], "run.json"]))}
+    return lambda data: Plot(data, draw)
 
 
 def shown_columns(words: str) -> list[str]:
@@ -122,8 +75,8 @@ def shown_columns(words: str) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawing(Declared):
-    """A figure or table of a study."""
+class Drawing:
+    """What the source says of a figure or table of a study, in literals."""
 
     name: str
     kind: str
@@ -133,6 +86,18 @@ class Drawing(Declared):
     module: str
     declared: str
     """Name in the module."""
+    caption: str
+    """What it shows and what to see, in reStructuredText."""
+    reads: Sequence[str]
+    """Files of a run or of the study that it is drawn from; run.json is one of all of them."""
+    runs: Sequence[str] = ("*",)
+    """Patterns of the runs that it is drawn from (`families.is_of`)."""
+    varied: str = ""
+    """Key of the spec, such as optimizer.lr: of `runs`, those are shown that differ from another in this key alone."""
+    needs: Sequence[str] = ()
+    """Patterns of `runs` without any of which there is nothing to draw: a scale that has none lacks the figure."""
+    studies: Sequence[str] = ()
+    """Studies of each of which there is such a figure, where it is declared once for several."""
 
     def chosen(self, runs: "Sequence[tuple[str, str, Mapping[str, Any]]]") -> list[int]:
         """Return the indices of the runs that are drawn, of `runs` given by study, name and spec.
@@ -168,27 +133,56 @@ class Drawing(Declared):
 @cache
 def catalogue() -> dict[str, Drawing]:
     """Return every figure and table by name, without importing what draws them."""
-    known, found = {field.name for field in fields(Declared)}, []
+    found = []
     for kind in ("figure", "table"):
         for path in sorted((REPORT / f"{kind}s").rglob("*.py")):
             parts = path.relative_to(REPORT).with_suffix("").parts
+            shared = {"kind": kind, "module": ".".join(("formerlab", "report", *parts))}
             for node in ast.parse(path.read_text(encoding="utf-8")).body:
                 match node:
                     case ast.FunctionDef(name=name, decorator_list=[ast.Call(ast.Name("plot" | "table")) as call]):
-                        words = {word.arg: word.value for word in call.keywords if word.arg in known}
-                        own = {key: ast.literal_eval(value) for key, value in words.items()}
-                    case _:
-                        continue
-                said = _declared(own, ast.get_docstring(node))
-                said |= {"kind": kind, "declared": name, "module": ".".join(("formerlab", "report", *parts))}
-                studies = [(f"{study}_{name}", study) for study in said.get("studies", ())]
-                found += [Drawing(name=one, study=study, **said) for one, study in studies or [(name, parts[1])]]
+                        said = shared | {"declared": name} | _said(call, ast.get_docstring(node))
+                        studies = [(f"{study}_{name}", study) for study in said.get("studies", ())]
+                        found += [
+                            Drawing(name=one, study=study, **said) for one, study in studies or [(name, parts[1])]
+                        ]
     return {drawing.name: drawing for drawing in found}
+
+
+def _said(call: ast.Call, caption: str | None) -> dict[str, Any]:
+    """Return what a declaration says; files and patterns of runs may be one text, separated by spaces."""
+    words = {str(word.arg): word.value for word in call.keywords if word.arg not in _DRAWN}
+    said = {key: ast.literal_eval(value) for key, value in words.items()}
+    said |= {key: tuple(said[key].split()) for key in _LISTS if isinstance(said.get(key), str)}
+    reads = tuple(dict.fromkeys([*said.get("reads", ()), "run.json"]))
+    return said | {"reads": reads, "caption": " ".join((caption or "").split())}
 
 
 def declaration(name: str) -> Any:
     """Return the Plot or Table that a module declares under a name of the catalogue."""
     return getattr(import_module(catalogue()[name].module), catalogue()[name].declared)
+
+
+def rows_of(drawing: Drawing, results: "Results") -> "DataFrame":
+    """Return the rows that a figure or table shows; none of ours where there is nothing to compare.
+
+    The first column of a table, `source`, tells ours from the published ones below.
+    """
+    import pandas as pd
+
+    runs, declared = drawing.names(results), declaration(drawing.name)
+    owners = [drawing.study, *results.runs(drawing.study, runs)["id"]] if runs else []
+    files = [file for file in drawing.reads if file != "run.json"]
+    known = any(len(results.rows_of(file, owner)) for file in files for owner in owners) if files else bool(owners)
+    if isinstance(declared, Plot):
+        of_study = {"study": drawing.study} if drawing.studies else {}
+        rows = declared.data(results, runs, **of_study) if known else pd.DataFrame()
+        return rows if "source" in rows else rows.assign(source="ours")
+    blocks = {"ours": declared.ours(results, runs) if known else pd.DataFrame()}
+    blocks |= {"published": declared.published()} if declared.published else {}
+    parts = [block.assign(source=source) for source, block in blocks.items() if len(block)]
+    found: DataFrame = pd.concat(parts or [pd.DataFrame(columns=["source"])], ignore_index=True)
+    return found.reindex(columns=shown_columns(declared.columns) or ["source", *found.columns.drop("source")])
 
 
 def failure_of(out: Path, name: str) -> Path:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pandas import DataFrame
 
-from formerlab.report.drawings import declaration
+from formerlab.report.drawings import catalogue, rows_of
 from formerlab.report.pages import plain
 from formerlab.report.pruning import main_configurations
 from formerlab.results.read import Objection, Results
@@ -41,7 +41,7 @@ def tables(results: Results) -> dict[str, DataFrame]:
     """Return the main numbers of every study with finished runs, by what they are, with the ends of intervals."""
     found = {}
     for title, (name, columns) in ((title, words.split(": ")) for title, words in BLOCKS.items()):
-        rows = declaration(name).rows(results)
+        rows = rows_of(catalogue()[name], results)
         rows = rows[rows["source"] == "ours"]
         if len(rows):
             rows = _at_published_budget(rows) if name == "decay_table" else rows

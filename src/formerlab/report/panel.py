@@ -171,8 +171,9 @@ def _figure(data: DataFrame, shown: Sequence[tuple[Panel, DataFrame]], columns: 
         one.set_title(title, color=PUBLISHED_INK if title.startswith("PUBLISHED") else BLACK)
     if bar:
         beside = found.add_axes((0.6, 1 - 0.17 / found.get_figheight(), 0.37, 0.1 / found.get_figheight()))
-        marks = axes[0].images[0].norm.inverse(np.linspace(0, 1, 5))
-        found.colorbar(axes[0].images[0], beside, orientation="horizontal", ticks=marks, format="%.2g")
+        image: Any = axes[0].images[0]
+        marks = image.norm.inverse(np.linspace(0, 1, 5))
+        found.colorbar(image, beside, orientation="horizontal", ticks=marks, format="%.2g")
         beside.set_ylabel(bar, rotation=0, ha="right", va="center")
     if handles:
         at = (0, 1 - 0.17 * bool(said) / found.get_size_inches()[1])

@@ -24,7 +24,7 @@ from PIL import Image
 from formerlab.errors import UserError, near_misses, some
 from formerlab.files import replacing, write_text
 from formerlab.report import pages
-from formerlab.report.drawings import Drawing, Table, catalogue, declaration, failure_of, has_rows, shown_columns
+from formerlab.report.drawings import Drawing, catalogue, declaration, failure_of, rows_of, shown_columns
 from formerlab.report.names import RELEASED, data_set
 from formerlab.report.style import SETTINGS, empty
 from formerlab.results.read import Objection, Results, has_runs
@@ -52,10 +52,7 @@ def draw(name: str, results: Results, out: Path) -> list[Path]:
 
 def draw_each(names: Iterable[str], root: Path, out: Path, objection: Objection | None = None) -> list[str]:
     """Draw several from the rows in `root` (results/<tree>/<scale>); return the names of those that cannot be drawn."""
-    found, warning = _share(root, out, tuple(names), objection, draw)
-    if warning:
-        print(warning, file=sys.stderr)
-    return [name for name, written in found.items() if written is None]
+    return [name for name, files in _share(root, out, tuple(names), draw, objection).items() if files is None]
 
 
 def draw_all(tree_root: Path, out_root: Path, *, pool: Executor | None = None) -> list[Path]:
@@ -68,37 +65,37 @@ def draw_all(tree_root: Path, out_root: Path, *, pool: Executor | None = None) -
     shares = [(root, study) for root in roots for study in sorted({one.study for one in catalogue().values()})]
     shares.sort(key=lambda share: sum(file.stat().st_size for file in share[0].joinpath(share[1]).glob("*.*")))
     tasks = [(root, out_root / root.name, [name for name, one in catalogue().items() if one.study == study],
-              None, _draw_if_rows) for root, study in reversed(shares)]  # fmt: skip
+              _draw_if_rows) for root, study in reversed(shares)]  # fmt: skip
     parts = [one.result() for one in [pool.submit(_share, *task) for task in tasks]] if pool else [
         _share(*task) for task in tasks]  # fmt: skip
+    found = {
+        (task[0].name, name): files for task, part in zip(tasks, parts, strict=True) for name, files in part.items()
+    }
     for root in roots:
-        made = [part for (of, *_), (part, _) in zip(tasks, parts, strict=True) if of == root]
-        counts = [bool(files) for part in made for files in part.values() if files is not None]
+        counts = [bool(files) for (scale, _), files in found.items() if scale == root.name and files is not None]
         without = f"{len(counts) - sum(counts)} have no rows of finished runs"
         print(f"{root.name}: {sum(counts)} drawn, {without}", file=sys.stderr)
-    failed = [f"{out.name}: {name}" for (_, out, *_), (part, _) in zip(tasks, parts, strict=True)
-              for name, files in part.items() if files is None]  # fmt: skip
-    if failed:
-        raise UserError(f"{', '.join(sorted(failed))} could not be drawn, for the reasons above")
-    if not (written := [path for part, _ in parts for files in part.values() for path in files or ()]):
+    if failed := sorted(": ".join(key) for key, files in found.items() if files is None):
+        raise UserError(f"{', '.join(failed)} could not be drawn, for the reasons above")
+    if not (written := [path for files in found.values() for path in files or ()]):
         raise UserError(f"{tree_root}: no finished runs at any scale; run the DAG first")
     return written
 
 
 def _share(
-    root: Path, out: Path, names: Sequence[str], objection: Objection | None, draw_one: Callable[..., list[Path]]
-) -> tuple[dict[str, list[Path] | None], str]:
-    """Draw several of the same rows; return the files written, by drawing, and what was left out.
+    root: Path, out: Path, names: Sequence[str], draw_one: Callable[..., list[Path]], objection: Objection | None = None
+) -> dict[str, list[Path] | None]:
+    """Draw several of the same rows and return the files written, by drawing; say what rows were left out.
 
     Whatever is wrong with one, its files say so and the others are wanted; each reason is said once.
     """
     results, found, reasons = Results(root, objection), dict[str, list[Path] | None](), dict[str, list[str]]()
     for name in names:
-        found[name] = None
         try:
             found[name] = draw_one(name, results, out)
             failure_of(out, name).unlink(missing_ok=True)
         except Exception as error:
+            found[name] = None
             reason = str(error) if isinstance(error, UserError) else traceback.format_exc().rstrip()
             reasons.setdefault(reason, []).append(name)
             if name in catalogue():
@@ -110,8 +107,9 @@ def _share(
                 write_text(failure_of(out, name), f"{reason}\n")
     for reason, alike in reasons.items():
         print(f"{some(alike)} not drawn: {reason}", file=sys.stderr)
-    warning = results.warning()
-    return found, f"{results.scale}: {warning}" if warning else ""
+    if warning := results.warning():
+        print(f"{results.scale}: {warning}", file=sys.stderr)
+    return found
 
 
 def _draw_if_rows(name: str, results: Results, out: Path) -> list[Path]:
@@ -124,20 +122,9 @@ def _draw_if_rows(name: str, results: Results, out: Path) -> list[Path]:
     return []
 
 
-def rows_of(drawing: Drawing, results: Results) -> DataFrame:
-    """Return the rows that a figure or table shows; none of ours where there is nothing to compare."""
-    runs, declared = drawing.names(results), declaration(drawing.name)
-    if isinstance(declared, Table):
-        return declared.rows(results, runs)
-    of_study = {"study": drawing.study} if drawing.studies else {}
-    known = has_rows(results, drawing.study, runs, drawing.reads)
-    rows = declared.data(results, runs, **of_study) if known else DataFrame()
-    return rows if "source" in rows else rows.assign(source="ours")
-
-
 def shown_rows(drawing: Drawing, results: Results) -> DataFrame | None:
     """Return the rows that a drawing shows, or nothing where no run of ours has any for it."""
-    rows = rows_of(drawing, results) if drawing.names(results) else DataFrame({"source": []})
+    rows = rows_of(drawing, results)
     return rows if rows["source"].eq("ours").any() else None
 
 

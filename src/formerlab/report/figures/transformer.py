@@ -32,7 +32,8 @@ def draw_attention(data: DataFrame) -> Figure:
     figure = Figure(figsize=(WIDEST, tall := 0.35 + size + room))
     large = figure.add_axes((room / WIDEST, room / tall, size / WIDEST, size / tall))
     spread = {"left": (room + size + 1) / WIDEST, "right": 0.99, "bottom": room / tall, "top": (room + size) / tall}
-    axes = [large, *figure.add_gridspec(len(heads), len(_PARTS), **spread).subplots().flat]
+    grid = figure.add_gridspec(len(heads), len(_PARTS), **spread)
+    axes = [large, *(figure.add_subplot(grid[number]) for number in range(len(small)))]
     figure.set_label(f"Seed {data['seed'].iloc[0]}, layer {data['layer'].iloc[0] + 1}, one sentence.")
     for panel, (part, head) in zip(axes, [("cross", sharp), *small], strict=True):
         image = _draw_map(panel, data[data["part"].eq(part) & data["head"].eq(head)])
