@@ -24,7 +24,7 @@ BLOCKS = re.findall(r"^```python\n# (\S+)\n(.*?)^```", TEXT, re.MULTILINE | re.D
 YAML = [yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)]
 RUNS = [block["runs"] for block in YAML if "runs" in block]
 (MEASURE,) = [block["measure"] for block in YAML if "measure" in block]
-LAST_STAGE = '        Stage(\n            "exact",'
+LAST_STAGE = '    Stage("exact",'
 
 USE = """
 import sys
@@ -71,7 +71,7 @@ def put(root, name, code):
     """Write a new file, or put an entry of the table of stages in front of the last one."""
     path = root / name
     if code.startswith("Stage("):
-        entry = textwrap.indent(f"{code.strip()},\n", 8 * " ")
+        entry = textwrap.indent(f"{code.strip()},\n", 4 * " ")
         code = path.read_text().replace(LAST_STAGE, entry + LAST_STAGE, 1)
     path.write_text(code)
 

@@ -4,7 +4,6 @@ import argparse
 import os
 import time
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +89,8 @@ def _measure_run(stage: Stage, plan: Plan, name: str, folder: Path) -> dict[str,
             code_of=lambda settings: code_of_measuring(stage, run, settings, suites),
             notes=notes,
         )
-        module = import_module(stage.import_path)
-        module.measure(measured, getattr(module, stage.settings).model_validate(job["settings"]))
+        module, settings = stage.measuring
+        module.measure(measured, settings.model_validate(job["settings"]))
     return notes | {"wall_time_s": time.monotonic() - began}
 
 
@@ -113,8 +112,8 @@ def _time_runs(stage: Stage, plan: Plan, study: str, folder: Path) -> dict[str, 
         from formerlab.integrations.huggingface.released_run import load_released_model
 
         loaders["load"] = lambda run, device: load_released_model(run, str(device))
-    module, (file,) = import_module(stage.import_path), stage.tables
-    settings = getattr(module, stage.settings).model_validate(job["settings"])
+    (module, kind), (file,) = stage.measuring, stage.tables
+    settings = kind.model_validate(job["settings"])
     notes: dict[str, Any] = module.measure(runs, settings, device, folder / file, **loaders)
     about = {"study": study, "configuration": job["configuration"], "threads": plan["threads"]}
     return about | notes | circumstances(device)

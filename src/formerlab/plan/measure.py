@@ -6,7 +6,6 @@ settings, beside `runs`, the patterns of run names, and `by_run`, settings that 
 
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +50,7 @@ class Asked:
 
     def settings(self, run: str = "") -> Any:
         """Return the settings of a run, with those of the patterns that it matches."""
-        kind: type[Spec] = getattr(import_module(self.stage.import_path), self.stage.settings)
+        kind: type[Spec] = self.stage.measuring[1]
         own = [self.tree.part("by_run", pattern) for pattern in self.which.by_run if fnmatchcase(run, pattern)]
         return parse(kind, laid([self.tree.without(*Which.model_fields), *own], self.subject), self.subject)
 
@@ -91,7 +90,7 @@ def measure_jobs(
 
 def code_of_measuring(stage: Stage, run: AnyRun, settings: Measurement, suites: Sequence[Suite]) -> str:
     """Return the hash of the code that a stage runs; for a released model what loads it, too."""
-    return code_hash(stage.import_path, *_loaders([run]), specs=[settings, run.model, *suites])
+    return code_hash(stage.module, *_loaders([run]), specs=[settings, run.model, *suites])
 
 
 def _loaders(runs: Iterable[AnyRun]) -> tuple[str, ...]:
@@ -117,7 +116,7 @@ def timing_jobs(stage: Stage, runs: Sequence[AnyRun], sources: Sources) -> Jobs:
                 "settings": settings.to_dict(),
                 "runs": [run.id for run in timed],
                 "configuration": fingerprint([settings.to_dict(), parts]),
-                "code": code_hash(stage.import_path, *_loaders(timed), specs=[settings, *specs]),
+                "code": code_hash(stage.module, *_loaders(timed), specs=[settings, *specs]),
                 "memory_bytes": settings.memory_bytes(timed),
             }
     return jobs

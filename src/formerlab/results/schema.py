@@ -27,9 +27,17 @@ CLAIMS = "claims"
 UNPLANNED = "not in the plan"
 """Why rows of a run outside the plan are left out."""
 
+NGRAMS = "correct_1 correct_2 correct_3 correct_4 total_1 total_2 total_3 total_4"
+_PLAIN: dict[Type, str] = {
+    "text": "run task task_version example metric query_token key_token claim name",
+    "integer": "batch repetition layer head multiply_adds",
+    "number": "weight value",
+}
+"""Columns whose names say all."""
 COLUMNS = {
     column.name: column
     for column in (
+        *(Column(name, kind) for kind, names in _PLAIN.items() for name in names.split()),
         Column("step", "integer", "optimizer steps since the run began"),
         Column("tokens", "integer", "tokens predicted"),
         Column("loss_nats", "number", "nats per token, mean over `tokens`"),
@@ -40,7 +48,6 @@ COLUMNS = {
         Column("tokens_per_s", "number", "tokens per second of training"),
         Column("memory_bytes", "integer", "bytes held at one time, at most"),
         Column("split", "text", "train, valid or test"),
-        Column("batch", "integer"),
         Column("top1", "number", "share of right answers"),
         Column("top5", "number", "share of answers whose truth is among the first five"),
         Column("window", "integer", "number of the held-out example: a window, a sentence, an image"),
@@ -52,10 +59,7 @@ COLUMNS = {
         Column("confidence", "number", "probability of the prediction"),
         Column("destination", "integer", "block after which is mixed"),
         Column("source", "integer", "block whose output is mixed in; 0 is the embedding"),
-        Column("weight", "number"),
-        Column("run", "text"),
         Column("measure", "text", "what is measured, by a name of `results/schema.py`"),
-        Column("repetition", "integer"),
         Column("place", "number", "of a run in its repetition; of a measure over depth, block or share"),
         Column("sequences", "integer", "sequences at a time"),
         Column("length", "integer", "tokens of a prompt; words of a translation"),
@@ -67,37 +71,23 @@ COLUMNS = {
         Column("cache_bytes", "integer", "bytes of keys and values"),
         Column("metadata_bytes", "integer", "bytes of scores and positions beside them"),
         Column("kept", "integer", "weights that are left"),
-        Column("value", "number"),
-        Column("task", "text"),
-        Column("task_version", "text"),
-        Column("example", "text"),
-        Column("metric", "text"),
         Column("choices", "integer", "answers to choose from"),
         Column("sentence", "integer", "number of the pair in its split"),
         Column("source_tokens", "integer", "tokens of the source"),
         Column("reference_tokens", "integer", "tokens of the reference"),
         Column("score", "number", "log-probability over length penalty, nats"),
         Column("exact", "integer", "1 where the translation is the reference"),
-        *(
-            Column(f"{kind}_{n}", "integer", f"n-grams of {n} words")
-            for kind in ("correct", "total")
-            for n in range(1, 5)
-        ),
+        *(Column(name, "integer", f"n-grams of {name[-1]} words") for name in NGRAMS.split()),
         Column("reference_length", "integer", "words of the reference"),
         Column("part", "text", "which attention"),
-        Column("layer", "integer"),
-        Column("head", "integer"),
         Column("query", "integer", "position"),
         Column("key", "integer", "position"),
-        Column("query_token", "text"),
-        Column("key_token", "text"),
         Column("operation", "text", "type of layer"),
         Column("axis", "text", "which of n and d varies"),
         Column("n", "integer", "length"),
         Column("d", "integer", "width"),
         Column("k", "integer", "kernel of the convolution"),
         Column("r", "integer", "neighbourhood of restricted attention"),
-        Column("multiply_adds", "integer"),
         Column("path", "integer", "longest path between two positions, layers"),
         Column("choice", "text", "way of choosing alpha"),
         Column("distance_to_ideal", "number", "attention mass that the ideal mask keeps beyond"),
@@ -108,8 +98,6 @@ COLUMNS = {
         Column("high", "number", "90 % quantile"),
         Column("missed", "number", "share of the group that is not among the kept"),
         Column("prompt", "integer", "tokens of the prompt that is compressed"),
-        Column("claim", "text"),
-        Column("name", "text"),
     )
 }
 """The columns that files share, by name."""

@@ -5,9 +5,11 @@ here. docs/extending.md shows how one is added.
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Literal
 
-from formerlab.results.schema import Column, Table, table
+from formerlab.results.schema import NGRAMS, Column, Table, table
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,8 @@ class Stage:
     """Other files that it writes there."""
     record: str = ""
     """Its record, which it writes last and which says what the other files came from; by default <name>.json."""
-    module: str = ""
-    """Of a measurement, the module below `evaluation/` that has its settings and the function `measure`."""
     settings: str = ""
-    """Name of the class of its settings there."""
+    """Of a measurement, the class of its settings, in a module below `evaluation/` with the function `measure`."""
     models: tuple[str, ...] = ()
     """Kinds of models that it measures; empty for all."""
 
@@ -37,9 +37,15 @@ class Stage:
         object.__setattr__(self, "record", self.record or f"{self.name}.json")
 
     @property
-    def import_path(self) -> str:
+    def module(self) -> str:
         """Return the module of a measurement as it is imported."""
-        return f"formerlab.evaluation.{self.module}"
+        return f"formerlab.evaluation.{self.settings.rpartition('.')[0]}"
+
+    @property
+    def measuring(self) -> tuple[ModuleType, Any]:
+        """Return that module and the class of its settings, imported."""
+        module = import_module(self.module)
+        return module, getattr(module, self.settings.rpartition(".")[2])
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -48,241 +54,97 @@ class Stage:
 
 
 CONFIGURATION = "policy alpha recent budget"
-TEST = table(
-    "a non-overlapping window of the held-out stream (a sentence, an image), final weights",
-    "window tokens loss_nats document? label? prediction? rank? confidence?",
-    value="loss_nats",
-)
-LENDER_TEST = table(
-    "the same on the test text of the data set that lends its tokenizer; none where the tokenizer is the run's own",
-    "window tokens loss_nats document?",
-)
-NGRAMS = "correct_1 correct_2 correct_3 correct_4 total_1 total_2 total_3 total_4"
+TEST = table("a non-overlapping window of the held-out stream (a sentence, an image), final weights",
+             "window tokens loss_nats document? label? prediction? rank? confidence?", value="loss_nats")  # fmt: skip
 
-STAGES = {
-    stage.name: stage
-    for stage in (
-        Stage(
-            "data",
-            "prepare a data set: tokenizer, token streams, questions, manifest",
-            "data set",
-            record="manifest.json",
-        ),
-        Stage(
-            "speed",
-            "time the runs of a study beside each other, on an idle machine",
-            "study",
-            {
-                "speed.csv": table(
-                    "a measure of a run in a repetition, the runs in turns",
-                    "run measure repetition place sequences tokens time_s memory_bytes",
-                )
-            },
-            module="timing.speed",
-            settings="Speed",
-            models=("decoder",),
-        ),
-        Stage(
-            "decode",
-            "measure decoding against the length of the text, with whole and pruned caches, on an idle machine",
-            "study",
-            {
-                "decode.csv": table(
-                    "a repetition of decoding behind a prompt, the caches in turns",
-                    f"run {CONFIGURATION} length sequences repetition place "
-                    "time_s cache_bytes metadata_bytes prompt_s?",
-                )
-            },
-            module="timing.decode",
-            settings="DecodeSettings",
-            models=("decoder", "released"),
-        ),
-        Stage(
-            "train",
-            "train one run, or go on with it",
-            "run",
-            {
-                "train.csv": table(
-                    "a logged training step (deterministic)", "step tokens loss_nats lr grad_norm unsmoothed_nats?"
-                ),
-                "timing.csv": table("the same steps (not deterministic)", "step time_s tokens_per_s memory_bytes"),
-                "eval.csv": table(
-                    "a batch of the fixed validation stream at a step", "step split batch tokens loss_nats top1? top5?"
-                ),
-                "test.csv": TEST,
-                "lender_test.csv": LENDER_TEST,
-                "depth.csv": table(
-                    "a learned mixing weight at an evaluation (DenseFormer runs)", "step? destination source weight"
-                ),
-            },
-            ("run.yaml", "weights.safetensors"),
-            record="run.json",
-        ),
-        Stage(
-            "load",
-            "load a released model in place of training one, and measure its loss on the held-out text",
-            "run",
-            {"test.csv": TEST},
-            ("run.yaml",),
-            record="run.json",
-        ),
-        Stage(
-            "zeroshot",
-            "answer the zero-shot questions with a finished run",
-            "run",
-            {
-                "zeroshot.csv": table(
-                    "metric of an example of a task",
-                    "task task_version example metric value choices?",
-                    value="value",
-                    by="task metric",
-                )
-            },
-            module="language.zeroshot",
-            settings="Zeroshot",
-            models=("decoder", "released"),
-        ),
-        Stage(
-            "prune",
-            "evaluate every cache policy on a finished run",
-            "run",
-            {
-                "prune.csv": table(
-                    "a window under a policy",
-                    f"{CONFIGURATION} realised_budget window tokens loss_nats",
-                    value="loss_nats",
-                    by=CONFIGURATION,
-                ),
-                "prune_questions.csv": table(
-                    "a question under a policy",
-                    f"{CONFIGURATION} realised_budget task task_version example metric value choices?",
-                ),
-                "prune_masks.csv": table(
-                    "a measure of the keys kept in a window, on unpruned attention",
-                    f"{CONFIGURATION} window metric value",
-                ),
-                "prune_alphas.csv": table(
-                    "the alpha that a way of choosing gives a head", "budget choice layer head alpha distance_to_ideal"
-                ),
-                "prune_calibrated.csv": table(
-                    "a test window under a choice", "budget choice realised_budget window tokens loss_nats"
-                ),
-                "prune_mask_dumps.csv": table(
-                    "the keys that a query sees in one head, a digit each",
-                    f"{CONFIGURATION} layer head query",
-                    Column("kept", "text", "1 for every key that is seen, else 0"),
-                ),
-                "prune_score_trajectories.csv": table(
-                    "scores of a group of tokens after a query", "group alpha query mean low high missed"
-                ),
-                "prune_one_shot.csv": table(
-                    "a window whose first half was compressed in one shot",
-                    f"{CONFIGURATION} realised_budget prompt window tokens loss_nats",
-                ),
-            },
-            module="pruning.prune",
-            settings="PruneSweep",
-            models=("decoder", "released"),
-        ),
-        Stage(
-            "passkey",
-            "ask a finished run, under cache policies, for a number that stands in a long text",
-            "run",
-            {
-                "passkey.csv": table(
-                    "a hidden number under a policy",
-                    f"{CONFIGURATION} realised_budget length",
-                    Column("depth", "number", "place of the number, as a share of the text"),
-                    Column("number", "integer", "which number of that place"),
-                    Column("found", "integer", "1 where every token of the number is the most probable one"),
-                    Column("log_prob", "number", "log-probability of the number, nats"),
-                    value="found",
-                    by=f"{CONFIGURATION} length",
-                )
-            },
-            module="pruning.passkey",
-            settings="Passkey",
-            models=("decoder", "released"),
-        ),
-        Stage(
-            "floors",
-            "fit n-gram models, or a linear probe, to the data of a run: what its loss is to be seen against",
-            "run",
-            {
-                "floors.csv": table(
-                    "a window of the held-out stream (an image) under a model without depth",
-                    "floor window tokens loss_nats rank?",
-                    value="loss_nats",
-                    by="floor",
-                )
-            },
-            module="floors",
-            settings="Floors",
-        ),
-        Stage(
-            "flow",
-            "look at the flow of information over the depth of a finished run",
-            "run",
-            {
-                "flow.csv": table(
-                    "a measure of a trained model over its depth (`evaluation/language/flow.py`)",
-                    "measure place kept value",
-                )
-            },
-            module="language.flow",
-            settings="Flow",
-            models=("decoder",),
-        ),
-        Stage(
-            "translate",
-            "translate the held-out sentences with a finished run",
-            "run",
-            {
-                "translate.csv": table(
-                    "a translated sentence of a held-out split",
-                    "split sentence source_tokens reference_tokens tokens score exact",
-                ),
-                "bleu.csv": table(
-                    "what a sentence contributes to a corpus score",
-                    f"split sentence metric {NGRAMS} length? reference_length?",
-                ),
-                "attention.csv": table(
-                    "an attention probability on one of a few sentences",
-                    "sentence part layer head query key query_token key_token weight",
-                ),
-            },
-            ("translations.tsv",),
-            module="translation.translate",
-            settings="Decoding",
-            models=("translator",),
-        ),
-        Stage(
-            "complexity",
-            "count and time the layers of Table 1 of the 2017 paper, beside a run",
-            "run",
-            {
-                "complexity.csv": table(
-                    "a layer type at a length and a width",
-                    "operation axis n d k r multiply_adds path time_s memory_bytes",
-                )
-            },
-            module="timing.complexity",
-            settings="Complexity",
-        ),
-        Stage(
-            "exact",
-            "run the numeric checks of the exact claims",
-            "scale",
-            {"exact.csv": table("a number of a claim that needs no training", "claim name value")},
-        ),
-    )
-}
+STAGES = {stage.name: stage for stage in (
+    Stage("data", "prepare a data set: tokenizer, token streams, questions, manifest", "data set",
+          record="manifest.json"),
+    Stage("speed", "time the runs of a study beside each other, on an idle machine", "study", {
+        "speed.csv": table("a measure of a run in a repetition, the runs in turns",
+                           "run measure repetition place sequences tokens time_s memory_bytes"),
+    }, settings="timing.speed.Speed", models=("decoder",)),
+    Stage("decode", "measure decoding against the length of the text, with whole and pruned caches, on an idle machine",
+          "study", {
+        "decode.csv": table("a repetition of decoding behind a prompt, the caches in turns",
+                            f"run {CONFIGURATION} length sequences repetition place "
+                            "time_s cache_bytes metadata_bytes prompt_s?"),
+    }, settings="timing.decode.DecodeSettings", models=("decoder", "released")),
+    Stage("train", "train one run, or go on with it", "run", {
+        "train.csv": table("a logged training step (deterministic)",
+                           "step tokens loss_nats lr grad_norm unsmoothed_nats?"),
+        "timing.csv": table("the same steps (not deterministic)", "step time_s tokens_per_s memory_bytes"),
+        "eval.csv": table("a batch of the fixed validation stream at a step",
+                          "step split batch tokens loss_nats top1? top5?"),
+        "test.csv": TEST,
+        "lender_test.csv": table("the same on the test text of the data set that lends its tokenizer; none where the "
+                                 "tokenizer is the run's own", "window tokens loss_nats document?"),
+        "depth.csv": table("a learned mixing weight at an evaluation (DenseFormer runs)",
+                           "step? destination source weight"),
+    }, ("run.yaml", "weights.safetensors"), record="run.json"),
+    Stage("load", "load a released model in place of training one, and measure its loss on the held-out text", "run",
+          {"test.csv": TEST}, ("run.yaml",), record="run.json"),
+    Stage("zeroshot", "answer the zero-shot questions with a finished run", "run", {
+        "zeroshot.csv": table("metric of an example of a task", "task task_version example metric value choices?",
+                              value="value", by="task metric"),
+    }, settings="language.zeroshot.Zeroshot", models=("decoder", "released")),
+    Stage("prune", "evaluate every cache policy on a finished run", "run", {
+        "prune.csv": table("a window under a policy", f"{CONFIGURATION} realised_budget window tokens loss_nats",
+                           value="loss_nats", by=CONFIGURATION),
+        "prune_questions.csv": table("a question under a policy", f"{CONFIGURATION} realised_budget "
+                                     "task task_version example metric value choices?"),
+        "prune_masks.csv": table("a measure of the keys kept in a window, on unpruned attention",
+                                 f"{CONFIGURATION} window metric value"),
+        "prune_alphas.csv": table("the alpha that a way of choosing gives a head",
+                                  "budget choice layer head alpha distance_to_ideal"),
+        "prune_calibrated.csv": table("a test window under a choice",
+                                      "budget choice realised_budget window tokens loss_nats"),
+        "prune_mask_dumps.csv": table("the keys that a query sees in one head, a digit each",
+                                      f"{CONFIGURATION} layer head query",
+                                      Column("kept", "text", "1 for every key that is seen, else 0")),
+        "prune_score_trajectories.csv": table("scores of a group of tokens after a query",
+                                              "group alpha query mean low high missed"),
+        "prune_one_shot.csv": table("a window whose first half was compressed in one shot",
+                                    f"{CONFIGURATION} realised_budget prompt window tokens loss_nats"),
+    }, settings="pruning.prune.PruneSweep", models=("decoder", "released")),
+    Stage("passkey", "ask a finished run, under cache policies, for a number that stands in a long text", "run", {
+        "passkey.csv": table("a hidden number under a policy", f"{CONFIGURATION} realised_budget length",
+                             Column("depth", "number", "place of the number, as a share of the text"),
+                             Column("number", "integer", "which number of that place"),
+                             Column("found", "integer", "1 where every token of the number is the most probable one"),
+                             Column("log_prob", "number", "log-probability of the number, nats"),
+                             value="found", by=f"{CONFIGURATION} length"),
+    }, settings="pruning.passkey.Passkey", models=("decoder", "released")),
+    Stage("floors", "fit n-gram models, or a linear probe, to the data of a run: what its loss is to be seen against",
+          "run", {
+        "floors.csv": table("a window of the held-out stream (an image) under a model without depth",
+                            "floor window tokens loss_nats rank?", value="loss_nats", by="floor"),
+    }, settings="floors.Floors"),
+    Stage("flow", "look at the flow of information over the depth of a finished run", "run", {
+        "flow.csv": table("a measure of a trained model over its depth (`evaluation/language/flow.py`)",
+                          "measure place kept value"),
+    }, settings="language.flow.Flow", models=("decoder",)),
+    Stage("translate", "translate the held-out sentences with a finished run", "run", {
+        "translate.csv": table("a translated sentence of a held-out split",
+                               "split sentence source_tokens reference_tokens tokens score exact"),
+        "bleu.csv": table("what a sentence contributes to a corpus score",
+                          f"split sentence metric {NGRAMS} length? reference_length?"),
+        "attention.csv": table("an attention probability on one of a few sentences",
+                               "sentence part layer head query key query_token key_token weight"),
+    }, ("translations.tsv",), settings="translation.translate.Decoding", models=("translator",)),
+    Stage("complexity", "count and time the layers of Table 1 of the 2017 paper, beside a run", "run", {
+        "complexity.csv": table("a layer type at a length and a width",
+                                "operation axis n d k r multiply_adds path time_s memory_bytes"),
+    }, settings="timing.complexity.Complexity"),
+    Stage("exact", "run the numeric checks of the exact claims", "scale",
+          {"exact.csv": table("a number of a claim that needs no training", "claim name value")}),
+)}  # fmt: skip
 """Every stage that leaves a record; parents stand before what is made from them."""
-TIMED = {name: stage for name, stage in STAGES.items() if stage.module and stage.unit == "study"}
+TIMED = {name: stage for name, stage in STAGES.items() if stage.settings and stage.unit == "study"}
 """Those that time runs of a study alone on the machine. They need nothing trained, and come first."""
-MEASURED = {name: stage for name, stage in STAGES.items() if stage.module and stage.unit == "run"}
+MEASURED = {name: stage for name, stage in STAGES.items() if stage.settings and stage.unit == "run"}
 """Those that measure a finished run."""
-ALONE = frozenset(stage.name for stage in STAGES.values() if stage.module.startswith("timing."))
+ALONE = frozenset(stage.name for stage in STAGES.values() if stage.settings.startswith("timing."))
 """Those that measure times, for which the machine must be idle."""
 
 MAKING = {name: stage for name, stage in STAGES.items() if stage.record == STAGES["train"].record}
