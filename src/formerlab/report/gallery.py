@@ -6,7 +6,6 @@ workflow by stage, and what all runs cost and came from.
 """
 
 import base64
-import io
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,6 @@ from typing import Any
 
 import pandas as pd
 from pandas import DataFrame
-from PIL import Image
 
 from formerlab.progress import duration
 from formerlab.report import pages
@@ -26,8 +24,6 @@ from formerlab.report.ledger import costs, ledger
 from formerlab.report.pages import readable
 from formerlab.results.read import Results
 
-SMALL_WIDTH = 640
-"""Pixels of a small picture."""
 STYLE = """
 body { margin: 0 auto; max-width: 1180px; padding: 1.2em; }
 section { border-top: 2px solid #ddd; margin-top: 2.2em; }
@@ -67,41 +63,44 @@ def gallery(
     `figures` is the folder with what was drawn; `studies` have a title and a question each, `drawings` the runs behind
     each; `stages` are the jobs of every stage, in groups that run one after the other.
     """
-    columns = ["claim", "item", "outcome", "ours", "runs", "statement"]
-    path = figures / "claims.csv"
+    path, columns = figures / "claims.csv", ["claim", "item", "outcome", "ours", "runs", "statement"]
     claims = pd.read_csv(path) if path.exists() else DataFrame(columns=columns, dtype=str)
-    claims = claims[claims["claim"].str.split("-").str[0].isin(list(studies))]
+    of_study = claims["claim"].str.partition("-")[0] if len(claims) else claims["claim"]
     known = sorted((catalogue()[name] for name in drawings if name in catalogue()), key=lambda drawing: drawing.kind)
-    drawn: dict[str, list[Drawing]] = {name: [] for name in studies}
-    for drawing in known:
-        if (figures / drawing.outputs[1]).exists():
-            drawn[drawing.study].append(drawing)
     heads = [f"<div><h3>{escape(name)}</h3><div class='wide'>{pages.table(readable(rows))}</div></div>"
              for name, rows in tables(results).items()]  # fmt: skip
-    parts = [
+    sheets, sections = [], []
+    for name, study in studies.items():
+        found = [one for one in known if one.study == name and (figures / one.outputs[1]).exists()]
+        sheets.append(_sheet(study["title"], found, figures))
+        command = f"snakemake --cores 2 {name} --config scale={results.scale}"
+        own = claims[of_study == name]
+        inside = [
+            *(pages.heading(study["title"]), pages.paragraph(study["question"])),
+            "" if found else f'<p class="small">Nothing is drawn yet: <code>{escape(command)}</code></p>',
+            _verdicts("All claims of this study", own),
+            *(_article(drawing, drawings[drawing.name], figures, own, results) for drawing in found),
+        ]
+        sections.append(f'<section id="{escape(name)}">{"".join(inside)}</section>')
+    boxes = [
+        "".join(f"<p><b>{escape(stage)}</b> {count} job{'s' * (count != 1)}</p>" for stage, count in group.items())
+        for group in stages
+        if group
+    ]
+    whole = pages.page(f"formerlab at scale {results.scale}", [
         pages.paragraph(_scope(results)),
         f'<div class="heads">{"".join(heads)}</div>',
         pages.paragraph(NOTE),
-        _verdicts("Verdicts on the claims of the papers", claims),
+        _verdicts("Verdicts on the claims of the papers", claims[of_study.isin(list(studies))]),
         pages.paragraph(
             "A picture leads to its caption, the verdicts on claims about its runs, and the command that draws it."
         ),
-        *(_sheet(studies[name]["title"], found, figures) for name, found in drawn.items()),
-    ]
-    for name, found in drawn.items():
-        own = claims[claims["claim"].str.startswith(f"{name}-")]
-        inside = [pages.heading(studies[name]["title"]), pages.paragraph(studies[name]["question"])]
-        if not found:
-            command = f"snakemake --cores 2 {name} --config scale={results.scale}"
-            inside.append(f'<p class="small">Nothing is drawn yet: <code>{escape(command)}</code></p>')
-        inside.append(_verdicts("All claims of this study", own))
-        inside += [_article(drawing, drawings[drawing.name], figures, own, results) for drawing in found]
-        parts.append(f'<section id="{escape(name)}">{"".join(inside)}</section>')
-    parts += [
-        f"<section>{pages.heading('The workflow, by stage')}{_workflow(stages)}</section>",
+        *sheets,
+        *sections,
+        f"<section>{pages.heading('The workflow, by stage')}",
+        f'<div class="stages">{" &rarr; ".join(f"<div>{box}</div>" for box in boxes)}</div></section>',
         f"<section>{pages.heading('Provenance and cost')}{_provenance(results, figures)}</section>",
-    ]
-    whole = pages.page(f"formerlab at scale {results.scale}", parts)
+    ])  # fmt: skip
     return whole.replace("</style>", f"{STYLE}</style>", 1)
 
 
@@ -117,7 +116,7 @@ def _scope(results: Results) -> str:
 
 def _sheet(title: str, found: Sequence[Drawing], figures: Path) -> str:
     links = [
-        f'<a href="#{drawing.name}"><img alt="" src="{_small(figures / f"{drawing.name}.png")}"><br>'
+        f'<a href="#{drawing.name}"><img alt="" src="{_uri(figures / drawing.outputs[1])}"><br>'
         f"{escape(pages.title(drawing.caption))}</a>"
         for drawing in found
         if drawing.kind == "figure"
@@ -128,8 +127,7 @@ def _sheet(title: str, found: Sequence[Drawing], figures: Path) -> str:
 def _article(drawing: Drawing, runs: Sequence[str], figures: Path, claims: DataFrame, results: Results) -> str:
     words = escape(pages.title(drawing.caption))
     if drawing.kind == "figure":
-        picture = figures / f"{drawing.name}.png"
-        shown = f'<img alt="{words}" src="{_uri(picture.read_bytes())}">'
+        shown = f'<img alt="{words}" src="{_uri(figures / drawing.outputs[1])}">'
     else:
         body = (figures / f"{drawing.name}.html").read_text(encoding="utf-8")
         body = re.sub(r"^.*?<h1>.*?</h1>\s*(?:<p>.*?</p>)?|</body>.*$", "", body, flags=re.DOTALL)
@@ -172,16 +170,6 @@ def _chip(outcome: str) -> str:
     return f'<span class="verdict {escape(outcome)}">{escape(outcome.replace("_", " "))}</span>'
 
 
-def _workflow(stages: Sequence[Mapping[str, int]]) -> str:
-    """Return the stages as boxes with their jobs, from left to right."""
-    boxes = [
-        "".join(f"<p><b>{escape(stage)}</b> {count} job{'s' * (count != 1)}</p>" for stage, count in group.items())
-        for group in stages
-        if group
-    ]
-    return f'<div class="stages">{" &rarr; ".join(f"<div>{box}</div>" for box in boxes)}</div>'
-
-
 def _provenance(results: Results, figures: Path) -> str:
     rows, page = ledger(results), figures / "runs.html"
     if rows.empty:
@@ -192,14 +180,5 @@ def _provenance(results: Results, figures: Path) -> str:
     return f"<div class='wide'>{pages.table(costs(rows))}</div>{unfolded}"
 
 
-def _small(path: Path) -> str:
-    with Image.open(path) as picture:
-        small = picture.convert("RGB")
-    small.thumbnail((SMALL_WIDTH, SMALL_WIDTH), Image.Resampling.LANCZOS)
-    written = io.BytesIO()
-    small.quantize(128).save(written, "PNG", optimize=True)
-    return _uri(written.getvalue())
-
-
-def _uri(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+def _uri(path: Path) -> str:
+    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"

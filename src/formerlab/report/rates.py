@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from formerlab.report.families import families
 from formerlab.report.names import data_set
@@ -27,6 +27,7 @@ TOLD = (
     "steps",
 )
 """Keys of a spec that a reader tells models of the same name apart by, the telling ones first."""
+_LINES = ("-", "--", ":", "-.")
 
 
 def searches(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
@@ -42,14 +43,12 @@ def searches(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
         members.setdefault(number, []).append(record)
     members.pop(-1, None)
     found = sorted(members.values(), key=lambda own: (own[0]["init"] is not None, own[0]["data"]["name"] == "second"))
-    names = names_apart([own[0] for own in found], results.scale)
-    rows = [
-        {"source": "ours", "panel": panel_of(own[0], results.scale), "family": name, "variant": variant_of(own[0])}
-        | row
-        for own, name in zip(found, names, strict=True)
+    told = told_apart([own[0] for own in found], results.scale).to_dict("records")
+    return DataFrame(
+        {"source": "ours", "panel": said["panel"], "family": said["family"]} | said | row
+        for own, said in zip(found, told, strict=True)
         for row in _family(own, losses)
-    ]
-    return DataFrame(rows)
+    )
 
 
 def last_losses(results: Results, study: str, runs: Sequence[str]) -> dict[str, float]:
@@ -77,34 +76,29 @@ def _family(members: Sequence[dict[str, Any]], losses: dict[str, float]) -> list
     return rows
 
 
-def panel_of(record: dict[str, Any], scale: str) -> str:
-    """Return the panel of a run: its data set, the depth of its model, and whether it starts from another run."""
-    data, layers = data_set(record["data"]["name"], None, scale), record["spec"]["model"].get("layers")
-    start = "from a parent" if record["init"] else "from scratch"
-    return f"{data}, {layers:.0f} blocks, {start}" if layers else f"{data}, {start}"
+def told_apart(firsts: Sequence[dict[str, Any]], scale: str) -> DataFrame:
+    """Return a row per family, given by the record of its first run: its panel, variant, name and look.
 
-
-def variant_of(record: dict[str, Any]) -> str:
-    """Return what a reader calls the model of a run."""
-    return variant(flatten({"spec": record["spec"]}))
-
-
-def names_apart(firsts: Sequence[dict[str, Any]], scale: str) -> list[str]:
-    """Return what a reader calls each family, by what tells it from others of its panel."""
-    flat = [flatten({"spec": record["spec"]}) for record in firsts]
-    names = [variant_of(record).removeprefix(f"{GROWN}: ") for record in firsts]
-    known = [*TOLD, *(key.removeprefix("spec.") for key in dict.fromkeys(key for one in flat for key in one))]
-    own = ("study", "name", "seed", RATE)
-    for key in (key for key in known if key not in own):
-        places = list(zip(names, (panel_of(first, scale) for first in firsts), strict=True))
-        values = [one.get(f"spec.{key}") for one in flat]
-        for place in {place for place in places if places.count(place) > 1}:
-            alike = [number for number, other in enumerate(places) if other == place]
-            if len({str(values[number]) for number in alike}) > 1:
+    The panel is a data set, a depth, and whether runs start from another. The name says what tells a family from others
+    of its variant there; the second of them is dashed and hollow.
+    """
+    flat, panels = [flatten({"spec": record["spec"]}) for record in firsts], []
+    for record in firsts:
+        layers, start = record["spec"]["model"].get("layers"), "from a parent" if record["init"] else "from scratch"
+        depth = f"{layers:.0f} blocks" if layers else ""
+        panels.append(", ".join(filter(None, [data_set(record["data"]["name"], None, scale), depth, start])))
+    known = DataFrame({"panel": panels, "variant": [variant(one) for one in flat]})
+    known["family"] = known["variant"].str.removeprefix(f"{GROWN}: ")
+    others = (key.removeprefix("spec.") for one in flat for key in one)
+    for key in (key for key in dict.fromkeys([*TOLD, *others]) if key not in ("study", "name", "seed", RATE)):
+        values = Series([one.get(f"spec.{key}") for one in flat], dtype=object)
+        for alike in [*known.groupby(["panel", "family"]).groups.values()]:
+            if values[alike].astype(str).nunique() > 1:
                 label = "" if isinstance(values[alike[0]], str) else key.rpartition(".")[2].replace("_", " ") + " "
-                for number in alike:
-                    names[number] += f", {label}{values[number]}"
-    return names
+                known.loc[alike, "family"] += [f", {label}{value}" for value in values[alike]]
+    nth = known.groupby(["panel", "variant"]).cumcount()
+    known["_linestyle"] = nth.mod(len(_LINES)).map(dict(enumerate(_LINES)))
+    return known.assign(_markerfacecolor=nth.gt(0).map({True: "white", False: None}))
 
 
 def at_the_edge(rows: DataFrame) -> list[str]:

@@ -2,26 +2,14 @@
 
 from collections.abc import Sequence
 
-import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.drawings import plot
 from formerlab.report.panel import Panel, sheet
-from formerlab.report.rates import at_the_edge, names_apart, panel_of, searches, variant_of
+from formerlab.report.rates import at_the_edge, searches, told_apart
 from formerlab.report.runs import seed_notes
 from formerlab.results.read import Results
 from formerlab.statistics import weighted_means
-
-_LINES = ("-", "--", ":", "-.")
-
-
-def told_apart(rows: DataFrame) -> DataFrame:
-    """Return rows that say how each family is drawn: the second of one kind in a panel is dashed and hollow."""
-    known = rows[["panel", "variant", "family"]].drop_duplicates()
-    nth = known.groupby(["panel", "variant"]).cumcount()
-    known["_linestyle"] = [_LINES[number % len(_LINES)] for number in nth]
-    known["_markerfacecolor"] = nth.gt(0).map({True: "white", False: None})
-    return rows.merge(known, how="left")
 
 
 @plot(studies="transformer tokenformer denseformer decay combined vision", reads="eval.csv", draw=sheet(
@@ -36,13 +24,11 @@ def curves(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     """
     rows = results.rows("eval.csv", study, runs)
     by_seed = weighted_means(rows[rows["split"].eq("valid") & rows["step"].gt(0)], ["run", "seed", "step"])
-    means = by_seed.groupby(["run", "step"], sort=False).agg(["mean", "size"]).reset_index()
-    means.columns = pd.Index(["run", "step", "loss_nats", "seeds"])
+    means = by_seed.groupby(["run", "step"], sort=False).agg(loss_nats="mean", seeds="size").reset_index()
     known = {record["run"]: record for record in results.records() if record["study"] == study}
-    firsts = [known[run] for run in means["run"].unique()]
-    told = {"run": means["run"].unique(), "source": "ours", "panel": [panel_of(one, results.scale) for one in firsts]}
-    told |= {"variant": [variant_of(one) for one in firsts], "family": names_apart(firsts, results.scale)}
-    return told_apart(means.merge(DataFrame(told)).sort_values(["panel", "run", "step"]))
+    told = told_apart([known[run] for run in means["run"].unique()], results.scale)
+    means = means.assign(source="ours").merge(told.assign(run=means["run"].unique()))
+    return means.sort_values(["panel", "run", "step"])
 
 
 def _notes(rows: DataFrame) -> list[str]:
@@ -67,4 +53,4 @@ def rates(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     rate has a higher and a lower one beside it in the grid; where it has not, the last sentence says so, and no
     comparison at that rate is fair.
     """
-    return told_apart(searches(results, runs, study=study))
+    return searches(results, runs, study=study)
