@@ -93,7 +93,7 @@ def zeroshot_folder(arguments: argparse.Namespace) -> None:
     """Answer zero-shot questions with a model folder."""
     from formerlab.evaluation.language.zeroshot import COLUMNS
     from formerlab.integrations.huggingface.load import load_any
-    from formerlab.integrations.huggingface.sweep import task_means
+    from formerlab.integrations.huggingface.sweep import means_by_name
     from formerlab.progress import Progress
 
     sweep, source = _asked(arguments)
@@ -103,7 +103,7 @@ def zeroshot_folder(arguments: argparse.Namespace) -> None:
         options: dict[str, Any] = {"batch": sweep.batch, "batch_tokens": sweep.batch_tokens, "progress": progress}
         rows = [row[: len(COLUMNS)] for row in questions.answers(loaded.model, **options)]
     write_rows(arguments.out / "zeroshot.csv", COLUMNS, rows)
-    for name, mean in task_means(rows).items():
+    for name, mean in means_by_name((f"{row[0]} {row[3]}", row[4]) for row in rows).items():
         print(f"{name:<40} {mean:.4f}")
     for task, count in questions.cut(loaded.model.spec.context).items():
         print(f"{task}: {count} requests are longer than the model's context and lost their beginning", file=sys.stderr)
@@ -112,6 +112,8 @@ def zeroshot_folder(arguments: argparse.Namespace) -> None:
 
 def prune_folder(arguments: argparse.Namespace) -> None:
     """Answer zero-shot questions with a model folder under cache policies."""
+    from pandas import DataFrame
+
     from formerlab.integrations.huggingface.load import identity_of, load_any
     from formerlab.integrations.huggingface.sweep import run_sweep
 
@@ -119,14 +121,8 @@ def prune_folder(arguments: argparse.Namespace) -> None:
     identity = identity_of(source, arguments.device)
     loaded = load_any(source, device=arguments.device, online=arguments.online)
     means = run_sweep(loaded, sweep, arguments.out, identity=identity, online=arguments.online)
-    columns = [name for name in means[0] if not name.endswith("acc_norm")]
-    print("\t".join(columns))
-    for row in means:
-        cells = (
-            "" if value is None else f"{value:.4f}" if isinstance(value, float) else value
-            for value in map(row.get, columns)
-        )
-        print(*cells, sep="\t")
+    table = DataFrame(means).filter(regex="(?<!acc_norm)$")
+    print(table.to_csv(sep="\t", index=False, float_format="%.4f"), end="")
     print(f"every answer and window in {arguments.out}", file=sys.stderr)
 
 

@@ -1,6 +1,7 @@
 """The verb `released`: a released language model under cache policies, measured, drawn and heard, in minutes."""
 
 import argparse
+import platform
 import textwrap
 import time
 from collections.abc import Sequence
@@ -75,14 +76,15 @@ def released(arguments: argparse.Namespace) -> None:
     if narrowed.dtype is not None:
         loaded.model.to(getattr(torch, narrowed.dtype))
     policies = ({"kind": "local"}, {"kind": "h2o"})
-    asked = {"tasks": sample.tasks, "texts": (sample.text,), "windows": arguments.windows}
-    sweep = read_sweep(None, policies=policies, alphas=(ALPHA,), budgets=BUDGETS, **asked)
+    asked: dict[str, Any] = {"policies": policies, "alphas": (ALPHA,), "budgets": BUDGETS, **sample}
+    sweep = read_sweep(None, windows=arguments.windows, **asked)
     means = run_sweep(loaded, sweep, out, identity=identity_of(narrowed, arguments.device))
+    name = f"python-docs-{platform.python_version()}"  # which change with every release
     rows = summarised(means, KINDS * arguments.questions)
     (out / "table.txt").write_text(table(rows) + "\n", encoding="utf-8")
-    picture(rows, 100 / CHOICES, f"{arguments.model}, {sample.name}", out / "accuracy_and_loss")
+    picture(rows, 100 / CHOICES, f"{arguments.model}, {name}", out / "accuracy_and_loss")
     chance = f"{CHOICES} choices, chance {100 // CHOICES} %, 95 % intervals"
-    print(f"\n{arguments.model} ({narrowed.dtype or 'as saved'}) on {sample.name}, {chance}:\n\n{table(rows)}")
+    print(f"\n{arguments.model} ({narrowed.dtype or 'as saved'}) on {name}, {chance}:\n\n{table(rows)}")
     print(f"\n{time.perf_counter() - start:.0f} s. Figure, table, answers, losses and texts are in {out}")
     print("The same on your own prompt:   make released PROMPT='...'      on your own model: docs/pruning.md")
 

@@ -14,6 +14,7 @@ from formerlab.commands.context import add_verb, job_of, load_plan
 from formerlab.commands.gpus import on_several, own_gpus, seconds_left
 from formerlab.errors import UserError
 from formerlab.files import read_json, sha256, write_json
+from formerlab.plan.judge import Judge
 from formerlab.results.stages import STAGES
 
 
@@ -90,11 +91,14 @@ def train(arguments: argparse.Namespace) -> None:
 
 def load(arguments: argparse.Namespace) -> None:
     """Load the released model of one run of the plan."""
+    plan = load_plan(arguments)
+    job = job_of(plan, "load", arguments.id)
+    if Judge(plan).verdict("load", arguments.id).current:
+        print(f"{arguments.id}: already loaded")
+        return
     from formerlab.integrations.huggingface.released_run import load_stage
     from formerlab.training.any_run import ReleasedRun
 
-    plan = load_plan(arguments)
-    job = job_of(plan, "load", arguments.id)
     with as_planned(plan, "load", arguments.id):
         run, data = ReleasedRun.model_validate(job["spec"]), Path(plan["data"][job["data"]]["out"])
         out = Path(plan["results"], arguments.id)

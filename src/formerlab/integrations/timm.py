@@ -5,6 +5,7 @@ take timm's keyword arguments (num_classes, img_size, in_chans, global_pool, dro
 `VisionTransformer`. timm has no entry points for models of others.
 """
 
+import re
 from typing import Any
 
 import torch
@@ -77,30 +78,12 @@ def _build(cfg: VisionTransformer, *, num_classes: int, global_pool: str | None 
     return model
 
 
-WHOLE = {
-    "cls_token": "class_token.token",
-    "pos_embed": "position.rows",
-    "patch_embed.proj.weight": "patch_embed.weight",
-    "patch_embed.proj.bias": "patch_embed.bias",
-    "norm.weight": "final_norm.gain",
-    "norm.bias": "final_norm.bias",
-    "head.weight": "head.weight",
-    "head.bias": "head.bias",
+MODULES = {
+    **{"patch_embed.proj": "patch_embed", "norm": "final_norm", "head": "head"},
+    **{"norm1": "attention_norm", "norm2": "feedforward_norm", "attn.proj": "attention.output"},
+    **{"mlp.fc1": "feedforward.inner", "mlp.fc2": "feedforward.outer"},
 }
-"""timm's names of the parameters outside the blocks, and ours."""
-
-IN_BLOCK = {
-    "norm1.weight": "attention_norm.gain",
-    "norm1.bias": "attention_norm.bias",
-    "norm2.weight": "feedforward_norm.gain",
-    "norm2.bias": "feedforward_norm.bias",
-    "attn.proj.weight": "attention.output.weight",
-    "attn.proj.bias": "attention.output.bias",
-    "mlp.fc1.weight": "feedforward.inner.weight",
-    "mlp.fc1.bias": "feedforward.inner.bias",
-    "mlp.fc2.weight": "feedforward.outer.weight",
-    "mlp.fc2.bias": "feedforward.outer.bias",
-}
+"""timm's names of modules, in a block and outside, and ours."""
 
 
 def from_timm(state: dict[str, Tensor], spec: VisionTransformer) -> dict[str, Tensor]:
@@ -110,18 +93,15 @@ def from_timm(state: dict[str, Tensor], spec: VisionTransformer) -> dict[str, Te
     keeps queries, keys and values in one matrix, which is taken apart. Raises UserError naming a parameter that has no
     counterpart (layer scale, registers, query norms), so that nothing is dropped in silence.
     """
-    renamed: dict[str, Tensor] = {}
+    renamed = {"class_token.token": state["cls_token"].reshape(spec.width)}
+    renamed["position.rows"] = state["pos_embed"].reshape(spec.context, spec.width)
     for name, weight in state.items():
-        block, _, inner = name.removeprefix("blocks.").partition(".")
-        if name in WHOLE:
-            renamed[WHOLE[name]] = weight
-        elif name.startswith("blocks.") and inner in IN_BLOCK:
-            renamed[f"blocks.{block}.{IN_BLOCK[inner]}"] = weight
-        elif name.startswith("blocks.") and inner in ("attn.qkv.weight", "attn.qkv.bias"):
+        block, theirs, kind = re.fullmatch(r"(blocks\.\d+\.|)(.*?)\.?(\w+)", name).groups()  # type: ignore[union-attr]
+        if theirs == "attn.qkv":
             for part, third in zip(("query", "key", "value"), weight.chunk(3), strict=True):
-                renamed[f"blocks.{block}.attention.{part}.{inner.rpartition('.')[2]}"] = third
-        else:
+                renamed[f"{block}attention.{part}.{kind}"] = third
+        elif ours := MODULES.get(theirs):
+            renamed[f"{block}{ours}.{'gain' if ours.endswith('norm') and kind == 'weight' else kind}"] = weight
+        elif name not in ("cls_token", "pos_embed"):
             raise UserError(f"timm's parameter {name} has no counterpart in a VisionTransformer; use a plain ViT")
-    renamed["class_token.token"] = renamed["class_token.token"].reshape(spec.width)
-    renamed["position.rows"] = renamed["position.rows"].reshape(spec.context, spec.width)
     return renamed

@@ -1,7 +1,7 @@
 """A causal language model of transformers behind the interface of our own decoders."""
 
 import inspect
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -11,6 +11,7 @@ from formerlab.errors import UserError
 from formerlab.integrations.huggingface.attention import NAME, attending
 from formerlab.layers.attention import Attend, Heads, KeyHeads, causal_attention
 from formerlab.layers.position import PositionEncoding, Stream
+from formerlab.released import sizes_of
 
 STATIC = ("default", "linear", "llama3")
 """Kinds of rotation whose angles do not depend on the length of the text."""
@@ -72,15 +73,6 @@ DISTANCE = 5
 """Positions between the two keys that are compared."""
 
 
-class Sizes(NamedTuple):
-    """The part of a model's spec that evaluation needs."""
-
-    context: int
-    """Longest sequence, in tokens."""
-    vocabulary: int
-    layers: int
-
-
 class CausalLM(nn.Module):
     """Any causal model whose attention goes through transformers' interface: `model(tokens, attend=..., start=...)`.
 
@@ -102,7 +94,7 @@ class CausalLM(nn.Module):
         length: int | None = longest if context is None else context
         if context is not None and longest is not None and context > longest:
             raise UserError(f"{self.name}: context {context} exceeds the model's {longest} positions")
-        self.spec = Sizes(length or PROBE, config.vocab_size, config.num_hidden_layers)
+        self.spec = sizes_of(model, PROBE).model_copy(update={"context": length or PROBE})
         self._check_windows(config)
         self.model = model.eval()
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters

@@ -4,7 +4,6 @@ import json
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import torch
 import yaml
@@ -43,11 +42,7 @@ def load_stage(run: ReleasedRun, data: Path, out: Path, *, device: str, threads:
     provenance.git_state()
     torch.set_num_threads(threads)
     keep_memory()
-    manifest, path = read_manifest(data), out / "run.json"
-    if _is_finished(path, run, manifest, code_hash):
-        print(f"{run.id}: already loaded")
-        return
-    path.unlink(missing_ok=True)  # no old record speaks for new files
+    manifest = read_manifest(data)
     weights = files_state(run.model.source, out / HASHES)
     model = load_released_model(run, device)
     _check_sizes(run, model)
@@ -76,7 +71,7 @@ def load_stage(run: ReleasedRun, data: Path, out: Path, *, device: str, threads:
         "rows_sha256": hashes_of_rows(out, STAGES["load"].tables),
         "final": {"train_loss_nats": None, "valid_loss_nats": None, "test_loss_nats": mean_loss(losses)},
     }
-    write_json(path, record)
+    write_json(out / "run.json", record)
 
 
 def load_released_model(run: ReleasedRun, device: str = "cpu") -> CausalLM:
@@ -108,17 +103,6 @@ def quantisation(source: ReleasedModel) -> str | None:
 
     counts = Counter(tensor.tensor_type.name for tensor in GGUFReader(source.place()).tensors)
     return ", ".join(f"{name} ({count})" for name, count in counts.most_common())
-
-
-def _is_finished(path: Path, run: ReleasedRun, manifest: dict[str, Any], code_hash: str) -> bool:
-    """Say whether run.json is that of this very run on these data and weights."""
-    if not path.exists() or not (path.parent / "test.csv").exists():
-        return False
-    record = read_json(path)
-    found = [record.get(name) for name in ("spec_hash", "code_hash", "weights_sha256", "rows_sha256")]
-    rows = hashes_of_rows(path.parent, STAGES["load"].tables)
-    known = [run.fingerprint(), code_hash, files_state(run.model.source, path.parent / HASHES), rows]
-    return bool(found == known and record["data"]["fingerprint"] == manifest["fingerprint"])
 
 
 def _check_sizes(run: ReleasedRun, model: CausalLM) -> None:

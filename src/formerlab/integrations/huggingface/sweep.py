@@ -2,17 +2,16 @@
 
 import json
 import math
-import platform
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
-from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 import yaml
+from pandas import DataFrame
 from pydantic import Field, field_validator
 
 from formerlab.cache import H2O, Budget, CachePolicy
@@ -141,30 +140,18 @@ def run_sweep(
 def _means(configuration: Configuration, answered: Sequence[Row], measured: Sequence[Row]) -> dict[str, Cell]:
     """Return the configuration's name, its mean realised budget, and the means of metrics and losses."""
     policy, alpha, _, budget = cells = configuration.cells()
-    rows = [row[4:] for row in answered if row[:4] == cells]
-    windows = [(f"{row[0]} {row[1]} loss", row[6], row[9]) for row in measured if row[2:6] == cells]
-    realised = [row[0] for row in rows] or [row[1] for row in windows]
-    found: dict[str, Cell] = {"policy": policy, "alpha": alpha, "budget": budget, "realised": _mean(realised)}
-    found |= task_means([row[1:] for row in rows])
-    return found | {name: _mean([row[2] for row in windows if row[0] == name]) for name, *_ in windows}
+    own = [(row[4], f"{row[5]} {row[8]}", row[9]) for row in answered if row[:4] == cells]
+    own += [(row[6], f"{row[0]} {row[1]} loss", row[9]) for row in measured if row[2:6] == cells]
+    realised = means_by_name(("realised", row[0]) for row in own)
+    return {"policy": policy, "alpha": alpha, "budget": budget, **realised, **means_by_name(row[1:] for row in own)}
 
 
-def task_means(rows: Sequence[Row]) -> dict[str, float]:
-    """Return the mean over examples of each task and metric, given the columns of zeroshot.csv; of log_prob exp(-mean).
-
-    That is the perplexity of a task's answers.
-    """
-    found = {}
-    for task, metric in dict.fromkeys((row[0], row[3]) for row in rows):
-        mean = _mean([row[4] for row in rows if (row[0], row[3]) == (task, metric)])
-        found[f"{task} perplexity" if metric == "log_prob" else f"{task} {metric}"] = (
-            math.exp(-mean) if metric == "log_prob" else mean
-        )
-    return found
-
-
-def _mean(values: Sequence[Cell]) -> float:
-    return fmean(float(value) for value in values if value is not None)
+def means_by_name(values: Iterable[tuple[str, Cell]]) -> dict[str, float]:
+    """Return the mean of the values of each name; of a task's log_prob its perplexity, exp(-mean)."""
+    means = DataFrame(values, columns=["name", "value"]).groupby("name", sort=False)["value"].mean().to_dict()
+    ending = " log_prob"
+    perplexities = {name: math.exp(-mean) for name, mean in means.items() if name.endswith(ending)}
+    return {name.replace(ending, " perplexity"): mean for name, mean in (means | perplexities).items()}
 
 
 def _task(name: str) -> str | dict[str, Any]:
@@ -176,21 +163,11 @@ CHARACTERS = 400_000
 """Of the text, at most."""
 
 
-class Sample(NamedTuple):
-    """Files of a sample: the documentation of Python's standard library (PSF-2.0), which every Python has."""
+def write_sample(folder: Path, questions: int) -> dict[str, tuple[str, ...]]:
+    """Write the documentation of Python's standard library (PSF-2.0) as `tasks` and `texts` of a sweep; return those.
 
-    name: str
-    """With the version of Python, whose documentation changes with every release."""
-    tasks: tuple[str, ...]
-    """Tasks of lm-evaluation-harness, one a kind of question, with four choices each."""
-    text: str
-
-
-def write_sample(folder: Path, questions: int) -> Sample:
-    """Write so many questions of each kind, and the text for windows, the same on every machine with this Python.
-
-    A model that read the documentation while it was trained has seen it: that is no matter for a comparison of caches,
-    but these numbers are not those of a benchmark.
+    A task is a kind of question, with so many `questions` of four choices. With the same Python they are the same on
+    every machine. A model may have seen them while it was trained: they compare caches, and are no benchmark.
     """
     with Workers(1) as workers:
         modules = list(read_modules(Embedded(packages=()).located(), Seen(), workers))
@@ -208,4 +185,4 @@ def write_sample(folder: Path, questions: int) -> Sample:
         paths.append(str(path))
     text = folder / "python_docs.txt"
     write_text(text, "\n\n".join(module.render() for module in modules)[:CHARACTERS])
-    return Sample(f"python-docs-{platform.python_version()}", tuple(paths), str(text))
+    return {"tasks": tuple(paths), "texts": (str(text),)}
