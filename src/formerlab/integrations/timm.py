@@ -79,9 +79,14 @@ def _build(cfg: VisionTransformer, *, num_classes: int, global_pool: str | None 
 
 
 MODULES = {
-    **{"patch_embed.proj": "patch_embed", "norm": "final_norm", "head": "head"},
-    **{"norm1": "attention_norm", "norm2": "feedforward_norm", "attn.proj": "attention.output"},
-    **{"mlp.fc1": "feedforward.inner", "mlp.fc2": "feedforward.outer"},
+    "patch_embed.proj": "patch_embed",
+    "norm": "final_norm",
+    "head": "head",
+    "norm1": "attention_norm",
+    "norm2": "feedforward_norm",
+    "attn.proj": "attention.output",
+    "mlp.fc1": "feedforward.inner",
+    "mlp.fc2": "feedforward.outer",
 }
 """timm's names of modules, in a block and outside, and ours."""
 
