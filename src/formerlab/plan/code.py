@@ -142,14 +142,26 @@ def _statements(module: str) -> tuple[tuple[str, str | None], ...]:
     for node in _tree(module).body:
         if isinstance(node, ast.ImportFrom):
             ones = [(alias, ast.ImportFrom(node.module, [alias], node.level)) for alias in node.names]
-            found += [(ast.unparse(one), _target(node, alias)) for alias, one in ones]
+            found += [(_text(one), _target(node, alias)) for alias, one in ones]
             continue
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             value = node.value.value if isinstance(node.value, ast.Subscript) else None
             if node.targets[0].id == "__all__" or (isinstance(value, ast.Name) and value.id == "Annotated"):
                 continue
-        found.append((ast.unparse(node), None))
+        found.append((_text(node), None))
     return tuple(found)
+
+
+def _text(node: object) -> str:
+    """Return a syntax tree as a text that is the same under every Python: `ast.unparse` quotes f-strings otherwise from
+    3.12 on, and `ast.dump` leaves fields out from 3.13 on.
+    """
+    if isinstance(node, list):
+        return f"[{', '.join(map(_text, node))}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = [f"{name}={_text(value)}" for name, value in ast.iter_fields(node) if value not in (None, [])]
+    return f"{type(node).__name__}({', '.join(fields)})"
 
 
 @functools.cache
