@@ -33,7 +33,6 @@ from formerlab.cache import Decay, KVCache, PrunedCache
 from formerlab.layers.block import activation_elements
 from formerlab.models import Decoder
 from formerlab.plan.build import build_plan
-from formerlab.plan.cost import MIXING_BYTES
 from formerlab.plan.hardware import Hardware
 from formerlab.plan.memory import memory_bytes
 from formerlab.training.run import Run
@@ -153,7 +152,7 @@ def rows(parts, runs):
         small = model.model_copy(update={"vocabulary": 32, "width": 64, "heads": 2, "context": TIME, "layers": 6})
         found = counted_bytes(small)[1]
         plain = found if plain is None else plain
-        yield "moved", name, "kB a token", MIXING_BYTES * small.mixing_flops(1) / 1e3, (found - plain) / 1e3
+        yield "moved", name, "kB a token", small.depth.moved(6, 64) / 1e3, (found - plain) / 1e3
     for name in ("plain", "dwa-4x5", "dwa-1x1", "attention-residuals", "mudd") if "launches" in parts else ():
         for cache in (KVCache(), PrunedCache(Decay(), 2)):
             yield (

@@ -121,10 +121,6 @@ class Decoder(Spec):
         """Return the token-token part of `flops`: 4 layers width time^2."""
         return 4 * self.layers * self.width * time * time
 
-    def mixing_flops(self, time: int) -> int:
-        """Elementwise FLOPs of the depth mixer in the forward pass of one sequence; not part of `flops`."""
-        return time * self.depth.flops(self.layers, self.width)
-
     def activation_elements(self) -> int:
         """Return an estimate of the numbers kept per token for the backward pass: the logits twice, and the blocks.
 

@@ -115,10 +115,6 @@ class VisionTransformer(Spec):
         block = activation_elements(self.width, self.projection, self.feedforward, self.depth)
         return self.context * self.layers * block + 2 * self.classes
 
-    def mixing_flops(self) -> int:
-        """Elementwise FLOPs of the depth mixer in the forward pass of one image; not part of `flops`."""
-        return self.context * self.depth.flops(self.layers, self.width)
-
 
 def full_attention(layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
     """softmax(q k^T / sqrt(d_head)) v: every token sees every token (arXiv:1706.03762, eq. 1)."""

@@ -19,9 +19,6 @@ BYTES_PER_TOKEN = 3
 """Bytes of text per token, roughly, where only bytes are known."""
 SHARING = 0.9
 """Speed of several GPUs over their number times that of one: the rest is the summing of gradients. Stated."""
-MIXING_BYTES = 6
-"""Bytes moved for each elementwise operation of a depth mixer: a multiply-add, which counts as two, reads one float32
-number of the stream, forward, for the gradient of the stream and for that of the weight."""
 STREAMED = 0.8
 """Share of the memory's bandwidth that a sum over many tensors reaches. Stated."""
 
@@ -80,7 +77,7 @@ def hours(run: Run, scale: Scale, hardware: Hardware, count: int = 1) -> float:
     parts = trained / sharing + evaluated / TRAINING_PASSES  # every process validates, all training is shared out
     products = (run.flops / sharing + evaluated * run.forward_flops) / rate
     starting = hardware.start_s + (hardware.compile_s * blocks(run.model) if run.compile else 0.0)
-    moved = MIXING_BYTES * run.model.mixing_flops(1) if isinstance(run.model, Decoder) else 0.0  # per token
+    moved = run.model.depth.moved(run.model.layers, run.model.width) if isinstance(run.model, Decoder) else 0
     mixing = parts * moved / (STREAMED * hardware.memory_gb_per_s * 1e9)
     return (starting + products + mixing + parts / run.task.part_tokens * around) / 3600
 

@@ -32,6 +32,10 @@ class DynamicHyperConnections(HyperConnections):
     label: ClassVar[str] = "Hyper-Connections, dynamic, n = {streams}"
     look: ClassVar[tuple[str, str]] = ("#4E9A9A", "H")
     kind: Literal["dynamic_hyper_connections"] = "dynamic_hyper_connections"
+    passes: ClassVar[int] = HyperConnections.passes + 11
+    """Forward the norm reads and writes them, and its product and the sub-layer read them. Backward they are read for
+    A_m; the product reads the norm and writes its gradient, the norm reads both and writes its own, the sum reads it.
+    """
     eps: Epsilon = 1e-5
     """Added to the variance in the norm."""
 

@@ -19,9 +19,9 @@ class SkipsWithGains(DepthSpec):
     look: ClassVar[tuple[str, str]] = ("#8C564B", "h")
     kind: Literal["gains"] = "gains"
 
-    def flops(self, layers: int, width: int) -> int:
-        """Elementwise FLOPs per token (2 per multiply-add, the addition being that of the residual connection)."""
-        return 2 * 2 * layers * width
+    def moved(self, layers: int, width: int) -> int:
+        """Every addition's stream and its gradient are read for the gradient of the gain."""
+        return 2 * 4 * 2 * layers * width
 
 
 class SkipsWithGainsLayer(Mixer, of=SkipsWithGains):

@@ -38,9 +38,13 @@ class HyperConnections(DepthSpec):
         """
         return {"static": (self.streams, self.streams + 2)}
 
-    def flops(self, layers: int, width: int) -> int:
-        """Elementwise FLOPs per token, 2 per multiply-add: what every sub-layer writes to the streams."""
-        return 2 * (2 * layers * self.streams * width)
+    passes: ClassVar[int] = 10
+    """How often all streams of a sub-layer are read or written in a training step. Forward both the product that
+    carries them and the sum with the output read and write them. Backward the product's gradients read them three times
+    and write them once, and the sum with the gradient of what was read reads and writes them."""
+
+    def moved(self, layers: int, width: int) -> int:
+        return 4 * self.passes * self.streams * 2 * layers * width
 
     def products(self, layers: int, width: int) -> int:
         """FLOPs of matrix products per token: what every sub-layer reads and carries."""

@@ -12,7 +12,7 @@ History = Any
 
 
 class DepthSpec(Part):
-    """Base of the specs of depth mixers: `build`, `params`, `flops` and `products` take (layers, width).
+    """Base of the specs of depth mixers: `build`, `params`, `moved` and `products` take (layers, width).
 
     Mixers whose size does not depend on the width can be asked without it.
     """
@@ -25,8 +25,11 @@ class DepthSpec(Part):
         mixer: Mixer = self.module(layers, width, self)
         return mixer
 
-    def flops(self, layers: int, width: int) -> int:
-        """Elementwise FLOPs per token (2 per multiply-add), beyond the two residual additions of every block."""
+    def moved(self, layers: int, width: int) -> int:
+        """Estimate of the bytes per token that a compiled training step in bfloat16 reads and writes for the mixer.
+
+        They are those beyond the plain model, whose stream is float32.
+        """
         return 0
 
     def products(self, layers: int, width: int) -> int:

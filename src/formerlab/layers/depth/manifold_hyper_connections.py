@@ -39,6 +39,9 @@ class ManifoldHyperConnections(HyperConnections):
     label: ClassVar[str] = "mHC, n = {streams}"
     look: ClassVar[tuple[str, str]] = ("#1B7837", "D")
     kind: Literal["manifold_hyper_connections"] = "manifold_hyper_connections"
+    passes: ClassVar[int] = HyperConnections.passes + 7
+    """Forward norm, product and sub-layer read them. Backward the product's gradients read and write them, and the sum
+    reads both."""
     iterations: Layers = 20
     """t_max: how often columns and rows are normalised."""
     start: Literal["identity", "mixing"] = "identity"
