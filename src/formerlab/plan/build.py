@@ -20,7 +20,7 @@ from formerlab.plan.judge import RECORDS, made_runs, maker
 from formerlab.plan.measure import measure_jobs, timing_jobs
 from formerlab.plan.memory import crowded, loader_of, processes_of
 from formerlab.plan.public_data import check_public_data
-from formerlab.plan.resolve import beside, match_times, resolve_released, resolve_study, run_trees
+from formerlab.plan.resolve import beside, match_times, resolve_released, resolve_study
 from formerlab.plan.schema import Study, StudyScale
 from formerlab.plan.sources import Sources, chain, read_sources
 from formerlab.report.drawings import Drawing, catalogue
@@ -46,14 +46,12 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
     runs = [run for name in config.studies for run in resolve_study(name, sources)]
     released = [run for name in config.studies for run in resolve_released(name, sources)]
     timed = {name: timing_jobs(stage, [*runs, *released], sources) for name, stage in TIMED.items()}
-    trees = {name: run_trees(name, sources) for name in config.studies}
-    runs, equal = match_times(runs, timed["speed"], trees)
+    runs, equal = match_times(runs, timed["speed"], sources)
     hardware = find_hardware(sources.config_tree, scale.hardware)
     parents = {run.init_id for run in runs if run.growth is not None and run.growth.optimizer == "carry"}
     train = {}
     for run in runs:
-        own = beside(run.study, run.name, trees[run.study][run.name])
-        processes = processes_of(run, scale, hardware, own.gpus)
+        processes = processes_of(run, scale, hardware, beside(run, sources).gpus)
         gpus = processes["gpus"]
         cost = run_cost(run, scale, hardware, gpus, gpus if processes["sharded"] else 1)
         more = device == "cuda" and config.threads is None

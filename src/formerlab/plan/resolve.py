@@ -1,5 +1,6 @@
 """From study, scale and overrides to the spec of every run: a tree for each, the particular over the general."""
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
@@ -27,7 +28,8 @@ PATTERNS: tuple[tuple[str, ...], ...] = tuple(
 """Where studies and scales name runs by patterns."""
 
 
-def run_trees(name: str, sources: Sources) -> dict[str, Tree]:
+@functools.cache
+def run_trees(name: str, sources: Sources) -> Mapping[str, Tree]:
     """Return the tree of every run of a study, also of those that the scale leaves out.
 
     Raises UserError for patterns and overrides that match no run.
@@ -109,7 +111,7 @@ def resolve_study(name: str, sources: Sources) -> list[Run]:
     seeds: dict[str, tuple[int, ...]] = {}
     found = []
     for run in _grown(_with_parents_first(runs, run_trees(name, sources)), trees, sources.scale):
-        seeds[run.name] = sources.config.seeds or beside(name, run.name, trees[run.name]).seeds or of_study
+        seeds[run.name] = sources.config.seeds or beside(run, sources).seeds or of_study
         if run.init is not None and (orphans := sorted({*seeds[run.name]} - {*seeds[run.init]})):
             raise UserError(
                 f"{trees[run.name].file_of('seeds')}: {name}.runs.{run.name}: seed {orphans[0]} has no parent, "
@@ -128,14 +130,13 @@ def resolve_released(name: str, sources: Sources) -> list[ReleasedRun]:
     return [_parse_released(name, run, tree, sources.scale) for run, tree in trees.items()]
 
 
-def beside(study: str, run: str, tree: Tree) -> BesideSpec:
+def beside(run: Run, sources: Sources) -> BesideSpec:
     """Return the keys of a run's tree that are not part of its spec."""
-    return parse(BesideSpec, tree.only(BesideSpec.model_fields), f"{study}.runs.{run}")
+    tree = run_trees(run.study, sources)[run.name].only(BesideSpec.model_fields)
+    return parse(BesideSpec, tree, f"{run.study}.runs.{run.name}")
 
 
-def match_times(
-    runs: list[Run], timed: Mapping[str, Any], trees: Mapping[str, Mapping[str, Tree]]
-) -> tuple[list[Run], dict[str, EqualTime]]:
+def match_times(runs: list[Run], timed: Mapping[str, Any], sources: Sources) -> tuple[list[Run], dict[str, EqualTime]]:
     """Return the runs, and the references of those that train for equal time, by id; the steps of these are estimates.
 
     `timed` are the jobs of the stage `speed`. Raises UserError where an arm or reference is not timed, or where the
@@ -144,7 +145,7 @@ def match_times(
     by_id = {run.id: run for run in runs}
     matched, equal_by_id = [], {}
     for run in runs:
-        if part := trees[run.study][run.name].part(EQUAL):
+        if part := run_trees(run.study, sources)[run.name].part(EQUAL):
             equal = parse(EqualTime, part, f"{run.study}.runs.{run.name}.{EQUAL}")
             key = f"{study_file(run.study)}: runs.{run.name}.{EQUAL}"
             names = [name.split("/")[1] for name in timed.get(run.study, {"runs": []})["runs"]]

@@ -6,6 +6,8 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+from tabulate import tabulate
+
 from formerlab.errors import MOST_NAMED, some
 from formerlab.plan.judge import RECORDS, Judge, made_runs
 from formerlab.progress import duration, short
@@ -85,14 +87,9 @@ def submissions(plan: dict[str, Any]) -> int:
 
 def aligned(rows: list[tuple[str, ...]], *, left: tuple[int, ...]) -> list[str]:
     """Return the rows as lines with columns of equal width, those of `left` flushed left."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.ljust(width) if i in left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    sides = ["left" if column in left else "right" for column in range(len(rows[0]))]
+    text: str = tabulate(rows, tablefmt="plain", colalign=sides, disable_numparse=True)
+    return text.splitlines()
 
 
 def _cells(cost: dict[str, Any]) -> tuple[str, ...]:

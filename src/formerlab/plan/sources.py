@@ -31,7 +31,7 @@ CONFIG_KEYS = frozenset(Config.model_fields) - {"overlay", "set"}
 FORMS = "write <study>.<key>, <study>.runs.<run>.<key>, scale.<key>, study.<study>.<key> or a key of config.yaml"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sources:
     """Configuration, scale and studies before runs are made: as specs, and as trees that know their files."""
 

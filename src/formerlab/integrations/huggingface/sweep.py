@@ -148,10 +148,11 @@ def _means(configuration: Configuration, answered: Sequence[Row], measured: Sequ
 
 def means_by_name(values: Iterable[tuple[str, Cell]]) -> dict[str, float]:
     """Return the mean of the values of each name; of a task's log_prob its perplexity, exp(-mean)."""
-    means = DataFrame(values, columns=["name", "value"]).groupby("name", sort=False)["value"].mean().to_dict()
-    ending = " log_prob"
-    perplexities = {name: math.exp(-mean) for name, mean in means.items() if name.endswith(ending)}
-    return {name.replace(ending, " perplexity"): mean for name, mean in (means | perplexities).items()}
+    found = dict[str, float]()
+    for name, mean in DataFrame(values, columns=["name", "value"]).groupby("name", sort=False)["value"].mean().items():
+        task, _, metric = str(name).rpartition(" ")
+        found |= {f"{task} perplexity": math.exp(-mean)} if metric == "log_prob" else {str(name): mean}
+    return found
 
 
 def _task(name: str) -> str | dict[str, Any]:
