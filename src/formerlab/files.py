@@ -43,11 +43,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; on success it takes the name of `path`, on failure it is removed.
 
     What a process that was killed meanwhile left there is removed by the next one that writes the same file.
-
-    Raises
-    ------
-    NoRoom
-        Where the disk is full.
+    Raises NoRoom where the disk is full.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(path.parent, path.name)
@@ -106,11 +102,7 @@ def locked(path: Path, held_by: Callable[[], str]) -> Iterator[None]:
     On NFS it holds between machines as far as the mount passes locks on (not with `nolock` or `local_lock`); where the
     file system has no locks, a warning says so and nothing is locked. Delete the file, if at all, before the block
     ends.
-
-    Raises
-    ------
-    UserError
-        Where another process holds it: what `held_by` says.
+    Raises UserError where another process holds it: what `held_by` says.
     """
     from filelock import FileLock, Timeout  # takes a tenth of a second, which the DAG need not spend
 

@@ -23,13 +23,8 @@ def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[None]:
     """Run a job: its note says that it runs, and it has GPUs of its own.
 
     It does not begin where its code or inputs differ from the plan, and its product is kept only if it is the planned
-    one. At
-    the end it says where the results are.
-
-    Raises
-    ------
-    UserError
-        With the files or the product that differ, and what to do; also where another process is at the same job.
+    one. At the end it says where the results are. Raises UserError with the files or the product that differ, and what
+    to do; also where another process is at the same job.
     """
     first = os.environ.get("RANK", "0") == "0"
     job, modules, judge = f"{stage} {name}", plan["code"][plan[stage][name]["code"]], Judge(plan)

@@ -97,11 +97,7 @@ def _lock_folder() -> Path:
 
 def on_several(arguments: argparse.Namespace, count: int, out: Path) -> None:
     """Train with `count` processes under torchrun, and end as its first process does.
-
-    Raises
-    ------
-    StoppedEarly
-        Where the processes saved their work and stopped.
+    Raises StoppedEarly where the processes saved their work and stopped.
     """
     path = find_plan(arguments)
     job = job_of(read_plan(path), "train", arguments.id)

@@ -84,9 +84,8 @@ def import_tokenformer(arguments: argparse.Namespace) -> None:
     file = arguments.tokenizer or arguments.checkpoint / "tokenizer.json"
     tokenizer, end_of_text = TokenizerFile(path=str(file), vocabulary=model.spec.vocabulary).load()
     save_folder(model, tokenizer, arguments.out, end_of_text=end_of_text)
-    print(
-        f"{arguments.out}: {model.spec.params():,} parameters, {model.spec.params(embedding=False):,} of them in blocks"
-    )
+    inside = model.spec.params(embedding=False)
+    print(f"{arguments.out}: {model.spec.params():,} parameters, {inside:,} of them in blocks")
 
 
 def zeroshot_folder(arguments: argparse.Namespace) -> None:

@@ -65,9 +65,8 @@ def check(arguments: argparse.Namespace) -> None:
     results = Path(plan["results"])
     _leave_the_future(plan)
     judge = Judge(plan)
-    left = [
-        name for stage in (*MAKING, *MEASURED, *TIMED) for name in plan[stage] if not judge.verdict(stage, name).current
-    ]
+    stages = (*MAKING, *MEASURED, *TIMED)
+    left = [name for stage in stages for name in plan[stage] if not judge.verdict(stage, name).current]
     if arguments.here and plan["device"] == "cuda" and left and gpu_count() == 0:
         raise UserError(
             f"device: cuda: torch finds no GPU on this machine, and {len(left)} jobs need one; set device: cpu, or run "

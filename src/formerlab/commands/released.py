@@ -111,8 +111,6 @@ def _side_by_side(loaded: "Loaded", prompt: str, tokens: int) -> str:
         columns.append([title, f"{speed:.1f} tokens/s, {cache.bytes() / 1e6:.2f} MB of keys and values", "", *lines])
     story = textwrap.fill(prompt.strip(), 2 * COLUMN + 3)
     if len(ids) < SHORT:
-        story += (
-            f"\nOf a prompt of {len(ids)} tokens too few are left to tell a policy by its text; give {SHORT} or more."
-        )
+        story += f"\nOf {len(ids)} tokens too few are left to tell a policy by its text; give {SHORT} or more."
     rows = [f"{left:<{COLUMN}} | {right}".rstrip() for left, right in zip_longest(*columns, fillvalue="")]
     return "\n".join(["", story, "", *rows])

@@ -38,13 +38,8 @@ def reproduce(arguments: argparse.Namespace) -> None:
     """Make a run of results/cached again and say whether its rows are equal to the bit, or how far they are.
 
     The runs that it started from are made before it.
-
-    Raises
-    ------
-    UserError
-        Where the run is not committed, or code or data are others; last of all, where rows differ.
-    StoppedEarly
-        When a signal came; the work is saved and the same command continues.
+    Raises UserError where the run is not committed, or code or data are others; last of all, where rows differ.
+    Raises StoppedEarly when a signal came; the work is saved and the same command continues.
     """
     from formerlab.results.read import Results, has_runs
 

@@ -120,9 +120,7 @@ def ui(arguments: argparse.Namespace) -> None:
     plan = load_plan(arguments)
     uri = plan["tracking_uri"]
     if not uri:
-        raise UserError(
-            "config.yaml: tracking_uri is empty; set it to sqlite:///mlflow.db and run `python -m formerlab track`"
-        )
+        raise UserError("config.yaml: tracking_uri is empty; set it to sqlite:///mlflow.db and run `formerlab track`")
     first = landing(uri, plan["scale"], list(plan["studies"]))
     words = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, "--port", str(arguments.port)]
     words += ["--host", "127.0.0.1"]  # else MLFLOW_HOST may open it to the network

@@ -159,12 +159,9 @@ def _check_files(plan: Job, data: Job, sources: Sources) -> None:
             if isinstance(tokenizer, ReleasedTokenizer):
                 model = tokenizer.model
                 named.append((("released", model), f"released.{model}: ", scale.released[model].files))
-    asked = {
-        name for stage in MEASURED for job in plan[stage].values() for name, state in job["suites"].items() if state
-    }
-    named += [
-        (("suites", name), "", partial(one.files, name)) for name, one in scale.suites.items() if name not in asked
-    ]
+    measured = [job["suites"] for stage in MEASURED for job in plan[stage].values()]
+    unasked = scale.suites.keys() - {name for suites in measured for name, state in suites.items() if state}
+    named += [(("suites", name), "", partial(scale.suites[name].files, name)) for name in sorted(unasked)]
     for path, key, search in named:
         if (file := sources.scale_tree.file_of(*path)) != sources.scale_tree.file:
             try:

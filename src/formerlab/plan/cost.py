@@ -97,7 +97,6 @@ def forward_cost(run: AnyRun, reading: Reading, hardware: Hardware) -> Cost:
 
 def totals(costs: list[Cost]) -> Cost:
     """Return the sums over runs; memory is that of the largest."""
-    summed = {
-        key: sum(cost[key] for cost in costs) for key in ("tokens", "flops", "evaluation_flops", "disk_bytes", "hours")
-    }
+    keys = ("tokens", "flops", "evaluation_flops", "disk_bytes", "hours")
+    summed = {key: sum(cost[key] for cost in costs) for key in keys}
     return summed | {"runs": len(costs), "memory_bytes": max((cost["memory_bytes"] for cost in costs), default=0)}

@@ -152,10 +152,8 @@ class Judge:
             told["configuration",] = "configuration", job["configuration"]
         elif stage in MEASURED:
             told["weights_sha256",] = "weights", self._says(maker(self.plan, name), name, "weights_sha256")
-            told |= {
-                ("settings",): ("configuration", job["settings"] or None),
-                ("suites",): ("suites", job["suites"] or None),
-            }
+            told["settings",] = "configuration", job["settings"] or None
+            told["suites",] = "suites", job["suites"] or None
         elif stage in MAKING:
             told["weights_sha256",] = "weights", job.get("weights")
             told["data", "fingerprint"] = "data", self._says("data", job["data"], "fingerprint")

@@ -20,8 +20,6 @@ from formerlab.training.run import Run
 
 RELEASED = "released"
 """The key of a run that names a released model in place of training."""
-EQUAL = "equal_time"
-"""The key of a run that trains for the time of another: the steps follow from it."""
 PATTERNS: tuple[tuple[str, ...], ...] = tuple(
     ("measure", stage, key) for stage in (*MEASURED, *TIMED) for key in ("runs", "by_run")
 )
@@ -145,9 +143,8 @@ def match_times(runs: list[Run], timed: Mapping[str, Any], sources: Sources) -> 
     by_id = {run.id: run for run in runs}
     matched, equal_by_id = [], {}
     for run in runs:
-        if part := run_trees(run.study, sources)[run.name].part(EQUAL):
-            equal = parse(EqualTime, part, f"{run.study}.runs.{run.name}.{EQUAL}")
-            key = f"{study_file(run.study)}: runs.{run.name}.{EQUAL}"
+        if (equal := beside(run, sources).equal_time) is not None:
+            key = f"{study_file(run.study)}: runs.{run.name}.equal_time"
             names = [name.split("/")[1] for name in timed.get(run.study, {"runs": []})["runs"]]
             for one in (equal.arm, equal.reference):
                 if one not in names:
@@ -195,7 +192,7 @@ def _named(tree: Tree, key: str, known: Iterable[str], what: str, subject: str) 
 
 
 def _parse_run(study: str, name: str, tree: Tree, scale: Scale) -> Run:
-    subject, tree = f"{study}.runs.{name}", tree.without(EQUAL, *BesideSpec.model_fields)
+    subject, tree = f"{study}.runs.{name}", tree.without(*BesideSpec.model_fields)
     for key in Run.model_fields.keys() - RUN_KEYS & tree.keys():
         raise UserError(f"{tree.file_of(key)}: {subject}.{key}: got {tree[key]!r}, but its study says it; remove it")
     data = _named(tree, "data", scale.data, "data set", subject)

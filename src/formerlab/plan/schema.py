@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 from formerlab.data.registry import Data
 from formerlab.errors import near_misses, shown
 from formerlab.evaluation.language.suites import Suite, check_names
+from formerlab.evaluation.timing.speed import EqualTime
 from formerlab.released import ReleasedModel
 from formerlab.report.claims.registry import ClaimArms
 from formerlab.results.stages import MEASURED, TIMED
@@ -104,6 +105,8 @@ class BesideSpec(Spec):
     """Seeds of the run, where they differ from its study's."""
     gpus: Processors | None = None
     """GPUs of the run, where they differ from the scale's; they share out its task.accumulate parts evenly."""
+    equal_time: EqualTime | None = None
+    """The run trains for the time of another: its steps follow from it."""
 
 
 class Which(Spec):

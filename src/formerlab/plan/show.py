@@ -159,6 +159,5 @@ def report(plan: dict[str, Any], *, problems_only: bool = False) -> str:
     found = {path.parent.relative_to(results).as_posix() for path in results.glob("*/*/seed*/run.json")}
     if others := sorted(found - made_runs(plan).keys()):
         lines.append(f"not in the plan, so neither drawn nor counted: {some(others, MOST_NAMED)}")
-    return "\n".join(
-        [*lines, "", f"scale {plan['scale']}: " + ", ".join(f"{n} {state}" for state, n in counts.items())]
-    )
+    counted = ", ".join(f"{n} {state}" for state, n in counts.items())
+    return "\n".join([*lines, "", f"scale {plan['scale']}: {counted}"])

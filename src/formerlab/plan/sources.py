@@ -142,9 +142,8 @@ def with_vocabularies(data: DataSets, file: str, released: Mapping[str, Released
         if more and tokenizer.vocabulary not in (None, more["vocabulary"]):
             stated = f"{tokenizer.vocabulary}, but the tokenizer has {more['vocabulary']}"
             raise UserError(f"{key}.vocabulary: {stated}; leave it out")
-        return filled.setdefault(
-            name, spec.model_copy(update={"tokenizer": tokenizer.model_copy(update=more)}) if more else spec
-        )
+        tokenizer = tokenizer.model_copy(update=more)
+        return filled.setdefault(name, spec.model_copy(update={"tokenizer": tokenizer}))
 
     for name in data:
         fill(name, (name,))

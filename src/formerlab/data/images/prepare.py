@@ -96,9 +96,7 @@ class ImageData(DataSpec):
                 bar.advance(len(decoded))
             for split in (split for split in SPLITS if not written.labels[split]):
                 repeated = f" ({written.duplicates} are identical to others)" if written.duplicates else ""
-                raise UserError(
-                    f"no image is left for '{split}'{repeated}: name a split of the source, or raise {split}_share"
-                )
+                raise UserError(f"no image is left for '{split}'{repeated}: name source.{split} or raise {split}_share")
         splits = {split: written.entry(split, out) for split in SPLITS}
         mean, square = written.sums / splits["train"]["images"]
         return {

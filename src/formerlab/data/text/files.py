@@ -72,9 +72,7 @@ class Files(TextSource):
             known = file_hashes((path for files in named.values() for path in files.values()), cache)
         except (UserError, OSError):
             return None
-        return fingerprint(
-            [[label, name, known[path]] for label, files in named.items() for name, path in files.items()]
-        )
+        return fingerprint([[label, name, known[path]] for label, of in named.items() for name, path in of.items()])
 
     def search(self) -> None:
         """Raise UserError for a pattern that matches nothing, an empty file or a file in two splits."""

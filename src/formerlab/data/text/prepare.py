@@ -121,9 +121,7 @@ class TextData(DataSpec):
 
     def _no_documents(self, split: str, documents: int) -> UserError:
         if split == "train":
-            return UserError(
-                "no document is left for training: all are held out or repeat held-out ones; name more text"
-            )
+            return UserError("no document is left for training: all are held out, or repeat such; name more text")
         remedy = f"raise {split}_share={getattr(self, f'{split}_share'):g} or name source.{split}"
         return UserError(f"none of {documents} documents is left for '{split}': {remedy}")
 

@@ -108,9 +108,8 @@ def opened(path: Path, encoding: str = "utf-8", newline: str | None = None) -> I
                 yield handle
             except UnicodeDecodeError as error:
                 at = f" at byte {handle.buffer.tell() - len(error.object) + error.start}" if handle.seekable() else ""
-                raise UserError(
-                    f"{path}: not {error.encoding}{at} ({error.reason}); set source.encoding or convert it"
-                ) from None
+                remedy = "set source.encoding or convert it"
+                raise UserError(f"{path}: not {error.encoding}{at} ({error.reason}); {remedy}") from None
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:

@@ -181,6 +181,5 @@ class CausalLM(nn.Module):
         window = getattr(config, "sliding_window", None)
         used = "sliding_attention" in kinds if kinds else getattr(config, "use_sliding_window", True)
         if used and window is not None and self.spec.context > window:
-            raise UserError(
-                f"{self.name}: its layers see a window of {window} tokens; give a context of at most {window}"
-            )
+            remedy = f"give a context of at most {window}"
+            raise UserError(f"{self.name}: its layers see a window of {window} tokens; {remedy}")

@@ -36,9 +36,8 @@ def take_cache(arguments: dict[str, Any]) -> Cache | None:
     caches = {name: value for name, value in given.items() if value is not None}
     for name, value in caches.items():
         if name not in NAMES or not isinstance(value, Cache) or len(caches) > 1:
-            raise UserError(
-                f"{' and '.join(caches)}: give one cache of transformers, such as a DynamicCache, as {FIELD}"
-            )
+            given_as = " and ".join(caches)
+            raise UserError(f"{given_as}: give one cache of transformers, such as a DynamicCache, as {FIELD}")
     for name in given:
         del arguments[name]
     return next(iter(caches.values()), None)
@@ -184,9 +183,7 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
         """
         cache = take_cache(others | {"cache": cache, "past_key_values": past_key_values})
         if isinstance(cache, StaticCache):
-            raise UserError(
-                f"{FIELD}: a StaticCache holds room beyond the text, which this model would read; give a DynamicCache"
-            )
+            raise UserError(f"{FIELD}: this model would read a StaticCache beyond the text; give a DynamicCache")
         use_cache = not self.training if use_cache is None else use_cache
         if use_cache and cache is None:
             cache = DynamicCache()

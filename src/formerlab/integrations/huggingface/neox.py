@@ -154,6 +154,5 @@ def _check(folder: Path, name: str, weights: Weights, shape: tuple[int, ...] | N
     if shape is None:
         raise UserError(f"{folder}: tensor {name} is unknown in this layout")
     if shape and weights[name].shape != shape:
-        raise UserError(
-            f"{folder}: tensor {name} has shape {tuple(weights[name].shape)}, but {tuple(shape)} belongs there"
-        )
+        found = tuple(weights[name].shape)
+        raise UserError(f"{folder}: tensor {name} has shape {found}, but {tuple(shape)} belongs there")

@@ -76,9 +76,7 @@ class PolicyCache(Cache):  # type: ignore[misc]
             )
         if not begun:
             if share and columns - max(padding) == 1:
-                raise UserError(
-                    f"budget {self.budget}: a prompt of one token has no share to keep; give a count of entries"
-                )
+                raise UserError(f"budget {self.budget}: one token has no share to keep; give a count of entries")
             self._begin(padding, tokens.device)
 
     def _begin(self, padding: list[int], device: torch.device) -> None:
@@ -190,9 +188,8 @@ def prune(model: Any, policy: Policy, budget: Budget, *, context: int | None = N
         raise UserError(f"this {type(model).__name__} is pruned already; leave that block first")
     training = [module for module in model.modules() if module.training]
     inner = (getattr(model.config, key) for key in model.config.sub_configs)
-    configs = [
-        (config, config._attn_implementation_internal) for config in (model.config, *inner) if config is not None
-    ]
+    found = [config for config in (model.config, *inner) if config is not None]
+    configs = [(config, config._attn_implementation_internal) for config in found]
     forward = model.__dict__.get("forward")
     try:
         if isinstance(model, FormerlabForCausalLM):

@@ -112,6 +112,5 @@ def _check_sizes(run: ReleasedRun, model: CausalLM) -> None:
     shorter = {"context"} if stated["context"] < real["context"] else set()
     if wrong := [name for name in stated if stated[name] != real[name] and name not in shorter]:
         differing = ", ".join(f"{name} is {real[name]}, not {stated[name]}" for name in wrong)
-        raise UserError(
-            f"released.{run.released}.sizes: {differing}; correct them or leave them out ({json.dumps(real)})"
-        )
+        remedy = f"correct them or leave them out ({json.dumps(real)})"
+        raise UserError(f"released.{run.released}.sizes: {differing}; {remedy}")

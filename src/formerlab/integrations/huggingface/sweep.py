@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
@@ -111,11 +112,7 @@ def run_sweep(
     about = {"model": identity, "versions": {"lm_eval": version("lm_eval")}}
     modules = "formerlab.integrations.huggingface.load", "formerlab.evaluation.pruning.prune"
 
-    def kept(*asked: Any) -> Kept:
-        return Kept(
-            out / "configurations", about, *asked, code_of=lambda settings: code_hash(*modules, specs=[settings])
-        )
-
+    kept = partial(Kept, out / "configurations", about, code_of=lambda settings: code_hash(*modules, specs=[settings]))
     rows = Rows()
     cut: dict[str, int] = {}
     if sweep.tasks or sweep.suites:
