@@ -15,6 +15,7 @@ from textwrap import fill
 from typing import Any, Literal
 
 import numpy as np
+from matplotlib.artist import setp
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -71,6 +72,8 @@ class Panel:
     """What a bar of its colours above all panels is called; empty for no bar."""
     finish: Callable[[Axes, DataFrame], object] = lambda axes, rows: None
     """Adds what this panel alone has."""
+    alike: Literal["", "x", "y"] = ""
+    """An axis that has the same ends in all panels."""
     published: Mapping[str, Any] | None = None
     """What differs in a second panel, of the published rows; this one then shows ours alone."""
 
@@ -155,30 +158,43 @@ def _figure(data: DataFrame, shown: Sequence[tuple[Panel, DataFrame]], columns: 
     starts = range(0, len(shown), count)
     tops = [0.18 + 0.15 * max(bool(title) + title.count("\n") for title in titles[at : at + count]) for at in starts]
     heights = [max(_height(*one, height) for one in shown[at : at + count]) for at in starts]
-    handles: dict[str, Line2D] = {}
-    for panel, rows in (one for one in shown if one[0].name == "legend"):
-        for name, points in rows.groupby(panel.by, sort=False):
-            handles.setdefault(str(name), Line2D([], [], **panel.look(str(name), points)))
+    handles = _handles(shown)
     across = max(1, int(WIDEST / (0.55 + LETTER * _letters(handles))))
+    bar, alike = (next((getattr(panel, key) for panel, _ in shown), "") for key in ("bar", "alike"))
     known = setting(data)
     said = "" if any(known.split(", ")[0] in title for title in titles) else known
-    bar = next((panel.bar for panel, _ in shown), "")
     head = 0.17 * (-(-len(handles) // across) + bool(said)) + 0.2 * bool(bar)
     found, axes = placed(len(shown), width, lefts, rights, heights, tops, 0.5, head, said)
     for one, (panel, rows), title in zip(axes, shown, titles, strict=True):
         mark(one, panel, rows)
         one.set_xlabel(filled(panel.xlabel, rows))
         one.set_title(title, color=PUBLISHED_INK if title.startswith("PUBLISHED") else BLACK)
+    if alike:
+        ends = [getattr(one, f"get_{alike}lim")() for one in axes]
+        setp(axes, **{f"{alike}lim": (np.min(ends), np.max(ends))})
     if bar:
-        beside = found.add_axes((0.6, 1 - 0.17 / found.get_figheight(), 0.37, 0.1 / found.get_figheight()))
-        image: Any = axes[0].images[0]
-        marks = image.norm.inverse(np.linspace(0, 1, 5))
-        found.colorbar(image, beside, orientation="horizontal", ticks=marks, format="%.2g")
-        beside.set_ylabel(bar, rotation=0, ha="right", va="center")
+        _draw_bar(found, axes[0].images[0], bar)
     if handles:
         at = (0, 1 - 0.17 * bool(said) / found.get_size_inches()[1])
         found.legend(handles.values(), handles, loc="upper left", bbox_to_anchor=at, ncols=across, borderaxespad=0.1)
     return found
+
+
+def _handles(shown: Sequence[tuple[Panel, DataFrame]]) -> dict[str, Line2D]:
+    found: dict[str, Line2D] = {}
+    for panel, rows in (one for one in shown if one[0].name == "legend"):
+        for name, points in rows.groupby(panel.by, sort=False):
+            found.setdefault(str(name), Line2D([], [], **panel.look(str(name), points)))
+    return found
+
+
+def _draw_bar(figure: Figure, image: Any, words: str) -> None:
+    """Draw the bar of the colours of a heat map above all panels."""
+    height = figure.get_figheight()
+    beside = figure.add_axes((0.6, 1 - 0.17 / height, 0.37, 0.1 / height))
+    marks = image.norm.inverse(np.linspace(0, 1, 5))
+    figure.colorbar(image, beside, orientation="horizontal", ticks=marks, format="%.2g")
+    beside.set_ylabel(words, rotation=0, ha="right", va="center")
 
 
 def _letters(names: Iterable[object]) -> int:

@@ -8,7 +8,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from pandas import DataFrame
 
-from formerlab.report.names import names
+from formerlab.report.names import RELEASED, names
 from formerlab.report.runs import ends, n_seeds
 from formerlab.results.read import Results
 from formerlab.statistics import bootstrap_means, mean_ends, over_examples, weighted_means
@@ -34,8 +34,8 @@ def one_model(rows: DataFrame) -> DataFrame:
 
 
 def model_of(run: str) -> str:
-    """Return the name of a released model without what marks its run, and any other run as it is."""
-    return run.removeprefix(RELEASED_RUNS)
+    """Return what readers call the released model of a run, and any other run as it is."""
+    return RELEASED.get(name := run.removeprefix(RELEASED_RUNS), name)
 
 
 def configurations(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:

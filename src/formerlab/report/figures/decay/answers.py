@@ -5,12 +5,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from pandas import DataFrame
 
 from formerlab.report.drawings import plot
 from formerlab.report.figures.decay.loss import level_with_h2o, mark_alpha
-from formerlab.report.names import RELEASED
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.pruning import CONFIGURATION, NAMES, PUBLISHED_ALPHA, model_of, one_model
 from formerlab.report.published import DECAY, published
@@ -43,31 +41,25 @@ def _task(task: str) -> str:
     return title(task).replace(MEAN, "mean of five").removesuffix(" (local)")
 
 
-def _name(full: DataFrame, run: str, task: str) -> str:
+def _beside(full: DataFrame, run: str, task: str) -> str:
     """Return what stands beside a task: its name, and the accuracy of the whole cache."""
-    words = _task(task)
     if (run, task) not in full.index:
-        return words
+        return _task(task)
     whole: Any = full.loc[(run, task)]
     guess = ", chance" if whole.get("low", np.nan) <= np.nan_to_num(whole["chance"]) else ""
-    return f"{words}: {100 * whole['accuracy']:.0f} %{guess}"
+    return f"{_task(task)}: {100 * whole['accuracy']:.0f} %{guess}"
 
 
-def _titles(data: DataFrame) -> dict[str, str]:
-    """Return the title of the panel of each run: the model, and the budget that it came to where rows know it."""
-    found = {}
-    for run, rows in data[data["budget"] != 1].groupby("run", sort=False):
-        held = (100 * rows["realised_budget"].dropna()).map("{:.1f}".format)
-        realised = f", realised {' to '.join(sorted(set(held)))} %" if len(held) else ""
-        name = model_of(str(run))
-        found[str(run)] = f"{RELEASED.get(name, name)}, budget {100 * rows['budget'].iloc[0]:g} %{realised}"
-    return found
+def _title(run: str, rows: DataFrame) -> str:
+    """Return the title of the panel of a run: the model, and the budget that it came to where rows know it."""
+    held = sorted(set((100 * rows["realised_budget"].dropna()).map("{:.1f}".format)))
+    realised = f", realised {' to '.join(held)} %" if held else ""
+    return f"{model_of(run)}, budget {100 * rows['budget'].iloc[0]:g} %{realised}"
 
 
 @plot(reads="prune_questions.csv", runs="decoder* released-*", draw=sheet(
     Panel("_difference", "_name", by="_series", kind="forest", each="_title", zero=0.0, name="legend",
-          xlabel="accuracy minus Full's (points)",
-          finish=lambda axes, rows: axes.set_xlim(*rows[["_least", "_most"]].iloc[0])),
+          xlabel="accuracy minus Full's (points)", alike="x"),
     notes=lambda rows: [], wanted=("H2O", "Decay", "Local"), order="source run _order"
 ))  # fmt: skip
 def decay_accuracy(results: Results, runs: Sequence[str]) -> DataFrame:
@@ -91,28 +83,21 @@ def decay_accuracy(results: Results, runs: Sequence[str]) -> DataFrame:
     rows = pd.concat([table, published_accuracies()], ignore_index=True)
     order = {task: number for number, task in enumerate((*SUITES, *(f"{suite}_local" for suite in SUITES)))}
     whole = rows["series"] == "Full"
-    full, points = rows[whole].set_index(["run", "task"]), 100 * rows.loc[~whole, [*ENDS]]
+    full, pruned = rows[whole].set_index(["run", "task"]), rows[rows["budget"] != 1].groupby("run")
     return rows.assign(
         **(100 * rows[[*ENDS]]).add_prefix("_"),
-        _least=points.min().min() - 1,
-        _most=points.max().max() + 1,
-        _name=[_name(full, run, task) for run, task in zip(rows["run"], rows["task"], strict=True)],
+        _name=[_beside(full, run, task) for run, task in zip(rows["run"], rows["task"], strict=True)],
         _order=rows["task"].map(order),
-        _title=rows["run"].map(_titles(rows)),
+        _title=rows["run"].map({run: _title(str(run), own) for run, own in pruned}),
         _series=rows["series"].mask(whole),
         _look=rows["series"].str.lower(),
         _data_set="",
     )
 
 
-def _one_axis(axes: Axes, rows: DataFrame) -> None:
-    mark_alpha(axes, rows)
-    axes.set_ylim(*rows[["_least", "_most"]].iloc[0])
-
-
 @plot(reads="prune_questions.csv", runs="decoder released-*", draw=sheet(
     Panel("alpha", "_difference", by="_series", each="_title", zero=0.0, name="legend", empty="_level",
-          xlabel="alpha", ylabel="minus Full's (points)", style="policy", finish=_one_axis),
+          xlabel="alpha", ylabel="minus Full's (points)", style="policy", finish=mark_alpha, alike="y"),
     notes=lambda rows: [
         f"Budget {100 * rows['budget'].iloc[0]:g} % of the tokens; {n_seeds([rows['seeds'].max()])}."
     ],
@@ -144,8 +129,6 @@ def decay_alpha_accuracy(results: Results, runs: Sequence[str]) -> DataFrame:
     return table.assign(
         chance=table["task"].map(chance(rows)),
         **(100 * table[[*ENDS]]).add_prefix("_"),
-        _least=100 * table.loc[some, "difference_low"].min() - 0.5,
-        _most=100 * table.loc[some, "difference_high"].max() + 0.5,
         _title=told,
         _series=table["policy"].map(NAMES).where(some),
         _level=level_with_h2o(table, "minus_h2o"),

@@ -10,7 +10,6 @@ from scipy import special
 
 from formerlab.report.drawings import plot
 from formerlab.report.figures.decay.loss import looks
-from formerlab.report.names import RELEASED
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.pruning import CONFIGURATION, decoding, model_of, one_model, ordered, size_of
 from formerlab.results.read import Results
@@ -44,12 +43,12 @@ def decay_decode(results: Results, runs: Sequence[str]) -> DataFrame:
     rows, record = decoding(results, STUDY, runs), results.stage_record(STUDY, "decode")
     if rows.empty:
         return rows
-    models = rows["run"].map(lambda run: RELEASED.get(model_of(run), model_of(run)))
     pruned = sorted({budget for budget in rows["budget"] if budget != 1}, reverse=True)[1:]
     return rows.assign(
         device=record.get("device"),
         threads=record.get("threads"),
-        _case=models + rows["sequences"].map(lambda count: f", {count} sequences" if count > 1 else ", one sequence"),
+        _case=rows["run"].map(model_of)
+        + rows["sequences"].map(lambda count: f", {count} sequences" if count > 1 else ", one sequence"),
         _size=rows["budget"].map(lambda budget: "whole cache" if budget == 1 else f"pruned to {size_of(budget)}"),
         _look=np.where(rows["budget"].eq(1), "full", "local"),
         _linestyle=rows["budget"].map({budget: _LINES[at % len(_LINES)] for at, budget in enumerate(pruned)}),

@@ -22,46 +22,40 @@ ALPHAS = (1.0, PUBLISHED_ALPHA)
 FOLLOWED = ((0, "first\ntopic", GREY), (NAME, "the\nname", ORANGE), (CHANGE, "second\ntopic", BLUE))
 """Tokens whose scores are drawn: index, what they are, colour."""
 
-Row: TypeAlias = NDArray[np.float64]
-Square: TypeAlias = NDArray[np.float64]
+Numbers: TypeAlias = NDArray[np.float64]
 
 
-def example() -> Square:
+def example() -> Numbers:
     """Return attention logits, queries x keys: each query looks at its own topic and at the name, a little at the rest.
 
     Nearer tokens weigh a trace more, so that no two scores are equal.
     """
     query, key = np.indices((TOKENS, TOKENS))
     same_topic = (query < CHANGE) == (key < CHANGE)
-    logits: Square = np.where(key == NAME, 2.5, 2.0 * same_topic) - 0.05 * (query - key)
+    logits: Numbers = np.where(key == NAME, 2.5, 2.0 * same_topic) - 0.05 * (query - key)
     return logits
 
 
-def attention(logits: Square, seen: Sequence[int], query: int) -> Row:
+def attention(logits: Numbers, seen: Sequence[int], query: int) -> Numbers:
     """Return the attention of a query, which is zero but for the keys that it sees."""
-    weights: Row = np.zeros(len(logits))
+    weights: Numbers = np.zeros(len(logits))
     weights[list(seen)] = np.exp(logits[query, list(seen)])
     weights /= weights.sum()
     return weights
 
 
-def rescored(past: Row, weights: Row, alpha: float) -> Row:
-    """Return alpha S + p, the score after a query."""
-    return alpha * past + weights
-
-
-def pruned(logits: Square, alpha: float, budget: int) -> NDArray[np.bool_]:
+def pruned(logits: Numbers, alpha: float, budget: int) -> NDArray[np.bool_]:
     """Return which keys each query sees: those kept so far and its own; then the one of least score is dropped.
 
     A test holds it equal to what the policy `Decay` does.
     """
     seen: NDArray[np.bool_] = np.zeros(logits.shape, dtype=bool)
     kept: list[int] = []
-    scores: Row = np.zeros(len(logits))
+    scores: Numbers = np.zeros(len(logits))
     for query in range(len(logits)):
         kept.append(query)
         seen[query, kept] = True
-        scores = rescored(scores, attention(logits, kept, query), alpha)
+        scores = alpha * scores + attention(logits, kept, query)
         if len(kept) > budget:
             kept.remove(min(kept, key=lambda key: scores[key]))
     return seen
@@ -130,10 +124,10 @@ def decay_rule(results: Results, runs: Sequence[str]) -> DataFrame:
     logits, rows = example(), []
     for alpha in ALPHAS:
         seen = pruned(logits, alpha, BUDGET)
-        scores: Row = np.zeros(TOKENS)
+        scores: Numbers = np.zeros(TOKENS)
         for query in range(TOKENS):
             weights = attention(logits, range(query + 1), query)
-            scores = rescored(scores, weights, alpha)
+            scores = alpha * scores + weights
             shared = {"source": "ours", "alpha": alpha, "budget": BUDGET, "query": query}
             rows += [
                 shared | {"key": key, "attention": weights[key], "score": scores[key], "seen": int(seen[query, key])}
