@@ -15,7 +15,6 @@ from textwrap import fill
 from typing import Any, Literal
 
 import numpy as np
-from matplotlib.artist import setp
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -171,7 +170,8 @@ def _figure(data: DataFrame, shown: Sequence[tuple[Panel, DataFrame]], columns: 
         one.set_title(title, color=PUBLISHED_INK if title.startswith("PUBLISHED") else BLACK)
     if alike:
         ends = [getattr(one, f"get_{alike}lim")() for one in axes]
-        setp(axes, **{f"{alike}lim": (np.min(ends), np.max(ends))})
+        for one in axes:
+            one.set(**{f"{alike}lim": (np.min(ends), np.max(ends))})
     if bar:
         _draw_bar(found, axes[0].images[0], bar)
     if handles:
