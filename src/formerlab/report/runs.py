@@ -233,13 +233,12 @@ def differences(a: "pd.Series[float]", b: "pd.Series[float]", **shared: Any) -> 
     return [*rows, common | {"part": "mean", "seeds": interval.seeds} | ends("difference_nats", interval)]
 
 
-def published_difference(nats: float, series: str) -> dict[str, Any]:
-    """Return the row of a published difference, which is drawn as a line beside ours; `series` says whose it is."""
-    return {"source": "published", "part": "published", "series": series, "difference_nats": nats}
-
-
-def labelled(rows: DataFrame) -> DataFrame:
-    """Return differences with the label of each series and budget; a forest shows published ones last."""
+def labelled(ours: Sequence[dict[str, Any]], nats: float, series: str) -> DataFrame:
+    """Return differences with a label for each series and budget, and below them a published one in nats."""
+    if not ours:
+        return DataFrame()
+    theirs = {"source": "published", "part": "published", "series": series, "difference_nats": nats}
+    rows = DataFrame([*ours, theirs])
     tokens = [f", {short(count)} tokens" if count == count else "" for count in rows["tokens"]]
     head = rows["source"].map({"ours": "", "published": "PUBLISHED, not ours:\n"})
     return rows.assign(_label=head + rows["series"] + tokens, _look=rows["source"])

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,6 @@ from formerlab.report.runs import (
     held_out,
     held_out_losses,
     labelled,
-    published_difference,
     summary,
     with_seeds,
 )
@@ -44,19 +44,17 @@ def denseformer_depth(results: Results, runs: Sequence[str]) -> DataFrame:
     """Held-out loss of plain Transformers and DenseFormers against depth, after Table 1 of DenseFormer
     (arXiv:2402.02622); k x p is dilation k and period p. To see: how far a DenseFormer lies below the plain Transformer
     of its depth, and which depth the plain one needs to reach it. Where the plain line does not fall with depth, part
-    of the gain is easier optimisation. Bars of a DenseFormer are those of its difference to the Transformer of its
-    depth, paired by seed: it is established where the bar does not reach the Transformer's mean. Right: the published
-    perplexities, for 378 to 676 million parameters (OWT2, 40k steps).
+    of the gain is easier optimisation. Bars of a DenseFormer are those of its difference to that Transformer, paired by
+    seed. Published: 378 to 676 million parameters (OWT2, 40k steps).
     """
     losses, pairs = held_out_losses(results, STUDY, runs), tables.gains(results, runs)
     means = by_run(losses)
     if "gain_nats" in pairs:
         pairs = pairs[pairs["interval"] == INTERVALS["student"]].set_index("run")
-        of_run = pairs.reindex(means["run"]).set_axis(means.index)
         means = means.assign(paired=means["run"].isin(pairs.index))
         for end, gain in (("low", "high"), ("high", "low")):
-            paired = means["loss_nats"] + (of_run["gain_nats"] - of_run[f"gain_nats_{gain}"])
-            means[f"loss_nats_{end}"] = means[f"loss_nats_{end}"].where(~means["paired"], paired)
+            paired = means["loss_nats"] + means["run"].map(pairs["gain_nats"] - pairs[f"gain_nats_{gain}"])
+            means[f"loss_nats_{end}"] = paired.where(means["paired"], means[f"loss_nats_{end}"])
             means[f"perplexity_{end}"] = np.exp(means[f"loss_nats_{end}"])
     ours = with_seeds(means.sort_values(["variant", "layers"]), losses, ("source", "variant", "layers"))
     return pd.concat([ours, tables.published_depths().assign(part="mean")], ignore_index=True)
@@ -85,11 +83,9 @@ def _mark_depths(axes: Axes, rows: DataFrame) -> None:
 ))  # fmt: skip
 def denseformer_tradeoff(results: Results, runs: Sequence[str]) -> DataFrame:
     """Held-out loss against the speed of a full forward pass, after Fig. 3 of DenseFormer (arXiv:2402.02622): each
-    point is a model, the number beside it its blocks, lines join the depths of one kind, and the dotted line is the
-    Pareto front, models than which none is both faster and better. To see: whether the front is made of DenseFormers,
-    and how much faster one is than a plain Transformer that reaches its loss, where a scale has one. Speeds are medians
-    of repetitions on an otherwise idle machine, horizontal bars their quartiles. Right: perplexity and batches per
-    second of Table 1.
+    point is a model, the number beside it its blocks, the dotted line the Pareto front. To see: whether the front is
+    made of DenseFormers, and how much faster one is than a plain Transformer that reaches its loss, where a scale has
+    one. Speeds are medians of repetitions on an otherwise idle machine, horizontal bars their quartiles.
     """
     ours = tables.gains(results, runs)
     ours = ours[ours["setting"] == "main"].merge(tables.speeds(results), on="run")
@@ -113,21 +109,20 @@ def denseformer_tradeoff(results: Results, runs: Sequence[str]) -> DataFrame:
 ))  # fmt: skip
 def denseformer_gain(results: Results, runs: Sequence[str]) -> DataFrame:
     """Held-out loss of the plain Transformer minus that of DenseFormer 1x1 of the same depth, for each depth and number
-    of tokens seen, every run with its own full schedule (arXiv:2402.02622). Differences are paired by seed; above zero
-    the DenseFormer is better. To see: whether the gain lasts when both train longer, or only makes the first steps
-    easier.
+    of tokens seen, every run with its own full schedule (arXiv:2402.02622), paired by seed. To see: whether the gain
+    lasts when both train longer, or only makes the first steps easier.
     """
-    losses = held_out_losses(results, STUDY, runs)
-    plain_of, rows = tables.plains(losses), []
-    dense = losses[losses["variant"].str.startswith(DENSEFORMER)].drop_duplicates("run")
-    for record in dense.sort_values(["layers", "variant", "tokens"]).to_dict("records"):
-        run, plain = record["run"], plain_of.get(record["run"])
-        series = f"{record['variant']}, {record['layers']:.0f} blocks"
-        shared = {"series": series, "tokens": float(record["tokens"]), "run": run, "plain": plain}
-        rows += differences(held_out(losses, plain), held_out(losses, run), **shared) if plain is not None else []
-    table_1 = float(np.log(18.61 / 17.84))
-    rows += [published_difference(table_1, "1x1 at 48 blocks (Table 1)")] * bool(rows)
-    return labelled(DataFrame(rows)) if rows else DataFrame()
+    losses, rows = held_out_losses(results, STUDY, runs), []
+    losses["plain"] = losses["run"].map(tables.plains(losses))
+    dense = losses[losses["variant"].str.startswith(DENSEFORMER)].dropna(subset="plain").drop_duplicates("run")
+    for one in dense.sort_values(["layers", "variant", "tokens"]).to_dict("records"):
+        shared: dict[str, Any] = {
+            "series": f"{one['variant']}, {one['layers']:.0f} blocks",
+            "tokens": float(one["tokens"]),
+        }
+        pair = held_out(losses, one["plain"]), held_out(losses, one["run"])
+        rows += differences(*pair, **shared, run=one["run"], plain=one["plain"])
+    return labelled(rows, float(np.log(18.61 / 17.84)), "1x1 at 48 blocks (Table 1)")
 
 
 def _published_sparsity() -> DataFrame:
@@ -159,8 +154,7 @@ def denseformer_sparsity(results: Results, runs: Sequence[str]) -> DataFrame:
     dilation k x period p, after Fig. 4, 11 and 12 of DenseFormer (arXiv:2402.02622). Left: held-out loss minus that of
     1 x 1, paired by seed. Right: time of a full forward pass, where it was measured. A star marks p = 1 mod k, where
     the next average reads the block after the last one. To see: which bars lie right of zero, where the sparse one is
-    worse, and whether the time that it saves is worth it. Below: what Tables 1 and 4 print, as differences of ln
-    perplexity. A scale that has no dilation but 1 at period 1 lacks this figure.
+    worse, and whether the time that it saves is worth it. Below: Tables 1 and 4, as differences of ln perplexity.
     """
     ours = tables.gains(results, runs)
     if _GAIN in ours:
@@ -183,8 +177,8 @@ def denseformer_sparsity(results: Results, runs: Sequence[str]) -> DataFrame:
     columns = f"source part run layers dilation period follows {_GAIN}[] {_BEHIND}[] {_TIME}[] interval seeds seed"
     rows = rows.reindex(columns=shown_columns(columns))
     label = rows["dilation"].map("{:.0f}".format) + " x " + rows["period"].map("{:.0f}".format)
-    whole = rows[rows["dilation"].eq(1) & rows["period"].eq(1)].groupby("source")[_TIME].first()
-    slower = [100 * (rows[f"{_TIME}{end}"] / rows["source"].map(whole) - 1) for end in ("", "_low", "_high")]
-    rows = rows.assign(_label=label + rows["follows"].map({True: " *", False: ""}), _slower=slower[0])
-    shown = rows[["_slower", _BEHIND]].notna().any(axis=1)
-    return rows.assign(_slower_low=slower[1], _slower_high=slower[2], _look=shown.map({True: "ours", False: None}))
+    rows["_label"] = label + rows["follows"].map({True: " *", False: ""})
+    whole = rows["source"].map(rows[rows["dilation"].eq(1) & rows["period"].eq(1)].groupby("source")[_TIME].first())
+    for end in ("", "_low", "_high"):
+        rows[f"_slower{end}"] = 100 * (rows[f"{_TIME}{end}"] / whole - 1)
+    return rows.assign(_look=rows[["_slower", _BEHIND]].notna().any(axis=1).map({True: "ours", False: None}))
