@@ -63,7 +63,7 @@ class CacheState:
         """Empty the slot of the lowest priority in every head group beyond its capacity; of equals the oldest goes.
 
         Candidates are the positions sink <= k <= now - recent, the query's own among them if recent is 0. Returns the
-        evicted positions (EMPTY where a head group has room left), or None where all have room.
+        emptied slots (one that was empty where a head group has room left), or None where all have room.
         """
         if now < self.least:
             return None
@@ -77,10 +77,9 @@ class CacheState:
         if now < self.most:
             full = torch.as_tensor(now >= self.capacity, device=slot.device)
             slot = slot.where(full, self.positions.argmax(-1, keepdim=True))
-        gone = self.positions.gather(-1, slot)
         self.positions.scatter_(-1, slot, EMPTY)
         self.vacant = slot
-        return gone
+        return slot
 
     def grow(self, capacity: int) -> None:
         """Add empty slots up to `capacity`."""
@@ -191,9 +190,9 @@ class Eviction(Policy):
             self.rescore(state, attention, own, start)
             if "keys" in self.needs and keys is not None:  # those of empty slots mean nothing
                 held = keys.gather(2, columns.clamp(max=time - 1)[..., None].expand(-1, key_heads, -1, keys.shape[3]))
-            gone = state.evict(query, self.eviction_priority(state, held, query))
-            if gone is not None:
-                last.scatter_(-1, gone.clamp(max=time).long(), query)
+            slot = state.evict(query, self.eviction_priority(state, held, query))
+            if slot is not None:
+                last.scatter_(-1, columns.gather(-1, slot), query)
         scores = state.scores.new_zeros(last.shape).scatter_(-1, state.positions.clamp(max=time).long(), state.scores)
         return last[..., :time], scores[..., :time]
 
