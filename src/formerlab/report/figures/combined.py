@@ -32,10 +32,9 @@ def _of_policy(policy: str, name: str) -> tuple[Panel, Panel]:
 def combined_effects(results: Results, runs: Sequence[str]) -> DataFrame:
     """Parameters as tokens, averages over depth and a pruned cache together. Linear or Pattention x plain or DWA x
     Full, H2O or Decay (alpha 0.2, no recent part) at 40 % of the tokens, at equal tokens and about equal parameters.
-    Above: held-out loss with the whole cache. Below: what each policy costs each model. Right: the factorial contrasts,
-    paired by seed, below zero is better. To see: an interaction whose bar crosses zero gives no sign that one idea
-    changes what another brings, at this precision. Eleven intervals are not corrected for their number. No paper
-    combines the three; nothing is published.
+    Left: held-out loss with the whole cache, and what each policy adds. Right: the factorial contrasts, paired by seed,
+    below zero is better. To see: an interaction whose bar crosses zero gives no sign that one idea changes what another
+    brings, at this precision. Eleven intervals are not corrected for their number. No paper combines the three.
     """
     found = cells(results, runs)
     if found.empty:

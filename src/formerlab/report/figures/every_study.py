@@ -49,8 +49,8 @@ def _notes(rows: DataFrame) -> list[str]:
 def rates(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     """Search for the rates of the study: validation loss at the end of training, in nats per token, target token or
     image, against the peak learning rate, for every model whose rate was searched: runs that differ in nothing else.
-    Each depth, and what starts from a parent, has a panel; the rate with the lowest loss is ringed. To see: each ringed
-    rate has a higher and a lower one beside it in the grid; where it has not, the last sentence says so, and no
-    comparison at that rate is fair.
+    Each depth, and what starts from a parent, has a panel; the best rate is ringed. To see: each ringed rate has a
+    higher and a lower one beside it in the grid; where it has not, the last sentence says so, and no comparison at that
+    rate is fair.
     """
     return searches(results, runs, study=study)

@@ -66,9 +66,9 @@ def _shown(token: str) -> str:
 def transformer_attention(results: Results, runs: Sequence[str]) -> DataFrame:
     """Attention probabilities of the base model on one test sentence, after Figures 3 to 5 of arXiv:1706.03762. Large:
     of the heads from decoder to encoder in the last layer the one that chooses most sharply; a row is the piece that is
-    written from what was looked at, a column a piece looked at. Small: heads of the same layer, in the encoder, in the
-    decoder and from decoder to encoder (cross). To see: a trace of which source piece each target piece is written
-    from, across the different word orders of the two languages.
+    written, a column a piece looked at. Small: heads of the same layer, in the encoder, in the decoder and from decoder
+    to encoder (cross). To see: a trace of which source piece each target piece is written from, across the different
+    word orders of the two languages.
     """
     rows = results.rows("attention.csv", STUDY, runs)
     first = rows.iloc[0]
@@ -95,9 +95,9 @@ _length, _width = (partial(_panel, axis, where={"axis": axis}, xlabel=f"{word} {
 def transformer_complexity(results: Results, runs: Sequence[str]) -> DataFrame:
     """Self-attention, recurrence, convolution and self-attention restricted to a neighbourhood, after Table 1 of
     arXiv:1706.03762: counted multiply-adds of the mixing operation and measured time of one call, against length n and
-    width d. Points are measured, both axes are logarithmic, so a slope is an exponent; the table transformer_layers has
-    the fitted slopes beside the published ones. To see: self-attention steepest in n, recurrence and convolution in d,
-    and times that follow the counts only where these are large.
+    width d. Both axes are logarithmic, so a slope is an exponent; the table transformer_layers has the fitted slopes
+    beside the published ones. To see: self-attention steepest in n, recurrence and convolution in d, and times that
+    follow the counts only where these are large.
     """
     rows = complexity(results, runs).assign(source="ours", _data_set=None)
     return rows.assign(_operation=rows["operation"].str.replace("_", "-"))

@@ -34,8 +34,8 @@ def vision_accuracy(results: Results, runs: Sequence[str]) -> DataFrame:
     Parameter-matched is a Tokenformer with as many parameters as the ViT; the linear probe is a classifier of the
     pixels without any depth. Black: models; blue: scores and their norm; green: norms of blocks; orange: growth;
     purple: averages over depth; grey: a model without depth. To see: whether the parameter-matched Tokenformer reaches
-    the ViT, whether exp is worse than GeLU, and whether parameters of the norms matter. Right: the published values on
-    ImageNet-1K, single runs: compare differences, never levels.
+    the ViT, whether exp is worse than GeLU, and whether parameters of the norms matter. The published values on
+    ImageNet-1K are of single runs: compare differences, never levels.
     """
     measured = tables.accuracies(results, runs)
     groups = {run: name for name, names in GROUPS.items() for run in names.split()}

@@ -64,13 +64,12 @@ def _title(run: str, rows: DataFrame) -> str:
 ))  # fmt: skip
 def decay_accuracy(results: Results, runs: Sequence[str]) -> DataFrame:
     """Zero-shot accuracy of a pruned cache minus that of the whole one, after Fig. 4a and Table 2 of the Decay article,
-    whose values stand in panels of their own, on the same axis: other models, other questions. H2O (half recent), Decay
-    (alpha 0.2, no recent part) and Local keep 40 % of the tokens, or the budget nearest to it. The suites are asked
-    from local files with prompts of their own; embedded questions count by mutual information. To see: how much H2O
-    loses against Full, and how much of that Decay wins back; models near chance lose nothing by pruning, and then tell
-    nothing. Beside each suite stands the accuracy of the whole cache, and whether that is no better than guessing. Bars
-    are 95 % intervals of the difference, paired by question, over seeds where there are several; none were published,
-    nor the alpha of LLaMA-2-7B-chat.
+    whose values stand in panels of their own: other models, other questions. H2O (half recent), Decay (alpha 0.2, no
+    recent part) and Local keep 40 % of the tokens, or the budget nearest to it. The suites are asked from local files
+    with prompts of their own; embedded questions count by mutual information. To see: how much H2O loses against Full,
+    and how much of that Decay wins back; models near chance lose nothing by pruning, and then tell nothing. Beside each
+    suite stands the accuracy of the whole cache. Bars are 95 % intervals, paired by question; none were published, nor
+    the alpha of LLaMA-2-7B-chat.
     """
     rows = answers(results, STUDY, runs)
     budgets = [budget for budget in rows["budget"].unique() if budget != 1]
@@ -106,11 +105,10 @@ def decay_accuracy(results: Results, runs: Sequence[str]) -> DataFrame:
 def decay_alpha_accuracy(results: Results, runs: Sequence[str]) -> DataFrame:
     """Accuracy against the forgetting factor alpha, minus that with the whole cache; after Fig. 4b and 4c of the Decay
     article, whose points exist only as an image. Decay has no recent part; H2O (half recent) at the same budget is a
-    line in the band of its interval; one panel per data set of which some question was answered. Bars: 95 % interval of
-    the difference, paired by question. A point is filled where that of the difference of Decay and H2O does not include
-    0, each alpha taken by itself; dotted is 0.2, the published choice. To see: where points are filled, and whether the
-    best alpha differs between data sets by more than the bars. The best point of a curve is no fair estimate;
-    decay_tasks_table chooses on one half of the questions and judges on the other.
+    line in the band of its interval. Bars: 95 % interval, paired by question. A point is filled where that of the
+    difference of Decay and H2O does not include 0, each alpha by itself; dotted is 0.2, the published choice. To see:
+    where points are filled, and whether the best alpha differs between data sets by more than the bars. The best point
+    of a curve is no fair estimate; decay_tasks_table chooses on one half of the questions and judges on the other.
     """
     rows = one_model(answers(results, STUDY, runs))
     plain = rows["policy"].eq("decay") & rows["recent"].eq(0)

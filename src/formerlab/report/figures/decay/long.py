@@ -34,11 +34,10 @@ def _notes(rows: DataFrame) -> list[str]:
 def decay_decode(results: Results, runs: Sequence[str]) -> DataFrame:
     """Decoding with whole and pruned caches: tokens per second, bytes of the keys and values held, and the time in
     which the prompt was read, against the tokens that were read before. Full is our whole cache, DynamicCache that of
-    transformers in the same model. A pruned cache holds a share of the length. To see: where pruning pays for its own
-    work; its bytes are its budget, whichever policy chooses. Measured alone on the machine, in turns, on an untrained
-    model of the run's shape, or a released one: nothing learned matters to speed. Points are medians, bars quartiles of
-    the repetitions, moved sideways where one would hide another. Bytes are without the scores and positions of a pruned
-    cache, which stand in decay_decode_table. No speeds were published.
+    transformers. To see: where pruning pays for its own work; its bytes are its budget, whichever policy chooses.
+    Measured alone on the machine, in turns, on an untrained model of the run's shape, or a released one. Points are
+    medians, bars quartiles. Bytes are without the scores and positions of a pruned cache, which stand in
+    decay_decode_table. No speeds were published.
     """
     rows, record = decoding(results, STUDY, runs), results.stage_record(STUDY, "decode")
     if rows.empty:
@@ -78,10 +77,9 @@ def _sizes(rows: DataFrame) -> list[str]:
 def decay_passkey(results: Results, runs: Sequence[str]) -> DataFrame:
     """Which policy still finds a number that stands once in a long and dull text and is asked for at its end (passkey
     retrieval, arXiv:2305.16300): log-probability of the number against the length of the text, a panel for each place
-    of the number; beside each policy how many numbers it found of all, every token as the most probable one. Pruning
-    acts from the first token on, so a policy has to keep the number before it knows that it will be asked for. To see:
-    which lines stay near that of the whole cache, which is the bound; and whether a number that stands in a window of
-    recent tokens is found for that. Exact intervals of the shares found are among the numbers.
+    of the number; beside each policy how many numbers it found of all, every token as the most probable one. A policy
+    has to keep the number before it knows that it will be asked for. To see: which lines stay near that of the whole
+    cache, which is the bound; and whether a number that stands in a window of recent tokens is found for that.
     """
     rows = one_model(results.rows("passkey.csv", STUDY, runs))
     cells = rows.groupby([*CONFIGURATION, "length", "depth"], sort=False, dropna=False)

@@ -48,8 +48,7 @@ def looks(rows: DataFrame) -> "Series[str]":
 ))  # fmt: skip
 def decay_budget(results: Results, runs: Sequence[str]) -> DataFrame:
     """Held-out loss of a decoder above that with the whole cache, against the share of tokens that its cache keeps, for
-    each eviction policy, on a logarithmic axis. Each text and length of windows has a panel; budgets are the realised
-    ones, moved sideways where a bar would hide another; the query's own key comes on top. To see: which policy stays
+    each eviction policy. Budgets are the realised ones; the query's own key comes on top. To see: which policy stays
     lowest as the budget shrinks, and whether the bars of two policies part. Decay is drawn at the published alpha of
     0.2 where that was run, as published and with half of the budget for recent tokens, as H2O divides it. SpAtten's
     rule sees later queries, which no real decoder cache can. No perplexities were published.
@@ -80,8 +79,7 @@ def decay_baselines(results: Results, runs: Sequence[str]) -> DataFrame:
     row anew and so is no cache, the bound. Decay is drawn as published and, like H2O, with half of the budget for
     recent tokens. To see: which rules that need no accumulated score come near Decay. The official mask with global
     statistics sees later queries, so no cache has its loss. StreamingLLM is run with the positions of the text and with
-    those within the cache. Bars: 95 % interval of the paired difference; a number with an arrow is a loss to the right
-    of the panel.
+    those within the cache.
     """
     table = pruning.configurations(results, STUDY, runs)
     rows = with_half_recent(results, table[~table["policy"].isin(ARTICLE_ALONE)])
@@ -121,12 +119,11 @@ def draw_alpha(data: DataFrame) -> Figure:
 @plot(reads="prune.csv", runs="decoder* released-*", draw=draw_alpha)
 def decay_alpha(results: Results, runs: Sequence[str]) -> DataFrame:
     """Held-out perplexity against the forgetting factor alpha of Decay without a recent part, for each budget, with the
-    whole cache and H2O (half recent) at the same budget as lines, H2O in the band of its interval; after Fig. 4b and 4c
-    of the Decay article, which show accuracies. alpha 0 keeps what the last query attended to, alpha 1 is the plain
-    sum; dotted is 0.2, the published choice. A point is filled where the 95 % interval of the difference of Decay and
-    H2O on the same windows does not include 0, each alpha taken by itself. To see: where the curve is lowest, and where
-    its points are filled; bars are of the difference to the whole cache, and whether they meet says nothing of that.
-    Far worse alphas leave the panel, with their values at its edge.
+    whole cache and H2O (half recent) at the same budget as lines; after Fig. 4b and 4c of the Decay article, which show
+    accuracies. alpha 0 keeps what the last query attended to, alpha 1 is the plain sum; dotted is 0.2, the published
+    choice. A point is filled where the 95 % interval of the difference of Decay and H2O on the same windows does not
+    include 0, each alpha by itself. To see: where the curve is lowest, and where its points are filled; bars are of the
+    difference to the whole cache, and whether they meet says nothing of that.
     """
     table = pruning.configurations(results, STUDY, runs)
     decay = table[table["policy"] == "decay"]

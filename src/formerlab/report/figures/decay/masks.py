@@ -44,8 +44,8 @@ def draw_masks(data: DataFrame) -> Figure:
 def decay_masks(results: Results, runs: Sequence[str]) -> DataFrame:
     """Which keys (across) each query (down) sees in one head of one trained decoder, at equal budgets; after Fig. 3 of
     the Decay article. All policies choose from the attention of the same unpruned pass. Ideal takes the best keys of
-    each row and may take a dropped one back, which no cache can. To see: vertical lines are keys kept for long, the
-    diagonal are recent ones; H2O keeps early keys once it has them, a small alpha lets them go.
+    each row, which no cache can. To see: vertical lines are keys kept for long, the diagonal are recent ones; H2O keeps
+    early keys once it has them, a small alpha lets them go.
     """
     rows = one_model(results.rows("prune_mask_dumps.csv", STUDY, runs))
     rows = rows[rows["seed"] == rows["seed"].min()]
@@ -78,11 +78,10 @@ def decay_bias(results: Results, runs: Sequence[str]) -> DataFrame:
     """Which keys a cache of 20 % (or the budget nearest to it) keeps, against the forgetting factor alpha of Decay
     without a recent part; what has no alpha is a level at the same budget. Share of the kept keys among the first 40 %
     and 10 % of the positions, their mean position (0 the first, 1 the last), and 1 - cosine between the attention rows
-    and the ideal ones, with and without position 0, an attention sink that decides the cosine alone. Dotted: upright,
-    alpha 0.2, the published choice; level, what an even choice of keys would give. Bars: 95 % interval over windows,
-    and seeds where there are several. Last, published: A2SF (arXiv:2407.20485), Table 2, LLaMA-2-7B at 20 %, mean of
-    four suites: another model, so compare the order, not the heights. To see: whether the plain sum (alpha 1) keeps the
-    beginning and small alphas do not, and which lie nearest to the ideal.
+    and the ideal ones, with and without position 0, an attention sink that decides the cosine alone. Dotted: alpha 0.2,
+    the published choice; level, what an even choice of keys would give. Last, published: A2SF (arXiv:2407.20485), Table
+    2, LLaMA-2-7B at 20 %, mean of four suites: compare the order, not the heights. To see: whether the plain sum (alpha
+    1) keeps the beginning and small alphas do not, and which lie nearest to the ideal.
     """
     rows = measured(one_model(results.rows("prune_masks.csv", STUDY, runs)), list(PANELS))
     theirs = published_cosines()
@@ -117,11 +116,11 @@ def draw_scores(data: DataFrame) -> Figure:
 @plot(reads="prune_score_trajectories.csv", runs="decoder released-*", draw=draw_scores)
 def decay_scores(results: Results, runs: Sequence[str]) -> DataFrame:
     """Attention to important and unimportant tokens, query by query, after Fig. 5 of the Decay article (an image
-    without values), of unpruned attention over layers and heads. First, scores as each alpha remembers them, on a
-    logarithmic axis (mean, and the middle 80 % of tokens as a band, cut at 0.00001). Important are the tenth of the
-    tokens in the first half that the second half attends to most. Last: how often such a token is, at the moment, not
-    among the best 40 % of all tokens so far, and would be dropped, as the mean over 5 queries. To see: whether
-    attention alone (alpha 0) misses important tokens in passing dips, and whether remembering a little bridges these.
+    without values), of unpruned attention over layers and heads. First, scores as each alpha remembers them (mean, and
+    the middle 80 % of tokens as a band, cut at 0.00001). Important are the tenth of the tokens in the first half that
+    the second half attends to most. Last: how often such a token is not among the best 40 % of all tokens so far, and
+    would be dropped, as the mean over 5 queries. To see: whether attention alone (alpha 0) misses important tokens in
+    passing dips, and whether remembering a little bridges these.
     """
     rows = one_model(results.rows("prune_score_trajectories.csv", STUDY, runs))
     keys = ["run", "group", "alpha", "query"]

@@ -115,11 +115,11 @@ def _draw_scores(axes: Axes, rows: DataFrame, title: str) -> None:
 @plot(runs="decoder released-*", draw=draw)
 def decay_rule(results: Results, runs: Sequence[str]) -> DataFrame:
     """How Decay decides which tokens a cache keeps, with forgetting and without it, after Fig. 1 and 2 of the Decay
-    article, drawn by the rule itself on an example of 16 tokens. The topic changes after half of them; one token, a
-    name, stays of use to the end. Left: the attention with a whole cache. Middle: the scores of three tokens, query by
-    query. Right: the tokens that each query finds in a cache of six, and its own. To see: without forgetting (above)
-    the first topic has gathered so much that no token of the second can replace it; with it (below) the first topic
-    goes, the second comes in, and the name stays. A real model's masks are in decay_masks.
+    article, drawn by the rule itself on an example of 16 tokens. Left: the attention with a whole cache. Middle: the
+    scores of three tokens, query by query. Right: the tokens that each query finds in a cache of six, and its own. To
+    see: without forgetting (above) the first topic has gathered so much that no token of the second can replace it;
+    with it (below) the first topic goes, the second comes in, and the name stays. A real model's masks are in
+    decay_masks.
     """
     logits, rows = example(), []
     for alpha in ALPHAS:

@@ -103,10 +103,9 @@ def _weights(note: str) -> Callable[[DataFrame], Figure]:
 def denseformer_weights(results: Results, runs: Sequence[str]) -> DataFrame:
     """Mixing weights alpha that DenseFormer learned, after Fig. 5 of arXiv:2402.02622: row i is the average taken after
     block i, column j the source X_j, and X_0 the embedding. For each dilation and period the deepest model is shown, as
-    the mean over seeds. At the start of training the diagonal is 1 and all else 0. To see: whether the pattern of the
-    paper appears, with weight on the diagonal and just beside it, a column at X_0 that is positive early and negative
-    late, and a triangle of large weights over the last blocks. Colours are linear between -0.05 and 0.05, logarithmic
-    beyond.
+    the mean over seeds. Training starts from 1 on the diagonal. To see: whether the pattern of the paper appears, with
+    weight on the diagonal and just beside it, a column at X_0 that is positive early and negative late, and a triangle
+    of large weights over the last blocks. Colours are linear between -0.05 and 0.05, logarithmic beyond.
     """
     rows = results.rows("depth.csv", STUDY, runs)
     if "step" in rows:
@@ -172,9 +171,9 @@ def denseformer_flow(results: Results, runs: Sequence[str]) -> DataFrame:
     """How far information flows over depth. Left: mean cosine between what each block passes on, Y_i, and the embedding
     X_0, for the deepest models that were looked at, after Fig. 6 and 9 of DenseFormer (arXiv:2402.02622). To see: how
     much of the embedding is left after each block; in the paper a DenseFormer stays near it over most of its depth and
-    the plain Transformer leaves it early. Right: held-out loss, less that of the whole model, when the smallest mixing
-    weights are dropped after training, after Fig. 7: in the paper perplexity rises sharply beyond 15 %. The paper
-    prints no numbers for these figures.
+    the plain Transformer leaves it early. Right: what held-out loss is added when the smallest mixing weights are
+    dropped after training, after Fig. 7: in the paper perplexity rises sharply beyond 15 %. The paper prints no
+    numbers.
     """
     rows = results.rows("flow.csv", STUDY, runs)
     rows = compared(results, rows[rows["measure"].isin([COSINE, PRUNED])], runs)
@@ -194,9 +193,8 @@ def denseformer_flow(results: Results, runs: Sequence[str]) -> DataFrame:
 def denseformer_spectra(results: Results, runs: Sequence[str]) -> DataFrame:
     """Singular values of the weights of trained models, each over the largest of its matrix and averaged over blocks,
     after Fig. 13 of DenseFormer (arXiv:2402.02622), of the deepest models that were looked at. Query, key and value
-    count as one matrix. Lines are means over seeds, bands reach from the lowest seed to the highest. To see: whether
-    averages over depth change how many directions the weights use; the paper finds no difference to the Transformer,
-    and prints no numbers.
+    count as one matrix. Bands reach from the lowest seed to the highest. To see: whether averages over depth change how
+    many directions the weights use; the paper finds no difference to the Transformer, and prints no numbers.
     """
     rows = results.rows("flow.csv", STUDY, runs)
     rows = rows[rows["measure"].str.startswith(SINGULAR)]

@@ -70,10 +70,10 @@ def _costs(column: str, label: str, title: str) -> Callable[[DataFrame], Figure]
 def tokenformer_cost(results: Results, runs: Sequence[str]) -> DataFrame:
     """Held-out loss against training cost, after Fig. 1 and 3 of Tokenformer (arXiv:2410.23168), in FLOPs of matrix
     products and attention. A grown model pays for all its ancestors; Tokenformers from scratch have the FLOPs of the
-    chain. Points are finished models; lines join the sizes of a chain. To see: growing is worth it where its point lies
-    below and to the left of models trained from scratch, and below the parent trained on at equal FLOPs; the envelope
-    of Transformers from scratch stands in tokenformer_scaling. Below: the published points, for models a thousand times
-    larger and single Transformers, so only the shape compares.
+    chain. Lines join the sizes of a chain. To see: growing is worth it where its point lies below and to the left of
+    models trained from scratch, and below the parent trained on at equal FLOPs; the envelope of Transformers from
+    scratch stands in tokenformer_scaling. Published are models a thousand times larger and single Transformers, so only
+    the shape compares.
     """
     return _with_published(
         series_points(results, runs),
@@ -93,8 +93,8 @@ def tokenformer_cost(results: Results, runs: Sequence[str]) -> DataFrame:
 def tokenformer_stages(results: Results, runs: Sequence[str]) -> DataFrame:
     """Held-out loss against the cost of the last stage alone, after Fig. 4 of Tokenformer (arXiv:2410.23168): what a
     size costs once the smaller one is there. To see: a grown model against the Transformer on the tokens of a stage,
-    which has seen nothing before. This is a claim about the stage; what the ancestors cost is in the figure of
-    cumulative cost. Below: the published points, in TPU hours read from the figure.
+    which has seen nothing before. What the ancestors cost is in the figure of cumulative cost. Below: the published
+    points, in TPU hours read from the figure.
     """
     return _with_published(
         series_points(results, runs, chains=False),
@@ -153,11 +153,10 @@ def _envelope(axes: Axes, rows: DataFrame) -> None:
 ))  # fmt: skip
 def tokenformer_scaling(results: Results, runs: Sequence[str]) -> DataFrame:
     """Tokenformers that grow or train on beside Transformers from scratch (arXiv:2410.23168). Those are of three sizes
-    and three lengths, every one with its own full schedule, against FLOPs and tokens; these pay for all their
-    ancestors. To see: growing saves cost where a grown model lies below and to the left of the grey envelope; how much,
-    at equal loss, is in the table tokenformer_envelope. The parent that was trained on is the other control: growing
-    helps where the grown model is lower at equal FLOPs. Small models and few tokens: the slopes are those of this
-    range.
+    and three lengths, every one with its own full schedule; these pay for all their ancestors. To see: growing saves
+    cost where a grown model lies below and to the left of the grey envelope; how much, at equal loss, is in the table
+    tokenformer_envelope. The parent that was trained on is the other control: growing helps where the grown model is
+    lower at equal FLOPs. The slopes are those of this range of small models.
     """
     rows = scaling(results, runs)
     if rows.empty:

@@ -61,10 +61,10 @@ def tokenformer_growth(results: Results, runs: Sequence[str]) -> DataFrame:
     """The first stage after growth: loss minus that of the parent (line at zero) at the end of its own training, by how
     the new keys start, whether tau keeps its value, whether the optimizer's moments are carried over and whether old
     tokens are trained (Tokenformer, arXiv:2410.23168, section 3.3 and Appendix B). The control is the parent trained
-    on, without growth. Above: both held-out texts at the end; below: the validation text from growth on, where far
-    values are given in words; the line at zero is the parent. Differences are paired by seed. To see: of the grown
-    models only zero keys with tau kept start on the line, because only they keep the function. Growing has helped where
-    a model ends left of the parent trained on. Small models; the paper prints no values for its curves.
+    on, without growth. Above: both held-out texts at the end; below: the validation text from growth on. Differences
+    are paired by seed. To see: of the grown models only zero keys with tau kept start on the line, because only they
+    keep the function. Growing has helped where a model ends left of the parent trained on. The paper prints no values
+    for its curves.
     """
     losses = held_out_losses(results, STUDY, runs)
     found = [(run, parent(losses, run)) for run in losses["run"].unique()]
@@ -118,11 +118,11 @@ _domain = partial(Panel, "step", "loss_nats", kind="band", far=2.5, xlabel="step
 ))  # fmt: skip
 def tokenformer_continued(results: Results, runs: Sequence[str]) -> DataFrame:
     """Continued training on a second domain at a constant learning rate, after Fig. 6 of Tokenformer
-    (arXiv:2410.23168): models grown one size, and models not grown. Above: validation loss on the new domain from
-    before the first step. Below: minus the loss of the ungrown model of the same family after as many steps, paired by
-    seed. To see: a line below zero is a model that growing has helped; one that keeps its function starts on zero;
-    padding with new blocks, the paper's form of Net2Net, does not, and copies (the Net2Net of 2015, HyperCloning) do by
-    construction. Far values are given in words. The paper prints no values.
+    (arXiv:2410.23168): models grown one size, and models not grown. Above: validation loss on the new domain. Below:
+    minus the loss of the ungrown model of the same family after as many steps, paired by seed. To see: a line below
+    zero is a model that growing has helped; one that keeps its function starts on zero; padding with new blocks, the
+    paper's form of Net2Net, does not, and copies (the Net2Net of 2015, HyperCloning) do by construction. The paper
+    prints no values.
     """
     curves = by_step(results, runs)
     curves = curves[curves["run"].isin(ARMS)]
@@ -208,10 +208,9 @@ def published_gains() -> DataFrame:
 def tokenformer_rivals(results: Results, runs: Sequence[str]) -> DataFrame:
     """Growing a Tokenformer by tokens against growing a Transformer in width, after Fig. 7 and Table 8 of Tokenformer
     (arXiv:2410.23168). Left: validation loss of the first stage, from before its first step. Middle: what the held-out
-    loss has gained on the family's own model before growth, after each stage, because the starts differ. To see: whose
-    line lies highest has gained most from growing. Right: the same gains out of the published perplexities. Padding is
-    the form of Net2Net that the paper used; Net2Net (2015) and HyperCloning copy units and keep the function where the
-    factor is whole.
+    loss has gained on the family's own model before growth, because the starts differ. To see: whose line lies highest
+    has gained most from growing. Padding is the form of Net2Net that the paper used; Net2Net (2015) and HyperCloning
+    copy units and keep the function where the factor is whole.
     """
     losses = held_out_losses(results, STUDY, runs)
     curves = means(by_step(results, runs))

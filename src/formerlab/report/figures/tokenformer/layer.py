@@ -101,8 +101,8 @@ def tokenformer_layer(results: Results, runs: Sequence[str]) -> DataFrame:
     """What a Tokenformer has in place of its matrices, and how it grows, after Fig. 2 of Tokenformer
     (arXiv:2410.23168), drawn from the settings of the runs. Left: a block, whose attention among the tokens of the text
     is that of a Transformer. Middle: a projection scores its input against n key tokens and sums n value tokens by
-    these scores. Right: the tokens of each projection of a block; those that a stage of growth adds lie on top of the
-    old ones. To see: growth adds rows to keys and values and leaves the width of every input and output as it was.
+    these scores. Right: the tokens of each projection of a block, stage by stage. To see: growth adds rows to keys and
+    values and leaves the width of every input and output as it was.
     """
     records = results.runs(STUDY, runs)
     if "spec.model.projection.tokens" not in records:
@@ -141,10 +141,10 @@ _VOCABULARY = 50304
 def tokenformer_length(results: Results, runs: Sequence[str]) -> DataFrame:
     """FLOPs of a forward pass against the length of the text, 2 N T + 4 L d T^2, after Fig. 5 of Tokenformer
     (arXiv:2410.23168), drawn per token so that the lines part: computed, not measured, without the logits, and with the
-    whole square of attention, half of it masked. To see: at equal parameters a Transformer that grows in width pays for
-    its width in the token-token term, which a Tokenformer of fixed width does not; the two part where that term takes
-    over. A Transformer that grew its feed-forward layer alone would keep the term too. Right: the same for the sizes of
-    Table 8, of 12 layers, whose widths follow from its printed FLOPs.
+    whole square of attention. To see: at equal parameters a Transformer that grows in width pays for its width in the
+    token-token term, which a Tokenformer of fixed width does not; the two part where that term takes over. A
+    Transformer that grew its feed-forward layer alone would keep the term too. Right: the sizes of Table 8, of 12
+    layers, whose widths follow from its printed FLOPs.
     """
     found = []
     for record in results.runs(STUDY, runs).drop_duplicates("run").to_dict("records"):
