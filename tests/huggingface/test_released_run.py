@@ -19,6 +19,7 @@ from formerlab.plan.show import table
 from formerlab.results.export import export
 from formerlab.results.read import Results
 from formerlab.tasks.window_losses import spread_windows, window_losses
+from formerlab.training.any_run import ReleasedRun
 
 END = "<|endoftext|>"
 STUDY = """
@@ -102,7 +103,8 @@ def test_sizes_vocabulary_and_costs_are_those_of_the_model(project):
     assert "small/released-opt/seed0" in table(plan, seeds=True)
     inner = model.num_parameters() - 2 * foreign.VOCABULARY * 32
     products = 2 * (inner + foreign.VOCABULARY * 32) + 4 * 2 * 32 * 32
-    assert job["cost"]["evaluation_flops"] == pytest.approx(4 * 32 * products)
+    run = ReleasedRun.model_validate(job["spec"])
+    assert run.tokens * run.forward_flops == pytest.approx(4 * 32 * products)
 
 
 def test_every_stage_takes_it_as_a_finished_run(done):

@@ -30,7 +30,6 @@ from formerlab.results.stages import MEASURED, STAGES, TIMED, WRITER
 from formerlab.training.any_run import AnyRun
 
 Job = dict[str, Any]
-SCHEMA = 1
 
 
 def build_plan(root: Path, given: Job) -> dict[str, Any]:
@@ -57,7 +56,7 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
         more = device == "cuda" and config.threads is None
         loader = loader_of(run, scale.data[run.data], cost["hours"], gpus, threads=threads, may_have_more=more)
         weights_given = scale.studies.get(run.study, StudyScale()).given
-        train[run.id] = _run_job(run, data, "formerlab.training.stage") | {
+        train[run.id] = _run_job(run, "formerlab.training.stage") | {
             "init": run.init_id,
             "keep_optimizer": run.id in parents,
             "cost": cost,
@@ -68,7 +67,7 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
         }
     _set_priorities(train)
     load = {
-        run.id: _run_job(run, data, "formerlab.integrations.huggingface.released_run")
+        run.id: _run_job(run, "formerlab.integrations.huggingface.released_run")
         | {
             "weights": files_state(run.model.source, root / results / ".released" / f"{run.model.name}.json"),
             "init": None,
@@ -79,19 +78,14 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
     every: list[AnyRun] = [*runs, *released]
     used = {name for run in every for name in chain(run.data, scale.data)}
     plan: dict[str, Any] = {
-        "schema": SCHEMA,
         "scale": config.scale,
-        "description": scale.description,
+        **scale.model_dump(include={"description", "memory_mb", "runtime_minutes", "hardware"}),
         "results": results,
         "figures": figures,
         "device": device,
         "threads": threads,
-        "memory_mb": scale.memory_mb,
-        "runtime_minutes": scale.runtime_minutes,
-        "hardware": scale.hardware,
         "basis": hardware.basis + ("; speed as scale.flops_per_s" if scale.flops_per_s else ""),
         "price": hardware.price,
-        "start_s": hardware.start_s,
         "tracking_uri": config.tracking_uri or "",
         "studies": {
             name: study.model_dump(include={"title", "paper", "question"}) for name, study in sources.studies.items()
@@ -125,10 +119,7 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
 
 
 def _data_jobs(sources: Sources, root: Path, folder: str) -> dict[str, Any]:
-    """Return the job of every data set; the version of one that takes the tokenizer of another follows that one's.
-
-    A source that is not mounted now counts as unchanged since it was prepared.
-    """
+    """Return the job of every data set; a source that is not mounted now counts as unchanged since it was prepared."""
     jobs: dict[str, Any] = {}
     for name, spec in sources.scale.data.items():
         out = f"{folder}/{name}"
@@ -136,11 +127,9 @@ def _data_jobs(sources: Sources, root: Path, folder: str) -> dict[str, Any]:
         if source is None and manifest.exists():
             source = read_json(manifest).get("source_fingerprint")
         code = code_hash(type(spec).__module__, specs=[spec])
-        identity = {"recipe": fingerprint(spec.recipe()), "code": code, "source": source}
-        version, above = fingerprint(identity), next(iter(chain(name, sources.scale.data)[1:]), None)
-        if above is not None:
-            version = fingerprint([version, jobs[above]["version"]])
-        jobs[name] = {"spec": spec.to_dict(), "out": out, "version": version, **identity, "tokenizer": above}
+        above = next(iter(chain(name, sources.scale.data)[1:]), None)
+        about = {"spec": spec.to_dict(), "recipe": fingerprint(spec.recipe()), "code": code, "source": source}
+        jobs[name] = {"out": out, **about, "tokenizer": above}
     return jobs
 
 
@@ -170,7 +159,7 @@ def _check_files(plan: Job, data: Job, sources: Sources) -> None:
                 raise UserError(f"{file}: {key}{error}") from None
 
 
-def _run_job(run: AnyRun, data: Job, entry: str) -> dict[str, Any]:
+def _run_job(run: AnyRun, entry: str) -> dict[str, Any]:
     """Return the jobs of all runs, of trained or of released models, which the module `entry` makes."""
     return {
         "study": run.study,
@@ -180,7 +169,6 @@ def _run_job(run: AnyRun, data: Job, entry: str) -> dict[str, Any]:
         "spec_hash": run.fingerprint(),
         "code": code_hash(entry, specs=[run]),
         "data": run.data,
-        "data_version": data[run.data]["version"],
     }
 
 

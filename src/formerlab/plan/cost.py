@@ -33,10 +33,8 @@ def run_cost(run: Run, scale: Scale, hardware: Hardware, gpus: int, shards: int)
     parameters = run.model.params()
     return {
         "parameters": parameters,
-        "parameters_non_embedding": run.model.params(embedding=False),
         "tokens": run.tokens,
         "flops": run.flops,
-        "evaluation_flops": evaluation_tokens(run, scale) * run.forward_flops,
         "memory_bytes": memory_bytes(run, hardware, shards),
         "disk_bytes": parameters * (1 + CHECKPOINT_ELEMENTS) * BYTES_WEIGHT,
         "hours": hours(run, scale, hardware, gpus),
@@ -45,18 +43,10 @@ def run_cost(run: Run, scale: Scale, hardware: Hardware, gpus: int, shards: int)
 
 def loading_cost(run: ReleasedRun, hardware: Hardware) -> Cost:
     """Return what reading a released model and its loss on held-out text cost, in the form of `run_cost`."""
-    cost = forward_cost(run, Reading(run.tokens), hardware)
-    stored = BYTES_WEIGHT if run.measured_in == "float32" else BYTES_WEIGHT // 2
-    return {
-        "parameters": run.model.params(),
-        "parameters_non_embedding": run.model.params(embedding=False),
-        "tokens": 0,
-        "flops": 0,
-        "evaluation_flops": cost["flops"],
-        "memory_bytes": int(hardware.memory_base_mb * 2**20) + run.model.params() * stored,
-        "disk_bytes": 0,
-        "hours": cost["hours"],
-    }
+    parameters, stored = run.model.params(), BYTES_WEIGHT if run.measured_in == "float32" else BYTES_WEIGHT // 2
+    memory = int(hardware.memory_base_mb * 2**20) + parameters * stored
+    trained = {"parameters": parameters, "tokens": 0, "flops": 0, "memory_bytes": memory, "disk_bytes": 0}
+    return trained | {"hours": forward_cost(run, Reading(run.tokens), hardware)["hours"]}
 
 
 def evaluation_tokens(run: Run, scale: Scale) -> int:
@@ -97,6 +87,6 @@ def forward_cost(run: AnyRun, reading: Reading, hardware: Hardware) -> Cost:
 
 def totals(costs: list[Cost]) -> Cost:
     """Return the sums over runs; memory is that of the largest."""
-    keys = ("tokens", "flops", "evaluation_flops", "disk_bytes", "hours")
+    keys = ("tokens", "flops", "disk_bytes", "hours")
     summed = {key: sum(cost[key] for cost in costs) for key in keys}
     return summed | {"runs": len(costs), "memory_bytes": max((cost["memory_bytes"] for cost in costs), default=0)}
