@@ -8,7 +8,8 @@ from fixtures.rows import grown, make_run, model, pattention, write_csv
 
 from formerlab.report.drawings import catalogue
 from formerlab.report.families import families
-from formerlab.report.rates import at_the_edge, searches
+from formerlab.report.figures.every_study import at_the_edge
+from formerlab.report.figures.every_study import rates as figure
 from formerlab.report.write import draw_all
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
@@ -37,7 +38,7 @@ def results(tmp_path):
 
 
 def rates(results):
-    return searches(results, ("*",), study="tokenformer")
+    return figure.data(results, ("*",), study="tokenformer")
 
 
 def test_a_search_is_told_by_the_spec_alone():

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 from pandas import DataFrame
@@ -143,17 +142,3 @@ def against_envelope(results: Results, runs: Sequence[str]) -> DataFrame:
         rows.append(row | ends("flops_ratio", student(ratios if known else [])))
         rows[-1]["envelope"] = None if known else "beyond its ends"
     return DataFrame(rows)
-
-
-def scaling(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return what the figure shows; `part` is `scratch`, `seed` or `chain`."""
-    losses = held_out_losses(results, STUDY, runs)
-    if losses.empty or not losses["run"].str.startswith(FROM_SCRATCH).any():
-        return DataFrame()
-    points, grown = from_scratch(losses), chains(losses)
-    seeds = losses[losses["run"].isin({*points["run"], *(grown["run"] if len(grown) else ())})]
-    columns = ["run", "seed", "variant", "loss_nats", FLOPS, TOKENS, PARAMETERS]
-    parts = {"scratch": points, "chain": grown, "seed": seeds[columns]}
-    frames = [frame.assign(source="ours", part=part) for part, frame in parts.items() if len(frame)]
-    table = pd.concat(frames, ignore_index=True)
-    return table if len(grown) else table.assign(parent=None)

@@ -192,13 +192,12 @@ def canvas(
     right: float = 0.15,
     below: float = 0.55,
     top: float = 0.35,
-    heading: str = "",
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with panels of one size for drawings by hand, a heading, and a note for its caption."""
+    """Return a figure with panels of one size for drawings by hand, and a note for its caption."""
     rows = -(-count // columns)
     width = WIDEST / columns - left - right
     sides, tall = ([left] * columns, [right] * columns), ([height] * rows, [top] * rows)
-    figure, axes = placed(count, width, *sides, *tall, below, 0.17 * bool(heading), heading)
+    figure, axes = placed(count, width, *sides, *tall, below, 0.0, "")
     figure.set_label(note)
     return figure, axes
 

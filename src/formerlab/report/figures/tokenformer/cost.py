@@ -20,7 +20,7 @@ from formerlab.report.panel import Panel, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
 from formerlab.report.runs import GROWN, TOKENFORMER, TRAINED_ON, differences, held_out, held_out_losses, short
-from formerlab.report.scaling import FLOPS, PARAMETERS, STUDY, TOKENS, scaling
+from formerlab.report.scaling import FLOPS, FROM_SCRATCH, PARAMETERS, STUDY, TOKENS, chains, from_scratch
 from formerlab.report.style import GREY, PUBLISHED_INK, look
 from formerlab.report.tokenformer import ENVELOPE, SERIES, equal_to_grown, series_points
 from formerlab.results.read import Results
@@ -158,10 +158,16 @@ def tokenformer_scaling(results: Results, runs: Sequence[str]) -> DataFrame:
     tokenformer_envelope. The parent that was trained on is the other control: growing helps where the grown model is
     lower at equal FLOPs. The slopes are those of this range of small models.
     """
-    rows = scaling(results, runs)
-    if rows.empty:
-        return rows
-    rows = rows.dropna(axis=1, how="all")
+    losses = held_out_losses(results, STUDY, runs)
+    if losses.empty or not losses["run"].str.startswith(FROM_SCRATCH).any():
+        return DataFrame()
+    points, grown = from_scratch(losses), chains(losses)
+    seeds = losses[losses["run"].isin({*points["run"], *(grown["run"] if len(grown) else ())})]
+    columns = ["run", "seed", "variant", "loss_nats", FLOPS, TOKENS, PARAMETERS]
+    parts = {"scratch": points, "chain": grown, "seed": seeds[columns]}
+    frames = [frame.assign(source="ours", part=part) for part, frame in parts.items() if len(frame)]
+    rows = pd.concat(frames, ignore_index=True).dropna(axis=1, how="all")
+    rows = rows.reindex(columns=[*dict.fromkeys([*rows, "parent"])])  # also where nothing has grown yet
     records = results.runs(STUDY, runs).drop_duplicates("run").set_index("run")
     chain = rows[rows["part"] == "chain"].set_index("run")
     trained = [run for run in chain.index if str(chain.loc[run, "variant"]).endswith(TRAINED_ON)]

@@ -8,10 +8,10 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.drawings import plot
+from formerlab.report.figures.every_study import last_losses
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
-from formerlab.report.rates import last_losses
 from formerlab.report.runs import (
     GROWN,
     TRAINED_ON,
