@@ -16,7 +16,6 @@ from formerlab.report.claims.quantity import (
     Level,
     Linear,
     MissingRowsError,
-    Pooled,
     residual_variance,
 )
 from formerlab.report.claims.rows import alike
@@ -24,7 +23,7 @@ from formerlab.report.two_fold import answers_of, choices
 from formerlab.statistics import resampled
 
 NOISE = np.random.default_rng(0)
-POOL = Pooled(0.01, 12)
+POOL = (0.01, 12)
 
 
 def linear(name, values, pool=None, **more):
@@ -47,7 +46,7 @@ def test_two_runs_give_the_paired_t_interval():
     a, b = NOISE.normal(3, 0.02, 4), NOISE.normal(3, 0.02, 4)
     rows = [("a", seed, value) for seed, value in enumerate(a)] + [("b", seed, value) for seed, value in enumerate(b)]
     pool = residual_variance(pd.DataFrame(rows, columns=["run", "seed", "value"]))
-    assert pool.variance * 2 == pytest.approx((a - b).var(ddof=1))
+    assert pool[0] * 2 == pytest.approx((a - b).var(ddof=1))
     found = (linear("a", a, pool) - linear("b", b, pool)).interval(0.95)
     assert (found.low, found.high) == pytest.approx(stats.ttest_rel(a, b).confidence_interval(0.95))
 

@@ -47,8 +47,8 @@ def configurations(results: Results, study: str, runs: Sequence[str] = ("*",)) -
     rows of the whole cache both are empty.
     """
     tables = [DataFrame(columns=["source", *CONFIGURATION])]
-    for _, rows in results.rows("prune.csv", study, runs).groupby("run", sort=False):
-        table, losses, weights = _grid(_shared(rows))
+    for _, rows in _shared(results.rows("prune.csv", study, runs)).groupby("run", sort=False):
+        table, losses, weights = _grid(rows)
         means = np.average(losses, axis=2, weights=weights).mean(axis=1)
         full = np.flatnonzero(table["policy"] == "full")
         level = means[full[0]] if len(full) else np.nan
@@ -90,13 +90,12 @@ def minus_h2o(results: Results, study: str, runs: Sequence[str] = ("*",)) -> Dat
     found = [DataFrame(columns=[*CONFIGURATION, *MINUS_H2O])]
     rows = results.rows("prune.csv", study, runs)
     rows = rows[rows["policy"].eq("decay") | rows["policy"].eq("h2o") & rows["recent"].eq(0.5)]
-    for _, of_run in rows.groupby("run", sort=False):
-        for _, of_budget in _shared(of_run).groupby("budget", sort=False):
-            table, losses, weights = _grid(of_budget)
-            base = np.flatnonzero(table["policy"] == "h2o")
-            if len(base):
-                table = table.assign(**dict(zip(MINUS_H2O, _minus(losses, base[0], weights), strict=True)))
-                found.append(table.loc[table["policy"] == "decay", [*CONFIGURATION, *MINUS_H2O]])
+    for _, of_budget in _shared(rows).groupby(["run", "budget"], sort=False):
+        table, losses, weights = _grid(of_budget)
+        base = np.flatnonzero(table["policy"] == "h2o")
+        if len(base):
+            table = table.assign(**dict(zip(MINUS_H2O, _minus(losses, base[0], weights), strict=True)))
+            found.append(table.loc[table["policy"] == "decay", [*CONFIGURATION, *MINUS_H2O]])
     return pd.concat(found[1:] or found, ignore_index=True)
 
 
@@ -110,10 +109,9 @@ def _minus(
 
 
 def _shared(rows: DataFrame) -> DataFrame:
-    """Return the rows of the seeds and windows that all configurations of a run have."""
-    groups = rows.groupby(CONFIGURATION, sort=False, dropna=False)
-    shared = set.intersection(*(set(zip(group["seed"], group["window"], strict=True)) for _, group in groups))
-    return rows[[pair in shared for pair in zip(rows["seed"], rows["window"], strict=True)]]
+    """Return the rows of the seeds and windows that all configurations of their run have."""
+    of_run = rows.drop_duplicates(CONFIGURATION)["run"].value_counts()
+    return rows[rows.groupby(["run", "seed", "window"])["loss_nats"].transform("size") == rows["run"].map(of_run)]
 
 
 def with_seeds(results: Results, study: str, table: DataFrame) -> DataFrame:
@@ -121,18 +119,15 @@ def with_seeds(results: Results, study: str, table: DataFrame) -> DataFrame:
 
     A seed has its `increase_nats`.
     """
-    found = []
-    for _, rows in results.rows("prune.csv", study, list(table["run"].unique())).groupby("run", sort=False):
-        rows = _shared(rows)
-        whole = rows[rows["policy"] == "full"].set_index(["seed", "window"])["loss_nats"]
-        pairs = list(zip(rows["seed"], rows["window"], strict=True))
-        if len(whole) and rows["seed"].nunique() > 1:
-            more = rows.assign(increase_nats=rows["loss_nats"] - whole.reindex(pairs).to_numpy())
-            found.append(weighted_means(more, [*CONFIGURATION, "seed"], "increase_nats").reset_index())
+    rows, keys = _shared(results.rows("prune.csv", study, list(table["run"].unique()))), ["run", "seed", "window"]
+    rows = rows.join(rows[rows["policy"] == "full"].set_index(keys)["loss_nats"].rename("whole"), on=keys)
+    rows = rows[rows["whole"].notna() & (rows.groupby("run")["seed"].transform("nunique") > 1)]
     parts = [table.assign(part="mean")]
-    if found:
-        kept = table.loc[table["policy"] != "full", ["source", *CONFIGURATION, "realised_budget", "configuration"]]
-        parts.append(kept.merge(pd.concat(found), on=CONFIGURATION).assign(part="seed"))
+    if len(rows):
+        more = rows.assign(increase_nats=rows["loss_nats"] - rows["whole"])
+        seeds = weighted_means(more, [*CONFIGURATION, "seed"], "increase_nats").reset_index()
+        pruned = table.loc[table["policy"] != "full", ["source", *CONFIGURATION, "realised_budget", "configuration"]]
+        parts.append(pruned.merge(seeds, on=CONFIGURATION).assign(part="seed"))
     return pd.concat(parts, ignore_index=True)
 
 

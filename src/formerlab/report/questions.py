@@ -69,17 +69,20 @@ RESAMPLES = 2_000
 """Resamples behind an interval that is drawn or listed, not judged: its ends are known to a tenth of its width."""
 
 
-def accuracies(rows: DataFrame, against: str = "full") -> DataFrame:
-    """Return a row per run, configuration and task: `accuracy` with its 95 % interval, and a paired difference.
+AGAINST = {"full": "difference", "h2o": "minus_h2o"}
+"""What accuracy minus that of a policy is called."""
 
-    `difference`, `difference_low` and `difference_high` are accuracy minus that of the policy `against` on the same
-    questions of the same models. Intervals are over questions and seeds (`statistics.mean_ends`). Without rows of
-    `against` they are empty.
+
+def accuracies(rows: DataFrame, against: Sequence[str] = ("full",)) -> DataFrame:
+    """Return a row per run, configuration and task: `accuracy` and paired differences, with their 95 % intervals.
+
+    `difference`, `difference_low` and `difference_high` are accuracy minus that of the whole cache on the same
+    questions of the same models, `minus_h2o` the same of H2O (`against` of AGAINST). Intervals are over questions and
+    seeds (`statistics.mean_ends`). Without rows of a policy its difference is empty.
     """
     tables = []
     for run, mine in rows.groupby("run", sort=False):
         configurations, found, _ = grids(mine)
-        base = np.flatnonzero(configurations["policy"] == against)[:1]
         numbered = enumerate(found.items())
         drawn = {t: bootstrap_means(grid, resamples=RESAMPLES, random_seed=place) for place, (t, grid) in numbered}
         means = _with_mean({task: grid.mean(axis=2) for task, grid in found.items()})
@@ -89,11 +92,11 @@ def accuracies(rows: DataFrame, against: str = "full") -> DataFrame:
             of_seeds, size = means[task], sizes[task]
             low, high = mean_ends(of_seeds, replicates, size)
             table = configurations.assign(task=task, accuracy=of_seeds.mean(axis=1), low=low, high=high)
-            beside: tuple[Any, ...] = (np.nan, np.nan, np.nan)
-            if len(base):
-                more = of_seeds - of_seeds[base]
-                beside = more.mean(axis=1), *mean_ends(more, replicates - replicates[:, base], size)
-            table = table.assign(**dict(zip(("difference", "difference_low", "difference_high"), beside, strict=True)))
+            for name, base in ((AGAINST[policy], configurations["policy"].eq(policy)) for policy in against):
+                more, first = of_seeds - of_seeds[base.argmax()], [int(base.argmax())]
+                parts = more.mean(axis=1), *mean_ends(more, replicates - replicates[:, first], size)
+                for end, part in zip(("", "_low", "_high"), parts, strict=True):
+                    table[f"{name}{end}"] = part if base.any() else np.nan
             table = table.assign(questions=size, seeds=mine["seed"].nunique(), run=run)
             tables.append(table.merge(budgets, on=CONFIGURATION))
     if not tables:

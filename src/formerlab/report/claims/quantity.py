@@ -7,7 +7,7 @@ arms of a claim share them and differences stay paired.
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,7 @@ from pandas import DataFrame
 from scipy import special
 
 from formerlab.report.two_fold import half_of, two_fold_means
-from formerlab.statistics import RESAMPLES, Interval, half_width, interval_over, resampled
+from formerlab.statistics import RESAMPLES, Interval, half_width, interval_over, resampled, student
 
 Same = TypeVar("Same", bound="Quantity")
 MIN_UNITS = 20
@@ -67,20 +67,15 @@ def t_interval(mean: float, parts: Sequence[tuple[float, float]], confidence: fl
     return Interval(mean, mean - half, mean + half, **more)
 
 
-class Pooled(NamedTuple):
-    """The variance of one run's number between seeds, and its degrees of freedom."""
-
-    variance: float
-    freedom: int
-
-
-def residual_variance(values: DataFrame) -> Pooled | None:
-    """Return the mean square that remains of values by run and seed after a fit of run + seed; nothing without one."""
+def residual_variance(values: DataFrame) -> tuple[float, int] | None:
+    """Return the mean square that remains of values by run and seed after a fit of run + seed, and its degrees of
+    freedom; nothing where none are left.
+    """
     columns = [pd.get_dummies(values[name]).to_numpy(float) for name in ("run", "seed")]
     design, found = np.concatenate(columns, axis=1), values["value"].to_numpy(float)
     fit, _, rank, _ = np.linalg.lstsq(design, found, rcond=None)
     freedom = len(values) - int(rank)
-    return Pooled(float(np.sum((found - design @ fit) ** 2)) / freedom, freedom) if freedom > 0 else None
+    return (float(np.sum((found - design @ fit) ** 2)) / freedom, freedom) if freedom > 0 else None
 
 
 @dataclass(frozen=True)
@@ -93,8 +88,8 @@ class Level:
     units: Mapping[int, Float[np.ndarray, " units"]] = field(default_factory=dict, compare=False)
     """The same on each unit of the held-out split that was drawn by itself; of a logarithm, value by mean."""
     weights: Float[np.ndarray, " units"] | None = field(default=None, compare=False)
-    pooled: Callable[[Collection["Level"]], Pooled | None] = field(default=lambda levels: None, compare=False)
-    """Returns the variance of such numbers over runs like those of the levels."""
+    pooled: Callable[[Collection["Level"]], tuple[float, int] | None] = field(default=lambda _: None, compare=False)
+    """Returns the variance of such numbers between seeds, over runs like those of the levels (`residual_variance`)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +97,6 @@ class Linear(Quantity):
     """A sum of numbers of runs with coefficients, paired by seed."""
 
     terms: Mapping[Level, float]
-    constant: float = 0.0
 
     @property
     def seeds(self) -> list[int]:
@@ -112,34 +106,29 @@ class Linear(Quantity):
     @property
     def by_seed(self) -> Float[np.ndarray, " seeds"]:
         """Its value for each of them."""
-        columns = [[c * level.values[seed] for seed in self.seeds] for level, c in self.terms.items()]
-        return np.asarray(np.sum(columns, axis=0) + self.constant)
+        return np.sum([[c * level.values[seed] for seed in self.seeds] for level, c in self.terms.items()], axis=0)
 
     def interval(self, confidence: float) -> Interval:
         """Return Student's t interval over seeds, and over documents where there are enough."""
         values, seeds = self.by_seed, len(self.seeds)
-        mean = float(values.mean()) if seeds else math.nan
         if seeds < 2:
-            return Interval(mean, math.nan, math.nan, seeds)
+            return student(values)
         parts = [self._between(float(values.var(ddof=1)), seeds), *self.documents()]
-        return t_interval(mean, parts, confidence, seeds=seeds, method="student")
+        return t_interval(float(values.mean()), parts, confidence, seeds=seeds, method="student")
 
     def __mul__(self, factor: float) -> "Linear":
-        return Linear({level: factor * c for level, c in self.terms.items()}, factor * self.constant)
+        return Linear({level: factor * c for level, c in self.terms.items()})
 
-    def __add__(self, other: Any) -> "Linear":
-        if not isinstance(other, Linear):
-            return replace(self, constant=self.constant + other)
-        terms = {level: c + self.terms.get(level, 0.0) for level, c in other.terms.items()}
-        return Linear({**self.terms, **terms}, self.constant + other.constant)
+    def __add__(self, other: "Linear") -> "Linear":
+        return Linear({**self.terms, **{level: c + self.terms.get(level, 0.0) for level, c in other.terms.items()}})
 
     def _between(self, own: float, seeds: int) -> tuple[float, float]:
         """Return the variance of the mean over seeds: pooled, unless its own one is larger than chance would have."""
         coefficients = [*self.terms.values()]
         if abs(sum(coefficients)) < 1e-9 and (pool := next(iter(self.terms)).pooled(self.terms)) is not None:
-            expected = pool.variance * sum(c**2 for c in coefficients)
-            if own <= expected * float(special.fdtri(seeds - 1, pool.freedom, POOL_CHECK)):
-                return expected / seeds, pool.freedom
+            expected, freedom = pool[0] * sum(c**2 for c in coefficients), pool[1]
+            if own <= expected * float(special.fdtri(seeds - 1, freedom, POOL_CHECK)):
+                return expected / seeds, freedom
         return own / seeds, seeds - 1
 
     def documents(self) -> list[tuple[float, float]]:
@@ -204,7 +193,7 @@ class Paired(Quantity):
         return self._map(lambda numbers: factor * numbers)
 
     def __add__(self, other: Any) -> "Paired":
-        if not isinstance(other, Paired):
+        if isinstance(other, float):
             return self._map(lambda numbers: numbers + other)
         if self.of_seeds.keys() != other.of_seeds.keys():
             raise MissingRowsError("two paired differences are of different seeds")

@@ -41,8 +41,7 @@ class ArmRuns:
     @property
     def parents(self) -> list[dict[str, Any]]:
         """The records of the runs that they start from."""
-        starts = list(self.records.get("init.id", Series(dtype=object)).dropna())
-        found = [self.rows.results.stage_record(name, "train") for name in starts]
+        found = [self.rows.results.stage_record(name, "train") for name in self.records["init.id"].dropna()]
         if not found or not all(found):
             raise MissingRowsError(f"{self.name} starts from no run of this scale")
         return found
@@ -71,7 +70,8 @@ class ArmRuns:
         results, found = self.rows.results, []
         patterns = self.arm.searched or ((f"{results.scale}/{self.arm.best_of}",) if self.arm.best_of else ())
         own = results.stage_record(str(self.records["id"].iloc[0]), "train")
-        starts = self._weights_of_start()
+        parents = self.rows.all_runs()["run"].isin(self.records["init.id"].dropna().astype(str).str.split("/").str[1])
+        starts = {*self.records["init.weights_sha256"].dropna(), *self.rows.all_runs()["weights_sha256"][parents]}
         for scale, _, names in (pattern.partition("/") for pattern in patterns):
             root = results.root.resolve().parent / scale
             if not root.is_dir():
@@ -86,13 +86,6 @@ class ArmRuns:
         if not found:
             raise MissingRowsError(f"no rate of {self.name} was searched with its model, data and start")
         return DataFrame(found, columns=["lr", "tokens", "loss"])
-
-    def _weights_of_start(self) -> set[str]:
-        """Return the weights of every seed of the run that an arm starts from; nothing where it starts from scratch."""
-        starts = self.records.get("init.id", Series(dtype=object)).dropna()
-        parents = self.rows.all_runs()[self.rows.all_runs()["run"].isin(starts.str.split("/").str[1])]
-        own = self.records.get("init.weights_sha256", Series(dtype=object)).dropna()
-        return {*own, *parents.get("weights_sha256", ())}
 
 
 def epochs(runs: ArmRuns) -> float:

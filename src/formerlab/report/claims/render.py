@@ -15,7 +15,6 @@ from formerlab.results.write import write_rows
 
 KINDS = {"measured": "decided by trained models", "exact": "decided by arithmetic and algebra, without training"}
 ORDER: tuple[Outcome, ...] = ("agrees", "contradicts", "cannot_tell", "not_tested", "holds", "fails")
-COLUMNS, MORE = ("published", "ours", "what was run", "word"), ("source", "runs", "traps")
 RULES = (
     "Each claim was registered with its criterion; what a later version changed is marked. A measured claim agrees or "
     "contradicts by its 95 % interval and a minimal effect; cannot tell is all else. Not tested: no rows, too few "
@@ -111,14 +110,12 @@ def html(found: Sequence[Verdict], scale: str) -> str:
     notes = [f"Version {change.version} ({change.date}); known by then: {change.known}." for change in registry.changes]
     head = RULES, " ".join([f"The registered claims are version {registry.version}.", *notes]), counts(found)
     parts = [pages.paragraph(text) for text in head]
-    others = [verdict for verdict in found if not verdict.claim.headline]
-    groups = {"Headline claims": [verdict for verdict in found if verdict.claim.headline]}
-    for kind, meaning in KINDS.items():
-        for verdict in others:
-            if verdict.claim.kind == kind:
-                groups.setdefault(f"{verdict.claim.study}, {kind}: {meaning}", []).append(verdict)
+    groups: dict[str, list[Verdict]] = {}
+    for verdict in sorted(found, key=lambda one: (not one.claim.headline, [*KINDS].index(one.claim.kind))):
+        title = f"{verdict.claim.study}, {verdict.claim.kind}: {KINDS[verdict.claim.kind]}"
+        groups.setdefault("Headline claims" if verdict.claim.headline else title, []).append(verdict)
     for title, group in groups.items():
-        parts += [pages.heading(title), pages.table(readable(group, more=True))] if group else []
+        parts += [pages.heading(title), pages.table(readable(group))]
     return pages.page(f"Claims at scale {scale}", parts)
 
 
@@ -141,9 +138,9 @@ def first_screen(found: Mapping[str, Sequence[Verdict]]) -> str:
             number = next(iter(item.values.values())).partition(" (SD")[0]
             reason, ran = item.reason.partition(";")[0], item.ran
         word = f"**{verdict.outcome.replace('_', ' ')}**" + (f": {reason}" if reason else "")
-        published = verdict.claim.published.partition(";")[0]
-        rows.append((verdict.claim.statement, published, f"{meaning}: {number}", ran, word))
-    return pipes(DataFrame(rows, columns=["claim", *COLUMNS]), bold=False)
+        row = {"claim": verdict.claim.statement, "published": verdict.claim.published.partition(";")[0]}
+        rows.append(row | {"ours": f"{meaning}: {number}", "what was run": ran, "word": word})
+    return pipes(DataFrame(rows), bold=False)
 
 
 def all_block(found: Mapping[str, Sequence[Verdict]]) -> str:
@@ -152,7 +149,7 @@ def all_block(found: Mapping[str, Sequence[Verdict]]) -> str:
     parts = [RULES, counts(once)]
     for kind, meaning in KINDS.items():
         table = readable([verdict for verdict in once if verdict.claim.kind == kind])
-        parts += [f"### {kind}: {meaning}", pipes(table)]
+        parts += [f"### {kind}: {meaning}", pipes(table.drop(columns=["source", "runs", "traps"]))]
     return "\n\n".join(parts)
 
 
@@ -166,28 +163,29 @@ def counts(found: Sequence[Verdict]) -> str:
     return " ".join(sentences)
 
 
-def readable(found: Sequence[Verdict], *, more: bool = False) -> DataFrame:
-    """Return a row per claim as text; p where any of them has one, no column that is empty, and `more` on request."""
-    table = DataFrame([_row(verdict) for verdict in found], columns=["claim", *COLUMNS, "p (Holm)", *MORE])
-    empty = [name for name in ("what was run", "p (Holm)") if not table[name].any()]
-    return table.drop(columns=[*empty, *(() if more else MORE)])
+def readable(found: Sequence[Verdict]) -> DataFrame:
+    """Return a row per claim as text; what was run, and p, where any of them has them."""
+    table = DataFrame(map(_row, found))
+    return table.drop(columns=[name for name in ("what was run", "p (Holm)") if not table[name].any()])
 
 
-def _row(verdict: Verdict) -> tuple[str, ...]:
+def _row(verdict: Verdict) -> dict[str, str]:
     claim, changed = verdict.claim, read_claims().changed(verdict.claim)
     shown = [item for item in verdict.counted or verdict.items if item.values or item.reason]
     reasons = dict.fromkeys(item.reason for item in shown if item.reason)
     word = worded(verdict.outcome, verdict) + (f": {' / '.join(reasons)}" if reasons else "")
     named = len(verdict.items) > 1
-    return (
-        f"{claim.id}\n{claim.statement}",
-        claim.published,
-        "\n".join(f"{item.item}: " * named + _ours(item) for item in verdict.items if item.values),
-        "\n".join(dict.fromkeys(item.ran for item in shown if item.ran)),
-        word + (f"\n[{changed}]" if changed else ""),
-        "" if verdict.holm_p is None else f"{verdict.holm_p:.3g}",
-        *(claim.source, ", ".join(verdict.runs), "\n".join(claim.traps)),
-    )
+    return {
+        "claim": f"{claim.id}\n{claim.statement}",
+        "published": claim.published,
+        "ours": "\n".join(f"{item.item}: " * named + _ours(item) for item in verdict.items if item.values),
+        "what was run": "\n".join(dict.fromkeys(item.ran for item in shown if item.ran)),
+        "word": word + (f"\n[{changed}]" if changed else ""),
+        "p (Holm)": "" if verdict.holm_p is None else f"{verdict.holm_p:.3g}",
+        "source": claim.source,
+        "runs": ", ".join(verdict.runs),
+        "traps": "\n".join(claim.traps),
+    }
 
 
 def pipes(table: DataFrame, *, bold: bool = True) -> str:

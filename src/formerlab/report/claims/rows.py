@@ -17,7 +17,6 @@ from formerlab.report.claims.quantity import (
     Level,
     MissingRowsError,
     Paired,
-    Pooled,
     grouped,
     over_alphas,
     residual_variance,
@@ -60,8 +59,11 @@ class Rows:
 
     @once
     def all_runs(self) -> DataFrame:
-        """Return the records of all runs of the study."""
-        return self.results.runs(self.study)
+        """Return the records of all runs of the study, with what they started from also where none has a start."""
+        runs = self.results.runs(self.study)
+        return runs.reindex(
+            columns=runs.columns.union(["init.id", "init.weights_sha256", "weights_sha256"], sort=False)
+        )
 
     def records(self, run: str) -> DataFrame:
         """Return the records of a run."""
@@ -136,12 +138,11 @@ class Rows:
         return Level(name, values, units, weights)
 
     @once
-    def _pooled(self, terms: frozenset[Level], *kind: Any) -> Pooled | None:
+    def _pooled(self, terms: frozenset[Level], *kind: Any) -> tuple[float, int] | None:
         """Return the variance of one run between seeds, over the runs like those of the terms."""
         values = []
-        for run, records in alike(self.all_runs(), {term.name.split()[-1] for term in terms}).groupby(
-            "run", sort=False
-        ):
+        shared = alike(self.all_runs(), {term.name.split()[-1] for term in terms})
+        for run, records in shared.groupby("run", sort=False):
             try:
                 found = self._held_out(str(run), *kind).values
             except MissingRowsError:
@@ -285,7 +286,7 @@ def policy_rows(rows: DataFrame, arm: Arm) -> DataFrame:
 
 def alike(runs: DataFrame, own: Collection[str]) -> DataFrame:
     """Return the finished runs on the data of the arms that start as an arm does, of their size and budget."""
-    start = runs.get("init.id", Series("", index=runs.index)).fillna("").astype(str).str.rpartition("/")[0]
+    start = runs["init.id"].fillna("").astype(str).str.rpartition("/")[0]
     arms = runs["run"].isin(own)
     wanted = (runs["status"] == "finished") & start.isin(start[arms])
     wanted &= runs["data.fingerprint"].isin(runs.loc[arms, "data.fingerprint"])

@@ -12,7 +12,6 @@ Each is computed by seed, so that its interval is Student's t over seeds; seeds 
 
 from collections.abc import Sequence
 from itertools import product
-from typing import Any
 
 import pandas as pd
 from pandas import DataFrame
@@ -58,32 +57,30 @@ def effects(cells: DataFrame) -> DataFrame:
 
 def levels(cells: DataFrame) -> DataFrame:
     """Return a row per cell: its loss, and what its policy costs beside the whole cache, over seeds."""
-    rows = []
-    for run, policy in product(MODELS, ("full", *PRUNED)):
-        row: dict[Any, Any] = {"kind": "cell", "run": run, "name": MODELS[run][0], "policy": policy}
-        loss, added = cells[run, policy], cells[run, policy] - cells[run, "full"]
-        rows.append(row | ends("loss_nats", student(loss)) | {"seeds": len(cells)} | ends("cost_nats", student(added)))
-    return DataFrame(rows)
+    return DataFrame(
+        {"kind": "cell", "run": run, "name": MODELS[run][0], "policy": policy}
+        | ends("loss_nats", student(cells[run, policy]))
+        | {"seeds": len(cells)}
+        | ends("cost_nats", student(cells[run, policy] - cells[run, "full"]))
+        for run, policy in product(MODELS, ("full", *PRUNED))
+    )
 
 
 def contrasts(cells: DataFrame) -> DataFrame:
     """Return a row per effect."""
-    rows = []
-    for name, values in effects(cells).items():
-        row: dict[Any, Any] = {"kind": "interaction" if " x " in str(name) else "main", "name": name}
-        rows.append(row | ends("effect_nats", student(values)) | {"seeds": len(values)})
-    return DataFrame(rows)
+    return DataFrame(
+        {"kind": "interaction" if " x " in str(name) else "main", "name": name}
+        | ends("effect_nats", student(values))
+        | {"seeds": len(values)}
+        for name, values in effects(cells).items()
+    )
 
 
-@table(
-    reads="prune.csv run.json",
-    columns="source kind name loss_nats[] effect_nats[] seeds",
-)
+@table(reads="prune.csv", columns="source kind name loss_nats[] effect_nats[] seeds")
 def combined_table(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Linear or Pattention x plain or DWA x Full, H2O or Decay at 40 % of the tokens: held-out loss of every cell,
-    main effects, and interactions as differences of differences, zero where two ideas add up (of pruning: of what
-    it costs). Brackets: 95 % Student t interval over seeds, each contrast computed by seed, not corrected for their
-    number.
+    """Linear or Pattention x plain or DWA x Full, H2O or Decay at 40 % of the tokens: held-out loss of every cell, main
+    effects, and interactions as differences of differences, zero where two ideas add up (of pruning: of what it costs).
+    Brackets: 95 % Student t interval over seeds, each contrast computed by seed, not corrected for their number.
     """
     found = cells(results, runs)
     table = levels(found)

@@ -7,10 +7,10 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report import pruning, questions
-from formerlab.report.drawings import table
+from formerlab.report.drawings import shown_columns, table
 from formerlab.report.pruning import CONFIGURATION, ordered, over_windows, spread
 from formerlab.report.published import DECAY, published_cosines, published_rows
-from formerlab.report.questions import LOCAL, MEAN, SUITES, accuracies, answers, title
+from formerlab.report.questions import AGAINST, LOCAL, MEAN, SUITES, accuracies, answers, title
 from formerlab.report.runs import ends
 from formerlab.report.two_fold import answers_of, choices, half_of
 from formerlab.results.read import Results
@@ -19,12 +19,9 @@ from formerlab.statistics import bootstrap_means, interval_over, over_examples
 STUDY = "decay"
 
 
-@table(
-    reads="prune.csv run.json",
-    columns="source run configuration policy -alpha -recent budget realised_budget perplexity -loss_nats "
-    "increase_nats[] seeds windows",
-    each="run",
-)
+@table(reads="prune.csv",
+       columns="source run configuration policy -alpha -recent budget realised_budget perplexity -loss_nats "
+               "increase_nats[] seeds windows", each="run")  # fmt: skip
 def decay_table(results: Results, runs: Sequence[str]) -> DataFrame:
     """Held-out perplexity of every eviction policy at every budget. Loss minus Full is paired: the same windows of
     the same model, with the 95 % interval over windows, and over seeds where there are several, in brackets; with
@@ -42,13 +39,10 @@ def _published(names: dict[str, str], factor: float) -> DataFrame:
     return wide[[*names.values()]]
 
 
-@table(
-    reads="prune_questions.csv run.json",
-    published=lambda: _published(
-        {name: f"{name} (published)" for name in (*(f"{suite}_acc" for suite in SUITES), "average")}, 100
-    ),
-    each="run",
-)
+@table(reads="prune_questions.csv",
+       published=lambda: _published(
+           {name: f"{name} (published)" for name in (*(f"{suite}_acc" for suite in SUITES), "average")}, 100
+       ), each="run")  # fmt: skip
 def decay_answers_table(results: Results, runs: Sequence[str]) -> DataFrame:
     """Accuracies on every kind of question under every eviction policy and budget, after Fig. 4a and Table 2 of the
     Decay article (accuracies at 40 % of the tokens, zero-shot). After ±: one standard error over questions and
@@ -74,14 +68,10 @@ def _published_suites() -> DataFrame:
     return wide.assign(**{_AGAINST["full"]: wide[_MEAN] - models.map(wide[full].set_index(models[full])[_MEAN])})
 
 
-@table(
-    reads="prune_questions.csv run.json",
-    runs="released-* decoder",
-    published=_published_suites,
-    columns="source run configuration policy -realised_budget OpenBookQA~(%)[] WinoGrande~(%)[] ARC-e~(%)[] "
-    "ARC-c~(%)[] PIQA~(%)[] mean~of~five~(%)[] minus~Full~(points)[] minus~H2O~(points)[] -SciQ~(%)[] -BLiMP~(%)[] "
-    "seeds",
-)
+@table(reads="prune_questions.csv", runs="released-* decoder", published=_published_suites,
+       columns="source run configuration policy -realised_budget OpenBookQA~(%)[] WinoGrande~(%)[] ARC-e~(%)[] "
+               "ARC-c~(%)[] PIQA~(%)[] mean~of~five~(%)[] minus~Full~(points)[] minus~H2O~(points)[] -SciQ~(%)[] "
+               "-BLiMP~(%)[] seeds")  # fmt: skip
 def decay_suites_table(results: Results, runs: Sequence[str]) -> DataFrame:
     """Accuracies under every policy that keeps 40 % of the tokens (or the budget nearest to it), without examples
     in the prompt, after Fig. 4a and Table 2 of the Decay article. In brackets: 95 % interval over questions, and
@@ -95,14 +85,12 @@ def decay_suites_table(results: Results, runs: Sequence[str]) -> DataFrame:
     if not len(budgets):
         return DataFrame()
     rows = rows[rows["budget"].isin([1, min(budgets, key=lambda budget: abs(budget - 0.4))])]
-    values = ["accuracy", "low", "high"]
-    paired = {policy: accuracies(rows, against=policy) for policy in _AGAINST}
-    shown = [paired["full"].assign(name=paired["full"]["task"].str.removesuffix(LOCAL).map(_NAMES).fillna(_MEAN))]
+    values, table = ["accuracy", "low", "high"], accuracies(rows, against=tuple(_AGAINST))
+    shown = [table.assign(name=table["task"].str.removesuffix(LOCAL).map(_NAMES).fillna(_MEAN))]
     for policy, name in _AGAINST.items():
-        means = paired[policy]
-        means = means[means["task"].str.startswith(MEAN) & (means["policy"] != policy)]
-        differences = means[["difference", "difference_low", "difference_high"]].set_axis(values, axis=1)
-        shown.append(means.drop(columns=values).join(differences).assign(name=name))
+        means = table[table["task"].str.startswith(MEAN) & (table["policy"] != policy)].assign(name=name)
+        means[values] = means[shown_columns(f"{AGAINST[policy]}[]")]
+        shown.append(means)
     long = pd.concat(shown, ignore_index=True)
     long[values] *= 100
     return spread(long, [*CONFIGURATION, "configuration", "realised_budget", "seeds"], "name", values)
@@ -112,15 +100,12 @@ RECENT = {"local": 1.0, "streaming_llm": 1.0, "full": None}
 """Recent share of policies that have no such setting: all but the sink."""
 
 
-@table(
-    reads="prune.csv run.json",
-    runs="decoder released-*",
-    published=lambda: DataFrame(
-        [("Full", 1.0, None, None), ("H2O", 0.4, 0.2, 0.2), ("Decay", 0.4, 0.0, 0.4)],
-        columns=["configuration", "budget", "recent_share", "selected_share"],
-    ).assign(run="OPT-2.7B, LLaMA-2-7B-chat"),
-    columns="source run configuration budget recent_share selected_share realised_budget seeds windows",
-)
+@table(reads="prune.csv", runs="decoder released-*",
+       published=lambda: DataFrame(
+           [("Full", 1.0, None, None), ("H2O", 0.4, 0.2, 0.2), ("Decay", 0.4, 0.0, 0.4)],
+           columns=["configuration", "budget", "recent_share", "selected_share"],
+       ).assign(run="OPT-2.7B, LLaMA-2-7B-chat"),
+       columns="source run configuration budget recent_share selected_share realised_budget seeds windows")  # fmt: skip
 def decay_ratio_table(results: Results, runs: Sequence[str]) -> DataFrame:
     """How the methods divide the tokens they may keep, after Table 1 of the Decay article (Full 100 %; H2O 20 %
     recent and 20 % selected; Decay 0 % and 40 %), and the realised budget: the share of keys and values held at the
@@ -137,12 +122,9 @@ def decay_ratio_table(results: Results, runs: Sequence[str]) -> DataFrame:
 COSINES = {"distance_to_ideal": "cosine", "distance_to_ideal_without_first": "cosine_without_first"}
 
 
-@table(
-    reads="prune_masks.csv run.json",
-    published=published_cosines,
-    columns="source run configuration policy -alpha -recent budget seeds windows early_share[] -early_share_10[] "
-    "mean_position[] cosine[] cosine_without_first[]",
-)
+@table(reads="prune_masks.csv", published=published_cosines,
+       columns="source run configuration policy -alpha -recent budget seeds windows early_share[] -early_share_10[] "
+               "mean_position[] cosine[] cosine_without_first[]")  # fmt: skip
 def decay_ideal_table(results: Results, runs: Sequence[str]) -> DataFrame:
     """Cosine between the attention rows under each policy and the ideal ones, which keep of the past the keys of
     the largest unpruned attention, with and without position 0, whose attention decides the cosine alone; and where
@@ -164,10 +146,9 @@ def _spread(alphas: pd.Series) -> str:
     return f"{middle:g}" if low == high else f"{middle:g} ({low:g} to {high:g})"
 
 
-@table(
-    reads="prune_calibrated.csv prune_alphas.csv run.json",
-    columns="source run budget choice alphas loss_nats realised_budget minus_best_single_nats[] seeds windows",
-)
+@table(reads="prune_calibrated.csv prune_alphas.csv",
+       columns="source run budget choice alphas loss_nats realised_budget minus_best_single_nats[] seeds "
+               "windows")  # fmt: skip
 def decay_heads_table(results: Results, runs: Sequence[str]) -> DataFrame:
     """What a forgetting factor of its own brings to every layer and head. All choices are made on windows of the
     validation text, from the same grid of alphas; losses are those of the test text. per head: each head takes the
@@ -184,7 +165,7 @@ def decay_heads_table(results: Results, runs: Sequence[str]) -> DataFrame:
     return table.join(alphas, on=keys).assign(choice=table["choice"].str.replace("_", " "))
 
 
-@table(reads="prune_questions.csv run.json")
+@table(reads="prune_questions.csv")
 def decay_tasks_table(results: Results, runs: Sequence[str]) -> DataFrame:
     """Does it pay to choose alpha per task? The questions of every suite are halved by a hash of their ids. Of each
     half, own is the alpha of the best accuracy on the other half of the same suite, common the one of the best mean
@@ -220,17 +201,14 @@ def decay_tasks_table(results: Results, runs: Sequence[str]) -> DataFrame:
     return DataFrame(found)
 
 
-@table(
-    reads="prune_one_shot.csv run.json",
-    columns="source run configuration policy budget realised_budget perplexity -loss_nats increase_nats[] seeds "
-    "windows",
-)
+@table(reads="prune_one_shot.csv",
+       columns="source run configuration policy budget realised_budget perplexity -loss_nats increase_nats[] seeds "
+               "windows")  # fmt: skip
 def decay_one_shot_table(results: Results, runs: Sequence[str]) -> DataFrame:
     """One-shot compression, as kvpress and SnapKV do it: the first half of each window is read as a prompt without
     pruning, a part of its keys is kept once, and the loss is that of the second half. Compare nothing here with the
-    tables of step-by-step eviction, whose prompts are pruned while they are read: at the same ratio this is the
-    easier task. Budgets are shares of the prompt. Loss minus Full is paired, with its 95 % interval over windows
-    and seeds.
+    tables of step-by-step eviction, whose prompts are pruned while they are read: at the same ratio this is the easier
+    task. Budgets are shares of the prompt. Loss minus Full is paired, with its 95 % interval over windows and seeds.
     """
     rows, arm = results.rows("prune_one_shot.csv", STUDY, runs), [*CONFIGURATION, "realised_budget"]
     groups = rows.groupby("run", sort=False)
@@ -238,17 +216,13 @@ def decay_one_shot_table(results: Results, runs: Sequence[str]) -> DataFrame:
     return ordered(found.assign(perplexity=np.exp(found["loss_nats"])))
 
 
-@table(
-    reads="prune_questions.csv run.json",
-    runs="float32-* released-*",
-    needs="float32-*",
-    columns="source run configuration budget task acc_float32 acc_model difference[] judged_alike questions",
-)
+@table(reads="prune_questions.csv", runs="float32-* released-*", needs="float32-*",
+       columns="source run configuration budget task acc_float32 acc_model difference[] judged_alike "
+               "questions")  # fmt: skip
 def decay_precision_table(results: Results, runs: Sequence[str]) -> DataFrame:
-    """What computing in the model's own precision (bfloat16 or float16) does to accuracies: the same questions
-    under the same policies, once more in float32. The difference, of the model's precision minus float32, is
-    paired, with its 95 % interval over questions; judged_alike is the share of the questions that both answer
-    rightly or both wrongly.
+    """What computing in the model's own precision (bfloat16 or float16) does to accuracies: the same questions under
+    the same policies, once more in float32. The difference, of the model's precision minus float32, is paired, with its
+    95 % interval over questions; judged_alike is the share of the questions that both answer rightly or both wrongly.
     """
     rows, keys = answers(results, STUDY, runs), [*CONFIGURATION, "task"]
     precise = rows["run"].str.startswith("float32-")
@@ -264,11 +238,9 @@ def decay_precision_table(results: Results, runs: Sequence[str]) -> DataFrame:
     return ordered(DataFrame(found)) if found else DataFrame()
 
 
-@table(
-    reads="decode.csv run.json",
-    columns="source run sequences length configuration policy decoded_tokens_per_s[] speed_ratio[] -prompt_s "
-    "prompt_ratio -cache_megabytes cache_share metadata_megabytes repetitions",
-)
+@table(reads="decode.csv",
+       columns="source run sequences length configuration policy decoded_tokens_per_s[] speed_ratio[] -prompt_s "
+               "prompt_ratio -cache_megabytes cache_share metadata_megabytes repetitions")  # fmt: skip
 def decay_decode_table(results: Results, runs: Sequence[str]) -> DataFrame:
     """Decoding behind the longest prompt that was measured, with whole and pruned caches. Ratio: speed over that of
     Full, our whole cache, in the same repetition; in brackets: quartiles of the repetitions, no confidence

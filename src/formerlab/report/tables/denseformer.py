@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.drawings import table
+from formerlab.report.drawings import shown_columns, table
 from formerlab.report.families import setting
 from formerlab.report.published import DENSEFORMER, published_rows
 from formerlab.report.runs import by_run, held_out_losses, language_floors, main_first, once, paired, recorded
@@ -40,7 +40,6 @@ def plains(records: DataFrame) -> dict[str, str]:
 @once
 def gains(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return a row per run, by depth: its loss, spec, and how much lower than its plain Transformer's it is, in nats.
-
     The difference is paired by seed; `interval` says what its interval speaks of.
     """
     losses = held_out_losses(results, STUDY)
@@ -48,8 +47,9 @@ def gains(results: Results, runs: Sequence[str]) -> DataFrame:
     first = [str(name) for name in losses if str(name).startswith(("regime", "data.name", "spec."))]
     rows = by_run(losses[losses["run"].isin(results.runs(STUDY, runs)["run"])], first=first)
     rows = rows.assign(setting=rows["run"].map(setting), plain=rows["run"].map(plain))
-    found = DataFrame([paired(results, losses, plain.get(run), run, "gain_nats") for run in rows["run"]])
-    return rows.join(found).sort_values(["layers", "run"], ignore_index=True)
+    found = [paired(results, losses, plain.get(run), run, "gain_nats") for run in rows["run"]]
+    rows = rows.join(DataFrame(found, columns=[*shown_columns("gain_nats[]"), "interval"]))
+    return rows.sort_values(["layers", "run"], ignore_index=True)
 
 
 def speeds(results: Results) -> DataFrame:
@@ -86,18 +86,15 @@ def published_depths() -> DataFrame:
     return table.astype({"layers": float})[[*columns, "inference_batches_per_s", f"{FORWARD}_sequences"]]
 
 
-@table(
-    reads="test.csv floors.csv run.json speed.csv",
-    published=published_depths,
-    columns="source run regime variant layers -parameters perplexity[]± -loss_nats[] -bits_per_byte "
-    "loss_minus_plain_nats[] interval inference_batches_per_s -forward_sequences seeds -diverged",
-)
+@table(reads="test.csv floors.csv speed.csv", published=published_depths,
+       columns="source run regime variant layers -parameters perplexity[]± -loss_nats[] -bits_per_byte "
+               "loss_minus_plain_nats[] interval inference_batches_per_s -forward_sequences seeds "
+               "-diverged")  # fmt: skip
 def denseformer_table(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Depth, held-out perplexity and speed of every run, after Table 1 of DenseFormer (arXiv:2402.02622). Loss
-    minus plain: to the plain Transformer of the same depth, data set and schedule, paired by seed. Brackets: 95 %
-    Student t interval over seeds; with one seed a paired bootstrap over windows, of these two models alone.
-    Inference batches are full forward passes, measured alone on one machine. After ±: the published standard error
-    over three runs.
+    """Depth, held-out perplexity and speed of every run, after Table 1 of DenseFormer (arXiv:2402.02622). Loss minus
+    plain: to the plain Transformer of the same depth, data set and schedule, paired by seed. Brackets: 95 % Student t
+    interval over seeds; with one seed a paired bootstrap over windows, of these two models alone. Inference batches are
+    full forward passes, measured alone on one machine. After ±: the published standard error over three runs.
     """
     ours = gains(results, runs).merge(speeds(results), on="run", how="left")
     ours = ours[ours["setting"] == "main"].assign(inference_batches_per_s=lambda rows: 1 / rows[f"{FORWARD}_time_s"])
@@ -113,14 +110,11 @@ STATIC = ("dwa", "last_k", "connect_to_last", "random_sparse", "softmax")
 """Mixers whose parameters are one weight per connection."""
 
 
-@table(
-    reads="test.csv run.json",
-    published=lambda: published_table("Table 4", "Table 7", model="variant", table_or_figure="run").assign(
-        sparsity=lambda rows: rows["sparsity"] / 100, layers=48.0
-    ),
-    columns="source -run regime setting variant layers parameters_added sparsity perplexity[]± -loss_nats gain_nats[] "
-    "-interval seeds -diverged",
-)
+@table(reads="test.csv",
+       published=lambda: published_table("Table 4", "Table 7", model="variant", table_or_figure="run").assign(
+           sparsity=lambda rows: rows["sparsity"] / 100, layers=48.0),
+       columns="source -run regime setting variant layers parameters_added sparsity perplexity[]± -loss_nats "
+               "gain_nats[] -interval seeds -diverged")  # fmt: skip
 def denseformer_patterns(results: Results, runs: Sequence[str]) -> DataFrame:
     """Held-out loss of every way to mix the outputs of earlier blocks, after Tables 4 and 7 of DenseFormer
     (arXiv:2402.02622). Gain is the loss of the plain Transformer of the same depth and batch minus that of the run,
@@ -140,15 +134,11 @@ def denseformer_patterns(results: Results, runs: Sequence[str]) -> DataFrame:
 _ASKED = {"spec.optimizer.lr": "lr", "spec.task.batch": "batch", "spec.task.context": "context", "data.name": "data"}
 
 
-@table(
-    reads="test.csv run.json",
-    runs="plain-* dwa-* no-decay-* small-batch-* long-context-* books-* modern-*",
-    published=lambda: published_table(*("Table 2", "Table 6", "text"), model="variant", table_or_figure="run").dropna(
-        subset="perplexity"
-    ),
-    columns="source setting -run regime variant layers lr -batch -context -data perplexity[]± -loss_nats gain_nats[] "
-    "-interval seeds -diverged",
-)
+@table(reads="test.csv", runs="plain-* dwa-* no-decay-* small-batch-* long-context-* books-* modern-*",
+       published=lambda: published_table("Table 2", "Table 6", "text", model="variant", table_or_figure="run").dropna(
+           subset="perplexity"),
+       columns="source setting -run regime variant layers lr -batch -context -data perplexity[]± -loss_nats "
+               "gain_nats[] -interval seeds -diverged")  # fmt: skip
 def denseformer_settings(results: Results, runs: Sequence[str]) -> DataFrame:
     """Held-out loss of DenseFormer and of its plain Transformer in other settings: a smaller batch, a longer
     context, a second corpus, a modern backbone (RMSNorm, SwiGLU, rotary positions) at several learning rates, and
@@ -171,12 +161,8 @@ def _published_delay() -> DataFrame:
     return rows.assign(start_share=steps / 40_000, gain_nats=gain, kept=gain / gain.max())
 
 
-@table(
-    reads="test.csv run.json",
-    runs="plain-* dwa-4x5-* late-*",
-    published=_published_delay,
-    columns="source run layers start_share perplexity[] -loss_nats gain_nats[] -interval kept seeds",
-)
+@table(reads="test.csv", runs="plain-* dwa-4x5-* late-*", published=_published_delay,
+       columns="source run layers start_share perplexity[] -loss_nats gain_nats[] -interval kept seeds")  # fmt: skip
 def denseformer_delay(results: Results, runs: Sequence[str]) -> DataFrame:
     """Held-out loss where the mixing weights of DenseFormer 4x5 wait at the identity for a share of the steps,
     after Table 5 of DenseFormer (arXiv:2402.02622). Gain is the loss of the plain Transformer minus that of the
@@ -185,26 +171,18 @@ def denseformer_delay(results: Results, runs: Sequence[str]) -> DataFrame:
     """
     ours = gains(results, runs)
     starts = ours.get("spec.optimizer.mixing_start_step", pd.Series(0.0, ours.index)).fillna(0.0)
-    shares = (starts / ours["spec.steps"]).mask(ours["spec.model.depth.kind"] == "identity", 1.0)
-    ours = ours.assign(start_share=shares)
+    ours["start_share"] = (starts / ours["spec.steps"]).mask(ours["spec.model.depth.kind"] == "identity", 1.0)
     late = set(ours.loc[ours["setting"] == "late", "layers"])
     ours = ours[ours["layers"].isin(late)].sort_values(["layers", "start_share"])
     immediate = ours[ours["run"].str.startswith("dwa-")].set_index("layers")
-    if "gain_nats" in ours:
-        ours["kept"] = ours["gain_nats"] / ours["layers"].map(immediate["gain_nats"])
-    return ours
+    return ours.assign(kept=ours["gain_nats"] / ours["layers"].map(immediate["gain_nats"]))
 
 
-@table(
-    reads="test.csv run.json speed.csv",
-    runs="plain-* dwa-* equal-time-*",
-    needs="equal-time-*",
-    published=lambda: published_table(
-        "Table 3", model="run", training_steps="steps", training_time="training_time_hours"
-    ),
-    columns="source run layers steps step_time_ratio training_time_s training_time_hours perplexity[]± -loss_nats "
-    "gain_nats[] -interval seeds",
-)
+@table(reads="test.csv speed.csv", runs="plain-* dwa-* equal-time-*", needs="equal-time-*",
+       published=lambda: published_table("Table 3", model="run", training_steps="steps",
+                                         training_time="training_time_hours"),
+       columns="source run layers steps step_time_ratio training_time_s training_time_hours perplexity[]± -loss_nats "
+               "gain_nats[] -interval seeds")  # fmt: skip
 def denseformer_equal_time(results: Results, runs: Sequence[str]) -> DataFrame:
     """A plain Transformer that trains for as long as a DenseFormer, after Table 3 of DenseFormer
     (arXiv:2402.02622). Its steps are those of the DenseFormer times the ratio of the two times of a step, measured
@@ -241,20 +219,14 @@ def speed(results: Results, runs: Sequence[str]) -> DataFrame:
     return rows
 
 
-@table(
-    reads="run.json speed.csv",
-    published=lambda: published_table(
-        *("Table 1", "Table 6"),
-        model="run",
-        table_or_figure="variant",
-        inference_batches_per_second=_UNITS[FORWARD],
-        inference_batches_per_second_standard_error=f"{_UNITS[FORWARD]}_se",
-    ),
-    columns="source run variant layers -parameters training_steps_per_s[] training_step_time_ratio "
-    "-training_step_memory_ratio -training_step_megabytes forward_batches_per_s[] forward_time_ratio "
-    "-forward_memory_ratio -forward_megabytes decoded_tokens_per_s[] decode_time_ratio -decode_memory_ratio "
-    "-decode_megabytes -forward_sequences forward_batches_per_s_se",
-)
+@table(reads="speed.csv",
+       published=lambda: published_table("Table 1", "Table 6", model="run", table_or_figure="variant",
+                                         inference_batches_per_second=_UNITS[FORWARD],
+                                         inference_batches_per_second_standard_error=f"{_UNITS[FORWARD]}_se"),
+       columns="source run variant layers -parameters training_steps_per_s[] training_step_time_ratio "
+               "-training_step_memory_ratio -training_step_megabytes forward_batches_per_s[] forward_time_ratio "
+               "-forward_memory_ratio -forward_megabytes decoded_tokens_per_s[] decode_time_ratio "
+               "-decode_memory_ratio -decode_megabytes -forward_sequences forward_batches_per_s_se")  # fmt: skip
 def denseformer_speed(results: Results, runs: Sequence[str]) -> DataFrame:
     """Speed of training, scoring and decoding, after Tables 1 and 6 of DenseFormer (arXiv:2402.02622). All are
     measured in turns in one process on an otherwise idle machine: medians over repetitions, in brackets the
@@ -265,11 +237,9 @@ def denseformer_speed(results: Results, runs: Sequence[str]) -> DataFrame:
     return speed(results, runs)
 
 
-@table(
-    reads="run.json speed.csv",
-    columns="source run variant layers training_step_megabytes training_step_memory_ratio forward_megabytes "
-    "forward_memory_ratio decode_megabytes decode_memory_ratio",
-)
+@table(reads="speed.csv",
+       columns="source run variant layers training_step_megabytes training_step_memory_ratio forward_megabytes "
+               "forward_memory_ratio decode_megabytes decode_memory_ratio")  # fmt: skip
 def denseformer_memory(results: Results, runs: Sequence[str]) -> DataFrame:
     """Peak memory of training steps, full forward passes and decoding, and its ratio to that of the plain
     Transformer of the same depth. It is the most that tensors hold at one time, weights included, and in training

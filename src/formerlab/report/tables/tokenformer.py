@@ -43,12 +43,9 @@ def _published_main() -> DataFrame:
     return DataFrame(shown | {"perplexity": rows["value"].astype(float)})
 
 
-@table(
-    reads="test.csv floors.csv run.json",
-    published=_published_main,
-    columns="source run regime variant parameters -parameters_non_embedding tokens -flops flops_cumulative loss_nats[] "
-    "-bits_per_byte perplexity[] seeds -diverged",
-)
+@table(reads="test.csv floors.csv", published=_published_main,
+       columns="source run regime variant parameters -parameters_non_embedding tokens -flops flops_cumulative "
+               "loss_nats[] -bits_per_byte perplexity[] seeds -diverged")  # fmt: skip
 def tokenformer_table(results: Results, runs: Sequence[str]) -> DataFrame:
     """Size, training cost and held-out loss of every run, after Tables 6 and 7 of Tokenformer (arXiv:2410.23168).
     Losses compare within one data set. Cumulative FLOPs include all ancestors of a grown model. Brackets: 95 %
@@ -65,10 +62,7 @@ def _published_zeroshot() -> DataFrame:
     return wide.add_suffix(" (published)").rename_axis("run").reset_index()
 
 
-@table(
-    reads="zeroshot.csv run.json",
-    published=_published_zeroshot,
-)
+@table(reads="zeroshot.csv", published=_published_zeroshot)
 def tokenformer_zeroshot(results: Results, runs: Sequence[str]) -> DataFrame:
     """Zero-shot accuracy, after Table 1 of Tokenformer (arXiv:2410.23168): a column per task and metric, the row
     chance says what guessing gives. acc takes the most probable answer, acc_norm the most probable per character,
@@ -111,15 +105,11 @@ def _published_formulas() -> DataFrame:
     return DataFrame(rows)
 
 
-@table(
-    reads="run.json",
-    runs="transformer-[1-4] tokenformer-1 grown-random-sqrt-[2-4]",
-    published=_published_formulas,
-    columns="source run variant layers width -attention_tokens -feedforward_tokens -parameters_attention "
-    "-parameters_feedforward parameters_formula -flops_token_token_coefficient -context -flops_projections "
-    "-flops_token_token flops_formula parameters_difference flops_difference parameters_printed "
-    "nearer_count_minus_printed_percent",
-)
+@table(runs="transformer-[1-4] tokenformer-1 grown-random-sqrt-[2-4]", published=_published_formulas,
+       columns="source run variant layers width -attention_tokens -feedforward_tokens -parameters_attention "
+               "-parameters_feedforward parameters_formula -flops_token_token_coefficient -context -flops_projections "
+               "-flops_token_token flops_formula parameters_difference flops_difference parameters_printed "
+               "nearer_count_minus_printed_percent")  # fmt: skip
 def tokenformer_formulas(results: Results, runs: Sequence[str]) -> DataFrame:
     """Parameters and FLOPs of every size, after Table 3 of Tokenformer (arXiv:2410.23168). Formula: parameters
     without embedding and norms, 12 L d^2 or 2 L d (n_q + n_k + n_v + n_o + n_ff), and the forward FLOPs of one
@@ -145,23 +135,18 @@ def tokenformer_formulas(results: Results, runs: Sequence[str]) -> DataFrame:
 DEFAULTS = {"score": "score-l2_gelu", "layernorm": "layernorm-none"}
 
 
-@table(
-    reads="test.csv run.json",
-    runs="score-* layernorm-*",
-    published=lambda: published_rows(
-        *(PAPER, "Table 4", "Table 5"),
-        by=("table_or_figure", "model"),
-        names={"table_or_figure": "block", "model": "run", "top1_accuracy": "ImageNet top-1 (%)"},
-    ),
-    columns="source block run loss_nats[] perplexity loss_minus_default_nats[] seeds diverged ImageNet~top-1~(%)",
-)
+@table(reads="test.csv", runs="score-* layernorm-*",
+       published=lambda: published_rows(
+           PAPER, "Table 4", "Table 5", by=("table_or_figure", "model"),
+           names={"table_or_figure": "block", "model": "run", "top1_accuracy": "ImageNet top-1 (%)"}),
+       columns="source block run loss_nats[] perplexity loss_minus_default_nats[] seeds diverged "
+               "ImageNet~top-1~(%)")  # fmt: skip
 def tokenformer_scores(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Score functions and block norms of a Tokenformer from scratch on language, after Tables 4 and 5 of
-    Tokenformer (arXiv:2410.23168), which are on ImageNet: held-out loss, and its difference to the default of each
-    block (score-l2_gelu, layernorm-none), paired by seed; above zero is worse. In brackets: 95 % Student t interval
-    over seeds. All arms have one learning rate, that of the study. exp_l1 is softmax times n, the row exp + L1 of
-    the paper; gelu_l1 is our reading of a row that neither official code has. Published: top-1 accuracy on
-    ImageNet.
+    """Score functions and block norms of a Tokenformer from scratch on language, after Tables 4 and 5 of Tokenformer
+    (arXiv:2410.23168), which are on ImageNet: held-out loss, and its difference to the default of each block
+    (score-l2_gelu, layernorm-none), paired by seed; above zero is worse. In brackets: 95 % Student t interval over
+    seeds. All arms have one learning rate, that of the study. exp_l1 is softmax times n, the row exp + L1 of the paper;
+    gelu_l1 is our reading of a row that neither official code has. Published: top-1 accuracy on ImageNet.
     """
     losses = held_out_losses(results, STUDY, runs)
     rows = by_run(losses)
@@ -187,11 +172,9 @@ def _choices(record: Mapping[Hashable, Any]) -> dict[str, Any]:
     }
 
 
-@table(
-    reads="eval.csv test.csv run.json",
-    runs="tokenformer-1 long-matched-chosen grown-random-*-2 grown-zero-*-2 trained-on-2 trained-on-tokens-2",
-    needs="grown-random-*-2 grown-zero-*-2",
-)
+@table(reads="eval.csv test.csv",
+       runs="tokenformer-1 long-matched-chosen grown-random-*-2 grown-zero-*-2 trained-on-2 trained-on-tokens-2",
+       needs="grown-random-*-2 grown-zero-*-2")  # fmt: skip
 def tokenformer_ablation(results: Results, runs: Sequence[str]) -> DataFrame:
     """Ways to grow, at the end of the first stage. All are from the same parent on the same batches (Tokenformer,
     arXiv:2410.23168, sections 3.3 and 4.1); beside them the parent itself trained on, for the stage's FLOPs
@@ -221,14 +204,11 @@ def _published_methods() -> DataFrame:
     return table
 
 
-@table(
-    reads="test.csv run.json",
-    runs="tokenformer-1 transformer-1 long-*-chosen grown-random-sqrt-[23] net2net-* hypercloning-*",
-    needs="grown-random-sqrt-2 net2net-* hypercloning-*",
-    published=_published_methods,
-    columns="source method stage run -parameters_non_embedding -tokens flops_token_token_coefficient -loss_nats[] "
-    "perplexity[] seeds gain_nats[] tokenformers_lead_nats[] loss_minus_tokenformers_nats[]",
-)
+@table(reads="test.csv",
+       runs="tokenformer-1 transformer-1 long-*-chosen grown-random-sqrt-[23] net2net-* hypercloning-*",
+       needs="grown-random-sqrt-2 net2net-* hypercloning-*", published=_published_methods,
+       columns="source method stage run -parameters_non_embedding -tokens flops_token_token_coefficient -loss_nats[] "
+               "perplexity[] seeds gain_nats[] tokenformers_lead_nats[] loss_minus_tokenformers_nats[]")  # fmt: skip
 def tokenformer_methods(results: Results, runs: Sequence[str]) -> DataFrame:
     """Growing by tokens against growing in width, after Table 8 of Tokenformer (arXiv:2410.23168). Gain: how much
     lower the held-out loss is than that of the family's own model before growth. Tokenformer's lead: its gain minus
@@ -257,12 +237,9 @@ def tokenformer_methods(results: Results, runs: Sequence[str]) -> DataFrame:
     return DataFrame([*rows.values()])
 
 
-@table(
-    reads="eval.csv test.csv run.json",
-    runs="modern-* classic-* matched-* *-modern-* *-classic-* *-matched-*",
-    columns="source run regime learning_rate best -parameters_non_embedding tokens -flops loss_nats[] -perplexity "
-    "tokenformer_minus_best_nats[] seeds -diverged",
-)
+@table(reads="eval.csv test.csv", runs="modern-* classic-* matched-* *-modern-* *-classic-* *-matched-*",
+       columns="source run regime learning_rate best -parameters_non_embedding tokens -flops loss_nats[] -perplexity "
+               "tokenformer_minus_best_nats[] seeds -diverged")  # fmt: skip
 def tokenformer_modern(results: Results, runs: Sequence[str]) -> DataFrame:
     """A Tokenformer beside a modern and a classic Transformer. All are from scratch, with equal tokens and, but for
     the embedding, equal parameters: matched is the Tokenformer; modern has RMSNorm, SwiGLU and full rotary
@@ -287,12 +264,9 @@ def tokenformer_modern(results: Results, runs: Sequence[str]) -> DataFrame:
     return points.rename(columns={"spec.optimizer.lr": "learning_rate"})
 
 
-@table(
-    reads="test.csv run.json",
-    needs="envelope-*",
-    columns="source run -variant parent parameters_non_embedding -tokens tokens_cumulative -flops flops_cumulative "
-    "loss_nats[] -bits_per_byte flops_ratio[] envelope seeds",
-)
+@table(reads="test.csv", needs="envelope-*",
+       columns="source run -variant parent parameters_non_embedding -tokens tokens_cumulative -flops flops_cumulative "
+               "loss_nats[] -bits_per_byte flops_ratio[] envelope seeds")  # fmt: skip
 def tokenformer_envelope(results: Results, runs: Sequence[str]) -> DataFrame:
     """What grown models, and parents that were trained on, cost beside Transformers from scratch (Tokenformer,
     arXiv:2410.23168). FLOPs ratio: a run's cumulative FLOPs, its ancestors' included, by those at which the lower
@@ -303,10 +277,7 @@ def tokenformer_envelope(results: Results, runs: Sequence[str]) -> DataFrame:
     return against_envelope(results, runs)
 
 
-@table(
-    reads="test.csv run.json",
-    runs="envelope-* modern-chosen long-modern-chosen",
-)
+@table(reads="test.csv", runs="envelope-* modern-chosen long-modern-chosen")
 def tokenformer_laws(results: Results, runs: Sequence[str]) -> DataFrame:
     """Power laws of the held-out loss of Transformers from scratch: loss = constant times FLOPs to the exponent, on
     the runs of the lower envelope; and loss = constant times parameters and tokens, each to its exponent, on all

@@ -56,12 +56,9 @@ def _published_bleu() -> DataFrame:
     return rows.pivot_table("value", "model", "column", "first", sort=False).rename_axis("run").reset_index()
 
 
-@table(
-    reads="run.json test.csv translate.csv bleu.csv",
-    published=_published_bleu,
-    columns="source run -data regime sacrebleu[] compound_split -tokenized_lowercase exact_percent bleu_en_de "
-    "bleu_en_fr perplexity -parameters flops seeds",
-)
+@table(reads="test.csv translate.csv bleu.csv", published=_published_bleu,
+       columns="source run -data regime sacrebleu[] compound_split -tokenized_lowercase exact_percent bleu_en_de "
+               "bleu_en_fr perplexity -parameters flops seeds")  # fmt: skip
 def transformer_bleu(results: Results, runs: Sequence[str]) -> DataFrame:
     """Translations of the test split and what training cost, after Table 2 of arXiv:1706.03762. The column
     sacrebleu is the score to compare with others; its signature stands in translate.json of each run.
@@ -78,17 +75,12 @@ _SPEC = {"layers": "N", "width": "d_model", "heads": "h", "d_key": "d_k", "dropo
 _ROWS = ("base", "heads", "key", "layers", "width", "hidden", "dropout", "smoothing", "positions", "big")
 
 
-@table(
-    reads="run.json eval.csv test.csv translate.csv bleu.csv",
-    published=lambda: published_rows(
-        TRANSFORMER,
-        "Table 3",
-        names={"model": "run", "perplexity_per_wordpiece": "perplexity"},
-        factors={"parameters": 1e6},
-    ),
-    columns="source run regime change -N -d_model -h -d_k -P_drop -smoothing -positions loss_nats[] perplexity "
-    "sacrebleu[] bleu parameters seeds",
-)
+@table(reads="eval.csv test.csv translate.csv bleu.csv",
+       published=lambda: published_rows(
+           TRANSFORMER, "Table 3", names={"model": "run", "perplexity_per_wordpiece": "perplexity"},
+           factors={"parameters": 1e6}),
+       columns="source run regime change -N -d_model -h -d_k -P_drop -smoothing -positions loss_nats[] perplexity "
+               "sacrebleu[] bleu parameters seeds")  # fmt: skip
 def transformer_variations(results: Results, runs: Sequence[str]) -> DataFrame:
     """Variations of the base model on the development split, after Table 3 of arXiv:1706.03762: (A) heads, (B) key
     width, (C) size, (D) dropout and label smoothing, (E) learned positions. Losses and perplexities are per word
@@ -129,16 +121,12 @@ def slope(points: DataFrame, axis: str, column: str) -> float:
     return float(np.polyfit(np.log(points[axis].astype(float)), np.log(points[column].astype(float)), 1)[0])
 
 
-@table(
-    reads="complexity.csv run.json",
-    published=lambda: THEORY,
-)
+@table(reads="complexity.csv", published=lambda: THEORY)
 def transformer_layers(results: Results, runs: Sequence[str]) -> DataFrame:
-    """The four layer types of Table 1 of arXiv:1706.03762: slopes of the logarithm of counted multiply-adds,
-    measured time and held memory on the logarithm of length n and of width d, beside the exponents of the table.
-    The table leaves out the projections of self-attention, O(n d^2), and so do the counts; time follows the
-    exponents only where the operation is large. The longest path is found by search and shown at the largest
-    length.
+    """The four layer types of Table 1 of arXiv:1706.03762: slopes of the logarithm of counted multiply-adds, measured
+    time and held memory on the logarithm of length n and of width d, beside the exponents of the table. The table
+    leaves out the projections of self-attention, O(n d^2), and so do the counts; time follows the exponents only where
+    the operation is large. The longest path is found by search and shown at the largest length.
     """
     ours = []
     for name, group in complexity(results, runs).groupby("operation", sort=False):

@@ -103,12 +103,8 @@ def published_accuracies(place: str) -> DataFrame:
     return published_rows(TOKENFORMER, place, names=names, factors={"parameters": 1e6})
 
 
-@table(
-    reads="test.csv floors.csv run.json",
-    runs="vit vit-wider tokenformer-matched tokenformer",
-    published=partial(published_accuracies, "Table 2"),
-    columns=COLUMNS,
-)
+@table(reads="test.csv floors.csv", runs="vit vit-wider tokenformer-matched tokenformer",
+       published=partial(published_accuracies, "Table 2"), columns=COLUMNS)  # fmt: skip
 def vision_sizes(results: Results, runs: Sequence[str]) -> DataFrame:
     """ViT and Tokenformer, with as many parameters and with a third more, after Table 2 of Tokenformer
     (arXiv:2410.23168). Points of top-1 are against another run, paired by seed. Brackets: 95 % Student t interval
@@ -118,13 +114,8 @@ def vision_sizes(results: Results, runs: Sequence[str]) -> DataFrame:
     return comparison(results, "vit vit-wider:vit tokenformer-matched:vit tokenformer:tokenformer-matched")
 
 
-@table(
-    reads="test.csv run.json",
-    runs="score-* tokenformer",
-    needs="score-*",
-    published=partial(published_accuracies, "Table 4"),
-    columns=COLUMNS,
-)
+@table(reads="test.csv", runs="score-* tokenformer", needs="score-*",
+       published=partial(published_accuracies, "Table 4"), columns=COLUMNS)  # fmt: skip
 def vision_scores(results: Results, runs: Sequence[str]) -> DataFrame:
     """What stands in place of softmax in the parameter attention, after Table 4 of Tokenformer (arXiv:2410.23168).
     Its rows change activation and norm, and from the second to the third also their order, so the same two in the
@@ -136,13 +127,8 @@ def vision_scores(results: Results, runs: Sequence[str]) -> DataFrame:
     return comparison(results, arms)
 
 
-@table(
-    reads="test.csv run.json",
-    runs="norm-* tokenformer",
-    needs="norm-*",
-    published=partial(published_accuracies, "Table 5"),
-    columns=COLUMNS,
-)
+@table(reads="test.csv", runs="norm-* tokenformer", needs="norm-*",
+       published=partial(published_accuracies, "Table 5"), columns=COLUMNS)  # fmt: skip
 def vision_norms(results: Results, runs: Sequence[str]) -> DataFrame:
     """Tokenformers whose block norms learn gain and bias, bias alone or nothing, after Table 5 of Tokenformer
     (arXiv:2410.23168); the final norm learns both in all of them. A gain common to all channels cannot matter in
@@ -152,12 +138,8 @@ def vision_norms(results: Results, runs: Sequence[str]) -> DataFrame:
     return comparison(results, "norm-gain-bias norm-bias:norm-gain-bias tokenformer:norm-gain-bias")
 
 
-@table(
-    reads="test.csv floors.csv run.json",
-    runs="tokenformer* grown-* trained-on vit vit-dwa",
-    needs="grown-* *-dwa",
-    columns=COLUMNS,
-)
+@table(reads="test.csv floors.csv", runs="tokenformer* grown-* trained-on vit vit-dwa", needs="grown-* *-dwa",
+       columns=COLUMNS)  # fmt: skip
 def vision_growth_table(results: Results, runs: Sequence[str]) -> DataFrame:
     """Tokenformers that grow on images, beside their parent trained on for the FLOPs of the stage and those trained
     from scratch, and models with averages over depth. Neither is published for images; the methods are those of

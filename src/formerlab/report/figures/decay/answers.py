@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.drawings import plot
+from formerlab.report.drawings import plot, shown_columns
 from formerlab.report.figures.decay.loss import level_with_h2o, mark_alpha
 from formerlab.report.panel import Panel, sheet
-from formerlab.report.pruning import CONFIGURATION, NAMES, PUBLISHED_ALPHA, model_of, one_model
+from formerlab.report.pruning import NAMES, PUBLISHED_ALPHA, model_of, one_model
 from formerlab.report.published import DECAY, published
 from formerlab.report.questions import MEAN, SUITES, accuracies, answers, chance, title
 from formerlab.report.runs import n_seeds
@@ -117,9 +117,8 @@ def decay_alpha_accuracy(results: Results, runs: Sequence[str]) -> DataFrame:
         return DataFrame()
     half = rows["policy"].eq("h2o") & rows["recent"].eq(0.5)
     chosen = rows[(plain | half) & rows["budget"].eq(float(str(counts.idxmax()))) | rows["policy"].eq("full")]
-    beside_h2o = accuracies(chosen, against="h2o").rename(columns=lambda name: name.replace("difference", "minus_h2o"))
-    beside_h2o = beside_h2o[[*CONFIGURATION, "task", "minus_h2o", "minus_h2o_low", "minus_h2o_high"]]
-    table = accuracies(chosen).merge(beside_h2o, on=[*CONFIGURATION, "task"])
+    table, minus_h2o = accuracies(chosen, against=("full", "h2o")), shown_columns("minus_h2o[]")
+    table = table[[*table.columns.drop(minus_h2o), *minus_h2o]]
     full = table[table["policy"] == "full"].set_index("task")["accuracy"]
     told = [f"{_task(task)} (n = {count:.0f}, Full {100 * full.get(task, np.nan):.0f} %)"
             for task, count in zip(table["task"], table["questions"], strict=True)]  # fmt: skip
