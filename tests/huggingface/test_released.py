@@ -83,7 +83,7 @@ def test_the_verb_measures_draws_and_continues(tokenizer, tmp_path, monkeypatch,
     assert "MB of keys and values" in printed
     table = (out / "table.txt").read_text()
     assert table in printed
-    names = [line[:12].strip() for line in table.splitlines()[1:]]
+    names = [line[:10].strip() for line in table.splitlines()[2:]]
     assert names == ["full", *["local", "h2o", "decay 0.2"] * 2]
     made = ("accuracy_and_loss.png", "accuracy_and_loss.pdf", "table.txt", "prune_questions.csv", "prune_texts.csv")
     assert all((out / name).exists() for name in (*made, "prune.json", "sample"))

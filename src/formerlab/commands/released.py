@@ -59,7 +59,8 @@ def released(arguments: argparse.Namespace) -> None:
     from formerlab.integrations.huggingface.load import computes_in_bfloat16, identity_of, load_any
     from formerlab.integrations.huggingface.sweep import read_sweep, run_sweep, write_sample
     from formerlab.released import parse_released
-    from formerlab.report.released import picture, summarised, table
+    from formerlab.report.pages import plain
+    from formerlab.report.released import picture, summarised
 
     start = time.perf_counter()
     for name in ("questions", "windows", "tokens"):
@@ -81,10 +82,10 @@ def released(arguments: argparse.Namespace) -> None:
     means = run_sweep(loaded, sweep, out, identity=identity_of(narrowed, arguments.device))
     name = f"python-docs-{platform.python_version()}"  # which change with every release
     rows = summarised(means, KINDS * arguments.questions)
-    (out / "table.txt").write_text(table(rows) + "\n", encoding="utf-8")
+    (out / "table.txt").write_text(plain(rows) + "\n", encoding="utf-8")
     picture(rows, 100 / CHOICES, f"{arguments.model}, {name}", out / "accuracy_and_loss")
     chance = f"{CHOICES} choices, chance {100 // CHOICES} %, 95 % intervals"
-    print(f"\n{arguments.model} ({narrowed.dtype or 'as saved'}) on {name}, {chance}:\n\n{table(rows)}")
+    print(f"\n{arguments.model} ({narrowed.dtype or 'as saved'}) on {name}, {chance}:\n\n{plain(rows)}")
     print(f"\n{time.perf_counter() - start:.0f} s. Figure, table, answers, losses and texts are in {out}")
     print("The same on your own prompt:   make released PROMPT='...'      on your own model: docs/pruning.md")
 

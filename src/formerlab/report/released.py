@@ -25,18 +25,9 @@ def summarised(means: Sequence[Mapping[str, Any]], questions: int) -> DataFrame:
         mean = sum(right) / len(right)
         half = 1.96 * math.sqrt(mean * (100 - mean) / questions)
         policy = f"decay {row['alpha']:g}" if row["policy"] == "decay" else str(row["policy"])
-        ends = {"accuracy": mean, "accuracy_low": mean - half, "accuracy_high": mean + half}
-        rows.append({"source": "ours", "policy": policy, "budget": row["budget"], "loss_nats": loss} | ends)
+        ends = {"accuracy_percent": mean, "accuracy_percent_low": mean - half, "accuracy_percent_high": mean + half}
+        rows.append({"source": "ours", "policy": policy, "budget": row["budget"]} | ends | {"loss_nats": loss})
     return DataFrame(rows)
-
-
-def table(rows: DataFrame) -> str:
-    """Return the rows as text."""
-    lines = [f"{'policy':<12} {'budget':>6} {'accuracy, %':>18} {'loss, nats a token':>20}"]
-    for row in rows.to_dict("records"):
-        accuracy = f"{row['accuracy']:.1f} +- {row['accuracy_high'] - row['accuracy']:.1f}"
-        lines.append(f"{row['policy']:<12} {row['budget']:>6.0%} {accuracy:>18} {row['loss_nats']:>20.3f}")
-    return "\n".join(lines)
 
 
 def picture(rows: DataFrame, chance: float, title: str, path: Path) -> None:
@@ -51,7 +42,7 @@ def picture(rows: DataFrame, chance: float, title: str, path: Path) -> None:
     shared: dict[str, Any] = {"by": "series", "name": "legend", "style": "kind"}
     shared |= {"xlabel": "budget (%)", "ticks": "{:g}".format}
     panels = (
-        Panel("percent", "accuracy", title=title, ylabel="accuracy (%)", zero=chance, **shared),
+        Panel("percent", "accuracy_percent", title=title, ylabel="accuracy (%)", zero=chance, **shared),
         Panel("percent", "loss_nats", title="smaller is better", ylabel="loss (nats a token)", **shared),
     )
     with matplotlib.rc_context(SETTINGS):
