@@ -15,7 +15,7 @@ from formerlab.commands.context import Plan, add_verb, load_plan
 from formerlab.errors import UserError
 from formerlab.files import write_json, write_text
 from formerlab.plan.judge import Judge, failed_syncs
-from formerlab.results.schema import CLAIMS
+from formerlab.results.schema import CLAIMS, EXACT
 from formerlab.results.stages import MAKING, MEASURED, STAGES, TIMED
 from formerlab.results.write import hashes_of_rows
 
@@ -98,7 +98,6 @@ def figures(arguments: argparse.Namespace) -> None:
 def exact(arguments: argparse.Namespace) -> None:
     """Write the numbers of the exact claims beside the runs of the scale."""
     from formerlab.report.claims.render import write_exact
-    from formerlab.report.claims.verdict import EXACT
 
     plan = load_plan(arguments)
     root = Path(plan["results"])

@@ -149,16 +149,12 @@ def number(name: str, value: float, largest: float = math.nan) -> str:
 
 def plain(table: DataFrame) -> str:
     """Return a table as aligned text for a terminal."""
-    return _text(readable(table), "simple")
+    return str(readable(table).to_markdown(index=False, tablefmt="simple", disable_numparse=True))
 
 
 def pipes(cells: DataFrame) -> str:
     """Return readable rows as a table in Markdown."""
-    return _text(cells.map(markdown).rename(columns=markdown), "pipe")
-
-
-def _text(cells: DataFrame, form: str) -> str:
-    return str(cells.to_markdown(index=False, tablefmt=form, disable_numparse=True))
+    return str(cells.map(markdown).rename(columns=markdown).to_markdown(index=False, disable_numparse=True))
 
 
 def markdown(text: str) -> str:

@@ -22,20 +22,14 @@ Grid = NDArray[np.float64]
 """Configurations x seeds x examples."""
 
 
-def metric_of(task: str) -> str:
-    """Return the metric by which a task counts.
+def answers(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
+    """Return the answers of all runs by the metric by which their task counts.
 
     Small models are at chance in the plain accuracy of the embedded questions; HellaSwag is reported per character.
     """
-    if task.startswith("embedded_"):
-        return "acc_mutual_info"
-    return "acc_norm" if task.startswith("hellaswag") else "acc"
-
-
-def answers(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
-    """Return the answers of all runs by each task's own metric."""
     rows = results.rows("prune_questions.csv", study, runs)
-    metrics = {task: metric_of(task) for task in rows["task"].unique()}  # millions of rows have a dozen tasks
+    own = {"embedded": "acc_mutual_info", "hellaswag": "acc_norm"}
+    metrics = {task: own.get(task.split("_")[0], "acc") for task in rows["task"].unique()}  # of millions of rows
     return rows[rows["metric"] == rows["task"].map(metrics)]
 
 

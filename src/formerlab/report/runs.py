@@ -51,13 +51,22 @@ def _growth(record: Mapping[Any, Any]) -> str:
     if (method := record.get("spec.growth.method")) in WIDER:
         noise = record.get("spec.growth.noise")
         return f"{WIDER[method]}, noise {noise:g}" if noise else WIDER[method]
-    tau = {"keep": "tau kept", "sqrt": "tau sqrt(n)"}.get(str(record.get("spec.growth.tau")), "")
-    carried = ", optimizer carried" if record.get("spec.growth.optimizer") == "carry" else ""
+    keys, tau, optimizer, old = growth_by_tokens(record).values()
+    carried = ", optimizer carried" if optimizer == "carried" else ""
+    held = "" if old == "trained" else f", old tokens {old.replace('learning ', '')}"
+    return f"{keys} keys, tau {tau}{carried}{held}"
+
+
+def growth_by_tokens(record: Mapping[Any, Any]) -> dict[str, str]:
+    """Return what a run that grew by tokens chose."""
     old = record.get("spec.growth.old_tokens")
-    held = ", old tokens frozen" if old == "freeze" else ""
-    if isinstance(old, float) and 0 < old < 1:  # not so where the record is older than this key
-        held = f", old tokens at {old:g} of the rate"
-    return f"{record['spec.growth.keys']} keys, {tau}{carried}{held}"
+    slower = isinstance(old, float) and 0 < old < 1  # not so where the record is older than this key
+    return {
+        "keys": record["spec.growth.keys"],
+        "tau": {"sqrt": "sqrt(n)", "keep": "kept"}[record["spec.growth.tau"]],
+        "optimizer": "carried" if record.get("spec.growth.optimizer") == "carry" else "fresh",
+        "old_tokens": f"at {old:g} of the learning rate" if slower else "frozen" if old == "freeze" else "trained",
+    }
 
 
 def once(read: Callable[..., DataFrame]) -> Callable[..., DataFrame]:
@@ -151,7 +160,7 @@ def main_first(rows: DataFrame, *then: str) -> DataFrame:
     return rows.assign(_count=-counts).sort_values(order, ignore_index=True).drop(columns="_count")
 
 
-def ends(name: str, interval: Interval) -> dict[Any, float]:
+def ends(name: str, interval: Interval) -> dict[Any, Any]:
     """Return a mean as `name`, with the ends of its interval as `<name>_low` and `<name>_high`."""
     return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
 

@@ -32,15 +32,13 @@ from formerlab.results.read import (
     Results,
     value_of,
 )
-from formerlab.results.schema import UNPLANNED
+from formerlab.results.schema import EXACT, UNPLANNED
 from formerlab.results.stages import MAKING, STAGES
 
 Rows = dict[str, DataFrame]
 """By file (`test.csv`): rows of runs with run and seed in front, or those of a study."""
 Stages = dict[str, dict[str, Any]]
 """Records of other stages than training, by run or study, then by stage."""
-EXACT = "exact.csv"
-"""Numbers of the exact claims (report/claims/table.py)."""
 
 
 def export(

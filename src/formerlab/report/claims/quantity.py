@@ -106,7 +106,8 @@ class Linear(Quantity):
     @property
     def by_seed(self) -> Float[np.ndarray, " seeds"]:
         """Its value for each of them."""
-        return np.sum([[c * level.values[seed] for seed in self.seeds] for level, c in self.terms.items()], axis=0)
+        columns = [[c * level.values[seed] for seed in self.seeds] for level, c in self.terms.items()]
+        return np.asarray(np.sum(columns, axis=0))
 
     def interval(self, confidence: float) -> Interval:
         """Return Student's t interval over seeds, and over documents where there are enough."""

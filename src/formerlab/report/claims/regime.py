@@ -172,24 +172,19 @@ MAY_LACK = {
 QUANTITIES: dict[str, Callable[[ArmRuns], float]] = {
     **{name: partial(ArmRuns.mean, column=column) for name, column in COLUMNS.items()},
     **{name: partial(ArmRuns.mean, column=column, otherwise=0.0) for name, column in MAY_LACK.items()},
+    **{one.__name__: one for one in (epochs, tokens_per_new_parameter, start_tokens_per_parameter, still_falling)},
+    **{one.__name__: one for one in (overfit, loss_by_pruning, rate_inside)},
     "head_width": lambda runs: runs.mean(
         "spec.model.d_key", runs.mean("spec.model.width") / runs.mean("spec.model.heads")
     ),
-    "epochs": epochs,
     "tokens_per_parameter": lambda runs: runs.mean("tokens") / runs.mean("parameters_non_embedding"),
-    "tokens_per_new_parameter": tokens_per_new_parameter,
-    "start_tokens_per_parameter": start_tokens_per_parameter,
     "final_rate_share": lambda runs: runs.over_seeds("train.csv", lambda it: it["lr"].iloc[-1] / it["lr"].max()),
-    "still_falling": still_falling,
     "rise_from_best": lambda runs: runs.over_seeds(
         "curve", lambda it: it["loss_nats"].iloc[-1] - it["loss_nats"].min()
     ),
-    "overfit": overfit,
     "above_chance": lambda runs: runs.rows.over_chance(runs.arm),
     "suites_above_chance": lambda runs: float(sum(runs.rows.over_chance(runs.arm, s) > 0 for s in runs.suites)),
     "shots": lambda runs: float(min(map(shots, runs.suites))),
-    "loss_by_pruning": loss_by_pruning,
-    "rate_inside": rate_inside,
     "rates_searched": lambda runs: float(runs.searched["lr"].nunique()),
     "search_share": lambda runs: float(runs.searched["tokens"].min() / runs.mean("tokens")),
     "budget": lambda runs: runs.rows.realised_budget(runs.arm, runs.measured),

@@ -286,7 +286,7 @@ def policy_rows(rows: DataFrame, arm: Arm) -> DataFrame:
 
 def alike(runs: DataFrame, own: Collection[str]) -> DataFrame:
     """Return the finished runs on the data of the arms that start as an arm does, of their size and budget."""
-    start = runs["init.id"].fillna("").astype(str).str.rpartition("/")[0]
+    start = runs["init.id"].astype(object).fillna("").astype(str).str.rpartition("/")[0]
     arms = runs["run"].isin(own)
     wanted = (runs["status"] == "finished") & start.isin(start[arms])
     wanted &= runs["data.fingerprint"].isin(runs.loc[arms, "data.fingerprint"])

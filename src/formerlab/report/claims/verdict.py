@@ -17,13 +17,12 @@ from formerlab.report.claims.regime import ArmRuns, arms_of, sizes, unmet
 from formerlab.report.claims.registry import Arm, Claim, ClaimArms, read_claims
 from formerlab.report.claims.rows import Rows
 from formerlab.results.read import Results
+from formerlab.results.schema import EXACT
 from formerlab.statistics import CONFIDENCE
 
 Outcome = Literal["agrees", "contradicts", "cannot_tell", "not_tested", "holds", "fails"]
 Numbers = Mapping[str, float]
 """Results of an exact check: name to number, `item/name` where they differ by item, `slope:cost:size` for slopes."""
-EXACT = "exact.csv"
-"""The numbers of the exact checks: claim, name, value."""
 MIN_SEEDS = 3
 """Seeds that a verdict by value, diff or ratio needs (min_seeds)."""
 

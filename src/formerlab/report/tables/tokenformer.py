@@ -1,6 +1,6 @@
 """Tables of the Tokenformer study (arXiv:2410.23168)."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -17,6 +17,7 @@ from formerlab.report.runs import (
     by_run,
     ends,
     gap,
+    growth_by_tokens,
     held_out,
     held_out_losses,
     language_floors,
@@ -159,19 +160,6 @@ def tokenformer_scores(results: Results, runs: Sequence[str]) -> DataFrame:
 PUBLISHED = "grown-random-sqrt-2"
 
 
-def _choices(record: Mapping[Hashable, Any]) -> dict[str, Any]:
-    if not isinstance(record["spec.growth.keys"], str):
-        return {"keys": f"not grown, {TRAINED_ON}"}
-    old = record.get("spec.growth.old_tokens")
-    slower = isinstance(old, float) and old == old  # NaN where no run of the table says anything
-    return {
-        "keys": record["spec.growth.keys"],
-        "tau": {"sqrt": "sqrt(n)", "keep": "kept"}[record["spec.growth.tau"]],
-        "optimizer": {"fresh": "fresh", "carry": "carried"}[record["spec.growth.optimizer"]],
-        "old_tokens": f"at {old} of the learning rate" if slower else "frozen" if old == "freeze" else "trained",
-    }
-
-
 @table(reads="eval.csv test.csv",
        runs="tokenformer-1 long-matched-chosen grown-random-*-2 grown-zero-*-2 trained-on-2 trained-on-tokens-2",
        needs="grown-random-*-2 grown-zero-*-2")  # fmt: skip
@@ -189,11 +177,11 @@ def tokenformer_ablation(results: Results, runs: Sequence[str]) -> DataFrame:
     grown = losses[losses["run"].str.startswith(("grown-", "trained-on-"))]
     for record in grown.drop_duplicates("run").to_dict("records"):
         run, final = record["run"], held_out(losses, record["run"])
-        start = student(minus(at_step(curves, run, 0), parent))
-        row = (
-            {"run": run} | _choices(record) | ends("start_minus_parent_nats", start) | ends("loss_nats", student(final))
-        )
-        rows.append(row | gap(losses, run, PUBLISHED, "loss_minus_published_nats") | {"seeds": len(final)})
+        grew = isinstance(record["spec.growth.keys"], str)
+        row = {"run": run} | (growth_by_tokens(record) if grew else {"keys": f"not grown, {TRAINED_ON}"})
+        row |= ends("start_minus_parent_nats", student(minus(at_step(curves, run, 0), parent)))
+        row |= ends("loss_nats", student(final)) | gap(losses, run, PUBLISHED, "loss_minus_published_nats")
+        rows.append(row | {"seeds": len(final)})
     return DataFrame(rows).sort_values("loss_nats", ignore_index=True) if rows else DataFrame()
 
 
