@@ -70,7 +70,7 @@ def word_piece(path):
 
 def test_other_tokenizers_encode_whole_texts_without_additions(tmp_path):
     path = word_piece(tmp_path / "t.json")
-    assert TokenizerFile(path=str(path), vocabulary=8, end_of_text="</s>").load().end_of_text == 3
+    assert TokenizerFile(path=str(path), vocabulary=8, end_of_text="</s>").load()[1] == 3
     assert encoded(path, ["One two three", "two"], end=3) == [1, 2, 0, 3, 2, 3]
     assert 3 not in encoded(path, ["one </s> two"], end=3)[:-1], "written in a text, it is text"
 

@@ -12,8 +12,6 @@ from formerlab.plan import code, loaded
 from formerlab.plan.judge import Judge
 from formerlab.results.notes import noted
 
-SPAWNS = frozenset(("data",))
-"""Stages that start other processes, which import the code again."""
 WITHOUT_GPU = ("data", "exact")
 AGAIN = "start snakemake again, which plans anew"
 
@@ -36,7 +34,7 @@ def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[None]:
                 raise UserError(f"{job}: {' '.join(base)} is {judge.verdict(*base)}; {AGAIN}, or {before_it}")
         if stage != "train" and not judge.verdict(stage, name).current:  # training goes on with what it finds
             judge.record(stage, name).unlink(missing_ok=True)  # no old record speaks for new files
-        before = set[str]() if stage in SPAWNS else set(sys.modules)
+        before = set[str]() if stage == "data" else set(sys.modules)  # its processes import the code again
         with own_gpus("cpu" if stage in WITHOUT_GPU else plan["device"]):
             yield
         if not first:

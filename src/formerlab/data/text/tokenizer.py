@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -23,11 +23,8 @@ if TYPE_CHECKING:
 END_OF_TEXT = "<|endoftext|>"
 
 
-class Loaded(NamedTuple):
-    """A tokenizer, and the token that begins a context and ends documents."""
-
-    tokenizer: "HuggingFaceTokenizer"
-    end_of_text: int
+TokenizerAndEnd = tuple["HuggingFaceTokenizer", int]
+"""A tokenizer, and the token that begins a context and ends documents."""
 
 
 class BytePairs(Spec):
@@ -80,13 +77,13 @@ class TokenizerFile(Spec):
         path = expanded(self.path)
         return sha256(path) if path.is_file() else None
 
-    def load(self) -> Loaded:
+    def load(self) -> TokenizerAndEnd:
         """Read the file and check it against the vocabulary. Raises UserError naming the file."""
         tokenizer = read_tokenizer(expanded(self.path))
         check_room(tokenizer, self.path, self.vocabulary)
         if (end := tokenizer.token_to_id(self.end_of_text)) is None:
             raise UserError(f"{self.path}: has no token '{self.end_of_text}'; set tokenizer.end_of_text")
-        return Loaded(tokenizer, end)
+        return tokenizer, end
 
 
 class TokenizerOf(Spec):
@@ -115,12 +112,12 @@ class ReleasedTokenizer(Spec):
         assert self.source is not None, "the plan fills in tokenizer.source"
         return files_state(self.source, cache and cache.with_name(f".{self.model}.json"), weights=False)
 
-    def load(self) -> Loaded:
+    def load(self) -> TokenizerAndEnd:
         """Read the tokenizer and check it against the vocabulary. Raises UserError in one line."""
         assert self.source is not None, "the plan fills in tokenizer.source"
-        loaded = load_fast_tokenizer(self.source.arguments())
-        check_room(loaded.tokenizer, f"tokenizer of {self.model}", self.vocabulary)
-        return loaded
+        tokenizer, end = load_fast_tokenizer(self.source.arguments())
+        check_room(tokenizer, f"tokenizer of {self.model}", self.vocabulary)
+        return tokenizer, end
 
 
 Tokenizer = Annotated[BytePairs | TokenizerFile | TokenizerOf | ReleasedTokenizer, Field(discriminator="kind")]
@@ -158,10 +155,10 @@ def read_tokenizer(path: Path) -> "HuggingFaceTokenizer":
     return tokenizer
 
 
-def load_fast_tokenizer(arguments: dict[str, Any]) -> Loaded:
+def load_fast_tokenizer(arguments: dict[str, Any]) -> TokenizerAndEnd:
     """Return the tokenizer of a model of transformers, given what its `from_pretrained` takes.
 
-    Its `end_of_text` is the begin-of-text token where the tokenizer has one, else the end-of-text token. Raises
+    The token beside it is the begin-of-text token where the tokenizer has one, else the end-of-text token. Raises
     UserError where there is no tokenizer, where it has no fast form, and where it names neither token.
     """
     from formerlab.torchvision_shim import ensure_torchvision_imports
@@ -182,7 +179,7 @@ def load_fast_tokenizer(arguments: dict[str, Any]) -> Loaded:
     end = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if end is None:
         raise UserError(f"{name}: the tokenizer names neither a bos_token nor an eos_token")
-    return Loaded(backend, end)
+    return backend, end
 
 
 def check_room(tokenizer: "HuggingFaceTokenizer", name: str, vocabulary: int | None) -> None:
