@@ -7,6 +7,8 @@
 #    wheels, and what its *.tar and *.tar.gz hold, from the root of the checkout on: prepared data sets
 #    (results/live/SCALE/data) and what an earlier call packed. torch is the machine's own. To fill it, elsewhere:
 #      pip download --no-deps --only-binary=:all: --python-version 3.12 --dest carried -r <(grep -vE '^(torch|triton|nvidia)' requirements.lock)
+#    Beside torch 2.11, transformers, pandas and numba it takes babel, pydantic, pydantic-core, annotated-types,
+#    typing-inspection and filelock alone, and lm-eval with what that needs for suites; several GPUs need torch 2.13.
 # 2. The tests of the kernels (tests/kernels/test_on_a_gpu.py) in an eighth of the time at most, then the benchmarks in
 #    as much, all bars in one table. They are not done again where OUT has their table already.
 # 3. The jobs that `python -m formerlab plan --shell` says are missing: timings first, then the first seed of every
@@ -70,7 +72,8 @@ pack() {
 measure() {
     [ ! -e "$out/benchmarks.md" ] || return 0
     local eighth=$((budget / 8)) device precision=float32 words status number=0
-    until_second "$eighth" "$python" -m pytest -q -rs tests/kernels/test_on_a_gpu.py >"$out/tests.log" 2>&1
+    # Without what pyproject.toml adds: types would be checked by a package that the machine may lack.
+    until_second "$eighth" "$python" -m pytest -o addopts= -q -rs tests/kernels/test_on_a_gpu.py >"$out/tests.log" 2>&1
     note "tests of the kernels ended with status $?: $(tail -n 1 "$out/tests.log")"
     device=$("$python" -c 'import torch; print("cuda" if torch.cuda.is_available() else "cpu")') || device=cpu
     [ "$device" = cpu ] || precision=bfloat16
@@ -101,8 +104,8 @@ by_worth() {
 trap 'pack; exit 143' TERM INT
 export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}"
 unpack
+plan=$("$python" -m formerlab plan --scale "$scale" --shell) || exit $? # at once, while the time is not spent yet
 measure
-plan=$("$python" -m formerlab plan --scale "$scale" --shell) || exit $?
 export FORMERLAB_PLAN OMP_NUM_THREADS
 FORMERLAB_PLAN=$(sed -n 's/^export FORMERLAB_PLAN=//p' <<<"$plan")
 OMP_NUM_THREADS=$(sed -n 's/^export OMP_NUM_THREADS=//p' <<<"$plan")

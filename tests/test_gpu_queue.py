@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 import tarfile
 import time
 from pathlib import Path
@@ -67,6 +68,13 @@ def test_every_stage_of_a_plan_is_queued():
     queued = re.search(r"formerlab \(([a-z|]+)\) '", SCRIPT.read_text())
     assert queued is not None
     assert stages - NEEDS_NO_MODEL == set(queued[1].split("|")), "scripts/gpu_queue.sh"
+
+
+def test_kernels_are_tested_where_nothing_checks_types(tmp_path):
+    (tmp_path / "beartype.py").write_text("raise ImportError")
+    words = re.search(r'"\$python" (-m pytest .*) >"\$out/tests.log"', SCRIPT.read_text())
+    given = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT / "src")))}
+    subprocess.run([sys.executable, *words[1].split()], cwd=ROOT, env=given, check=True)
 
 
 def test_kernels_are_tested_then_benchmarks_run_then_runs_by_worth(queue, tmp_path):
