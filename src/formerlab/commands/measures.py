@@ -50,7 +50,6 @@ def _measure_run(stage: Stage, plan: Plan, name: str, folder: Path) -> dict[str,
     from formerlab.evaluation.measurement import Measured
     from formerlab.kernels.native import keep_memory
     from formerlab.plan.measure import code_of_measuring
-    from formerlab.results.read import is_released
     from formerlab.training.any_run import AnyRun
     from formerlab.training.load import load_model
     from formerlab.training.run import Run
@@ -68,7 +67,7 @@ def _measure_run(stage: Stage, plan: Plan, name: str, folder: Path) -> dict[str,
         model: Any = None
         if not stage.models:
             run: AnyRun = Run.model_validate(record["spec"])
-        elif is_released(record):
+        elif record["spec"]["model"]["kind"] == "released":
             from formerlab.integrations.huggingface.released_run import load_released_run
 
             model, run = load_released_run(folder, plan["device"])

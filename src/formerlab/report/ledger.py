@@ -31,10 +31,8 @@ def ledger(results: Results) -> DataFrame:
         flatten(record) | {"plan": (objection("train", record["id"]) or "as planned") if objection else ""}
         for record in results.all_records()
     ]
-    if not records:
-        return DataFrame(columns=list(COLUMNS))
-    rows = DataFrame(records)
-    return rows.assign(outside_steps=1 - rows["training_time_s"] / rows["wall_time_s"]).reindex(columns=list(COLUMNS))
+    rows = DataFrame(records).reindex(columns=list(COLUMNS))
+    return rows.assign(outside_steps=1 - rows["training_time_s"] / rows["wall_time_s"])
 
 
 def costs(rows: DataFrame) -> DataFrame:

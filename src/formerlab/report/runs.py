@@ -281,7 +281,7 @@ def seed_notes(rows: DataFrame) -> list[str]:
     """Return how many seeds stand behind ours, what bars and bands mean, and which runs diverged, for a caption."""
     ours = rows[rows["source"].eq("ours")]
     means = ours[ours["seed"].isna()] if "seed" in ours else ours
-    counts = means["seeds"].dropna() if "seeds" in means else means.get("none", pd.Series(dtype=float))
+    counts = means.get("seeds", pd.Series(dtype=float)).dropna()
     if counts.empty:
         return []
     ends = [name for name in means if str(name).endswith("_low") and means[name].notna().any()]

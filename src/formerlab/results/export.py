@@ -20,20 +20,10 @@ from pandas import DataFrame
 from formerlab import __version__
 from formerlab.errors import UserError
 from formerlab.files import beside, read_json, remove_abandoned, replacing, write_json
-from formerlab.results.read import (
-    DATA,
-    EXPORTED_SCHEMA,
-    KEYS,
-    PROVENANCE,
-    RUNS,
-    SIZES,
-    Objection,
-    Record,
-    Results,
-    value_of,
-)
+from formerlab.results import read
+from formerlab.results.read import KEYS, Objection, Record, Results, value_of
 from formerlab.results.schema import EXACT, UNPLANNED
-from formerlab.results.stages import MAKING, STAGES
+from formerlab.results.stages import MAKING, STAGES, TABLES, WRITER
 
 Rows = dict[str, DataFrame]
 """By file (`test.csv`): rows of runs with run and seed in front, or those of a study."""
@@ -74,7 +64,7 @@ def export(
     if not report["exported"]:
         first = "".join(f" ({name}: {reason})" for name, reason in list(report["unfinished"].items())[:1])
         raise UserError(f"{live_root}: no complete run to export{first}; finish the seeds of a study first")
-    _write_data(live_root, cached_root / DATA)
+    _write_data(live_root, cached_root / read.DATA)
     report["left_out"] = [line for line in results.left_out() if not line.startswith("train ")]
     return report
 
@@ -107,7 +97,7 @@ def _export_study(results: Results, target: Path, records: list[Record], unfinis
     A file of the study replaces the one before it.
     """
     rows, stages = _read(results, target.name, records)
-    if (target / RUNS).exists():
+    if (target / read.RUNS).exists():
         before, new = Results(target.parent), {record["run"] for record in records}
         older = [one for one in before.records() if one["study"] == target.name and one["run"] not in new]
         records = sorted([*older, *records], key=lambda record: (record["run"], record["seed"]))
@@ -131,12 +121,11 @@ def _export_study(results: Results, target: Path, records: list[Record], unfinis
 def _read(results: Results, study: str, records: Sequence[Record]) -> tuple[Rows, Stages]:
     """Return rows and records of runs of a study and of the study itself, in either form."""
     runs, rows, stages = sorted({record["run"] for record in records}), Rows(), Stages()
-    for stage in STAGES.values():
-        for file in stage.tables:
-            of_runs = stage.unit == "run"
-            found = results.rows(file, study, runs) if of_runs else results.rows_of(file, study)
-            if len(found):
-                rows[file] = found.drop(columns="study") if of_runs else found
+    for file in TABLES:
+        of_runs = STAGES[WRITER[file]].unit == "run"
+        found = results.rows(file, study, runs).drop(columns="study") if of_runs else results.rows_of(file, study)
+        if len(found):
+            rows[file] = found
     for owner in [*(record["id"] for record in records), study]:
         for name in (name for name in STAGES if name not in MAKING):
             if record := results.stage_record(owner, name):
@@ -149,7 +138,7 @@ def _write_data(live_root: Path, path: Path) -> None:
     found = read_json(path) if path.exists() else {}
     for manifest in sorted(live_root.glob("data/*/manifest.json")):
         content = read_json(manifest)
-        sizes = {split: {key: entry.get(key) for key in SIZES} for split, entry in content["splits"].items()}
+        sizes = {split: {key: entry.get(key) for key in read.SIZES} for split, entry in content["splits"].items()}
         found[manifest.parent.name] = {"fingerprint": content["fingerprint"], "splits": sizes}
     if found:
         write_json(path, found)
@@ -182,7 +171,7 @@ def write_study(folder: Path, stamp: Mapping[str, Any], records: Sequence[Record
     cells = DataFrame([dict(_cells(record)) for record in records])
     # Results stand before settings.
     ordered = sorted(cells, key=lambda column: str(column).startswith("spec."))
-    with replacing(folder / RUNS) as temporary:
+    with replacing(folder / read.RUNS) as temporary:
         cells[ordered].to_csv(temporary, index=False, lineterminator="\n")
     for name, frame in rows.items():
         table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
@@ -197,7 +186,7 @@ def write_study(folder: Path, stamp: Mapping[str, Any], records: Sequence[Record
                 use_byte_stream_split=fractions,
                 store_schema=False,
             )
-    write_json(folder / PROVENANCE, {"schema": EXPORTED_SCHEMA, **stamp, "stages": stages})
+    write_json(folder / read.PROVENANCE, {"schema": read.EXPORTED_SCHEMA, **stamp, "stages": stages})
 
 
 def _cells(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -108,12 +108,9 @@ class Results:
             frame = exported.rows(name, owner)
             return _nothing(name) if frame is None or self.leaves_out(name, owner) else frame
         path, stage = self.root / owner / name, WRITER.get(name, "")
-        written = path.exists() or (stage and (self.root / owner / STAGES[stage].record).exists())
-        if not written or self.leaves_out(name, owner or CLAIMS):
-            return _nothing(name)
         stated = self.stage_record(owner, stage).get("rows_sha256") if stage else None
         stated = stated.get(name) if isinstance(stated, dict) else stated
-        if not path.exists() and not stated:
+        if not (path.exists() or stated) or self.leaves_out(name, owner or CLAIMS):
             return _nothing(name)
         if path not in self._frames:
             self._frames[path] = read_rows(path, stated)
@@ -333,11 +330,6 @@ def _checked(path: Path, record: Any, place: str) -> Record:
     if not plain or "/".join(names) != record["id"] or not f"{record['id']}/".startswith(f"{place}/"):
         raise UserError(f"{path}: {record['id']!r} is not its study, run and seed; move the folder back or train again")
     return record
-
-
-def is_released(record: Mapping[str, Any]) -> bool:
-    """Say whether a run.json is that of a released model."""
-    return bool(record["spec"]["model"]["kind"] == "released")
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> Record:

@@ -7,7 +7,7 @@ arms of a claim share them and differences stay paired.
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self
 
 import numpy as np
 import pandas as pd
@@ -18,7 +18,6 @@ from scipy import special
 from formerlab.report.two_fold import half_of, two_fold_means
 from formerlab.statistics import RESAMPLES, Interval, half_width, interval_over, resampled, student
 
-Same = TypeVar("Same", bound="Quantity")
 MIN_UNITS = 20
 """Documents, or examples, from which on they give a variance of their own (min_documents, min_examples)."""
 GUARD = 3
@@ -45,19 +44,19 @@ class Quantity:
         found = self.interval(confidence)
         return (found.low, found.high) if found.known else (-math.inf, math.inf)
 
-    def __mul__(self: Same, factor: float) -> Same:
+    def __mul__(self, factor: float) -> Self:
         raise NotImplementedError
 
-    def __add__(self: Same, other: Any) -> Same:
+    def __add__(self, other: Any) -> Self:
         raise NotImplementedError
 
-    def __rmul__(self: Same, factor: float) -> Same:
+    def __rmul__(self, factor: float) -> Self:
         return self * factor
 
-    def __truediv__(self: Same, divisor: float) -> Same:
+    def __truediv__(self, divisor: float) -> Self:
         return self * (1 / divisor)
 
-    def __sub__(self: Same, other: "Same | float") -> Same:
+    def __sub__(self, other: "Self | float") -> Self:
         return self + other * -1.0
 
 

@@ -11,7 +11,6 @@ from formerlab.report import pages
 from formerlab.report.claims.registry import ClaimArms, read_claims
 from formerlab.report.claims.verdict import Item, Outcome, Verdict, verdicts
 from formerlab.results.read import Results
-from formerlab.results.write import write_rows
 
 KINDS = {"measured": "decided by trained models", "exact": "decided by arithmetic and algebra, without training"}
 ORDER: tuple[Outcome, ...] = ("agrees", "contradicts", "cannot_tell", "not_tested", "holds", "fails")
@@ -43,14 +42,6 @@ def write_claims(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]], 
         frame(found).to_csv(temporary, index=False, lineterminator="\n")
     write_text(paths[1], html(found, results.scale))
     return paths
-
-
-def write_exact(path: Path) -> None:
-    """Run the checks of the exact claims and write their numbers."""
-    from formerlab.evaluation.exact import CHECKS
-
-    rows = [(claim, name, value) for claim, check in CHECKS.items() for name, value in check().items()]
-    write_rows(path, ("claim", "name", "value"), rows)
 
 
 def frame(found: Sequence[Verdict]) -> DataFrame:
