@@ -6,7 +6,7 @@ from pandas import DataFrame
 
 from formerlab.report.drawings import catalogue, rows_of
 from formerlab.report.pages import plain
-from formerlab.report.pruning import main_configurations
+from formerlab.report.pruning import at_budget, main_configurations
 from formerlab.results.read import Objection, Results
 
 BLOCKS = {
@@ -24,8 +24,6 @@ BLOCKS = {
         "vision_scores: run parameters top1_percent top1_points compared_with interval seeds",
 }  # fmt: skip
 """What is shown: of which table which columns."""
-PUBLISHED_BUDGET = 0.4
-"""Share of the tokens kept in the Decay article, Fig 4a and Table 2."""
 NOTE = "[low, high]: 95 % interval, over seeds where there are several, else over windows of these models alone."
 
 
@@ -44,14 +42,7 @@ def tables(results: Results) -> dict[str, DataFrame]:
         rows = rows_of(catalogue()[name], results)
         rows = rows[rows["source"] == "ours"]
         if len(rows):
-            rows = _at_published_budget(rows) if name == "decay_table" else rows
+            rows = main_configurations(at_budget(rows)) if name == "decay_table" else rows
             ends = [f"{column}{end}" for column in columns.split() for end in ("", "_low", "_high")]
             found[title] = rows[[column for column in ends if column in rows]]
     return found
-
-
-def _at_published_budget(rows: DataFrame) -> DataFrame:
-    """Return the policies at the published budget, or at the one nearest to it."""
-    pruned = rows.loc[rows["policy"] != "full", "budget"]
-    nearest = min(pruned.unique(), key=lambda budget: abs(budget - PUBLISHED_BUDGET), default=None)
-    return main_configurations(rows[(rows["policy"] == "full") | (rows["budget"] == nearest)])

@@ -19,9 +19,8 @@ NAMES = {"full": _POLICIES["full"], "dynamic_cache": "DynamicCache", **_POLICIES
 
 CONFIGURATION = ["run", "policy", "alpha", "recent", "budget"]
 MINUS_H2O = ("minus_h2o_nats", "minus_h2o_nats_low", "minus_h2o_nats_high")
-PUBLISHED_ALPHA = 0.2
-"""The alpha of the Decay article, Fig 4a."""
-
+PUBLISHED_ALPHA, PUBLISHED_BUDGET = 0.2, 0.4
+"""The alpha of the Decay article, and the share of the tokens kept (Fig 4a, Table 2)."""
 
 RELEASED_RUNS = "released-"
 """How the runs of released models begin that are measured in full."""
@@ -147,6 +146,13 @@ def _labels(table: DataFrame) -> list[str]:
         parts += [f"{100 * recent:g} % recent" if recent else "no recent"] if several[policy] else []
         names.append(", ".join(parts))
     return names
+
+
+def at_budget(rows: DataFrame, budget: float = PUBLISHED_BUDGET) -> DataFrame:
+    """Return the rows of the whole cache, and of pruned ones those at this budget, or at the one nearest to it."""
+    pruned = rows["policy"] != "full"
+    nearest = min(rows.loc[pruned, "budget"].unique(), key=lambda one: abs(one - budget), default=None)
+    return rows[~pruned | (rows["budget"] == nearest)]
 
 
 def main_configurations(table: DataFrame) -> DataFrame:

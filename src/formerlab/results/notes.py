@@ -29,12 +29,8 @@ LONGEST_REASON = 400
 def noted(stage: str, folder: Path) -> Iterator[None]:
     """Leave a note in `folder` while a stage runs, and why it ended where it did not finish.
 
-    Files that it left half written when it was killed before are removed.
-
-    Raises
-    ------
-    UserError
-        Where another process does the same work, which the message names.
+    Files that it left half written when it was killed before are removed. Raises UserError where another process does
+    the same work, which the message names.
     """
     path = _path(stage, folder)
     note = {

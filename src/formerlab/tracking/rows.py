@@ -18,6 +18,8 @@ import yaml
 from pandas import DataFrame
 
 from formerlab.files import read_json
+from formerlab.report.drawings import catalogue
+from formerlab.report.families import is_of
 from formerlab.results.notes import read_note
 from formerlab.results.read import Results, flatten
 from formerlab.results.schema import Table
@@ -114,8 +116,6 @@ def study_entry(scale: str, study: str, figures: Path) -> Entry:
     `claim.<id>.ours` what was found, `claim.<id>.reason` why it is not tested, and `claim.<id>.changed` marks a younger
     criterion; there are none before claims were judged.
     """
-    from formerlab.report.drawings import catalogue
-
     names = [name for drawing in catalogue().values() if drawing.study == study for name in drawing.outputs]
     files = [figures / name for name in (*names, *CLAIMS) if name == CLAIMS[0] or not name.endswith(".csv")]
     files = [path for path in files if path.exists()]
@@ -139,9 +139,6 @@ def study_entry(scale: str, study: str, figures: Path) -> Entry:
 
 def picture(figures: Path, record: Mapping[str, Any]) -> list[Path]:
     """Return the first picture of its study that shows a run; nothing before it is drawn."""
-    from formerlab.report.drawings import catalogue
-    from formerlab.report.families import is_of
-
     drawings = [one for one in catalogue().values() if (one.kind, one.study) == ("figure", record["study"])]
     shown = (figures / f"{one.name}.png" for one in drawings if is_of(record["run"], record["spec"], one.runs))
     return [path for path in shown if path.exists()][:1]

@@ -219,8 +219,7 @@ def unmet(claim: Claim, arms: dict[str, ArmRuns]) -> list[str]:
 
 def _violations(condition: Condition, arms: dict[str, ArmRuns]) -> Iterator[str]:
     quantity, of = condition.quantity, (condition.of,) if isinstance(condition.of, str) else condition.of
-    low = -math.inf if condition.at_least is None else condition.at_least
-    high = math.inf if condition.at_most is None else condition.at_most
+    low, high = condition.at_least, condition.at_most
     for names in [(name,) for name in of] if quantity in QUANTITIES else [of]:
         if missing := [name for name in names if name not in arms]:
             yield f"{quantity}: no run for arm {missing[0]}"

@@ -4,6 +4,7 @@ Which runs stand for an arm is what a study says of it, under its key `claims`.
 """
 
 import datetime
+import math
 import re
 from functools import cache
 from importlib.resources import files
@@ -59,8 +60,8 @@ class Condition(Registered):
     """Its name in protocol.quantities."""
     of: str | tuple[str, ...]
     """Arms, each of which must meet it, but for quantities that compare arms."""
-    at_least: float | None = None
-    at_most: float | None = None
+    at_least: float = -math.inf
+    at_most: float = math.inf
 
 
 class Claim(Registered):

@@ -59,7 +59,7 @@ def frame(found: Sequence[Verdict]) -> DataFrame:
                 "outcome": outcome,
                 "verdict": worded(outcome, verdict),
                 "changed": read_claims().changed(claim),
-                "ours": _ours(item),
+                "ours": item.ours,
                 "published": claim.published,
                 "ran": item.ran,
                 "seeds": item.seeds or None,
@@ -74,10 +74,6 @@ def frame(found: Sequence[Verdict]) -> DataFrame:
             for outcome, item in [*joint, *parts]
         ]
     return DataFrame(rows)
-
-
-def _ours(item: Item) -> str:
-    return "; ".join(f"{name} = {text}" for name, text in item.values.items())
 
 
 def worded(outcome: str, verdict: Verdict) -> str:
@@ -169,7 +165,7 @@ def _row(verdict: Verdict) -> dict[str, str]:
     return {
         "claim": f"{claim.id}\n{claim.statement}",
         "published": claim.published,
-        "ours": "\n".join(f"{item.item}: " * named + _ours(item) for item in verdict.items if item.values),
+        "ours": "\n".join(f"{item.item}: " * named + item.ours for item in verdict.items if item.values),
         "what was run": "\n".join(dict.fromkeys(item.ran for item in shown if item.ran)),
         "word": word + (f"\n[{changed}]" if changed else ""),
         "p (Holm)": "" if verdict.holm_p is None else f"{verdict.holm_p:.3g}",

@@ -60,10 +60,8 @@ class Rows:
     @once
     def all_runs(self) -> DataFrame:
         """Return the records of all runs of the study, with what they started from also where none has a start."""
-        runs = self.results.runs(self.study)
-        return runs.reindex(
-            columns=runs.columns.union(["init.id", "init.weights_sha256", "weights_sha256"], sort=False)
-        )
+        runs, starts = self.results.runs(self.study), ["init.id", "init.weights_sha256", "weights_sha256"]
+        return runs.reindex(columns=runs.columns.union(starts, sort=False))
 
     def records(self, run: str) -> DataFrame:
         """Return the records of a run."""

@@ -71,6 +71,11 @@ class Item:
 
         return {name: text(value) for name, value in self.names.items()}
 
+    @property
+    def ours(self) -> str:
+        """The same in a line."""
+        return "; ".join(f"{name} = {text}" for name, text in self.values.items())
+
     def decide(self, scale: str) -> "Item":
         """Return it with its word; what is missing or out of the regime is named in its reason."""
         claim = self.claim

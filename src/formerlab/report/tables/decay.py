@@ -81,11 +81,9 @@ def decay_suites_table(results: Results, runs: Sequence[str]) -> DataFrame:
     """
     rows = answers(results, STUDY, runs)
     rows = rows[rows["task"].str.removesuffix(LOCAL).isin(_NAMES)]
-    budgets = rows.loc[rows["budget"] != 1, "budget"].unique()
-    if not len(budgets):
+    if rows["policy"].eq("full").all():
         return DataFrame()
-    rows = rows[rows["budget"].isin([1, min(budgets, key=lambda budget: abs(budget - 0.4))])]
-    values, table = ["accuracy", "low", "high"], accuracies(rows, against=tuple(_AGAINST))
+    values, table = ["accuracy", "low", "high"], accuracies(pruning.at_budget(rows), against=tuple(_AGAINST))
     shown = [table.assign(name=table["task"].str.removesuffix(LOCAL).map(_NAMES).fillna(_MEAN))]
     for policy, name in _AGAINST.items():
         means = table[table["task"].str.startswith(MEAN) & (table["policy"] != policy)].assign(name=name)
