@@ -8,6 +8,7 @@ from pandas import DataFrame
 
 from formerlab.report.drawings import plot, shown_columns
 from formerlab.report.panel import Panel, sheet
+from formerlab.report.runs import held_out, minus
 from formerlab.report.tables import vision as tables
 from formerlab.results.read import Results
 
@@ -80,14 +81,14 @@ def vision_growth(results: Results, runs: Sequence[str]) -> DataFrame:
     measured = tables.accuracies(results, runs)
     if _PARENT not in set(measured["run"]):
         return DataFrame()
-    level, rows = measured[measured["run"] == _PARENT].set_index("seed")["top1_percent"], []
+    rows = []
     for run in [run for run in GROWTH if run in set(measured["run"])]:
-        own = measured[measured["run"] == run]
-        mean, cost = tables.against(results, measured, run, _PARENT), float(own["flops_cumulative"].mean())
+        points, parents = (held_out(measured, one, "top1_percent") for one in (run, _PARENT))
+        mean, cost = tables.against(results, measured, run, _PARENT), held_out(measured, run, "flops_cumulative").mean()
         shared = {"source": "ours", "run": run, "model": GROWTH[run], "parent": _PARENT}
         shared |= {"_below": -mean[tables.COMPARED], "_look": GROWTH[run].split("\n")[0]}
         shared |= {"_label": f"{GROWTH[run]}\n{cost / 1e12:.2g} TFLOP"}
-        rows.append(shared | mean | {"part": "mean", "flops_cumulative": cost, "seeds": len(own)})
-        above = own.assign(above=own["top1_percent"] - own["seed"].map(level)).dropna(subset="above")
-        rows += [shared | {"part": "seed", "seed": one.seed, tables.COMPARED: one.above} for one in above.itertuples()]
+        rows.append(shared | mean | {"part": "mean", "flops_cumulative": cost, "seeds": len(points)})
+        above = minus(points, parents).items()
+        rows += [shared | {"part": "seed", "seed": seed, tables.COMPARED: value} for seed, value in above]
     return DataFrame(rows)

@@ -114,11 +114,10 @@ SHOWN = {
 
 def _named(data: DataFrame) -> DataFrame:
     """Return the rows with what the series of the panels are called, `_model` and `_size`, and how these are drawn."""
-    chain, scratch = data[data["part"] == "chain"], data[data["part"] == "scratch"]
-    shown = chain[chain["variant"].isin(SHOWN)]
-    names: dict[str, str] = dict.fromkeys(shown["parent"].dropna(), "before growth")
-    for run, variant, equal in shown[["run", "variant", "equal"]].itertuples(index=False, name=None):
-        names[run] = SHOWN[variant] + (f", equal {equal}" if isinstance(equal, str) and equal else "")
+    scratch, shown = data[data["part"] == "scratch"], data[data["part"].eq("chain") & data["variant"].isin(SHOWN)]
+    equal = shown["equal"].replace("", None).map(", equal {}".format, na_action="ignore").fillna("")
+    names = dict.fromkeys(shown["parent"].dropna(), "before growth")
+    names |= dict(zip(shown["run"], shown["variant"].map(SHOWN) + equal, strict=True))
     sizes = data[PARAMETERS].map(lambda size: f"{short(size, 3)} parameters", na_action="ignore")
     known = sorted(scratch[PARAMETERS].unique())
     shades = dict(zip(known, map(to_hex, colormaps["PuRd"](np.linspace(0.45, 1, len(known)))), strict=True))
