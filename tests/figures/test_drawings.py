@@ -166,10 +166,10 @@ def test_one_that_cannot_be_drawn_is_named_and_leaves_the_others(tmp_path, capsy
 def test_draw_all_skips_studies_without_runs(tmp_path, capsys):
     make_denseformer(tmp_path / "live" / "tiny", (0,), depths=(4,))
     written = draw_all(tmp_path / "live", tmp_path / "figures")
-    of_what_it_has = {"architecture", "curves", "depth", "weights", "table", "patterns"}
+    of_what_it_has = {"architecture", "curves", "depth", "evolution", "weights", "table", "patterns"}
     assert {path.stem for path in written} == {f"denseformer_{name}" for name in of_what_it_has}
     assert {path.stem for path in (tmp_path / "figures/tiny").iterdir()} == {path.stem for path in written}
-    assert re.fullmatch(r"tiny: 6 drawn, \d+ have no rows of finished runs\n", capsys.readouterr().err)
+    assert re.fullmatch(r"tiny: 7 drawn, \d+ have no rows of finished runs\n", capsys.readouterr().err)
     with pytest.raises(UserError, match="no finished runs"):
         draw_all(tmp_path / "cached", tmp_path / "figures")
 

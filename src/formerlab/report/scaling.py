@@ -7,10 +7,11 @@ unknown, which nine points seldom tell from none: beside each law stands the one
 test for it.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 from pandas import DataFrame
@@ -30,28 +31,17 @@ The smallest ones of the shortest and of the longest budget are runs of their ow
 FLOPS, TOKENS, PARAMETERS = "flops_cumulative", "tokens", "parameters_non_embedding"
 
 
-class Law(NamedTuple):
-    """A power law, loss = exp(constant) * product of x ** exponent."""
+def power_law(losses: ArrayLike, x: Mapping[str, ArrayLike]) -> DataFrame:
+    """Return loss = exp(constant) * product of x ** exponent, a row per exponent; no row where points are too few.
 
-    exponents: Float[np.ndarray, " x"]
-    half: Float[np.ndarray, " x"]
-    """Half of each exponent's 95 % interval."""
-    points: int
-    deviation: float
-    """Standard deviation of ln loss from the law."""
-    offset_nats: float
-    """The irreducible loss with which the points would fit best."""
-    offset_p: float
-    """How often so much better a fit happens where there is none, by the F test."""
-
-
-def power_law(losses: ArrayLike, *x: ArrayLike) -> Law | None:
-    """Return the law of losses (nats) over one or several quantities; nothing where points are too few."""
+    `deviation_percent` is the standard deviation of ln loss from the law; `best_offset_nats` the irreducible loss with
+    which the points would fit best, and `offset_p` how often so much better a fit happens where there is none.
+    """
     found = np.asarray(losses, dtype=float)
-    design = np.column_stack([np.ones_like(found), *(np.log(np.asarray(one, dtype=float)) for one in x)])
+    design = np.column_stack([np.ones_like(found), *(np.log(np.asarray(one, dtype=float)) for one in x.values())])
     free = len(found) - design.shape[1]
     if free < 1 or np.linalg.matrix_rank(design) < design.shape[1]:
-        return None
+        return DataFrame()
     solution, rest = _least_squares(design, np.log(found), np.ones_like(found))
     spread = np.sqrt(np.diag(np.linalg.inv(design.T @ design)) * rest / free)
     half = special.stdtrit(free, (1 + CONFIDENCE) / 2) * spread[1:]
@@ -61,7 +51,13 @@ def power_law(losses: ArrayLike, *x: ArrayLike) -> Law | None:
     best = int(np.argmin(rests))
     better = (rest - rests[best]) / rests[best] * (free - 1) if rests[best] > 0 else np.inf
     p = float(special.fdtrc(1, free - 1, max(0.0, better))) if free > 1 else np.nan
-    return Law(solution[1:], half, len(found), float(np.sqrt(rest / free)), float(offsets[best]), p)
+    rows = {"loss_against": [*x], "exponent": solution[1:], "exponent_low": solution[1:] - half}
+    rows |= {
+        "exponent_high": solution[1:] + half,
+        "points": len(found),
+        "deviation_percent": 100 * np.sqrt(rest / free),
+    }
+    return DataFrame(rows | {"best_offset_nats": offsets[best], "offset_p": p})
 
 
 def _least_squares(
@@ -84,23 +80,15 @@ def scaling_laws(results: Results, runs: Sequence[str]) -> DataFrame:
     losses = held_out_losses(results, STUDY, runs)
     if losses.empty:
         return DataFrame()
-    points, rows = from_scratch(losses), []
-    lowest = points[points["lowest"]]
-    for law, *names in (
-        (power_law(lowest["loss_nats"], lowest[FLOPS]), "FLOPs, lower envelope"),
-        (
-            power_law(points["loss_nats"], points[PARAMETERS], points[TOKENS]),
-            "parameters without embedding, at equal tokens",
-            "tokens, at equal parameters",
-        ),
-    ):
-        if law is None:
-            continue
-        for name, middle, half in zip(names, law.exponents, law.half, strict=True):
-            row = {"loss_against": name, "exponent": middle, "exponent_low": middle - half}
-            row |= {"exponent_high": middle + half, "points": law.points, "deviation_percent": 100 * law.deviation}
-            rows.append(row | {"best_offset_nats": law.offset_nats, "offset_p": law.offset_p})
-    return DataFrame(rows)
+    points = from_scratch(losses)
+    lowest, sizes = points[points["lowest"]], "parameters without embedding, at equal tokens"
+    both = {sizes: points[PARAMETERS], "tokens, at equal parameters": points[TOKENS]}
+    laws = (
+        power_law(lowest["loss_nats"], {"FLOPs, lower envelope": lowest[FLOPS]}),
+        power_law(points["loss_nats"], both),
+    )
+    found: DataFrame = pd.concat(laws, ignore_index=True)
+    return found
 
 
 def chains(losses: DataFrame) -> DataFrame:

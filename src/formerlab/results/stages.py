@@ -80,7 +80,7 @@ STAGES = {stage.name: stage for stage in (
         "lender_test.csv": table("the same on the test text of the data set that lends its tokenizer; none where the "
                                  "tokenizer is the run's own", "window tokens loss_nats document?"),
         "depth.csv": table("a learned mixing weight at an evaluation (DenseFormer runs)",
-                           "step? destination source weight"),
+                           "step destination source weight"),
     }, ("run.yaml", "weights.safetensors"), record="run.json"),
     Stage("load", "load a released model in place of training one, and measure its loss on the held-out text", "run",
           {"test.csv": TEST}, ("run.yaml",), record="run.json"),

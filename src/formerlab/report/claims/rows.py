@@ -199,7 +199,8 @@ class Rows:
 
     def _mixing(self, run: str) -> DataFrame:
         rows = self.rows("depth.csv", run)
-        return rows[rows["step"] == rows["step"].max()] if "step" in rows else rows
+        last: DataFrame = rows[rows["step"] == rows["step"].max()]
+        return last
 
     def _embedding_weight(self, run: str, *, last: bool) -> dict[int, float]:
         """Mean weight on X_0 over the first or the last third of the averages, the very last average left out."""

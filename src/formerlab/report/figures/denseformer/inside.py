@@ -1,6 +1,6 @@
 """What averages over depth look like, learn and pass on (DenseFormer, arXiv:2402.02622, Fig 1, 5 to 10 and 13)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -89,17 +89,16 @@ def _frame(axes: Axes, rows: DataFrame) -> None:
     axes.set(xlim=(-0.5, layers + 0.5), ylim=(layers + 0.5, 0.5), facecolor="#d9d9d9")
 
 
-def _weights(note: str) -> Callable[[DataFrame], Figure]:
-    """Return what draws a heat map per title; weights below 0.05 are on a linear scale of colours, as in the paper."""
-    norm = SymLogNorm(0.05, vmin=-1.0, vmax=1.0, base=10)
-    panel = Panel("source_block", "destination", "weight", kind="heat", each="_title", bar="weight", finish=_frame,
-                  colours={"cmap": "RdBu_r", "norm": norm}, xlabel="source j (0: embedding)",
-                  ylabel="average after block i")  # fmt: skip
-    return sheet(panel, columns=3, height=1.6, order="_rank destination source_block",
-                 notes=lambda rows: [f"Mean over {n_seeds([rows['seeds'].max()])}; {note}."])  # fmt: skip
+_draw_weights = sheet(
+    Panel("source_block", "destination", "weight", kind="heat", each="_title", bar="weight", finish=_frame,
+          colours={"cmap": "RdBu_r", "norm": SymLogNorm(0.05, vmin=-1.0, vmax=1.0, base=10)},
+          xlabel="source j (0: embedding)", ylabel="average after block i"),
+    notes=lambda rows: [f"Mean over {n_seeds([rows['seeds'].max()])}; grey cells: no weight."],
+    columns=3, height=1.6, order="_rank destination source_block"
+)  # fmt: skip
 
 
-@plot(reads="depth.csv", runs="depth.kind=dwa", draw=_weights("grey cells: no weight"))
+@plot(reads="depth.csv", runs="depth.kind=dwa", draw=_draw_weights)
 def denseformer_weights(results: Results, runs: Sequence[str]) -> DataFrame:
     """Mixing weights alpha that DenseFormer learned, after Fig. 5 of arXiv:2402.02622: row i is the average taken after
     block i, column j the source X_j, and X_0 the embedding. For each dilation and period the deepest model is shown, as
@@ -108,9 +107,7 @@ def denseformer_weights(results: Results, runs: Sequence[str]) -> DataFrame:
     of large weights over the last blocks. Colours are linear between -0.05 and 0.05, logarithmic beyond.
     """
     rows = results.rows("depth.csv", STUDY, runs)
-    if "step" in rows:
-        last = rows.groupby(["run", "seed"])["step"].transform("max")
-        rows = rows[rows["step"].isna() | (rows["step"] == last)]
+    rows = rows[rows["step"] == rows.groupby(["run", "seed"])["step"].transform("max")]
     records = recorded(results, STUDY, runs).drop_duplicates("run")
     deepest = records[records["run"].isin(rows["run"])].sort_values("layers").groupby("variant").tail(1)
     chosen = rows.merge(deepest[["run", "variant", "layers"]]).rename(columns={"source": "source_block"})
@@ -124,8 +121,7 @@ PANELS = 6
 """Times that are shown, of all evaluations."""
 
 
-@plot(reads="depth.csv", runs=("depth.kind=dwa depth.dilation=1 depth.period=1",),
-      draw=_weights("colours as in denseformer_weights"))  # fmt: skip
+@plot(reads="depth.csv", runs=("depth.kind=dwa depth.dilation=1 depth.period=1",), draw=_draw_weights)
 def denseformer_evolution(results: Results, runs: Sequence[str]) -> DataFrame:
     """Mixing weights of the deepest DenseFormer 1x1 at several times of training, after Fig. 10 of arXiv:2402.02622:
     row i is the average after block i, column j the source X_j, X_0 the embedding; the mean over seeds. To see: when
@@ -133,9 +129,7 @@ def denseformer_evolution(results: Results, runs: Sequence[str]) -> DataFrame:
     the correlation of its weights off the diagonal with those at the end.
     """
     rows = results.rows("depth.csv", STUDY, runs)
-    if "step" not in rows or rows["step"].isna().all():
-        return DataFrame()
-    depths = rows.dropna(subset="step").groupby("run")["destination"].max()
+    depths = rows.groupby("run")["destination"].max()
     rows = rows[rows["run"] == depths.idxmax()]
     grouped = rows.groupby(["run", "step", "destination", "source"])["weight"]
     means = grouped.agg(weight="mean", seeds="count").reset_index().rename(columns={"source": "source_block"})
