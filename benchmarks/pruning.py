@@ -33,7 +33,7 @@ def row_loop(q, k, v, budget, alpha):
     time = q.shape[1]
     least = torch.finfo(q.dtype).min
     weights = torch.bmm(q * q.shape[-1] ** -0.5, k.transpose(1, 2))
-    weights = weights + torch.full((time, time), least).triu(1)
+    weights = weights + torch.full((time, time), least, dtype=q.dtype).triu(1)
     attention = torch.softmax(weights, -1, dtype=torch.float32).to(q.dtype)
     ages = torch.arange(budget - 1, -1, -1).unsqueeze(1).to(q.dtype)
     scores = (attention[:, :budget] * alpha**ages).sum(-2)
@@ -58,7 +58,8 @@ def with_warps(number, run):
     launch = pruned_attention.launch
 
     def tuned():
-        with patch.object(pruned_attention, "launch", lambda *sizes: launch(*sizes) | {"num_warps": number}):
+        given = {"num_warps": number, "maxnreg": pruned_attention.REGISTERS[number]}
+        with patch.object(pruned_attention, "launch", lambda *sizes: launch(*sizes) | given):
             return run()
 
     return tuned
@@ -117,7 +118,7 @@ def main():
     parser.add_argument("--budget", type=float, default=0.4)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--warps", type=int, nargs="*", default=[], help="of the fused kernel, to compare: 1 4 8 16")
+    parser.add_argument("--warps", type=int, nargs="*", default=[], choices=(4, 8, 16), help="of the fused kernel")
     options = parser.parse_args()
     import torch
 

@@ -79,7 +79,7 @@ measure() {
     [ "$device" = cpu ] || precision=bfloat16
     : >"$out/benchmarks.log"
     printf '| benchmark | verdict |\n|---|---|\n' >"$out/benchmarks.part"
-    for words in "pattention.py --device $device" "pruning.py --device $device --precision $precision --warps 1 4 16" "depth.py --device $device --only step --only alone"; do
+    for words in "pattention.py --device $device" "pruning.py --device $device --precision $precision --warps 4 8 16" "depth.py --device $device --only step --only alone"; do
         number=$((number + 1))
         # shellcheck disable=SC2086  # words are words
         until_second $((eighth + eighth * number / 3)) "$python" benchmarks/$words --rounds "$rounds" >"$out/benchmark" 2>>"$out/benchmarks.log"

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+from pruning import row_loop
 
 from formerlab.plan.build import build_plan
 from formerlab.plan.show import shell
@@ -102,6 +104,11 @@ def test_kernels_are_tested_then_benchmarks_run_then_runs_by_worth(queue, tmp_pa
         assert "results/live/smoke/depth/plain/seed0/train.csv" in rows.getnames()
     with tarfile.open(tmp_path / "out/resume-1.tar") as weights:
         assert len(weights.getnames()) == 4
+
+
+def test_the_papers_way_runs_in_the_precision_of_a_gpu():
+    q, k, v = torch.randn(3, 2, 12, 8, dtype=torch.bfloat16)
+    assert row_loop(q, k, v, 4, 0.2).dtype == torch.bfloat16
 
 
 def test_it_stops_in_time_and_the_next_call_measures_nothing_twice(queue, tmp_path):

@@ -3,10 +3,12 @@
 import os
 import re
 import subprocess
+from functools import partial
 from itertools import product
 
 import pytest
 import torch
+from pruning import with_warps
 
 from formerlab.cache import Decay, Knorm
 from formerlab.cache.policies.policy import Prompt
@@ -76,6 +78,8 @@ def spilled(ptx, capability):
     name = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)[1]
     words = [tool.path, "--verbose", f"--gpu-name={name}", "--output-file=/dev/null", "-"]
     said = subprocess.run(words, input=ptx, capture_output=True, text=True, check=True).stderr
+    threads = int(re.search(r"^\.reqntid (\d+)", ptx, re.MULTILINE)[1])
+    assert threads * int(re.search(r"Used (\d+) registers", said)[1]) <= 2**16, "else it cannot be launched"
     return sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", said)))
 
 
@@ -101,3 +105,9 @@ def test_pruned_attention(built, capability):
     cases = [(policy, dtype, *size) for policy, dtype, size in product(POLICIES, TYPES, SIZES)]
     for case in cases if ALL else PRUNED[capability]:
         check(built(capability, pruned_attention, *case), capability, case[1])
+
+
+@pytest.mark.parametrize("warps", [8, 16])
+def test_pruned_attention_with_the_warps_that_are_compared(built, warps):
+    case = pruned_attention, Decay(), torch.bfloat16, 4, 2, 256, 80
+    check(built(90, with_warps(warps, partial(*case))), 90, torch.bfloat16)

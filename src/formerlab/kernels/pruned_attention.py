@@ -28,8 +28,8 @@ BLOCK = 16
 """Queries of a block: the least that a tensor core multiplies."""
 CHUNK = 64
 """Slots whose keys or values are loaded together."""
-REGISTERS = {4: 168, 8: 128}
-"""Of a thread, by warps: three programs of four, or two of eight, run side by side on a multiprocessor."""
+REGISTERS = {4: 168, 8: 128, 16: 128}
+"""Of a thread, by warps: three programs of four, two of eight or one of sixteen run at a time on a multiprocessor."""
 NOBODY = tl.constexpr(EMPTY)
 FAINT = tl.constexpr(1 / 16)
 """Sum of exp(x - bound) below which the bound is too far above the logits of the keys that are still held."""
