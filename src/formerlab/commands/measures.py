@@ -97,9 +97,9 @@ def _time_runs(stage: Stage, plan: Plan, study: str, folder: Path) -> dict[str, 
     """Time runs of a study beside each other, trained or not. Return what the record says of it."""
     import torch
 
-    from formerlab.evaluation.timing.timing import circumstances
     from formerlab.kernels.native import keep_memory
     from formerlab.training.any_run import ReleasedRun
+    from formerlab.training.provenance import circumstances
     from formerlab.training.run import Run
 
     job, device = plan[stage.name][study], torch.device(plan["device"])
@@ -115,4 +115,4 @@ def _time_runs(stage: Stage, plan: Plan, study: str, folder: Path) -> dict[str, 
     settings = kind.model_validate(job["settings"])
     notes: dict[str, Any] = module.measure(runs, settings, device, folder / file, **loaders)
     about = {"study": study, "configuration": job["configuration"], "threads": plan["threads"]}
-    return about | notes | circumstances(device)
+    return about | notes | {"load": os.getloadavg()[0]} | circumstances(device)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from formerlab.evaluation.measurement import Measurement
-from formerlab.files import read_json, write_json, write_text
+from formerlab.files import write_text
 from formerlab.results.write import Cell
 from formerlab.spec import fingerprint
 
@@ -39,51 +39,37 @@ class Journal:
 
 
 class Kept:
-    """A folder of finished parts, each named by the fingerprint of everything that it depends on."""
+    """A folder of journals, each named by the fingerprint of everything that its answers depend on."""
 
     def __init__(
         self, folder: Path | None = None, *belongs_to: Any, code_of: Callable[[Measurement], str] = repr
     ) -> None:
-        """Keep parts in `folder`; without one nothing is stored. All parts depend on their subject, and on the code
-        that `code_of` finds for the settings.
+        """Without a `folder` nothing is stored. All answers depend on their subject, and on the code that `code_of`
+        finds for the settings.
         """
         self.folder, self.belongs_to, self.code_of = folder, belongs_to, code_of
         self._used: set[str] = set()
 
-    def rows(
-        self,
-        make: Callable[[], Iterable[Row]],
-        settings: Measurement,
-        *asked: Any,
-        known: Callable[[], None] = lambda: None,
-    ) -> Rows:
-        """Return the rows of a part, from disk if they are there (and `known` hears of it), else as made now."""
-        path = self._path(settings, asked, "json")
-        if path is not None and path.is_file():
-            known()
-            rows: Rows = read_json(path)
-            return rows
-        rows = list(make())
-        if path is not None:
-            write_json(path, rows)
-        return rows
+    def rows(self, make: Callable[[], Iterable[Row]], settings: Measurement, *asked: Any) -> Rows:
+        """Return rows that are one answer: those on disk if they are there, else as made now."""
+        journal = self.journal(settings, *asked)
+        if not journal.known:
+            journal.add({0: tuple(make())})
+        return list(journal.known[0])
 
     def journal(self, settings: Measurement, *asked: Any) -> Journal:
-        """Return the journal of a part."""
-        return Journal(self._path(settings, asked, "jsonl"))
+        """Return the journal of what is asked."""
+        if self.folder is None:
+            return Journal()
+        name = f"{fingerprint([*self.belongs_to, self.code_of(settings), *asked])}.jsonl"
+        self._used.add(name)
+        return Journal(self.folder / name)
 
     def tidy(self) -> None:
-        """Remove the parts that were not asked for this time."""
+        """Remove the journals that were not asked for this time."""
         for path in self.folder.iterdir() if self.folder is not None and self.folder.is_dir() else ():
             if path.name not in self._used:
                 path.unlink()
-
-    def _path(self, settings: Measurement, asked: tuple[Any, ...], ending: str) -> Path | None:
-        if self.folder is None:
-            return None
-        name = f"{fingerprint([*self.belongs_to, self.code_of(settings), *asked])}.{ending}"
-        self._used.add(name)
-        return self.folder / name
 
 
 def _lines(answers: Mapping[int, Sequence[Any]]) -> str:

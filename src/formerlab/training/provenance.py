@@ -3,6 +3,7 @@
 import functools
 import platform
 import resource
+import socket
 import subprocess
 import sys
 import time
@@ -65,6 +66,17 @@ def device_name(device: torch.device) -> str:
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
+
+
+def circumstances(device: str | torch.device, *packages: str) -> dict[str, Any]:
+    """Return what every record says of where and when it was made, with the versions of further packages."""
+    return {
+        "device": device_name(torch.device(device)),
+        "host": socket.gethostname(),
+        "git": git_state(),
+        "versions": versions(*packages),
+        "finished": now(),
+    }
 
 
 def matmul_flops_per_s(device: str | torch.device = "cpu", precision: str = "float32") -> float:

@@ -1,7 +1,6 @@
 """The files of a finished run: rows, weights, and run.json, which has its spec, data, cost and origin."""
 
 import shutil
-import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -168,11 +167,7 @@ def record_of(run: AnyRun, manifest: Record, code_hash: str, device: str, *packa
         "parameters": run.model.params(),
         "parameters_non_embedding": run.model.params(embedding=False),
         "peak_memory_bytes": provenance.peak_memory_bytes(device),
-        "device": provenance.device_name(torch.device(device)),
-        "host": socket.gethostname(),
-        "git": provenance.git_state(),
-        "versions": provenance.versions(*packages),
-        "finished": provenance.now(),
+        **provenance.circumstances(device, *packages),
     }
 
 

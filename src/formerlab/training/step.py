@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from formerlab.seeding import mixed_seed
 from formerlab.tasks.task import Place, Share
 from formerlab.training import processes
+from formerlab.training.any_run import AnyRun
 from formerlab.training.run import Run
 from formerlab.training.state import State
 
@@ -157,6 +158,7 @@ def recompute_blocks(model: nn.Module) -> None:
                 block.forward = partial(checkpoint, block.forward, use_reentrant=False)
 
 
-def precision(run: Run, device: torch.device) -> torch.autocast:
-    """Return the context in which matrix products have the run's precision."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=run.precision == "bfloat16")
+def precision(run: AnyRun, device: torch.device) -> torch.autocast:
+    """Return the context in which matrix products have the run's precision; released weights have their own."""
+    lowered = isinstance(run, Run) and run.precision == "bfloat16"
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=lowered)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,10 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from formerlab.cache import Decay, KVCache, PrunedCache
 from formerlab.evaluation.timing.complexity import LAYERS, Complexity, layers_needed, longest_path, multiply_adds
-from formerlab.layers import DepthWeightedAverage, Identity, LayerNorm, Linear, Mlp, Pattention
+from formerlab.layers import DepthWeightedAverage, LayerNorm, Mlp
 from formerlab.layers.initial import without_values
 from formerlab.models.decoder import Decoder, DecoderModel
-from formerlab.models.published import create_model
+from formerlab.models.published import PUBLISHED, create_model
 from formerlab.models.translator import Translator, TranslatorModel
 
 ROWS: tuple[tuple[dict[str, int], int], ...] = (
@@ -30,25 +31,22 @@ ROWS: tuple[tuple[dict[str, int], int], ...] = (
     ({"hidden": 4096, "width": 1024, "heads": 16}, 213),
 )
 """The rows of Table 3 of arXiv:1706.03762 with a printed count, and that count in millions; d_v stays 64."""
-SIZES = {
-    "lm_150m": (12, 768, 768, 3072, 12, 150e6),
-    "lm_450m": (24, 1024, 1024, 4096, 16, 450e6),
-    "lm_900m": (32, 1280, 1280, 5120, 16, 900e6),
-    "lm_1_5b": (40, 1536, 1536, 6144, 16, 1.5e9),
-    "scale_124m": (12, 768, 576, 2304, 12, 124e6),
-    "scale_354m": (12, 768, 2140, 8560, 12, 354e6),
-    "scale_757m": (12, 768, 4850, 19400, 12, 757e6),
-    "scale_1_4b": (12, 768, 8620, 34480, 12, 1.4e9),
+LANGUAGE_PRINTED = {
+    **{"lm_150m": 150e6, "lm_450m": 450e6, "lm_900m": 900e6, "lm_1_5b": 1.5e9},
+    **{"scale_124m": 124e6, "scale_354m": 354e6, "scale_757m": 757e6, "scale_1_4b": 1.4e9},
 }
-"""Layers, width, attention tokens, feed-forward tokens, heads, printed parameters (arXiv:2410.23168, Table 9)."""
+"""Parameters in Table 9 of arXiv:2410.23168."""
 VISION_PRINTED = {"b16_matched": 86e6, "b16": 109e6, "l16_matched": 307e6, "l16": 407e6}
-"""Parameters in Table 9; the 768 feed-forward tokens printed for the matched L/16 are read as 3072."""
+"""The same of image models; the 768 feed-forward tokens printed for the matched L/16 are read as 3072."""
 TRANSFORMER_WIDTHS = (768, 1416, 2104)
 """Widths of the 12-layer Transformers behind the token-token constants of Table 8."""
 TIMES = (128, 4096)
 """Lengths at which FLOPs are counted. They have no constant part, so two tell the one that grows with their square."""
-DENSE_PRINTED = {(48, 0): 378.45, (64, 0): 491.72, (72, 0): 548.35, (84, 0): 633.31, (90, 0): 675.78, (72, 1): 548.36}
-"""Millions of parameters in Table 1 of arXiv:2402.02622, by depth and by whether the averages are 1x1."""
+DENSE_PRINTED = {
+    **{"48-plain": 378.45, "64-plain": 491.72, "72-plain": 548.35, "84-plain": 633.31, "90-plain": 675.78},
+    "72-1x1": 548.36,
+}
+"""Millions of parameters in Table 1 of arXiv:2402.02622."""
 GRID = Complexity(lengths=(64, 128, 256, 512), widths=(64, 128, 256, 512))
 """Doublings of n and of d, with kernel k = 3 and neighbourhood r = 32, for Table 1 of arXiv:1706.03762."""
 BARE = LayerNorm(gain=False, bias=False)
@@ -82,10 +80,11 @@ def transformer_parameters() -> dict[str, float]:
 def tokenformer_parameters() -> dict[str, float]:
     """Count the parameters of language models, beside the closed form and the printed sizes."""
     numbers: dict[str, float] = {}
-    for item, (layers, width, attention, feedforward, heads, printed) in SIZES.items():
-        spec = _tokenformer(layers, width, attention, feedforward, heads)
-        total, embedding = counted(DecoderModel, spec), spec.vocabulary * width
-        closed = 2 * layers * width * (4 * attention + feedforward) + embedding
+    for item, printed in LANGUAGE_PRINTED.items():
+        spec = _tokenformer(item.partition("_")[2].replace("_", "."))
+        total, embedding = counted(DecoderModel, spec), spec.vocabulary * spec.width
+        tokens = 4 * spec.projection.tokens + spec.feedforward.tokens
+        closed = 2 * spec.layers * spec.width * tokens + embedding
         numbers |= {
             f"{item}/parameters_total": float(total),
             f"{item}/parameters_non_embedding": float(total - embedding),
@@ -112,12 +111,11 @@ def denseformer_parameters() -> dict[str, float]:
             weights = DepthWeightedAverage(dilation=k, period=p).build(depth).parameters()
             closed = sum(i // k + 1 for i in range(1, depth + 1) if i % p == 0)
             worst = max(worst, abs(sum(weight.numel() for weight in weights) - closed))
-    numbers, norm = {"mixing_weights_closed_form_minus_counted": float(worst)}, LayerNorm(gain=True, bias=False)
+    numbers = {"mixing_weights_closed_form_minus_counted": float(worst)}
     for width, heads in ((768, 12), (512, 8)):
         worst = 0.0
-        for (depth, dense), printed in DENSE_PRINTED.items():
-            mixer = DepthWeightedAverage() if dense else Identity()
-            spec = Decoder(layers=depth, width=width, heads=heads, norm=norm, final_norm=norm, depth=mixer)
+        for name, printed in DENSE_PRINTED.items():
+            spec = PUBLISHED[f"denseformer-{name}"].model_copy(update={"width": width, "heads": heads})
             worst = max(worst, abs(round(counted(DecoderModel, spec) / 1e6, 2) - printed))
         numbers[f"parameters_millions_against_print_width_{width}"] = worst
     return numbers
@@ -126,8 +124,8 @@ def denseformer_parameters() -> dict[str, float]:
 def tokenformer_flops() -> dict[str, float]:
     """Count the FLOPs of a forward pass without logits, beside 2 N T + 4 L d T^2; and the token-token part."""
     numbers, worst = {}, 0.0
-    for name, tokens in (("original", 576), ("grown", 4850)):
-        spec = _tokenformer(12, 768, tokens, 4 * tokens, 12)
+    for name, size in (("original", "124m"), ("grown", "757m")):
+        spec = _tokenformer(size)
         flops = _counted_flops(spec)
         numbers[f"token_token_flops_{name}"] = _quadratic(flops)
         for time, count in zip(TIMES, flops, strict=True):
@@ -135,19 +133,14 @@ def tokenformer_flops() -> dict[str, float]:
             worst = max(worst, abs(count / closed - 1))
     for width in TRANSFORMER_WIDTHS:
         heads = width // (64 if width % 64 == 0 else 8)
-        spec = Decoder(
-            layers=12, width=width, heads=heads, context=4096, norm=BARE, final_norm=BARE,
-            projection=Linear(), feedforward=Mlp(),
-        )  # fmt: skip
+        spec = Decoder(layers=12, width=width, heads=heads, context=4096, norm=BARE, final_norm=BARE)
         numbers[f"token_token_coefficient_{width}"] = _quadratic(_counted_flops(spec))
     return {"flops_closed_form_minus_counted_relative": worst} | numbers
 
 
-def _tokenformer(layers: int, width: int, attention: int, feedforward: int, heads: int) -> Decoder:
-    return Decoder(
-        layers=layers, width=width, heads=heads, context=4096, norm=BARE, final_norm=BARE,
-        projection=Pattention(tokens=attention), feedforward=Pattention(tokens=feedforward),
-    )  # fmt: skip
+def _tokenformer(size: str) -> Any:
+    """Return the spec of a published model without a gain and bias in its final norm, which closed forms leave out."""
+    return PUBLISHED[f"tokenformer-{size}"].model_copy(update={"context": 4096, "final_norm": BARE})
 
 
 def _counted_flops(spec: Decoder) -> list[int]:

@@ -6,7 +6,7 @@ weights may be dropped after training, and how the singular values of the weight
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -88,12 +88,10 @@ def cosines(model: DecoderModel, work: Callable[[], object]) -> Iterator[tuple[i
             found[index].append(F.cosine_similarity(inputs[0].float(), origin[0].float(), dim=-1).mean())
 
     readers = enumerate((*model.blocks, model.final_norm))
-    hooks = [module.register_forward_pre_hook(partial(listen, index)) for index, module in readers]
-    try:
+    with ExitStack() as hooks:
+        for index, module in readers:
+            hooks.enter_context(module.register_forward_pre_hook(partial(listen, index)))
         work()
-    finally:
-        for hook in hooks:
-            hook.remove()
     for index, values in found.items():
         yield index, float(np.mean(torch.stack(values).tolist()))
 

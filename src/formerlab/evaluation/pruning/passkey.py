@@ -25,8 +25,6 @@ from formerlab.progress import Progress
 from formerlab.spec import Count, Size
 from formerlab.training.any_run import AnyRun
 
-KEPT = ".passkey"
-"""Folder beside a run with the answers so far, until all are there."""
 TASK = "There is a pass key hidden in a long text. Find it and remember it.\n\n"
 FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.\n"
 HIDDEN = "The pass key is {key}. Remember it. {key} is the pass key.\n"
@@ -62,7 +60,7 @@ class Passkey(Measurement):
 
 def measure(run: Measured, settings: Passkey) -> None:
     """Write passkey.csv."""
-    kept = Kept(run.folder / KEPT, *run.belongs_to, code_of=run.code_of)
+    kept = Kept(run.folder / ".passkey", *run.belongs_to, code_of=run.code_of)
     run.write("passkey.csv", rows(run.model, load_tokenizer(run.data), settings, label=run.label, kept=kept))
     kept.tidy()
 

@@ -33,16 +33,11 @@ from formerlab.training.any_run import AnyRun
 
 FILES = {file: table.names for file, table in STAGES["prune"].tables.items()}
 """Every file of a sweep, with its columns; parts that are not asked for have no rows."""
-KEPT = ".prune"
-"""Folder beside the files with the finished parts of a sweep."""
 
 
-def configurations(
-    policies: Iterable[Policy], budgets: Iterable[Budget], alphas: Iterable[float] = ()
-) -> list[Configuration]:
-    """Return the full cache, and every policy and Decay of every alpha at every budget, each once."""
-    compared = dict.fromkeys((*policies, *(Decay(alpha=alpha) for alpha in alphas)))
-    pruned = [policy for policy in compared if not isinstance(policy, Full)]
+def configurations(policies: Iterable[Policy], budgets: Iterable[Budget]) -> list[Configuration]:
+    """Return the full cache, and every policy at every budget, each once."""
+    pruned = [policy for policy in dict.fromkeys(policies) if not isinstance(policy, Full)]
     return [Configuration(Full(), 1.0), *(Configuration(policy, budget) for budget in budgets for policy in pruned)]
 
 
@@ -78,8 +73,8 @@ class PolicySweep(Measurement):
         return self.batch if self.batch_tokens is None else min(self.batch, max(1, self.batch_tokens // context))
 
     def configurations(self, budgets: Iterable[Budget]) -> list[Configuration]:
-        """Return the full cache and every policy at every budget, each once."""
-        return configurations(self.policies, budgets, self.alphas)
+        """Return the full cache, and every policy and Decay of every alpha at every budget, each once."""
+        return configurations((*self.policies, *(Decay(alpha=alpha) for alpha in self.alphas)), budgets)
 
 
 class PruneSweep(PolicySweep):
@@ -139,7 +134,7 @@ def measure(run: Measured, settings: PruneSweep) -> None:
     cut = questions.cut(run.model.spec.context) if questions is not None else {}
     run.notes.update(versions={"lm_eval": version("lm_eval")}, cut=cut)
     streams = {split: load_stream(run.data, split) for split in ("valid", "test")}
-    kept = Kept(run.folder / KEPT, *run.belongs_to, code_of=run.code_of)
+    kept = Kept(run.folder / ".prune", *run.belongs_to, code_of=run.code_of)
     prune(run.model, streams, questions, settings, run.folder, label=run.label, kept=kept)
 
 
@@ -179,14 +174,13 @@ def losses(model: DecoderModel, stream: Stream, context: int, sweep: PolicySweep
     batch, rows = sweep.batch_of(context), Rows()
     with Progress(len(compared) * len(numbers), label, unit="window") as progress:
         windows = Windows(model, stream, context, numbers, batch, progress)
-
-        def made(configuration: Configuration) -> Iterator[Row]:
-            for loss in windows.losses(partial(configuration.attend, position=model.position)):
-                yield *configuration.cells(), loss.realised_budget, *loss[:3]
-
         for configuration in compared:
-            about = *configuration.alone(sweep), "windows", numbers, context, batch
-            rows += kept.rows(partial(made, configuration), *about, known=partial(progress.skip, len(numbers)))
+            journal = kept.journal(*configuration.alone(sweep), "windows", numbers, context, batch)
+            if journal.known:
+                progress.skip(len(numbers))
+            else:
+                journal.add({0: tuple(windows.losses(partial(configuration.attend, position=model.position)))})
+            rows += [(*configuration.cells(), realised, *loss) for *loss, realised in journal.known[0]]
     return rows
 
 
@@ -228,7 +222,7 @@ def _extras(
         return mask_dumps(Windows(model, streams["test"], tokens, [0]), sweep.mask_dump_budgets) if tokens else ()
 
     @cache
-    def of_heads() -> tuple[list[Row], list[Row]]:
+    def of_heads() -> tuple[Rows, Rows]:
         numbers = spread_windows(streams["valid"], context, sweep.calibration_windows)
         budgets = sweep.calibration_budgets if numbers and sweep.alphas else ()
         total = len(budgets) * ((len(sweep.alphas) + 1) * len(numbers) + 3 * len(test))

@@ -21,7 +21,7 @@ from formerlab.cache.eviction import Eviction
 from formerlab.errors import UserError
 from formerlab.evaluation.kept import Row
 from formerlab.evaluation.pruning.windows import Configuration
-from formerlab.evaluation.timing.timing import Timing, precision, random_tokens, seconds, take_in, turns
+from formerlab.evaluation.timing.timing import Timing, random_tokens, seconds, take_in, turns
 from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.models.decoder import Decoder, DecoderModel
 from formerlab.progress import Progress
@@ -29,6 +29,7 @@ from formerlab.results.stages import TABLES
 from formerlab.results.write import Cell, write_rows
 from formerlab.spec import Count, Size
 from formerlab.training.any_run import AnyRun, Pretrained
+from formerlab.training.step import precision
 
 
 class DecodeSettings(Timing):

@@ -15,7 +15,7 @@ from torch import nn
 
 from formerlab.cache import KVCache
 from formerlab.errors import UserError
-from formerlab.evaluation.timing.timing import Timing, peak_bytes, precision, random_tokens, seconds, take_in, turns
+from formerlab.evaluation.timing.timing import Timing, peak_bytes, random_tokens, seconds, take_in, turns
 from formerlab.kernels import weighted_sum
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
@@ -28,6 +28,7 @@ from formerlab.tasks.scoring import evaluating
 from formerlab.training.loop import Hooks, train
 from formerlab.training.run import Run
 from formerlab.training.state import State
+from formerlab.training.step import precision
 
 
 class Speed(Timing):

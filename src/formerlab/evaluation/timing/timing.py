@@ -1,10 +1,8 @@
-"""Shared by stages that measure times: turns, seconds, memory, and the conditions of a measurement."""
+"""Shared by stages that measure times: turns, seconds, memory."""
 
-import os
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Int
@@ -15,9 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from formerlab.layers.attention import Attend
 from formerlab.models.decoder import DecoderModel
 from formerlab.spec import Count, Spec
-from formerlab.training import provenance
 from formerlab.training.any_run import AnyRun
-from formerlab.training.run import Run
 
 Item = TypeVar("Item")
 
@@ -93,21 +89,3 @@ def take_in(model: DecoderModel, cache: Attend, tokens: Int[Tensor, "sequences t
     """Give a model the tokens from position `start` on, one by one; the cache holds those in front of them."""
     for now in range(start, tokens.shape[1]):
         model(tokens[:, now : now + 1], attend=cache, start=now)
-
-
-def precision(run: AnyRun, device: torch.device) -> torch.autocast:
-    """Return the context in which matrix products have the precision of the run; released weights have their own."""
-    lowered = isinstance(run, Run) and run.precision == "bfloat16"
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=lowered)
-
-
-def circumstances(device: torch.device) -> dict[str, Any]:
-    """Return the conditions of a measurement: the processor, and the load beside it."""
-    return {
-        "device": provenance.device_name(device),
-        "host": socket.gethostname(),
-        "load": os.getloadavg()[0],
-        "git": provenance.git_state(),
-        "versions": provenance.versions(),
-        "finished": provenance.now(),
-    }

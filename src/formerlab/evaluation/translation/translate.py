@@ -1,6 +1,7 @@
 """The stage `translate`: held-out sentences translated with a finished model, and their counts for a score."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from formerlab.layers.attention import MultiHead
 from formerlab.models.translator import TranslatorModel
 from formerlab.progress import Progress
 from formerlab.spec import AnyCount, Count, Size
+from formerlab.tasks.scoring import evaluating
 from formerlab.tasks.translation import SentenceBatch, sentence_batch
 
 Map = tuple[str, int, Tensor]
@@ -104,7 +106,6 @@ def _attention(model: TranslatorModel, data: Path, tokenizer: Tokenizer, decodin
                     yield [number, part, layer, head, q, k, queries[q], keys[k], float(weight)]
 
 
-@torch.no_grad()
 def attention_maps(model: TranslatorModel, batch: SentenceBatch) -> list[Map]:
     """Return the attention probabilities of every layer on a batch of one pair, without dropout."""
     found: list[Map] = []
@@ -122,12 +123,8 @@ def attention_maps(model: TranslatorModel, batch: SentenceBatch) -> list[Map]:
             mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()[None, None]
         found.append((*places[module], module.weights(q, k, mask)[0].cpu()))
 
-    hooks = [module.register_forward_pre_hook(look, with_kwargs=True) for module in places]
-    was_training = model.training
-    try:
-        model.eval()(batch.source, batch.real, batch.target_in)
-    finally:
-        model.train(was_training)
-        for hook in hooks:
-            hook.remove()
+    with evaluating(model), ExitStack() as hooks:
+        for module in places:
+            hooks.enter_context(module.register_forward_pre_hook(look, with_kwargs=True))
+        model(batch.source, batch.real, batch.target_in)
     return found
