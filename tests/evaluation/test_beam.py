@@ -6,7 +6,8 @@ import itertools
 import pytest
 import torch
 
-from formerlab.evaluation.translation.beam import TranslatorCache, beam_search, length_penalty
+from formerlab.cache import KVCache
+from formerlab.evaluation.translation.beam import beam_search, length_penalty
 from formerlab.models import Translator
 
 END = 0
@@ -47,10 +48,10 @@ def test_one_token_at_a_time_gives_the_logits_of_the_whole(seed):
     model = SPEC.build(seed).eval()
     source, real = sources(12, [6, 3], seed)
     target = torch.randint(0, 12, (2, 9), generator=torch.Generator().manual_seed(seed))
-    encoded, cache = model.encode(source, real), TranslatorCache(model, 2, 9)
+    encoded, cache = model.encode(source, real), KVCache(9)
     steps = []
     for time in range(9):
-        steps.append(model.decode(target[:, time : time + 1], encoded, time, cache.extend))
+        steps.append(model.decode(target[:, time : time + 1], encoded, time, cache.take))
         cache.length += 1
     torch.testing.assert_close(torch.cat(steps, dim=1), model(source, real, target), rtol=1e-4, atol=1e-5)
 

@@ -81,7 +81,7 @@ def test_what_the_stage_asks_is_what_language_modelling_always_did(tmp_path, mon
     halves = TASK.model_copy(update={"accumulate": 2})
     batch = TASK.train_batch(STREAM, 3, 5)
     assert torch.equal(torch.cat(halves.step_batches(STREAM, 3, 5)), batch)
-    assert halves.measure(model, batch) == (batch[:, 1:].numel(), TASK.loss(model, batch).item())
+    assert halves.measure(model, batch) == (batch[:, 1:].numel(), TASK.losses(model, batch)[0].item())
     assert TASK.step_counts(spec, STREAM, 3, 7) == (batch[:, 1:].numel(), 3 * len(batch) * spec.flops(TASK.context))
     monkeypatch.setattr("formerlab.tasks.language.load_stream", lambda folder, split: STREAM)
     monkeypatch.setattr("formerlab.tasks.language.read_manifest", lambda folder: {"tokenizer": {"end_of_text": 16}})

@@ -98,7 +98,7 @@ def test_slow_checkpoints_take_little_of_the_time(monkeypatch):
 def test_a_row_of_training_is_the_loss_and_gradient_norm_before_the_step():
     run = small(steps=1)
     model, windows = run.model.build(run.seed), run.task.train_batch(TRAIN, run.seed, 0)
-    loss = run.task.loss(model, windows)
+    loss = run.task.losses(model, windows)[0]
     loss.backward()
     norm = math.sqrt(sum(parameter.grad.double().square().sum().item() for parameter in model.parameters()))
     ((_, _, found_loss, _, found_norm),) = done(run).rows["train"]
@@ -111,14 +111,14 @@ def test_a_row_of_validation_is_the_loss_of_the_fixed_windows_without_dropout():
     model = state.model.eval()
     last = [row[4] for row in state.rows["eval"] if row[0] == 12]
     with torch.no_grad():
-        assert last == [run.task.loss(model, batch).item() for batch in run.task.valid_batches(VALID)]
+        assert last == [run.task.losses(model, batch)[0].item() for batch in run.task.valid_batches(VALID)]
 
 
 def test_one_step_is_the_optimizers_on_the_clipped_gradient():
     run = small(steps=1, optimizer=AdamW(lr=0.01, clip=0.25, eps=0.1), schedule=Constant())
     model = run.model.build(run.seed)
     optimizer = run.optimizer.build(model)
-    run.task.loss(model, run.task.train_batch(TRAIN, run.seed, 0)).backward()
+    run.task.losses(model, run.task.train_batch(TRAIN, run.seed, 0))[0].backward()
     norm = torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).norm()
     assert norm > 0.25
     for parameter in model.parameters():

@@ -107,7 +107,6 @@ class CompressedCache(KVCache):
         return places(chosen, held).expand(-1, k.shape[1], -1)
 
     def reorder(self, rows: Int[Tensor, " batch"]) -> None:
-        """Replace sequence i by sequence `rows[i]`, as beam search does; some come twice, some go."""
         super().reorder(rows)
         self._kept = {layer: kept[rows] for layer, kept in self._kept.items()}
 

@@ -197,7 +197,6 @@ class Eviction(Policy):
         return last[..., :time], scores[..., :time]
 
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
-        """Return the keys that each query finds in the cache, its own included."""
         batch, key_heads, _, time, _ = layer.logits.shape
         last, _ = self.trace(layer.logits, layer.budgets, layer.keys, layer.index)
         return found(last).expand(batch, key_heads, time, time)

@@ -41,25 +41,23 @@ class KVCache:
         self._capacity = capacity
         self._layers: dict[int, Buffer] = {}
 
-    def take(self, layer: int, k: KeyHeads, v: KeyHeads) -> Buffer:
+    def take(self, layer: int, k: KeyHeads, v: KeyHeads) -> tuple[KeyHeads, KeyHeads]:
         """Take in new keys and values; return all that the layer holds."""
         if layer not in self._layers:
             shape = *k.shape[:2], max(self._capacity, k.shape[2]), k.shape[3]
             self._layers[layer] = Buffer(k.new_zeros(shape), v.new_zeros(*shape[:3], v.shape[3]))
         held = self._layers[layer]
         held.append(k, v)
-        return held
+        return held.keys[:, :, : held.length], held.values[:, :, : held.length]
 
     @torch.no_grad()
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         """Take in the new keys and values; return softmax(q k^T / sqrt(d_head)) v over all no later than each query."""
-        held = self.take(layer, k, v)
-        keys, values = held.keys[:, :, : held.length], held.values[:, :, : held.length]
-        new = q.shape[2]
-        mask = None
-        if 1 < new < held.length:
-            mask = torch.ones(new, held.length, dtype=torch.bool, device=q.device).tril(held.length - new)
-        prompt = new == held.length  # a square causal mask; a single token sees everything and needs no mask
+        keys, values = self.take(layer, k, v)
+        new, held, mask = q.shape[2], keys.shape[2], None
+        if 1 < new < held:
+            mask = torch.ones(new, held, dtype=torch.bool, device=q.device).tril(held - new)
+        prompt = new == held  # a square causal mask; a single token sees everything and needs no mask
         return F.scaled_dot_product_attention(
             q, keys, values, attn_mask=mask, is_causal=prompt, enable_gqa=q.shape[1] != k.shape[1]
         )

@@ -35,7 +35,6 @@ class Floors(Measurement):
     """Inverse strengths of regularisation of the linear probe (C of scikit-learn), among which validation chooses."""
 
     def of(self, run: AnyRun, *, questions: bool) -> "Floors | None":
-        """Refuse tasks without such a model."""
         task = getattr(run, "task", None)  # a released model has no task here, and unknown training data
         if not isinstance(task, LanguageModeling | Classification):
             kind = getattr(task, "kind", "none")

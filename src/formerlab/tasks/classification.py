@@ -72,7 +72,6 @@ class Classification(TaskSpec):
     """Side of the model's images over the shorter side to which held-out images are resized: 0.875 is 224 of 256."""
 
     def check(self, model: Any) -> None:
-        """Refuse other models, parts that differ in size, and parts that cannot be mixed."""
         super().check(model)
         if (self.mixup or self.cutmix) and self.part_tokens % 2:
             raise ValueError(
@@ -83,7 +82,6 @@ class Classification(TaskSpec):
             raise ValueError(f"task.normalise=imagenet needs colour, but model.channels={model.channels}; use data")
 
     def load(self, folder: Path, split: str) -> Any:
-        """Return a split: batches of training images, or held-out images."""
         images = load_images(folder, split)
         if split != "train":
             return images
@@ -113,16 +111,15 @@ class Classification(TaskSpec):
         return data.batches_of(seed, draw, self._position(data, start, step), parts, mix)
 
     def valid_batches(self, data: ImageSet) -> list[ImageBytes]:
-        """Return the fixed validation images."""
         count = min(self.valid_images, len(data))
         indices = np.linspace(0, len(data) - 1, count).astype(np.int64)
         return list(held_out_batches(data, indices, self.look(data, self.crop), self.part_tokens))
 
-    def loss(self, model: nn.Module, batch: ImageBatch) -> Float[Tensor, ""]:
-        """Mean cross-entropy with the targets, smoothed and mixed, nats, in float32."""
+    def losses(self, model: nn.Module, batch: ImageBatch) -> tuple[Tensor, ...]:
+        """Return the mean cross-entropy with the targets, smoothed and mixed, nats, in float32."""
         logits = model(batch.images).float()
         smoothing = 0.0 if batch.targets.is_floating_point() else self.smoothing  # mixed targets are smoothed already
-        return F.cross_entropy(logits, batch.targets, label_smoothing=smoothing)
+        return (F.cross_entropy(logits, batch.targets, label_smoothing=smoothing),)
 
     def measure(self, model: nn.Module, batch: ImageBatch) -> Measures:
         """Return the number of images, their mean loss without smoothing, and the shares right at first and in five."""
@@ -131,11 +128,9 @@ class Classification(TaskSpec):
         return len(losses), losses.mean(), top1, top5
 
     def test_groups(self, data: ImageSet) -> list[NDArray[np.int64]]:
-        """Return the test images in batches."""
         return np.split(np.arange(len(data)), range(self.part_tokens, len(data), self.part_tokens))
 
     def test_rows(self, model: Any, data: ImageSet, group: NDArray[np.int64]) -> list[Row]:
-        """Return loss and prediction of some test images."""
         (batch,) = held_out_batches(data, group, self.look(data, self.crop), self.part_tokens)
         ready = batch.to(next(model.parameters()).device)
         with evaluating(model):
@@ -150,11 +145,9 @@ class Classification(TaskSpec):
 
     @property
     def step_tokens(self) -> int:
-        """Images of a step."""
         return self.batch
 
     def epoch_tokens(self, data: TrainingImages) -> int:
-        """Images of the training split."""
         return len(data)
 
     def _position(self, data: TrainingImages, start: Place, step: int) -> int:
@@ -162,12 +155,10 @@ class Classification(TaskSpec):
         return start.position + step * self.batch
 
     def step_flops(self, model: Any) -> int:
-        """Forward FLOPs of a step."""
         return self.batch * int(model.flops())
 
     @property
     def part_tokens(self) -> int:
-        """Images of a part."""
         return self.batch // self.accumulate
 
     def after_step(self, model: nn.Module, step: int, steps: int, averaging: dict[str, Any]) -> None:
@@ -186,7 +177,6 @@ class Classification(TaskSpec):
         torch._foreach_lerp_(list(averaging["average"].values()), list(weights.values()), 1 - self.average)
 
     def finish(self, model: nn.Module, averaging: dict[str, Any]) -> None:
-        """Put the average of the weights in their place."""
         if self.average is not None:
             model.load_state_dict(averaging["average"], strict=False)
 

@@ -83,10 +83,6 @@ class ImageBatch(NamedTuple):
     images: Tensor
     targets: Tensor
 
-    def to(self, device: torch.device, *, non_blocking: bool = False) -> "ImageBatch":
-        """Return the batch on a device."""
-        return ImageBatch(*(tensor.to(device, non_blocking=non_blocking) for tensor in self))
-
 
 @dataclass(frozen=True)
 class ImageBytes:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 from torch import Tensor, nn
@@ -62,7 +62,6 @@ class LanguageModeling(TaskSpec):
         return stretch
 
     def check(self, model: Any) -> None:
-        """Refuse other models, windows longer than the model's context, and parts that differ in size."""
         super().check(model)
         if self.context > model.context:
             raise ValueError(f"task.context={self.context} exceeds model.context={model.context}")
@@ -96,21 +95,18 @@ class LanguageModeling(TaskSpec):
         return self._windows(stream, starts[chosen])
 
     def valid_batches(self, stream: NDArray[np.unsignedinteger]) -> list[Windows]:
-        """Return the fixed validation windows, evenly spread over the stream, in batches of `batch / accumulate`."""
         last = self._last_start(stream)
         count = min(self.valid_windows, last + 1)
         starts = np.linspace(0, last, count).astype(np.int64)
         size = self.batch // self.accumulate
         return [self._windows(stream, starts[i : i + size]) for i in range(0, count, size)]
 
-    def loss(self, model: nn.Module, windows: Windows) -> Float[Tensor, ""]:
-        """Mean negative log-likelihood per token, nats, in float32."""
-        loss: Tensor = model(windows[:, :-1], targets=windows[:, 1:])
-        return loss
+    def losses(self, model: nn.Module, batch: Windows) -> tuple[Tensor, ...]:
+        """Return the mean negative log-likelihood per token, nats, in float32."""
+        return (model(batch[:, :-1], targets=batch[:, 1:]),)
 
     def measure(self, model: nn.Module, batch: Windows) -> Measures:
-        """Return the number of predicted tokens and their mean loss."""
-        return batch.shape[0] * (batch.shape[1] - 1), self.loss(model, batch)
+        return batch.shape[0] * (batch.shape[1] - 1), *self.losses(model, batch)
 
     def held_out(self, folder: Path) -> HeldOut:
         """Return the held-out stream, and the document of each of its windows."""
@@ -118,23 +114,19 @@ class LanguageModeling(TaskSpec):
         return HeldOut(stream, window_documents(stream, self.context, end).tolist())
 
     def test_groups(self, data: HeldOut) -> list[list[int]]:
-        """Return the non-overlapping windows of the held-out stream in batches."""
         return window_groups(data.stream, self.context, range(len(data.documents)), self.batch // self.accumulate)
 
     def test_rows(self, model: Any, data: HeldOut, group: list[int]) -> list[Row]:
-        """Return the losses of some windows of the held-out stream, each with its document."""
         losses = window_losses(model, data.stream, self.context, batch=len(group), windows=group)
         return [(*row[:3], data.documents[row.window]) for row in losses]
 
     def guessed_rows(self, model: Any, data: HeldOut) -> list[Row]:
-        """Return ln(vocabulary) for every window."""
         uniform, last = math.log(model.vocabulary), len(data.stream) - 1
         counts = [min(self.context, last - window * self.context) for window in range(len(data.documents))]
         return [(window, count, uniform, data.documents[window]) for window, count in enumerate(counts)]
 
     @property
     def step_tokens(self) -> int:
-        """Tokens that a step predicts."""
         return self.batch * self.context
 
     def epoch_tokens(self, data: NDArray[np.unsignedinteger]) -> int:
@@ -142,12 +134,10 @@ class LanguageModeling(TaskSpec):
         return len(data) - 1
 
     def step_flops(self, model: Any) -> int:
-        """Forward FLOPs of a step."""
         return self.batch * int(model.flops(self.context))
 
     @property
     def part_tokens(self) -> int:
-        """Tokens of a part."""
         return self.batch // self.accumulate * self.context
 
     def _windows(self, stream: NDArray[np.unsignedinteger], starts: NDArray[np.int64]) -> Windows:

@@ -108,13 +108,12 @@ class TaskSpec(Spec, ABC):
     def valid_batches(self, data: Any) -> Sequence[Any]:
         """Return the fixed validation batches."""
 
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """Return what training minimises on one part; the step takes the mean. A task defines this or `losses`."""
-        return self.losses(model, batch)[0]
-
+    @abstractmethod
     def losses(self, model: nn.Module, batch: Any) -> tuple[Tensor, ...]:
-        """Return `loss`, and behind it the values of `train_columns` of the part, without a gradient."""
-        return (self.loss(model, batch),)
+        """Return what training minimises on one part, and behind it the values of `train_columns`, without a gradient.
+
+        The step takes the mean over its parts.
+        """
 
     @abstractmethod
     def measure(self, model: nn.Module, batch: Any) -> Measures:

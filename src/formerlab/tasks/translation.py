@@ -100,7 +100,6 @@ class Translation(TaskSpec):
     """Pairs of the validation split, evenly spread, that are evaluated during training."""
 
     def load(self, folder: Path, split: str) -> PairStream:
-        """Return the pairs of a split."""
         return load_pairs(folder, split)
 
     def part_count(self, data: PairStream, seed: int, step: int, start: Place = BEGINNING) -> int:
@@ -117,7 +116,6 @@ class Translation(TaskSpec):
         return [sentence_batch(data, parts[number % len(parts)], tokens) for number in share.numbers(len(parts))]
 
     def valid_batches(self, data: PairStream) -> list[Any]:
-        """Return the fixed validation pairs in batches of like length."""
         count = min(self.valid_pairs, len(data))
         chosen = np.unique(np.linspace(0, len(data) - 1, count).round().astype(np.int64))
         batches = (np.intersect1d(batch, chosen) for batch in data.batches(max(self.part_tokens, data.longest)))
@@ -132,16 +130,13 @@ class Translation(TaskSpec):
             return total, smoothed_loss(logits, targets, 0.0, self.smoothing_mass) / share
 
     def measure(self, model: nn.Module, batch: SentenceBatch) -> Measures:
-        """Return the number of target tokens and their mean loss, without smoothing."""
         losses = _token_losses(model, batch)
         return batch.tokens, losses.double().sum() / batch.tokens
 
     def test_groups(self, data: PairStream) -> list[Numbers]:
-        """Return the test sentences in batches of like length."""
         return data.batches(max(self.part_tokens, data.longest))
 
     def test_rows(self, model: Any, data: PairStream, group: Numbers) -> list[Row]:
-        """Return the mean loss of every test sentence of a batch."""
         batch = sentence_batch(data, group).to(next(model.parameters()).device)
         with evaluating(model):
             losses = _token_losses(model, batch).double().sum(dim=1)
@@ -149,13 +144,11 @@ class Translation(TaskSpec):
         return list(zip(group.tolist(), counts.tolist(), (losses.cpu().numpy() / counts).tolist(), strict=True))
 
     def guessed_rows(self, model: Any, data: PairStream) -> list[Row]:
-        """Return ln(vocabulary) for every test sentence."""
         uniform, counts = math.log(model.vocabulary), enumerate(data.target_lengths.tolist())
         return [(number, count, uniform) for number, count in counts]
 
     @property
     def step_tokens(self) -> int:
-        """Target tokens of a step at most."""
         return self.tokens
 
     def step_flops(self, model: Any) -> int:
@@ -164,11 +157,9 @@ class Translation(TaskSpec):
 
     @property
     def part_tokens(self) -> int:
-        """Target tokens of a part at most."""
         return -(-self.tokens // self.accumulate)
 
     def epoch_tokens(self, data: PairStream) -> int:
-        """Target tokens of the training split."""
         return int(data.target_lengths.sum())
 
     def step_counts(
@@ -189,7 +180,6 @@ class Translation(TaskSpec):
                 sums[name] = sums.get(name, 0.0) + weight.double().cpu()
 
     def finish(self, model: nn.Module, averaging: dict[str, Any]) -> None:
-        """Give the model the mean of the snapshots, where there are any."""
         if averaging:
             means = {name: total / averaging["snapshots"] for name, total in averaging["sums"].items()}
             model.load_state_dict(means)

@@ -71,7 +71,6 @@ class Run(AnyRun):
 
     @property
     def forward_flops(self) -> int:
-        """FLOPs of a token, forward, averaged over a training step."""
         return self.flops // (TRAINING_PASSES * self.tokens)
 
     @model_validator(mode="after")

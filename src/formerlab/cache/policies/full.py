@@ -18,7 +18,6 @@ class Full(Eviction):
     kind: Literal["full"] = "full"
 
     def capacity(self, budget: int) -> int:
-        """Unbounded."""
         return sys.maxsize
 
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:

@@ -44,7 +44,6 @@ class Flow(Measurement):
     """Shares of the mixing weights that are dropped, the smallest first (Fig 7: 0 to 50 %)."""
 
     def reading(self, run: AnyRun, questions: int) -> Reading:
-        """Return the tokens of all passes over the windows."""
         return Reading((1 + len(self.shares)) * self.windows * int(getattr(getattr(run, "task", None), "context", 0)))
 
 

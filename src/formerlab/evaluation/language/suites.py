@@ -74,7 +74,6 @@ class LocalSuite(_Suite):
         return self
 
     def files(self, name: str = "<name>") -> dict[str, list[Path]]:
-        """Return questions and solved examples, each sorted. Raises UserError for a pattern without files."""
         keys = "paths", "shots_from"
         return {key: files_named(getattr(self, key), f"suites.{name}.{key}", ".jsonl") for key in keys}
 
@@ -90,7 +89,6 @@ class HarnessSuite(_Suite):
     split that the task names must be there. Empty: the hub, or its cache where HF_HUB_OFFLINE is set."""
 
     def files(self, name: str = "<name>") -> dict[str, list[Path]]:
-        """Return the local copies by split. Raises UserError for one that is missing."""
         for split, path in self.paths.items():
             if not expanded(path).is_file():
                 raise UserError(f"suites.{name}.paths.{split}: no file at '{path}'")

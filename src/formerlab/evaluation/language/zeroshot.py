@@ -24,15 +24,12 @@ class Zeroshot(Measurement):
     """Tokens per forward pass at most, padding counted; by default without limit."""
 
     def of(self, run: AnyRun, *, questions: bool) -> Self | None:
-        """Return the settings where there are questions."""
         return self if questions else None
 
     def asks(self, suite: str) -> bool:
-        """Ask all."""
         return True
 
     def reading(self, run: AnyRun, questions: int) -> Reading:
-        """Return the tokens of the embedded questions."""
         return Reading(min(self.question_limit or questions, questions) * QUESTION_TOKENS)
 
 

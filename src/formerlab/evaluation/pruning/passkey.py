@@ -46,14 +46,12 @@ class Passkey(Measurement):
     """Numbers at each depth."""
 
     def of(self, run: AnyRun, *, questions: bool) -> Self:
-        """Refuse texts longer than the model's context."""
         context, longest = int(getattr(run.model, "context", 0)), max(self.lengths)
         if longest > context:
             raise UserError(f"lengths: {longest} exceeds model.context={context} of run {run.name!r}; lower it")
         return self
 
     def reading(self, run: AnyRun, questions: int) -> Reading:
-        """Return the tokens of all texts, each read once under every configuration."""
         tokens = len(configurations(self.policies, self.budgets)) * sum(self.lengths) * len(self.depths) * self.numbers
         return Reading(tokens, cached=tokens)
 

@@ -108,14 +108,12 @@ class PruneSweep(PolicySweep):
     """Their budgets, shares of the prompt."""
 
     def of(self, run: AnyRun, *, questions: bool) -> Self:
-        """Switch questions off for data without any. Raises UserError for windows longer than the model's context."""
         context = int(getattr(run.model, "context", 0))
         if self.context is not None and self.context > context:
             raise UserError(f"context: {self.context} exceeds model.context={context} of run {run.name!r}; lower it")
         return self.model_copy(update={"questions": self.questions and questions})
 
     def reading(self, run: AnyRun, questions: int) -> Reading:
-        """Return the tokens of all windows and questions, each read once under every configuration."""
         context = self.context or int(getattr(run.model, "context", 0))
         tokens = len(self.configurations(self.budgets)) * self.windows * context
         if self.questions:
@@ -124,7 +122,6 @@ class PruneSweep(PolicySweep):
         return Reading(tokens, cached=tokens)
 
     def asks(self, suite: str) -> bool:
-        """Say whether the sweep asks the questions of a suite."""
         return self.questions and any(fnmatchcase(suite, pattern) for pattern in self.suites)
 
 
@@ -253,14 +250,14 @@ def one_shot_losses(configurations: Sequence[Configuration], windows: Windows) -
     for numbers, tokens in windows.batches():
         if tokens.shape[1] <= windows.context:
             continue  # a partial window has no second half of the same length
-        for configuration in (None, *configurations):
-            cache = KVCache() if configuration is None else CompressedCache(*configuration, position=model.position)
+        for configuration in (Configuration(Full(), 1.0), *configurations):
+            whole = isinstance(configuration.policy, Full)
+            cache = KVCache() if whole else CompressedCache(*configuration, position=model.position)
             with evaluating(model):
                 model(tokens[:, :half], attend=cache, last=1)
                 logits = model(tokens[:, half:-1], attend=cache, start=half)
             targets = tokens[:, half + 1 :]
             found = F.cross_entropy(logits.transpose(1, 2).float(), targets, reduction="none").double().mean(1)
             held = cache.kept(0).shape[-1] / half if isinstance(cache, CompressedCache) else 1.0
-            cells = ("full", None, None, 1.0) if configuration is None else configuration.cells()
             for window, loss in zip(numbers, found.tolist(), strict=True):
-                yield *cells, held, half, window, targets.shape[1], loss
+                yield *configuration.cells(), held, half, window, targets.shape[1], loss

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full, KVCache, Local, PrunedCache
 from formerlab.cache.eviction import Eviction
+from formerlab.cache.kv import bytes_of
 from formerlab.errors import UserError
 from formerlab.evaluation.kept import Row
 from formerlab.evaluation.pruning.windows import Configuration
@@ -153,5 +154,4 @@ class DynamicAttend:
 
     def bytes(self) -> int:
         """Bytes of the keys and values held."""
-        tensors = [tensor for layer in self._cache.layers for tensor in (layer.keys, layer.values)]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return sum(bytes_of(layer.keys, layer.values) for layer in self._cache.layers)

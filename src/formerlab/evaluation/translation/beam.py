@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from formerlab.layers.attention import AnyHeads
+from formerlab.cache import KVCache
 from formerlab.models.translator import TranslatorModel
 
 LOOK = 8
@@ -56,37 +56,6 @@ class Best:
         self.tokens[live, :time] = written.where(better[:, None], self.tokens[live, :time])
 
 
-class TranslatorCache:
-    """Self-attention's keys and values of every decoder layer, for `rows` hypotheses of up to `length` tokens.
-
-    The keys and values of the source are not here: the encoder gives them once, whatever the number of hypotheses.
-    """
-
-    def __init__(self, model: TranslatorModel, rows: int, length: int) -> None:
-        spec, like = model.spec, model.embedding
-        sizes = (spec.key_width, spec.value_width)
-        self._stores = [[like.new_empty(rows, spec.heads, length, size) for size in sizes] for _ in range(spec.layers)]
-        self.length = 0
-
-    def extend(self, layer: int, k: AnyHeads, v: AnyHeads) -> tuple[AnyHeads, AnyHeads]:
-        """Append what follows the first `length` tokens of every hypothesis; return all tokens of this layer so far."""
-        stores, end = self._stores[layer], self.length + k.shape[2]
-        for store, new in zip(stores, (k, v), strict=True):
-            store[:, :, self.length : end] = new
-        return stores[0][:, :, :end], stores[1][:, :, :end]
-
-    def select(self, rows: Int[Tensor, " kept"]) -> None:
-        """Go on with the histories of these hypotheses, in this order."""
-        same = rows.device.type == "cpu" and len(rows) == len(self._stores[0][0])  # a GPU would be waited for
-        if same and torch.equal(rows, torch.arange(len(rows))):
-            return
-        for stores in self._stores:
-            for index, store in enumerate(stores):
-                kept = store.new_empty(len(rows), *store.shape[1:])
-                kept[:, :, : self.length] = store[rows, :, : self.length]
-                stores[index] = kept
-
-
 def length_penalty(length: int, alpha: float) -> float:
     """Return ((5 + length) / 6)^alpha, where the length counts the end (arXiv:1609.08144, equation 14)."""
     return float(((5 + length) / 6) ** alpha)
@@ -123,10 +92,9 @@ def beam_search(
     live, done = torch.arange(count, device=device), torch.zeros(count, dtype=torch.bool, device=device)
     histories = torch.empty(count * beam, 0, dtype=torch.long, device=device)
     newest = torch.full((count * beam, 1), end, device=device)
-    cache, words = TranslatorCache(model, count * beam, most + 1), torch.arange(model.spec.vocabulary, device=device)
+    cache, words = KVCache(most + 1), torch.arange(model.spec.vocabulary, device=device)
     for length in range(1, most + 2):  # tokens of a hypothesis that ends now, its end included
-        logits = model.decode(newest, encoded, cache.length, cache.extend)[:, -1]
-        cache.length += 1
+        logits = model.decode(newest, encoded, cache.length, cache.take)[:, -1]
         log_probs = torch.log_softmax(logits.float(), dim=-1).view(len(live), beam, -1)
         if length > min(limits):  # sentences at their limit can only end
             full = longest[live] < length
@@ -153,8 +121,10 @@ def beam_search(
                 encoded = encoded.select(rows)
             live, done, scores, origins, tokens = (x[rows] for x in (live, done, scores, origins, tokens))
         chosen = (rows[:, None] * beam + origins).flatten()
+        same = device.type == "cpu" and torch.equal(chosen, torch.arange(len(histories)))  # a GPU would be waited for
         histories = torch.cat((histories[chosen], tokens.view(-1, 1)), dim=1)
-        cache.select(chosen)
+        if not same:
+            cache.reorder(chosen)
         newest = tokens.view(-1, 1)
     found = zip(best.tokens.tolist(), best.scores.tolist(), strict=True)
     return [Hypothesis(tokens[: tokens.index(end)], score) for tokens, score in found]
