@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from formerlab.layers.attention import Heads, KeyHeads
+from formerlab.layers.attention import AnyHeads, Heads, KeyHeads
 
 
 @dataclass
@@ -18,7 +18,7 @@ class Buffer:
     values: Float[Tensor, "batch key_heads capacity d_value"]
     length: int = 0
 
-    def append(self, k: KeyHeads, v: KeyHeads) -> None:
+    def append(self, k: AnyHeads, v: AnyHeads) -> None:
         """Append to the buffer, which doubles when it is full."""
         end = self.length + k.shape[2]
         if end > self.keys.shape[2]:
@@ -41,7 +41,7 @@ class KVCache:
         self._capacity = capacity
         self._layers: dict[int, Buffer] = {}
 
-    def take(self, layer: int, k: KeyHeads, v: KeyHeads) -> tuple[KeyHeads, KeyHeads]:
+    def take(self, layer: int, k: AnyHeads, v: AnyHeads) -> tuple[AnyHeads, AnyHeads]:
         """Take in new keys and values; return all that the layer holds."""
         if layer not in self._layers:
             shape = *k.shape[:2], max(self._capacity, k.shape[2]), k.shape[3]

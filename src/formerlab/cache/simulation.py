@@ -137,38 +137,32 @@ class Simulation:
         if layer in self._realised:
             raise ValueError(f"layer {layer} was simulated before: make a new Simulation for every forward pass")
         lengths = true_lengths(self.lengths, q.shape[0], q.shape[2])
+        prompt = Prompt(q, k, v, [resolve_budget(self.budget, length) for length in lengths], lengths, layer)
         gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
         steps = isinstance(self.policy, Eviction) and self.policy.is_online and not self.policy.reindexes_positions
-        if steps and self.observe is None and not gradient:
-            out, self._realised[layer] = self._by_engine(layer, q, k, v, lengths)
-        else:
-            out, self._realised[layer] = self._by_mask(layer, q, k, v, lengths)
+        by_engine = steps and self.observe is None and not gradient
+        out, self._realised[layer] = (self._by_engine if by_engine else self._by_mask)(prompt)
         if self.lengths is None:
             return out
         padding = torch.arange(q.shape[2], device=q.device) >= on_device(lengths, q.device)[:, None]
         return out.masked_fill(padding[:, None, :, None], 0.0)
 
-    def _by_engine(
-        self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads, lengths: list[int]
-    ) -> tuple[Heads, Float[Tensor, " batch"]]:
+    def _by_engine(self, prompt: Prompt) -> tuple[Heads, Float[Tensor, " batch"]]:
         assert isinstance(self.policy, Eviction)
-        counts = [resolve_budget(self.budget, length) for length in lengths]
-        if all(self.policy.capacity(count) >= length for count, length in zip(counts, lengths, strict=True)):
+        q, k, v, lengths = prompt.q, prompt.k, prompt.v, prompt.lengths
+        if all(self.policy.capacity(count) >= length for count, length in zip(prompt.budgets, lengths, strict=True)):
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
             return out, q.new_ones(len(lengths), dtype=torch.float64)
-        prompt = Prompt(q, k, v, counts, lengths, layer).for_scope(self.policy.scope)
-        out, last, _ = evict(self.policy, prompt, self.engine)
+        out, last, _ = evict(self.policy, prompt.for_scope(self.policy.scope), self.engine)
         true = on_device(lengths, q.device)[:, None, None]
         held = (last >= true) & (torch.arange(q.shape[2], device=q.device) < true)
         return out, held.double().sum(-1).mean(1) / true[:, 0, 0]
 
-    def _by_mask(
-        self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads, lengths: list[int]
-    ) -> tuple[Heads, Float[Tensor, " batch"]]:
-        groups = q.shape[1] // k.shape[1]
+    def _by_mask(self, prompt: Prompt) -> tuple[Heads, Float[Tensor, " batch"]]:
+        q, k, v, budgets, lengths = prompt.q, prompt.k, prompt.v, prompt.budgets, prompt.lengths
+        groups, layer = q.shape[1] // k.shape[1], prompt.layer
         queries = by_group(q * q.shape[-1] ** -0.5, groups)
         logits = queries @ k.unsqueeze(2).transpose(-1, -2)
-        budgets = [resolve_budget(self.budget, length) for length in lengths]
         if self.policy.reindexes_positions and self.position is not None:
             logits = self._reindexed(logits, queries, k, budgets, self.position)
         flat = logits.flatten(1, 2)
@@ -177,7 +171,11 @@ class Simulation:
         if self.observe is not None:
             self.observe(layer, Seen(flat, probabilities, visible, k, v))
         out: Tensor = by_group(probabilities, groups) @ v.unsqueeze(2)
-        return out.flatten(1, 2), _realised(self.policy, visible, budgets, lengths)
+        true = on_device(lengths, q.device)
+        last = visible[torch.arange(len(lengths), device=q.device), :, true - 1].sum(-1)
+        most = [min(self.policy.capacity(count), length) for count, length in zip(budgets, lengths, strict=True)]
+        held = torch.where(last == true[:, None], on_device(most, q.device)[:, None], last - 1)
+        return out.flatten(1, 2), held.double().mean(1) / true
 
     def _reindexed(
         self, logits: Tensor, queries: Tensor, keys: KeyHeads, budgets: list[int], position: PositionEncoding
@@ -209,11 +207,3 @@ class Simulation:
         everything and the policy drops nothing after it, so that Full counts 1.
         """
         return torch.stack(list(self._realised.values())).mean(0)
-
-
-def _realised(policy: Policy, visible: SquareMask, budgets: list[int], lengths: list[int]) -> Float[Tensor, " batch"]:
-    true = on_device(lengths, visible.device)
-    last = visible[torch.arange(len(lengths), device=true.device), :, true - 1].sum(-1)
-    held_at_most = [min(policy.capacity(count), length) for count, length in zip(budgets, lengths, strict=True)]
-    held = torch.where(last == true[:, None], on_device(held_at_most, true.device)[:, None], last - 1)
-    return held.double().mean(1) / true

@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from formerlab.commands.context import add_verb, load_plan
 from formerlab.errors import UserError
@@ -76,16 +76,17 @@ def generate(arguments: argparse.Namespace) -> None:
     from formerlab.data import load_tokenizer
     from formerlab.evaluation.language.generate import check_text
     from formerlab.evaluation.language.generate import generate as continue_prompt
-    from formerlab.training.load import data_of, found, load_decoder
+    from formerlab.models.decoder import DecoderModel
+    from formerlab.training.load import data_of, found, load_model
 
     check_text("prompt", arguments.prompt)
     folder = found(arguments.checkpoint)
-    model, run = load_decoder(folder)
+    model, run = load_model(folder, "decoder")
     data = data_of(folder, run)
     print(arguments.prompt, end="", flush=True)
     notes: list[str] = []
     continue_prompt(
-        model,
+        cast(DecoderModel, model),
         load_tokenizer(data),
         arguments.prompt,
         **{name: getattr(arguments, name) for name in ("tokens", "temperature", "top_k", "seed")},

@@ -30,9 +30,7 @@ def classify(
     Raises UserError where it is no classifier, or of other channels or classes.
     """
     images = load_images(data, split)
-    model, run = load_model(folder)
-    if run.task.reads != "images":
-        raise UserError(f"{folder}: a {run.model.kind}, but only a model of images can do this; name another run")
+    model, run = load_model(folder, "vision_transformer")
     task, spec = cast(Classification, run.task), cast(VisionTransformer, run.model)
     for key, theirs in (("channels", images.form["channels"]), ("classes", len(images.classes))):
         if theirs != getattr(spec, key):

@@ -6,7 +6,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 from formerlab.errors import UserError
-from formerlab.models.decoder import DecoderModel
 from formerlab.training.record import load_record
 from formerlab.training.run import Run
 from formerlab.yaml_files import read_yaml
@@ -42,9 +41,11 @@ def found(run: str | Path) -> Path:
     return folder
 
 
-def load_model(folder: Path) -> tuple[nn.Module, Run]:
-    """Return the final model of a finished run, ready to evaluate, and the run."""
+def load_model(folder: Path, kind: str | None = None) -> tuple[nn.Module, Run]:
+    """Return the final model of a finished run, ready to evaluate, and the run. Raises UserError for another `kind`."""
     run = Run.model_validate(load_record(folder)["spec"])
+    if kind not in (None, run.model.kind):
+        raise UserError(f"{folder}: a {run.model.kind}, but only a {kind} can do this; name another run")
     model = run.model.build(run.seed)
     model.load_state_dict(load_file(folder / "weights.safetensors"))
     return model.eval(), run
@@ -53,13 +54,3 @@ def load_model(folder: Path) -> tuple[nn.Module, Run]:
 def data_of(folder: Path, run: Run) -> Path:
     """Return the data folder of a run, given its own: results/<tree>/<scale>/<study>/<run>/seed<k>."""
     return (folder.resolve() / "../../.." / "data" / run.data).resolve()
-
-
-def load_decoder(folder: Path) -> tuple[DecoderModel, Run]:
-    """Return the final model of a finished run that trained a decoder, and the run."""
-    model, run = load_model(folder)
-    if not isinstance(model, DecoderModel):
-        raise UserError(
-            f"{folder}: a {run.model.kind}, but only a decoder can do this; name a run of language modelling"
-        )
-    return model, run

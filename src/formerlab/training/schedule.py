@@ -51,8 +51,7 @@ class Cosine(Spec):
         warmup = round(self.warmup * steps)
         if step < warmup:
             return _linear_warmup(step, warmup)
-        progress = (step - warmup) / max(1, steps - 1 - warmup)
-        return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * min(1.0, progress))) / 2
+        return _cosine_between(1.0, self.floor, (step - warmup) / max(1, steps - 1 - warmup))
 
 
 class OneCycle(Spec):

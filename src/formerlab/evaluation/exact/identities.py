@@ -142,14 +142,8 @@ def simulation_equals_eviction() -> dict[str, float]:
             for now in range(tokens.shape[1]):
                 real = model(tokens[:, now : now + 1], attend=cache, start=now)
                 worst = max(worst, float((real[:, 0] - simulated[:, now]).abs().max()))
-                different += now + 1 < tokens.shape[1] and not _same_sets(cache, layers, now)
+                for layer, seen in layers.items() if now + 1 < tokens.shape[1] else ():
+                    shown = seen.visible[:, :, now + 1, : now + 1]  # to the next query, itself aside
+                    kept = torch.zeros_like(shown).scatter(-1, cache.kept(layer), value=True)
+                    different += not torch.equal(kept, shown)
     return {"simulated_against_real_eviction": worst, "cases_with_different_kept_sets": float(different)}
-
-
-def _same_sets(cache: PrunedCache, layers: dict[int, Seen], now: int) -> bool:
-    """Compare what is kept after a step with what the simulation shows to the next query, itself aside."""
-    shown = {layer: seen.visible[:, :, now + 1, : now + 1] for layer, seen in layers.items()}
-    return all(
-        torch.equal(torch.zeros_like(mask).scatter(-1, cache.kept(layer), value=True), mask)
-        for layer, mask in shown.items()
-    )
