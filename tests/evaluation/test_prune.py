@@ -167,13 +167,13 @@ def test_mask_dumps_show_what_each_query_sees(model, stream):
 def test_scores_are_weighted_means_of_attention(model, stream):
     attention = torch.rand(1, 1, 12, 12, dtype=torch.float64).tril()
     attention /= attention.sum(-1, keepdim=True)
-    found = follow(attention)
+    scores, missed, _ = follow(attention)
     for index, alpha in enumerate(ALPHAS):
         for key, query in ((0, 6), (3, 8), (5, 11)):
             weights = torch.tensor([alpha ** (query - step) for step in range(key, query + 1)], dtype=torch.float64)
             mean = (weights * attention[0, 0, key : query + 1, key]).sum() / weights.sum()
-            assert found.scores[index][0, query - 6, key].item() == pytest.approx(mean.item())
-    kept = (found.missed[0] == 0).sum(-1)
+            assert scores[index][0, query - 6, key].item() == pytest.approx(mean.item())
+    kept = (missed[0] == 0).sum(-1)
     assert (kept <= torch.tensor([round(0.4 * (query + 1)) for query in range(6, 12)])).all()
     rows = list(score_trajectories(Windows(model, stream, 20, [0, 2])))
     assert len(rows) == len(ALPHAS) * 2 * 10

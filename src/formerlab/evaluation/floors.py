@@ -44,10 +44,9 @@ class Floors(Measurement):
 
 def measure(run: Measured, settings: Floors) -> None:
     """Write floors.csv."""
-    if isinstance(task := getattr(run.run, "task", None), LanguageModeling):
-        run.write("floors.csv", _of_text(run, task, settings))
-    else:
-        run.write("floors.csv", _of_images(run, settings))
+    task = getattr(run.run, "task", None)
+    rows = _of_text(run, task, settings) if isinstance(task, LanguageModeling) else _of_images(run, settings)
+    run.write("floors.csv", rows)
 
 
 def _of_text(run: Measured, task: LanguageModeling, settings: Floors) -> Iterator[tuple[Any, ...]]:

@@ -174,11 +174,8 @@ def any_wants(*wishes: bool) -> list[bool]:
 
 def whole(tensor: Tensor) -> Tensor:
     """Return a tensor, or a number that every process holds its parts' share of, whole."""
-    if count() == 1:
-        return tensor
-    from torch.distributed.tensor import DTensor
-
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    gather: Any = getattr(tensor, "full_tensor", None)  # which only split ones have
+    return tensor if gather is None else gather()
 
 
 def whole_tensors(tree: dict[str, Any]) -> dict[str, Any]:

@@ -3,16 +3,15 @@
 from typing import ClassVar, Literal
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from formerlab.cache.budget import part
-from formerlab.cache.eviction import Eviction, Scores
+from formerlab.cache.eviction import Counts, Eviction, Scores
 from formerlab.cache.policies.policy import Layer, largest, on_device
 
 Mask = Bool[Tensor, "batch key_heads time time"]
-Counts = Int[Tensor, "batch 1 1"]
 
 
 class H2O(Eviction):

@@ -23,8 +23,7 @@ class KeyDiff(Eviction):
     needs = ("keys",)
 
     def eviction_priority(self, state: CacheState, keys: Keys | None, now: int) -> Scores:
-        if keys is None:
-            raise ValueError("KeyDiff needs keys")
+        assert keys is not None
         direction = F.normalize(keys, dim=-1)
         held = torch.where((state.positions <= now).unsqueeze(-1), direction, 0.0)
         anchor = F.normalize(held.sum(2, keepdim=True), dim=-1)

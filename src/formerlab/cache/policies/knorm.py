@@ -18,7 +18,6 @@ class Knorm(Eviction):
     needs = ("keys",)
 
     def initial_scores(self, positions: Times, head_groups: int, keys: Keys | None, layer: int) -> Entering | None:
-        if keys is None:
-            raise ValueError("Knorm needs keys")
+        assert keys is not None
         mantissa, exponent = keys.norm(dim=-1).frexp()
         return self.reduce_over_heads(-((mantissa * 2**12).round() / 2**12).ldexp(exponent).unsqueeze(2))

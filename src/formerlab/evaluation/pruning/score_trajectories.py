@@ -5,7 +5,6 @@ such dips; one that remembers everything also keeps what was important long ago.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,24 +23,18 @@ KEPT = 0.4
 """Share of the tokens so far that a cache would keep by its score, for `missed`."""
 
 
-class Followed(NamedTuple):
-    """Scores of the tokens of the first half, as the queries of the second half leave them, for each of ALPHAS.
-
-    In single precision, off the GPU: all layers of all windows are held until the end.
-    """
-
-    scores: Float[Tensor, "alphas sequences queries keys"]
-    """With the sum of the weights divided out: a mean of attention whose memory alpha sets."""
-    missed: Bool[Tensor, "alphas sequences queries keys"]
-    """Whether a token's score is not among the best of all tokens so far."""
-    importance: Float[Tensor, "sequences keys"]
-    """Mean attention from the second half."""
+Scores = Float[Tensor, "alphas sequences queries keys"]
+Missed = Bool[Tensor, "alphas sequences queries keys"]
+Importance = Float[Tensor, "sequences keys"]
 
 
-def follow(attention: Square) -> Followed:
+def follow(attention: Square) -> tuple[Scores, Missed, Importance]:
     """Follow the scores S <- alpha S + p of all tokens of the first half through an unpruned pass.
 
-    Sequences are those of the batch times the heads.
+    Returned are, after every query of the second half, the scores with the sum of the weights divided out (a mean of
+    attention whose memory alpha sets), and whether a score is not among the best of all tokens so far; and each token's
+    mean attention from the second half. Sequences are those of the batch times the heads. In single precision, off the
+    GPU: all layers of all windows are held until the end.
     """
     rows = attention.flatten(0, 1).double()
     time = rows.shape[-1]
@@ -57,7 +50,7 @@ def follow(attention: Square) -> Followed:
             missed.append(seen[..., :half] <= least)
             kept.append(total[..., :half] / weight[..., :half])
     scores = torch.stack(kept, 2).float()
-    return Followed(scores.cpu(), torch.stack(missed, 2).cpu(), rows[:, half:, :half].mean(1).cpu())
+    return scores.cpu(), torch.stack(missed, 2).cpu(), rows[:, half:, :half].mean(1).cpu()
 
 
 def score_trajectories(windows: Windows) -> Iterator[Row]:
@@ -65,17 +58,17 @@ def score_trajectories(windows: Windows) -> Iterator[Row]:
 
     Over all windows, layers and heads. Position 0, whose attention is that of a sink, belongs to neither group.
     """
-    found: list[Followed] = []
+    found: list[tuple[Scores, Missed, Importance]] = []
     for _ in windows.observed(lambda _, seen: found.append(follow(seen.probabilities))):
         pass
     if not found:
         return
-    importance = torch.cat([each.importance for each in found])[:, 1:]
+    followed, missing, importances = zip(*found, strict=True)
+    importance = torch.cat(importances)[:, 1:]
     count = max(1, round(IMPORTANT * importance.shape[1]))
     best = torch.zeros_like(importance, dtype=torch.bool).scatter_(1, importance.topk(count, dim=1).indices, value=True)
     for index, alpha in enumerate(ALPHAS):
-        scores = torch.cat([each.scores[index] for each in found])[..., 1:]
-        missed = torch.cat([each.missed[index] for each in found])[..., 1:]
+        scores, missed = (torch.cat([one[index] for one in each])[..., 1:] for each in (followed, missing))
         for group, members in (("important", best), ("unimportant", ~best)):
             for step in range(scores.shape[1]):
                 values = scores[:, step][members]
