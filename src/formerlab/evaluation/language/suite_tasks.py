@@ -80,11 +80,8 @@ def local_task(name: str, suite: LocalSuite) -> dict[str, Any]:
         "num_fewshot": suite.shots,
         "fewshot_split": "train" if suite.shots_from else "test",
         "metric_list": [
-            {
-                "metric": metric,
-                "aggregation": metric if metric == "perplexity" else "mean",
-                "higher_is_better": metric != "perplexity",
-            }
+            {"metric": metric, "aggregation": "mean", "higher_is_better": True}
+            | ({"aggregation": metric, "higher_is_better": False} if metric == "perplexity" else {})
             for metric in metrics
         ],
         "metadata": {"version": suite.version},
