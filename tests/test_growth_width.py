@@ -170,7 +170,7 @@ NO_GAIN = spec(final_norm=LayerNorm(gain=False))
     ("method", "parent", "child", "message"),
     [
         ("hypercloning", PARENT, spec(width=24), "cannot grow width=12, heads=2 into width=24, heads=2: a head keeps"),
-        ("hypercloning", PARENT, wider(PARENT, 1.5), "cannot grow width=12 into 18: method=hypercloning needs a"),
+        ("hypercloning", PARENT, wider(PARENT, 1.5), "cannot grow width=12 into 18: hypercloning needs a"),
         ("net2net", PARENT, wider(PARENT, 0.5), "cannot grow width=12 into 6: growth makes nothing narrower"),
         ("net2net", PARENT, spec(layers=3), "cannot grow layers=2 into layers=3: net2net only adds width"),
         (

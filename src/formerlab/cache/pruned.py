@@ -37,10 +37,7 @@ class PrunedCache:
     ) -> None:
         check_configuration(policy, budget)
         if not (isinstance(policy, Eviction) and policy.is_online):
-            raise UserError(
-                f"{policy!r} cannot evict: it needs attention to keys that are gone or of queries still to come; "
-                "run it as a Simulation"
-            )
+            raise UserError(f"{policy!r} cannot evict: it looks at more than a cache holds; run it as a Simulation")
         self.policy = policy
         self.budget = budget
         self.position = policy.check_position(position)
@@ -53,16 +50,11 @@ class PrunedCache:
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         """Take in the tokens one by one; return softmax(q k^T / sqrt(d_head)) v over the keys that each finds."""
         if self.policy.scope == "head" and q.shape[1] != k.shape[1]:
-            raise UserError(
-                f"{self.policy!r}: {q.shape[1] // k.shape[1]} query heads share a key head, so a set of keys for each "
-                "saves no memory; use scope='group' or 'layer'"
-            )
+            share = q.shape[1] // k.shape[1]
+            raise UserError(f"{self.policy!r}: {share} query heads share a key head; use scope='group' or 'layer'")
         if not self._settled:
             if q.shape[2] == 1:
-                raise UserError(
-                    f"budget {self.budget!r} is a share of the prompt, and the first call has a single token; "
-                    "give length=..., or a count of entries"
-                )
+                raise UserError(f"budget {self.budget!r} is a share of a prompt of one token; give length, or a count")
             self._settle(q.shape[2])
         if layer not in self._layers:
             if q.shape[2] > 1:

@@ -145,13 +145,9 @@ def _check_layers(layers: dict[str, PattentionLayer], tokens: dict[str, int] | N
         for what in ("keys", "values"):
             weight = layer._parameters.get(what)
             if weight is None or type(weight.data) is not Tensor:
-                raise UserError(
-                    f"cannot grow {name}: its {what} are no plain parameter (parametrised, pruned or sharded)"
-                )
+                raise UserError(f"cannot grow {name}: its {what} are no plain parameter, but computed or sharded")
             if weight in owners:
-                raise UserError(
-                    f"cannot grow {name}: it shares its {what} with {owners[weight]}; give it weights of its own"
-                )
+                raise UserError(f"cannot grow {name}: it shares its {what} with {owners[weight]}; give it its own")
             owners[weight] = name
 
 
@@ -213,16 +209,11 @@ def _with_tau(parent: AnyModel, child: AnyModel, rule: TauRule) -> Any:
     for name, new in _pattentions(child).items():
         old = _pattentions(parent)[name]
         if new.tokens < old.tokens:
-            raise UserError(
-                f"cannot grow {name}.tokens={old.tokens} into {new.tokens}: growth never removes tokens; "
-                f"ask for at least {old.tokens}"
-            )
+            raise UserError(f"cannot grow {name}.tokens={old.tokens} into {new.tokens}: growth never removes tokens")
         tau = old.scale if rule == "keep" else None
         if new.tau not in (None, tau):
-            raise UserError(
-                f"cannot grow {name} with tau={new.tau}: the rule tau={rule} gives "
-                f"{'the square root of the token count' if tau is None else tau}; leave tau out of the grown model"
-            )
+            gives = "the square root of the token count" if tau is None else tau
+            raise UserError(f"cannot grow {name} with tau={new.tau}: the rule tau={rule} gives {gives}; leave tau out")
         grown[name] = new.model_copy(update={"tau": tau})
     if not grown:
         kinds = f"projection.kind={parent.projection.kind}, feedforward.kind={parent.feedforward.kind}"
@@ -259,9 +250,8 @@ def _pattentions(spec: AnyModel) -> dict[str, Pattention]:
 def _with_tokens(spec: AnyModel, factor: int | float, tokens: dict[str, int] | None = None) -> Any:
     parts = _pattentions(spec)
     if unknown := sorted((tokens or {}).keys() - parts.keys()):
-        raise UserError(
-            f"cannot grow {', '.join(unknown)}: the Pattentions of this model are {', '.join(parts) or 'none'}"
-        )
+        known = ", ".join(parts) or "none"
+        raise UserError(f"cannot grow {', '.join(unknown)}: the Pattentions of this model are {known}")
     grown = {}
     for name, part in parts.items():
         count = round(part.tokens * factor) if tokens is None else tokens.get(name, part.tokens)

@@ -69,17 +69,13 @@ def check_width(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
         raise UserError(f"cannot grow {later} by method={method}: no rule says how to copy it; leave it out")
     d_head = parent.width // parent.heads
     if child.heads * d_head != child.width:
-        raise UserError(
-            f"cannot grow width={parent.width}, heads={parent.heads} into width={child.width}, heads={child.heads}: "
-            f"a head keeps its {d_head} channels; change heads as well"
-        )
+        sizes = f"width={parent.width}, heads={parent.heads} into width={child.width}, heads={child.heads}"
+        raise UserError(f"cannot grow {sizes}: a head keeps its {d_head} channels; change heads as well")
     for name, old, new in _widths(parent, child):
         if new < old:
             raise UserError(f"cannot grow {name}={old} into {new}: growth makes nothing narrower")
         if method == "hypercloning" and new % old:
-            raise UserError(
-                f"cannot grow {name}={old} into {new}: method=hypercloning needs a multiple; or use net2net"
-            )
+            raise UserError(f"cannot grow {name}={old} into {new}: hypercloning needs a multiple; or use net2net")
     _check_copies(parent, child, method)
 
 
@@ -89,20 +85,12 @@ def _check_copies(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
         return
     mixer = child.depth
     if mixer.params(1, child.width) != mixer.params(1, parent.width):
-        raise UserError(
-            f"cannot grow depth.kind={mixer.kind} by method={method}: its weights are as wide as the model; "
-            "use method=net2net_pad or another depth mixer"
-        )
+        raise UserError(f"cannot grow depth.kind={mixer.kind} by {method}: it is as wide as the model; use net2net_pad")
     if isinstance(child.position, Sinusoidal):
-        raise UserError(
-            f"cannot grow position.kind=sinusoidal by method={method}: its channels are fixed; "
-            "use method=net2net_pad or another position encoding"
-        )
+        raise UserError(f"cannot grow position.kind=sinusoidal by {method}: its channels are fixed; use net2net_pad")
     if child.tied and not child.final_norm.gain:
-        raise UserError(
-            f"cannot grow by method={method} with tied=true and final_norm.gain=false: something must divide the logits"
-            " by the number of copies; give the final norm a gain, or untie the head"
-        )
+        what = f"cannot grow by method={method} with tied=true and final_norm.gain=false"
+        raise UserError(f"{what}: nothing divides the logits by the number of copies; set gain, or tied=false")
 
 
 def widen(

@@ -77,10 +77,8 @@ class Decoder(Spec):
         if self.key_heads is not None and self.heads % self.key_heads:
             raise ValueError(f"key_heads={self.key_heads} does not divide heads={self.heads}")
         if isinstance(self.position, Rotary) and int(self.width // self.heads * self.position.fraction) < 2:
-            raise ValueError(
-                f"rotary positions need at least 2 channels per head: width={self.width}, heads={self.heads}, "
-                f"position.fraction={self.position.fraction}"
-            )
+            sizes = f"width={self.width}, heads={self.heads}, position.fraction={self.position.fraction}"
+            raise ValueError(f"rotary positions need at least 2 channels per head: {sizes}")
         return self
 
     def build(self, seed: int = 0) -> "DecoderModel":

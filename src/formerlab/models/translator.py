@@ -91,9 +91,7 @@ class Translator(Spec):
             raise ValueError(f"relu_dropout={self.relu_dropout} needs feedforward.kind=mlp")
         mixer = self.depth.build(self.layers, self.width)
         if type(mixer).add is not Mixer.add:
-            raise ValueError(
-                f"depth.kind={self.depth.kind} replaces residual additions, of which a block here has three"
-            )
+            raise ValueError(f"depth.kind={self.depth.kind} replaces residual additions, and a block here has three")
         return self
 
     @property

@@ -147,8 +147,6 @@ class LanguageModeling(TaskSpec):
     def _last_start(self, stream: NDArray[np.unsignedinteger]) -> int:
         last = len(stream) - self.context - 1
         if last < 0:
-            raise UserError(
-                f"task.context={self.context} needs {self.context + 1} tokens, but the stream has {len(stream)}: "
-                "lower task.context, use more text or a longer task.stretch"
-            )
+            needs = f"task.context={self.context} needs {self.context + 1} tokens, but the stream has {len(stream)}"
+            raise UserError(f"{needs}: lower task.context, use more text or a longer task.stretch")
         return last

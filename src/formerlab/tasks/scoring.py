@@ -43,10 +43,7 @@ def evaluating(model: nn.Module, without: Callable[[], Any] = torch.inference_mo
 def check_finite(values: Tensor) -> None:
     """Raise UserError where logits are NaN or infinite."""
     if not values.isfinite().all():
-        raise UserError(
-            "the model's logits are not finite numbers, so its answers mean nothing; run it in float32 or bfloat16 "
-            "(half precision overflows), or restore its weights"
-        )
+        raise UserError("the model's logits are not finite; run it in float32 or bfloat16, or restore its weights")
 
 
 def score(

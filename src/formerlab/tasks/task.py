@@ -81,9 +81,8 @@ class TaskSpec(Spec, ABC):
     def check(self, model: Any) -> None:
         """Raise ValueError, naming both keys, where the model cannot do this task or parts would differ in size."""
         if model.kind != self.trains:
-            raise ValueError(
-                f"task.kind={self.model_dump()['kind']} trains model.kind={self.trains}, not {model.kind}; name another"
-            )
+            own = self.model_dump()["kind"]
+            raise ValueError(f"task.kind={own} trains model.kind={self.trains}, not {model.kind}; name another")
         if (batch := getattr(self, "batch", self.accumulate)) % self.accumulate:
             raise ValueError(f"task.accumulate={self.accumulate} does not divide task.batch={batch}")
 

@@ -59,9 +59,8 @@ def check(run: Run, *, keep_optimizer: bool) -> None:
     """Raise UserError where processes cannot share out the parts of a step, or split tensors that it needs whole."""
     parts = getattr(run.task, "accumulate", count())
     if parts % count():
-        raise UserError(
-            f"{count()} processes cannot share a step of {parts} parts; make task.accumulate a multiple of gpus"
-        )
+        remedy = "make task.accumulate a multiple of gpus"
+        raise UserError(f"{count()} processes cannot share a step of {parts} parts; {remedy}")
     reason = "a run that hands its optimizer on (growth.optimizer=carry)" if keep_optimizer else unsplittable(run)
     if sharded() and reason:
         raise UserError(f"{run.id}: {reason} needs whole tensors; leave sharded out, or train on GPUs that hold them")

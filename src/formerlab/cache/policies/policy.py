@@ -119,8 +119,7 @@ class Policy(Spec, ABC):
             raise UserError(f"{self!r} numbers the kept keys anew; pass position=model.position")
         if type(position).embed is not PositionEncoding.embed:
             raise UserError(
-                f"{self!r} cannot number the kept keys anew: the model adds positions to the embedded tokens, so keys "
-                "are made of them; use positions='kept'"
+                f"{self!r} numbers keys anew, but this model adds positions to tokens; use positions='kept'"
             )
         return position
 
@@ -139,10 +138,7 @@ def check_configuration(policy: object, budget: int | float, *, stepwise: bool =
         name = policy.__name__ if isinstance(policy, type) else "Decay"
         raise UserError(f"policy={policy!r}: give a policy of formerlab.cache itself, such as {name}()")
     if stepwise and policy.chooses_once:
-        raise UserError(
-            f"{policy!r} chooses once, after a whole prompt, and has no rule for single steps; "
-            "run it as a CompressedCache"
-        )
+        raise UserError(f"{policy!r} chooses once, after a whole prompt; run it as a CompressedCache")
     resolve_budget(budget, 1)
 
 

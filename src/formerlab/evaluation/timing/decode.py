@@ -66,10 +66,8 @@ class DecodeSettings(Timing):
             model = run.model
             assert isinstance(model, Decoder | Pretrained)
             if isinstance(model, Pretrained) and time > model.context:
-                raise UserError(
-                    f"{run.study}.decode.lengths: {max(self.lengths)} and the {self.tokens} tokens behind exceed the "
-                    f"context of {model.context} tokens of run {run.name!r}; lower them"
-                )
+                asked = f"{run.study}.decode.lengths: {max(self.lengths)} and the {self.tokens} tokens behind"
+                raise UserError(f"{asked} exceed the context of run {run.name!r}, {model.context} tokens; lower them")
             keys = 2 * 4 * model.layers * model.width * time  # at most: key heads may be shared
             found.append(4 * model.params() + max(self.batches) * (4 * time * model.vocabulary + 2 * keys))
         return max(found)
