@@ -36,13 +36,7 @@ class Block(nn.Module):
         self.dropout = dropout
 
     def forward(
-        self,
-        x: Stream,
-        position: PositionEncoding,
-        attend: Attend,
-        layer: int,
-        start: int,
-        add: Add = residual,
+        self, x: Stream, position: PositionEncoding, attend: Attend, layer: int, start: int, add: Add = residual
     ) -> Stream:
         """Apply the block to tokens at positions start, start + 1, ...; a depth mixer may stand for the additions."""
         update = self.dropout(self.attention(self.attention_norm(x), position, attend, layer, start))

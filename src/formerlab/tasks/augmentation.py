@@ -65,35 +65,18 @@ class Drawn(NamedTuple):
     """The noise in it, image after image, channel after channel."""
 
 
-def drawn(
-    augmentation: Augmentation | None,
-    images: ImageSet,
-    indices: NDArray[np.int64],
-    seeds: Sequence[int],
-    look: "Look",
-    chosen: NDArray[np.int64],
-) -> Drawn:
-    """Return training images, cropped and coloured but not yet normalised.
-
-    Of a step with the images `indices` and a seed for each, those at the positions `chosen` are made.
-    """
-    if isinstance(augmentation, TimmAugmentation):
-        return _drawn_by_timm(augmentation, images, indices[chosen], [seeds[position] for position in chosen], look)
-    pixels = whole(images, indices[chosen], look)
-    if isinstance(augmentation, Shift):
-        pixels = _shifted(pixels, augmentation, chosen, len(indices), seeds[0])
-    return nothing_erased(pixels)
-
-
 def nothing_erased(pixels: Bytes) -> Drawn:
     """Return images `count rows columns channels` without erased rectangles."""
     return Drawn(channels_first(pixels), torch.zeros(len(pixels), 4, dtype=torch.int64), torch.empty(0))
 
 
-def _drawn_by_timm(
+def drawn_by_timm(
     augmentation: TimmAugmentation, images: ImageSet, indices: NDArray[np.int64], seeds: Sequence[int], look: "Look"
 ) -> Drawn:
-    """Take timm's transform in two: before it normalises, and its eraser; normalising draws nothing."""
+    """Return images, each drawn by its seed, by timm's transform in two: before it normalises, and its eraser.
+
+    Normalising draws nothing.
+    """
     ensure_torchvision_imports()
     from timm.data.random_erasing import RandomErasing
     from timm.data.transforms import MaybePILToTensor, MaybeToTensor
@@ -163,7 +146,7 @@ def whole(images: ImageSet, indices: NDArray[np.int64], look: Look) -> Bytes:
     return np.stack([cut(images.image(int(index)), look.side, look.crop) for index in indices])
 
 
-def _shifted(pixels: Bytes, augmentation: Shift, chosen: NDArray[np.int64], count: int, seed: int) -> Bytes:
+def shifted(pixels: Bytes, augmentation: Shift, chosen: NDArray[np.int64], count: int, seed: int) -> Bytes:
     """Return the images at the positions `chosen` of a step of `count`, each moved and mirrored."""
     generator = np.random.Generator(np.random.Philox(key=seed))
     by, (_, height, width, _) = augmentation.pixels, pixels.shape

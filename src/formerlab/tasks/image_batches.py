@@ -23,11 +23,13 @@ from formerlab.tasks.augmentation import (
     Drawn,
     Look,
     Pictures,
+    Shift,
     TimmAugmentation,
-    drawn,
+    drawn_by_timm,
     erased,
     nothing_erased,
     own_randomness,
+    shifted,
     whole,
 )
 from formerlab.torchvision_shim import ensure_torchvision_imports
@@ -157,10 +159,17 @@ class TrainingImages(Dataset[Drawn]):
         return [ImageBytes(*pair, self.look, mix) for pair in zip(made, labels, strict=True)]
 
     def __getitem__(self, key: Key) -> Drawn:
-        """Return the images at some positions of a step's batch; worker processes ask for them too."""
+        """Return images at some positions of a step, not yet normalised; worker processes ask for them too."""
         seed, draw, place, chosen = key
-        indices = step_indices(seed, place, self.batch, len(self.images))
-        return drawn(self.augmentation, self.images, indices, image_seeds(seed, draw, self.batch), self.look, chosen)
+        indices = step_indices(seed, place, self.batch, len(self.images))[chosen]
+        seeds = image_seeds(seed, draw, self.batch)
+        if isinstance(self.augmentation, TimmAugmentation):
+            own = [seeds[position] for position in chosen]
+            return drawn_by_timm(self.augmentation, self.images, indices, own, self.look)
+        pixels = whole(self.images, indices, self.look)
+        if isinstance(self.augmentation, Shift):
+            pixels = shifted(pixels, self.augmentation, chosen, self.batch, seeds[0])
+        return nothing_erased(pixels)
 
     def _made_ahead(self, seed: int, draw: int, place: int, parts: list[Positions]) -> list[Drawn]:
         """Return the parts from the workers, which go on with those of the next steps."""
