@@ -118,17 +118,6 @@ def _split(model: Any, device: str, precision: str) -> None:
             part.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sums
 
 
-def compile_parts(model: Any) -> None:
-    """Let what a split decoder computes in its blocks be compiled: attention and feed-forward, each a graph for all.
-
-    FSDP's hooks gather weights around a block and its norms, and a depth mixer adds with all that came before: both
-    stay outside, since a graph would break at the one and be made again for every length of the other.
-    """
-    for block in model.blocks:
-        block.attention.compile()
-        block.feedforward.compile()
-
-
 def summing_gradients(model: nn.Module, *, some_rest: bool) -> nn.Module:
     """Return what to call in the model's place, so that backward sums its gradients over the processes as it goes.
 
