@@ -100,14 +100,14 @@ def test_stopped_before_anybody_read_that_it_diverged_it_ends_as_diverged(data, 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite_changes_no_weight(bad, late, data, tmp_path, monkeypatch):
     """The sixth training loss is broken: the run ends with the weights of five steps."""
-    loss, calls = LanguageModeling.loss, []
+    loss, calls = LanguageModeling.losses, []
 
     def broken(task, model, windows):
         calls.extend([1] if model.training else [])
-        return loss(task, model, windows) * (bad if len(calls) == 6 else 1)
+        return (loss(task, model, windows)[0] * (bad if len(calls) == 6 else 1),)
 
     with monkeypatch.context() as patch:
-        patch.setattr(LanguageModeling, "loss", broken)
+        patch.setattr(LanguageModeling, "losses", broken)
         record = trained(RUN, data, tmp_path / "broken")
     assert (record["status"], record["diverged_at_step"]) == ("diverged", 6)
     interrupted(monkeypatch, 5, RUN, data, tmp_path / "stopped")
@@ -123,7 +123,7 @@ def test_a_validation_loss_that_is_not_finite_is_divergence_too(step, data, tmp_
     def broken(run, model, state, batches):
         with monkeypatch.context() as patch:
             if state.step == step:
-                patch.setattr(LanguageModeling, "loss", lambda *_: torch.tensor(math.nan))
+                patch.setattr(LanguageModeling, "losses", lambda *_: (torch.tensor(math.nan),))
             return validate(run, model, state, batches)
 
     with monkeypatch.context() as patch:

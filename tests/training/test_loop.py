@@ -129,13 +129,13 @@ def test_one_step_is_the_optimizers_on_the_clipped_gradient():
 
 
 def test_accumulation_halves_the_parts_and_changes_nothing_but_rounding(monkeypatch):
-    whole, loss, sizes = done(RUN), LanguageModeling.loss, set()
+    whole, loss, sizes = done(RUN), LanguageModeling.losses, set()
 
     def loss_and_note(task, model, windows):
         sizes.add(len(windows))
         return loss(task, model, windows)
 
-    monkeypatch.setattr(LanguageModeling, "loss", loss_and_note)
+    monkeypatch.setattr(LanguageModeling, "losses", loss_and_note)
     parts = done(KINDS["accumulate"])
     assert sizes == {2}
     losses = [[row[2] for row in state.rows["train"]] for state in (whole, parts)]

@@ -27,14 +27,14 @@ def other(data, tmp_path_factory):
 @pytest.fixture
 def seen(monkeypatch):
     """Return the list that every training batch is added to, with the seed of its dropout."""
-    batches, loss = [], LanguageModeling.loss
+    batches, loss = [], LanguageModeling.losses
 
     def loss_and_note(task, model, windows):
         if model.training:
             batches.append((windows.tolist(), torch.initial_seed()))
         return loss(task, model, windows)
 
-    monkeypatch.setattr(LanguageModeling, "loss", loss_and_note)
+    monkeypatch.setattr(LanguageModeling, "losses", loss_and_note)
     return batches
 
 

@@ -36,13 +36,13 @@ def test_where_it_comes_from(record, finished, data):
 @pytest.mark.parametrize("model", [MODEL, TOKENFORMER], ids=["transformer", "tokenformer"])
 def test_parameters_tokens_and_flops_are_what_one_counts(model, data, tmp_path, monkeypatch):
     """Tokens as the loss saw them, FLOPs as PyTorch counts those of a forward pass, three times for training."""
-    run, predicted, loss = small(model=model), [], LanguageModeling.loss
+    run, predicted, loss = small(model=model), [], LanguageModeling.losses
 
     def loss_and_count(task, model, windows):
         predicted.append(windows[:, 1:].numel() if model.training else 0)
         return loss(task, model, windows)
 
-    monkeypatch.setattr(LanguageModeling, "loss", loss_and_count)
+    monkeypatch.setattr(LanguageModeling, "losses", loss_and_count)
     record = trained(run, data, tmp_path)
     module = model.build()
     assert record["parameters"] == counted_params(module)
