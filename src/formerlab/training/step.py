@@ -5,13 +5,12 @@ from collections import deque
 from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
 from torch.utils.checkpoint import checkpoint
 
-from formerlab.models.decoder import DecoderModel
 from formerlab.seeding import mixed_seed
 from formerlab.tasks.task import Place, Share
 from formerlab.training import processes
@@ -88,9 +87,10 @@ class Steps:
         """What is called in the model's place."""
         if run.compile and processes.sharded():
             # FSDP's hooks around blocks and norms would break a graph, and depth mixers need one for every length.
-            for block in cast(DecoderModel, state.model).blocks:
-                block.get_submodule("attention").compile()
-                block.get_submodule("feedforward").compile()
+            model: Any = state.model
+            for block in model.blocks:
+                block.attention.compile()
+                block.feedforward.compile()
         elif run.compile:
             self.model = torch.compile(self._summing)  # type: ignore[assignment]
 
