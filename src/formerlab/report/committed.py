@@ -16,9 +16,9 @@ from formerlab.yaml_files import read_yaml
 
 INDEX = Path("figures", "README.md")
 SKETCHES = ("smoke", "laptop")
-"""Scales that are no evidence, and are drawn but not committed."""
+"""Scales for tests and demos, which are drawn but not committed."""
 RATES_ALONE = ("pilot",)
-"""Scales that chose rates and show nothing else."""
+"""Scales that only chose rates."""
 KEPT = {"figure": ("png", "csv"), "table": ("md", "csv")}
 """Endings of the files that are committed."""
 _HEAD = """# Figures and tables of the committed rows
@@ -30,7 +30,7 @@ draws it again, in PDF too. Scale `overnight` are small models on two CPU cores,
 
 
 def place(root: Path, drawing: Drawing, scale: str, ending: str) -> Path:
-    """Return where a file of a drawing is committed."""
+    """Return the committed path of a file of a drawing."""
     return root / "figures" / "cached" / scale / f"{drawing.name}.{ending}"
 
 
@@ -40,9 +40,8 @@ def is_kept(drawing: Drawing, scale: str) -> bool:
 
 
 def refresh(root: Path, *, look_only: bool = False) -> list[str]:
-    """Draw what the committed rows give other numbers for and write the page anew; return the files that are others.
-
-    With `look_only` nothing is written.
+    """Draw anew where the numbers of the committed rows have changed, and write the page; return the files that
+    changed. With `look_only` nothing is written.
     """
     found = []
     for path in (path for path in sorted((root / "results" / "cached").glob("*/")) if has_runs(path)):
@@ -66,7 +65,7 @@ def refresh(root: Path, *, look_only: bool = False) -> list[str]:
 
 
 def complaint(root: Path) -> str:
-    """Return a line that names what is not up to date and how to mend it; nothing where all is."""
+    """Return a line on files that are out of date and the remedy; empty where there are none."""
     found = refresh(root, look_only=True)
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
     return f"{found[0]}{more}: not what results/cached gives now; run make readme, commit figures" if found else ""
@@ -86,7 +85,7 @@ def index(root: Path) -> str:
 
 
 def _entries(root: Path, drawing: Drawing) -> Iterator[str]:
-    """Give what the page says of a drawing that a scale has: a heading, and its files by scale; of a table a line.
+    """Return the page's part on a drawing: for a figure a heading and its files by scale, for a table a line.
 
     A released model says more than the others, and comes first.
     """

@@ -1,4 +1,4 @@
-"""Figures and tables: what there is of them, without importing what draws them.
+"""The catalogue of figures and tables, read without importing the code that draws them.
 
 A module below `figures/` or `tables/` declares each by a function of its name that returns its rows: `@plot(...)` above
 `decay_budget` in `figures/decay/loss.py`, `@table(...)` above `vision_sizes` in `tables/vision.py`. The docstring is
@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # these take a second to import; the plan reads the catalogue
 REPORT = Path(__file__).parent
 _LISTS = ("reads", "runs", "needs", "studies")
 _DRAWN = ("draw", "published", "columns", "each")
-"""What a declaration says in Python, which only drawing needs."""
+"""Keys of a declaration that are code, which only drawing needs."""
 
 
 class Plot(NamedTuple):
@@ -46,7 +46,7 @@ class Table(NamedTuple):
     """Returns our rows, given the same."""
     published: "Callable[[], DataFrame] | None"
     columns: str
-    """The columns, in this order; all where none are named. `loss_nats[]` has the ends of an interval behind it,
+    """The columns in order; by default all. `loss_nats[]` has the ends of an interval behind it,
     `perplexity[]±` a standard error too; `~` is a space. `-flops` stands in the CSV alone, not in what people read."""
     each: str
     """Column of which every value has a block of its own, of our rows."""
@@ -55,7 +55,7 @@ class Table(NamedTuple):
 def table(
     published: "Callable[[], DataFrame] | None" = None, columns: str = "", each: str = "", **read: object
 ) -> "Callable[[Callable[..., DataFrame]], Table]":
-    """Declare a table by the function that returns our rows; what else is said is `read` by `catalogue`."""
+    """Declare a table by the function that returns our rows; `catalogue` reads the other keys from the source."""
     return lambda ours: Table(ours, published, columns, each)
 
 
@@ -76,7 +76,7 @@ def shown_columns(words: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """What the source says of a figure or table of a study, in literals."""
+    """The declaration of a figure or table of a study, in literals of the source."""
 
     name: str
     kind: str
@@ -89,13 +89,13 @@ class Drawing:
     caption: str
     """What it shows and what to see, in reStructuredText."""
     reads: Sequence[str]
-    """Files of a run or of the study that it is drawn from; run.json is one of all of them."""
+    """Files of a run or of the study that it is drawn from, beside run.json."""
     runs: Sequence[str] = ("*",)
     """Patterns of the runs that it is drawn from (`families.is_of`)."""
     varied: str = ""
     """Key of the spec, such as optimizer.lr: of `runs`, those are shown that differ from another in this key alone."""
     needs: Sequence[str] = ()
-    """Patterns of `runs` without any of which there is nothing to draw: a scale that has none lacks the figure."""
+    """Patterns of `runs`, one of which a scale must have; else it has no such figure."""
     studies: Sequence[str] = ()
     """Studies of each of which there is such a figure, where it is declared once for several."""
 
@@ -150,7 +150,7 @@ def catalogue() -> dict[str, Drawing]:
 
 
 def _said(call: ast.Call, caption: str | None) -> dict[str, Any]:
-    """Return what a declaration says; files and patterns of runs may be one text, separated by spaces."""
+    """Return the declared values; files and patterns of runs may be one text, separated by spaces."""
     words = {str(word.arg): word.value for word in call.keywords if word.arg not in _DRAWN}
     said = {key: ast.literal_eval(value) for key, value in words.items()}
     said |= {key: tuple(said[key].split()) for key in _LISTS if isinstance(said.get(key), str)}

@@ -1,6 +1,6 @@
 """Which runs belong together: those of a name or a kind of part, and those whose specs differ in one key alone.
 
-What a run is called decides nothing in the latter, so a search is found at every scale, whatever its runs are named.
+Names decide nothing in the latter, so a search is found at every scale, whatever its runs are called.
 """
 
 import json
@@ -10,18 +10,18 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 _IDENTITY = ("study", "name", "seed")
-"""Keys of a spec that say which run it is, not what it does."""
+"""Keys of a spec that identify the run."""
 
 Spec = Mapping[str, Any]
 
 SETTINGS = ("small-batch", "long-context", "long", "books", "modern", "late", "no-decay", "equal-time", "searched")
 """Beginnings of the names of runs that differ from the main ones of a study in more than size and kind."""
 ROUND = "annealed-"
-"""What may stand before such a name: runs of the third round of evidence, which `regime` tells from the others."""
+"""Prefix of runs of the third round of evidence, which `regime` tells from the others."""
 
 
 def setting(run: str) -> str:
-    """Return the setting in which a run stands: one of SETTINGS or `main`."""
+    """Return the setting of a run: one of SETTINGS or `main`."""
     return next((name for name in SETTINGS if run.removeprefix(ROUND).startswith(f"{name}-")), "main")
 
 
@@ -82,7 +82,7 @@ def families(specs: Sequence[Spec], varied: str) -> list[int]:
 
 
 def _apart(spec: Spec, varied: str) -> tuple[str, str]:
-    """Return what a spec says without the key and its identity, and what it says of the key, as text."""
+    """Return, as text, a spec without the key and its identity, and the value of the key."""
     copy: dict[str, Any] = json.loads(json.dumps({key: value for key, value in spec.items() if key not in _IDENTITY}))
     *outer, last = varied.split(".")
     place = copy

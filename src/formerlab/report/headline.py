@@ -23,7 +23,7 @@ BLOCKS = {
     "Vision: scores of the parameter attention":
         "vision_scores: run parameters top1_percent top1_points compared_with interval seeds",
 }  # fmt: skip
-"""What is shown: of which table which columns."""
+"""The tables that are shown, and their columns."""
 NOTE = "[low, high]: 95 % interval, over seeds where there are several, else over windows of these models alone."
 
 

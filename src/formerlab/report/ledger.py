@@ -1,4 +1,4 @@
-"""The ledger: every finished run with what it cost and what it came from, and the costs by study."""
+"""The ledger: every finished run with its cost and origin, and the costs by study."""
 
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def ledger(results: Results) -> DataFrame:
 
 
 def costs(rows: DataFrame) -> DataFrame:
-    """Return what each study took: runs, tokens, FLOPs (each run counted once), hours of training and in all."""
+    """Return the cost of each study: runs, tokens, FLOPs (each run counted once), hours of training and in all."""
     totals = []
     for study, group in rows.groupby("study"):
         hours = {name: group[f"{name}_time_s"].sum() / 3600 for name in ("training", "wall")}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from formerlab.report.panel import Panel
 
 NARROWEST = {"line": 1.3, "band": 1.3, "forest": 1.3, "heat": 0.8}
-"""Inches of a panel by its kind; rather than be narrower, it has a row of its own."""
+"""Least width of a panel by its kind, inches; below it a figure has fewer columns."""
 Style = dict[str, Any]
 HOLLOW: Style = {"markerfacecolor": "white"}
 _LEAST_FACTOR = 2.5
@@ -159,7 +159,7 @@ def _forest(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame) -> l
 
 
 def _limit(axes: Axes, panel: "Panel", means: DataFrame, rows: DataFrame) -> None:
-    """Let values that are far off, and bars that would flatten what they belong to, leave the panel."""
+    """Let values that are far off, and bars that would flatten their panel, leave it."""
     across = panel.kind == "forest"
     column = panel.x if across else panel.y
     values = rows[column].dropna().astype(float)

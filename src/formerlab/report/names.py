@@ -1,7 +1,7 @@
-"""What readers call the parts of a run, and how figures draw them: the `label` and the `look` of their specs.
+"""Names and looks of the parts of a run for readers: the `label` and the `look` of their specs.
 
-A mixer, projection or policy says both itself. They are read from the source, through the union that makes the part
-known, because nothing that draws may import torch. So they hold for old rows too.
+A mixer, projection or policy says both itself. They are read from the source, through the union of the part's variants,
+because code that draws may not import torch. So they hold for old rows too.
 """
 
 import ast
@@ -17,14 +17,14 @@ UNIONS = {
     "projection": ("layers/projection.py", "Projection"),
     "policy": ("cache/__init__.py", "CachePolicy"),
 }
-"""Where the variants of each part are listed, and the name of the list."""
+"""The file with the union of each part's variants, and its name."""
 
 
 class Name(NamedTuple):
-    """What the spec of a variant says of itself."""
+    """Name and look of a variant."""
 
     label: str
-    """What readers call it; settings stand in braces, as in `Last-K, K = {outputs}`; empty where it needs none."""
+    """Its name for readers, with settings in braces, as in `Last-K, K = {outputs}`; empty for the plain variant."""
     look: tuple[str, str] | None
     """Colour and marker."""
 
@@ -61,7 +61,7 @@ def _said(path: Path, name: str) -> dict[str, Any]:
 
 
 def called(part: str, record: Mapping[Hashable, Any], prefix: str) -> str:
-    """Return what readers call the part of a run whose settings are the columns `<prefix>kind`, `<prefix>...`."""
+    """Return the readers' name of the part of a run whose settings are the columns `<prefix>kind`, `<prefix>...`."""
     kind = record.get(f"{prefix}kind")
     if not isinstance(kind, str):
         return ""
@@ -75,7 +75,7 @@ def _shown(value: object) -> str:
 
 
 def look_of(name: str) -> tuple[str, str] | None:
-    """Return the look of a policy by its kind, or of a mixer or projection by what readers call it."""
+    """Return the look of a policy by its kind, or of a mixer or projection by its readers' name."""
     if name in names("policy"):
         return names("policy")[name].look
     for part in ("mixer", "projection"):
@@ -93,12 +93,12 @@ DATA_SETS = {
     "images": "CIFAR-10",
     "wikitext": "WikiText-2",
 }
-"""What readers call the data sets of the scales of evidence, by the names in workflow/scales."""
+"""Readers' names of the data sets of the scales of evidence, by the names in workflow/scales."""
 RELEASED = {"smollm2-135m-instruct": "SmolLM2-135M-Instruct"}
-"""What the makers of released models call them."""
+"""Names of released models as their makers write them."""
 
 
 def data_set(name: str, released: str | None, scale: str) -> str:
-    """Return what a reader calls a data set; the name of one for a released model ends in that of the model."""
+    """Return the readers' name of a data set; that of one for a released model ends in the model's name."""
     own = name.removesuffix(released).strip("-") or "text" if released else name
     return DATA_SETS.get(own, own) if scale in EVIDENCE else own

@@ -1,6 +1,6 @@
-"""Tables as readers see them, and pages of HTML that need nothing but themselves: no script, font or picture.
+"""Tables for readers, and self-contained pages of HTML: no script, font or picture.
 
-What they show may come from elsewhere, in an archive of results: all of it stands there as text, and does nothing.
+Their content may come from other people's results, so all of it is escaped as text.
 """
 
 import math
@@ -34,7 +34,7 @@ HEADINGS = {
     "acc_float32": "accuracy in float32",
     "acc_model": "accuracy, model's precision",
 }
-"""What readers call columns whose names do not say it."""
+"""Readers' names of columns."""
 _UNITS = {"nats": "nats", "percent": "%", "points": "points", "s": "s", "megabytes": "MB"}
 _SUFFIXES = ("_low", "_high", "_se")
 
@@ -101,14 +101,14 @@ def readable(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:
 
 
 def without_constants(cells: DataFrame) -> tuple[DataFrame, str]:
-    """Return readable rows without the columns that say the same in all of them, and a sentence that says it once."""
+    """Return readable rows without the columns that are equal in all of them, and a sentence with these values."""
     same = [name for name in cells if len(cells) > 1 and len(set(cells[name])) == 1]
     said = "; ".join(f"{name} {cells[name].iloc[0]}" for name in same)
     return cells.drop(columns=same), f"In all rows: {said}." if same else ""
 
 
 def heading_of(name: str) -> str:
-    """Return what readers call a column, with its unit in brackets."""
+    """Return a column's name for readers, with its unit in brackets."""
     if name in HEADINGS:
         return HEADINGS[name]
     if "(" in name:
@@ -158,6 +158,6 @@ def pipes(cells: DataFrame) -> str:
 
 
 def markdown(text: str) -> str:
-    """Return what shows as this text in a cell of a table in Markdown: one line without HTML, links and pictures."""
+    """Return a text escaped for a cell of a table in Markdown: one line without HTML, links and pictures."""
     text = escape(text, quote=False).replace("\\", "&#92;").replace("](", "]&#40;")
     return text.replace("|", "\\|").replace("\r", " ").replace("\n", "<br>")

@@ -48,9 +48,9 @@ class Panel:
     """The same for the axis below."""
     ylabel: str = ""
     zero: float | None = None
-    """Where a line stands to compare with."""
+    """Value of a line to compare with."""
     far: float = 0.0
-    """A value this many times as far above zero, or the lowest, as three in four stands at the edge in words."""
+    """Values this many times as far above zero (or the lowest) as three in four of them are written at the edge."""
     log: str = ""
     """Which axes are logarithmic where all values allow it: x, y or xy."""
     name: Literal["edge", "legend", "none"] = "edge"
@@ -66,15 +66,15 @@ class Panel:
     perplexity: bool = False
     """Whether the right axis reads losses in nats as perplexities."""
     colours: Mapping[str, Any] = field(default_factory=dict)
-    """What `imshow` is told of a heat map; else 0 is white and 1 has the colour of its look."""
+    """Arguments of `imshow` for a heat map; by default 0 is white and 1 has the colour of its look."""
     bar: str = ""
-    """What a bar of its colours above all panels is called; empty for no bar."""
+    """Label of a bar of its colours above all panels; empty for no bar."""
     finish: Callable[[Axes, DataFrame], object] = lambda axes, rows: None
     """Adds what this panel alone has."""
     alike: Literal["", "x", "y"] = ""
     """An axis that has the same ends in all panels."""
     published: Mapping[str, Any] | None = None
-    """What differs in a second panel, of the published rows; this one then shows ours alone."""
+    """Settings of a second panel for the published rows; this one then shows ours alone."""
 
     def split(self, data: DataFrame) -> "list[tuple[Panel, DataFrame]]":
         """Return the panels with their rows: one, or one for each value of `each`; none without rows."""
@@ -128,7 +128,8 @@ def sheet(
     height: float = 2.1,
     order: str = "",
 ) -> Callable[[DataFrame], Figure]:
-    """Return what draws the rows of a figure, sorted by the columns `order`; 0 `columns` are one for each of `each`.
+    """Return a function that draws the rows of a figure, sorted by the columns `order`; 0 `columns` mean one for each
+    of `each`.
 
     The caption says what `notes` returns of the rows that are shown, and which of the `wanted` series lack.
     """

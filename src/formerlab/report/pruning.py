@@ -1,4 +1,4 @@
-"""What figures and tables know of pruned caches: configurations, and their loss paired with that of the whole cache."""
+"""Rows of pruned caches for figures and tables: configurations, and their loss paired with that of the whole cache."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ PUBLISHED_ALPHA, PUBLISHED_BUDGET = 0.2, 0.4
 """The alpha of the Decay article, and the share of the tokens kept (Fig 4a, Table 2)."""
 
 RELEASED_RUNS = "released-"
-"""How the runs of released models begin that are measured in full."""
+"""Prefix of the runs of released models that are measured in full."""
 
 
 def one_model(rows: DataFrame) -> DataFrame:
@@ -228,7 +228,7 @@ def decoding(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
 
 
 def size_of(budget: float) -> str:
-    """Return what a reader calls the budget of a pruned cache."""
+    """Return the budget of a pruned cache in words."""
     return f"{100 * budget:g} %" if budget < 1 else f"{budget:g} entries"
 
 

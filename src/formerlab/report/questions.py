@@ -1,4 +1,4 @@
-"""What figures and tables know of questions answered under pruning: the metric that counts, and paired accuracies."""
+"""Questions answered under pruning, for figures and tables: the metric of a task, and paired accuracies."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -107,7 +107,7 @@ def chance(rows: DataFrame) -> dict[str, float]:
 
 
 def title(task: str) -> str:
-    """Return what a reader calls a task."""
+    """Return the readers' name of a task."""
     names = {
         "openbookqa": "OpenBookQA",
         "winogrande": "WinoGrande",

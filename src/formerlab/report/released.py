@@ -1,4 +1,4 @@
-"""A released model under cache policies, as `make released` shows it: accuracy and loss by budget."""
+"""A released model under cache policies, for `make released`: accuracy and loss by budget."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""The one reader of figures and tables: what runs are called, means over their seeds, differences paired by seed.
+"""The one reader of rows for figures and tables: names of runs, means over seeds, differences paired by seed.
 
 Rows are tidy: `source` tells ours from published ones; `part` is `mean`, or `seed` for a value that a mean is made of.
 Seeds share data and batches, so differences are paired by seed before they are averaged.
@@ -22,13 +22,13 @@ TRANSFORMER, TOKENFORMER = (names("projection")[kind].label for kind in ("linear
 DENSEFORMER = "DenseFormer"
 GROWN = "grown"
 TRAINED_ON = "trained on"
-"""What starts from another run and has not grown."""
+"""Name of a run that starts from another one without growth."""
 
 WIDER = {"net2net_pad": "Net2Net by padding", "net2net": "Net2Net", "hypercloning": "HyperCloning"}
 """Growth in width."""
 
 INTERVALS = {"student": "over seeds", "bootstrap": "over {}, these two models only", "none": "none"}
-"""What the interval of a difference speaks of."""
+"""The meaning of the interval of a difference, by its method."""
 
 CARRIED = (
     *("parameters", "parameters_non_embedding", "tokens", "flops", "flops_cumulative"),
@@ -38,7 +38,7 @@ CARRIED = (
 
 
 def variant(record: Mapping[Any, Any]) -> str:
-    """Return what a reader calls the model of a run, from the flat columns of its spec."""
+    """Return the readers' name of a run's model, from the flat columns of its spec."""
     if isinstance(record.get("spec.growth.keys"), str):
         return f"{GROWN}: {_growth(record)}"
     mixer = called("mixer", record, "spec.model.depth.")
@@ -47,7 +47,7 @@ def variant(record: Mapping[Any, Any]) -> str:
 
 
 def _growth(record: Mapping[Any, Any]) -> str:
-    """Return what a reader calls a way to grow."""
+    """Return the readers' name of a way to grow."""
     if (method := record.get("spec.growth.method")) in WIDER:
         noise = record.get("spec.growth.noise")
         return f"{WIDER[method]}, noise {noise:g}" if noise else WIDER[method]
@@ -70,7 +70,7 @@ def growth_by_tokens(record: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def once(read: Callable[..., DataFrame]) -> Callable[..., DataFrame]:
-    """Remember what a reader found in the same results for the same arguments; every caller has a copy of its own."""
+    """Cache a reader's result for the same results and arguments; every caller gets a copy of its own."""
     known = lru_cache(maxsize=16)(read)  # the drawings of a study ask for the same runs again and again
 
     @wraps(read)
@@ -111,7 +111,8 @@ def held_out_losses(results: Results, study: str, runs: Sequence[str] = ("*",)) 
 
 
 def by_run(rows: DataFrame, values: Sequence[str] = ("loss_nats",), first: Iterable[str] = ()) -> DataFrame:
-    """Return a row per run: the mean of each value over its seeds with Student's interval, and what the seeds share.
+    """Return a row per run: the mean of each value over its seeds with Student's interval, and the seeds' common
+    columns.
 
     `rows` have one per run and seed (`recorded`); `first` names columns of which the first seed's value is taken.
     """
@@ -127,7 +128,7 @@ def by_run(rows: DataFrame, values: Sequence[str] = ("loss_nats",), first: Itera
 
 
 def with_perplexity(rows: DataFrame) -> DataFrame:
-    """Return rows with what follows from `loss_nats`: perplexity with its ends, and bits per byte of the text."""
+    """Return rows with perplexity, its ends, and bits per byte of the text, computed from `loss_nats`."""
     rows = rows.assign(bits_per_byte=rows["loss_nats"] / math.log(2) / rows.pop("bytes_per_token"))
     ends = [end for end in ("", "_low", "_high") if f"loss_nats{end}" in rows]
     return rows.assign(**{f"perplexity{end}": np.exp(rows[f"loss_nats{end}"]) for end in ends})
@@ -297,7 +298,7 @@ def seed_notes(rows: DataFrame) -> list[str]:
 
 
 def missing_note(present: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """Return a note naming what has no finished run; a wanted name may be the beginning of one that is present."""
+    """Return a note naming series without a finished run; a wanted name may be the beginning of a present one."""
     absent = [name for name in wanted if not any(have.startswith(name) for have in present)]
     return [f"Missing, no finished runs: {', '.join(absent)}."] if absent else []
 

@@ -1,4 +1,4 @@
-"""How loss falls with compute, tokens and parameters, and what grown models cost beside models from scratch.
+"""Laws of the loss by compute, tokens and parameters, and the cost of grown models beside models from scratch.
 
 The laws are plain power laws, fitted by least squares to logarithms: FLOPs to the runs on the lower envelope,
 parameters and tokens together to all runs. Their intervals are Student's t over the points, so they speak of how far

@@ -28,7 +28,7 @@ SETTINGS: dict[Any, Any] = {
     "axes.titlesize": 8.5,
     "axes.titlelocation": "left",
     "axes.titlepad": 6,
-    "axes.titley": 1.0,  # no label stands above a panel, and looking for one takes time
+    "axes.titley": 1.0,  # fixed, since finding it takes time and no label stands above a panel
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -140,15 +140,14 @@ _LOOKS = {
     "ours": Look(BLUE, "s"),
     "published": Look(PUBLISHED_INK, "D", hollow=True),
 }
-"""Of what no spec names: ways to grow, settings of one mixer or policy that stand beside each other, a cache that is no
-policy of ours, and series of single figures."""
+"""Looks beside those of specs: ways to grow, settings of one mixer or policy, the cache of transformers, and series of
+single figures."""
 _SPARE = (Look(YELLOW, "h"), Look(BROWN, "h"), Look("#6A51A3", "h"))
 
 
 def look(name: str) -> Look:
-    """Return how a policy is drawn, by its kind, or another variant or series, by what readers call it.
-
-    Specs say their own; what has none always gets the same spare one.
+    """Return the look of a policy by its kind, or of another variant or series by its readers' name. Specs have their
+    own; a name without one always gets the same spare look.
     """
     found = _LOOKS.get(name) or look_of(name)
     return Look(*found) if found else _SPARE[zlib.crc32(name.encode()) % len(_SPARE)]
@@ -216,7 +215,7 @@ def arrow(axes: Axes, begin: tuple[float, float], end: tuple[float, float], **st
 
 
 class Label(NamedTuple):
-    """A text beside a point, in data coordinates."""
+    """A text beside a point given in data coordinates."""
 
     x: float
     y: float
@@ -240,7 +239,7 @@ def label_at_edge(axes: Axes, labels: Sequence[Label]) -> None:
     axes.autoscale_view()  # limits are otherwise found only when the figure is drawn
     dots = axes.figure.dpi / 72
     texts = [wrapped(label.text) for label in labels]
-    # nothing is written beside a point outside the panel, so that of one is moved to the edge
+    # the label of a point outside the panel moves to the edge
     ends = np.sort(axes.get_xlim()), np.sort(axes.get_ylim())
     points = [(np.clip(label.x, *ends[0]), np.clip(label.y, *ends[1])) for label in labels]
     across, heights = axes.transData.transform(points).T

@@ -1,4 +1,4 @@
-"""What figures and tables of the Tokenformer study share: its series of sizes, their cost, formulas, and curves."""
+"""Shared by figures and tables of the Tokenformer study: series of sizes, their cost, formulas, and curves."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -34,7 +34,7 @@ SERIES = {
     "parent trained on, equal FLOPs": "trained-on-{size}",
     "parent trained on, equal tokens": "trained-on-tokens-{size}",
 }
-"""Runs of growing size that a figure joins by a line: what it is called, and the run of a size."""
+"""Runs of growing size that a figure joins by a line: its name, and the run of a size."""
 WAYS = ("grown-random-*-2", "grown-zero-*-2")
 """Ways to grow in the first stage."""
 
@@ -88,11 +88,11 @@ def series_points(results: Results, runs: Sequence[str], *, chains: bool = True)
 
 ENVELOPE = "Transformers from scratch, lower envelope"
 _OF_SEEDS = ("run", "loss_nats", "perplexity", "bits_per_byte", "seeds", "diverged")
-"""How columns begin that seeds do not share."""
+"""Beginnings of columns that differ between seeds."""
 
 
 def equal_to_grown(points: DataFrame, run: str) -> str:
-    """Return which a parent trained on shares with a model that grew from that parent: `tokens`, `FLOPs` or neither.
+    """Return what a parent trained on has in common with a model that grew from it: `tokens`, `FLOPs` or nothing.
 
     `points` has a row per run, by run: `parent`, `variant`, `tokens` and `flops`.
     """
@@ -134,7 +134,8 @@ def at_step(curves: DataFrame, run: str, step: float | None = None) -> "pd.Serie
 class Shape(NamedTuple):
     """A forward pass over T tokens: 2 N T + 4 L d T^2 FLOPs, N without embedding (arXiv:2410.23168, Table 3).
 
-    What the formulas need of a decoder; tokens of attention and feed-forward are parameter tokens, 0 for a Transformer.
+    The sizes of a decoder in these formulas; tokens of attention and feed-forward are parameter tokens, 0 for a
+    Transformer.
     """
 
     layers: int

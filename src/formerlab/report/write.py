@@ -1,6 +1,6 @@
 """Draw figures and tables from rows alone, and write them with their captions; the same rows give the same bytes.
 
-A figure is a PDF, a PNG and the rows it shows, and nothing else. A table is a CSV with every digit, and Markdown and
+A figure is a PDF, a PNG and the rows it shows. A table is a CSV with every digit, and Markdown and
 HTML for people, ours and published values in blocks of their own: the column `source` tells them apart.
 """
 
@@ -30,7 +30,7 @@ from formerlab.report.style import SETTINGS, empty
 from formerlab.results.read import Objection, Results, has_runs
 
 DOTS_PER_INCH = 150
-"""Of the PNG: sharp on a screen of today at the size that a page shows."""
+"""Resolution of the PNG, sharp at the size that a page shows."""
 _BEHIND = """
 
 Command: ``python -m formerlab draw %(name)s --scale %(scale)s``
@@ -41,7 +41,7 @@ Runs behind it: {{ snakemake.params.drawings.%(name)s.runs | join(", ") }}
 
 
 def draw(name: str, results: Results, out: Path) -> list[Path]:
-    """Draw one figure or table into the folder `out`; without rows of ours its files say what is missing.
+    """Draw one figure or table into the folder `out`; without rows of ours its files name the missing rows.
 
     Return the files written.
     """
@@ -56,7 +56,8 @@ def draw_each(names: Iterable[str], root: Path, out: Path, objection: Objection 
 
 
 def draw_all(tree_root: Path, out_root: Path, *, pool: Executor | None = None) -> list[Path]:
-    """Draw, for every scale below `tree_root` (results/<tree>), what has rows, into `out_root`/<scale>.
+    """Draw every figure and table with rows, for each scale below `tree_root` (results/<tree>), into
+    `out_root`/<scale>.
 
     A drawing without rows leaves no file there. The processes of a `pool` share the studies, those with the most rows
     first.
@@ -113,7 +114,7 @@ def _share(
 
 
 def _draw_if_rows(name: str, results: Results, out: Path) -> list[Path]:
-    """Draw one figure or table; without rows of ours remove what was drawn of others, and return no file."""
+    """Draw one figure or table; without rows of ours remove its earlier files, and return none."""
     drawing = catalogue()[name]
     if (rows := shown_rows(drawing, results)) is not None:
         return write(drawing, results, out, rows)
@@ -123,7 +124,7 @@ def _draw_if_rows(name: str, results: Results, out: Path) -> list[Path]:
 
 
 def shown_rows(drawing: Drawing, results: Results) -> DataFrame | None:
-    """Return the rows that a drawing shows, or nothing where no run of ours has any for it."""
+    """Return the rows that a drawing shows, or None where no run of ours has any."""
     rows = rows_of(drawing, results)
     return rows if rows["source"].eq("ours").any() else None
 
@@ -171,7 +172,7 @@ def _write_pictures(drawing: Drawing, results: Results, paths: Sequence[Path], r
         if rows["source"].eq("ours").any():
             known = with_settings(rows, results.runs(drawing.study), results.scale)
             texts = [str(name) for name in known if not is_numeric_dtype(known[name])]
-            # what stands between two dollars, matplotlib would read as a formula
+            # matplotlib would read text between two dollars as a formula
             plain = {name: [one.replace("$", r"\$") if isinstance(one, str) else one for one in known[name]]
                      for name in texts}  # fmt: skip
             figure = declaration(drawing.name).draw(known.assign(**plain))
@@ -194,7 +195,7 @@ def save(figure: Figure, pdf: Path, png: Path) -> None:
 
 
 def pixels(figure: Figure) -> Image.Image:
-    """Return the picture, as `savefig` would write it, without the detour over a compressed file."""
+    """Return the picture, as `savefig` would write it, without writing a compressed file."""
     canvas = FigureCanvasAgg(figure)
     figure.set_dpi(DOTS_PER_INCH)
     canvas.draw()  # type: ignore[no-untyped-call]
@@ -202,9 +203,8 @@ def pixels(figure: Figure) -> Image.Image:
 
 
 def fewer_colours(colours: Image.Image) -> Image.Image:
-    """Return a picture with 256 colours, which looks alike and takes a third of the room.
-
-    They are spread over all of its colours, so that one that covers little, as in a colour bar, stays itself.
+    """Return a picture with 256 colours, which looks the same in a third of the bytes. They are spread over all of its
+    colours, so that rare ones, as in a colour bar, stay exact.
     """
     return colours.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
 

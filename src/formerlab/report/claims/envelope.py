@@ -14,13 +14,13 @@ from pandas import DataFrame
 SAME_BUDGET = 1.02
 """Runs whose FLOPs differ by less than this factor have one budget, of which the best alone counts.
 
-A budget is met in whole steps, so models of several sizes miss it by a percent; one that is worse and by so little
-cheaper would otherwise lie on the envelope, as a wall.
+A budget is met in whole steps, so models of several sizes miss it by a percent; else one that is worse, and cheaper by
+so little, would lie on the envelope as a wall.
 """
 
 
 def on_envelope(flops: ArrayLike, losses: ArrayLike) -> NDArray[np.intp]:
-    """Return the places of the runs on the envelope, the cheapest first."""
+    """Return the positions of the runs on the envelope, the cheapest first."""
     costs, found = np.asarray(flops, dtype=float), np.asarray(losses, dtype=float)
     order = np.lexsort((found, costs))
     costs, found = costs[order], found[order]

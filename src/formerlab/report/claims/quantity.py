@@ -1,4 +1,4 @@
-"""Quantities with an uncertainty: linear in the numbers of runs, over the same examples, or how far seeds agree.
+"""Quantities with an uncertainty: sums of numbers of runs, means over the same examples, or agreement of seeds.
 
 The rules are those of protocol.statistics in claims.yaml. Resamples of examples depend on their numbers alone, so all
 arms of a claim share them and differences stay paired.
@@ -19,7 +19,7 @@ from formerlab.report.two_fold import half_of, two_fold_means
 from formerlab.statistics import RESAMPLES, Interval, half_width, interval_over, resampled, student
 
 MIN_UNITS = 20
-"""Documents, or examples, from which on they give a variance of their own (min_documents, min_examples)."""
+"""Documents or examples needed for a variance of their own (min_documents, min_examples)."""
 GUARD = 3
 """Monte Carlo standard errors by which an end is moved outward before it is compared (monte_carlo_guard)."""
 BATCHES = 20
@@ -29,11 +29,11 @@ POOL_CHECK = 0.99
 
 
 class MissingRowsError(Exception):
-    """What a criterion asks for has no rows; the message says what."""
+    """Rows that a criterion needs are missing; the message names them."""
 
 
 class Quantity:
-    """Something that has a mean and an interval; sums with its like or a number, products with numbers."""
+    """A mean with an interval, which can be added to others and to numbers, and multiplied by numbers."""
 
     def interval(self, confidence: float) -> Interval:
         """Return mean and interval at this level."""
@@ -82,7 +82,7 @@ class Level:
     """One number of a run, by seed."""
 
     name: str
-    """What was read of which run: equal names are the same number."""
+    """The run and the number that was read: equal names are the same number."""
     values: Mapping[int, float] = field(compare=False)
     units: Mapping[int, Float[np.ndarray, " units"]] = field(default_factory=dict, compare=False)
     """The same on each unit of the held-out split that was drawn by itself; of a logarithm, value by mean."""
@@ -132,7 +132,7 @@ class Linear(Quantity):
         return own / seeds, seeds - 1
 
     def documents(self) -> list[tuple[float, float]]:
-        """Return the variance of the choice of documents; nothing where they are few, or not known."""
+        """Return the variance of the choice of documents; None where they are few or unknown."""
         weights = next(iter(self.terms)).weights
         if weights is None or len(weights) < MIN_UNITS:
             return []
@@ -165,7 +165,7 @@ class Paired(Quantity):
         return self._over(self.replicates.ravel(), confidence)
 
     def ends(self, confidence: float) -> tuple[float, float]:
-        """Return the ends, moved outward by the doubt that the resampling leaves."""
+        """Return the ends, moved outward by the Monte Carlo error of the resampling."""
         found = self.interval(confidence)
         if not found.known:
             return -math.inf, math.inf
@@ -225,11 +225,11 @@ class Examples:
     """Where alpha is chosen: two per task, the halves, whose statistics are accuracies by alpha."""
     seeds: tuple[int, ...]
     names: Mapping[str, tuple[str, ...]]
-    """By task what its examples are called: two arms answered the same ones, or are not compared."""
+    """The names of the examples by task: arms are compared only where they answered the same ones."""
     reduce: Callable[[Float[np.ndarray, "*shape statistics"]], Float[np.ndarray, "*shape"]] = ratio_of_sums
-    """From sums of statistics over examples to the metric, such as BLEU, on every resample again."""
+    """The metric, such as BLEU, of sums of statistics over examples; computed for every resample."""
     chosen: Literal["own", "common"] | None = None
-    """Whether the other half of the same task, or of all tasks, chooses alpha, in every resample anew."""
+    """Whether the other half of the same task, or of all tasks, chooses alpha; it does so again in every resample."""
 
     def of(self, seeds: tuple[int, ...]) -> "Examples":
         """Return the examples of some of the seeds."""

@@ -1,4 +1,4 @@
-"""The conditions under which a claim speaks of runs at all, by the quantities that protocol.quantities defines.
+"""The regime of a claim: conditions on the runs that it speaks of, by the quantities of protocol.quantities.
 
 A quantity is a small function of the runs of one arm; `<x>_apart` compares the largest with the smallest x of several
 arms, `<x>_ratio` the first with the second.
@@ -23,7 +23,7 @@ from formerlab.results.read import Results
 from formerlab.statistics import CONFIDENCE
 
 CURVES = ("final_rate_share", "still_falling", "rise_from_best", "overfit", "rate_inside", "gain_of_depth")
-"""What a run that diverged is not asked: its settings and counts alone are."""
+"""Quantities that a diverged run does not have; its settings and counts remain."""
 SHOWN = {"final_rate_share": "final rate / peak", "still_falling": "nats in the last tenth"}
 
 
@@ -59,7 +59,7 @@ class ArmRuns:
         return float(values.astype(float).mean()) if len(values) else float(otherwise or 0.0)
 
     def over_seeds(self, file: str, find: Callable[[DataFrame], float]) -> float:
-        """Return the mean over seeds of a number that is found in the rows of a file; `curve` is validation loss."""
+        """Return the mean over seeds of a number in the rows of a file; `curve` is validation loss."""
         table = self.rows.curve(self.name) if file == "curve" else self.rows.rows(file, self.name)
         own = table[table["seed"].isin(self.records["seed"])]
         return float(np.mean([find(group) for _, group in own.groupby("seed")]))

@@ -1,6 +1,6 @@
 """claims.yaml as it was registered: the claims with their arms, criteria and traps, and what later versions changed.
 
-Which runs stand for an arm is what a study says of it, under its key `claims`.
+The key `claims` of a study names the runs that stand for an arm.
 """
 
 import datetime
@@ -20,7 +20,7 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class Registered(Spec):
-    """A part of claims.yaml; what is there for readers alone has no field here."""
+    """A part of claims.yaml; entries for readers alone have no field here."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -47,14 +47,14 @@ class Criterion(Registered):
 
 
 class Scales(Registered):
-    """The scales that give a verdict, and what a reader should know of the others."""
+    """The scales that give a verdict, and a note on the others."""
 
     judged: tuple[str, ...]
     why: str
 
 
 class Condition(Registered):
-    """What must be so for a claim to speak of runs at all: the mean of a quantity over seeds, held against limits."""
+    """A condition on the runs that a claim speaks of: limits of a quantity's mean over seeds."""
 
     quantity: str
     """Its name in protocol.quantities."""
@@ -65,7 +65,7 @@ class Condition(Registered):
 
 
 class Claim(Registered):
-    """One claim of a paper, or of somebody who contradicts it."""
+    """One claim of a paper, or of its critics."""
 
     id: str
     """Name; its prefix is the study."""
@@ -113,7 +113,7 @@ class ClaimRegistry(Registered):
     claims: tuple[Claim, ...]
 
     def changed(self, claim: Claim) -> str:
-        """Return what a reader must know beside a verdict: that the claim or its criterion is younger than the rest."""
+        """Return a note for a verdict whose claim or criterion is younger than the rest."""
         notes: list[str] = []
         for change in self.changes:
             for what in change.what:

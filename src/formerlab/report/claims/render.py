@@ -141,7 +141,7 @@ def all_block(found: Mapping[str, Sequence[Verdict]]) -> str:
 
 
 def counts(found: Sequence[Verdict]) -> str:
-    """Return how many claims have which verdict; what models decide and what arithmetic decides are never added up."""
+    """Return how many claims have which verdict; measured and exact claims are never added up."""
     sentences = []
     for kind in KINDS:
         words = Counter(verdict.outcome for verdict in found if verdict.claim.kind == kind)

@@ -128,7 +128,7 @@ class Rows:
         name = f"{'ln ' * logarithm}{metric} {at} {run}"
         pairs = (self.records(run).get("spec.task.kind", Series([None])) == "translation").all()
         unit = "document" if "document" in rows else "window" if pairs or "label" in rows else None
-        if at != "end" or unit is None:  # no column of what was drawn by itself
+        if at != "end" or unit is None:  # no column of documents, pairs or images
             return Level(name, values)
         means = weighted_means(rows, ["seed", unit]).unstack()
         units = {seed: means.loc[seed].to_numpy() / (mean if logarithm else 1.0) for seed, mean in found.items()}

@@ -1,4 +1,4 @@
-"""Verdicts: the criterion of a claim on its items, what they come to, and Holm's correction of the headline claims.
+"""Verdicts: the criterion of a claim on its items, their combination, and Holm's correction of headline claims.
 
 The language of criteria is arithmetic, comparisons and `and`, `or`, `not` over named quantities, by simpleeval; nothing
 but the functions of protocol.functions can be called.
@@ -28,7 +28,7 @@ MIN_SEEDS = 3
 
 
 class Item:
-    """The criterion of a claim on one item, or on a claim without items: what it finds, and the word."""
+    """The criterion of a claim on one item, or on a claim without items, and its word."""
 
     def __init__(
         self, claim: Claim, rows: Rows | None, numbers: Numbers, item: str | None, confidence: float = CONFIDENCE
@@ -51,7 +51,7 @@ class Item:
 
     @property
     def seeds(self) -> int:
-        """The fewest seeds of what is compared."""
+        """The fewest seeds of any compared arm."""
         return self._seeds_of_pairs if math.isinf(self._fewest_seeds) else int(self._fewest_seeds)
 
     @cached_property
@@ -61,7 +61,7 @@ class Item:
 
     @cached_property
     def values(self) -> dict[str, str]:
-        """What `let` names, as text: mean and interval."""
+        """The names of `let` as text: mean and interval."""
 
         def text(value: Any) -> str:
             if not isinstance(value, Quantity):
@@ -77,7 +77,7 @@ class Item:
         return "; ".join(f"{name} = {text}" for name, text in self.values.items())
 
     def decide(self, scale: str) -> "Item":
-        """Return it with its word; what is missing or out of the regime is named in its reason."""
+        """Return it with its word; its reason names missing rows and conditions that are not met."""
         claim = self.claim
         try:
             self._define()
@@ -103,7 +103,7 @@ class Item:
         return bool(self._evaluate(self.claim.criterion.holds))
 
     def _not_tested(self, scale: str) -> list[str]:
-        """Return why rows that are there decide nothing."""
+        """Return the reason why existing rows decide nothing."""
         claim, needed = self.claim, self.claim.criterion.requires
         reasons = [] if scale in claim.scales.judged else [f"scale {scale} decides nothing here: {claim.scales.why}"]
         reasons += unmet(claim, self.runs)
@@ -112,7 +112,7 @@ class Item:
         return reasons + ([f"{self.seeds} seeds of {MIN_SEEDS}"] if self._fewest_seeds < MIN_SEEDS else [])
 
     def _define(self) -> None:
-        """Find all that `let` names."""
+        """Evaluate the expressions of `let`."""
         for name, expression in self.claim.criterion.let.items():
             self.names[name] = found = self._evaluate(expression)
             if isinstance(found, Linear):  # arms may have more than those they share, over which its interval goes
@@ -204,7 +204,7 @@ def judge(claim: Claim, rows: Rows | None, numbers: Numbers, scale: str) -> Verd
 
 
 def combined(outcomes: Iterable[Outcome], combine: str | None) -> Outcome:
-    """Return what the verdicts of items come to: by `all` every item is needed, by `tested` those that are tested."""
+    """Return the combined verdict of items: `all` needs every item, `tested` those that are tested."""
     found = [outcome for outcome in outcomes if combine != "tested" or outcome != "not_tested"]
     order: tuple[Outcome, ...] = ("contradicts", "fails", "not_tested", "cannot_tell", "agrees", "holds")
     return next((outcome for outcome in order if outcome in found), "not_tested")

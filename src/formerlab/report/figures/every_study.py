@@ -1,4 +1,4 @@
-"""What every study that trains has: its curves of training, and the search for its rates.
+"""Figures of every study that trains: curves of training, and the search for its rates.
 
 A search is a family of runs that differ in `optimizer.lr` alone. Chosen is the rate with the lowest validation loss at
 the last step, the mean over seeds, as for an arm of a claim that is the best of several runs.

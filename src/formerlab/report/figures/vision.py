@@ -20,7 +20,7 @@ GROUPS = {
     "depth": "vit-dwa tokenformer-dwa",
     "floor": "",
 }
-"""Runs that answer one question, and have one colour."""
+"""Groups of runs that answer one question and share a colour."""
 PUBLISHED = {"sizes": "Table 2", "scores": "Table 4", "norms": "Table 5"}
 _COLUMNS = shown_columns("source part group run seed model top1_percent[] seeds diverged")
 

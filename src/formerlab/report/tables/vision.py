@@ -37,7 +37,7 @@ NAMES = {
     "vit-dwa": "ViT with averages over depth",
     "tokenformer-dwa": "Tokenformer with averages over depth",
 }
-"""What a reader calls a run."""
+"""Readers' names of runs."""
 
 METRICS = ("top1_percent", "top5_percent", "loss_nats", "calibration_error")
 COMPARED = "top1_points"

@@ -100,7 +100,7 @@ def mark_alpha(axes: Axes, rows: DataFrame) -> None:
 
 
 def level_with_h2o(rows: DataFrame, name: str) -> "Series[bool]":
-    """Say of every row whether the interval of its difference to H2O, in columns named so, includes 0."""
+    """Mark rows whose interval of the difference to H2O includes 0."""
     return (rows[f"{name}_low"] <= 0) & (rows[f"{name}_high"] >= 0)
 
 

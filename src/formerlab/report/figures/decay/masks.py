@@ -76,7 +76,8 @@ def _mark_even(axes: Axes, rows: DataFrame) -> None:
 ))  # fmt: skip
 def decay_bias(results: Results, runs: Sequence[str]) -> DataFrame:
     """Which keys a cache of 20 % (or the budget nearest to it) keeps, against the forgetting factor alpha of Decay
-    without a recent part; what has no alpha is a level at the same budget. Share of the kept keys among the first 40 %
+    without a recent part; a policy without alpha is a level at the same
+    budget. Share of the kept keys among the first 40 %
     and 10 % of the positions, their mean position (0 the first, 1 the last), and 1 - cosine between the attention rows
     and the ideal ones, with and without position 0, an attention sink that decides the cosine alone. Dotted: alpha 0.2,
     the published choice; level, what an even choice of keys would give. Last, published: A2SF (arXiv:2407.20485), Table

@@ -60,7 +60,7 @@ def _with_published(ours: DataFrame, *curves: tuple[str, str]) -> DataFrame:
 
 
 def _costs(column: str, label: str, title: str) -> Callable[[DataFrame], Figure]:
-    """Return what draws our points against a column, and the published ones against theirs."""
+    """Return a function that draws our points against a column, and the published ones against theirs."""
     theirs = {"x": "tpu_v4_hours", "xlabel": "training cost (TPU v4 hours)", "title": "124M to 1.4B parameters"}
     panel = _loss_panel(column, by="_series", log="x", xlabel=label, title=title, published=theirs)
     return sheet(panel, columns=1, height=2.8)

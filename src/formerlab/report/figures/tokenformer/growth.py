@@ -35,7 +35,7 @@ _LOSS = "loss_minus_parent_nats"
 
 
 def _label(variant: str, equal: str | None) -> str:
-    """Return what a reader calls a run; a parent trained on is told by what it shares with a model that grew."""
+    """Return the readers' name of a run; a parent trained on is named by what it has in common with a grown model."""
     if equal is not None:
         return "the parent, trained on" + (f"\n(not grown, equal {equal})" if equal else "\n(not grown)")
     keys, tau, *changes = variant.removeprefix(f"{GROWN}: ").split(", ")
