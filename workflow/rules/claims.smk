@@ -1,4 +1,4 @@
-# The registered claims: what needs no training is computed, the rest is judged by the rows of finished runs.
+# The registered claims: exact ones are computed without training, the others judged by the rows of finished runs.
 
 
 rule exact:

@@ -1,4 +1,4 @@
-# What the rules ask the plan, and the judge.
+# The rules' questions to the plan and to the judge.
 
 import re
 
@@ -12,7 +12,7 @@ ON_A_GPU = 1 if PLAN["device"] == "cuda" else 0
 JUDGE = Judge(PLAN)
 REPORTED = {"png": "picture", "html": "table", "csv": "its numbers (CSV file)"}
 ATTEMPTS = Attempts(JUDGE.folder)
-# Within a cluster job nothing is judged: it was submitted because it is to run.
+# Within a cluster job nothing is judged: it was submitted to run.
 STALE = JUDGE.stale() if workflow.is_main_process else {}
 STALE_LIST = JUDGE.write_stale(ROOT / ".formerlab/stale") if STALE else None
 
@@ -37,7 +37,8 @@ def records(*stages):
 
 
 def reading(stage, *functions):
-    """Return a function that gives what a job of a stage reads, in such a way that Snakemake runs what the judge says.
+    """Return a function that gives the inputs of a stage's job, chosen so that Snakemake runs the jobs that the judge
+    names.
 
     What is stale also reads the list of all that is, which is younger: so it runs again, whoever made it. What is
     current does not run for the times of files, which a copy changes. Anything else is missing, and runs.
@@ -92,7 +93,7 @@ def model(wildcards):
 
 
 def all_cores(wildcards):
-    """Return as many cores as leave none to another job; a cluster is asked for a node instead."""
+    """Return all cores, so that no other job runs; a cluster is asked for a node instead."""
     return workflow.cores if workflow.local_exec else PLAN["threads"]
 
 
@@ -120,7 +121,7 @@ def memory(stage, first):
 
 
 def common_memory(wildcards):
-    """Return the host memory of a job that the scale's own says all about, and of a released model its weights."""
+    """Return the host memory of a job: the scale's own, and the weights of a released model."""
     job = PLAN["load"].get(wildcards.get("id"))
     held = job["cost"]["memory_bytes"] // 2**20 if job else 0
     return 2 * PLAN["memory_mb"] + held
@@ -158,7 +159,7 @@ def nodes(wildcards):
 
 
 def launcher(wildcards):
-    """Return what starts a run on several machines: with it the executor leaves the job's step to the command."""
+    """Return the option with which the executor leaves the step of a job on several machines to its command."""
     return "srun" if nodes(wildcards) else None
 
 
@@ -169,8 +170,8 @@ def spread(wildcards):
 
 
 def minutes(stage):
-    """Return a function that gives twice the predicted time of a job, at least 10 minutes, as far as one job may run;
-    where nobody can predict it, as far as one job may run."""
+    """Return a function that gives twice the predicted time of a job, at least 10 minutes and at most the limit of one
+    job; without a prediction it is that limit."""
 
     def requested(wildcards):
         cost = PLAN[stage][wildcards.id].get("cost")
@@ -193,10 +194,10 @@ def reported(file, study):
     )
 
 
-# A stage owns its files: it replaces what it makes anew, and refuses where another process is at the same work. Snakemake
-# would delete them before the stage starts and after it fails, also when they are that other process's.
+# A stage owns its files: it replaces them, and refuses to work beside another process that does the same work.
+# Snakemake would delete them before the stage starts and after it fails, even those of that other process.
 def but_for_stages(method):
-    """Return a method of Snakemake's jobs that leaves stages alone."""
+    """Return a method of Snakemake's jobs that does nothing for stages."""
 
     async def chosen(job, *arguments):
         if job.rule.name not in STAGES:
@@ -209,8 +210,8 @@ Job.remove_existing_output = but_for_stages(Job.remove_existing_output)
 Job.cleanup = but_for_stages(Job.cleanup)
 
 
-# `--until train` ends at every run, also at one that others grow from: Snakemake then finds jobs left that it may not
-# start, and calls that a bug of its own. The last run of a line is where it ends.
+# `--until train` would end at every run, even at one that others grow from: Snakemake then finds jobs left that it
+# may not start, and reports a bug of its own. So it ends at the last run of a chain.
 ends_at = DAG.in_until
 
 
@@ -224,13 +225,13 @@ def ends_at_last(dag, job):
 DAG.in_until = ends_at_last
 
 
-# Snakemake tries every job again that fails, as often as its retries say, and has no way but this to say which of them
-# would end the same way. What is no stage runs here, where no attempt differs from another.
+# Snakemake tries every failed job again, as often as `retries` says; this is the only way to stop it where each
+# attempt would end the same way. Jobs that are not stages run here, where all attempts are alike.
 retries_allowed = Job.restart_times.fget
 
 
 def retries_left(job):
-    """Return how often a job may be tried again: not at all where that is in vain."""
+    """Return how often a job may be tried again; 0 where that is in vain."""
     stage = job.rule.name
     hopeful = stage in STAGES and ATTEMPTS.worth_another(
         stage, name_of(job.wildcards), job.attempt
@@ -243,7 +244,7 @@ if workflow.is_main_process:
 
 
 def start_nothing_twice():
-    """Stop where a job of this call is another process's at the moment, as after a Snakemake that was killed."""
+    """Stop where another process works on a job of this call, as after a Snakemake that was killed."""
     jobs = [
         (job.rule.name, name_of(job.wildcards)) for job in workflow.dag.needrun_jobs()
     ]

@@ -20,7 +20,7 @@ for name, job in PLAN["draw"].items():
             "FORMERLAB_LOG={log:q} python -m formerlab draw --go-on {params.names:q} 2>&1 | keep {log:q}"
 
 
-# Every finished run with what it cost and what it came from.
+# Every finished run with its cost and its origin.
 rule runs:
     input:
         expand(f"{RESULTS}/{{id}}/run.json", id=made_runs(PLAN)),

@@ -1,4 +1,4 @@
-# What the table of stages (src/formerlab/results/stages.py) measures: a rule for each stage.
+# Measurements: a rule for each such stage of the table (src/formerlab/results/stages.py).
 
 # Of a trained model: questions, cache policies, translations, ...
 for name, stage in MEASURED.items():
@@ -25,9 +25,8 @@ for name, stage in MEASURED.items():
             "python -m formerlab {params.stage} {wildcards.id} 2>&1 | keep {log:q}"
 
 
-# Alone on the machine: how fast the runs of a study are, and how decoding depends on the length. Such a job takes all
-# cores that Snakemake was given, so it runs beside no other, and it needs nothing, so it comes first of all. On a
-# cluster it has a node to itself.
+# Speed of the runs of a study, and of decoding by length, measured alone on the machine. Such a job takes all cores
+# of Snakemake, so no other runs beside it. It has no inputs, so it comes first. On a cluster it has a node to itself.
 for name, stage in TIMED.items():
 
     rule:
@@ -39,7 +38,7 @@ for name, stage in TIMED.items():
             multiext(f"{RESULTS}/{{study}}/", *stage.written),
         log:
             f"{LOGS}/{name}/{{study}}.log",
-        priority: 100000000  # first, or it would wait for the last of all runs
+        priority: 100000000  # first, else it would wait for all runs
         threads: all_cores
         resources:
             mem_mb=memory(name, timing_memory(name)),

@@ -1,4 +1,4 @@
-# What can be asked for by name.
+# Targets by name.
 
 
 rule data_only:

@@ -1,5 +1,5 @@
-# All finished runs into MLflow: one writer, and a server that is away fails nothing. How often a sync has failed so far is
-# a parameter of the rule, so one that failed is done again by the next call.
+# All finished runs into MLflow: one writer, and a missing server fails no job. The number of failed syncs is a
+# parameter of the rule, so the next call repeats a failed one.
 
 from formerlab.plan.judge import failed_syncs
 

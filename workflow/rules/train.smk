@@ -1,4 +1,4 @@
-# One training run, or a released model in its place. They leave files of the same names, for different runs.
+# One training run, or a released model. Both leave files of the same names.
 
 
 rule load:
