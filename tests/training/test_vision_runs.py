@@ -137,6 +137,7 @@ def signalled_while_images_are_made(rank, digits, out):
         return made_ahead(images, *words)
 
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "2")  # a worker then has a thread of BLAS, to which a signal may go
         patch.setattr(TrainingImages, "workers", property(lambda images: 1, lambda images, value: None), raising=False)
         patch.setattr(TrainingImages, "_made_ahead", made)
         with pytest.raises(StoppedEarly, match=r"stopped after step 2 of 8 \(SIGTERM"):

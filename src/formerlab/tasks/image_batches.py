@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from multiprocessing import resource_tracker
 from threading import Thread
 from typing import Any, NamedTuple
 
@@ -38,6 +39,8 @@ Positions = NDArray[np.int64]
 """Positions in the batch of a step."""
 Key = tuple[int, int, int, Positions]
 """Seed, number of the batch's random changes, position of the batch in the row of epochs, positions in the batch."""
+ENDING = {signal.SIGTERM, signal.SIGINT}
+"""Signals that end a process."""
 
 
 class Mix(NamedTuple):
@@ -192,16 +195,19 @@ class TrainingImages(Dataset[Drawn]):
         how: dict[str, Any] = {"multiprocessing_context": "spawn", "worker_init_fn": _end_for_parent}
         how |= {"generator": torch.Generator()}  # it draws a seed, which would shift the dropout of this step
         loader: Any = DataLoader(self, batch_size=None, sampler=keys, num_workers=self.workers, **how)
-        return iter(loader)
+        resource_tracker.ensure_running()  # else the first worker starts it, which unblocks signals
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # every thread of a worker inherits it
+        try:
+            return iter(loader)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end_for_parent(worker: int) -> None:
     """End when the parent says so, not at a signal to the whole job, whose last step still needs images."""
-    signals = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
 
     def wait() -> None:
-        while signal.sigwaitinfo(signals).si_pid != os.getppid():
+        while signal.sigwaitinfo(ENDING).si_pid != os.getppid():
             pass
         os._exit(0)
 
