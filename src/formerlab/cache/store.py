@@ -37,7 +37,8 @@ class Store:
         """Return a store of at least `capacity` slots."""
         batch, key_heads, _, d_head = k.shape
         capacity = -(-capacity // SIMD) * SIMD
-        keys, values = k.new_zeros(batch, key_heads, capacity, d_head), v.new_zeros(batch, key_heads, d_head, capacity)
+        keys = k.new_zeros(batch, key_heads, capacity, d_head)
+        values = v.new_zeros(batch, key_heads, v.shape[3], capacity)
         scores = k.new_empty(0, dtype=torch.promote_types(k.dtype, torch.float32))
         return Store(keys, values, policy.empty_state(budgets, key_heads, capacity, scores))
 

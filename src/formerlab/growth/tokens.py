@@ -209,7 +209,10 @@ def _with_tau(parent: AnyModel, child: AnyModel, rule: TauRule) -> Any:
     for name, new in _pattentions(child).items():
         old = _pattentions(parent)[name]
         if new.tokens < old.tokens:
-            raise UserError(f"cannot grow {name}.tokens={old.tokens} into {new.tokens}: growth never removes tokens")
+            raise UserError(
+                f"cannot grow {name}.tokens={old.tokens} into {new.tokens}: growth never removes tokens; "
+                f"ask for at least {old.tokens}"
+            )
         tau = old.scale if rule == "keep" else None
         if new.tau not in (None, tau):
             gives = "the square root of the token count" if tau is None else tau

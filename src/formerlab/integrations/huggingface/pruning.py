@@ -76,7 +76,7 @@ class PolicyCache(Cache):  # type: ignore[misc]
             )
         if not begun:
             if share and columns - max(padding) == 1:
-                raise UserError(f"budget {self.budget}: one token has no share to keep; give a count of entries")
+                raise UserError(f"budget {self.budget}: a prompt of one token has no share; give a count of entries")
             self._begin(padding, tokens.device)
 
     def _begin(self, padding: list[int], device: torch.device) -> None:
