@@ -180,7 +180,8 @@ STAGES = (27, 130)
 
 def _mark_paper(axes: Axes, rows: DataFrame) -> None:
     axes.axvspan(*STAGES, color=PUBLISHED_INK, alpha=0.12, linewidth=0, zorder=0)
-    axes.text(STAGES[0], 0.98, " PUBLISHED stages", transform=axes.get_xaxis_transform(), va="top", color=PUBLISHED_INK)
+    place = {"transform": axes.get_xaxis_transform(), "ha": "right"}
+    axes.text(STAGES[1], 0.02, "PUBLISHED stages ", color=PUBLISHED_INK, **place)
 
 
 @plot(reads="test.csv", runs="annealed-*-short annealed-*-medium annealed-*-long", needs="annealed-trained-on-*",
