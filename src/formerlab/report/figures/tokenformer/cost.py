@@ -180,8 +180,8 @@ STAGES = (27, 130)
 
 def _mark_paper(axes: Axes, rows: DataFrame) -> None:
     axes.axvspan(*STAGES, color=PUBLISHED_INK, alpha=0.12, linewidth=0, zorder=0)
-    place = {"transform": axes.get_xaxis_transform(), "ha": "right"}
-    axes.text(STAGES[1], 0.02, "PUBLISHED stages ", color=PUBLISHED_INK, **place)
+    across = axes.get_xaxis_transform()
+    axes.text(STAGES[1], 0.02, "PUBLISHED stages ", ha="right", transform=across, color=PUBLISHED_INK)
 
 
 @plot(reads="test.csv", runs="annealed-*-short annealed-*-medium annealed-*-long", needs="annealed-trained-on-*",
