@@ -96,6 +96,7 @@ class Linear(Quantity):
     """A sum of numbers of runs with coefficients, paired by seed."""
 
     terms: Mapping[Level, float]
+    constant: float = 0.0
 
     @property
     def seeds(self) -> list[int]:
@@ -106,7 +107,7 @@ class Linear(Quantity):
     def by_seed(self) -> Float[np.ndarray, " seeds"]:
         """Its value for each of them."""
         columns = [[c * level.values[seed] for seed in self.seeds] for level, c in self.terms.items()]
-        return np.asarray(np.sum(columns, axis=0))
+        return np.asarray(np.sum(columns, axis=0) + self.constant)
 
     def interval(self, confidence: float) -> Interval:
         """Return Student's t interval over seeds, and over documents where there are enough."""
@@ -117,22 +118,26 @@ class Linear(Quantity):
         return t_interval(float(values.mean()), parts, confidence, seeds=seeds, method="student")
 
     def __mul__(self, factor: float) -> "Linear":
-        return Linear({level: factor * c for level, c in self.terms.items()})
+        return Linear({level: factor * c for level, c in self.terms.items()}, factor * self.constant)
 
-    def __add__(self, other: "Linear") -> "Linear":
-        return Linear({**self.terms, **{level: c + self.terms.get(level, 0.0) for level, c in other.terms.items()}})
+    def __add__(self, other: Any) -> "Linear":
+        if not isinstance(other, Linear):
+            return replace(self, constant=self.constant + other)
+        terms = {level: c + self.terms.get(level, 0.0) for level, c in other.terms.items()}
+        return Linear({**self.terms, **terms}, self.constant + other.constant)
 
     def _between(self, own: float, seeds: int) -> tuple[float, float]:
         """Return the variance of the mean over seeds: pooled, unless its own one is larger than chance would have."""
         coefficients = [*self.terms.values()]
         if abs(sum(coefficients)) < 1e-9 and (pool := next(iter(self.terms)).pooled(self.terms)) is not None:
-            expected, freedom = pool[0] * sum(c**2 for c in coefficients), pool[1]
+            variance, freedom = pool
+            expected = variance * sum(c**2 for c in coefficients)
             if own <= expected * float(special.fdtri(seeds - 1, freedom, POOL_CHECK)):
                 return expected / seeds, freedom
         return own / seeds, seeds - 1
 
     def documents(self) -> list[tuple[float, float]]:
-        """Return the variance of the choice of documents; None where they are few or unknown."""
+        """Return the variance of the choice of documents; empty where they are few or unknown."""
         weights = next(iter(self.terms)).weights
         if weights is None or len(weights) < MIN_UNITS:
             return []
@@ -193,7 +198,7 @@ class Paired(Quantity):
         return self._map(lambda numbers: factor * numbers)
 
     def __add__(self, other: Any) -> "Paired":
-        if isinstance(other, float):
+        if not isinstance(other, Paired):
             return self._map(lambda numbers: numbers + other)
         if self.of_seeds.keys() != other.of_seeds.keys():
             raise MissingRowsError("two paired differences are of different seeds")
