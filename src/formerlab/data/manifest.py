@@ -55,6 +55,7 @@ def check_hashes(expected: Mapping[Path, str | None], cache: Path | None = None)
     for path in expected:
         if not path.is_file():
             raise UserError(f"{path}: no such file; {REMEDY}")
-    for path, found in file_hashes(expected, cache).items():
-        if (due := expected[path]) not in (None, found):
-            raise UserError(f"{path}: damaged or changed (SHA-256 {found[:16]}..., expected {due:.16}...); {REMEDY}")
+    known = {path: due for path, due in expected.items() if due is not None}
+    for path, found in file_hashes(known, cache).items():
+        if found != (due := known[path]):
+            raise UserError(f"{path}: damaged or changed (SHA-256 {found[:16]}..., expected {due[:16]}...); {REMEDY}")
