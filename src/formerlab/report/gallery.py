@@ -76,17 +76,13 @@ def gallery(
         command = f"snakemake --cores 2 {name} --config scale={results.scale}"
         own = claims[of_study == name]
         inside = [
-            *(pages.heading(study["title"]), pages.paragraph(study["question"])),
+            pages.heading(study["title"]),
+            pages.paragraph(study["question"]),
             "" if found else f'<p class="small">Nothing is drawn yet: <code>{escape(command)}</code></p>',
             _verdicts("All claims of this study", own),
             *(_article(drawing, drawings[drawing.name], figures, own, results) for drawing in found),
         ]
         sections.append(f'<section id="{escape(name)}">{"".join(inside)}</section>')
-    boxes = [
-        "".join(f"<p><b>{escape(stage)}</b> {count} job{'s' * (count != 1)}</p>" for stage, count in group.items())
-        for group in stages
-        if group
-    ]
     whole = pages.page(f"formerlab at scale {results.scale}", [
         pages.paragraph(_scope(results)),
         f'<div class="heads">{"".join(heads)}</div>',
@@ -97,8 +93,7 @@ def gallery(
         ),
         *sheets,
         *sections,
-        f"<section>{pages.heading('The workflow, by stage')}",
-        f'<div class="stages">{" &rarr; ".join(f"<div>{box}</div>" for box in boxes)}</div></section>',
+        f"<section>{pages.heading('The workflow, by stage')}{_workflow(stages)}</section>",
         f"<section>{pages.heading('Provenance and cost')}{_provenance(results, figures)}</section>",
     ])  # fmt: skip
     return whole.replace("</style>", f"{STYLE}</style>", 1)
@@ -168,6 +163,16 @@ def _verdicts(title: str, claims: DataFrame) -> str:
 
 def _chip(outcome: str) -> str:
     return f'<span class="verdict {escape(outcome)}">{escape(outcome.replace("_", " "))}</span>'
+
+
+def _workflow(stages: Sequence[Mapping[str, int]]) -> str:
+    """Return the stages as boxes with their jobs, from left to right."""
+    boxes = [
+        "".join(f"<p><b>{escape(stage)}</b> {count} job{'s' * (count != 1)}</p>" for stage, count in group.items())
+        for group in stages
+        if group
+    ]
+    return f'<div class="stages">{" &rarr; ".join(f"<div>{box}</div>" for box in boxes)}</div>'
 
 
 def _provenance(results: Results, figures: Path) -> str:

@@ -80,8 +80,11 @@ def local_task(name: str, suite: LocalSuite) -> dict[str, Any]:
         "num_fewshot": suite.shots,
         "fewshot_split": "train" if suite.shots_from else "test",
         "metric_list": [
-            {"metric": metric, "aggregation": "mean", "higher_is_better": True}
-            | ({"aggregation": metric, "higher_is_better": False} if metric == "perplexity" else {})
+            {
+                "metric": metric,
+                "aggregation": "perplexity" if metric == "perplexity" else "mean",
+                "higher_is_better": metric != "perplexity",
+            }
             for metric in metrics
         ],
         "metadata": {"version": suite.version},
