@@ -8,8 +8,9 @@ from fixtures.rows import draw_one, dwa, grown, make_run, make_tokenformer, mode
 from formerlab.report.claims.registry import Arm, ClaimArms
 from formerlab.report.claims.rows import Rows
 from formerlab.report.drawings import declaration
-from formerlab.report.scaling import against_envelope, power_law, scaling_laws
+from formerlab.report.scaling import power_law
 from formerlab.report.tables.denseformer import gains
+from formerlab.report.tables.tokenformer import tokenformer_envelope, tokenformer_laws
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 
@@ -56,7 +57,7 @@ def test_an_irreducible_loss_is_found_where_there_is_one_and_missed_where_there_
 
 def test_the_laws_of_runs_are_those_of_their_means(tmp_path):
     make_tokenformer(tmp_path, (0,))
-    rows = scaling_laws(Results(tmp_path), ("envelope-*",)).set_index("loss_against")
+    rows = tokenformer_laws.ours(Results(tmp_path), ("envelope-*",)).set_index("loss_against")
     assert rows.loc["parameters without embedding, at equal tokens", "exponent"] == pytest.approx(-0.05, abs=0.01)
     assert rows.loc["tokens, at equal parameters", "exponent"] == pytest.approx(-0.04, abs=0.01)
     assert list(rows["points"])[1:] == [9, 9]
@@ -80,7 +81,7 @@ def with_chain(root):
 def test_a_chain_pays_for_its_ancestors_and_is_compared_at_equal_loss(tmp_path):
     with_chain(tmp_path)
     results = Results(tmp_path)
-    rows = against_envelope(results, ("*",)).set_index("run")
+    rows = tokenformer_envelope.ours(results, ("*",)).set_index("run")
     assert rows.loc["grown-random-sqrt-2", "flops_ratio"] == pytest.approx(0.5)
     assert rows.loc["grown-random-sqrt-2", "tokens_cumulative"] == 600
     assert rows.loc["trained-on-2", "variant"] == "Tokenformer, trained on"
@@ -95,7 +96,7 @@ def test_runs_on_other_data_are_no_part_of_the_chains(tmp_path):
     with_chain(tmp_path)
     other = {"data": {"name": "second", "fingerprint": "another"}, **tokenformer(1, init="tokenformer-1")}
     exact(tmp_path, "tokenformer", "continued-tokenformer-ungrown", 0, 3.5, **other)
-    assert "continued-tokenformer-ungrown" not in set(against_envelope(Results(tmp_path), ("*",))["run"])
+    assert "continued-tokenformer-ungrown" not in set(tokenformer_envelope.ours(Results(tmp_path), ("*",))["run"])
 
 
 def test_a_parent_trained_on_is_told_by_what_it_shares_with_what_grew(tmp_path):

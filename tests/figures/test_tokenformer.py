@@ -6,9 +6,9 @@ import pytest
 from fixtures.rows import draw_one, grown, make_run, make_tokenformer, tokenformer, transformer, write_csv
 
 from formerlab.report.drawings import catalogue, rows_of
-from formerlab.report.runs import minus
+from formerlab.report.runs import at_end, held_out, minus, validation_losses
 from formerlab.report.tables.tokenformer import tokenformer_formulas
-from formerlab.report.tokenformer import Shape, at_step, by_step, means
+from formerlab.report.tokenformer import Shape, means
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 
@@ -37,9 +37,9 @@ def test_curves_are_means_over_tokens_then_over_seeds(tmp_path):
     folder = tmp_path / "tokenformer/tokenformer-1/seed0"
     unequal = [(0, "valid", 0, 30, 5.0), (0, "valid", 1, 10, 6.0), (0, "test", 0, 10, 9.0)]
     write_csv(folder / "eval.csv", TABLES["eval.csv"].required, unequal)
-    curves = by_step(Results(tmp_path), ("*",))
-    assert at_step(curves, "tokenformer-1", 0).to_dict() == {0: 5.25, 1: 6.0}
-    assert at_step(curves, "tokenformer-1").to_dict() == {0: 5.25, 1: 5.0}
+    curves = validation_losses(Results(tmp_path), "tokenformer")
+    assert held_out(curves.query("step == 0"), "tokenformer-1").to_dict() == {0: 5.25, 1: 6.0}
+    assert held_out(at_end(curves), "tokenformer-1").to_dict() == {0: 5.25, 1: 5.0}
     first = means(curves).query("step == 0").iloc[0]
     assert first["loss_nats"] == pytest.approx(5.625)
     assert first["loss_nats_low"] < 5.25

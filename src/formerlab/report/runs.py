@@ -110,6 +110,18 @@ def held_out_losses(results: Results, study: str, runs: Sequence[str] = ("*",)) 
     return records.join(weighted_means(results.rows("test.csv", study, runs), ["run", "seed"]), on=["run", "seed"])
 
 
+@once
+def validation_losses(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
+    """Return the validation loss of every run, seed and evaluated step: the mean of eval.csv over tokens, in nats."""
+    rows = results.rows("eval.csv", study, runs)
+    return weighted_means(rows[rows["split"] == "valid"], ["run", "seed", "step"]).reset_index()
+
+
+def at_end(curves: DataFrame) -> DataFrame:
+    """Return the rows of the last step of each run and seed."""
+    return curves[curves["step"] == curves.groupby(["run", "seed"])["step"].transform("max")]
+
+
 def by_run(rows: DataFrame, values: Sequence[str] = ("loss_nats",), first: Iterable[str] = ()) -> DataFrame:
     """Return a row per run: the mean of each value over its seeds with Student's interval, and the seeds' common
     columns.

@@ -7,20 +7,17 @@ unknown, which nine points seldom tell from none: beside each law stands the one
 test for it.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 from pandas import DataFrame
 from scipy import special
 
-from formerlab.report.claims.envelope import flops_at_loss, of_seed, on_envelope
-from formerlab.report.runs import by_run, chain, ends, held_out_losses, parent
-from formerlab.results.read import Results
-from formerlab.statistics import CONFIDENCE, student
+from formerlab.report.claims.envelope import on_envelope
+from formerlab.report.runs import by_run, chain, parent
+from formerlab.statistics import CONFIDENCE
 
 STUDY = "tokenformer"
 FROM_SCRATCH = ("envelope-", "modern-chosen", "long-modern-chosen")
@@ -75,22 +72,6 @@ def from_scratch(losses: DataFrame) -> DataFrame:
     return points.sort_values([PARAMETERS, TOKENS], ignore_index=True)
 
 
-def scaling_laws(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per exponent: of FLOPs, and of parameters and tokens together."""
-    losses = held_out_losses(results, STUDY, runs)
-    if losses.empty:
-        return DataFrame()
-    points = from_scratch(losses)
-    lowest, sizes = points[points["lowest"]], "parameters without embedding, at equal tokens"
-    both = {sizes: points[PARAMETERS], "tokens, at equal parameters": points[TOKENS]}
-    laws = (
-        power_law(lowest["loss_nats"], {"FLOPs, lower envelope": lowest[FLOPS]}),
-        power_law(points["loss_nats"], both),
-    )
-    found: DataFrame = pd.concat(laws, ignore_index=True)
-    return found
-
-
 def chains(losses: DataFrame) -> DataFrame:
     """Return a row per run that starts from another on the data of the envelope, and per ancestor of one.
 
@@ -108,25 +89,3 @@ def chains(losses: DataFrame) -> DataFrame:
     points["parent"] = [parent(losses, run) for run in points["run"]]
     points["tokens_cumulative"] = [tokens[chain(losses, run)].sum() for run in points["run"]]
     return points
-
-
-def against_envelope(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run of a chain: its cost, and by what models from scratch need for its loss.
-
-    `flops_ratio` is claims.yaml's flops_ratio_at_equal_loss, a value per seed, with Student's interval over seeds.
-    """
-    losses = held_out_losses(results, STUDY, runs)
-    started = chains(losses) if len(losses) else DataFrame()
-    if started.empty:
-        return started
-    scratch = losses[losses["run"].str.startswith(FROM_SCRATCH)]
-    rows: list[dict[Any, Any]] = []
-    for row in started.sort_values(FLOPS).to_dict("records"):
-        own, ratios = losses[losses["run"] == row["run"]], []
-        for seed, cost, loss in zip(own["seed"], own[FLOPS], own["loss_nats"], strict=True):
-            points = of_seed(scratch, seed)
-            ratios.append(cost / flops_at_loss(loss, points[FLOPS], points["loss_nats"]))
-        known = not np.isnan(ratios).any()
-        rows.append(row | ends("flops_ratio", student(ratios if known else [])))
-        rows[-1]["envelope"] = None if known else "beyond its ends"
-    return DataFrame(rows)

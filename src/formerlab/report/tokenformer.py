@@ -8,19 +8,9 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.claims.envelope import on_envelope
-from formerlab.report.runs import (
-    GROWN,
-    by_run,
-    chain,
-    held_out,
-    held_out_losses,
-    parent,
-    summary,
-    with_seeds,
-)
+from formerlab.report.runs import GROWN, by_run, chain, held_out_losses, parent, summary, with_seeds
 from formerlab.report.scaling import FROM_SCRATCH
 from formerlab.results.read import Results
-from formerlab.statistics import weighted_means
 
 STUDY = "tokenformer"
 SIZES = (1, 2, 3, 4)
@@ -110,25 +100,11 @@ ELSEWHERE = ("score-", "layernorm-", "matched-", "modern-", "classic-", "long-",
 """The same of runs that have figures and tables of their own."""
 
 
-def by_step(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return the validation loss of every run, seed and evaluated step: the mean over batches, by tokens, in nats."""
-    rows = results.rows("eval.csv", STUDY, runs)
-    return weighted_means(rows[rows["split"] == "valid"], ["run", "seed", "step"]).reset_index()
-
-
 def means(curves: DataFrame, minus: Mapping[Hashable, str] | None = None) -> DataFrame:
     """Return the mean over seeds of each run and step with Student's interval; `minus` is as of `summary`."""
     found = summary(curves, "loss_nats", ["run", "step"], minus).query("part == 'mean'")
     columns = ["source", "run", "step", "loss_nats", "loss_nats_low", "loss_nats_high", "seeds"]
     return found.reindex(columns=columns).astype({"step": float})
-
-
-def at_step(curves: DataFrame, run: str, step: float | None = None) -> "pd.Series[float]":
-    """Return a run's validation loss by seed at a step, or at its last one."""
-    rows = curves[curves["run"] == run]
-    return held_out(
-        rows[rows["step"] == (rows.groupby("seed")["step"].transform("max") if step is None else step)], run
-    )
 
 
 class Shape(NamedTuple):

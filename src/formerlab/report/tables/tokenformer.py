@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
+from formerlab.report.claims.envelope import flops_at_loss, of_seed
 from formerlab.report.drawings import table
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published, published_rows
@@ -14,6 +16,7 @@ from formerlab.report.runs import (
     TOKENFORMER,
     TRAINED_ON,
     TRANSFORMER,
+    at_end,
     by_run,
     ends,
     gap,
@@ -24,9 +27,10 @@ from formerlab.report.runs import (
     main_first,
     minus,
     recorded,
+    validation_losses,
 )
-from formerlab.report.scaling import against_envelope, scaling_laws
-from formerlab.report.tokenformer import METHODS, STAGES, Shape, at_step, before_growth, by_step, shape_of
+from formerlab.report.scaling import FLOPS, FROM_SCRATCH, PARAMETERS, TOKENS, chains, from_scratch, power_law
+from formerlab.report.tokenformer import METHODS, STAGES, Shape, before_growth, shape_of
 from formerlab.results.read import Results
 from formerlab.statistics import student
 
@@ -172,14 +176,15 @@ def tokenformer_ablation(results: Results, runs: Sequence[str]) -> DataFrame:
     is better. Brackets: 95 % Student t interval over seeds, differences paired by seed.
     """
     losses = held_out_losses(results, STUDY, runs)
-    curves, rows = by_step(results, runs), []
-    parent = at_step(curves, before_growth(losses, "Tokenformer"))
+    curves, rows = validation_losses(results, STUDY, runs), []
+    parent = held_out(at_end(curves), before_growth(losses, "Tokenformer"))
+    first_step = curves[curves["step"] == 0]
     grown = losses[losses["run"].str.startswith(("grown-", "trained-on-"))]
     for record in grown.drop_duplicates("run").to_dict("records"):
         run, final = record["run"], held_out(losses, record["run"])
         grew = isinstance(record["spec.growth.keys"], str)
         row = {"run": run} | (growth_by_tokens(record) if grew else {"keys": f"not grown, {TRAINED_ON}"})
-        row |= ends("start_minus_parent_nats", student(minus(at_step(curves, run, 0), parent)))
+        row |= ends("start_minus_parent_nats", student(minus(held_out(first_step, run), parent)))
         row |= ends("loss_nats", student(final)) | gap(losses, run, PUBLISHED, "loss_minus_published_nats")
         rows.append(row | {"seeds": len(final)})
     return DataFrame(rows).sort_values("loss_nats", ignore_index=True) if rows else DataFrame()
@@ -238,9 +243,10 @@ def tokenformer_modern(results: Results, runs: Sequence[str]) -> DataFrame:
     (124M) and 0.15 bits per byte (17M, feed-forward only) above a modern Transformer.
     """
     losses = held_out_losses(results, STUDY, runs)
-    points, curves = by_run(losses, first=["regime", "spec.optimizer.lr"]), by_step(results, runs)
+    points = by_run(losses, first=["regime", "spec.optimizer.lr"])
     points["arm"] = points["run"].str.rpartition("-")[0]  # long-matched, where the budget is a longer one
-    points["validation"] = [at_step(curves, run).mean() for run in points["run"]]
+    validation = at_end(validation_losses(results, STUDY, runs)).groupby("run")["loss_nats"].mean()
+    points["validation"] = points["run"].map(validation)
     best = points.loc[points.groupby("arm")["validation"].idxmin()].set_index("arm")["run"].to_dict()
     points = points.sort_values(["arm", "loss_nats"], ignore_index=True)
     chosen = points["arm"].map(best)
@@ -262,7 +268,20 @@ def tokenformer_envelope(results: Results, runs: Sequence[str]) -> DataFrame:
     full schedule) reaches the same held-out loss, interpolated in logarithms; 0.5 would be half the cost. A value
     per seed, in brackets the 95 % Student t interval over seeds. Beyond its ends the envelope says nothing.
     """
-    return against_envelope(results, runs)
+    losses = held_out_losses(results, STUDY, runs)
+    started = chains(losses) if len(losses) else DataFrame()
+    if started.empty:
+        return started
+    scratch, rows = losses[losses["run"].str.startswith(FROM_SCRATCH)], []
+    for row in started.sort_values(FLOPS).to_dict("records"):
+        ratios = []
+        for seed, own in losses[losses["run"] == row["run"]].set_index("seed").iterrows():
+            points = of_seed(scratch, seed)
+            ratios.append(own[FLOPS] / flops_at_loss(own["loss_nats"], points[FLOPS], points["loss_nats"]))
+        known = not np.isnan(ratios).any()
+        rows.append(row | ends("flops_ratio", student(ratios if known else [])))
+        rows[-1]["envelope"] = None if known else "beyond its ends"
+    return DataFrame(rows)
 
 
 @table(reads="test.csv", runs="envelope-* modern-chosen long-modern-chosen")
@@ -275,4 +294,12 @@ def tokenformer_laws(results: Results, runs: Sequence[str]) -> DataFrame:
     law is kept unless p is small. Larger models over wider ranges have exponents of -0.050, -0.076 and -0.095
     (Kaplan et al., arXiv:2001.08361).
     """
-    return scaling_laws(results, runs)
+    losses = held_out_losses(results, STUDY, runs)
+    if losses.empty:
+        return DataFrame()
+    points = from_scratch(losses)
+    lowest = points[points["lowest"]]
+    both = {"parameters without embedding, at equal tokens": points[PARAMETERS],
+            "tokens, at equal parameters": points[TOKENS]}  # fmt: skip
+    of_lowest = power_law(lowest["loss_nats"], {"FLOPs, lower envelope": lowest[FLOPS]})
+    return pd.concat([of_lowest, power_law(points["loss_nats"], both)], ignore_index=True)
