@@ -29,7 +29,7 @@ def ledger(results: Results) -> DataFrame:
     objection = results.objection
     records = [
         flatten(record) | {"plan": (objection("train", record["id"]) or "as planned") if objection else ""}
-        for record in results.all_records()
+        for record in results.all_records.values()
     ]
     rows = DataFrame(records).reindex(columns=list(COLUMNS))
     return rows.assign(outside_steps=1 - rows["training_time_s"] / rows["wall_time_s"])
