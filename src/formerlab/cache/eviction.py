@@ -189,7 +189,7 @@ class Eviction(Policy):
             attention = logits[:, :, :, query].gather(-1, index).softmax(-1)
             self.rescore(state, attention, own, start)
             if "keys" in self.needs and keys is not None:  # those of empty slots mean nothing
-                held = keys.gather(2, columns.clamp(max=time - 1)[..., None].expand(-1, key_heads, -1, keys.shape[3]))
+                held = keys.take_along_dim(columns.clamp(max=time - 1)[..., None], 2)
             slot = state.evict(query, self.eviction_priority(state, held, query))
             if slot is not None:
                 last.scatter_(-1, columns.gather(-1, slot), query)

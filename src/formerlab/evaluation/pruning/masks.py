@@ -8,36 +8,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from formerlab.cache import H2O, Budget, Decay, Ideal, Local
-from formerlab.cache.measures import distance_to_ideal, early_weights, ideal_attention, means_over_kept, place_weights
-from formerlab.cache.simulation import Seen, Square, SquareMask
+from formerlab.cache.measures import distance_to_ideal, ideal_attention, kept_measures
+from formerlab.cache.simulation import Seen
 from formerlab.evaluation.kept import Row
 from formerlab.evaluation.pruning.windows import Configuration, Windows
 
 Share = Float[Tensor, " batch"]
 DUMPED = (Ideal(), Local(), H2O(), Decay(alpha=0.2), Decay(alpha=0.8))
 """The policies of Fig. 3 of the Decay article."""
-
-
-def measures(pruned: Square, ideal: Square, visible: SquareMask) -> dict[str, Share]:
-    """Return the measures of one layer, given the attention under a policy and the ideal one of its budget.
-
-    Share of kept keys among the first 40 %, the first 10 % and the last 40 % of the positions seen so far, their mean
-    position, and 1 - cosine between the attention rows and those of the best choice; an attention sink dominates the
-    cosine, so once without position 0.
-    """
-    time, device, precise = visible.shape[-1], visible.device, pruned.double()
-    marks = [early_weights(time, early, device) for early in (0.4, 0.1, 0.6)]
-    early, early_10, not_recent, place = means_over_kept(
-        visible, torch.stack([*marks, place_weights(time, device)], dim=-1)
-    )
-    return {
-        "early_share": early,
-        "early_share_10": early_10,
-        "mean_position": place,
-        "recent_share": 1 - not_recent,
-        "distance_to_ideal": distance_to_ideal(precise, ideal),
-        "distance_to_ideal_without_first": distance_to_ideal(precise, ideal, skip=1),
-    }
 
 
 def mask_measures(windows: Windows, configurations: Sequence[Configuration]) -> Iterator[Row]:
@@ -54,7 +32,10 @@ def mask_measures(windows: Windows, configurations: Sequence[Configuration]) -> 
         ideals = {budget: ideal_attention(seen.probabilities, budget).double() for budget in budgets}
         for configuration in configurations:
             pruned, kept = seen.under(*configuration, states[configuration], layer)
-            for metric, value in measures(pruned, ideals[configuration.budget], kept).items():
+            pruned, ideal = pruned.double(), ideals[configuration.budget]
+            far = {"distance_to_ideal": 0, "distance_to_ideal_without_first": 1}
+            distances = {metric: distance_to_ideal(pruned, ideal, skip=skip) for metric, skip in far.items()}
+            for metric, value in (kept_measures(kept) | distances).items():
                 layers[configuration, metric].append(value)
 
     for numbers in windows.observed(observe):

@@ -13,8 +13,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from formerlab.cache import Budget, CompressedCache, Full, KVCache, PrunedCache, resolve_budget
-from formerlab.cache.compressed import OneShot
-from formerlab.cache.policies.policy import Policy
+from formerlab.cache.policies.policy import OneShot, Policy
 from formerlab.errors import UserError
 from formerlab.integrations.huggingface.attention import attending, current_attend
 from formerlab.integrations.huggingface.causal_lm import CausalLM
