@@ -12,7 +12,7 @@ from formerlab.layers.depth.manifold_hyper_connections import ManifoldHyperConne
 from formerlab.layers.depth.union import DepthMixer
 from formerlab.models import Decoder
 from formerlab.models.vision import VisionTransformer
-from formerlab.plan.memory import memory_bytes
+from formerlab.plan.cost import memory_bytes
 from formerlab.tasks import Classification, LanguageModeling
 from formerlab.training.run import Run
 

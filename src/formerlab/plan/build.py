@@ -14,11 +14,10 @@ from formerlab.errors import UserError
 from formerlab.files import fingerprint, read_json
 from formerlab.plan import loaded
 from formerlab.plan.code import HASHED, code_hash
-from formerlab.plan.cost import loading_cost, run_cost, totals
+from formerlab.plan.cost import crowded, loader_of, loading_cost, processes_of, run_cost, totals
 from formerlab.plan.hardware import find_hardware
 from formerlab.plan.judge import RECORDS, made_runs, maker
 from formerlab.plan.measure import measure_jobs, timing_jobs
-from formerlab.plan.memory import crowded, loader_of, processes_of
 from formerlab.plan.public_data import check_public_data
 from formerlab.plan.resolve import beside, match_times, resolve_released, resolve_study
 from formerlab.plan.schema import Study, StudyScale

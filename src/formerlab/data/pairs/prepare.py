@@ -14,8 +14,7 @@ from pydantic import Field
 
 from formerlab.data.dataset import DataSpec
 from formerlab.data.manifest import MANIFEST
-from formerlab.data.pairs.phrases import Phrases
-from formerlab.data.pairs.sources import HubPairs, LinePairs, Pair
+from formerlab.data.pairs.sources import HubPairs, LinePairs, Pair, Phrases
 from formerlab.data.splitting import SPLITS, Split
 from formerlab.data.text.streams import writing
 from formerlab.data.text.tokenizer import BytePairs, TokenizerFile, read_tokenizer, write_tokenizer

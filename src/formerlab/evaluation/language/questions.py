@@ -10,8 +10,8 @@ import torch
 from tokenizers import Tokenizer
 from torch.nn.utils.rnn import pad_sequence
 
-from formerlab.evaluation.kept import Journal
 from formerlab.evaluation.language.generate import end_of_text_id
+from formerlab.evaluation.measurement import Journal
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.tasks.scoring import AttendFor, evaluating, score

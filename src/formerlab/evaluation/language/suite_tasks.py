@@ -10,8 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from formerlab.data import load_tokenizer, task_configs
 from formerlab.data.text.questions import METRICS
 from formerlab.data.text.readers import json_lines
@@ -30,11 +28,10 @@ def questions_of(run: Measured, limit: int | None = None) -> Questions:
 
     Raises UserError for a suite that has changed since it was planned.
     """
-    adapter: TypeAdapter[Suite] = TypeAdapter(Suite)
-    suites = {name: adapter.validate_python(planned["spec"]) for name, planned in run.suites.items()}
-    for name, suite in suites.items():
-        if suite.state() not in (None, run.suites[name]["state"]):
+    for name, (suite, planned) in run.suites.items():
+        if suite.state() not in (None, planned):
             raise UserError(f"{run.label}: suite {name} has changed since it was planned; plan and start it again")
+    suites = {name: suite for name, (suite, _) in run.suites.items()}
     tasks = load_suites(suites, task_configs(run.data))
     leading = [name for name, suite in suites.items() if suite.leading_token]
     end_of_text = int(read_json(run.data / "manifest.json")["tokenizer"]["end_of_text"])

@@ -16,9 +16,8 @@ from tokenizers import Tokenizer
 from formerlab.cache import H2O, Budget, CachePolicy, Decay, Local
 from formerlab.data import load_tokenizer
 from formerlab.errors import UserError
-from formerlab.evaluation.kept import Kept, Rows
 from formerlab.evaluation.language.questions import answers
-from formerlab.evaluation.measurement import Measured, Measurement, Reading
+from formerlab.evaluation.measurement import Kept, Measured, Measurement, Reading, Rows
 from formerlab.evaluation.pruning.prune import configurations
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress

@@ -14,13 +14,11 @@ from formerlab.cache import H2O, Budget, CachePolicy, CompressedCache, Decay, Fu
 from formerlab.cache.policies.policy import Policy, check_configuration
 from formerlab.data import load_stream
 from formerlab.errors import UserError
-from formerlab.evaluation.kept import Kept, Row, Rows
 from formerlab.evaluation.language.questions import Questions
 from formerlab.evaluation.language.suite_tasks import questions_of
-from formerlab.evaluation.measurement import QUESTION_TOKENS, Measured, Measurement, Reading
+from formerlab.evaluation.measurement import QUESTION_TOKENS, Kept, Measured, Measurement, Reading, Row, Rows
 from formerlab.evaluation.pruning.calibration import calibrated
-from formerlab.evaluation.pruning.masks import mask_dumps, mask_measures
-from formerlab.evaluation.pruning.score_trajectories import score_trajectories
+from formerlab.evaluation.pruning.masks import mask_dumps, mask_measures, score_trajectories
 from formerlab.evaluation.pruning.windows import Configuration, Windows
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress

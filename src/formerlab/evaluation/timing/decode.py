@@ -20,7 +20,7 @@ from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full, KVCache, Loca
 from formerlab.cache.eviction import Eviction
 from formerlab.cache.kv import bytes_of
 from formerlab.errors import UserError
-from formerlab.evaluation.kept import Row
+from formerlab.evaluation.measurement import Row
 from formerlab.evaluation.pruning.windows import Configuration
 from formerlab.evaluation.timing.timing import Timing, random_tokens, seconds, take_in, turns
 from formerlab.layers.attention import Heads, KeyHeads

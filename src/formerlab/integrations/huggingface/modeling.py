@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, StaticCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from formerlab.errors import UserError
-from formerlab.integrations.huggingface.attention import current_attend
+from formerlab.integrations.huggingface.causal_lm import current_attend
 from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.layers.position import PositionEncoding, Stream
 from formerlab.models.decoder import Decoder, DecoderModel

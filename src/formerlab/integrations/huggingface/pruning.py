@@ -15,8 +15,7 @@ from transformers.cache_utils import Cache
 from formerlab.cache import Budget, CompressedCache, Full, KVCache, PrunedCache, resolve_budget
 from formerlab.cache.policies.policy import OneShot, Policy
 from formerlab.errors import UserError
-from formerlab.integrations.huggingface.attention import attending, current_attend
-from formerlab.integrations.huggingface.causal_lm import CausalLM
+from formerlab.integrations.huggingface.causal_lm import CausalLM, attending, current_attend
 from formerlab.integrations.huggingface.modeling import FIELD, NAMES, FormerlabForCausalLM, count_padding, take_cache
 from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.layers.position import PositionEncoding

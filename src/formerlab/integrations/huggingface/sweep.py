@@ -21,10 +21,10 @@ from formerlab.data.text.embedded import Embedded, read_modules
 from formerlab.data.text.questions import TASKS, make_questions
 from formerlab.data.workers import Workers
 from formerlab.errors import UserError
-from formerlab.evaluation.kept import Kept, Row, Rows
 from formerlab.evaluation.language.questions import Questions
 from formerlab.evaluation.language.suite_tasks import suite_configs
 from formerlab.evaluation.language.suites import Suite, check_names
+from formerlab.evaluation.measurement import Kept, Row, Rows
 from formerlab.evaluation.pruning.prune import FILES, PolicySweep, answers, losses
 from formerlab.evaluation.pruning.windows import Configuration
 from formerlab.files import write_json, write_text
