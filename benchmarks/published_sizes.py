@@ -14,6 +14,7 @@ from functools import partial
 
 import numpy as np
 import torch
+from formerlab.plan.memory import memory_bytes
 from loops import Gpt, Loop, OurLoop, windows
 from rounds import Bar, report, rounds_of, setting
 from torch.nn import functional as F
@@ -22,7 +23,6 @@ from formerlab.evaluation.timing.timing import peak_bytes
 from formerlab.layers import LayerNorm, Pattention
 from formerlab.models import Decoder
 from formerlab.plan.hardware import TABLE, Hardware
-from formerlab.plan.memory import memory_bytes
 from formerlab.tasks import LanguageModeling
 from formerlab.tasks.task import TRAINING_PASSES
 from formerlab.training.provenance import matmul_flops_per_s, model_flops_utilisation
