@@ -66,7 +66,7 @@ class Item:
         def text(value: Any) -> str:
             if not isinstance(value, Quantity):
                 return f"{value:.4g}"
-            own = float(value.by_seed.std(ddof=1)) if isinstance(value, Linear) and len(value.seeds) > 1 else 0.0
+            own = float(value.by_seed.std()) if isinstance(value, Linear) and len(value.by_seed) > 1 else 0.0
             return str(value.interval(self.confidence)) + (f" (SD {own:.2g})" if own > 1e-12 else "")
 
         return {name: text(value) for name, value in self.names.items()}
@@ -116,7 +116,7 @@ class Item:
         for name, expression in self.claim.criterion.let.items():
             self.names[name] = found = self._evaluate(expression)
             if isinstance(found, Linear):  # arms may have more than those they share, over which its interval goes
-                self._fewest_seeds = min(self._fewest_seeds, len(found.seeds))
+                self._fewest_seeds = min(self._fewest_seeds, len(found.by_seed))
 
     def _evaluate(self, expression: str) -> Any:
         """Return the value of an expression over what is defined."""
@@ -153,8 +153,8 @@ class Item:
         return found
 
     def _ratio(self, a: str, b: str, metric: str) -> Linear:
-        first, second = self._level(a, metric).values, self._level(b, metric).values
-        return Linear({Level("ratio", {seed: first[seed] / second[seed] for seed in first if seed in second}): 1.0})
+        first, second = (self._level(arm, metric).values for arm in (a, b))
+        return Linear({Level("ratio", (first / second).loc[first.index.intersection(second.index)]): 1.0})
 
     def _paired(self, a: str, b: str, metric: str) -> Paired:
         paired = self.rows.paired(self._arm(a), self._arm(b), metric)
