@@ -126,7 +126,7 @@ class Rows:
             raise MissingRowsError(f"run {run} has losses that are no numbers")
         rows = rows.assign(loss_nats=rows["rank"] > 0, tokens=1) if metric == "error_rate" else rows
         means = weighted_means(rows, ["seed"]).sort_index() if at == "end" else self._validation(run, at)
-        values, name = np.log(means) if logarithm else means, f"{'ln ' * logarithm}{metric} {at} {run}"
+        values, name = means.apply(np.log) if logarithm else means, f"{'ln ' * logarithm}{metric} {at} {run}"
         pairs = (self.records(run).get("spec.task.kind", Series([None])) == "translation").all()
         unit = "document" if "document" in rows else "window" if pairs or "label" in rows else None
         if at != "end" or unit is None:  # no column of documents, pairs or images
@@ -180,14 +180,14 @@ class Rows:
         self.used |= {*points["run"]}
         losses = {name: self._held_out(name, "loss_nats", "end", False).values for name in [run, *points["run"]]}
         points["loss_nats"] = [losses[name][seed] for name, seed in zip(points["run"], points["seed"], strict=True)]
-        costs, ratios = self._recorded(run, "flops_cumulative"), dict[Any, float]()
-        for seed, loss in losses[run].items():
+        needed = {}
+        for seed, loss in losses[run].to_dict().items():
             own = of_seed(points, seed)
-            ratios[seed] = costs[seed] / flops_at_loss(loss, own["flops_cumulative"], own["loss_nats"])
-            if np.isnan(ratios[seed]):
+            needed[seed] = flops_at_loss(loss, own["flops_cumulative"], own["loss_nats"])
+            if np.isnan(needed[seed]):
                 ends = f"{own['loss_nats'].max():.4g} to {own['loss_nats'].min():.4g}"
                 raise MissingRowsError(f"a loss of {loss:.4g} nats lies beyond the ends of the envelope ({ends})")
-        return Series(ratios)
+        return self._recorded(run, "flops_cumulative") / Series(needed)
 
     def _sentences(self, run: str, metric: str, split: str) -> dict[Any, Float[np.ndarray, "sentences statistics"]]:
         """Return what each sentence of a split contributes to corpus BLEU, by seed."""
