@@ -14,7 +14,6 @@ from functools import partial
 
 import numpy as np
 import torch
-from formerlab.plan.memory import memory_bytes
 from loops import Gpt, Loop, OurLoop, windows
 from rounds import Bar, report, rounds_of, setting
 from torch.nn import functional as F
@@ -22,6 +21,7 @@ from torch.nn import functional as F
 from formerlab.evaluation.timing.timing import peak_bytes
 from formerlab.layers import LayerNorm, Pattention
 from formerlab.models import Decoder
+from formerlab.plan.cost import memory_bytes
 from formerlab.plan.hardware import TABLE, Hardware
 from formerlab.tasks import LanguageModeling
 from formerlab.tasks.task import TRAINING_PASSES
