@@ -182,25 +182,6 @@ def placed(
     return figure, axes
 
 
-def canvas(
-    count: int,
-    columns: int,
-    height: float,
-    note: str,
-    left: float = 0.6,
-    right: float = 0.15,
-    below: float = 0.55,
-    top: float = 0.35,
-) -> tuple[Figure, list[Axes]]:
-    """Return a figure with panels of one size for drawings by hand, and a note for its caption."""
-    rows = -(-count // columns)
-    width = WIDEST / columns - left - right
-    sides, tall = ([left] * columns, [right] * columns), ([height] * rows, [top] * rows)
-    figure, axes = placed(count, width, *sides, *tall, below, 0.0, "")
-    figure.set_label(note)
-    return figure, axes
-
-
 def box(axes: Axes, x: float, y: float, width: float, height: float, words: str = "", **style: Any) -> None:
     """Draw a box, its lower left corner at (x, y), with words in its middle."""
     drawn: dict[str, Any] = {"edgecolor": BLACK, "linewidth": 0.8} | style

@@ -10,7 +10,7 @@ from pandas import DataFrame
 from formerlab.report.drawings import plot
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.runs import short
-from formerlab.report.style import BLACK, BLUE, GREEN, PURPLE, VERMILION, arrow, box, canvas
+from formerlab.report.style import BLACK, BLUE, GREEN, PURPLE, VERMILION, WIDEST, arrow, box
 from formerlab.report.tokenformer import Shape, shape_of
 from formerlab.results.read import Results
 
@@ -31,7 +31,8 @@ def draw(data: DataFrame) -> Figure:
     width, stages, score = int(data["width"].iloc[0]), int(data["stage"].max()), data["score"].iloc[0]
     grown = ", then ".join(short(size, 3) for size in data["parameters_non_embedding"].unique())
     note = f"Parameters without embedding: {grown}. Width {width} at every stage."
-    figure, (block, formula, counts) = canvas(3, 3, 2.9, note, left=0.6, right=0.1, below=0.75, top=0.5)
+    figure = Figure((WIDEST, 4.0), layout="constrained", label=note)
+    block, formula, counts = figure.subplots(1, 3)
     _draw_block(block, "feed-forward" in set(data["part"]))
     _draw_formula(formula, stages, width, SCORES.get(score, score))
     _draw_counts(counts, data)
