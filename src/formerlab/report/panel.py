@@ -20,9 +20,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from pandas import DataFrame
 
-from formerlab.report.marks import HOLLOW, NARROWEST, Style, mark
+from formerlab.report.marks import mark
 from formerlab.report.runs import missing_note, seed_notes
-from formerlab.report.style import BLACK, LETTER, PUBLISHED_INK, WIDEST, look, placed, wrapped
+from formerlab.report.style import BLACK, HOLLOW, LETTER, PUBLISHED_INK, WIDEST, Look, look, placed, wrapped
 
 SETTING = "{setting}"
 _OWN = ("color", "marker", "linestyle", "markerfacecolor")
@@ -90,12 +90,11 @@ class Panel:
         one = replace(self, title=f"{{{self.each}}}" if self.title == SETTING else self.title)
         return [(one, rows) for _, rows in data.groupby(self.each, sort=False)]
 
-    def look(self, name: str, rows: DataFrame) -> Style:
+    def look(self, name: str, rows: DataFrame) -> Look:
         """Return how a series is drawn; published points are hollow."""
         first = rows.iloc[0]
-        found = look(str(first.get(self.style, name))).style()
-        found |= {key: first[f"_{key}"] for key in _OWN if isinstance(first.get(f"_{key}"), str)}
-        return found | (HOLLOW if rows["source"].eq("published").all() else {})
+        own = {key: first[f"_{key}"] for key in _OWN if isinstance(first.get(f"_{key}"), str)}
+        return look(str(first.get(self.style, name))) | own | (HOLLOW if rows["source"].eq("published").all() else {})
 
     def heading(self, rows: DataFrame) -> str:
         """Return the title of a panel of these rows."""
@@ -153,8 +152,8 @@ def _figure(data: DataFrame, shown: Sequence[tuple[Panel, DataFrame]], columns: 
         sides = [[_sides(*one) for one in shown[column::count]] for column in range(count)]
         lefts, rights = ([max(one[side] for one in column) for column in sides] for side in (0, 1))
         width = (WIDEST - sum(lefts) - sum(rights)) / count
-        if width > NARROWEST[first.kind]:
-            break
+        if width > (0.8 if first.kind == "heat" else 1.3):
+            break  # else the panels would be too narrow to read
     titles = [fill(panel.heading(rows), int(width / LETTER)) for panel, rows in shown]
     starts = range(0, len(shown), count)
     tops = [0.18 + 0.15 * max(bool(title) + title.count("\n") for title in titles[at : at + count]) for at in starts]

@@ -39,7 +39,7 @@ def draw_architecture(data: DataFrame) -> Figure:
     figure = Figure((WIDEST, 1.55 * lines), layout="constrained", label=note)
     for number, (name, rows) in enumerate(groups, start=1):
         panel = figure.add_subplot(lines, 2, number)
-        _draw_averages(panel, rows[rows["after_block"] <= shown], shown, look(str(name)).colour)
+        _draw_averages(panel, rows[rows["after_block"] <= shown], shown, look(str(name))["color"])
         panel.set_title(f"{name}: {len(rows)} weights in {rows['after_block'].nunique()} averages")
     return figure
 

@@ -141,7 +141,7 @@ def _envelope(axes: Axes, rows: DataFrame) -> None:
     at = chain.set_index("run")[[FLOPS, "loss_nats"]]
     joined = chain[chain["parent"].isin(at.index) & chain["variant"].isin(SHOWN)]
     for run, parent, variant in joined[["run", "parent", "variant"]].to_numpy():
-        axes.plot(*at.loc[[parent, run]].to_numpy(float).T, color=look(variant).colour, linewidth=1)
+        axes.plot(*at.loc[[parent, run]].to_numpy(float).T, color=look(variant)["color"], linewidth=1)
 
 
 @plot(reads="test.csv", needs="envelope-*", draw=sheet(
