@@ -85,7 +85,7 @@ def test_stages_are_compared_with_the_parent_trained_on_for_their_flops(tmp_path
                 rest |= shared | {"tokens": tokens * (1 if length == "short" else 8)}
                 make_run(tmp_path, "tokenformer", f"annealed-{run}-{length}", seed, loss=loss, **rest)
     plot, drawing = declaration("tokenformer_stage_length"), catalogue()["tokenformer_stage_length"]
-    rows = plot.data(Results(tmp_path), drawing.names(Results(tmp_path)))
+    rows = plot.rows(Results(tmp_path), drawing.names(Results(tmp_path)))
     means = rows[rows["part"] == "mean"].set_index("tokens_per_new_parameter")["difference_nats"]
     assert list(means.index) == [160.0, 20.0]
     assert means.to_numpy() == pytest.approx(np.array([-0.1, 0.1]), abs=0.05)

@@ -177,9 +177,9 @@ def save(figure: Figure, pdf: Path, png: Path) -> None:
         figure.savefig(temporary, format="pdf", metadata={"CreationDate": None})
     pixels = io.BytesIO()
     figure.savefig(pixels, format="raw", dpi=DOTS_PER_INCH)
-    size = [int(inches * DOTS_PER_INCH) for inches in figure.get_size_inches()]
+    width, height = (int(inches * DOTS_PER_INCH) for inches in figure.get_size_inches())
     with replacing(png) as temporary:
-        fewer_colours(Image.frombytes("RGBA", size, pixels.getvalue()).convert("RGB")).save(temporary, "PNG")
+        fewer_colours(Image.frombytes("RGBA", (width, height), pixels.getvalue()).convert("RGB")).save(temporary, "PNG")
 
 
 def fewer_colours(colours: Image.Image) -> Image.Image:
