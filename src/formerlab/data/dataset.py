@@ -28,16 +28,20 @@ class DataSource(Spec, ABC):
     outside_recipe: ClassVar[set[str]] = {"licence"}
     """Settings that `recipe` leaves out, such as paths."""
 
-    def state(self, cache: Path | None = None) -> str | None:
-        """Return 16 hexadecimal digits that change with the content; None where the source is not here now.
+    def contents(self, cache: Path | None = None) -> Any:
+        """Return plain values that change with the content; here the versions of packages.
 
-        Reads no network. `cache` names a file that remembers the hashes of unchanged files. Without files the versions
-        decide the content.
+        Reads no network. `cache` names a file that remembers the hashes of unchanged files. Raises UserError for a name
+        or pattern without files, OSError for what cannot be read.
         """
-        return fingerprint(self.versions())
+        return self.versions()
 
-    def search(self) -> None:
-        """Raise UserError for a name or pattern without files; only sources in files are looked at."""
+    def state(self, cache: Path | None = None) -> str | None:
+        """Return the fingerprint of the content; None where the source is not here now."""
+        try:
+            return fingerprint(self.contents(cache))
+        except (UserError, OSError):
+            return None
 
     def recipe(self) -> dict[str, object]:
         """Return the settings that decide the content."""

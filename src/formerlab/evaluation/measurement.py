@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 from formerlab.evaluation.language.suites import Suite
 from formerlab.files import write_text
@@ -20,17 +20,11 @@ QUESTION_TOKENS = 4 * 3 * 64
 """Tokens that one question of each of the three embedded tasks costs: its choices, each with its context."""
 
 
-class Reading(NamedTuple):
-    """A rough count of the tokens that a measurement reads, from which its time follows."""
-
-    tokens: int
-    """Tokens that the model reads."""
-    cached: int = 0
-    """Those of them that it reads one by one, under a cache policy."""
-
-
 class Measurement(Spec):
     """Settings of a measurement of finished runs."""
+
+    cached: ClassVar[bool] = False
+    """Whether the model reads tokens one by one, under a cache policy."""
 
     def of(self, run: AnyRun, *, questions: bool) -> Self | None:
         """Return the settings for one run, None where there is nothing to measure.
@@ -44,8 +38,10 @@ class Measurement(Spec):
         """Say whether the questions of a suite are asked."""
         return False
 
-    def reading(self, run: AnyRun, questions: int) -> Reading | None:
-        """Return the tokens read for a run whose data have so many questions; None where that number is unknown."""
+    def reading(self, run: AnyRun, questions: int) -> int | None:
+        """Return about how many tokens a run with so many questions reads, from which its time follows; None where that
+        is unknown.
+        """
         return None
 
 

@@ -140,7 +140,7 @@ def _check_files(plan: Job, data: Job, sources: Sources) -> None:
     named: list[tuple[tuple[str, ...], str, Callable[[], object]]] = []
     for name, spec in scale.data.items():
         if data[name]["source"] is None:
-            named.append((("data", name, "source"), f"data.{name}: ", spec.source.search))
+            named.append((("data", name, "source"), f"data.{name}: ", spec.source.contents))
             tokenizer = getattr(spec, "tokenizer", None)
             if isinstance(tokenizer, TokenizerFile):
                 named.append((("data", name, "tokenizer"), f"data.{name}.tokenizer: ", tokenizer.load))
@@ -154,7 +154,7 @@ def _check_files(plan: Job, data: Job, sources: Sources) -> None:
         if (file := sources.scale_tree.file_of(*path)) != sources.scale_tree.file:
             try:
                 search()
-            except UserError as error:
+            except (UserError, OSError) as error:
                 raise UserError(f"{file}: {key}{error}") from None
 
 

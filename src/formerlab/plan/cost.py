@@ -5,7 +5,6 @@ from typing import Any
 
 from formerlab.data.dataset import DataSpec
 from formerlab.errors import UserError
-from formerlab.evaluation.measurement import Reading
 from formerlab.models import Decoder, Model
 from formerlab.models.vision import VisionTransformer
 from formerlab.plan.hardware import Hardware
@@ -143,7 +142,7 @@ def loading_cost(run: ReleasedRun, hardware: Hardware) -> Cost:
     parameters, stored = run.model.params(), BYTES_WEIGHT if run.measured_in == "float32" else BYTES_WEIGHT // 2
     memory = int(hardware.memory_base_mb * 2**20) + parameters * stored
     trained = {"parameters": parameters, "tokens": 0, "flops": 0, "memory_bytes": memory, "disk_bytes": 0}
-    return trained | {"hours": forward_cost(run, Reading(run.tokens), hardware)["hours"]}
+    return trained | {"hours": forward_cost(run, run.tokens, hardware)["hours"]}
 
 
 def evaluation_tokens(run: Run, scale: Scale) -> int:
@@ -174,12 +173,11 @@ def blocks(model: Model | Pretrained) -> int:
     return int(getattr(model, "layers", 0))
 
 
-def forward_cost(run: AnyRun, reading: Reading, hardware: Hardware) -> Cost:
-    """Return FLOPs and hours of what a measurement reads, roughly."""
-    flops = reading.tokens * run.forward_flops
-    steps = reading.cached * blocks(run.model)
+def forward_cost(run: AnyRun, tokens: int, hardware: Hardware, *, cached: bool = False) -> Cost:
+    """Return FLOPs and hours of reading so many tokens, roughly; one by one where a cache policy looks at each."""
+    flops, steps = tokens * run.forward_flops, tokens * blocks(run.model) * cached
     seconds = hardware.start_s + flops / hardware.flops_per_s(run.measured_in) + steps * hardware.cache_us / 1e6
-    return {"tokens": reading.tokens, "flops": flops, "hours": seconds / 3600}
+    return {"tokens": tokens, "flops": flops, "hours": seconds / 3600}
 
 
 def totals(costs: list[Cost]) -> Cost:

@@ -214,20 +214,18 @@ def _parse_run(study: str, name: str, tree: Tree, scale: Scale) -> Run:
 def _with_parents_first(runs: dict[str, Run], trees: Mapping[str, Tree]) -> list[Run]:
     """Order runs so that parents come first; a missing parent or a cycle is named."""
     ordered: dict[str, Run] = {}
-
-    def visit(name: str, chain: tuple[str, ...]) -> None:
-        parent, key = runs[name].init, f"{trees[name].file_of('init')}: runs.{name}.init"
-        if name in chain:
-            raise UserError(f"{key}: {parent!r} closes a cycle ({' -> '.join([*chain, name])}); start one from scratch")
-        if parent is not None and parent not in runs:
-            where = "is left out at this scale by `only`" if parent in trees else "does not exist"
-            raise UserError(f"{key}: {parent!r} {where}{near_misses(parent, [run for run in runs if run != name])}")
-        if parent is not None:
-            visit(parent, (*chain, name))
-        ordered[name] = runs[name]
-
-    for name in runs:
-        visit(name, ())
+    for run in runs:
+        line = [run]
+        while (parent := runs[line[-1]].init) is not None:
+            key = f"{trees[line[-1]].file_of('init')}: runs.{line[-1]}.init"
+            if parent not in runs:
+                where = "is left out at this scale by `only`" if parent in trees else "does not exist"
+                near = near_misses(parent, [name for name in runs if name != line[-1]])
+                raise UserError(f"{key}: {parent!r} {where}{near}")
+            line.append(parent)
+            if parent in line[:-1]:
+                raise UserError(f"{key}: {parent!r} closes a cycle ({' -> '.join(line)}); start one from scratch")
+        ordered |= {name: runs[name] for name in reversed(line)}
     return list(ordered.values())
 
 

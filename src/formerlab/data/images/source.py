@@ -15,7 +15,6 @@ from formerlab.data.images.store import Pixels
 from formerlab.data.splitting import SPLITS, Split
 from formerlab.errors import UserError
 from formerlab.file_search import expanded, files_below, files_named
-from formerlab.spec import fingerprint
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
@@ -47,9 +46,9 @@ class Digits(DataSource):
 
     kind: Literal["digits"] = "digits"
 
-    def state(self, cache: Path | None = None) -> str | None:
-        """Return the fingerprint of the name: the images have not changed in any release of scikit-learn."""
-        return fingerprint("scikit-learn digits")
+    def contents(self, cache: Path | None = None) -> str:
+        """Return the name: the images have not changed in any release of scikit-learn."""
+        return "scikit-learn digits"
 
     def open(self) -> Gallery:
         """Return all images as training images; 16, the darkest ink, becomes 255."""
@@ -84,20 +83,13 @@ class ImageFolders(DataSource):
     licence: str = "not stated"
     """The licence of the images, for the manifest."""
 
-    def state(self, cache: Path | None = None) -> str | None:
-        """Return the fingerprint of names and sizes of all files; None where a folder is missing.
+    def contents(self, cache: Path | None = None) -> list[Any]:
+        """Return names and sizes of all files.
 
         The files' contents are not read for it: there may be millions. An image that is replaced by another of the
         same size in bytes is seen when the data are prepared anew.
         """
-        try:
-            return fingerprint([[split, *file] for split in self._named() for file in self._files(split)])
-        except (UserError, OSError):
-            return None
-
-    def search(self) -> None:
-        for split in self._named():
-            self._files(split)
+        return [[split, *file] for split in self._named() for file in self._files(split)]
 
     def open(self) -> Gallery:
         """Return the files of all splits. Raises UserError for a missing folder or a class that `train` has not."""
@@ -152,16 +144,10 @@ class ImageHub(HubSource):
     streaming: bool = False
     """Whether to read over the network without a copy on disk."""
 
-    def state(self, cache: Path | None = None) -> str | None:
-        """Return the fingerprint of name, revision and the files' names and sizes; the hub is not looked up."""
-        try:
-            stamps = [(path.name, path.stat().st_size) for group in self._files().values() for path in group]
-        except (UserError, OSError):
-            return None
-        return fingerprint([self.name, self.subset, self.revision, stamps])
-
-    def search(self) -> None:
-        self._files()
+    def contents(self, cache: Path | None = None) -> list[Any]:
+        """Return name and revision, and the names and sizes of files; the hub is not asked."""
+        stamps = [(path.name, path.stat().st_size) for group in self._files().values() for path in group]
+        return [*super().contents(), stamps]
 
     def open(self) -> Gallery:
         """Open the data set. Raises UserError where it, a split or a column is missing."""

@@ -19,7 +19,6 @@ from formerlab.data.splitting import SPLITS, Shares, Split, digest
 from formerlab.data.text.readers import opened, text_of
 from formerlab.errors import UserError
 from formerlab.file_search import expanded
-from formerlab.spec import fingerprint
 
 Pair = tuple[str, str]
 """A sentence and its translation."""
@@ -74,18 +73,13 @@ class LinePairs(PairSource):
                 raise ValueError(f"{path} is named twice; every file stands in one place")
         return self
 
-    def state(self, cache: Path | None = None) -> str | None:
-        """Return the fingerprint of the contents; None where a file is missing."""
-        try:
-            known = file_hashes(self._files(), cache)
-        except OSError:
-            return None
-        return fingerprint({split: [known[path] for path in self._files(split)] for split in SPLITS})
-
-    def search(self) -> None:
+    def contents(self, cache: Path | None = None) -> dict[str, list[str]]:
+        """Return the hashes of the files by split."""
         for path in self._files():
             if not path.is_file():
                 raise UserError(f"no file at '{path}' (working directory {Path.cwd()})")
+        known = file_hashes(self._files(), cache)
+        return {split: [known[path] for path in self._files(split)] for split in SPLITS}
 
     def read(self, split: Split) -> Iterator[Pair]:
         return read_pairs(*self._files(split))

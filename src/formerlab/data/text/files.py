@@ -17,7 +17,6 @@ from formerlab.data.text.readers import Documents, Format, format_of, read_jsonl
 from formerlab.data.workers import Workers
 from formerlab.errors import UserError
 from formerlab.file_search import files_named
-from formerlab.spec import fingerprint
 
 
 class Files(TextSource):
@@ -65,18 +64,11 @@ class Files(TextSource):
             raise ValueError("name either paths, or train together with valid, test or both")
         return self
 
-    def state(self, cache: Path | None = None) -> str | None:
-        """Return the fingerprint of names and contents, folders above them aside; None where a file is missing."""
-        try:
-            named = self.named()
-            known = file_hashes((path for files in named.values() for path in files.values()), cache)
-        except (UserError, OSError):
-            return None
-        return fingerprint([[label, name, known[path]] for label, of in named.items() for name, path in of.items()])
-
-    def search(self) -> None:
-        """Raise UserError for a pattern that matches nothing, an empty file or a file in two splits."""
-        self.named()
+    def contents(self, cache: Path | None = None) -> list[list[str]]:
+        """Return names and hashes, folders above them aside."""
+        files = [(label, name, path) for label, of in self.named().items() for name, path in of.items()]
+        known = file_hashes((path for *_, path in files), cache)
+        return [[label, name, known[path]] for label, name, path in files]
 
     def open(self, shares: Shares, workers: Workers) -> Corpus:
         # Held-out files come first, then by name.

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from formerlab.data import load_stream
-from formerlab.evaluation.measurement import Measured, Measurement, Reading
+from formerlab.evaluation.measurement import Measured, Measurement
 from formerlab.layers.depth.dwa import DepthWeightedAverageLayer
 from formerlab.layers.linear import LinearProjection
 from formerlab.models.decoder import DecoderModel
@@ -42,8 +42,8 @@ class Flow(Measurement):
     shares: tuple[Share, ...] = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
     """Shares of the mixing weights that are dropped, the smallest first (Fig 7: 0 to 50 %)."""
 
-    def reading(self, run: AnyRun, questions: int) -> Reading:
-        return Reading((1 + len(self.shares)) * self.windows * int(getattr(getattr(run, "task", None), "context", 0)))
+    def reading(self, run: AnyRun, questions: int) -> int:
+        return (1 + len(self.shares)) * self.windows * int(getattr(getattr(run, "task", None), "context", 0))
 
 
 def measure(run: Measured, settings: Flow) -> None:

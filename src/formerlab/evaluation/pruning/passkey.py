@@ -7,7 +7,7 @@ it will be asked for.
 
 from functools import partial
 from itertools import product
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 from pydantic import Field
@@ -17,7 +17,7 @@ from formerlab.cache import H2O, Budget, CachePolicy, Decay, Local
 from formerlab.data import load_tokenizer
 from formerlab.errors import UserError
 from formerlab.evaluation.language.questions import answers
-from formerlab.evaluation.measurement import Kept, Measured, Measurement, Reading, Rows
+from formerlab.evaluation.measurement import Kept, Measured, Measurement, Rows
 from formerlab.evaluation.pruning.prune import configurations
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
@@ -33,6 +33,7 @@ QUESTION = "\nWhat is the pass key? The pass key is"
 class Passkey(Measurement):
     """The policies, and the lengths of the texts."""
 
+    cached: ClassVar[bool] = True
     policies: tuple[CachePolicy, ...] = (Local(), H2O(), Decay(alpha=0.2))
     """Policies to compare, beside the whole cache."""
     budgets: tuple[Budget, ...] = (0.4,)
@@ -50,9 +51,8 @@ class Passkey(Measurement):
             raise UserError(f"lengths: {longest} exceeds model.context={context} of run {run.name!r}; lower it")
         return self
 
-    def reading(self, run: AnyRun, questions: int) -> Reading:
-        tokens = len(configurations(self.policies, self.budgets)) * sum(self.lengths) * len(self.depths) * self.numbers
-        return Reading(tokens, cached=tokens)
+    def reading(self, run: AnyRun, questions: int) -> int:
+        return len(configurations(self.policies, self.budgets)) * sum(self.lengths) * len(self.depths) * self.numbers
 
 
 def measure(run: Measured, settings: Passkey) -> None:
