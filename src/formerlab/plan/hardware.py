@@ -78,10 +78,7 @@ TABLE: dict[str, dict[str, Any]] = {
 
 
 def find_hardware(config: Tree, name: str) -> Hardware:
-    """Return a processor of the table, on which `hardware` of the configuration is laid: known ones in part, or new.
-
-    Raises UserError naming the processor and the key that is wrong.
-    """
+    """Return a processor of the table, on which `hardware` of the configuration is laid: known ones in part, or new."""
     own, table = config.part("hardware"), {}
     for one in dict.fromkeys([*TABLE, *own]):
         known, given = dict(TABLE.get(one, {})), own.part(one)

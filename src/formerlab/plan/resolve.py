@@ -28,10 +28,7 @@ PATTERNS: tuple[tuple[str, ...], ...] = tuple(
 
 @functools.cache
 def run_trees(name: str, sources: Sources) -> Mapping[str, Tree]:
-    """Return the tree of every run of a study, also of those that the scale leaves out.
-
-    Raises UserError for patterns and overrides that match no run.
-    """
+    """Return the tree of every run of a study, also of those that the scale leaves out."""
     study, scale = sources.study_trees[name], sources.at_scale(name)
     common = [sources.scale_tree.part("defaults"), study.part("defaults"), scale.part("defaults")]
     found: dict[str, Tree] = {}
@@ -99,10 +96,7 @@ def _chosen(name: str, sources: Sources, *, released: bool) -> dict[str, Tree]:
 
 
 def resolve_study(name: str, sources: Sources) -> list[Run]:
-    """Return the runs that a study trains, the most wanted first but parents before children, one run per seed.
-
-    Raises UserError where a run has a seed that its parent has not.
-    """
+    """Return the runs that a study trains, the most wanted first but parents before children, one run per seed."""
     trees = _chosen(name, sources, released=False)
     runs = {run: _parse_run(name, run, tree, sources.scale) for run, tree in trees.items()}
     of_study = sources.scale.studies.get(name, StudyScale()).seeds or sources.scale.seeds
@@ -120,10 +114,7 @@ def resolve_study(name: str, sources: Sources) -> list[Run]:
 
 
 def resolve_released(name: str, sources: Sources) -> list[ReleasedRun]:
-    """Return the runs of a study that take a released model as it is.
-
-    Raises UserError for a model that the scale does not have, data of other tokens, and windows that it cannot read.
-    """
+    """Return the runs of a study that take a released model as it is."""
     trees = _chosen(name, sources, released=True)
     return [_parse_released(name, run, tree, sources.scale) for run, tree in trees.items()]
 

@@ -176,10 +176,7 @@ def same_tokenizer(one: str, other: str, data: DataSets) -> bool:
 
 
 def read_arms(root: Path, scale: str) -> dict[str, dict[str, ClaimArms]]:
-    """Return which runs stand for which arms, by study and claim, as the key `claims` of studies and scale says.
-
-    Raises UserError for claims, arms and items that are not registered.
-    """
+    """Return which runs stand for which arms, by study and claim, as the key `claims` of studies and scale says."""
     found = {}
     registered = {claim.id: claim for claim in read_claims().claims}
     at_scale = read_tree(root, f"workflow/scales/{scale}.yaml")

@@ -29,10 +29,7 @@ class PairSource(DataSource, ABC):
 
     @abstractmethod
     def read(self, split: Split) -> Iterator[Pair]:
-        """Yield the pairs of a split as the source has them, in a fixed order.
-
-        Raises UserError for what is missing or does not fit.
-        """
+        """Yield the pairs of a split as the source has them, in a fixed order."""
 
     def pairs(self, split: Split, shares: Shares) -> Iterator[Pair]:
         """Yield the pairs of a split; a hash of the source sentence divides them, so equal ones stay together."""
@@ -89,10 +86,7 @@ class LinePairs(PairSource):
 
 
 def read_pairs(source: Path, target: Path) -> Iterator[Pair]:
-    """Yield the lines of two files side by side.
-
-    Raises UserError where a file is missing or not UTF-8, or where one has more lines than the other.
-    """
+    """Yield the lines of two files side by side."""
     for number, (left, right) in enumerate(zip_longest(_lines(source), _lines(target))):
         if left is None or right is None:
             more, less = (target, source) if left is None else (source, target)

@@ -86,10 +86,7 @@ class Files(TextSource):
         return self.model_copy(update={"documents": "paragraph"}) if finer else None
 
     def named(self) -> dict[str, dict[str, Path]]:
-        """Return the files by label (paths, train, valid, test) and by name below their common folder, sorted.
-
-        Raises UserError for a pattern that matches nothing, an empty file or a file in two splits.
-        """
+        """Return the files by label (paths, train, valid, test) and by name below their common folder, sorted."""
         owners: dict[Path, str] = {}
         found: dict[str, list[Path]] = {}
         for label in ("paths", *SPLITS):

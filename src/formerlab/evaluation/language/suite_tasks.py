@@ -24,10 +24,7 @@ Example = dict[str, Any]
 
 
 def questions_of(run: Measured, limit: int | None = None) -> Questions:
-    """Load the embedded questions of a run's data set and the suites that are asked.
-
-    Raises UserError for a suite that has changed since it was planned.
-    """
+    """Load the embedded questions of a run's data set and the suites that are asked."""
     for name, (suite, planned) in run.suites.items():
         if suite.state() not in (None, planned):
             raise UserError(f"{run.label}: suite {name} has changed since it was planned; plan and start it again")

@@ -57,10 +57,7 @@ class DecodeSettings(Timing):
         return self
 
     def memory_bytes(self, runs: Sequence[AnyRun]) -> int:
-        """Return about how many bytes a model takes, the logits of its longest prompt, and two caches of that length.
-
-        Raises UserError for a released model that reads no text as long.
-        """
+        """Return about the bytes of a model, of the logits of its longest prompt, and of two caches of that length."""
         found, time = [], max(self.lengths) + self.tokens
         for run in runs:
             model = run.model

@@ -149,10 +149,7 @@ class CausalLM(nn.Module):
     """
 
     def __init__(self, model: Any, context: int | None = None) -> None:
-        """Wrap a model; `context` is the longest sequence (default: what its config says).
-
-        Raises UserError for a model that cannot run under an `attend`.
-        """
+        """Wrap a model; `context` is the longest sequence (default: what its config says)."""
         super().__init__()
         self.name, config = type(model).__name__, model.config.get_text_config(decoder=True)
         longest = getattr(config, "max_position_embeddings", None)

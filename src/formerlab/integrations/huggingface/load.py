@@ -78,10 +78,7 @@ def identity_of(source: ReleasedModel, device: str) -> dict[str, Any]:
 
 
 def load_causal_lm(arguments: dict[str, Any], *, device: str = "cpu", dtype: torch.dtype | None = None) -> Any:
-    """Return a causal model of transformers, given what its `from_pretrained` takes, after a look at its size.
-
-    Raises UserError where none is there, or the model exceeds the device's free memory.
-    """
+    """Return a causal model of transformers, given what its `from_pretrained` takes, after a look at its size."""
     name, level = shown_place(arguments), logging.get_verbosity()
     logging.set_verbosity_error()  # a bar for every pass over tensors, and of packed weights, which are expanded here
     try:

@@ -42,10 +42,7 @@ def read_weights(path: Path) -> Weights:
 
 
 def read_settings(folder: Path, config: Path | None) -> dict[str, Any]:
-    """Return the official code's settings: those of `config`, else of the folder's one .yml, else nothing.
-
-    Raises UserError where the file cannot be read or the folder holds several.
-    """
+    """Return the official code's settings: those of `config`, else of the folder's one .yml, else nothing."""
     found = sorted(folder.glob("*.yml")) if config is None else [config]
     if len(found) > 1:
         raise UserError(f"{folder}: holds {len(found)} .yml files; name one with --config")

@@ -145,10 +145,7 @@ class PolicyCache(Cache):  # type: ignore[misc]
 
 
 def _padding(mask: Tensor, columns: int, known: list[int] | None) -> list[int]:
-    """Return the padding in front of each row: what is `known`, or as counted, for which a GPU is waited.
-
-    Raises UserError for a mask of other than `columns` tokens, and for padding anywhere else.
-    """
+    """Return the padding in front of each row: what is `known`, or as counted, for which a GPU is waited."""
     if mask.ndim != 2 or mask.shape[1] != columns:
         raise UserError(
             f"attention_mask of shape {tuple(mask.shape)}: give a number for each of the {columns} tokens of a row "
