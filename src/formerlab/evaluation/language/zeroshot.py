@@ -3,7 +3,7 @@
 from importlib.metadata import version
 from typing import Self
 
-from formerlab.evaluation.language.suite_tasks import questions_of
+from formerlab.evaluation.language.questions import questions_of
 from formerlab.evaluation.measurement import QUESTION_TOKENS, Measured, Measurement
 from formerlab.progress import Progress
 from formerlab.results.stages import TABLES

@@ -14,8 +14,7 @@ from formerlab.cache import H2O, Budget, CachePolicy, CompressedCache, Decay, Fu
 from formerlab.cache.policies.policy import Policy, check_configuration
 from formerlab.data import load_stream
 from formerlab.errors import UserError
-from formerlab.evaluation.language.questions import Questions
-from formerlab.evaluation.language.suite_tasks import questions_of
+from formerlab.evaluation.language.questions import Questions, questions_of
 from formerlab.evaluation.measurement import QUESTION_TOKENS, Kept, Measured, Measurement, Row, Rows
 from formerlab.evaluation.pruning.calibration import calibrated
 from formerlab.evaluation.pruning.masks import mask_dumps, mask_measures, score_trajectories
