@@ -19,13 +19,13 @@ from formerlab.report.runs import (
     at_end,
     by_run,
     ends,
-    gap,
     growth_by_tokens,
     held_out,
     held_out_losses,
     language_floors,
     main_first,
     minus,
+    paired,
     recorded,
     validation_losses,
 )
@@ -157,7 +157,7 @@ def tokenformer_scores(results: Results, runs: Sequence[str]) -> DataFrame:
     rows = by_run(losses)
     rows = rows.assign(block=rows["run"].str.partition("-")[0], diverged=rows["diverged"].replace(0, None))
     pairs = zip(rows["run"], rows["block"].map(DEFAULTS), strict=True)
-    rows = rows.join(DataFrame([gap(losses, run, default, "loss_minus_default_nats") for run, default in pairs]))
+    rows = rows.join(DataFrame([paired(losses, run, default, "loss_minus_default_nats") for run, default in pairs]))
     return rows.sort_values(["block", "loss_nats"], ascending=[False, True], ignore_index=True)
 
 
@@ -185,7 +185,7 @@ def tokenformer_ablation(results: Results, runs: Sequence[str]) -> DataFrame:
         grew = isinstance(record["spec.growth.keys"], str)
         row = {"run": run} | (growth_by_tokens(record) if grew else {"keys": f"not grown, {TRAINED_ON}"})
         row |= ends("start_minus_parent_nats", student(minus(held_out(first_step, run), parent)))
-        row |= ends("loss_nats", student(final)) | gap(losses, run, PUBLISHED, "loss_minus_published_nats")
+        row |= ends("loss_nats", student(final)) | paired(losses, run, PUBLISHED, "loss_minus_published_nats")
         rows.append(row | {"seeds": len(final)})
     return DataFrame(rows).sort_values("loss_nats", ignore_index=True) if rows else DataFrame()
 
@@ -210,24 +210,21 @@ def tokenformer_methods(results: Results, runs: Sequence[str]) -> DataFrame:
     multiplies T^2. The published perplexities fit neither Table 7 nor a documented setting; read them by column.
     """
     losses = held_out_losses(results, STUDY, runs)
-    points = by_run(losses, first=["spec.model.layers", "spec.model.width"]).set_index("run", drop=False)
+    points = by_run(losses, first=["spec.model.layers", "spec.model.width"])
     points["flops_token_token_coefficient"] = 4 * points["spec.model.layers"] * points["spec.model.width"]
-    first, (_, ours), rows = before_growth(losses, "Tokenformer"), METHODS["Tokenformer"], {}
+    first, (_, ours), rows = before_growth(losses, "Tokenformer"), METHODS["Tokenformer"], []
     for method, (_, pattern) in METHODS.items():
         start = before_growth(losses, method)
-        if start in points.index and start not in rows:
-            rows[start] = points.loc[start].to_dict() | {"method": "before growth", "stage": 1}
+        rows.append({"run": start, "method": "before growth", "stage": 1})
         for stage in STAGES:
             run, grown = pattern.format(size=stage), ours.format(size=stage)
-            if run not in points.index:
-                continue
-            row = points.loc[run].to_dict() | {"method": method, "stage": stage} | gap(losses, start, run, "gain_nats")
+            row = {"run": run, "method": method, "stage": stage} | paired(losses, start, run, "gain_nats")
             if run != grown:
                 gained = (minus(held_out(losses, a), held_out(losses, b)) for a, b in ((first, grown), (start, run)))
                 row |= ends("tokenformers_lead_nats", student(minus(*gained)))
-                row |= gap(losses, run, grown, "loss_minus_tokenformers_nats")
-            rows[run] = row
-    return DataFrame([*rows.values()])
+                row |= paired(losses, run, grown, "loss_minus_tokenformers_nats")
+            rows.append(row)
+    return DataFrame(rows).drop_duplicates("run").merge(points, on="run")
 
 
 @table(reads="eval.csv test.csv", runs="modern-* classic-* matched-* *-modern-* *-classic-* *-matched-*",
@@ -252,7 +249,7 @@ def tokenformer_modern(results: Results, runs: Sequence[str]) -> DataFrame:
     chosen = points["arm"].map(best)
     ours = points["arm"].str.replace("modern|classic", "matched", regex=True).map(best)
     pairs = zip(points["run"], ours.where(points["run"] == chosen), strict=True)
-    found = [gap(losses, tokenformer, run, "tokenformer_minus_best_nats") for run, tokenformer in pairs]
+    found = [paired(losses, tokenformer, run, "tokenformer_minus_best_nats") for run, tokenformer in pairs]
     points = points.assign(best=(points["run"] == chosen).map({True: "best", False: ""}))
     points = points.join(DataFrame(found)).assign(diverged=points["diverged"].replace(0, None))
     return points.rename(columns={"spec.optimizer.lr": "learning_rate"})
