@@ -188,8 +188,8 @@ def test_formulas_are_those_of_the_specs():
     common = {"layers": 3, "width": 48, "heads": 3, "vocabulary": 100, "norm": bare, "final_norm": bare}
     wide = Decoder(**common, projection=Linear(), feedforward=Mlp())
     tokens = Decoder(**common, projection=Pattention(tokens=20), feedforward=Pattention(tokens=80))
-    for spec, shape in ((wide, Shape(3, 48, 100, hidden=192)), (tokens, Shape(3, 48, 100, 20, 80))):
-        assert shape.parameters() == spec.params(embedding=False)
+    for spec, shape in ((wide, Shape(3, 48, 24, 192)), (tokens, Shape(3, 48, 20, 80))):
+        assert shape.parameters == spec.params(embedding=False)
         for time in (1, 64, 1000):
-            assert shape.flops(time, head=True) == spec.flops(time)
+            assert shape.flops(time, vocabulary=100) == spec.flops(time)
             assert shape.token_token_flops(time) == spec.attention_flops(time)

@@ -108,48 +108,37 @@ def means(curves: DataFrame, minus: Mapping[Hashable, str] | None = None) -> Dat
 
 
 class Shape(NamedTuple):
-    """A forward pass over T tokens: 2 N T + 4 L d T^2 FLOPs, N without embedding (arXiv:2410.23168, Table 3).
+    """A forward pass over T tokens: 2 N T + 4 L d T^2 FLOPs (arXiv:2410.23168, Table 3).
 
-    The sizes of a decoder in these formulas; tokens of attention and feed-forward are parameter tokens, 0 for a
-    Transformer.
+    N = 2 L d (n_q + n_k + n_v + n_o + n_ff), without embedding and norms; a matrix of d x d has as many parameters as
+    d / 2 tokens, so the 12 L d^2 of a Transformer are the same formula.
     """
 
     layers: int
     width: int
-    vocabulary: int
-    attention_tokens: int = 0
-    feedforward_tokens: int = 0
-    hidden: int = 0
-    """Hidden units of the feed-forward of a Transformer."""
+    attention: int
+    """Parameter tokens of query, key, value and output each; half the width of a Transformer."""
+    feedforward: int
+    """Parameter tokens, or hidden units, of the feed-forward."""
 
-    def attention(self) -> int:
-        """Parameters of query, key, value and output: 4 L d^2, or 2 L d (n_q + n_k + n_v + n_o)."""
-        each = 2 * self.width * self.attention_tokens if self.attention_tokens else self.width**2
-        return 4 * self.layers * each
-
-    def feedforward(self) -> int:
-        """Parameters of the feed-forward: 8 L d^2, or 2 L d n_ff."""
-        return 2 * self.layers * self.width * (self.feedforward_tokens or self.hidden)
-
+    @property
     def parameters(self) -> int:
-        """N, without embedding and norms."""
-        return self.attention() + self.feedforward()
+        """N."""
+        return 2 * self.layers * self.width * (4 * self.attention + self.feedforward)
 
     def token_token_flops(self, time: int) -> int:
         """4 L d T^2."""
         return 4 * self.layers * self.width * time**2
 
-    def flops(self, time: int, *, head: bool = False) -> int:
-        """2 N T + 4 L d T^2, and 2 V d T for the logits where `head` asks for them."""
-        logits = 2 * self.vocabulary * self.width * time if head else 0
-        return 2 * self.parameters() * time + self.token_token_flops(time) + logits
+    def flops(self, time: int, vocabulary: int = 0) -> int:
+        """2 N T + 4 L d T^2, and 2 V d T for the logits of a vocabulary."""
+        return 2 * (self.parameters + vocabulary * self.width) * time + self.token_token_flops(time)
 
 
 def shape_of(record: Mapping[Hashable, Any]) -> Shape:
     """Return the shape of a run's model from the flat columns of its record; GeLU feed-forwards only."""
-    layers, width, vocabulary = (int(record[f"spec.model.{key}"]) for key in ("layers", "width", "vocabulary"))
+    layers, width = (int(record[f"spec.model.{key}"]) for key in ("layers", "width"))
     if record["spec.model.projection.kind"] == "pattention":
-        counts = (int(record[f"spec.model.{key}.tokens"]) for key in ("projection", "feedforward"))
-        return Shape(layers, width, vocabulary, *counts)
+        return Shape(layers, width, *(int(record[f"spec.model.{key}.tokens"]) for key in ("projection", "feedforward")))
     hidden = record.get("spec.model.feedforward.hidden")
-    return Shape(layers, width, vocabulary, hidden=4 * width if not hidden or hidden != hidden else int(hidden))
+    return Shape(layers, width, width // 2, 4 * width if not hidden or hidden != hidden else int(hidden))

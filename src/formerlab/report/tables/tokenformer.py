@@ -84,16 +84,15 @@ def tokenformer_zeroshot(results: Results, runs: Sequence[str]) -> DataFrame:
 VOCABULARY = 50304
 
 
-def _columns(shape: Shape) -> dict[str, Any]:
-    return {
-        "layers": shape.layers,
-        "width": shape.width,
-        "attention_tokens": shape.attention_tokens or None,
-        "feedforward_tokens": shape.feedforward_tokens or None,
-        "parameters_attention": shape.attention(),
-        "parameters_feedforward": shape.feedforward(),
-        "parameters_formula": shape.parameters(),
-        "flops_token_token_coefficient": 4 * shape.layers * shape.width,
+def _columns(run: str, variant: str, shape: Shape) -> dict[str, Any]:
+    tokens = {"attention_tokens": shape.attention, "feedforward_tokens": shape.feedforward}
+    each = 2 * shape.layers * shape.width
+    return {"run": run, "variant": variant, "layers": shape.layers, "width": shape.width} | {
+        **(tokens if variant == TOKENFORMER else dict.fromkeys(tokens)),
+        "parameters_attention": 4 * each * shape.attention,
+        "parameters_feedforward": each * shape.feedforward,
+        "parameters_formula": shape.parameters,
+        "flops_token_token_coefficient": 2 * each,
     }
 
 
@@ -101,12 +100,11 @@ def _published_formulas() -> DataFrame:
     rows, table = [], published_rows(PAPER, "Table 9")
     for row in table[table["model"].str.startswith(("LM", "Scale"))].to_dict("records"):
         sizes = ("layers", "hidden_size", "attention_tokens_per_projection", "ffn_tokens")
-        layers, width, *tokens = (int(row[key]) for key in sizes)
-        shape = Shape(layers, width, VOCABULARY, *tokens)
-        printed, formula = row["parameters"] * 1e6, shape.parameters()
+        shape = Shape(*(int(row[key]) for key in sizes))
+        printed, formula = row["parameters"] * 1e6, shape.parameters
         nearest = min((formula, formula + VOCABULARY * shape.width), key=lambda count: abs(count / printed - 1))
         share = {"parameters_printed": printed, "nearer_count_minus_printed_percent": 100 * (nearest / printed - 1)}
-        rows.append({"run": row["model"], "variant": TOKENFORMER} | _columns(shape) | share)
+        rows.append(_columns(row["model"], TOKENFORMER, shape) | share)
     return DataFrame(rows)
 
 
@@ -126,13 +124,14 @@ def tokenformer_formulas(results: Results, runs: Sequence[str]) -> DataFrame:
     """
     rows = []
     for record in results.runs(STUDY, runs).drop_duplicates("run").to_dict("records"):
-        shape = shape_of(record)
+        shape, tokens = shape_of(record), record["spec.model.projection.kind"] == "pattention"
         time, batch, steps = (int(record[f"spec.{key}"]) for key in ("task.context", "task.batch", "steps"))
-        row = {"run": record["run"], "variant": TOKENFORMER if shape.attention_tokens else TRANSFORMER, "context": time}
-        row |= _columns(shape) | {"flops_projections": 2 * shape.parameters() * time}
-        row |= {"flops_token_token": shape.token_token_flops(time), "flops_formula": shape.flops(time)}
-        row["parameters_difference"] = record["parameters_non_embedding"] - shape.parameters()
-        row["flops_difference"] = record["flops"] - 3 * steps * batch * shape.flops(time, head=True)
+        row = _columns(record["run"], TOKENFORMER if tokens else TRANSFORMER, shape) | {"context": time}
+        row |= {"flops_projections": 2 * shape.parameters * time, "flops_formula": shape.flops(time)}
+        row |= {"flops_token_token": shape.token_token_flops(time)}
+        row["parameters_difference"] = record["parameters_non_embedding"] - shape.parameters
+        vocabulary = int(record["spec.model.vocabulary"])
+        row["flops_difference"] = record["flops"] - 3 * steps * batch * shape.flops(time, vocabulary)
         rows.append(row)
     return DataFrame(rows)
 

@@ -129,7 +129,6 @@ def tokenformer_layer(results: Results, runs: Sequence[str]) -> DataFrame:
 LENGTHS = tuple(2**power for power in range(7, 18))
 _WIDTHS = (("124M", 768, 576), ("354M", 1416, 2140), ("757M", 2104, 4850))
 """Size, width of the Transformer, tokens of the Tokenformer of width 768 (Tables 8 and 9 of the paper)."""
-_VOCABULARY = 50304
 
 
 @plot(reads="run.json",
@@ -152,7 +151,7 @@ def tokenformer_length(results: Results, runs: Sequence[str]) -> DataFrame:
         family = "Tokenformer" if record["spec.model.projection.kind"] == "pattention" else "Transformer"
         found.append(("ours", family, short(record["parameters_non_embedding"]), record["run"], shape_of(record)))
     for name, width, tokens in _WIDTHS:
-        wide, grown = Shape(12, width, _VOCABULARY, hidden=4 * width), Shape(12, 768, _VOCABULARY, tokens, 4 * tokens)
+        wide, grown = Shape(12, width, width // 2, 4 * width), Shape(12, 768, tokens, 4 * tokens)
         found.append(("published", "Transformer", name, f"Transformer {name}, d = {width}", wide))
         found.append(("published", "Tokenformer", name, f"TokenFormer {name}, d = 768", grown))
     rows = DataFrame(
