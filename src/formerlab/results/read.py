@@ -279,8 +279,8 @@ def read_rows(path: Path, stated: str | None = None) -> DataFrame:
         raise UserError(f"{path}: missing, although its stage is finished; run its stage again") from None
     if stated not in (None, hashlib.sha256(content).hexdigest()):
         raise UserError(f"{path}: changed since its stage wrote it; {AGAIN}")
-    columns = TABLES[path.name].columns if path.name in TABLES else COLUMNS.values()
-    texts = {column.name: "str" for column in columns if column.type == "text"}
+    columns = TABLES[path.name].columns if path.name in TABLES else COLUMNS
+    texts = {name: "str" for name, kind in columns.items() if kind == "text"}
     try:
         frame: DataFrame = pd.read_csv(io.BytesIO(content), dtype=texts, **_EXACT_FLOATS)
     except ValueError as error:

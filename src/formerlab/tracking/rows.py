@@ -212,14 +212,13 @@ def _points(rows: dict[str, DataFrame], record: dict[str, Any]) -> DataFrame:
 
 def _means(stage: str, rows: DataFrame, table: Table) -> dict[str, float]:
     """Return the means that a table says are shown, by name: `zeroshot/task/metric`, `prune/h2o/budget 0.4/...`."""
-    types = {column.name: column.type for column in table.columns}
     groups = rows.groupby(list(table.by), dropna=False) if table.by else [((), rows)]
     found: dict[str, float] = {}
     for key, group in groups:
         labels = [(name, value) for name, value in zip(table.by, key, strict=True) if value == value]
-        parts = [str(value) if types[name] == "text" else f"{name} {value:g}" for name, value in labels]
+        parts = [str(value) if table.columns[name] == "text" else f"{name} {value:g}" for name, value in labels]
         parts += [] if table.value == "value" else [table.value]
-        weights = group["tokens"] if "tokens" in types else None
+        weights = group["tokens"] if "tokens" in table.columns else None
         found[_name("/".join([stage, *parts]))] = float(np.average(group[table.value], weights=weights))
     return found
 
