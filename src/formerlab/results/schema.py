@@ -21,8 +21,9 @@ UNPLANNED = "not in the plan"
 
 NGRAMS = "correct_1 correct_2 correct_3 correct_4 total_1 total_2 total_3 total_4"
 COLUMNS: dict[str, Type] = {
-    **dict.fromkeys("run task task_version example metric query_token key_token claim name".split(), "text"),
-    **dict.fromkeys("batch repetition layer head multiply_adds".split(), "integer"),
+    **dict.fromkeys(("run", "task", "task_version", "example", "metric", "claim", "name"), "text"),
+    **dict.fromkeys(("query_token", "key_token"), "text"),
+    **dict.fromkeys(("batch", "repetition", "layer", "head", "multiply_adds"), "integer"),
     **dict.fromkeys(("weight", "value"), "number"),
     "step": "integer",  # optimizer steps since the run began
     "tokens": "integer",  # tokens predicted
