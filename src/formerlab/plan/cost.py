@@ -5,6 +5,7 @@ from typing import Any
 
 from formerlab.data.dataset import DataSpec
 from formerlab.errors import UserError
+from formerlab.layers.linear_cross_entropy import LARGEST
 from formerlab.models import Decoder, Model
 from formerlab.models.vision import VisionTransformer
 from formerlab.plan.hardware import Hardware
@@ -47,12 +48,10 @@ def memory_bytes(run: Run, hardware: Hardware, shards: int = 1) -> int:
 
     With several shards the state is split over as many processors; some tensors are whole while they are used.
     """
-    model, bytes_activation = run.model, BYTES_WEIGHT // 2 if run.precision == "bfloat16" else BYTES_WEIGHT
+    model = run.model
     elements = model.activation_elements()  # per token, or image, of a part
     if run.checkpoint_activations:  # those of one block, and the inputs of all: at most a tenth of what a block keeps
-        logits = 2 * getattr(model, "vocabulary", 0)
-        blocks = elements - logits
-        elements = logits + blocks // model.layers + blocks // 10
+        elements = elements // model.layers + elements // 10
     state = model.params() * STATE_ELEMENTS * BYTES_WEIGHT
     if run.precision == "bfloat16" and shards == 1:
         state += model.params() * BYTES_WEIGHT // 2  # the copies that products read, forward and backward
@@ -60,8 +59,24 @@ def memory_bytes(run: Run, hardware: Hardware, shards: int = 1) -> int:
         inside = model.params(embedding=False)
         whole = model.params() - inside + GATHERED * inside // max(1, getattr(model, "layers", 1))
         state = state // shards + 2 * whole * BYTES_WEIGHT
-    activations = run.task.part_tokens * elements * bytes_activation
+    activations = run.task.part_tokens * elements * _bytes_activation(run) + logits_bytes(run)
     return int(hardware.memory_base_mb * 2**20 + hardware.memory_factor * (state + activations))
+
+
+def logits_bytes(run: Run) -> int:
+    """Return the memory of the logits of a part and of their softmax.
+
+    A compiled decoder has all logits once, in their own type; otherwise its loss makes slices of them, eight bytes a
+    logit (`linear_cross_entropy`).
+    """
+    logits = run.task.part_tokens * getattr(run.model, "vocabulary", 0)
+    if not isinstance(run.model, Decoder):
+        return 2 * logits * _bytes_activation(run)
+    return logits * _bytes_activation(run) if run.compile else 2 * BYTES_WEIGHT * min(logits, LARGEST)
+
+
+def _bytes_activation(run: Run) -> int:
+    return BYTES_WEIGHT // 2 if run.precision == "bfloat16" else BYTES_WEIGHT
 
 
 def processes_of(run: Run, scale: Scale, hardware: Hardware, own: int | None = None) -> dict[str, Any]:
