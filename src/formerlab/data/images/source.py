@@ -95,7 +95,15 @@ class ImageFolders(DataSource):
         """Return the files of all splits. Raises UserError for a missing folder or a class that `train` has not."""
         files = {split: [name for name, _ in self._files(split)] for split in self._named()}
         classes = tuple(sorted({name.partition("/")[0] for name in files["train"]}))
-        return Gallery(classes, {split: list(self._pictures(split, names, classes)) for split, names in files.items()})
+        numbers, splits = {name: number for number, name in enumerate(classes)}, dict[Split, Iterable[Picture]]()
+        for split, names in files.items():
+            root = expanded(getattr(self, split))
+            for name in names:
+                if (label := name.partition("/")[0]) not in numbers:
+                    where = f"{root / name}: no class {label!r} among the training images"
+                    raise UserError(f"{where}; remove it or add the class")
+            splits[split] = [Picture(name, numbers[name.partition("/")[0]], root / name) for name in names]
+        return Gallery(classes, splits)
 
     def recipe(self) -> dict[str, object]:
         """Return which splits are named; paths and licence do not decide the content."""
@@ -118,15 +126,6 @@ class ImageFolders(DataSource):
         if not found:
             raise UserError(f"source.{split}: {root} holds no images in folders; name one with a folder per class")
         return found
-
-    def _pictures(self, split: Split, names: list[str], classes: tuple[str, ...]) -> Iterator[Picture]:
-        root, numbers = expanded(getattr(self, split)), {name: number for number, name in enumerate(classes)}
-        for name in names:
-            label = name.partition("/")[0]
-            if label not in numbers:
-                where = root / name
-                raise UserError(f"{where}: no class {label!r} among the training images; remove it or add the class")
-            yield Picture(name, numbers[label], root / name)
 
 
 class ImageHub(HubSource):
