@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from formerlab import __version__
-from formerlab.data.file_hashes import FILE_HASHES
-from formerlab.data.manifest import MANIFEST, SCHEMA, read_manifest, verify
+from formerlab.data.manifest import FILE_HASHES, MANIFEST, SCHEMA, read_manifest, verify
 from formerlab.data.splitting import SPLITS, Shares, Split
 from formerlab.errors import UserError
 from formerlab.files import NoRoom, write_json

@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
-from formerlab.data.file_hashes import file_hashes
 from formerlab.data.hub import HubSource
+from formerlab.data.manifest import file_hashes
 from formerlab.data.splitting import SPLITS, Shares, Split
 from formerlab.data.text.documents import Corpus, Shard, TextSource
 from formerlab.data.text.readers import Documents, Format, format_of, read_jsonl, read_parquet, read_text, text_of

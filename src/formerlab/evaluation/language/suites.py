@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, model_validator
 
-from formerlab.data.file_hashes import file_hashes
+from formerlab.data.manifest import file_hashes
 from formerlab.errors import UserError
 from formerlab.evaluation.language.examples import FORMATS, Form, read_examples
 from formerlab.file_search import expanded, files_named
