@@ -37,8 +37,7 @@ def own_gpus(device: str, count: int = 1) -> Iterator[None]:
 
     The system frees a lock when its process ends, however it ends. Locks separate the jobs of one user: users who
     share a machine without a scheduler share out its GPUs by CUDA_VISIBLE_DEVICES. Under Slurm, which assigns GPUs
-    itself, on the CPU, and in a process of torchrun nothing is done. Raises UserError where the folder of the lock
-    files is not this user's alone.
+    itself, on the CPU, and in a process of torchrun nothing is done.
     """
     if device != "cuda" or "SLURM_JOB_ID" in os.environ or "RANK" in os.environ:
         yield

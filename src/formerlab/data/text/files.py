@@ -20,11 +20,8 @@ from formerlab.file_search import files_named
 
 
 class Files(TextSource):
-    """Files, folders or globs (`**` for any depth); `~`, `$NAME` and paths relative to the working
-    directory are understood.
-
-    Name `paths` to have the documents divided by a hash, or `train` and `valid`, `test` or both; a split without files
-    is then taken from `train`.
+    """Files, folders or globs (`**` for any depth); `~`, `$NAME` and paths relative to the working directory are
+    understood. Name `paths` to have all documents divided by a hash, or `train` and `valid`, `test` or both.
     """
 
     outside_recipe: ClassVar[set[str]] = {"paths", "train", "valid", "test", "licence"}
