@@ -130,9 +130,9 @@ def means(curves: DataFrame, minus: Mapping[Hashable, str] | None = None) -> Dat
 
 
 class Shape(NamedTuple):
-    """A forward pass over T tokens: 2 N T + 4 L d T^2 FLOPs (arXiv:2410.23168, Table 3).
+    """A forward pass over T tokens: 2 N T + 4 L d T^2 FLOPs, N without embedding (arXiv:2410.23168, Table 3).
 
-    N = 2 L d (n_q + n_k + n_v + n_o + n_ff), without embedding and norms; a matrix of d x d has as many parameters as
+    N = 2 L d (n_q + n_k + n_v + n_o + n_ff), without norms too; a matrix of d x d has as many parameters as
     d / 2 tokens, so the 12 L d^2 of a Transformer are the same formula.
     """
 
