@@ -96,16 +96,12 @@ def test_a_chain_begins_where_it_started_and_pays_for_it(tmp_path):
         ("grown-random-sqrt-2", 3.9, tokenformer(2, flops=1e12, inherited=3e12) | grown("long-matched-chosen")),
         ("grown-zero-keep-2", 3.8, tokenformer(2) | grown("long-matched-chosen", keys="zero", tau="keep")),
         ("trained-on-2", 3.8, tokenformer(1, init="long-matched-chosen", flops=1e12, inherited=3e12)),
-        ("envelope-small-short", 4.3, transformer(1, flops=1e12)),
-        ("envelope-large-short", 4.4, transformer(2, flops=2e12)),
-        ("envelope-large-long", 3.8, transformer(2, flops=4e12)),
     ):
         with_losses(tmp_path, run, 0, loss, {0: 6.0, 10: loss}, **rest)
     draw_one("tokenformer_cost", tmp_path, tmp_path / "out")
     rows = pd.read_csv(tmp_path / "out/tokenformer_cost.csv").query("part == 'mean'")
     series = {name: list(group["run"]) for name, group in rows.groupby("series")}
     assert series["grown (as published)"] == ["long-matched-chosen", "grown-random-sqrt-2"]
-    assert series["Transformers from scratch, lower envelope"] == ["envelope-small-short", "envelope-large-long"]
     assert series["grown: zero keys, tau kept"] == ["grown-zero-keep-2"]
     assert rows.set_index("run").loc["grown-random-sqrt-2", "flops_cumulative"] == 4e12
     parents = rows.set_index("run")["parent"].dropna()

@@ -74,7 +74,7 @@ def test_a_missing_file_a_changed_one_and_one_that_is_not_listed_are_named(proje
 
 def test_files_are_read_once(project, monkeypatch):
     project.plan()
-    monkeypatch.setattr("formerlab.data.file_hashes.sha256", lambda path: pytest.fail(f"{path} is read again"))
+    monkeypatch.setattr("formerlab.data.manifest.sha256", lambda path: pytest.fail(f"{path} is read again"))
     project.plan()
 
 

@@ -28,8 +28,7 @@ VECTOR = 16  # numbers; torch computes the softmax of shorter rows one number af
 
 @dataclass
 class CacheState:
-    """The keys that the heads of one layer
-    hold. A head group, a query head or those of a key head or all, keeps the same keys.
+    """The keys that the heads of one layer hold. A head group (one query head, those of a key head, all) keeps one set.
 
     There are more slots than keys that may stay. A key that is evicted leaves its slot empty, and the next one takes
     it: one write, nothing is moved. The order of slots means nothing, since keys carry their positions with them.
@@ -116,10 +115,7 @@ class Eviction(Policy):
         return True
 
     def score(self, past: Scores, attention: Scores) -> Scores:
-        """Return the scores after a step: `past` before it, `attention` received in it, summed over a head group.
-
-        Here attention plays no part.
-        """
+        """Return the scores after a step: `past` before it, `attention` received in it, summed over a head group."""
         return past
 
     def protected(self, budget: int) -> tuple[int, int]:

@@ -10,12 +10,12 @@ from typing import Any
 
 import psutil
 
-from formerlab.commands.as_planned import as_planned
-from formerlab.commands.context import Plan, add_verb, job_of, load_plan
+from formerlab.commands.context import Plan, add_verb, as_planned, find_plan, job_of, load_plan
 from formerlab.commands.gpus import on_several, own_gpus, seconds_left
 from formerlab.errors import UserError
 from formerlab.files import read_json, sha256, write_json, write_text
 from formerlab.plan.judge import Judge, made_runs, maker
+from formerlab.plan.locate import read_plan
 from formerlab.results.stages import MEASURED, STAGES, TIMED, Stage
 from formerlab.results.write import hashes_of_rows, write_rows
 
@@ -69,7 +69,8 @@ def train(arguments: argparse.Namespace) -> None:
     from formerlab.training.runtime import RuntimeConfig
     from formerlab.training.stage import train_stage
 
-    plan = load_plan(arguments)
+    path = find_plan(arguments)
+    plan = read_plan(path)
     job = job_of(plan, "train", arguments.id)
     runtime = RuntimeConfig(
         threads=job["threads"],
@@ -87,7 +88,7 @@ def train(arguments: argparse.Namespace) -> None:
     gpus = job.get("gpus", 1)
     if gpus > 1 and "RANK" not in os.environ:
         with own_gpus(plan["device"], gpus):
-            on_several(arguments, gpus, out)
+            on_several(path, job, arguments, gpus, out)
         return
     parent = Path(plan["results"], job["init"]) if job["init"] else None
     with as_planned(plan, "train", arguments.id):

@@ -27,10 +27,8 @@ class Measurement(Spec):
     """Whether the model reads tokens one by one, under a cache policy."""
 
     def of(self, run: AnyRun, *, questions: bool) -> Self | None:
-        """Return the settings for one run, None where there is nothing to measure.
-
-        `questions` says whether its data, or the scale, have any. Raises UserError where settings and run do not go
-        together.
+        """Return the settings for one run, None where there is nothing to measure; `questions` says whether its data or
+        the scale have any. Raises UserError where settings and run do not go together.
         """
         return self
 
@@ -39,9 +37,7 @@ class Measurement(Spec):
         return False
 
     def reading(self, run: AnyRun, questions: int) -> int | None:
-        """Return about how many tokens a run with so many questions reads, from which its time follows; None where that
-        is unknown.
-        """
+        """Return about how many tokens a run with so many questions reads, for its cost; None where that is unknown."""
         return None
 
 
@@ -108,9 +104,7 @@ class Kept:
     def __init__(
         self, folder: Path | None = None, *belongs_to: Any, code_of: Callable[[Measurement], str] = repr
     ) -> None:
-        """Without a `folder` nothing is stored. All answers depend on their subject, and on the code that `code_of`
-        finds for the settings.
-        """
+        """Without a `folder` nothing is stored. `code_of` returns the hash of the code that settings run."""
         self.folder, self.belongs_to, self.code_of = folder, belongs_to, code_of
         self._used: set[str] = set()
 

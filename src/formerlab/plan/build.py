@@ -8,7 +8,7 @@ from typing import Any
 
 from formerlab.data import TokenizerFile
 from formerlab.data.dataset import source_fingerprint
-from formerlab.data.file_hashes import FILE_HASHES, files_state
+from formerlab.data.manifest import FILE_HASHES, files_state
 from formerlab.data.text.tokenizer import ReleasedTokenizer
 from formerlab.errors import UserError
 from formerlab.files import fingerprint, read_json

@@ -102,9 +102,8 @@ def processes_of(run: Run, scale: Scale, hardware: Hardware, own: int | None = N
 
 
 def crowded(runs: list[Run], hardware: Hardware) -> dict[str, int | None]:
-    """Return the runs that are too large for one processor, with the power of two of processors that hold one together.
-
-    Where 64 do not, that is null.
+    """Return the runs that are too large for one processor, with the power of two of processors that hold one together;
+    null where 64 do not.
     """
     most, needed = hardware.memory_gb * 1e9, dict[str, int | None]()
     for run in runs:
@@ -137,9 +136,8 @@ def loader_of(
 
 
 def run_cost(run: Run, scale: Scale, hardware: Hardware, gpus: int, shards: int) -> Cost:
-    """Return parameters, tokens, FLOPs, bytes of memory and disk, and hours of a run on so many of `hardware`.
-
-    Its tensors are split into so many shards.
+    """Return parameters, tokens, FLOPs, bytes of memory and disk, and hours of a run on so many of `hardware`,
+    its tensors split into so many shards.
     """
     parameters = run.model.params()
     return {

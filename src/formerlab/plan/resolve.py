@@ -128,8 +128,7 @@ def beside(run: Run, sources: Sources) -> BesideSpec:
 def match_times(runs: list[Run], timed: Mapping[str, Any], sources: Sources) -> tuple[list[Run], dict[str, EqualTime]]:
     """Return the runs, and the references of those that train for equal time, by id; the steps of these are estimates.
 
-    `timed` are the jobs of the stage `speed`. Raises UserError where an arm or reference is not timed, or where the
-    reference is another model.
+    `timed` are the jobs of the stage `speed`, among which an arm and its reference must be.
     """
     by_id = {run.id: run for run in runs}
     matched, equal_by_id = [], {}

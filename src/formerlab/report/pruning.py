@@ -76,7 +76,7 @@ def beside(rows: DataFrame, base: str, arm: Sequence[str] = CONFIGURATION) -> Da
         weights = group["tokens"].to_numpy(dtype=float)[: grids[-1].shape[1]]
     losses, table = np.stack(grids), DataFrame(found).assign(seeds=seeds, windows=len(weights))
     table["loss_nats"] = np.average(losses, axis=2, weights=weights).mean(axis=1)
-    at = np.flatnonzero(table[[*arm]].eq(base).any(axis=1))
+    at = np.flatnonzero((table[[*arm]] == base).any(axis=1))
     if not len(at):
         return table.assign(more=np.nan, low=np.nan, high=np.nan)
     more = losses - losses[at[0]]

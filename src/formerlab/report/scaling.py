@@ -1,6 +1,6 @@
-"""Laws of the loss by compute, tokens and parameters, and the cost of grown models beside models from scratch.
+"""Laws of the loss by compute, tokens and parameters.
 
-The laws are plain power laws, fitted by least squares to logarithms: FLOPs to the runs on the lower envelope,
+They are plain power laws, fitted by least squares to logarithms: FLOPs to the runs on the lower envelope,
 parameters and tokens together to all runs. Their intervals are Student's t over the points, so they speak of how far
 the points lie from the law, not of seeds. An irreducible loss (Hoffmann et al., arXiv:2203.15556, eq. 10) is one more
 unknown, which nine points seldom tell from none: beside each law stands the one that would fit best, and the p of the F
@@ -15,17 +15,7 @@ from numpy.typing import ArrayLike
 from pandas import DataFrame
 from scipy import special
 
-from formerlab.report.claims.envelope import on_envelope
-from formerlab.report.runs import by_run, chain, parent
 from formerlab.statistics import CONFIDENCE
-
-STUDY = "tokenformer"
-FROM_SCRATCH = ("envelope-", "modern-chosen", "long-modern-chosen")
-"""Beginnings of the names of the Transformers from scratch, each with a full schedule of its own.
-
-The smallest ones of the shortest and of the longest budget are runs of their own, which other comparisons read too.
-"""
-FLOPS, TOKENS, PARAMETERS = "flops_cumulative", "tokens", "parameters_non_embedding"
 
 
 def power_law(losses: ArrayLike, x: Mapping[str, ArrayLike]) -> DataFrame:
@@ -62,30 +52,3 @@ def _least_squares(
 ) -> tuple[Float[np.ndarray, " unknowns"], float]:
     solution, *_ = np.linalg.lstsq(design * weight[:, None], y * weight, rcond=None)
     return solution, float(np.sum((weight * (y - design @ solution)) ** 2))
-
-
-def from_scratch(losses: DataFrame) -> DataFrame:
-    """Return a row per run of the envelope, by size and length; `lowest` marks those on the lower envelope."""
-    points = by_run(losses[losses["run"].str.startswith(FROM_SCRATCH)])
-    lowest = set(on_envelope(points[FLOPS], points["loss_nats"]))
-    points["lowest"] = [place in lowest for place in range(len(points))]
-    return points.sort_values([PARAMETERS, TOKENS], ignore_index=True)
-
-
-def chains(losses: DataFrame) -> DataFrame:
-    """Return a row per run that starts from another on the data of the envelope, and per ancestor of one.
-
-    `parent` is the run it starts from, `tokens_cumulative` counts its ancestors' tokens too.
-    """
-    if "init.id" not in losses:
-        return DataFrame()
-    data = set(losses.loc[losses["run"].str.startswith(FROM_SCRATCH), "data.fingerprint"])
-    started = losses["init.id"].notna() & losses["data.fingerprint"].isin(data)
-    names = dict.fromkeys(name for run in losses.loc[started, "run"].unique() for name in chain(losses, run))
-    if not names:
-        return DataFrame()
-    points = by_run(losses[losses["run"].isin(names)])
-    tokens = points.set_index("run")["tokens"]
-    points["parent"] = [parent(losses, run) for run in points["run"]]
-    points["tokens_cumulative"] = [tokens[chain(losses, run)].sum() for run in points["run"]]
-    return points

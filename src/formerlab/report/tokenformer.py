@@ -8,8 +8,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.claims.envelope import on_envelope
-from formerlab.report.runs import GROWN, by_run, chain, held_out_losses, parent, summary, with_seeds
-from formerlab.report.scaling import FROM_SCRATCH
+from formerlab.report.runs import GROWN, TRAINED_ON, by_run, chain, held_out_losses, parent, summary, with_seeds
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"
@@ -45,19 +44,46 @@ def before_growth(losses: DataFrame, method: str) -> str:
     return parent(losses, pattern.format(size=STAGES[0])) or start
 
 
+FROM_SCRATCH = ("envelope-", "modern-chosen", "long-modern-chosen")
+"""Beginnings of the names of the Transformers from scratch, each with a full schedule of its own.
+
+The smallest ones of the shortest and of the longest budget are runs of their own, which other comparisons read too.
+"""
+
+
+def from_scratch(losses: DataFrame) -> DataFrame:
+    """Return a row per run of the envelope, by size and length; `lowest` marks those on the lower envelope."""
+    points = by_run(losses[losses["run"].str.startswith(FROM_SCRATCH)])
+    points["lowest"] = points.index.isin(on_envelope(points["flops_cumulative"], points["loss_nats"]))
+    return points.sort_values(["parameters_non_embedding", "tokens"], ignore_index=True)
+
+
+def with_ancestors(losses: DataFrame, *sums: str) -> DataFrame:
+    """Return a row per run: the run that it started from as `parent`, and `sums` that count its ancestors' too."""
+    points = by_run(losses).set_index("run", drop=False)
+    points["parent"] = [parent(losses, run) for run in points.index]
+    for name in sums:
+        points[f"{name}_cumulative"] = [points.loc[chain(losses, run), name].sum() for run in points.index]
+    return points
+
+
+def chains(losses: DataFrame) -> DataFrame:
+    """Return the rows of the runs that start from another on the data of the envelope, and of their ancestors."""
+    data = losses.loc[losses["run"].str.startswith(FROM_SCRATCH), "data.fingerprint"]
+    own, points = losses.loc[losses["data.fingerprint"].isin(data), "run"], with_ancestors(losses, "tokens")
+    started = points.index[points["parent"].notna() & points["run"].isin(own)]
+    return points[points["run"].isin([name for run in started for name in chain(losses, run)])]
+
+
 def series_points(results: Results, runs: Sequence[str], *, chains: bool = True) -> DataFrame:
     """Return a row per run of `SERIES`, in the order of series and size, then of other projections.
 
-    With `chains`, what grew begins at the run that it started from; the other `WAYS` follow, and last comes the lower
-    envelope of the Transformers from scratch (arXiv:2410.23168, Fig 1). `parent` is the run that one started from.
-    `part` is `mean`, or `seed` for the losses that it is the mean of.
+    With `chains`, what grew begins at the run that it started from, and the other `WAYS` follow. `part` is `mean`, or
+    `seed` for the losses that it is the mean of.
     """
-    losses = held_out_losses(results, STUDY, runs)
-    points, frames = by_run(losses).set_index("run", drop=False), []
-    for name in ("tokens", "training_time_s"):
-        points[f"{name}_cumulative"] = [points.loc[chain(losses, run), name].sum() for run in points.index]
+    losses, frames = held_out_losses(results, STUDY, runs), []
+    points = with_ancestors(losses, "tokens", "training_time_s")
     points["size"] = points["run"].str.extract(r"-(\d)$", expand=False).astype(float)
-    points["parent"] = [parent(losses, run) for run in points.index]
     for series, pattern in SERIES.items():
         names = [run for run in (pattern.format(size=size) for size in SIZES) if run in points.index]
         if series.startswith(GROWN) and chains and names:
@@ -68,30 +94,26 @@ def series_points(results: Results, runs: Sequence[str], *, chains: bool = True)
     ways = points[[run not in known and any(fnmatchcase(run, way) for way in WAYS) for run in points["run"]]]
     for others in (own, ways) if chains else (own,):
         frames += [rows.assign(series=variant) for variant, rows in others.groupby("variant", sort=False)]
-    if chains:
-        scratch = points[points["run"].str.startswith(FROM_SCRATCH)]
-        lowest = on_envelope(scratch["flops_cumulative"], scratch["loss_nats"])
-        frames.append(scratch.iloc[lowest].assign(series=ENVELOPE))
     means = pd.concat(frames, ignore_index=True)
     return with_seeds(means, losses, [name for name in map(str, means) if not name.startswith(_OF_SEEDS)])
 
 
-ENVELOPE = "Transformers from scratch, lower envelope"
 _OF_SEEDS = ("run", "loss_nats", "perplexity", "bits_per_byte", "seeds", "diverged")
 """Beginnings of columns that differ between seeds."""
 
 
-def equal_to_grown(points: DataFrame, run: str) -> str:
-    """Return what a parent trained on has in common with a model that grew from it: `tokens`, `FLOPs` or nothing.
+def equal_to_grown(points: DataFrame) -> dict[str, str]:
+    """Return what each parent trained on has in common with a model that grew from it: `tokens`, `FLOPs` or nothing.
 
     `points` has a row per run, by run: `parent`, `variant`, `tokens` and `flops`.
     """
-    grown = points[(points["parent"] == points["parent"][run]) & points["variant"].str.startswith(GROWN)].index
-    for word, column in (("tokens", "tokens"), ("FLOPs", "flops")):
-        counts = points[column].astype(float)
-        if ((counts[grown] / counts[run] - 1).abs() < 0.05).any():
-            return word
-    return ""
+    grown, found = points[points["variant"].str.startswith(GROWN)], {}
+    for run, own in points[points["variant"].str.endswith(TRAINED_ON)].iterrows():
+        rivals = grown[grown["parent"] == own["parent"]]
+        alike = {word: rivals[column].between(0.95 * own[column], 1.05 * own[column], inclusive="neither").any()
+                 for word, column in (("tokens", "tokens"), ("FLOPs", "flops"))}  # fmt: skip
+        found[str(run)] = next((word for word, equal in alike.items() if equal), "")
+    return found
 
 
 FAMILIES = ("transformer-", "tokenformer-", "grown-", "net2net-", "hypercloning-", "trained-on-", "envelope-")
@@ -108,9 +130,9 @@ def means(curves: DataFrame, minus: Mapping[Hashable, str] | None = None) -> Dat
 
 
 class Shape(NamedTuple):
-    """A forward pass over T tokens: 2 N T + 4 L d T^2 FLOPs (arXiv:2410.23168, Table 3).
+    """A forward pass over T tokens: 2 N T + 4 L d T^2 FLOPs, N without embedding (arXiv:2410.23168, Table 3).
 
-    N = 2 L d (n_q + n_k + n_v + n_o + n_ff), without embedding and norms; a matrix of d x d has as many parameters as
+    N = 2 L d (n_q + n_k + n_v + n_o + n_ff), without norms too; a matrix of d x d has as many parameters as
     d / 2 tokens, so the 12 L d^2 of a Transformer are the same formula.
     """
 

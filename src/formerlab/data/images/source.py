@@ -67,10 +67,8 @@ class Digits(DataSource):
 
 
 class ImageFolders(DataSource):
-    """A folder per split with a folder per class; files may lie at any depth below the class.
-
-    Classes are numbered in the order of their names. `~`, `$NAME` and paths relative to the
-    working directory are understood.
+    """A folder per split with a folder per class, below which files may lie at any depth. Classes are numbered in the
+    order of their names. `~`, `$NAME` and paths relative to the working directory are understood.
     """
 
     kind: Literal["folders"] = "folders"

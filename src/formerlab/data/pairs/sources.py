@@ -13,8 +13,8 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from formerlab.data.dataset import DataSource
-from formerlab.data.file_hashes import file_hashes
 from formerlab.data.hub import HubSource
+from formerlab.data.manifest import file_hashes
 from formerlab.data.splitting import SPLITS, Shares, Split, digest
 from formerlab.data.text.readers import opened, text_of
 from formerlab.errors import UserError

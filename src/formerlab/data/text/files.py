@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
-from formerlab.data.file_hashes import file_hashes
 from formerlab.data.hub import HubSource
+from formerlab.data.manifest import file_hashes
 from formerlab.data.splitting import SPLITS, Shares, Split
 from formerlab.data.text.documents import Corpus, Shard, TextSource
 from formerlab.data.text.readers import Documents, Format, format_of, read_jsonl, read_parquet, read_text, text_of
@@ -20,11 +20,8 @@ from formerlab.file_search import files_named
 
 
 class Files(TextSource):
-    """Files, folders or globs (`**` for any depth); `~`, `$NAME` and paths relative to the working
-    directory are understood.
-
-    Name `paths` to have the documents divided by a hash, or `train` and `valid`, `test` or both; a split without files
-    is then taken from `train`.
+    """Files, folders or globs (`**` for any depth); `~`, `$NAME` and paths relative to the working directory are
+    understood. Name `paths` to have all documents divided by a hash, or `train` and `valid`, `test` or both.
     """
 
     outside_recipe: ClassVar[set[str]] = {"paths", "train", "valid", "test", "licence"}

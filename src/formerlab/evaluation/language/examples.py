@@ -38,8 +38,7 @@ def read_examples(paths: Sequence[Path], form: Form, prompt: str = "{query}") ->
     """Return the examples of all files, each with its `id`, in the order of a hash of their ids.
 
     So the first n are a sample of all, from all files, and the same on every machine. An id is the row's `id`, the
-    `UID` and `pairID` of BLiMP, or file and line; it must be unique. Raises UserError with file and line for a row that
-    does not fit the format.
+    `UID` and `pairID` of BLiMP, or file and line; it must be unique. A row that does not fit is named with its line.
     """
     examples: dict[str, Example] = {}
     for path in paths:
@@ -72,11 +71,7 @@ def _fill(prompt: str, row: Row) -> str:
 
 
 def make_example(form: Form, row: Row, prompt: str) -> Example:
-    """Return the question of a row.
-
-    Of `contexts` these are beginnings and the ending they share: a `sentence` with `_` for the choice, or a
-    `continuation`.
-    """
+    """Return the question of a row; of `contexts` the choices are beginnings of a `sentence` or of a `continuation`."""
     if form == "pairs":
         return {"choices": [_text(row, "sentence_good"), _text(row, "sentence_bad")], "gold": 0}
     if form == "cloze":

@@ -113,10 +113,8 @@ MATRICES = {
 
 
 def singular_values(model: DecoderModel) -> Iterator[tuple[str, float, float]]:
-    """Yield matrix, rank (0 is the largest, 1 the smallest) and singular value by the largest, mean over the blocks.
-
-    The matrices are those of the blocks and the embedding. A projection without a weight matrix, such as Pattention,
-    has none.
+    """Yield matrix, rank (0 is the largest, 1 the smallest) and singular value by the largest, mean over the blocks, of
+    the blocks' matrices and of the embedding. A projection such as Pattention has no weight matrix.
     """
     matrices: dict[str, list[Tensor]] = {}
     for name, parts in MATRICES.items():

@@ -1,8 +1,7 @@
 """Suites of questions beside the embedded ones: local files, or tasks that lm-evaluation-harness comes with.
 
 A suite made of other files than the harness's own is another test, even where the questions are the same: prompts and
-rows differ. Its name therefore ends in `_local`, it has a version of its own, and its numbers stand in no column of
-published ones.
+rows differ. So its name ends in `_local`, it has its own version, and its numbers never stand among published ones.
 """
 
 import glob
@@ -13,7 +12,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import Field, model_validator
 
-from formerlab.data.file_hashes import file_hashes
+from formerlab.data.manifest import file_hashes
 from formerlab.errors import UserError
 from formerlab.evaluation.language.examples import FORMATS, Form, read_examples
 from formerlab.file_search import expanded, files_named
@@ -42,9 +41,7 @@ class _Suite(Spec):
         raise NotImplementedError
 
     def state(self) -> str | None:
-        """Return the fingerprint of settings and contents, whatever the folder; None where a file is missing. The hub
-        is not asked.
-        """
+        """Return the fingerprint of settings and contents, whatever the folder; None where a file is missing."""
         try:
             known = file_hashes((path for named in self.files().values() for path in named), None)
         except (UserError, OSError):

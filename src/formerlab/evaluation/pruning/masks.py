@@ -64,10 +64,8 @@ def mask_measures(windows: Windows, configurations: Sequence[Configuration]) -> 
 
 
 def mask_dumps(windows: Windows, budgets: Sequence[Budget]) -> Iterator[Row]:
-    """Yield the cells of prune_mask_dumps.csv: of the first window, what every query sees under each policy of Fig. 3.
-
-    All policies choose from the attention of the same unpruned pass, in head 0 of the middle layer. `kept` has a 1 for
-    every key that the query sees.
+    """Yield the cells of prune_mask_dumps.csv: of the first window, what every query sees under each policy of Fig. 3,
+    which all choose from the attention of the same unpruned pass, in head 0 of the middle layer.
     """
     layers: list[Seen] = []
     for _ in windows.observed(lambda _, seen: layers.append(seen)):

@@ -1,8 +1,7 @@
 """The stage `passkey`: whether a model with a pruned cache still finds a number that it read long ago.
 
-A number stands once in a long, dull text (passkey retrieval, arXiv:2305.16300); at the end it is asked
-for. Pruning acts from the first token on, as everywhere here, so a policy has to keep the number before it knows that
-it will be asked for.
+A number stands once in a long, dull text (passkey retrieval, arXiv:2305.16300); at the end it is asked for. Pruning
+acts from the first token on, so a policy has to keep the number before it knows of the question.
 """
 
 from functools import partial
@@ -87,8 +86,7 @@ def rows(
 def make_text(tokenizer: Tokenizer, length: int, depth: float, number: int) -> tuple[str, list[int], list[int]]:
     """Return the number in a text of at most `length` tokens, the text with the question behind it, and the answer.
 
-    Whole sentences of filler stand before and behind the number, which is drawn from (length, depth, number). Raises
-    UserError where the question does not fit.
+    Whole sentences of filler stand before and behind the number, which is drawn from (length, depth, number).
     """
     key = str(np.random.default_rng([length, round(1000 * depth), number]).integers(10000, 100000))
     parts = TASK, FILLER, HIDDEN.format(key=key), QUESTION, f" {key}"

@@ -82,8 +82,7 @@ def measure(
     """Write a row per repetition, cache, length and number of sequences of each run; `load` gives released models.
 
     Seconds are those of a step, which takes in one token of every sequence, and those of the prompt; bytes those of the
-    keys and values held after the last step, and of the scores and positions that a pruned cache keeps of them. The
-    record needs no more.
+    keys and values held after the last step, and of the scores and positions that a pruned cache keeps of them.
     """
     rows: list[list[Cell]] = []
     variants = variants_of(settings)

@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 import yaml
 
-from formerlab.data.file_hashes import files_state
-from formerlab.data.manifest import read_manifest
+from formerlab.data.manifest import files_state, read_manifest
 from formerlab.data.text.streams import load_stream
 from formerlab.errors import UserError
 from formerlab.files import read_json, write_json, write_text

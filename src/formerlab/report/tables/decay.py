@@ -143,7 +143,7 @@ def _beside(rows: DataFrame, by: list[str], base: str, arm: list[str], name: str
     ends = shown_columns(f"{name}[]")
     found = pd.concat([beside(own, base, arm) for _, own in rows.groupby(by, sort=False)])
     found = found.rename(columns=dict(zip(("more", "low", "high"), ends, strict=True)))
-    found[ends] = found[ends].mask(found[arm].eq(base).any(axis=1))
+    found.loc[(found[arm] == base).any(axis=1), ends] = np.nan
     return found
 
 

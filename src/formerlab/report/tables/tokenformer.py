@@ -29,8 +29,17 @@ from formerlab.report.runs import (
     recorded,
     validation_losses,
 )
-from formerlab.report.scaling import FLOPS, FROM_SCRATCH, PARAMETERS, TOKENS, chains, from_scratch, power_law
-from formerlab.report.tokenformer import METHODS, STAGES, Shape, before_growth, shape_of
+from formerlab.report.scaling import power_law
+from formerlab.report.tokenformer import (
+    FROM_SCRATCH,
+    METHODS,
+    STAGES,
+    Shape,
+    before_growth,
+    chains,
+    from_scratch,
+    shape_of,
+)
 from formerlab.results.read import Results
 from formerlab.statistics import student
 
@@ -265,15 +274,12 @@ def tokenformer_envelope(results: Results, runs: Sequence[str]) -> DataFrame:
     per seed, in brackets the 95 % Student t interval over seeds. Beyond its ends the envelope says nothing.
     """
     losses = held_out_losses(results, STUDY, runs)
-    started = chains(losses) if len(losses) else DataFrame()
-    if started.empty:
-        return started
     scratch, rows = losses[losses["run"].str.startswith(FROM_SCRATCH)], []
-    for row in started.sort_values(FLOPS).to_dict("records"):
+    for row in chains(losses).sort_values("flops_cumulative").to_dict("records"):
         ratios = []
         for seed, own in losses[losses["run"] == row["run"]].set_index("seed").iterrows():
-            points = of_seed(scratch, seed)
-            ratios.append(own[FLOPS] / flops_at_loss(own["loss_nats"], points[FLOPS], points["loss_nats"]))
+            points = of_seed(scratch, seed)[["flops_cumulative", "loss_nats"]]
+            ratios.append(own["flops_cumulative"] / flops_at_loss(own["loss_nats"], *points.to_numpy().T))
         known = not np.isnan(ratios).any()
         rows.append(row | ends("flops_ratio", student(ratios if known else [])))
         rows[-1]["envelope"] = None if known else "beyond its ends"
@@ -291,11 +297,9 @@ def tokenformer_laws(results: Results, runs: Sequence[str]) -> DataFrame:
     (Kaplan et al., arXiv:2001.08361).
     """
     losses = held_out_losses(results, STUDY, runs)
-    if losses.empty:
-        return DataFrame()
     points = from_scratch(losses)
     lowest = points[points["lowest"]]
-    both = {"parameters without embedding, at equal tokens": points[PARAMETERS],
-            "tokens, at equal parameters": points[TOKENS]}  # fmt: skip
-    of_lowest = power_law(lowest["loss_nats"], {"FLOPs, lower envelope": lowest[FLOPS]})
+    both = {"parameters without embedding, at equal tokens": points["parameters_non_embedding"],
+            "tokens, at equal parameters": points["tokens"]}  # fmt: skip
+    of_lowest = power_law(lowest["loss_nats"], {"FLOPs, lower envelope": lowest["flops_cumulative"]})
     return pd.concat([of_lowest, power_law(points["loss_nats"], both)], ignore_index=True)

@@ -13,7 +13,6 @@ from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
 from formerlab.report.runs import (
     GROWN,
-    TRAINED_ON,
     at_end,
     differences,
     held_out,
@@ -84,7 +83,7 @@ def tokenformer_growth(results: Results, runs: Sequence[str]) -> DataFrame:
     rows = pd.concat(parts, ignore_index=True).assign(source="ours")
     first = losses.drop_duplicates("run").set_index("run")
     first["parent"] = first.index.map(started)
-    equal = {run: equal_to_grown(first, run) for run in started if str(first.loc[run, "variant"]).endswith(TRAINED_ON)}
+    equal = equal_to_grown(first)
     share = rows["step"] / rows["run"].map(first["spec.steps"])
     rows["flops_of_stage"] = share * rows["run"].map(first["flops"])
     rows["variant"] = rows["run"].map(first["variant"])
