@@ -22,7 +22,7 @@ from pandas import DataFrame
 
 from formerlab.report.marks import mark
 from formerlab.report.runs import missing_note, seed_notes
-from formerlab.report.style import BLACK, HOLLOW, LETTER, PUBLISHED_INK, WIDEST, Look, look, placed, wrapped
+from formerlab.report.style import BLACK, GREY, HOLLOW, LETTER, PUBLISHED_INK, WIDEST, Look, look, wrapped
 
 SETTING = "{setting}"
 _OWN = ("color", "marker", "linestyle", "markerfacecolor")
@@ -147,37 +147,53 @@ def sheet(
 
 
 def _figure(data: DataFrame, shown: Sequence[tuple[Panel, DataFrame]], columns: int, height: float) -> Figure:
-    first = shown[0][0]
+    """Draw panels in rows below a heading and a legend.
+
+    Positions are inches, fixed and not found by a layout engine, so that labels can be set against the final size.
+    """
+    lefts, rights, width = _sides_of_columns(shown, columns)
+    titles = [fill(panel.heading(rows), int(width / LETTER)) for panel, rows in shown]
+    lines = [range(len(shown))[start : start + len(lefts)] for start in range(0, len(shown), len(lefts))]
+    tops = [0.18 + 0.15 * max(bool(titles[at]) + titles[at].count("\n") for at in line) for line in lines]
+    heights = [max(_height(*shown[at], height) for at in line) for line in lines]
+    known, handles, first = setting(data), _handles(shown), shown[0][0]
+    said = "" if any(known.split(", ")[0] in title for title in titles) else known
+    across = max(1, int(WIDEST / (0.55 + LETTER * _letters(handles))))
+    head = 0.17 * (-(-len(handles) // across) + bool(said)) + 0.2 * bool(first.bar)
+    total = head + sum(tops) + sum(heights) + 0.5 * len(lines)
+    figure, y = Figure(figsize=(WIDEST, total)), total - head
+    for line, top, tall in zip(lines, tops, heights, strict=True):
+        x, y = 0.0, y - top - tall
+        for at, left, right in zip(line, lefts, rights, strict=False):
+            axes = figure.add_axes(((x + left) / WIDEST, y / total, width / WIDEST, tall / total))
+            (panel, rows), title = shown[at], titles[at]
+            mark(axes, panel, rows)
+            axes.set_xlabel(filled(panel.xlabel, rows))
+            axes.set_title(title, color=PUBLISHED_INK if title.startswith("PUBLISHED") else BLACK)
+            x += left + width + right
+        y -= 0.5
+    figure.text(0.012, 1 - 0.06 / total, said, va="top", color=GREY)
+    if first.alike:
+        ends = [getattr(axes, f"get_{first.alike}lim")() for axes in figure.axes]
+        for axes in figure.axes:
+            axes.set(**{f"{first.alike}lim": (np.min(ends), np.max(ends))})
+    if first.bar:
+        _draw_bar(figure, figure.axes[0].images[0], first.bar)
+    if handles:
+        at = (0, 1 - 0.17 * bool(said) / total)
+        figure.legend(handles.values(), handles, loc="upper left", bbox_to_anchor=at, ncols=across, borderaxespad=0.1)
+    return figure
+
+
+def _sides_of_columns(shown: Sequence[tuple[Panel, DataFrame]], columns: int) -> tuple[list[float], list[float], float]:
+    """Return the inches left and right of each column, and of a panel: of as many columns as leave room to read."""
     for count in range(min(columns, len(shown)), 0, -1):
         sides = [[_sides(*one) for one in shown[column::count]] for column in range(count)]
         lefts, rights = ([max(one[side] for one in column) for column in sides] for side in (0, 1))
         width = (WIDEST - sum(lefts) - sum(rights)) / count
-        if width > (0.8 if first.kind == "heat" else 1.3):
-            break  # else the panels would be too narrow to read
-    titles = [fill(panel.heading(rows), int(width / LETTER)) for panel, rows in shown]
-    starts = range(0, len(shown), count)
-    tops = [0.18 + 0.15 * max(bool(title) + title.count("\n") for title in titles[at : at + count]) for at in starts]
-    heights = [max(_height(*one, height) for one in shown[at : at + count]) for at in starts]
-    handles = _handles(shown)
-    across = max(1, int(WIDEST / (0.55 + LETTER * _letters(handles))))
-    known = setting(data)
-    said = "" if any(known.split(", ")[0] in title for title in titles) else known
-    head = 0.17 * (-(-len(handles) // across) + bool(said)) + 0.2 * bool(first.bar)
-    found, axes = placed(len(shown), width, lefts, rights, heights, tops, 0.5, head, said)
-    for one, (panel, rows), title in zip(axes, shown, titles, strict=True):
-        mark(one, panel, rows)
-        one.set_xlabel(filled(panel.xlabel, rows))
-        one.set_title(title, color=PUBLISHED_INK if title.startswith("PUBLISHED") else BLACK)
-    if first.alike:
-        ends = [getattr(one, f"get_{first.alike}lim")() for one in axes]
-        for one in axes:
-            one.set(**{f"{first.alike}lim": (np.min(ends), np.max(ends))})
-    if first.bar:
-        _draw_bar(found, axes[0].images[0], first.bar)
-    if handles:
-        at = (0, 1 - 0.17 * bool(said) / found.get_size_inches()[1])
-        found.legend(handles.values(), handles, loc="upper left", bbox_to_anchor=at, ncols=across, borderaxespad=0.1)
-    return found
+        if width > (0.8 if shown[0][0].kind == "heat" else 1.3):
+            break
+    return lefts, rights, width
 
 
 def _handles(shown: Sequence[tuple[Panel, DataFrame]]) -> dict[str, Line2D]:

@@ -148,35 +148,6 @@ def look(name: str) -> Look:
     return _LOOKS.get(name) or (_look(*own) if own else _SPARE[zlib.crc32(name.encode()) % len(_SPARE)])
 
 
-def placed(
-    count: int,
-    width: float,
-    lefts: Sequence[float],
-    rights: Sequence[float],
-    heights: Sequence[float],
-    tops: Sequence[float],
-    below: float,
-    head: float,
-    heading: str,
-) -> tuple[Figure, list[Axes]]:
-    """Return a figure with panels in rows below a heading; sizes are inches: of panels, around them and above all.
-
-    Positions are fixed, not found by a layout engine, so that labels can be set against the final size.
-    """
-    total = head + sum(tops) + sum(heights) + below * len(heights)
-    figure, y = Figure(figsize=(WIDEST, total)), total - head
-    axes: list[Axes] = []
-    for top, tall in zip(tops, heights, strict=True):
-        y -= top + tall
-        x = 0.0
-        for left, right in list(zip(lefts, rights, strict=True))[: count - len(axes)]:
-            axes.append(figure.add_axes(((x + left) / WIDEST, y / total, width / WIDEST, tall / total)))
-            x += left + width + right
-        y -= below
-    figure.text(0.012, 1 - 0.06 / total, heading, va="top", color=GREY)
-    return figure, axes
-
-
 def box(axes: Axes, x: float, y: float, width: float, height: float, words: str = "", **style: Any) -> None:
     """Draw a box, its lower left corner at (x, y), with words in its middle."""
     drawn: dict[str, Any] = {"edgecolor": BLACK, "linewidth": 0.8} | style

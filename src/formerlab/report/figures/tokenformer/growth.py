@@ -10,7 +10,7 @@ from pandas import DataFrame
 from formerlab.report.drawings import plot
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
-from formerlab.report.published import published
+from formerlab.report.published import published, published_rows
 from formerlab.report.runs import (
     GROWN,
     at_end,
@@ -71,16 +71,17 @@ def tokenformer_growth(results: Results, runs: Sequence[str]) -> DataFrame:
     started = {run: start for run, start in found if start is not None}
     if not losses[losses["run"].isin(started)]["variant"].str.startswith(GROWN).any():
         return DataFrame()
-    curves, parts = validation_losses(results, STUDY, runs), []
-    lasts = at_end(curves)
-    for run, start in started.items():
-        level, curve = held_out(lasts, start), curves[curves["run"] == run]
-        curve = means(curve.assign(loss_nats=curve["loss_nats"] - curve["seed"].map(level)).dropna())
-        parts.append(curve.rename(columns=lambda name: name.replace("loss_nats", _LOSS)).assign(part="curve"))
-        for rows, text in ((losses, ""), (lasts, "_valid")):
-            ended = summary(rows[rows["run"].isin((run, start))], "loss_nats", ["run"], {run: start}, _LOSS)
-            parts.append(ended.assign(part=ended["part"].replace("mean", "end") + text))
-    rows = pd.concat(parts, ignore_index=True).assign(source="ours")
+    curves = validation_losses(results, STUDY, runs)
+    ends = {"": losses, "_valid": at_end(curves)}
+    level = ends["_valid"].set_index(["run", "seed"])["loss_nats"]
+    curves = curves[curves["run"].isin(started)]
+    start = level.reindex(list(zip(curves["run"].map(started), curves["seed"], strict=True))).to_numpy()
+    curves = curves.assign(**{_LOSS: curves["loss_nats"] - start}).dropna(subset=_LOSS)
+    parts = [summary(curves, _LOSS, ["run", "step"]).query("part == 'mean'").assign(part="curve")]
+    for text, rows in ends.items():
+        ended = summary(rows, "loss_nats", ["run"], started, _LOSS)
+        parts.append(ended.assign(part=ended["part"].replace("mean", "end") + text))
+    rows = pd.concat(parts, ignore_index=True)
     first = losses.drop_duplicates("run").set_index("run")
     first["parent"] = first.index.map(started)
     equal = equal_to_grown(first)
@@ -185,14 +186,12 @@ def gains(losses: DataFrame) -> DataFrame:
 
 def published_gains() -> DataFrame:
     """Return the gains that the perplexities of Table 8 mean."""
-    table = published(PAPER, "Table 8").query("metric == 'perplexity'")
-    rows = []
-    for name, group in table.groupby(table["model"].str.rsplit(" ", n=1).str[0], sort=False):
-        values = group["value"].astype(float).to_list()
-        for size, model, value in zip(STAGES, group["model"].to_list()[1:], values[1:], strict=True):
-            shared = {"source": "published", "part": "gain", "method": _PRINTED[str(name)]}
-            rows.append(shared | {"run": model, "size": size, "gain_nats": float(np.log(values[0] / value))})
-    return DataFrame(rows).assign(gain_nats_low=np.nan, gain_nats_high=np.nan)
+    table = published_rows(PAPER, "Table 8").rename(columns={"model": "run"})
+    table["method"] = table["run"].str.rsplit(n=1).str[0].map(_PRINTED)
+    of_method = table.groupby("method", sort=False)["perplexity"]
+    gain = np.log(of_method.transform("first") / table["perplexity"])
+    table = table.assign(source="published", part="gain", size=of_method.cumcount() + 1, gain_nats=gain)
+    return table.loc[table["size"].isin(STAGES), ["source", "part", "method", "run", "size", "gain_nats"]]
 
 
 @plot(reads="eval.csv test.csv",
