@@ -159,27 +159,27 @@ def _limit(axes: Axes, panel: "Panel", means: DataFrame, rows: DataFrame) -> Non
     column = panel.x if across else panel.y
     values = rows[column].dropna().astype(float)
     start = values.min() if panel.zero is None else panel.zero
-    bound = panel.far * (values - start).abs().quantile(0.75) if panel.far else np.inf
-    near, gone = values[values - start <= bound], means[means[column] - start > bound]
+    bound = start + panel.far * (values - start).abs().quantile(0.75) if panel.far else np.inf
+    near, gone = values[values <= bound], means[means[column] > bound]
     ends = [means.drop(gone.index)[f"{column}{end}"].dropna() for end in ("_low", "_high") if f"{column}{end}" in means]
     if near.nunique() < 2 or (gone.empty and not ends):
         return
-    shown, reach, zero = np.concatenate([near, *ends]), np.ptp(near), [] if panel.zero is None else [panel.zero]
-    bottom = min([max(shown.min(), near.min() - reach), *zero])
-    top = max([min(shown.max(), near.max() + reach), *zero])
+    shown, reach = np.concatenate([near, *ends]), np.ptp(near)
+    bottom, top = np.clip([shown.min(), shown.max()], near.min() - reach, near.max() + reach)
+    if panel.zero is not None:
+        bottom, top = min(bottom, panel.zero), max(top, panel.zero)
     room = 0.06 * (top - bottom)
     if across:
         axes.set_xlim(bottom - room, top + room)
         heights = [label.get_text() for label in axes.get_yticklabels()]
-        for name, value in gone[[panel.y, column]].itertuples(index=False, name=None):
-            colour, words = panel.look(name, gone[gone[panel.y] == name])["color"], f"{value:.2g} \u25b6"
-            axes.text(top, heights.index(name), words, ha="right", va="center", color=colour)
+        for name, points in gone.groupby(panel.y, sort=False):
+            axes.text(top, heights.index(str(name)), f"{points[column].max():.2g} \u25b6", ha="right", va="center",
+                      color=panel.look(str(name), points)["color"])  # fmt: skip
         return
     axes.set_ylim(bottom - room, top + room + 1.6 * room * bool(len(gone)))
     if len(gone):
-        ends_of = dict.fromkeys(f"{one:.3g}" for one in (gone[column].min(), gone[column].max()))
-        words = f"{' to '.join(ends_of)} \u25b2"
-        axes.text(0.84, 0.985, words, ha="right", va="top", transform=axes.transAxes)
+        words = dict.fromkeys(f"{one:.3g}" for one in (gone[column].min(), gone[column].max()))
+        axes.text(0.84, 0.985, f"{' to '.join(words)} \u25b2", ha="right", va="top", transform=axes.transAxes)
 
 
 def _decorate(axes: Axes, panel: "Panel", means: DataFrame) -> None:

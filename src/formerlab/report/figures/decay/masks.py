@@ -87,8 +87,6 @@ def decay_bias(results: Results, runs: Sequence[str]) -> DataFrame:
     rows = measured(one_model(results.rows("prune_masks.csv", STUDY, runs)), list(PANELS))
     theirs = published_cosines()
     theirs = theirs.assign(source="published", metric="distance_to_ideal", value=1 - theirs["cosine"])
-    if rows.empty:
-        return rows
     nearest = min(rows["budget"].unique(), key=lambda budget: abs(budget - 0.2))
     shown = rows["budget"].eq(nearest) & (rows["policy"].ne("decay") | rows["recent"].eq(0))
     rows = rows.assign(_series=rows["policy"].map(LEVELS).where(shown), _look=rows["policy"])

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -48,14 +47,12 @@ def denseformer_depth(results: Results, runs: Sequence[str]) -> DataFrame:
     seed. Published: 378 to 676 million parameters (OWT2, 40k steps).
     """
     losses, pairs = held_out_losses(results, STUDY, runs), tables.gains(results, runs)
-    means = by_run(losses)
-    if "gain_nats" in pairs:
-        pairs = pairs[pairs["interval"] == INTERVALS["student"]].set_index("run")
-        means = means.assign(paired=means["run"].isin(pairs.index))
-        for end, gain in (("low", "high"), ("high", "low")):
-            paired = means["loss_nats"] + means["run"].map(pairs["gain_nats"] - pairs[f"gain_nats_{gain}"])
-            means[f"loss_nats_{end}"] = paired.where(means["paired"], means[f"loss_nats_{end}"])
-            means[f"perplexity_{end}"] = np.exp(means[f"loss_nats_{end}"])
+    means, pairs = by_run(losses), pairs[pairs["interval"] == INTERVALS["student"]].set_index("run")
+    means["paired"] = means["run"].isin(pairs.index)
+    for end, gain in (("low", "high"), ("high", "low")):
+        paired = means["loss_nats"] + means["run"].map(pairs["gain_nats"] - pairs[f"gain_nats_{gain}"])
+        means[f"loss_nats_{end}"] = paired.where(means["paired"], means[f"loss_nats_{end}"])
+        means[f"perplexity_{end}"] = np.exp(means[f"loss_nats_{end}"])
     ours = with_seeds(means.sort_values(["variant", "layers"]), losses, ("source", "variant", "layers"))
     return pd.concat([ours, tables.published_depths().assign(part="mean")], ignore_index=True)
 
@@ -89,12 +86,10 @@ def denseformer_tradeoff(results: Results, runs: Sequence[str]) -> DataFrame:
     """
     ours = tables.gains(results, runs)
     ours = ours[ours["setting"] == "main"].merge(tables.speeds(results), on="run")
-    if len(ours):
-        for end, time in (("", ""), ("_low", "_high"), ("_high", "_low")):
-            ours[f"batches_per_s{end}"] = 1 / ours[f"{FORWARD}_time_s{time}"]
-        ours["front"] = _front(ours["batches_per_s"], ours["loss_nats"])
-        shared = ("source", "variant", "layers", "batches_per_s")
-        ours = with_seeds(ours, held_out_losses(results, STUDY), shared)
+    for end, time in (("", ""), ("_low", "_high"), ("_high", "_low")):
+        ours[f"batches_per_s{end}"] = 1 / ours[f"{FORWARD}_time_s{time}"]
+    ours["front"] = _front(ours["batches_per_s"], ours["loss_nats"])
+    ours = with_seeds(ours, held_out_losses(results, STUDY), ("source", "variant", "layers", "batches_per_s"))
     theirs = tables.published_depths().rename(columns={"inference_batches_per_s": "batches_per_s"})
     theirs = theirs.assign(front=_front(theirs["batches_per_s"], theirs["perplexity"]), part="mean")
     columns = f"source part run variant layers batches_per_s[] {FORWARD}_sequences loss_nats[] perplexity seeds seed"
@@ -116,10 +111,7 @@ def denseformer_gain(results: Results, runs: Sequence[str]) -> DataFrame:
     losses["plain"] = losses["run"].map(tables.plains(losses))
     dense = losses[losses["variant"].str.startswith(DENSEFORMER)].dropna(subset="plain").drop_duplicates("run")
     for one in dense.sort_values(["layers", "variant", "tokens"]).to_dict("records"):
-        shared: dict[str, Any] = {
-            "series": f"{one['variant']}, {one['layers']:.0f} blocks",
-            "tokens": float(one["tokens"]),
-        }
+        shared = {"series": f"{one['variant']}, {one['layers']:.0f} blocks", "tokens": float(one["tokens"])}
         pair = held_out(losses, one["plain"]), held_out(losses, one["run"])
         rows += differences(*pair, **shared, run=one["run"], plain=one["plain"])
     return labelled(rows, float(np.log(18.61 / 17.84)), "1x1 at 48 blocks (Table 1)")
@@ -157,13 +149,10 @@ def denseformer_sparsity(results: Results, runs: Sequence[str]) -> DataFrame:
     worse, and whether the time that it saves is worth it. Below: Tables 1 and 4, as differences of ln perplexity.
     """
     ours = tables.gains(results, runs)
-    if _GAIN in ours:
-        records = results.runs(STUDY, runs).drop_duplicates("run").set_index("run")
-        for name in ("dilation", "period"):
-            ours[name] = ours["run"].map(records.get(f"spec.model.depth.{name}", pd.Series(dtype=float)))
-        ours = ours.dropna(subset=["dilation", _GAIN])
-        ours = ours[ours["layers"] == ours["layers"].mode().max()].merge(tables.speeds(results), on="run", how="left")
-    dense = ours[(ours["dilation"] == 1) & (ours["period"] == 1)] if _GAIN in ours else ours[:0]
+    ours["dilation"], ours["period"] = ours["spec.model.depth.dilation"], ours["spec.model.depth.period"]
+    ours = ours.dropna(subset=["dilation", _GAIN])
+    ours = ours[ours["layers"] == ours["layers"].mode().max()].merge(tables.speeds(results), on="run", how="left")
+    dense = ours[(ours["dilation"] == 1) & (ours["period"] == 1)]
     if dense.empty:
         return DataFrame()
     losses = held_out_losses(results, STUDY)
