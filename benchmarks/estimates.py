@@ -140,7 +140,8 @@ MIXERS += [f"hyper-connections-{kind}" for kind in ("static", "dynamic", "manifo
 def rows(parts, runs):
     """Yield what is counted: part, case, unit, plan and count."""
     for name in MEMORY if "memory" in parts else ():
-        yield "memory", name, "GB", memory_bytes(runs[name], BARE) / 1e9, tracked_bytes(runs[name]) / 1e9
+        run = runs[name].model_copy(update={"compile": False})
+        yield "memory", name, "GB", memory_bytes(run, BARE) / 1e9, tracked_bytes(run) / 1e9
     models = {name: runs[f"denseformer/{name}-48"].model for name in MIXERS}
     for name, model in models.items() if "kept" in parts else ():
         small = model.model_copy(update={"vocabulary": 32, "width": 64, "heads": 2, "context": TIME})
