@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,19 +34,15 @@ def summarised(means: Sequence[Mapping[str, Any]], questions: int) -> DataFrame:
 def picture(rows: DataFrame, chance: float, title: str, path: Path) -> None:
     """Draw accuracy and loss against the budget as .png and .pdf; the whole cache is a line over all budgets."""
     kinds = rows["policy"].str.split().str[0]
-    data = rows.assign(
-        part="mean",
-        kind=kinds,
-        series=[name.replace(kind, NAMES[kind]) for name, kind in zip(rows["policy"], kinds, strict=True)],
-        percent=(100 * rows["budget"]).where(kinds != "full"),
-    )
-    shared: dict[str, Any] = {"by": "series", "name": "legend", "style": "kind"}
-    shared |= {"xlabel": "budget (%)", "ticks": "{:g}".format}
-    panels = (
-        Panel("percent", "accuracy_percent", title=title, ylabel="accuracy (%)", zero=chance, **shared),
-        Panel("percent", "loss_nats", title="smaller is better", ylabel="loss (nats a token)", **shared),
+    series = [name.replace(kind, NAMES[kind]) for name, kind in zip(rows["policy"], kinds, strict=True)]
+    data = rows.assign(kind=kinds, series=series, percent=(100 * rows["budget"]).where(kinds != "full"))
+    panel = partial(
+        Panel, "percent", by="series", name="legend", style="kind", xlabel="budget (%)", ticks="{:g}".format
     )
     with matplotlib.rc_context(SETTINGS):
-        drawn = sheet(*panels)(data)
+        drawn = sheet(
+            panel("accuracy_percent", title=title, ylabel="accuracy (%)", zero=chance),
+            panel("loss_nats", title="smaller is better", ylabel="loss (nats a token)"),
+        )(data)
         for ending in ("png", "pdf"):
             drawn.savefig(path.with_suffix(f".{ending}"), dpi=150)

@@ -11,7 +11,7 @@ from pandas import DataFrame
 from formerlab.report.drawings import plot
 from formerlab.report.marks import heat
 from formerlab.report.panel import Panel, setting, sheet
-from formerlab.report.style import LETTER, WIDEST
+from formerlab.report.style import WIDEST
 from formerlab.report.tables.transformer import complexity
 from formerlab.results.read import Results
 
@@ -26,23 +26,19 @@ def draw_attention(data: DataFrame) -> Figure:
     heads = sorted(data["head"].unique())
     sharpest = data[data["part"] == "cross"].groupby(["head", "query"])["weight"].max().groupby("head").mean()
     sharp = heads[int(sharpest.argmax())]
-    small = [(part, head) for head in heads for part in _PARTS]
-    longest = max(len(_shown(str(token))) for side in ("query", "key") for token in data[f"{side}_token"].unique())
-    room, size = 0.5 + LETTER * longest, 2.9
-    figure = Figure(figsize=(WIDEST, tall := 0.35 + size + room))
-    large = figure.add_axes((room / WIDEST, room / tall, size / WIDEST, size / tall))
-    spread = {"left": (room + size + 1) / WIDEST, "right": 0.99, "bottom": room / tall, "top": (room + size) / tall}
-    grid = figure.add_gridspec(len(heads), len(_PARTS), **spread)
-    axes = [large, *(figure.add_subplot(grid[number]) for number in range(len(small)))]
+    figure = Figure((WIDEST, 4.4), layout="constrained")
     figure.set_label(f"Seed {data['seed'].iloc[0]}, layer {data['layer'].iloc[0] + 1}, one sentence.")
-    for panel, (part, head) in zip(axes, [("cross", sharp), *small], strict=True):
-        image = _draw_map(panel, data[data["part"].eq(part) & data["head"].eq(head)])
-        panel.set_title(part if head == heads[0] else "")
-        if panel is not axes[0]:
-            panel.set(xticks=[], yticks=[], ylabel=f"head {head + 1}" if part == _PARTS[0] else "")
-    axes[0].set(title=f"{setting(data) or 'Model'}: from decoder to encoder, head {sharp + 1}",
-                xlabel="piece looked at", ylabel="piece that is written next")  # fmt: skip
-    figure.colorbar(image, cax=axes[0].inset_axes((1.03, 0.0, 0.03, 1.0)), label="share of the attention")
+    left, right = figure.subfigures(1, 2, width_ratios=(9, 4))
+    large, small = left.subplots(), right.subplots(len(heads), len(_PARTS), squeeze=False)
+    for line, head in zip(small, heads, strict=True):
+        for panel, part in zip(line, _PARTS, strict=True):
+            _draw_map(panel, data[data["part"].eq(part) & data["head"].eq(head)])
+            panel.set(xticks=[], yticks=[], title=part if head == heads[0] else "")
+        line[0].set_ylabel(f"head {head + 1}")
+    image = _draw_map(large, data[data["part"].eq("cross") & data["head"].eq(sharp)])
+    large.set(title=f"{setting(data) or 'Model'}: from decoder to encoder, head {sharp + 1}",
+              xlabel="piece looked at", ylabel="piece that is written next")  # fmt: skip
+    left.colorbar(image, ax=large, label="share of the attention", fraction=0.04)
     return figure
 
 

@@ -9,7 +9,7 @@ from pandas import DataFrame
 
 from formerlab.report.drawings import plot
 from formerlab.report.panel import Panel, sheet
-from formerlab.report.runs import short
+from formerlab.report.runs import chain, short
 from formerlab.report.style import BLACK, BLUE, GREEN, PURPLE, VERMILION, WIDEST, arrow, box
 from formerlab.report.tokenformer import Shape, shape_of
 from formerlab.results.read import Results
@@ -105,15 +105,10 @@ def tokenformer_layer(results: Results, runs: Sequence[str]) -> DataFrame:
     these scores. Right: the tokens of each projection of a block, stage by stage. To see: growth adds rows to keys and
     values and leaves the width of every input and output as it was.
     """
-    records = results.runs(STUDY, runs)
-    if "spec.model.projection.tokens" not in records:
-        return DataFrame()
-    records = records.drop_duplicates("run").set_index("run", drop=False)
-    grown = [run for run in STAGES if run in records.index]
-    parents = [str(records.loc[run, "init.id"]).split("/")[1] for run in grown[:1]]
-    first = [run for run in (*parents, *records.index) if run in records.index and run not in STAGES]
+    records = results.runs(STUDY, runs).drop_duplicates("run").set_index("run", drop=False)
+    last = next((run for run in reversed(STAGES) if run in records.index), records.index[0])
     rows, before = [], dict.fromkeys((*PROJECTIONS, "feed-forward"), 0)
-    for stage, run in enumerate([*first[:1], *grown], start=1):
+    for stage, run in enumerate(chain(records, last), start=1):
         record = records.loc[run]
         counts = dict.fromkeys(PROJECTIONS, int(record["spec.model.projection.tokens"]))
         if pd.notna(wide := record.get("spec.model.feedforward.tokens")):
