@@ -14,7 +14,6 @@ from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field, model_validator
-from torch.nn import functional as F
 
 from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full, KVCache, Local, PrunedCache
 from formerlab.cache.eviction import Eviction
@@ -23,7 +22,7 @@ from formerlab.errors import UserError
 from formerlab.evaluation.measurement import Row
 from formerlab.evaluation.pruning.windows import Configuration
 from formerlab.evaluation.timing.timing import Timing, random_tokens, seconds, take_in, turns
-from formerlab.layers.attention import Heads, KeyHeads
+from formerlab.layers.attention import AnyHeads
 from formerlab.models.decoder import Decoder, DecoderModel
 from formerlab.progress import Progress
 from formerlab.results.stages import TABLES
@@ -128,24 +127,18 @@ def model_of(run: AnyRun, context: int, device: torch.device, load: Load | None 
     return load(run, device)
 
 
-class DynamicAttend:
+class DynamicAttend(KVCache):
     """An `attend` that keeps all keys and values in a DynamicCache, which takes new memory for every token."""
 
     def __init__(self) -> None:
         from transformers import DynamicCache
 
+        super().__init__()
         self._cache = DynamicCache()
 
-    def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
-        """Take in new keys and values; return softmax(q k^T / sqrt(d_head)) v over all no later than each query.
-
-        More than one token at a time is a prompt, before which the cache is empty.
-        """
+    def take(self, layer: int, k: AnyHeads, v: AnyHeads) -> tuple[AnyHeads, AnyHeads]:
         keys, values = self._cache.update(k, v, layer)
-        return F.scaled_dot_product_attention(
-            q, keys, values, is_causal=q.shape[2] > 1, enable_gqa=q.shape[1] != k.shape[1]
-        )
+        return keys, values
 
     def bytes(self) -> int:
-        """Bytes of the keys and values held."""
         return sum(bytes_of(layer.keys, layer.values) for layer in self._cache.layers)

@@ -29,14 +29,11 @@ FIELD = next(name for name in NAMES if name in {field.name for field in fields(C
 
 def take_cache(arguments: dict[str, Any]) -> Cache | None:
     """Take the cache out of the arguments of a forward pass and return it."""
-    given = {name: value for name, value in arguments.items() if isinstance(value, Cache) or name in NAMES}
-    caches = {name: value for name, value in given.items() if value is not None}
-    for name, value in caches.items():
-        if name not in NAMES or not isinstance(value, Cache) or len(caches) > 1:
-            given_as = " and ".join(caches)
-            raise UserError(f"{given_as}: give one cache of transformers, such as a DynamicCache, as {FIELD}")
-    for name in given:
-        del arguments[name]
+    names = [name for name, value in arguments.items() if isinstance(value, Cache) or name in NAMES]
+    caches = {name: cache for name in names if (cache := arguments.pop(name)) is not None}
+    if len(caches) > 1 or not all(name in NAMES and isinstance(cache, Cache) for name, cache in caches.items()):
+        given = " and ".join(caches)
+        raise UserError(f"{given}: give one cache of transformers, such as a DynamicCache, as {FIELD}")
     return next(iter(caches.values()), None)
 
 

@@ -7,7 +7,6 @@ from functools import partial
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from formerlab.data.text.embedded import Embedded, read_modules
 from formerlab.data.text.questions import TASKS, make_questions, means
 from formerlab.data.workers import Workers
 from formerlab.errors import UserError
-from formerlab.evaluation.language.questions import Questions
+from formerlab.evaluation.language.questions import Questions, load_suites
 from formerlab.evaluation.language.suites import Suite, check_names
 from formerlab.evaluation.measurement import Kept, Row, Rows
 from formerlab.evaluation.pruning.prune import FILES, PolicySweep, answers, losses
@@ -68,12 +67,7 @@ class QuestionSweep(PolicySweep):
 
     def questions(self, loaded: Loaded, *, online: bool = False) -> Questions:
         """Load the questions in the tokens of a model; only `online` asks the network."""
-        from formerlab.evaluation.language.harness import load_tasks
-
-        with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            suites = (suite.config(name, Path(folder)) for name, suite in self.suites.items())
-            configs = [*map(_task, self.tasks), *suites]
-            tasks = load_tasks(configs, offline=not online)
+        tasks = load_suites(self.suites, [*map(_task, self.tasks)], online=online)
         leading = list(tasks["tasks"]) if self.leading_token else ()
         return Questions(tasks, loaded.tokenizer, end_of_text=loaded.prefix, limit=self.limit, leading=leading)
 
