@@ -239,23 +239,27 @@ def summary(
     return found
 
 
-def differences(a: "pd.Series[float]", b: "pd.Series[float]", **shared: Any) -> list[dict[str, Any]]:
-    """Return rows of a - b by seed: one of each seed (`part` is `seed`), and their mean with Student's interval."""
-    by_seed = minus(a, b)
-    if by_seed.empty:
-        return []
-    common = {"source": "ours"} | shared
-    rows = [common | {"part": "seed", "seed": seed, "difference_nats": value} for seed, value in by_seed.items()]
-    interval = student(by_seed)
-    return [*rows, common | {"part": "mean", "seeds": interval.seeds} | ends("difference_nats", interval)]
+def differences(losses: DataFrame, pairs: DataFrame, a: str, b: str, name: str = "difference_nats") -> DataFrame:
+    """Return for each of `pairs` the held-out loss of the run in its column `a` minus that of the run in `b`, by seed
+    (`part` is `seed`), and their mean with Student's interval.
+    """
+    found = []
+    for pair in pairs.to_dict("records"):
+        shared = {"source": "ours"} | pair
+        by_seed = minus(held_out(losses, pair[a]), held_out(losses, pair[b]))
+        found += [shared | {"part": "seed", "seed": seed, name: value} for seed, value in by_seed.items()]
+        if len(by_seed):
+            interval = student(by_seed)
+            found.append(shared | {"part": "mean", "seeds": interval.seeds} | ends(name, interval))
+    return DataFrame(found)
 
 
-def labelled(ours: Sequence[dict[str, Any]], nats: float, series: str) -> DataFrame:
+def labelled(ours: DataFrame, nats: float, series: str) -> DataFrame:
     """Return differences with a label for each series and budget, and below them a published one in nats."""
-    if not ours:
-        return DataFrame()
+    if ours.empty:
+        return ours
     theirs = {"source": "published", "part": "published", "series": series, "difference_nats": nats}
-    rows = DataFrame([*ours, theirs])
+    rows = pd.concat([ours, DataFrame([theirs])], ignore_index=True)
     tokens = [f", {short(count)} tokens" if count == count else "" for count in rows["tokens"]]
     head = rows["source"].map({"ours": "", "published": "PUBLISHED, not ours:\n"})
     return rows.assign(_label=head + rows["series"] + tokens, _look=rows["source"])

@@ -16,7 +16,6 @@ from formerlab.report.runs import (
     TRANSFORMER,
     by_run,
     differences,
-    held_out,
     held_out_losses,
     labelled,
     summary,
@@ -107,13 +106,12 @@ def denseformer_gain(results: Results, runs: Sequence[str]) -> DataFrame:
     of tokens seen, every run with its own full schedule (arXiv:2402.02622), paired by seed. To see: whether the gain
     lasts when both train longer, or only makes the first steps easier.
     """
-    losses, rows = held_out_losses(results, STUDY, runs), []
+    losses = held_out_losses(results, STUDY, runs)
     losses["plain"] = losses["run"].map(tables.plains(losses))
     dense = losses[losses["variant"].str.startswith(DENSEFORMER)].dropna(subset="plain").drop_duplicates("run")
-    for one in dense.sort_values(["layers", "variant", "tokens"]).to_dict("records"):
-        shared = {"series": f"{one['variant']}, {one['layers']:.0f} blocks", "tokens": float(one["tokens"])}
-        pair = held_out(losses, one["plain"]), held_out(losses, one["run"])
-        rows += differences(*pair, **shared, run=one["run"], plain=one["plain"])
+    dense = dense.sort_values(["layers", "variant", "tokens"]).astype({"tokens": float})
+    pairs = dense.assign(series=dense["variant"] + dense["layers"].map(", {:.0f} blocks".format))
+    rows = differences(losses, pairs[["series", "tokens", "run", "plain"]], "plain", "run")
     return labelled(rows, float(np.log(18.61 / 17.84)), "1x1 at 48 blocks (Table 1)")
 
 

@@ -5,7 +5,6 @@ The published costs are TPU hours read from the figures, the published perplexit
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +18,7 @@ from formerlab.report.drawings import plot
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
-from formerlab.report.runs import GROWN, TOKENFORMER, TRAINED_ON, differences, held_out, held_out_losses, short
+from formerlab.report.runs import GROWN, TOKENFORMER, TRAINED_ON, differences, held_out_losses, short
 from formerlab.report.style import GREY, PUBLISHED_INK, look
 from formerlab.report.tokenformer import SERIES, STUDY, chains, equal_to_grown, from_scratch, series_points
 from formerlab.results.read import Results
@@ -190,16 +189,15 @@ def tokenformer_stage_length(results: Results, runs: Sequence[str]) -> DataFrame
     rate falls to zero.
     """
     losses, records = held_out_losses(results, STUDY, runs), results.runs(STUDY).drop_duplicates("run").set_index("run")
-    rows: list[dict[str, Any]] = []
     if "spec.growth.keys" not in losses:
         return DataFrame()
+    pairs = []
     for stage in losses[losses["spec.growth.keys"].notna()].drop_duplicates("run").to_dict("records"):
         equal = losses["flops"].between(0.95 * stage["flops"], 1.05 * stage["flops"])
         control = losses[(losses["spec.init"] == stage["spec.init"]) & losses["spec.growth.keys"].isna() & equal]
         if control.empty or stage["spec.init"] not in records.index:
             continue
         new = stage["parameters_non_embedding"] - records["parameters_non_embedding"][stage["spec.init"]]
-        of_stage, of_control = held_out(losses, stage["run"]), held_out(losses, control["run"].iloc[0])
-        shared = {"variant": stage["variant"], "run": stage["run"], "rival": control["run"].iloc[0]}
-        rows += differences(of_stage, of_control, **shared, tokens_per_new_parameter=stage["tokens"] / new)
-    return DataFrame(rows)
+        pairs.append({"variant": stage["variant"], "run": stage["run"], "rival": control["run"].iloc[0]})
+        pairs[-1]["tokens_per_new_parameter"] = stage["tokens"] / new
+    return differences(losses, DataFrame(pairs), "run", "rival")

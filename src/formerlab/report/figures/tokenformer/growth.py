@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.drawings import plot
+from formerlab.report.drawings import plot, shown_columns
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published, published_rows
@@ -144,19 +144,20 @@ def tokenformer_gap(results: Results, runs: Sequence[str]) -> DataFrame:
     model has the rate, of those run, with the lowest validation loss; differences are paired by seed. To see: whether
     the gap shrinks, stays or changes its sign as both train longer. Published: against a modern Transformer.
     """
-    losses, rows = held_out_losses(results, STUDY, runs), []
+    losses = held_out_losses(results, STUDY, runs)
     losses["arm"] = losses["run"].str.extract("^(?:long-)?(matched|modern|classic)-")[0]
     ended = losses[["run", "seed", "arm", "tokens", "diverged"]].merge(at_end(validation_losses(results, STUDY, runs)))
     ended = ended[~ended.groupby("run")["diverged"].transform("any")]
     means_of = ended.groupby(["arm", "tokens", "run"])["loss_nats"].mean()
     best = {(arm, float(tokens)): run for arm, tokens, run in means_of.groupby(["arm", "tokens"]).idxmin()}
-    for (arm, tokens), run in best.items():
-        if arm != "matched" and (ours := best.get(("matched", tokens))):
-            shared = {"series": f"minus {arm} Transformer", "tokens": tokens, "run": ours, "rival": run}
-            rows += differences(held_out(losses, ours), held_out(losses, run), **shared)
+    pairs = DataFrame(
+        {"series": f"minus {arm} Transformer", "tokens": tokens, "run": ours, "rival": run}
+        for (arm, tokens), run in best.items()
+        if arm != "matched" and (ours := best.get(("matched", tokens)))
+    )
     theirs = published("zzox531/nlp_tokenformer").query("metric == 'perplexity'").set_index("model")["value"]
     gap = float(np.log(float(theirs["TokenFormer"]) / float(theirs["Transformer"])))
-    return labelled(rows, gap, "third party, 124M parameters")
+    return labelled(differences(losses, pairs, "run", "rival"), gap, "third party, 124M parameters")
 
 
 _PRINTED = {
@@ -168,13 +169,12 @@ _PRINTED = {
 
 def gains(losses: DataFrame) -> DataFrame:
     """Return how much lower the held-out loss of each stage is than before growth, paired by seed, in nats."""
-    rows: list[dict[str, Any]] = []
-    for method, (_, pattern) in METHODS.items():
-        start = held_out(losses, before_growth(losses, method))
-        for size in STAGES:
-            run = pattern.format(size=size)
-            rows += differences(start, held_out(losses, run), method=method, run=run, size=size)
-    return DataFrame(rows).rename(columns=lambda name: name.replace("difference_nats", "gain_nats"))
+    pairs = DataFrame(
+        {"method": method, "run": pattern.format(size=size), "size": size, "start": before_growth(losses, method)}
+        for method, (_, pattern) in METHODS.items()
+        for size in STAGES
+    )
+    return differences(losses, pairs, "start", "run", "gain_nats").drop(columns="start", errors="ignore")
 
 
 def published_gains() -> DataFrame:
