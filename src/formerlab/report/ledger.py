@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pandas import DataFrame
 
-from formerlab.files import replacing, write_text
+from formerlab.files import write_text
 from formerlab.report.pages import heading, page, paragraph, readable, table
 from formerlab.results.read import Results, flatten
 
@@ -51,8 +51,7 @@ def costs(rows: DataFrame) -> DataFrame:
 def write_ledger(results: Results, out: Path) -> list[Path]:
     """Write runs.csv (everything) and runs.html (for people) into `out`; return their paths."""
     rows, paths = ledger(results), [out / "runs.csv", out / "runs.html"]
-    with replacing(paths[0]) as temporary:
-        rows.to_csv(temporary, index=False, lineterminator="\n")
+    write_text(paths[0], rows.to_csv(index=False, lineterminator="\n"))
     words = (
         "FLOPs of a run are its own; cumulative ones count its ancestors too. Times are wall-clock times of the "
         "machine named; outside its steps a run starts, validates, tests and writes. A run's folder holds run.json "

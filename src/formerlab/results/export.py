@@ -19,7 +19,7 @@ from pandas import DataFrame
 
 from formerlab import __version__
 from formerlab.errors import UserError
-from formerlab.files import beside, read_json, remove_abandoned, replacing, write_json
+from formerlab.files import beside, read_json, remove_abandoned, replacing, write_json, write_text
 from formerlab.results import read
 from formerlab.results.read import KEYS, Objection, Record, Results, value_of
 from formerlab.results.schema import EXACT, UNPLANNED
@@ -169,10 +169,8 @@ def write_study(folder: Path, stamp: Mapping[str, Any], records: Sequence[Record
     import pyarrow.parquet as pq
 
     cells = DataFrame([dict(_cells(record)) for record in records])
-    # Results stand before settings.
-    ordered = sorted(cells, key=lambda column: str(column).startswith("spec."))
-    with replacing(folder / read.RUNS) as temporary:
-        cells[ordered].to_csv(temporary, index=False, lineterminator="\n")
+    ordered = sorted(cells, key=lambda column: str(column).startswith("spec."))  # results stand before settings
+    write_text(folder / read.RUNS, cells[ordered].to_csv(index=False, lineterminator="\n"))
     for name, frame in rows.items():
         table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
         fractions = [field.name for field in table.schema if pa.types.is_floating(field.type)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pandas import DataFrame
 
-from formerlab.files import replacing, write_text
+from formerlab.files import write_text
 from formerlab.report import pages
 from formerlab.report.claims.registry import ClaimArms, read_claims
 from formerlab.report.claims.verdict import Item, Outcome, Verdict, verdicts
@@ -38,8 +38,7 @@ def write_claims(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]], 
     """Write claims.csv (everything) and claims.html (for people) into `out`; return their paths."""
     found = verdicts(results, arms)
     paths = [out / "claims.csv", out / "claims.html"]
-    with replacing(paths[0]) as temporary:
-        frame(found).to_csv(temporary, index=False, lineterminator="\n")
+    write_text(paths[0], frame(found).to_csv(index=False, lineterminator="\n"))
     write_text(paths[1], html(found, results.scale))
     return paths
 

@@ -95,8 +95,7 @@ def image_floors(results: Results, runs: Sequence[str]) -> DataFrame:
 
 def published_accuracies(place: str) -> DataFrame:
     """Return the published rows of a table of the paper."""
-    names = {"top1_accuracy": "top1_percent", "parameters": "parameters"}
-    return published_rows(TOKENFORMER, place, names=names, factors={"parameters": 1e6})
+    return published_rows(TOKENFORMER, place, names={"top1_accuracy": "top1_percent"}, factors={"parameters": 1e6})
 
 
 @table(reads="test.csv floors.csv", runs="vit vit-wider tokenformer-matched tokenformer",
