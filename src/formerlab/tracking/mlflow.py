@@ -183,8 +183,7 @@ class _Store:
         )
         tags = {"mlflow.experimentKind": "custom_model_development", "mlflow.note.content": note}
         for key, value in (tags | {f"mlflow.sharedViewState.{VIEW}": json.dumps(_view())}).items():
-            if found is None or found.tags.get(key) != value:
-                self._client.set_experiment_tag(self._experiment, key, value)
+            self._client.set_experiment_tag(self._experiment, key, value)
         self._known, token = {}, None
         while token != "":
             page = self._client.search_runs([self._experiment], max_results=1000, page_token=token)
