@@ -16,7 +16,6 @@ from formerlab.report.runs import (
     GROWN,
     at_end,
     differences,
-    held_out,
     held_out_losses,
     labelled,
     parent,
