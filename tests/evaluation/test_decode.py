@@ -1,6 +1,5 @@
 """What the stage `decode` writes, and that all caches it measures compute what they should."""
 
-import csv
 from itertools import product
 
 import pytest
@@ -26,31 +25,32 @@ SETTINGS = DecodeSettings(
 )
 
 
+def measured(*given):
+    rows, _ = measure(*given)
+    return [dict(zip(TABLES["decode.csv"].names, row, strict=True)) for row in rows]
+
+
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory):
-    path = tmp_path_factory.mktemp("decode") / "decode.csv"
-    measure([RUN], SETTINGS, CPU, path)
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
+def rows():
+    return measured([RUN], SETTINGS, CPU)
 
 
 def test_every_cache_is_measured_in_every_repetition_at_every_point(rows):
-    assert tuple(rows[0]) == TABLES["decode.csv"].names
-    caches = [("full", "1.0"), ("dynamic_cache", "1.0"), *product(("local", "decay"), ("0.25", "4"))]
+    caches = [("full", 1.0), ("dynamic_cache", 1.0), *product(("local", "decay"), (0.25, 4))]
     keys = ("length", "sequences", "repetition")
-    found = {((row["policy"], row["budget"]), *(int(row[key]) for key in keys)) for row in rows}
+    found = {((row["policy"], row["budget"]), *(row[key] for key in keys)) for row in rows}
     assert found == set(product(caches, (6, 20), (1, 3), range(1, 6)))
     assert len(rows) == len(found)
-    assert all(float(row["time_s"]) > 0 and float(row["prompt_s"]) > 0 for row in rows)
+    assert all(row["time_s"] > 0 and row["prompt_s"] > 0 for row in rows)
 
 
 def test_bytes_are_those_of_the_tokens_held(rows):
     token = MODEL.kv_bytes(1)
     for row in rows:
-        length, budget = int(row["length"]), row["budget"]
-        held = {"1.0": length + 2, "0.25": {6: 2, 20: 5}[length], "4": 4}[budget]
-        assert int(row["cache_bytes"]) == held * token * int(row["sequences"])
-        assert (int(row["metadata_bytes"]) > 0) == (row["policy"] in ("local", "decay"))
+        length = row["length"]
+        held = {1.0: length + 2, 0.25: {6: 2, 20: 5}[length], 4: 4}[row["budget"]]
+        assert row["cache_bytes"] == held * token * row["sequences"]
+        assert (row["metadata_bytes"] > 0) == (row["policy"] in ("local", "decay"))
 
 
 @pytest.mark.parametrize("lengths", [(5, 1, 1), (1, 1, 1)])
@@ -77,7 +77,7 @@ def released(context: int) -> ReleasedRun:
     return ReleasedRun(study="study", name="released-tiny", released="tiny", model=model)
 
 
-def test_a_released_model_is_itself_and_measured_as_any_other(tmp_path):
+def test_a_released_model_is_itself_and_measured_as_any_other():
     """It stands behind the interface of our decoders; here one of ours stands in its place."""
     model, asked = MODEL.model_copy(update={"context": 22}).build(1).eval(), []
 
@@ -86,9 +86,7 @@ def test_a_released_model_is_itself_and_measured_as_any_other(tmp_path):
         return model
 
     settings = SETTINGS.model_copy(update={"batches": (1,), "budgets": (0.25,)})
-    measure([released(22), RUN], settings, CPU, tmp_path / "decode.csv", load)
-    with open(tmp_path / "decode.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = measured([released(22), RUN], settings, CPU, load)
     assert asked == [("released-tiny", CPU)]
     mine, others = ([r for r in rows if r["run"] == name] for name in ("released-tiny", "plain"))
     keys = ("policy", "budget", "length", "repetition", "cache_bytes")

@@ -218,6 +218,7 @@ def _time_runs(stage: Stage, plan: Plan, study: str, folder: Path) -> dict[str, 
         loaders["load"] = lambda run, device: load_released_model(run, str(device))
     (module, kind), (file,) = stage.measuring, stage.tables
     settings = kind.model_validate(job["settings"])
-    notes: dict[str, Any] = module.measure(runs, settings, device, folder / file, **loaders)
+    rows, notes = module.measure(runs, settings, device, **loaders)
+    write_rows(folder / file, stage.tables[file].names, rows)
     about = {"study": study, "configuration": job["configuration"], "threads": plan["threads"]}
     return about | notes | {"load": os.getloadavg()[0]} | circumstances(device)

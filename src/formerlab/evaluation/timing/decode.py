@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from itertools import product
-from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -19,14 +18,12 @@ from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full, KVCache, Loca
 from formerlab.cache.eviction import Eviction
 from formerlab.cache.kv import bytes_of
 from formerlab.errors import UserError
-from formerlab.evaluation.measurement import Row
+from formerlab.evaluation.measurement import Row, Rows
 from formerlab.evaluation.pruning.windows import Configuration
 from formerlab.evaluation.timing.timing import Timing, random_tokens, seconds, take_in, turns
 from formerlab.layers.attention import AnyHeads
 from formerlab.models.decoder import Decoder, DecoderModel
 from formerlab.progress import Progress
-from formerlab.results.stages import TABLES
-from formerlab.results.write import Cell, write_rows
 from formerlab.spec import Count, Size
 from formerlab.training.any_run import AnyRun, Pretrained
 from formerlab.training.step import precision
@@ -76,14 +73,14 @@ Load = Callable[[AnyRun, torch.device], DecoderModel]
 
 
 def measure(
-    runs: Sequence[AnyRun], settings: DecodeSettings, device: torch.device, path: Path, load: Load | None = None
-) -> dict[str, str]:
-    """Write a row per repetition, cache, length and number of sequences of each run; `load` gives released models.
+    runs: Sequence[AnyRun], settings: DecodeSettings, device: torch.device, load: Load | None = None
+) -> tuple[Rows, dict[str, str]]:
+    """Return a row per repetition, cache, length and number of sequences of each run; `load` gives released models.
 
     Seconds are those of a step, which takes in one token of every sequence, and those of the prompt; bytes those of the
     keys and values held after the last step, and of the scores and positions that a pruned cache keeps of them.
     """
-    rows: list[list[Cell]] = []
+    rows = Rows()
     variants = variants_of(settings)
     points = list(product(settings.batches, settings.lengths))
     total = len(runs) * len(points) * len(variants) * (settings.repetitions + 1)
@@ -102,8 +99,7 @@ def measure(
                             where = [length, sequences, repetition, place]
                             rows.append([run.name, *cells, *where, step, cache.bytes(), metadata, read])
                         progress.advance()
-    write_rows(path, TABLES["decode.csv"].names, rows)
-    return {}
+    return rows, {}
 
 
 def variants_of(settings: DecodeSettings) -> list[Variant]:

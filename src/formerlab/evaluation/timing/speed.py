@@ -14,13 +14,12 @@ from torch import nn
 
 from formerlab.cache import KVCache
 from formerlab.errors import UserError
+from formerlab.evaluation.measurement import Rows
 from formerlab.evaluation.timing.timing import Timing, peak_bytes, random_tokens, seconds, take_in, turns
 from formerlab.kernels import weighted_sum
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.results.schema import DECODE, FORWARD, TRAINING
-from formerlab.results.stages import TABLES
-from formerlab.results.write import Cell, write_rows
 from formerlab.spec import Count, Spec
 from formerlab.tasks.language import LanguageModeling
 from formerlab.tasks.scoring import evaluating
@@ -63,12 +62,12 @@ class EqualTime(Spec):
             raise UserError(f"{path}: no step times of {names} ({error}); time them by the stage speed") from None
 
 
-def measure(runs: list[Run], speed: Speed, device: torch.device, path: Path) -> dict[str, str]:
-    """Write a row per repetition, run and measure, seconds and bytes being those of one step, pass or token.
+def measure(runs: list[Run], speed: Speed, device: torch.device) -> tuple[Rows, dict[str, str]]:
+    """Return a row per repetition, run and measure, seconds and bytes being those of one step, pass or token.
 
     `memory_bytes` is the most that tensors hold at one time, weights and (in training) gradients and AdamW's moments
     included. It is counted, not sampled: the same in every repetition, so it is taken once, in the warm-up, and never
-    in a pass that is timed. Returns how averages over depth were computed, for the record.
+    in a pass that is timed. Beside the rows stands how averages over depth were computed, for the record.
     """
     if any(run.compile for run in runs):  # beyond these limits further models silently run uncompiled
         import torch._dynamo.config as dynamo
@@ -76,7 +75,7 @@ def measure(runs: list[Run], speed: Speed, device: torch.device, path: Path) -> 
         dynamo.recompile_limit = dynamo.accumulated_recompile_limit = 10_000
     models: dict[str, Any] = {run.name: run.model.build(run.seed) for run in runs}
     held: dict[str, dict[str, int]] = {}
-    rows: list[list[Cell]] = []
+    rows = Rows()
     with Progress(len(runs) * (1 + speed.repetitions), f"speed {runs[0].study}", unit="turn") as progress:
         for repetition, place, run in turns(runs, speed.repetitions):
             turn = Turn(run, models[run.name].to(device), speed, device)
@@ -90,9 +89,8 @@ def measure(runs: list[Run], speed: Speed, device: torch.device, path: Path) -> 
                 ]
             models[run.name].to("cpu")
             progress.advance()
-    write_rows(path, TABLES["speed.csv"].names, rows)
     eager = weighted_sum.path() if device.type == "cpu" else "eager"
-    return {"mixing": " and ".join(sorted({"compiled" if run.compile else eager for run in runs}))}
+    return rows, {"mixing": " and ".join(sorted({"compiled" if run.compile else eager for run in runs}))}
 
 
 class Turn:
