@@ -38,13 +38,10 @@ def power_law(losses: ArrayLike, x: Mapping[str, ArrayLike]) -> DataFrame:
     best = int(np.argmin(rests))
     better = (rest - rests[best]) / rests[best] * (free - 1) if rests[best] > 0 else np.inf
     p = float(special.fdtrc(1, free - 1, max(0.0, better))) if free > 1 else np.nan
-    rows = {"loss_against": [*x], "exponent": solution[1:], "exponent_low": solution[1:] - half}
-    rows |= {
-        "exponent_high": solution[1:] + half,
-        "points": len(found),
-        "deviation_percent": 100 * np.sqrt(rest / free),
-    }
-    return DataFrame(rows | {"best_offset_nats": offsets[best], "offset_p": p})
+    low, high, deviation = solution[1:] - half, solution[1:] + half, 100 * np.sqrt(rest / free)
+    rows = {"loss_against": [*x], "exponent": solution[1:], "exponent_low": low, "exponent_high": high}
+    rows |= {"points": len(found), "deviation_percent": deviation, "best_offset_nats": offsets[best], "offset_p": p}
+    return DataFrame(rows)
 
 
 def _least_squares(

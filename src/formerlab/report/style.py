@@ -197,16 +197,8 @@ def label_at_edge(axes: Axes, labels: Sequence[Label]) -> None:
         # The line ends at the left edge of the text, so that it crosses no other; dotted, it is no curve of the data.
         leader = {"arrowstyle": "-", "color": label.colour, "linewidth": 0.6, "linestyle": (0, (1, 3))}
         leader |= {"shrinkA": 1, "shrinkB": 3, "relpos": (0.0, 0.5)}
-        axes.annotate(
-            text,
-            point,
-            xytext=(9 + right, up),
-            textcoords="offset points",
-            va="center",
-            color=label.colour,
-            path_effects=halo,
-            arrowprops=leader if abs(up) > 3 or right > 8 else None,
-        )
+        axes.annotate(text, point, (9 + right, up), textcoords="offset points", va="center", color=label.colour,
+                      path_effects=halo, arrowprops=leader if abs(up) > 3 or right > 8 else None)  # fmt: skip
 
 
 def _spread(heights: Any, halves: Any, bounds: tuple[float, float]) -> Any:

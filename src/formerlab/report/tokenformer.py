@@ -125,8 +125,7 @@ ELSEWHERE = ("score-", "layernorm-", "matched-", "modern-", "classic-", "long-",
 def means(curves: DataFrame, minus: Mapping[Hashable, str] | None = None) -> DataFrame:
     """Return the mean over seeds of each run and step with Student's interval; `minus` is as of `summary`."""
     found = summary(curves, "loss_nats", ["run", "step"], minus).query("part == 'mean'")
-    columns = ["source", "run", "step", "loss_nats", "loss_nats_low", "loss_nats_high", "seeds"]
-    return found.reindex(columns=columns).astype({"step": float})
+    return found.drop(columns=["part", "seed"]).astype({"step": float})
 
 
 class Shape(NamedTuple):

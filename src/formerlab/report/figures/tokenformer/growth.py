@@ -65,8 +65,7 @@ def tokenformer_growth(results: Results, runs: Sequence[str]) -> DataFrame:
     for its curves.
     """
     losses = held_out_losses(results, STUDY, runs)
-    found = [(run, parent(losses, run)) for run in losses["run"].unique()]
-    started = {run: start for run, start in found if start is not None}
+    started = {run: start for run in losses["run"].unique() if (start := parent(losses, run))}
     if not losses[losses["run"].isin(started)]["variant"].str.startswith(GROWN).any():
         return DataFrame()
     curves = validation_losses(results, STUDY, runs)

@@ -106,6 +106,8 @@ def tokenformer_layer(results: Results, runs: Sequence[str]) -> DataFrame:
     values and leaves the width of every input and output as it was.
     """
     records = results.runs(STUDY, runs).drop_duplicates("run").set_index("run", drop=False)
+    if "spec.model.projection.tokens" not in records:
+        return DataFrame()
     last = next((run for run in reversed(STAGES) if run in records.index), records.index[0])
     rows, before = [], dict.fromkeys((*PROJECTIONS, "feed-forward"), 0)
     for stage, run in enumerate(chain(records, last), start=1):
