@@ -1,6 +1,6 @@
 """Decoding with a cache that evicts, against our own full cache and transformers' DynamicCache.
 
-    python benchmarks/decoding.py [--prompt 1024] [--batch 1] [--budgets 0.4 0.1]
+    python benchmarks/decoding.py [--prompt 1024] [--batch 1] [--budgets 0.4 0.1] [--device cuda]
 
 Tokens per second after a prompt, cache bytes, and seconds to read the prompt. The same tokens are fed to all variants,
 in slices in turn; the ratios are those of the slices. DynamicCache runs in our decoder, so that nothing but the cache
@@ -11,7 +11,7 @@ token, so the allocator matters.
 import argparse
 import statistics
 import sys
-import time
+from functools import partial
 
 from rounds import Bar, ratio, rounds_of, setting
 
@@ -21,7 +21,7 @@ from formerlab.kernels.native import keep_memory
 class Transformers:
     """transformers' own model with its own cache."""
 
-    def __init__(self, spec):
+    def __init__(self, spec, device):
         from formerlab.torchvision_shim import ensure_torchvision_imports
 
         ensure_torchvision_imports()
@@ -36,7 +36,7 @@ class Transformers:
             max_position_embeddings=spec.context,
             rotary_pct=1.0,
         )
-        self.model = GPTNeoXForCausalLM(config).eval()
+        self.model = GPTNeoXForCausalLM(config).eval().to(device)
         self.cache = DynamicCache()
 
     def __call__(self, tokens, **unused):
@@ -54,23 +54,22 @@ def measure(options):
 
     from formerlab.cache import Decay, KVCache, PrunedCache
     from formerlab.evaluation.timing.decode import DynamicAttend
+    from formerlab.evaluation.timing.timing import seconds
     from formerlab.models import Decoder
 
     total = options.prompt + (options.slices + 1) * options.slice
     spec = Decoder(vocabulary=options.vocabulary, layers=12, width=512, heads=8, context=total)
-    model = spec.build(seed=0).eval()
+    model = spec.build(seed=0).eval().to(options.device)
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(spec.vocabulary, (options.batch, total), generator=generator)
+    tokens = torch.randint(spec.vocabulary, (options.batch, total), generator=generator).to(options.device)
     caches = {"DynamicCache": DynamicAttend(), "full cache": KVCache(capacity=total)}
     for budget in options.budgets:
         caches[f"Decay {budget:.0%}"] = PrunedCache(Decay(), budget)
     if options.transformers:
-        caches["transformers' model"] = Transformers(spec)
+        caches["transformers' model"] = Transformers(spec, options.device)
     reading = {}
     for name, cache in caches.items():
-        start = time.perf_counter()
-        feed(model, cache, tokens[:, : options.prompt], 0)
-        reading[name] = time.perf_counter() - start
+        reading[name] = seconds(partial(feed, model, cache, tokens[:, : options.prompt], 0), tokens.device)
 
     def decode(name):
         place = [options.prompt]
@@ -83,7 +82,8 @@ def measure(options):
 
         return run
 
-    return rounds_of({name: decode(name) for name in caches}, options.slices), caches, reading
+    steps = {name: decode(name) for name in caches}
+    return rounds_of(steps, options.slices, options.device), caches, reading
 
 
 def feed(model, cache, tokens, start):
@@ -104,13 +104,14 @@ def main():
     parser.add_argument("--slice", type=int, default=16)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--vocabulary", type=int, default=8192)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--transformers", action="store_true", help="transformers' own model as well")
     parser.add_argument("--default-allocator", action="store_true", help="malloc as it is, as most programs run")
     options = parser.parse_args()
     import torch
 
     torch.set_num_threads(options.threads)
-    print(setting(options.threads))
+    print(setting(options.threads, options.device))
     print(
         f"12 layers, d = 512, 8 heads, prompt {options.prompt}, batch {options.batch}, vocabulary {options.vocabulary}"
     )

@@ -33,8 +33,8 @@ from formerlab.cache import Decay, KVCache, PrunedCache
 from formerlab.layers.block import activation_elements
 from formerlab.models import Decoder
 from formerlab.plan.build import build_plan
+from formerlab.plan.cost import memory_bytes
 from formerlab.plan.hardware import Hardware
-from formerlab.plan.memory import memory_bytes
 from formerlab.training.run import Run
 
 ROOT = Path(__file__).parents[1]

@@ -94,14 +94,16 @@ class TorchTransformer(nn.Module):
         return self.dropout(x + self.positions[: tokens.shape[1]])
 
 
-def windows(stream, count, context):
+def windows(stream, count, context, device="cpu"):
     """Return random windows of a stream of tokens and what follows each of their tokens, as nanoGPT draws them."""
     starts = torch.randint(len(stream) - context, (count,))
     x, y = (
         torch.stack([torch.from_numpy(stream[i + after : i + after + context].astype(np.int64)) for i in starts])
         for after in (0, 1)
     )
-    return x, y
+    if device == "cpu":
+        return x, y
+    return x.pin_memory().to(device, non_blocking=True), y.pin_memory().to(device, non_blocking=True)
 
 
 class Loop:
@@ -122,9 +124,9 @@ class Loop:
 
 
 class OurLoop:
-    """`train()` in a thread of its own, which takes one step whenever it is called."""
+    """`train()` in a thread of its own, which takes one step whenever it is called; it never validates."""
 
-    def __init__(self, model, task, data, optimizer=None):
+    def __init__(self, model, task, data, optimizer=None, device="cpu", **settings):
         run = Run(
             study="benchmark",
             name="ours",
@@ -134,9 +136,11 @@ class OurLoop:
             schedule=Constant(),
             steps=10**6,
             evaluate_every=10**6,
+            **settings,
         )
-        built = model.build(0)
+        built = model.build(0).to(device)
         state = State(built, run.optimizer.build(built))
+        state.rows["eval"].append([])  # as if it had been validated before the first step
         self.turn, self.taken = threading.Semaphore(0), threading.Semaphore(0)
         hooks = Hooks(lambda state: None, self._wait, float("inf"))
         threading.Thread(target=train, args=(run, state, data, data, hooks), daemon=True).start()

@@ -10,7 +10,7 @@
 #    Beside torch 2.11, transformers, pandas and numba it takes babel, pydantic, pydantic-core, annotated-types,
 #    typing-inspection and filelock alone, and lm-eval with what that needs for suites; several GPUs need torch 2.13.
 # 2. The tests of the kernels (tests/kernels/test_on_a_gpu.py) in an eighth of the time at most, then the benchmarks in
-#    as much, all bars in one table. They are not done again where OUT has their table already.
+#    twice as much, all bars in one table. They are not done again where OUT has their table already.
 # 3. The jobs that `python -m formerlab plan --shell` says are missing: timings first, then the first seed of every
 #    study, each run with its measurements, before the second of any. Training stops itself, checkpointed, before the
 #    time is up, and the next call goes on with it.
@@ -71,18 +71,18 @@ pack() {
 
 measure() {
     [ ! -e "$out/benchmarks.md" ] || return 0
-    local eighth=$((budget / 8)) device precision=float32 words status number=0
+    local eighth=$((budget / 8)) device precision=float32 words status number=0 sizes=()
     # Without what pyproject.toml adds: types would be checked by a package that the machine may lack.
     until_second "$eighth" "$python" -m pytest -o addopts= -q -rs tests/kernels/test_on_a_gpu.py >"$out/tests.log" 2>&1
     note "tests of the kernels ended with status $?: $(tail -n 1 "$out/tests.log")"
     device=$("$python" -c 'import torch; print("cuda" if torch.cuda.is_available() else "cpu")') || device=cpu
-    [ "$device" = cpu ] || precision=bfloat16
+    [ "$device" = cpu ] || { precision=bfloat16 sizes=(published_sizes.py); }
     : >"$out/benchmarks.log"
     printf '| benchmark | verdict |\n|---|---|\n' >"$out/benchmarks.part"
-    for words in "pattention.py --device $device" "pruning.py --device $device --precision $precision --warps 4 8 16" "depth.py --device $device --only step --only alone"; do
+    for words in "pattention.py --device $device" "pruning.py --device $device --precision $precision --warps 4 8 16" "depth.py --device $device --only step --only alone" "${sizes[@]}"; do
         number=$((number + 1))
         # shellcheck disable=SC2086  # words are words
-        until_second $((eighth + eighth * number / 3)) "$python" benchmarks/$words --rounds "$rounds" >"$out/benchmark" 2>>"$out/benchmarks.log"
+        until_second $((eighth + eighth * number / 2)) "$python" benchmarks/$words --rounds "$rounds" >"$out/benchmark" 2>>"$out/benchmarks.log"
         status=$?
         note "benchmark $words ended with status $status"
         cat "$out/benchmark" >>"$out/benchmarks.log"

@@ -58,7 +58,7 @@ def test_whoever_reads_rows_need_not_know_in_which_form_they_are(live, cached):
     export(live, cached)
     assert ledger(Results(cached)).equals(ledger(Results(live)))
     entries = [seed_entry(results, results.records()[0]) for results in (Results(live), Results(cached))]
-    assert entries[0].points == entries[1].points
+    assert entries[0].points.equals(entries[1].points)
     assert entries[0].params == entries[1].params
     drawn = [draw("denseformer_depth", Results(root), root / "figures")[-2].read_bytes() for root in (live, cached)]
     assert drawn[0] == drawn[1]

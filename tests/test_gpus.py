@@ -116,13 +116,10 @@ def test_torchrun_leaves_its_processes_the_time_to_save(monkeypatch, tmp_path):
         def wait(self):
             return 0
 
-    plan = {"train": {"a": {"threads": 1}}}
-    for name, value in {"find_plan": lambda _: tmp_path, "read_plan": lambda _: plan}.items():
-        monkeypatch.setattr(f"formerlab.commands.gpus.{name}", value)
     monkeypatch.setattr("subprocess.Popen", Started)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     given = {"id": "a", "margin": 30.0, "checkpoint_seconds": 60.0, "on_mismatch": "refuse", "time_limit": None}
-    on_several(argparse.Namespace(**given, deterministic=True), 2, tmp_path)
+    on_several(tmp_path, {"threads": 1}, argparse.Namespace(**given, deterministic=True), 2, tmp_path)
     assert "--deterministic" in seen["words"]
     monkeypatch.setattr(os, "environ", seen["env"])
     assert LaunchConfig(1, 1, 1).shutdown_timeout == 3600

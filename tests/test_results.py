@@ -165,7 +165,7 @@ def test_rows_that_are_objected_to_are_left_out_and_listed(root):
     assert results.left_out("other") == []
     assert results.place("study") == "scale laptop, live results, without 3 that are not as planned"
     assert results.place("other") == Results(root).place() == "scale laptop, live results"
-    assert len(results.all_records()) == 4
+    assert len(results.all_records) == 4
 
 
 def test_floats_come_back_bit_for_bit_and_none_is_empty(tmp_path):

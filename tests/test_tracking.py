@@ -288,12 +288,12 @@ def test_points_are_thinned_and_stamped_by_the_files_alone(tmp_path):
     )
     results = Results(tmp_path)
     entry = seed_entry(results, results.records()[0])
-    points = [point for point in entry.thinned() if point[0] == "train/loss_nats"]
+    points = entry.thinned().query("name == 'train/loss_nats'")
     assert MOST_POINTS / 2 < len(points) <= MOST_POINTS
-    assert (points[0][3], points[-1][3]) == (1, 5000)
-    assert [point[2] for point in points] == sorted(point[2] for point in points)
-    assert entry == seed_entry(Results(tmp_path), results.records()[0])
-    assert not [point for point in entry.points if point[0] == "train/grad_norm"]
+    assert points["step"].iloc[[0, -1]].tolist() == [1, 5000]
+    assert points["time_ms"].is_monotonic_increasing
+    assert entry.points.equals(seed_entry(Results(tmp_path), results.records()[0]).points)
+    assert "train/grad_norm" not in set(entry.points["name"])
 
 
 def test_credentials_appear_nowhere(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from formerlab.commands import demo, huggingface, measures, plan, released, reproduce, results, stages, tools
+from formerlab.commands import demo, huggingface, plan, reproduce, results, stages, tools
 from formerlab.errors import EXIT_FAILED, EXIT_STOPPED_EARLY, EXIT_USER_ERROR, StoppedEarly, UserError, missing_package
 from formerlab.files import NoRoom, found_no_room
 
@@ -31,7 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="formerlab", usage="%(prog)s <verb> ...", description=__doc__, formatter_class=layout
     )
     verbs = parser.add_subparsers(prog="formerlab", required=True, metavar="<verb>", help=argparse.SUPPRESS)
-    for module in (plan, stages, measures, results, demo, tools, huggingface, released, reproduce):
+    for module in (plan, stages, results, demo, tools, huggingface, reproduce):
         module.add_parsers(verbs)
     listed = {name for names in GROUPS.values() for name in names}
     lines = []

@@ -26,10 +26,10 @@ from formerlab.cache import (
     resolve_budget,
     simulate,
 )
-from formerlab.cache.compressed import OneShot, accumulated
+from formerlab.cache.compressed import accumulated
 from formerlab.cache.eviction import coefficients
 from formerlab.cache.policies.expected import rotations, unrotated
-from formerlab.cache.policies.policy import Prompt
+from formerlab.cache.policies.policy import OneShot, Prompt
 from formerlab.errors import UserError
 from formerlab.layers import Rotary
 from formerlab.layers.position import PositionEncoding

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from formerlab.cache import H2O, Decay, Full, Local, StreamingLLM, distance_to_ideal, ideal_attention, simulate
-from formerlab.cache.measures import early_weights, means_over_kept
+from formerlab.cache.measures import kept_measures
 
 
 def random_logits(batch=2, heads=2, time=20, seed=0):
@@ -12,15 +12,12 @@ def random_logits(batch=2, heads=2, time=20, seed=0):
     return 2 * torch.randn(batch, heads, time, time, generator=generator, dtype=torch.float64)
 
 
-def early_share(visible):
-    weights = early_weights(visible.shape[-1], 0.4, visible.device)
-    return means_over_kept(visible, weights.unsqueeze(-1))[0]
-
-
 def test_early_share_of_everything_is_exactly_even():
     for time in (2, 3, 7, 20):
         _, visible = simulate(Full(), random_logits(time=time), 1.0)
-        assert early_share(visible).tolist() == pytest.approx([0.4, 0.4], abs=1e-12)
+        found = {name: value.tolist() for name, value in kept_measures(visible).items()}
+        even = {"early_share": 0.4, "early_share_10": 0.1, "mean_position": 0.5, "recent_share": 0.4}
+        assert found == {name: pytest.approx([value] * 2, abs=1e-12) for name, value in even.items()}
 
 
 def test_early_share_counts_the_straddling_position_in_part():
@@ -28,7 +25,7 @@ def test_early_share_counts_the_straddling_position_in_part():
     visible[0, 0, 3, [1, 2, 3]] = True  # 40 % of the 3 earlier positions are 1.2: position 1 counts 0.2
     visible[0, 0, 2, 2] = True  # keeps nothing: not counted
     visible[0, 0, 1, [0, 1]] = True  # first half: not counted
-    assert early_share(visible).item() == pytest.approx(0.1)
+    assert kept_measures(visible)["early_share"].item() == pytest.approx(0.1)
 
 
 def ideal(full, budget):

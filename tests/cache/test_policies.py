@@ -20,9 +20,8 @@ from formerlab.cache import (
     resolve_budget,
     simulate,
 )
-from formerlab.cache.compressed import OneShot
 from formerlab.cache.eviction import Eviction
-from formerlab.cache.policies.policy import Layer
+from formerlab.cache.policies.policy import Layer, OneShot
 from formerlab.spec import variants
 
 OFFICIAL = [H2O(variant="local_statistics"), H2O(variant="global_statistics")]

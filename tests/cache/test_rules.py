@@ -51,6 +51,14 @@ def test_a_set_for_every_query_head_saves_no_memory_where_they_share_keys():
     assert torch.allclose(alone, Simulation(Decay(), 3)(0, x, x, x), atol=1e-12)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("policy", [Knorm(), KeyDiff()], ids=repr)
+def test_keys_in_half_precision_are_judged_as_the_numbers_that_they_are(policy, dtype):
+    keys, logits = draw(2, 2, 200, 16).to(dtype), draw(2, 2, 200, 200).float()
+    found, wanted = (simulate(policy, logits, 50, keys=given)[1] for given in (keys, keys.float()))
+    assert torch.equal(found, wanted)
+
+
 def test_knorm_drops_the_longest_key():
     keys = draw(2, 2, TIME, 3)
     seen = seen_by(Knorm(), draw(2, 4, TIME, TIME), 5, keys=keys, groups=2)

@@ -27,7 +27,7 @@ POOL = (0.01, 12)
 
 
 def linear(name, values, pool=None, **more):
-    return Linear({Level(name, dict(enumerate(values)), pooled=lambda levels: pool, **more): 1.0})
+    return Linear({Level(name, pd.Series(values), pooled=lambda levels: pool, **more): 1.0})
 
 
 def answered(*groups, seeds=None, **more):
@@ -44,8 +44,7 @@ def estimate(*groups, resamples=2000, **more):
 
 def test_two_runs_give_the_paired_t_interval():
     a, b = NOISE.normal(3, 0.02, 4), NOISE.normal(3, 0.02, 4)
-    rows = [("a", seed, value) for seed, value in enumerate(a)] + [("b", seed, value) for seed, value in enumerate(b)]
-    pool = residual_variance(pd.DataFrame(rows, columns=["run", "seed", "value"]))
+    pool = residual_variance(pd.concat({"a": pd.Series(a), "b": pd.Series(b)}))
     assert pool[0] * 2 == pytest.approx((a - b).var(ddof=1))
     found = (linear("a", a, pool) - linear("b", b, pool)).interval(0.95)
     assert (found.low, found.high) == pytest.approx(stats.ttest_rel(a, b).confidence_interval(0.95))
@@ -74,7 +73,7 @@ def test_twenty_documents_enter_as_a_second_variance(documents, counted):
     weights = NOISE.integers(50, 150, documents).astype(float)
     on = {run: {seed: NOISE.normal(3, 0.3, documents) for seed in range(3)} for run in "ab"}
     means = {run: [np.average(values, weights=weights) for values in seeds.values()] for run, seeds in on.items()}
-    a, b = (linear(run, means[run], units=on[run], weights=weights) for run in "ab")
+    a, b = (linear(run, means[run], units=pd.DataFrame(on[run]).T, weights=weights) for run in "ab")
     found = (a - b).interval(0.95)
     values = np.array(means["a"]) - np.array(means["b"])
     d = np.mean([on["a"][seed] - on["b"][seed] for seed in range(3)], axis=0)
@@ -88,7 +87,7 @@ def test_twenty_documents_enter_as_a_second_variance(documents, counted):
 
 def test_seeds_that_all_terms_have_are_compared():
     found = linear("a", [1.0, 2.0, 3.0, 9.0]) - linear("b", [0.0, 0.0, 0.0])
-    assert (found.seeds, found.interval(0.95).mean) == ([0, 1, 2], 2.0)
+    assert (found.by_seed.index.tolist(), found.interval(0.95).mean) == ([0, 1, 2], 2.0)
 
 
 def test_runs_share_a_variance_that_are_alike():
@@ -141,7 +140,7 @@ def test_tasks_of_different_size_count_alike():
     by_seed = np.array([0.1, -0.3, 0.5])[:, None]
     found = estimate(np.tile(by_seed, (1, 30)), np.tile(-by_seed, (1, 3000)), resamples=40)
     assert np.abs(found.replicates).max() < 1e-12
-    assert found.of_seeds == pytest.approx({0: 0.0, 1: 0.0, 2: 0.0})
+    assert found.of_seeds.tolist() == pytest.approx([0.0, 0.0, 0.0])
     assert found.examples == 3030
 
 

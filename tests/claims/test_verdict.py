@@ -1,6 +1,7 @@
 """Verdicts by made-up numbers: the words, what items come to, p and Holm's correction."""
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
@@ -23,7 +24,7 @@ class Planted(Rows):
     def level(self, arm, metric, *, logarithm=False):
         if (arm.run, metric) not in self.numbers:
             raise MissingRowsError(f"no finished run {arm.run}")
-        return Level(f"{metric} {arm.run}", dict(enumerate(self.numbers[arm.run, metric])))
+        return Level(f"{metric} {arm.run}", pd.Series(self.numbers[arm.run, metric]))
 
     def sample(self, arm, metric, **more):
         values = self.planted[arm.run, metric]

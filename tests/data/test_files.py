@@ -125,7 +125,7 @@ def test_unchanged_files_are_not_read_again(tmp_path, monkeypatch):
     cache = tmp_path / "cache.json"
     first = source_fingerprint(data, cache)
     read: list[Path] = []
-    monkeypatch.setattr("formerlab.data.file_hashes.sha256", lambda path: read.append(path) or "changed")
+    monkeypatch.setattr("formerlab.data.manifest.sha256", lambda path: read.append(path) or "changed")
     assert source_fingerprint(data, cache) == first
     assert read == []
     path = tmp_path / "here/001.txt"

@@ -3,17 +3,18 @@
 import gzip
 
 import pytest
+from pydantic import TypeAdapter
 
 from formerlab.data import prepare
 from formerlab.data.manifest import read_manifest, verify
-from formerlab.data.pairs.phrases import Phrases
-from formerlab.data.pairs.sources import read_pairs
+from formerlab.data.pairs.sources import Phrases, read_pairs
 from formerlab.data.pairs.streams import load_pairs
-from formerlab.data.registry import data_spec
 from formerlab.data.splitting import SPLITS, Shares
 from formerlab.data.text.streams import load_tokenizer
 from formerlab.errors import UserError
+from formerlab.plan.schema import Data
 
+DATA = TypeAdapter(Data)
 SHARES = Shares(0.1, 0.1)
 WORDS = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn"]
 
@@ -34,7 +35,7 @@ def files(folder, **changes):
     test = [str(write(folder / name, content)) for name, content in lines.items()]
     spec = {"kind": "files", "source": "de", "target": "en", "train": train, "test": test}
     rest = {"tokenizer": {"kind": "bpe", "vocabulary": 280}, "max_tokens": 40, "valid_share": 0.1}
-    return data_spec({"kind": "parallel", "source": spec, **rest, **changes})
+    return DATA.validate_python({"kind": "parallel", "source": spec, **rest, **changes})
 
 
 def test_phrases_are_distinct_exact_and_never_in_two_splits():
@@ -104,12 +105,12 @@ def test_the_hub_reads_the_two_languages_of_a_row(monkeypatch):
     asked = []
     monkeypatch.setattr(datasets, "load_dataset", lambda *names, **keys: asked.append((names, keys)) or rows)
     source = {"kind": "hub", "name": "wmt/wmt14", "subset": "de-en", "source": "de", "target": "en", "valid": None}
-    data = data_spec({"kind": "parallel", "source": source})
+    data = DATA.validate_python({"kind": "parallel", "source": source})
     assert list(data.source.pairs("test", SHARES)) == [(f"Satz {i}", f"sentence {i}") for i in range(50)]
     assert asked == [(("wmt/wmt14", "de-en"), {"revision": None, "split": "test"})]
     split = [list(data.source.pairs(name, SHARES)) for name in ("train", "valid")]
     assert sorted(split[0] + split[1]) == sorted((f"Satz {i}", f"sentence {i}") for i in range(50))
-    wrong = data_spec({"kind": "parallel", "source": source | {"target": "fr"}})
+    wrong = DATA.validate_python({"kind": "parallel", "source": source | {"target": "fr"}})
     with pytest.raises(UserError, match=r"no translation.de and translation.fr"):
         list(wrong.source.pairs("test", SHARES))
 

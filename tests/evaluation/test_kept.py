@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from formerlab.cache import TOVA, Local
-from formerlab.evaluation.kept import Journal, Kept
+from formerlab.evaluation.measurement import Journal, Kept
 from formerlab.evaluation.pruning.prune import FILES, PruneSweep, prune
 from formerlab.models.decoder import Decoder
 

@@ -5,7 +5,7 @@ import torch
 
 from formerlab.cache import TOVA, Local
 from formerlab.errors import UserError
-from formerlab.evaluation.kept import Kept
+from formerlab.evaluation.measurement import Kept
 from formerlab.evaluation.pruning.passkey import FILLER, QUESTION, Passkey, make_text, rows
 from formerlab.models.decoder import Decoder
 

@@ -21,9 +21,8 @@ from formerlab.cache import (
 from formerlab.evaluation.language.harness import load_tasks
 from formerlab.evaluation.language.questions import Questions
 from formerlab.evaluation.pruning.calibration import calibrated, head_distances
-from formerlab.evaluation.pruning.masks import mask_dumps, mask_measures
+from formerlab.evaluation.pruning.masks import ALPHAS, follow, mask_dumps, mask_measures, score_trajectories
 from formerlab.evaluation.pruning.prune import PruneSweep, one_shot_losses, prune
-from formerlab.evaluation.pruning.score_trajectories import ALPHAS, follow, score_trajectories
 from formerlab.evaluation.pruning.windows import Configuration, Windows
 from formerlab.tasks.window_losses import mean_loss, window_losses
 

@@ -8,11 +8,11 @@ from tokenizers import Tokenizer, models
 
 from formerlab.cache import Decay
 from formerlab.errors import UserError
-from formerlab.evaluation.kept import Journal
+from formerlab.evaluation.language.examples import read_examples
 from formerlab.evaluation.language.generate import generate
-from formerlab.evaluation.language.questions import Questions, answers
-from formerlab.evaluation.language.suite_tasks import load_suites, read_examples
+from formerlab.evaluation.language.questions import Questions, answers, load_suites
 from formerlab.evaluation.language.suites import HarnessSuite, LocalSuite, Suite, check_names
+from formerlab.evaluation.measurement import Journal
 from formerlab.evaluation.pruning.windows import Configuration
 
 ROWS = {

@@ -1,6 +1,5 @@
 """Drawings of what is built are true of what is built."""
 
-import numpy as np
 import pytest
 import torch
 from fixtures.rows import make_run, model, pattention
@@ -29,7 +28,7 @@ def test_tokens_of_a_stage_are_what_its_run_has_more_than_its_parent(tmp_path):
     make_run(tmp_path, "tokenformer", "tokenformer-1", spec=sized(8))
     name = "grown-random-sqrt-2"
     make_run(tmp_path, "tokenformer", name, spec=sized(24), init="tokenformer-1", growth=growth)
-    rows = tokenformer_layer.data(Results(tmp_path), catalogue()["tokenformer_layer"].runs)
+    rows = tokenformer_layer.rows(Results(tmp_path), catalogue()["tokenformer_layer"].runs)
     added = {(row.stage, row.part): (row.tokens, row.added) for row in rows.itertuples()}
     assert added[1, "query"] == (8, 8)
     assert added[2, "output"] == (24, 16)
@@ -43,13 +42,12 @@ def test_the_example_is_pruned_as_the_policy_prunes(alpha):
     drawn = pruned(example(), alpha, BUDGET)
     assert (drawn == seen[0, 0].numpy()).all()
     for query in range(TOKENS):
-        expected = attention(example(), np.flatnonzero(drawn[query]), query)
-        assert weights[0, 0, query].numpy() == pytest.approx(expected)
+        assert weights[0, 0, query].numpy() == pytest.approx(attention(example(), drawn)[query])
 
 
 def test_the_scores_of_the_example_are_those_of_the_policy(tmp_path):
     make_run(tmp_path, "decay", "decoder")
-    rows = decay_rule.data(Results(tmp_path), catalogue()["decay_rule"].runs)
+    rows = decay_rule.rows(Results(tmp_path), catalogue()["decay_rule"].runs)
     for alpha, block in rows.groupby("alpha"):
         scores = torch.zeros(1, 1, TOKENS, dtype=torch.float64)
         for query, of_query in block.groupby("query"):

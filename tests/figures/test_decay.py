@@ -99,14 +99,14 @@ def test_precisions_are_compared_on_the_same_questions(tmp_path):
             for example in range(asked)
         ]
         write_csv(folder / "prune_questions.csv", TABLES["prune_questions.csv"].required, rows)
-    table = decay_precision_table.ours(Results(tmp_path), ("*",)).set_index("configuration")
+    table = decay_precision_table.rows(Results(tmp_path), ("*",)).set_index("configuration")
     assert table.index.to_list() == ["Full", "Local"]
     assert table.loc["Local", ["acc_float32", "acc_model", "difference", "judged_alike"]].tolist() == pytest.approx(
         [0.5, 0.7, 0.2, 0.8]
     )
     assert (table["questions"] == 10).all()
     assert (table["difference_low"] < 0.2).all()
-    assert decay_precision_table.ours(Results(tmp_path), ("released-*",)).empty
+    assert decay_precision_table.rows(Results(tmp_path), ("released-*",)).empty
 
 
 def test_the_table_of_suites_compares_at_the_published_budget_and_in_percent(tmp_path):
@@ -120,7 +120,7 @@ def test_the_table_of_suites_compares_at_the_published_budget_and_in_percent(tmp
     ]
     folder = make_run(tmp_path, "decay", "released-small")
     write_csv(folder / "prune_questions.csv", TABLES["prune_questions.csv"].required, rows)
-    table = decay_suites_table.ours(Results(tmp_path), ("released-*",)).set_index("configuration")
+    table = decay_suites_table.rows(Results(tmp_path), ("released-*",)).set_index("configuration")
     assert table.index.to_list() == ["Full", "Local", "H2O"]
     assert table["PIQA (%)"].tolist() == table["mean of five (%)"].tolist() == pytest.approx([80, 40, 50])
     assert table["minus Full (points)"].tolist() == pytest.approx([np.nan, -40, -30], nan_ok=True)
@@ -135,7 +135,7 @@ def test_numbers_are_counted_by_length_and_place(tmp_path):
         for number in range(2)
     ]
     write_csv(make_run(tmp_path, "decay", "long-small") / "passkey.csv", TABLES["passkey.csv"].required, rows)
-    data = decay_passkey.data(Results(tmp_path), ("long-*",)).set_index("depth")
+    data = decay_passkey.rows(Results(tmp_path), ("long-*",)).set_index("depth")
     assert data["found"].to_dict() == {0.1: 0.5, 0.5: 1.0}
     assert (data["numbers"] == 2).all()
     assert (data[["all_found", "all_numbers"]] == [3, 4]).all(axis=None)
@@ -183,7 +183,7 @@ def test_decay_is_told_from_h2o_on_the_same_windows(tmp_path):
     table = minus_h2o(results, "decay").set_index("alpha")
     assert table["minus_h2o_nats"].to_dict() == pytest.approx({0.1: 0.0, 0.2: 0.02, 1.0: 0.8})
     assert level_with_h2o(table, "minus_h2o_nats").to_dict() == {0.1: True, 0.2: False, 1.0: False}
-    data = decay_alpha.data(results, ("*",))
+    data = decay_alpha.rows(results, ("*",))
     assert len(data) == 5
     assert data.loc[data["policy"] != "decay", "minus_h2o_nats"].isna().all()
     panel = decay_alpha.draw(data).axes[0]
@@ -196,13 +196,13 @@ def test_without_h2o_nothing_is_minus_it(tmp_path):
     rows = {arm: losses for arm, losses in PRUNED.items() if not arm[0].startswith("h2o")}
     write_csv(make_run(tmp_path, "decay", "decoder") / "prune.csv", TABLES["prune.csv"].required, windows(rows))
     assert minus_h2o(Results(tmp_path), "decay").empty
-    data = decay_alpha.data(Results(tmp_path), ("*",))
+    data = decay_alpha.rows(Results(tmp_path), ("*",))
     assert data["minus_h2o_nats"].isna().all()
     assert "Hollow" not in decay_alpha.draw(data).get_label()
 
 
 def test_panels_of_budgets_name_their_text_and_show_every_policy(tmp_path):
-    data = decay_budget.data(pruned_runs(tmp_path, "released-small", "wikitext-small"), ("*",))
+    data = decay_budget.rows(pruned_runs(tmp_path, "released-small", "wikitext-small"), ("*",))
     assert (data["window_tokens"] == 512).all()
     for axes in decay_budget.draw(data).axes:
         assert "5 windows of 512 tokens" in axes.get_title()

@@ -144,7 +144,7 @@ def test_one_that_cannot_be_drawn_is_named_and_leaves_the_others(tmp_path, capsy
 
     make_decay(tmp_path / "results")
     module = import_module(DRAWINGS["decay_table"].module)
-    monkeypatch.setattr(module, "decay_table", module.decay_table._replace(ours=broken))
+    monkeypatch.setattr(module, "decay_table", module.decay_table._replace(rows=broken))
     names = ["decay_ideal_table", "decay_table", "decay_alfa", "decay_heads_table"]
     assert draw_each(names, tmp_path / "results", tmp_path / "out") == ["decay_table", "decay_alfa"]
     said = capsys.readouterr().err

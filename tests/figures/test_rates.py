@@ -38,7 +38,7 @@ def results(tmp_path):
 
 
 def rates(results):
-    return figure.data(results, ("*",), study="tokenformer")
+    return figure.rows(results, ("*",), study="tokenformer")
 
 
 def test_a_search_is_told_by_the_spec_alone():

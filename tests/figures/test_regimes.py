@@ -9,9 +9,8 @@ import pytest
 from fixtures.rows import NOVELS, make_denseformer_study, make_run, make_tokenformer, make_transformer, tokenformer
 from fixtures.rows import grown as grown_from
 
-from formerlab.report.drawings import catalogue, declaration
+from formerlab.report.drawings import catalogue, declaration, rows_of
 from formerlab.report.families import regime
-from formerlab.report.write import shown_rows
 from formerlab.results.read import Results
 
 pytestmark = pytest.mark.xdist_group("drawings")
@@ -49,11 +48,11 @@ def test_rows_of_another_regime_change_no_number_of_what_is_drawn(tmp_path, stud
     own = [one for one in catalogue().values() if one.study == study and not one.varied]
     drawings = [one for one in own if one.declared == one.name]  # one of several studies has a panel per data set
     results = Results(tmp_path)
-    before = {one.name: shown_rows(one, results) for one in drawings}
+    before = {one.name: rows_of(one, results) for one in drawings}
     copied(tmp_path, study, changes)
     results = Results(tmp_path)
     for one in drawings:
-        rows, old = shown_rows(one, results), before[one.name]
+        rows, old = rows_of(one, results), before[one.name]
         if one.kind == "table" and "run" in old:
             own = rows["run"].isin(old["run"]) & ~rows["run"].str.startswith("annealed-", na=False)
             rows = rows[own | rows["run"].isna()]
@@ -86,7 +85,7 @@ def test_stages_are_compared_with_the_parent_trained_on_for_their_flops(tmp_path
                 rest |= shared | {"tokens": tokens * (1 if length == "short" else 8)}
                 make_run(tmp_path, "tokenformer", f"annealed-{run}-{length}", seed, loss=loss, **rest)
     plot, drawing = declaration("tokenformer_stage_length"), catalogue()["tokenformer_stage_length"]
-    rows = plot.data(Results(tmp_path), drawing.names(Results(tmp_path)))
+    rows = plot.rows(Results(tmp_path), drawing.names(Results(tmp_path)))
     means = rows[rows["part"] == "mean"].set_index("tokens_per_new_parameter")["difference_nats"]
     assert list(means.index) == [160.0, 20.0]
     assert means.to_numpy() == pytest.approx(np.array([-0.1, 0.1]), abs=0.05)

@@ -8,8 +8,9 @@ from fixtures.rows import draw_one, dwa, grown, make_run, make_tokenformer, mode
 from formerlab.report.claims.registry import Arm, ClaimArms
 from formerlab.report.claims.rows import Rows
 from formerlab.report.drawings import declaration
-from formerlab.report.scaling import against_envelope, power_law, scaling_laws
+from formerlab.report.scaling import power_law
 from formerlab.report.tables.denseformer import gains
+from formerlab.report.tables.tokenformer import tokenformer_envelope, tokenformer_laws
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 
@@ -56,7 +57,7 @@ def test_an_irreducible_loss_is_found_where_there_is_one_and_missed_where_there_
 
 def test_the_laws_of_runs_are_those_of_their_means(tmp_path):
     make_tokenformer(tmp_path, (0,))
-    rows = scaling_laws(Results(tmp_path), ("envelope-*",)).set_index("loss_against")
+    rows = tokenformer_laws.rows(Results(tmp_path), ("envelope-*",)).set_index("loss_against")
     assert rows.loc["parameters without embedding, at equal tokens", "exponent"] == pytest.approx(-0.05, abs=0.01)
     assert rows.loc["tokens, at equal parameters", "exponent"] == pytest.approx(-0.04, abs=0.01)
     assert list(rows["points"])[1:] == [9, 9]
@@ -80,7 +81,7 @@ def with_chain(root):
 def test_a_chain_pays_for_its_ancestors_and_is_compared_at_equal_loss(tmp_path):
     with_chain(tmp_path)
     results = Results(tmp_path)
-    rows = against_envelope(results, ("*",)).set_index("run")
+    rows = tokenformer_envelope.rows(results, ("*",)).set_index("run")
     assert rows.loc["grown-random-sqrt-2", "flops_ratio"] == pytest.approx(0.5)
     assert rows.loc["grown-random-sqrt-2", "tokens_cumulative"] == 600
     assert rows.loc["trained-on-2", "variant"] == "Tokenformer, trained on"
@@ -88,14 +89,14 @@ def test_a_chain_pays_for_its_ancestors_and_is_compared_at_equal_loss(tmp_path):
     assert np.isnan(rows.loc["trained-on-2", "flops_ratio"])
     arm = Arm(run="grown-random-sqrt-2", envelope=("envelope-*",))
     judged = Rows(results, "tokenformer", ClaimArms(arms={"grown": arm})).level(arm, "flops_ratio_at_equal_loss")
-    assert list(judged.values.values()) == pytest.approx([0.5] * 3), "as the claim is judged"
+    assert list(judged.values) == pytest.approx([0.5] * 3), "as the claim is judged"
 
 
 def test_runs_on_other_data_are_no_part_of_the_chains(tmp_path):
     with_chain(tmp_path)
     other = {"data": {"name": "second", "fingerprint": "another"}, **tokenformer(1, init="tokenformer-1")}
     exact(tmp_path, "tokenformer", "continued-tokenformer-ungrown", 0, 3.5, **other)
-    assert "continued-tokenformer-ungrown" not in set(against_envelope(Results(tmp_path), ("*",))["run"])
+    assert "continued-tokenformer-ungrown" not in set(tokenformer_envelope.rows(Results(tmp_path), ("*",))["run"])
 
 
 def test_a_parent_trained_on_is_told_by_what_it_shares_with_what_grew(tmp_path):
@@ -103,7 +104,7 @@ def test_a_parent_trained_on_is_told_by_what_it_shares_with_what_grew(tmp_path):
     long = {"init": "tokenformer-1", "flops": 1e12, "inherited": 1e12, "tokens": 300} | tokenformer(1)
     exact(tmp_path, "tokenformer", "trained-on-flops-2", 0, 2.0, **long)
     exact(tmp_path, "tokenformer", "trained-on-longer-2", 0, 2.0, **long | {"flops": 9e12})
-    rows = declaration("tokenformer_scaling").data(Results(tmp_path), ("*",))
+    rows = declaration("tokenformer_scaling").rows(Results(tmp_path), ("*",))
     shared = rows[rows["part"] == "chain"].set_index("run")["equal"]
     assert shared["trained-on-2"] == "tokens"
     assert shared["trained-on-flops-2"] == "FLOPs"
@@ -129,7 +130,7 @@ def test_each_budget_compares_the_best_rates_by_validation(tmp_path):
     assert published["difference_nats"].tolist() == pytest.approx([np.log(15.86 / 15.49)])
     arm = Arm(best_of="matched-*")
     judged = Rows(Results(tmp_path), "tokenformer", ClaimArms(arms={"ours": arm})).level(arm, "loss_nats")
-    assert list(judged.values.values()) == [3.3, 3.3], "a claim takes no rate at which the run diverged either"
+    assert list(judged.values) == [3.3, 3.3], "a claim takes no rate at which the run diverged either"
 
 
 def test_a_longer_run_is_compared_with_a_plain_one_as_long(tmp_path):
@@ -144,7 +145,7 @@ def test_a_longer_run_is_compared_with_a_plain_one_as_long(tmp_path):
     found = gains(Results(tmp_path), ("*",)).set_index("run")
     assert found.loc["dwa-1x1-8", ["plain", "gain_nats"]].tolist() == ["plain-8", pytest.approx(0.1)]
     assert found.loc["long-dwa-1x1-8", ["plain", "gain_nats"]].tolist() == ["long-plain-8", pytest.approx(0.05)]
-    drawn = declaration("denseformer_gain").data(Results(tmp_path), ("*",))
+    drawn = declaration("denseformer_gain").rows(Results(tmp_path), ("*",))
     means = drawn[drawn["part"] == "mean"]
     assert list(means["tokens"]) == [100, 800]
     assert list(means["difference_nats"]) == pytest.approx([0.1, 0.05])

@@ -6,9 +6,9 @@ import pytest
 from fixtures.rows import draw_one, grown, make_run, make_tokenformer, tokenformer, transformer, write_csv
 
 from formerlab.report.drawings import catalogue, rows_of
-from formerlab.report.runs import minus
+from formerlab.report.runs import at_end, held_out, minus, validation_losses
 from formerlab.report.tables.tokenformer import tokenformer_formulas
-from formerlab.report.tokenformer import Shape, at_step, by_step, means
+from formerlab.report.tokenformer import Shape, means
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 
@@ -37,9 +37,9 @@ def test_curves_are_means_over_tokens_then_over_seeds(tmp_path):
     folder = tmp_path / "tokenformer/tokenformer-1/seed0"
     unequal = [(0, "valid", 0, 30, 5.0), (0, "valid", 1, 10, 6.0), (0, "test", 0, 10, 9.0)]
     write_csv(folder / "eval.csv", TABLES["eval.csv"].required, unequal)
-    curves = by_step(Results(tmp_path), ("*",))
-    assert at_step(curves, "tokenformer-1", 0).to_dict() == {0: 5.25, 1: 6.0}
-    assert at_step(curves, "tokenformer-1").to_dict() == {0: 5.25, 1: 5.0}
+    curves = validation_losses(Results(tmp_path), "tokenformer")
+    assert held_out(curves.query("step == 0"), "tokenformer-1").to_dict() == {0: 5.25, 1: 6.0}
+    assert held_out(at_end(curves), "tokenformer-1").to_dict() == {0: 5.25, 1: 5.0}
     first = means(curves).query("step == 0").iloc[0]
     assert first["loss_nats"] == pytest.approx(5.625)
     assert first["loss_nats_low"] < 5.25
@@ -96,16 +96,12 @@ def test_a_chain_begins_where_it_started_and_pays_for_it(tmp_path):
         ("grown-random-sqrt-2", 3.9, tokenformer(2, flops=1e12, inherited=3e12) | grown("long-matched-chosen")),
         ("grown-zero-keep-2", 3.8, tokenformer(2) | grown("long-matched-chosen", keys="zero", tau="keep")),
         ("trained-on-2", 3.8, tokenformer(1, init="long-matched-chosen", flops=1e12, inherited=3e12)),
-        ("envelope-small-short", 4.3, transformer(1, flops=1e12)),
-        ("envelope-large-short", 4.4, transformer(2, flops=2e12)),
-        ("envelope-large-long", 3.8, transformer(2, flops=4e12)),
     ):
         with_losses(tmp_path, run, 0, loss, {0: 6.0, 10: loss}, **rest)
     draw_one("tokenformer_cost", tmp_path, tmp_path / "out")
     rows = pd.read_csv(tmp_path / "out/tokenformer_cost.csv").query("part == 'mean'")
     series = {name: list(group["run"]) for name, group in rows.groupby("series")}
     assert series["grown (as published)"] == ["long-matched-chosen", "grown-random-sqrt-2"]
-    assert series["Transformers from scratch, lower envelope"] == ["envelope-small-short", "envelope-large-long"]
     assert series["grown: zero keys, tau kept"] == ["grown-zero-keep-2"]
     assert rows.set_index("run").loc["grown-random-sqrt-2", "flops_cumulative"] == 4e12
     parents = rows.set_index("run")["parent"].dropna()
@@ -188,8 +184,8 @@ def test_formulas_are_those_of_the_specs():
     common = {"layers": 3, "width": 48, "heads": 3, "vocabulary": 100, "norm": bare, "final_norm": bare}
     wide = Decoder(**common, projection=Linear(), feedforward=Mlp())
     tokens = Decoder(**common, projection=Pattention(tokens=20), feedforward=Pattention(tokens=80))
-    for spec, shape in ((wide, Shape(3, 48, 100, hidden=192)), (tokens, Shape(3, 48, 100, 20, 80))):
-        assert shape.parameters() == spec.params(embedding=False)
+    for spec, shape in ((wide, Shape(3, 48, 24, 192)), (tokens, Shape(3, 48, 20, 80))):
+        assert shape.parameters == spec.params(embedding=False)
         for time in (1, 64, 1000):
-            assert shape.flops(time, head=True) == spec.flops(time)
+            assert shape.flops(time, vocabulary=100) == spec.flops(time)
             assert shape.token_token_flops(time) == spec.attention_flops(time)

@@ -97,7 +97,7 @@ def test_an_unknown_or_misshapen_tensor_is_named(tmp_path):
         ("l2_norm_gelu", "relu", "norm_activation_type 'relu' is none of l2_norm_gelu, gelu_l2_norm, softmax"),
         ('"pos_emb": "rotary"', '"pos_emb": "alibi"', "pos_emb 'alibi' is neither"),
         ('"num_attention_heads": 2', '"num_attention_heads": 5', "heads=5 does not divide width=32"),
-        ("{", "{{", "not YAML"),
+        ("{", "{{", "not valid YAML"),
     ],
 )
 def test_settings_of_another_meaning_are_refused(old, new, message, tmp_path):

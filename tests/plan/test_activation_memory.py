@@ -1,18 +1,21 @@
 """What can be counted of a step without a GPU, against what the plan counts."""
 
 import functools
+from types import SimpleNamespace
 
 import jaxtyping
 import pytest
 from estimates import BARE, TIME, counted_bytes, tracked_bytes
 from variation import label, settings
 
+from formerlab.layers import DepthWeightedAverage, Pattention
 from formerlab.layers.block import activation_elements
 from formerlab.layers.depth.manifold_hyper_connections import ManifoldHyperConnections
 from formerlab.layers.depth.union import DepthMixer
 from formerlab.models import Decoder
 from formerlab.models.vision import VisionTransformer
-from formerlab.plan.memory import memory_bytes
+from formerlab.plan.cost import hours, memory_bytes
+from formerlab.plan.hardware import TABLE, Hardware
 from formerlab.tasks import Classification, LanguageModeling
 from formerlab.training.run import Run
 
@@ -69,3 +72,27 @@ STEPS = {
 def test_a_step_takes_the_memory_of_the_plan(name):
     run = STEPS[name].model_copy(update={"precision": "bfloat16"})
     assert 0.8 < tracked_bytes(run) / memory_bytes(run, BARE) < 1.2
+
+
+WIDE = {"vocabulary": 50304, "width": 768, "heads": 12, "layers": 12, "context": 1024}
+TOKENS = {"projection": Pattention(tokens=2140), "feedforward": Pattention(tokens=8560)}
+AVERAGES = {"layers": 24, "context": 256, "depth": DepthWeightedAverage(dilation=4, period=5)}
+MEASURED = {
+    "124M": ({}, 16, 9.02, 37.6),
+    "354M": ({"layers": 24, "width": 1024, "heads": 16}, 32, 37.6, 180.3),
+    "Tokenformer of 354M": (TOKENS, 32, 28.1, 205.0),
+    "24 blocks with DWA": (AVERAGES, 40, 11.06, 53.1),
+}
+"""Sizes, windows of a part, and the GB held and ms taken by a compiled step in bfloat16 on an H100."""
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_step_on_an_h100_takes_the_memory_and_time_of_the_plan(name):
+    sizes, windows, gigabytes, milliseconds = MEASURED[name]
+    model, steps = Decoder(**WIDE | sizes), 10**6
+    task = LanguageModeling(context=model.context, batch=windows, valid_windows=1)
+    run = Run(study="s", name="n", model=model, task=task, steps=steps, evaluate_every=steps)
+    run = run.model_copy(update={"precision": "bfloat16", "compile": True})
+    assert 1.0 < memory_bytes(run, BARE) / 1e9 / gigabytes < 1.15
+    planned = 3.6e6 * hours(run, SimpleNamespace(flops_per_s=None, data={run.data: None}), Hardware(**TABLE["H100"]))
+    assert planned / steps == pytest.approx(milliseconds, rel=0.25)

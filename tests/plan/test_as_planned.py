@@ -5,7 +5,7 @@ from types import ModuleType
 
 import pytest
 
-from formerlab.commands.as_planned import as_planned
+from formerlab.commands.context import as_planned
 from formerlab.errors import UserError
 from formerlab.files import read_json, write_json
 from formerlab.plan import loaded

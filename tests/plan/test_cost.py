@@ -9,9 +9,8 @@ from fixtures.checkout import ROOT
 from fixtures.project import Project
 
 from formerlab.plan.build import build_plan
-from formerlab.plan.cost import hours
+from formerlab.plan.cost import WORKER_BYTES, hours, memory_bytes
 from formerlab.plan.hardware import find_hardware
-from formerlab.plan.memory import WORKER_BYTES, memory_bytes
 from formerlab.plan.show import SPARE_RETRIES, submissions, table
 from formerlab.plan.sources import read_sources
 from formerlab.results.read import Results

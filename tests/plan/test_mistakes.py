@@ -74,7 +74,7 @@ MISTAKES = [
     (SCALE, small("runs: {'deep-{layers}': {grid: {layers: [3, 3]}}}"), "runs.deep-{layers}: gives a second run 'deep"),
     # Growth, and tokenizers of other data sets.
     (STUDY, "runs: {child: {init: parnt}}", "runs.child.init: 'parnt' does not exist; did you mean parent or plain?"),
-    (STUDY, "runs: {parent: {init: child, growth: {}}}", "runs.parent.init: 'child' closes a cycle (parent ->"),
+    (STUDY, "runs: {parent: {init: child, growth: {}}}", "runs.child.init: 'parent' closes a cycle (parent ->"),
     (SCALE, small("runs: {child: {model: {projection: {tokens: 4}}}}"), "runs.child.init: 'parent': ...; ask for at"),
     (SCALE, "data: {more: {tokenizer: {kind: of, data: txt, vocabulary: 300}}}", "data.more.tokenizer.data: no data"),
     (SCALE, "data: {more: {tokenizer: {kind: of, data: text, vocabulary: 299}}}", "data.more.tokenizer.vocabulary"),

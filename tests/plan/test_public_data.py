@@ -6,12 +6,13 @@ import subprocess
 import pytest
 import yaml
 from fixtures.checkout import ROOT
+from pydantic import TypeAdapter
 
 from formerlab.__main__ import main
-from formerlab.data.registry import data_spec
 from formerlab.files import write_json
 from formerlab.plan.locate import plan_path
 from formerlab.plan.public_data import MANIFEST, VARIABLE, listing_hash, read_manifest
+from formerlab.plan.schema import Data
 from formerlab.plan.show import table
 
 TEXT = b"One word after another. " * 40
@@ -73,7 +74,7 @@ def test_a_missing_file_a_changed_one_and_one_that_is_not_listed_are_named(proje
 
 def test_files_are_read_once(project, monkeypatch):
     project.plan()
-    monkeypatch.setattr("formerlab.data.file_hashes.sha256", lambda path: pytest.fail(f"{path} is read again"))
+    monkeypatch.setattr("formerlab.data.manifest.sha256", lambda path: pytest.fail(f"{path} is read again"))
     project.plan()
 
 
@@ -100,7 +101,7 @@ def test_the_scales_name_what_the_manifest_lists(scale):
     listed = [path for one in manifest.values() for path in (*one.files, *one.folders)]
     data = yaml.safe_load((ROOT / "workflow/scales" / f"{scale}.yaml").read_text())["data"]
     for name, tree in data.items():
-        source = data_spec({"kind": "text"} | tree).source.to_dict()
+        source = TypeAdapter(Data).validate_python({"kind": "text"} | tree).source.to_dict()
         if source["kind"] == "embedded":  # comes with the packages
             continue
         places = [value for key in ("train", "valid", "test") for value in _values(source.get(key))]

@@ -11,8 +11,8 @@ from fixtures.ports import free_ports
 from small_runs import MODEL, rows, small, trained, write_plan
 
 from formerlab.data import prepare
-from formerlab.data.pairs.phrases import Phrases
 from formerlab.data.pairs.prepare import ParallelData
+from formerlab.data.pairs.sources import Phrases
 from formerlab.data.text.tokenizer import BytePairs
 from formerlab.errors import UserError
 from formerlab.layers import DepthWeightedAverage

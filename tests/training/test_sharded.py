@@ -16,7 +16,7 @@ from formerlab.errors import StoppedEarly, UserError
 from formerlab.files import read_json
 from formerlab.growth.tokens import Growth
 from formerlab.layers.depth.dwa import DepthWeightedAverage
-from formerlab.plan.memory import BYTES_WEIGHT, STATE_ELEMENTS
+from formerlab.plan.cost import BYTES_WEIGHT, STATE_ELEMENTS
 from formerlab.tasks import LanguageModeling
 from formerlab.training import processes
 from formerlab.training.optimizer import AdamW

@@ -6,10 +6,10 @@ import numba
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from formerlab.cache.eviction import Eviction, Pruned, Scores, coefficients
+from formerlab.cache.eviction import CacheState, Eviction, Pruned, Scores, coefficients
 from formerlab.cache.policies.policy import Prompt
-from formerlab.cache.store import Store
 from formerlab.kernels import pruned_attention_cpu
 from formerlab.layers.attention import Heads, KeyHeads
 
@@ -41,19 +41,18 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
 class Step:
     """Takes in one token after another in a cache's own buffers; make a new one when these grow."""
 
-    def __init__(self, policy: Eviction, store: Store, budgets: list[int]) -> None:
-        batch, _, capacity, d_head = store.keys.shape
-        head_groups = store.state.positions.shape[1]
-        self._units = batch * head_groups
+    def __init__(self, policy: Eviction, keys: Tensor, values: Tensor, state: CacheState, budgets: list[int]) -> None:
+        batch, _, capacity, d_head = keys.shape
+        self._units = batch * state.positions.shape[1]
         self._held = (
-            store.keys.view(self._units, -1, capacity, d_head).numpy(),
-            store.values.view(self._units, -1, d_head, capacity).numpy(),
-            store.state.positions.flatten(0, 1).numpy(),
-            store.state.scores.flatten(0, 1).numpy(),
+            keys.view(self._units, -1, capacity, d_head).numpy(),
+            values.view(self._units, -1, d_head, capacity).numpy(),
+            state.positions.flatten(0, 1).numpy(),
+            state.scores.flatten(0, 1).numpy(),
         )
         self._rule, self._bounds = _rule(policy, d_head), np.array(policy.bounds(budgets))
         self._none = np.empty((self._units, 0), self._held[3].dtype)
-        self._large = 2 * store.keys.numel() >= LARGE
+        self._large = 2 * keys.numel() >= LARGE
 
     def __call__(self, q: Heads, k: KeyHeads, v: KeyHeads, now: int, initial: Scores | None) -> Heads:
         """Take in the token at position `now`; return its attention output."""

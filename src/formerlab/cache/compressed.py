@@ -1,10 +1,7 @@
 """The KV cache that is compressed once, after its prompt: another mode than eviction step by step."""
 
-from abc import abstractmethod
-from typing import ClassVar
-
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -12,7 +9,8 @@ from formerlab.cache.budget import Budget, resolve_budget
 from formerlab.cache.eviction import Eviction, coefficients
 from formerlab.cache.kv import KVCache
 from formerlab.cache.policies.policy import (
-    Layer,
+    Importance,
+    OneShot,
     Policy,
     Prompt,
     by_group,
@@ -20,30 +18,13 @@ from formerlab.cache.policies.policy import (
     largest,
     masked_softmax,
     places,
+    precise,
 )
 from formerlab.errors import UserError
 from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.layers.position import PositionEncoding
 
-Importance = Float[Tensor, "batch head_groups time"]
 QUERIES = 128  # whose attention is held at a time
-
-
-class OneShot(Policy):
-    """A policy that chooses once, from the queries of a whole prompt, and has no rule for single steps."""
-
-    chooses_once: ClassVar[bool] = True
-
-    @abstractmethod
-    def importance(self, prompt: Prompt, position: PositionEncoding | None) -> Importance:
-        """Return the score of each key of a prompt, whose sequences all have the same length and budget."""
-
-    @abstractmethod
-    def protected(self, budget: int) -> tuple[int, int]:
-        """Return how many first and how many last positions are kept in any case; together at most `budget`."""
-
-    def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
-        raise NotImplementedError("it chooses once")
 
 
 class CompressedCache(KVCache):
@@ -83,8 +64,7 @@ class CompressedCache(KVCache):
             return super().__call__(layer, q, k, v)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
         self._kept[layer] = self._choose(layer, q, k, v)
-        index = self._kept[layer][..., None]
-        self.take(layer, *(x.gather(2, index.expand(-1, -1, -1, x.shape[3])) for x in (k, v)))
+        self.take(layer, *(x.take_along_dim(self._kept[layer][..., None], 2) for x in (k, v)))
         return out
 
     def _choose(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Int[Tensor, "batch key_heads kept"]:
@@ -130,8 +110,7 @@ def accumulated(policy: Eviction, prompt: Prompt) -> Importance:
     assert rule is not None, "a cache refuses such a policy"
     decay, gain = rule
     time, key_heads = prompt.k.shape[2], prompt.k.shape[1]
-    like = prompt.k.new_empty(0, dtype=torch.promote_types(prompt.k.dtype, torch.float32))
-    state = policy.empty_state(prompt.budgets, key_heads, time, like)
+    state = policy.empty_state(prompt.budgets, key_heads, time, precise(prompt.k.new_empty(0)))
     state.positions.copy_(torch.arange(time, device=state.positions.device))
     initial = policy.entering(prompt.k, state.positions.shape[1], prompt.layer, state.scores)
     age = torch.arange(time, 0, -1, device=prompt.k.device, dtype=state.scores.dtype)

@@ -28,8 +28,7 @@ VECTOR = 16  # numbers; torch computes the softmax of shorter rows one number af
 
 @dataclass
 class CacheState:
-    """The keys that the heads of one layer
-    hold. A head group, a query head or those of a key head or all, keeps the same keys.
+    """The keys that the heads of one layer hold. A head group (one query head, those of a key head, all) keeps one set.
 
     There are more slots than keys that may stay. A key that is evicted leaves its slot empty, and the next one takes
     it: one write, nothing is moved. The order of slots means nothing, since keys carry their positions with them.
@@ -116,10 +115,7 @@ class Eviction(Policy):
         return True
 
     def score(self, past: Scores, attention: Scores) -> Scores:
-        """Return the scores after a step: `past` before it, `attention` received in it, summed over a head group.
-
-        Here attention plays no part.
-        """
+        """Return the scores after a step: `past` before it, `attention` received in it, summed over a head group."""
         return past
 
     def protected(self, budget: int) -> tuple[int, int]:
@@ -189,7 +185,7 @@ class Eviction(Policy):
             attention = logits[:, :, :, query].gather(-1, index).softmax(-1)
             self.rescore(state, attention, own, start)
             if "keys" in self.needs and keys is not None:  # those of empty slots mean nothing
-                held = keys.gather(2, columns.clamp(max=time - 1)[..., None].expand(-1, key_heads, -1, keys.shape[3]))
+                held = keys.take_along_dim(columns.clamp(max=time - 1)[..., None], 2)
             slot = state.evict(query, self.eviction_priority(state, held, query))
             if slot is not None:
                 last.scatter_(-1, columns.gather(-1, slot), query)

@@ -9,36 +9,25 @@ from formerlab.cache.policies.policy import largest
 from formerlab.cache.simulation import Square, SquareMask
 
 
-def early_weights(time: int, early: float, device: torch.device) -> Float[Tensor, "queries keys"]:
-    """Return 1 for keys in the first `early` of the positions before a query, 0 for the others.
+def kept_measures(visible: SquareMask) -> dict[str, Float[Tensor, " batch"]]:
+    """Return the shares of kept keys among the first 40 %, the first 10 % and the last 40 % of the positions before a
+    query, and the mean position of kept keys, 0 being the first and 1 the last.
 
-    The position across that mark counts in part, so with 0.4 an even choice, and no pruning at all, have a mean of
-    exactly 0.4 over the keys kept; 1 is only early keys. (Claim decay-h2o-keeps-first-tokens; Decay article, Fig. 3.)
-    """
-    position = torch.arange(time, device=device)
-    return (early * position.double()[:, None] - position).clamp(0, 1)
-
-
-def place_weights(time: int, device: torch.device) -> Float[Tensor, "queries keys"]:
-    """Return the positions of keys before a query as shares: 0 is the first, 1 the last, 0.5 an even choice's mean."""
-    position = torch.arange(time, device=device)
-    return (position.double() + 0.5) / position[:, None].clamp(min=1)
-
-
-def means_over_kept(
-    visible: SquareMask, weights: Float[Tensor, "queries keys measures"]
-) -> Float[Tensor, "measures batch"]:
-    """Return the mean weight of kept keys, for several weights at once.
-
-    Kept are the keys that a query finds besides its own, out of the q positions before it. Averaged over the queries in
-    the second half of each sequence that find any, and over heads. NaN where there is no such query.
+    Kept are the keys that a query finds besides its own. Averaged over the queries in the second half of each sequence
+    that find any, and over heads; NaN where there is no such query. The position across a mark counts in part, so an
+    even choice, and no pruning at all, have an early share of exactly 0.4, and a mean position of 0.5. (Claim
+    decay-h2o-keeps-first-tokens; Decay article, Fig. 3.)
     """
     position = torch.arange(visible.shape[-1], device=visible.device)
-    kept = (visible & (position < position[:, None])).double()
+    query = position[:, None]
+    marks = [(share * query.double() - position).clamp(0, 1) for share in (0.4, 0.1, 0.6)]
+    weights = torch.stack([*marks, (position.double() + 0.5) / query.clamp(min=1)], dim=-1)
+    kept = (visible & (position < query)).double()
     count = kept.sum(-1)
     counted = (2 * position >= len(position)) & (count > 0)
     means = torch.einsum("bhqk,qkm->mbhq", kept, weights) / count.clamp(min=1)
-    return (means * counted).sum((2, 3)) / counted.sum((1, 2))
+    early, early_10, not_recent, place = (means * counted).sum((2, 3)) / counted.sum((1, 2))
+    return {"early_share": early, "early_share_10": early_10, "mean_position": place, "recent_share": 1 - not_recent}
 
 
 def ideal_attention(full_probabilities: Square, budget: Budget) -> Square:

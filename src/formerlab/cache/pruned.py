@@ -1,22 +1,77 @@
 """The KV cache that really evicts."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
 from formerlab.cache.budget import Budget, resolve_budget
 from formerlab.cache.engine import evict, load_compiled
-from formerlab.cache.eviction import Eviction, decides_by_score
+from formerlab.cache.eviction import CacheState, Eviction, Scores, decides_by_score
 from formerlab.cache.kv import bytes_of
-from formerlab.cache.policies.policy import Policy, Prompt, check_configuration, places
+from formerlab.cache.policies.policy import Policy, Prompt, by_group, check_configuration, places, precise
 from formerlab.cache.simulation import Simulation
-from formerlab.cache.store import Store
 from formerlab.errors import UserError
+from formerlab.kernels import EMPTY
 from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.layers.position import PositionEncoding
 
 ROOM = 64  # slots reserved at first, where the budget allows as many
+SIMD = 16  # slots of a vector of the machine; in whole vectors no loop has a remainder
 WORTHWHILE = 2**15  # numbers in a layer's keys, from which on a compiled step pays for loading it
+
+
+@dataclass
+class Store:
+    """Keys and values of one layer in slots, and how far the layer has read."""
+
+    keys: Float[Tensor, "batch key_heads slots d_head"]
+    values: Float[Tensor, "batch key_heads d_head slots"]
+    """Channel by channel: both products of attention then sum over what lies side by side."""
+    state: CacheState
+    length: int = 0
+    """Tokens taken in, evicted ones included."""
+    sink: list[KeyHeads] = field(default_factory=list)
+    """The first keys as they came, where they are turned anew for every query."""
+    step: Callable[[Heads, KeyHeads, KeyHeads, int, Scores | None], Heads] | None = None
+    """The compiled step on the buffers as they are, where there is one."""
+
+    @property
+    def capacity(self) -> int:
+        """Slots."""
+        return self.keys.shape[2]
+
+    def grow(self, capacity: int) -> None:
+        """Add empty slots up to at least `capacity`."""
+        capacity = -(-capacity // SIMD) * SIMD
+        room = capacity - self.capacity
+        self.keys, self.values = F.pad(self.keys, (0, 0, 0, room)), F.pad(self.values, (0, room))
+        self.state.grow(capacity)
+
+    def reorder(self, rows: Int[Tensor, " batch"]) -> None:
+        """Replace sequence i by sequence `rows[i]`, in the same memory."""
+        for held in (self.keys, self.values, self.state.positions, self.state.scores):
+            held.copy_(held[rows])
+        if self.state.vacant is not None:
+            self.state.vacant = self.state.vacant[rows]
+        self.sink = [keys[rows] for keys in self.sink]
+
+    def advance(self, policy: Eviction, q: Heads, k: KeyHeads, v: KeyHeads, now: int, initial: Scores | None) -> Heads:
+        """Take in the token at position `now`, for which there must be an empty slot; return its attention output."""
+        taken = self.state.admit(now)
+        into = taken.expand(-1, k.shape[1], -1)
+        self.keys.scatter_(2, into[..., None].expand_as(k), k)
+        self.values.scatter_(3, into[:, :, None].expand(-1, -1, v.shape[3], -1), v.transpose(-1, -2))
+        queries, keys = by_group(q * q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]), self.keys.unsqueeze(2)
+        logits = (queries @ keys.transpose(-1, -2)).squeeze(3)
+        empty = (self.state.positions == EMPTY).unsqueeze(2)
+        attention = logits.to(self.state.scores.dtype).masked_fill(empty, -torch.inf).softmax(-1)
+        policy.rescore(self.state, attention, taken, initial)
+        self.state.evict(now, policy.eviction_priority(self.state, self.keys, now))
+        return (attention.unsqueeze(3).to(v.dtype) @ self.values.unsqueeze(2).transpose(-1, -2)).flatten(1, 2)
 
 
 class PrunedCache:
@@ -79,38 +134,46 @@ class PrunedCache:
         out, last, scores = evict(self.policy, prompt)
         if self.policy.reindexes_positions:  # the same keys, seen from elsewhere
             out = Simulation(self.policy, self._budget, position=self.position)(layer, q, k, v)
-        kept = places(last >= time, min(self._capacity, time))
-        store = self._layers[layer] = self._empty(kept.shape[-1], k, v)
-        store.fill(kept, k, v, scores)
+        count = min(self._capacity, time)
+        kept = places(last >= time, count)
+        store = self._layers[layer] = self._empty(count, k, v)
+        store.keys[:, :, :count] = k.take_along_dim(kept[..., None], 2)
+        store.values[..., :count] = v.take_along_dim(kept[..., None], 2).transpose(-1, -2)
+        store.state.positions[..., :count], store.state.scores[..., :count] = kept, scores.gather(-1, kept)
         store.length, store.sink = time, [k[:, :, : self._sink]]
         return out
 
     def _empty(self, held: int, k: KeyHeads, v: KeyHeads) -> Store:
-        capacity = min(max(held + 1, ROOM), self._capacity + 1)
-        store = Store.empty(self.policy, [self._budget] * k.shape[0], capacity, k, v)
-        self._compile(store)
+        """Return a store with slots for so many tokens and one more."""
+        batch, key_heads, _, d_head = k.shape
+        state = self.policy.empty_state([self._budget] * batch, key_heads, 0, precise(k.new_empty(0)))
+        keys, values = k.new_zeros(batch, key_heads, 0, d_head), v.new_zeros(batch, key_heads, v.shape[3], 0)
+        store = Store(keys, values, state)
+        self._grow(store, max(held + 1, ROOM))
         return store
 
-    def _compile(self, store: Store) -> None:
-        """Give a store a compiled step on its buffers, where that pays and can be had."""
+    def _grow(self, store: Store, slots: int) -> None:
+        """Give a store more slots, as far as the budget allows, and a compiled step on them where that pays."""
+        store.grow(min(slots, self._capacity + 1))
         compiled = None
         if store.keys.device.type == "cpu" and store.keys.numel() >= WORTHWHILE and decides_by_score(self.policy):
             compiled = load_compiled()
         if compiled is not None and store.keys.dtype in compiled.DTYPES:
-            store.step = compiled.Step(self.policy, store, [self._budget] * store.keys.shape[0])
+            budgets = [self._budget] * store.keys.shape[0]
+            store.step = compiled.Step(self.policy, store.keys, store.values, store.state, budgets)
 
     def _step(self, layer: int, store: Store, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         now = store.length
         needed = min(now, self._capacity) + 1
         if needed > store.capacity:
-            store.grow(min(max(needed, 2 * store.capacity), self._capacity + 1))
-            self._compile(store)
+            self._grow(store, max(needed, 2 * store.capacity))
         if now < self._sink:
             store.sink.append(k)
         if self._sink and now > self._capacity and self.position is not None:
             keys = torch.cat(store.sink, 2)
             turned = self.position.rotate(keys.flatten(1, 2).unsqueeze(2), now - self._capacity)
-            store.replace_first(turned.view_as(keys))
+            first = store.state.positions.topk(keys.shape[2], largest=False).indices.expand(-1, keys.shape[1], -1)
+            store.keys.scatter_(2, first[..., None].expand_as(keys), turned.view_as(keys))
         store.length += 1
         head_groups = store.state.positions.shape[1]
         initial = self.policy.entering(k, head_groups, layer, store.state.scores, now)

@@ -37,14 +37,13 @@ class Seen(NamedTuple):
     probabilities: Square
     visible: SquareMask
     keys: KeyHeads
-    values: KeyHeads
 
     def under(
         self, policy: Policy, budget: Budget, state: State | None = None, layer: int = 0
     ) -> tuple[Square, SquareMask]:
         """Return what `simulate` gives of the same logits under another policy."""
-        given = {"groups": self.logits.shape[1] // self.keys.shape[1], "keys": self.keys, "values": self.values}
-        return simulate(policy, self.logits, budget, state=state, layer=layer, **given)  # type: ignore[arg-type]
+        groups = self.logits.shape[1] // self.keys.shape[1]
+        return simulate(policy, self.logits, budget, groups=groups, keys=self.keys, state=state, layer=layer)
 
 
 Observer = Callable[[int, Seen], None]
@@ -59,7 +58,6 @@ def simulate(
     lengths: Lengths = None,
     groups: int = 1,
     keys: Float[Tensor, "batch key_heads time d_head"] | None = None,
-    values: Float[Tensor, "batch key_heads time d_head"] | None = None,
     state: State | None = None,
     layer: int = 0,
 ) -> tuple[Square, SquareMask]:
@@ -68,8 +66,8 @@ def simulate(
     `logits` are causal attention logits; entries of later keys are ignored. `budget` is a count of entries (int) or a
     ratio of each sequence's true length (float), see `resolve_budget`. `lengths` are the true lengths in a right-padded
     batch (default: no padding); padding is neither seen nor counted, and its rows are zero. `groups` are the query
-    heads per key head: heads i groups, ..., (i + 1) groups - 1 share key head i. `keys` and `values` are for policies
-    that look at them, `layer` counts the layers from 0. `state` carries what passes from layer to layer (SpAtten): give
+    heads per key head: heads i groups, ..., (i + 1) groups - 1 share key head i. `keys` are for policies that
+    look at them, `layer` counts the layers from 0. `state` carries what passes from layer to layer (SpAtten): give
     the same dict, empty at first, to every layer in turn; it is written to. Policies that number the kept keys anew see
     the logits as they are given; `Simulation` gives them other ones.
 
@@ -79,19 +77,17 @@ def simulate(
     policy that has no rule for single steps.
     """
     check_configuration(policy, budget)
-    given = {"keys": keys, "values": values, "state": state}
-    for name in policy.needs:
-        if given[name] is None:
+    for name, given in (("keys", keys), ("state", state)):
+        if name in policy.needs and given is None:
             raise ValueError(f"{type(policy).__name__} needs {name}: pass {name}=... to simulate")
     if groups < 1 or logits.shape[1] % groups:
         raise ValueError(f"groups={groups} does not divide the {logits.shape[1]} heads of the logits")
     true = true_lengths(lengths, logits.shape[0], logits.shape[-1])
     budgets = [resolve_budget(budget, length) for length in true]
     if isinstance(policy, Eviction) and policy.scope == "head":
-        keys, values = (x if x is None else x.repeat_interleave(groups, 1) for x in (keys, values))
-        groups = 1
+        keys, groups = None if keys is None else keys.repeat_interleave(groups, 1), 1
     with torch.no_grad():
-        inputs = Layer(by_group(logits.detach(), groups), budgets, true, layer, keys, values, state)
+        inputs = Layer(by_group(logits.detach(), groups), budgets, true, layer, keys, state)
         itself = torch.eye(logits.shape[-1], dtype=torch.bool, device=logits.device)
         by_key_head = (policy.visible(inputs) | itself) & inputs.causal
         visible = by_key_head.unsqueeze(2).expand(inputs.logits.shape).reshape(logits.shape)
@@ -166,10 +162,11 @@ class Simulation:
         if self.policy.reindexes_positions and self.position is not None:
             logits = self._reindexed(logits, queries, k, budgets, self.position)
         flat = logits.flatten(1, 2)
-        given = {"keys": k, "values": v, "state": self._state, "layer": layer, "lengths": lengths, "groups": groups}
-        probabilities, visible = simulate(self.policy, flat, self.budget, **given)  # type: ignore[arg-type]
+        probabilities, visible = simulate(
+            self.policy, flat, self.budget, lengths=lengths, groups=groups, keys=k, state=self._state, layer=layer
+        )
         if self.observe is not None:
-            self.observe(layer, Seen(flat, probabilities, visible, k, v))
+            self.observe(layer, Seen(flat, probabilities, visible, k))
         out: Tensor = by_group(probabilities, groups) @ v.unsqueeze(2)
         true = on_device(lengths, q.device)
         last = visible[torch.arange(len(lengths), device=q.device), :, true - 1].sum(-1)

@@ -13,14 +13,13 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from filelock import FileLock, Timeout
 
-from formerlab.commands.context import find_plan, job_of
 from formerlab.errors import StoppedEarly, UserError
 from formerlab.plan.attempts import ask_slurm
-from formerlab.plan.locate import read_plan
 from formerlab.results.notes import read_note
 from formerlab.training.runtime import SHARDED
 
@@ -38,8 +37,7 @@ def own_gpus(device: str, count: int = 1) -> Iterator[None]:
 
     The system frees a lock when its process ends, however it ends. Locks separate the jobs of one user: users who
     share a machine without a scheduler share out its GPUs by CUDA_VISIBLE_DEVICES. Under Slurm, which assigns GPUs
-    itself, on the CPU, and in a process of torchrun nothing is done. Raises UserError where the folder of the lock
-    files is not this user's alone.
+    itself, on the CPU, and in a process of torchrun nothing is done.
     """
     if device != "cuda" or "SLURM_JOB_ID" in os.environ or "RANK" in os.environ:
         yield
@@ -95,12 +93,10 @@ def _lock_folder() -> Path:
     )
 
 
-def on_several(arguments: argparse.Namespace, count: int, out: Path) -> None:
-    """Train with `count` processes under torchrun, and end as its first process does.
+def on_several(path: Path, job: dict[str, Any], arguments: argparse.Namespace, count: int, out: Path) -> None:
+    """Train a job of the plan at `path` with `count` processes under torchrun, and end as its first process does.
     Raises StoppedEarly where the processes saved their work and stopped.
     """
-    path = find_plan(arguments)
-    job = job_of(read_plan(path), "train", arguments.id)
     words = [*torchrun(count, job.get("nodes", 1), job["threads"]), "-m", "formerlab", "train", arguments.id]
     words.append(f"--plan={path}")
     for option in ("margin", "checkpoint_seconds", "on_mismatch", "time_limit"):

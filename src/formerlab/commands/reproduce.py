@@ -49,7 +49,7 @@ def reproduce(arguments: argparse.Namespace) -> None:
     cached = live.parent.parent / "cached" / live.name
     if not has_runs(cached):
         raise UserError(f"{cached}: no committed runs of scale {live.name}; --scale names another")
-    records = {record["id"]: record for record in Results(cached).all_records()}
+    records = Results(cached).all_records
     if arguments.id not in records:
         raise UserError(f"{cached}: no run {arguments.id!r}{near_misses(arguments.id, list(records))}")
     chain = [records[arguments.id]]
@@ -125,7 +125,7 @@ def compared(committed: "Results", again: "Results", record: Record) -> tuple[st
     """Return the lines that compare a committed run with the one made again, and whether they are equal to the bit."""
     from formerlab.results.read import flatten
 
-    made = next(one for one in again.all_records() if one["id"] == record["id"])
+    made = again.all_records[record["id"]]
     lines, same = list[str](), list[str]()
     for file in FILES:
         old, new = (results.rows_of(file, record["id"]) for results in (committed, again))

@@ -10,8 +10,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from formerlab.commands.as_planned import as_planned
-from formerlab.commands.context import Plan, add_verb, load_plan
+from formerlab.commands.context import Plan, add_verb, as_planned, load_plan
 from formerlab.errors import UserError
 from formerlab.files import write_json, write_text
 from formerlab.plan.judge import Judge, failed_syncs

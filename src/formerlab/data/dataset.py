@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from formerlab import __version__
-from formerlab.data.file_hashes import FILE_HASHES
-from formerlab.data.manifest import MANIFEST, SCHEMA, read_manifest, verify
+from formerlab.data.manifest import FILE_HASHES, MANIFEST, SCHEMA, read_manifest, verify
 from formerlab.data.splitting import SPLITS, Shares, Split
 from formerlab.errors import UserError
 from formerlab.files import NoRoom, write_json
@@ -19,25 +18,27 @@ from formerlab.spec import Spec, fingerprint
 
 
 class DataSource(Spec, ABC):
-    """Where the items of a data set come from: documents, sentence pairs, images.
-
-    A source may have fields `train`, `valid` and `test` that name their items; a split without a field is taken from
-    `train`, by a hash.
+    """Where items come from: documents, sentence pairs, images. Fields `train`, `valid` and `test` may name those of a
+    split; a split without such a field is taken from `train`, by a hash.
     """
 
     outside_recipe: ClassVar[set[str]] = {"licence"}
     """Settings that `recipe` leaves out, such as paths."""
 
-    def state(self, cache: Path | None = None) -> str | None:
-        """Return 16 hexadecimal digits that change with the content; None where the source is not here now.
+    def contents(self, cache: Path | None = None) -> Any:
+        """Return plain values that change with the content; here the versions of packages.
 
-        Reads no network. `cache` names a file that remembers the hashes of unchanged files. Without files the versions
-        decide the content.
+        Reads no network. `cache` names a file that remembers the hashes of unchanged files. Raises UserError for a name
+        or pattern without files, OSError for what cannot be read.
         """
-        return fingerprint(self.versions())
+        return self.versions()
 
-    def search(self) -> None:
-        """Raise UserError for a name or pattern without files; only sources in files are looked at."""
+    def state(self, cache: Path | None = None) -> str | None:
+        """Return the fingerprint of the content; None where the source is not here now."""
+        try:
+            return fingerprint(self.contents(cache))
+        except (UserError, OSError):
+            return None
 
     def recipe(self) -> dict[str, object]:
         """Return the settings that decide the content."""
@@ -135,9 +136,8 @@ def prepare(name: str, data: DataSpec, out: Path, *, code_hash: str = "", proces
 def source_fingerprint(data: DataSpec, cache: Path | None = None) -> str | None:
     """Return 16 hexadecimal digits that change with source or tokenizer file; None where these are not here now.
 
-    Needs no network. Files are told by their contents and their names below their common folder: touching them or
-    moving them together changes nothing. `cache` names a file that saves reading unchanged files again; the data
-    stage has its own in `file_hashes.json`.
+    Files are told by their contents and their names below their common folder: touching them or moving them together
+    changes nothing. `cache` names a file that saves reading unchanged files again.
     """
     state: str | None = data.source.state(cache)
     of_tokenizer = getattr(getattr(data, "tokenizer", None), "state", None)

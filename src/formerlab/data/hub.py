@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 from formerlab.data.dataset import DataSource
 from formerlab.errors import UserError, reason
-from formerlab.spec import fingerprint
 
 
 class HubSource(DataSource):
@@ -32,9 +31,9 @@ class HubSource(DataSource):
     licence: str = "as stated on the data set's page"
     """The licence of the content, for the manifest."""
 
-    def state(self, cache: Path | None = None) -> str | None:
-        """Return the fingerprint of name and revision; the hub is not asked."""
-        return fingerprint([self.name, self.subset, self.revision])
+    def contents(self, cache: Path | None = None) -> list[Any]:
+        """Return name and revision; the hub is not asked."""
+        return [self.name, self.subset, self.revision]
 
     def rows(self, split: str, **options: Any) -> Any:
         """Return a split of theirs as `datasets` does, with its `options`. Raises UserError in one line."""

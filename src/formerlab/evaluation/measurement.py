@@ -1,39 +1,34 @@
 """The parts of a stage that measures finished runs: settings, and a function `measure(run, settings)`.
 
-docs/extending.md shows one. Note, device and record of such a stage are made in `commands/measures.py`.
+docs/extending.md shows one. Note, device and record of such a stage are made in `commands/stages.py`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
+from formerlab.evaluation.language.suites import Suite
+from formerlab.files import write_text
 from formerlab.results.stages import TABLES
 from formerlab.results.write import Cell, write_rows
-from formerlab.spec import Spec
+from formerlab.spec import Spec, fingerprint
 from formerlab.training.any_run import AnyRun
 
 QUESTION_TOKENS = 4 * 3 * 64
 """Tokens that one question of each of the three embedded tasks costs: its choices, each with its context."""
 
 
-class Reading(NamedTuple):
-    """A rough count of the tokens that a measurement reads, from which its time follows."""
-
-    tokens: int
-    """Tokens that the model reads."""
-    cached: int = 0
-    """Those of them that it reads one by one, under a cache policy."""
-
-
 class Measurement(Spec):
     """Settings of a measurement of finished runs."""
 
-    def of(self, run: AnyRun, *, questions: bool) -> Self | None:
-        """Return the settings for one run, None where there is nothing to measure.
+    cached: ClassVar[bool] = False
+    """Whether the model reads tokens one by one, under a cache policy."""
 
-        `questions` says whether its data, or the scale, have any. Raises UserError where settings and run do not go
-        together.
+    def of(self, run: AnyRun, *, questions: bool) -> Self | None:
+        """Return the settings for one run, None where there is nothing to measure; `questions` says whether its data or
+        the scale have any. Raises UserError where settings and run do not go together.
         """
         return self
 
@@ -41,8 +36,8 @@ class Measurement(Spec):
         """Say whether the questions of a suite are asked."""
         return False
 
-    def reading(self, run: AnyRun, questions: int) -> Reading | None:
-        """Return the tokens read for a run whose data have so many questions; None where that number is unknown."""
+    def reading(self, run: AnyRun, questions: int) -> int | None:
+        """Return about how many tokens a run with so many questions reads, for its cost; None where that is unknown."""
         return None
 
 
@@ -61,8 +56,8 @@ class Measured:
     """Folder of its data set."""
     label: str
     """Stage and run, for progress."""
-    suites: dict[str, Any] = field(default_factory=dict)
-    """Question suites that are asked, as the plan has them."""
+    suites: dict[str, tuple[Suite, str | None]] = field(default_factory=dict)
+    """Question suites that are asked, each with the state that it had when it was planned."""
     belongs_to: tuple[Any, ...] = ()
     """Hashes of all that decides the rows beside the code: weights, data, suites."""
     code_of: Callable[[Measurement], str] = repr
@@ -73,3 +68,67 @@ class Measured:
     def write(self, file: str, rows: Iterable[Sequence[Cell]]) -> None:
         """Write a file of rows, under the columns that the table of stages gives it."""
         write_rows(self.folder / file, TABLES[file].names, rows)
+
+
+Row = Sequence[Cell]
+Rows = list[Row]
+
+
+class Journal:
+    """Answers to requests, a line each, written as they come; the half line of a killed process does not count."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Read the answers in `path`; without one nothing is stored."""
+        self.path, self.known = path, dict[int, tuple[Any, ...]]()
+        if path is not None and path.exists():
+            for line in path.read_text(encoding="utf-8").splitlines():
+                try:
+                    request, *answer = json.loads(line)
+                except ValueError:
+                    write_text(path, _lines(self.known))  # half a line would spoil the next one
+                    break
+                self.known[request] = tuple(answer)
+
+    def add(self, answers: Mapping[int, tuple[Any, ...]]) -> None:
+        """Keep answers by the number of their request."""
+        self.known |= answers
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(_lines(answers))
+
+
+class Kept:
+    """A folder of journals, each named by the fingerprint of everything that its answers depend on."""
+
+    def __init__(
+        self, folder: Path | None = None, *belongs_to: Any, code_of: Callable[[Measurement], str] = repr
+    ) -> None:
+        """Without a `folder` nothing is stored. `code_of` returns the hash of the code that settings run."""
+        self.folder, self.belongs_to, self.code_of = folder, belongs_to, code_of
+        self._used: set[str] = set()
+
+    def rows(self, make: Callable[[], Iterable[Row]], settings: Measurement, *asked: Any) -> Rows:
+        """Return rows that are one answer: those on disk if they are there, else as made now."""
+        journal = self.journal(settings, *asked)
+        if not journal.known:
+            journal.add({0: tuple(make())})
+        return list(journal.known[0])
+
+    def journal(self, settings: Measurement, *asked: Any) -> Journal:
+        """Return the journal of what is asked."""
+        if self.folder is None:
+            return Journal()
+        name = f"{fingerprint([*self.belongs_to, self.code_of(settings), *asked])}.jsonl"
+        self._used.add(name)
+        return Journal(self.folder / name)
+
+    def tidy(self) -> None:
+        """Remove the journals that were not asked for this time."""
+        for path in self.folder.iterdir() if self.folder is not None and self.folder.is_dir() else ():
+            if path.name not in self._used:
+                path.unlink()
+
+
+def _lines(answers: Mapping[int, Sequence[Any]]) -> str:
+    return "".join(json.dumps([request, *answer]) + "\n" for request, answer in answers.items())

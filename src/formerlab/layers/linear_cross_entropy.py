@@ -27,7 +27,7 @@ def linear_cross_entropy(
     torch.nn.functional.linear_cross_entropy works the same way, but sums in another order: its bits are not these.
     """
     device = x.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
+    if device != "meta" and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
         x, weight = (operand.to(torch.get_autocast_dtype(device)) for operand in (x, weight))
     if torch.compiler.is_compiling():  # the compiler fuses it itself
         rows = max(1, MOST_COMPILED // len(weight))

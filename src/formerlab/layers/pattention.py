@@ -119,7 +119,7 @@ def lean_pattention(x: X, keys: Keys, values: Values, tau: float) -> Y:
     Under autocast the operands are cast as those of a matrix product are. Second derivatives are not available.
     """
     device = x.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
+    if device != "meta" and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
         x, keys, values = (operand.to(torch.get_autocast_dtype(device)) for operand in (x, keys, values))
     if _uses_tensor_cores(x):  # zero keys have zero products: they change neither the norm nor the sum
         keys, values = (F.pad(tokens, (0, 0, 0, -len(tokens) % ALIGNED)) for tokens in (keys, values))

@@ -120,12 +120,8 @@ class Decoder(Spec):
         return 4 * self.layers * self.width * time * time
 
     def activation_elements(self) -> int:
-        """Return an estimate of the numbers kept per token for the backward pass: the logits twice, and the blocks.
-
-        Logits are kept in their own type and in float32.
-        """
-        block = activation_elements(self.width, self.projection, self.feedforward, self.depth)
-        return self.layers * block + 2 * self.vocabulary
+        """Return an estimate of the numbers that blocks keep per token for the backward pass."""
+        return self.layers * activation_elements(self.width, self.projection, self.feedforward, self.depth)
 
     def kv_bytes(self, time: int) -> int:
         """Bytes of keys and values kept for `time` tokens of one sequence, in float32."""

@@ -136,9 +136,8 @@ class Translator(Spec):
         return tokens + 2 * self.layers * self.heads * (self.key_width + self.value_width) * pairs
 
     def activation_elements(self) -> int:
-        """Return an estimate of the numbers kept per token of a sentence pair for the backward pass."""
-        inner = inner_elements(self.width, self.feedforward)
-        return self.layers * (28 * self.width + 2 * inner) + 2 * self.vocabulary
+        """Return an estimate of the numbers that blocks keep per token of a sentence pair for the backward pass."""
+        return self.layers * (28 * self.width + 2 * inner_elements(self.width, self.feedforward))
 
     @property
     def _projections(self) -> tuple[tuple[int, int], ...]:

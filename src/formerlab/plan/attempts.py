@@ -88,7 +88,7 @@ def killed_for_memory(job: str | None) -> bool:
 
 
 def queue() -> dict[str, tuple[str, str]] | None:
-    """Return folder and comment of this user's waiting and running jobs, by id; none where Slurm does not answer.
+    """Return folder and comment of this user's waiting and running jobs, by id; None where Slurm does not answer.
 
     Snakemake comments rule and wildcards, of an array those of its first job.
     """

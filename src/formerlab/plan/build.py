@@ -8,17 +8,16 @@ from typing import Any
 
 from formerlab.data import TokenizerFile
 from formerlab.data.dataset import source_fingerprint
-from formerlab.data.file_hashes import FILE_HASHES, files_state
+from formerlab.data.manifest import FILE_HASHES, files_state
 from formerlab.data.text.tokenizer import ReleasedTokenizer
 from formerlab.errors import UserError
 from formerlab.files import fingerprint, read_json
 from formerlab.plan import loaded
 from formerlab.plan.code import HASHED, code_hash
-from formerlab.plan.cost import loading_cost, run_cost, totals
+from formerlab.plan.cost import crowded, loader_of, loading_cost, processes_of, run_cost, totals
 from formerlab.plan.hardware import find_hardware
 from formerlab.plan.judge import RECORDS, made_runs, maker
 from formerlab.plan.measure import measure_jobs, timing_jobs
-from formerlab.plan.memory import crowded, loader_of, processes_of
 from formerlab.plan.public_data import check_public_data
 from formerlab.plan.resolve import beside, match_times, resolve_released, resolve_study
 from formerlab.plan.schema import Study, StudyScale
@@ -141,7 +140,7 @@ def _check_files(plan: Job, data: Job, sources: Sources) -> None:
     named: list[tuple[tuple[str, ...], str, Callable[[], object]]] = []
     for name, spec in scale.data.items():
         if data[name]["source"] is None:
-            named.append((("data", name, "source"), f"data.{name}: ", spec.source.search))
+            named.append((("data", name, "source"), f"data.{name}: ", spec.source.contents))
             tokenizer = getattr(spec, "tokenizer", None)
             if isinstance(tokenizer, TokenizerFile):
                 named.append((("data", name, "tokenizer"), f"data.{name}.tokenizer: ", tokenizer.load))
@@ -155,7 +154,7 @@ def _check_files(plan: Job, data: Job, sources: Sources) -> None:
         if (file := sources.scale_tree.file_of(*path)) != sources.scale_tree.file:
             try:
                 search()
-            except UserError as error:
+            except (UserError, OSError) as error:
                 raise UserError(f"{file}: {key}{error}") from None
 
 

@@ -3,16 +3,34 @@
 from math import ceil
 from typing import Any
 
-from formerlab.evaluation.measurement import Reading
+from formerlab.data.dataset import DataSpec
+from formerlab.errors import UserError
+from formerlab.layers.linear_cross_entropy import LARGEST
 from formerlab.models import Decoder, Model
+from formerlab.models.vision import VisionTransformer
 from formerlab.plan.hardware import Hardware
-from formerlab.plan.memory import BYTES_WEIGHT, memory_bytes
 from formerlab.plan.schema import Scale
-from formerlab.tasks import LanguageModeling
+from formerlab.tasks import Classification, LanguageModeling
+from formerlab.tasks.augmentation import TimmAugmentation
 from formerlab.tasks.task import TRAINING_PASSES
 from formerlab.training.any_run import AnyRun, Pretrained, ReleasedRun
+from formerlab.training.processes import unsplittable
 from formerlab.training.run import Run
+from formerlab.training.step import AHEAD
 
+BYTES_WEIGHT = 4
+STATE_ELEMENTS = 4
+"""Float32 numbers per parameter in memory: weight, gradient and AdamW's two moments."""
+GATHERED = 2
+"""Blocks whose weights and gradients are whole at a time where all else is split: one computes, one is on its way."""
+IMAGES_PER_S = {"encoded": 75, "pixels": 1000}
+"""Images that a worker makes in a second, by how they are stored: files of ImageNet's size, pixels of small images."""
+WORKER_BYTES = 450 * 2**20
+"""Of a process that has imported torch and timm."""
+STEPS_HELD = AHEAD + 4
+"""Steps whose images are held: made ahead, trained on, and one being made, which is in pieces, whole and pinned."""
+WITH_NOISE = 1.2
+"""Bytes of a made image over those of its pixels: erased rectangles bring noise along, in float32."""
 CHECKPOINT_ELEMENTS = 3 * 3
 """Float32 numbers per parameter on disk: weight and two moments in the last checkpoint, its forerunner, the next."""
 BYTES_PER_TOKEN = 3
@@ -25,10 +43,101 @@ STREAMED = 0.8
 Cost = dict[str, Any]
 
 
-def run_cost(run: Run, scale: Scale, hardware: Hardware, gpus: int, shards: int) -> Cost:
-    """Return parameters, tokens, FLOPs, bytes of memory and disk, and hours of a run on so many of `hardware`.
+def memory_bytes(run: Run, hardware: Hardware, shards: int = 1) -> int:
+    """Return the peak on a processor that trains: state and activations of a part, and what surrounds them.
 
-    Its tensors are split into so many shards.
+    With several shards the state is split over as many processors; some tensors are whole while they are used.
+    """
+    model = run.model
+    elements = model.activation_elements()  # per token, or image, of a part
+    if run.checkpoint_activations:  # those of one block, and the inputs of all: at most a tenth of what a block keeps
+        elements = elements // model.layers + elements // 10
+    state = model.params() * STATE_ELEMENTS * BYTES_WEIGHT
+    if run.precision == "bfloat16" and shards == 1:
+        state += model.params() * BYTES_WEIGHT // 2  # the copies that products read, forward and backward
+    if shards > 1:  # weights and gradients of embedding, head and some blocks are whole
+        inside = model.params(embedding=False)
+        whole = model.params() - inside + GATHERED * inside // max(1, getattr(model, "layers", 1))
+        state = state // shards + 2 * whole * BYTES_WEIGHT
+    activations = run.task.part_tokens * elements * _bytes_activation(run) + logits_bytes(run)
+    return int(hardware.memory_base_mb * 2**20 + hardware.memory_factor * (state + activations))
+
+
+def logits_bytes(run: Run) -> int:
+    """Return the memory of the logits of a part and of their softmax.
+
+    A compiled decoder has all logits once, in their own type; otherwise its loss makes slices of them, eight bytes a
+    logit (`linear_cross_entropy`).
+    """
+    logits = run.task.part_tokens * getattr(run.model, "vocabulary", 0)
+    if not isinstance(run.model, Decoder):
+        return 2 * logits * _bytes_activation(run)
+    return logits * _bytes_activation(run) if run.compile else 2 * BYTES_WEIGHT * min(logits, LARGEST)
+
+
+def _bytes_activation(run: Run) -> int:
+    return BYTES_WEIGHT // 2 if run.precision == "bfloat16" else BYTES_WEIGHT
+
+
+def processes_of(run: Run, scale: Scale, hardware: Hardware, own: int | None = None) -> dict[str, Any]:
+    """Return `gpus`, `nodes` and `sharded` of a run: the number of its processes, on how many machines, tensors split.
+
+    Where the run has no number of its `own`, as many of the scale's GPUs are taken as its parts can be shared out to
+    evenly, on all machines where that is possible, else on one. Tensors of a run that does not fit on one of several
+    are split. Raises UserError where parts or machines do not share evenly, or tensors cannot be split.
+    """
+    nodes, parts = scale.nodes, getattr(run.task, "accumulate", scale.gpus)
+    gpus = own or max((gpus for gpus in range(nodes, scale.gpus + 1, nodes) if parts % gpus == 0), default=0)
+    if gpus == 0:
+        gpus, nodes = max(gpus for gpus in range(1, scale.gpus + 1) if parts % gpus == 0), 1
+    if parts % gpus or gpus % nodes:
+        evenly = f"share out task.accumulate={parts} parts evenly on nodes={nodes}"
+        raise UserError(f"{run.id}: gpus={own} cannot {evenly}; give a divisor of the parts, a multiple of the nodes")
+    sharded, reason = scale.sharded, unsplittable(run)
+    if sharded and reason:
+        raise UserError(f"{run.id}: scale.sharded=true, but {reason} needs whole tensors; leave sharded out")
+    if sharded is None:
+        sharded = reason is None and memory_bytes(run, hardware) > hardware.memory_gb * 1e9
+    return {"gpus": gpus, "nodes": nodes, "sharded": sharded and gpus > 1}
+
+
+def crowded(runs: list[Run], hardware: Hardware) -> dict[str, int | None]:
+    """Return the runs that are too large for one processor, with the power of two of processors that hold one together;
+    null where 64 do not.
+    """
+    most, needed = hardware.memory_gb * 1e9, dict[str, int | None]()
+    for run in runs:
+        powers = [2**power for power in range(7 if unsplittable(run) is None else 1)]
+        fitting = (shards for shards in powers if memory_bytes(run, hardware, shards) <= most)
+        needed[f"{run.study}/{run.name}"] = next(fitting, None)
+    return {run: shards for run, shards in needed.items() if shards != 1}
+
+
+def loader_of(
+    run: Run, data: DataSpec, hours: float, gpus: int, *, threads: int, may_have_more: bool
+) -> dict[str, int]:
+    """Return `threads` of a process, and as `loader_bytes` the host memory of worker processes and batches.
+
+    Threads are the scale's, or where a run `may_have_more` as many as keep up with one of its `gpus`, whose speed
+    follows from the predicted time of the run.
+    """
+    images, storage = 0.0, getattr(data, "storage", "pixels")
+    augmented = isinstance(run.task, Classification) and isinstance(run.task.augmentation, TimmAugmentation)
+    if (
+        isinstance(run.task, Classification)
+        and isinstance(run.model, VisionTransformer)
+        and (storage != "pixels" or augmented)
+    ):
+        if may_have_more:
+            threads = max(threads, ceil(run.tokens / (3600 * hours) / gpus / IMAGES_PER_S[storage]))
+        images = STEPS_HELD * WITH_NOISE * run.task.batch / gpus + run.task.valid_images
+        images *= run.model.image**2 * run.model.channels
+    return {"threads": threads, "loader_bytes": threads * WORKER_BYTES + int(images) if images and threads > 1 else 0}
+
+
+def run_cost(run: Run, scale: Scale, hardware: Hardware, gpus: int, shards: int) -> Cost:
+    """Return parameters, tokens, FLOPs, bytes of memory and disk, and hours of a run on so many of `hardware`,
+    its tensors split into so many shards.
     """
     parameters = run.model.params()
     return {
@@ -46,7 +155,7 @@ def loading_cost(run: ReleasedRun, hardware: Hardware) -> Cost:
     parameters, stored = run.model.params(), BYTES_WEIGHT if run.measured_in == "float32" else BYTES_WEIGHT // 2
     memory = int(hardware.memory_base_mb * 2**20) + parameters * stored
     trained = {"parameters": parameters, "tokens": 0, "flops": 0, "memory_bytes": memory, "disk_bytes": 0}
-    return trained | {"hours": forward_cost(run, Reading(run.tokens), hardware)["hours"]}
+    return trained | {"hours": forward_cost(run, run.tokens, hardware)["hours"]}
 
 
 def evaluation_tokens(run: Run, scale: Scale) -> int:
@@ -77,12 +186,11 @@ def blocks(model: Model | Pretrained) -> int:
     return int(getattr(model, "layers", 0))
 
 
-def forward_cost(run: AnyRun, reading: Reading, hardware: Hardware) -> Cost:
-    """Return FLOPs and hours of what a measurement reads, roughly."""
-    flops = reading.tokens * run.forward_flops
-    steps = reading.cached * blocks(run.model)
+def forward_cost(run: AnyRun, tokens: int, hardware: Hardware, *, cached: bool = False) -> Cost:
+    """Return FLOPs and hours of reading so many tokens, roughly; one by one where a cache policy looks at each."""
+    flops, steps = tokens * run.forward_flops, tokens * blocks(run.model) * cached
     seconds = hardware.start_s + flops / hardware.flops_per_s(run.measured_in) + steps * hardware.cache_us / 1e6
-    return {"tokens": reading.tokens, "flops": flops, "hours": seconds / 3600}
+    return {"tokens": tokens, "flops": flops, "hours": seconds / 3600}
 
 
 def totals(costs: list[Cost]) -> Cost:

@@ -166,7 +166,7 @@ class Judge:
         return told
 
     def _says(self, stage: str, name: str, key: str) -> Any:
-        """Return the present record of a job; empty where it is missing or cannot be read."""
+        """Return a value of a job's present record; None where the record is missing or cannot be read."""
         record = self._content(self.record(stage, name))
         return record.get(key) if isinstance(record, dict) else None
 

@@ -21,6 +21,8 @@ from formerlab.errors import UserError
 from formerlab.file_search import files_below, matches
 from formerlab.plan import loaded
 
+FAST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""Of libyaml, where PyYAML was built with it."""
 VARIABLE = "FORMERLAB_PLAN"
 FILES = frozenset(("paths", "shots_from", "train", "valid", "validation", "test", "path"))
 """Keys of a data set, a suite or a released model that name files."""
@@ -48,7 +50,7 @@ def plan_path(root: Path, given: dict[str, Any]) -> Path:
 def _read(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file; a broken file is left for the plan to explain."""
     try:
-        tree = yaml.load(path.read_bytes(), Loader=yaml.CSafeLoader)  # faster than the one that explains
+        tree = yaml.load(path.read_bytes(), Loader=FAST)  # faster than the one that explains
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return tree if isinstance(tree, dict) else {}

@@ -83,8 +83,8 @@ def measure_jobs(
             states = {name: before.get(name) if state is None else state for name, state in states.items()}
         code = code_of_measuring(stage, run, settings, list(of_run.values()))
         jobs[run.id] = {"settings": settings.to_dict(), "code": code, "suites": states}
-        if (reading := settings.reading(run, questions)) is not None:
-            jobs[run.id]["cost"] = forward_cost(run, reading, hardware)
+        if (tokens := settings.reading(run, questions)) is not None:
+            jobs[run.id]["cost"] = forward_cost(run, tokens, hardware, cached=settings.cached)
     return jobs
 
 

@@ -14,7 +14,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from formerlab.data.dataset import DataSpec
-from formerlab.data.file_hashes import file_hashes
+from formerlab.data.manifest import file_hashes
 from formerlab.errors import UserError
 from formerlab.file_search import files_below
 from formerlab.plan.layers import Tree, parse

@@ -28,10 +28,7 @@ PATTERNS: tuple[tuple[str, ...], ...] = tuple(
 
 @functools.cache
 def run_trees(name: str, sources: Sources) -> Mapping[str, Tree]:
-    """Return the tree of every run of a study, also of those that the scale leaves out.
-
-    Raises UserError for patterns and overrides that match no run.
-    """
+    """Return the tree of every run of a study, also of those that the scale leaves out."""
     study, scale = sources.study_trees[name], sources.at_scale(name)
     common = [sources.scale_tree.part("defaults"), study.part("defaults"), scale.part("defaults")]
     found: dict[str, Tree] = {}
@@ -99,10 +96,7 @@ def _chosen(name: str, sources: Sources, *, released: bool) -> dict[str, Tree]:
 
 
 def resolve_study(name: str, sources: Sources) -> list[Run]:
-    """Return the runs that a study trains, the most wanted first but parents before children, one run per seed.
-
-    Raises UserError where a run has a seed that its parent has not.
-    """
+    """Return the runs that a study trains, the most wanted first but parents before children, one run per seed."""
     trees = _chosen(name, sources, released=False)
     runs = {run: _parse_run(name, run, tree, sources.scale) for run, tree in trees.items()}
     of_study = sources.scale.studies.get(name, StudyScale()).seeds or sources.scale.seeds
@@ -120,10 +114,7 @@ def resolve_study(name: str, sources: Sources) -> list[Run]:
 
 
 def resolve_released(name: str, sources: Sources) -> list[ReleasedRun]:
-    """Return the runs of a study that take a released model as it is.
-
-    Raises UserError for a model that the scale does not have, data of other tokens, and windows that it cannot read.
-    """
+    """Return the runs of a study that take a released model as it is."""
     trees = _chosen(name, sources, released=True)
     return [_parse_released(name, run, tree, sources.scale) for run, tree in trees.items()]
 
@@ -137,8 +128,7 @@ def beside(run: Run, sources: Sources) -> BesideSpec:
 def match_times(runs: list[Run], timed: Mapping[str, Any], sources: Sources) -> tuple[list[Run], dict[str, EqualTime]]:
     """Return the runs, and the references of those that train for equal time, by id; the steps of these are estimates.
 
-    `timed` are the jobs of the stage `speed`. Raises UserError where an arm or reference is not timed, or where the
-    reference is another model.
+    `timed` are the jobs of the stage `speed`, among which an arm and its reference must be.
     """
     by_id = {run.id: run for run in runs}
     matched, equal_by_id = [], {}
@@ -214,20 +204,18 @@ def _parse_run(study: str, name: str, tree: Tree, scale: Scale) -> Run:
 def _with_parents_first(runs: dict[str, Run], trees: Mapping[str, Tree]) -> list[Run]:
     """Order runs so that parents come first; a missing parent or a cycle is named."""
     ordered: dict[str, Run] = {}
-
-    def visit(name: str, chain: tuple[str, ...]) -> None:
-        parent, key = runs[name].init, f"{trees[name].file_of('init')}: runs.{name}.init"
-        if name in chain:
-            raise UserError(f"{key}: {parent!r} closes a cycle ({' -> '.join([*chain, name])}); start one from scratch")
-        if parent is not None and parent not in runs:
-            where = "is left out at this scale by `only`" if parent in trees else "does not exist"
-            raise UserError(f"{key}: {parent!r} {where}{near_misses(parent, [run for run in runs if run != name])}")
-        if parent is not None:
-            visit(parent, (*chain, name))
-        ordered[name] = runs[name]
-
-    for name in runs:
-        visit(name, ())
+    for run in runs:
+        line = [run]
+        while (parent := runs[line[-1]].init) is not None:
+            key = f"{trees[line[-1]].file_of('init')}: runs.{line[-1]}.init"
+            if parent not in runs:
+                where = "is left out at this scale by `only`" if parent in trees else "does not exist"
+                near = near_misses(parent, [name for name in runs if name != line[-1]])
+                raise UserError(f"{key}: {parent!r} {where}{near}")
+            line.append(parent)
+            if parent in line[:-1]:
+                raise UserError(f"{key}: {parent!r} closes a cycle ({' -> '.join(line)}); start one from scratch")
+        ordered |= {name: runs[name] for name in reversed(line)}
     return list(ordered.values())
 
 

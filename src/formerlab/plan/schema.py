@@ -7,7 +7,9 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from formerlab.data.registry import Data
+from formerlab.data.images.prepare import ImageData
+from formerlab.data.pairs.prepare import ParallelData
+from formerlab.data.text.prepare import TextData
 from formerlab.errors import near_misses, shown
 from formerlab.evaluation.language.suites import Suite, check_names
 from formerlab.evaluation.timing.speed import EqualTime
@@ -18,7 +20,7 @@ from formerlab.spec import Seed, Spec
 
 Item = TypeVar("Item")
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,99}$")]
-
+Data = Annotated[TextData | ParallelData | ImageData, Field(discriminator="kind")]
 
 LONGEST_FOLDER = 200
 """Bytes of the name of a folder of results or figures, so that every file system has room for the names below it."""

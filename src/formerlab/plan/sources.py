@@ -120,44 +120,29 @@ def _form_of_overrides(studies: list[str]) -> type[Spec]:
 
 
 def with_vocabularies(data: DataSets, file: str, released: Mapping[str, ReleasedModel]) -> DataSets:
-    """Return the data sets, each after the one whose tokenizer it uses and with the vocabulary of that one. One that
+    """Return the data sets, each behind the one whose tokenizer it uses and with the vocabulary of that one. One that
     uses the tokenizer of a released model has that model's files and vocabulary. Raises UserError where the owner of
     the tokenizer does not exist, has another vocabulary, or uses that of the data set itself.
     """
+    chains = {name: chain(name, data, file) for name in data}
     filled: dict[str, DataSpec] = {}
-
-    def fill(name: str, borrowers: tuple[str, ...]) -> DataSpec:
-        spec, key = data[name], f"{file}: data.{name}.tokenizer"
-        if name in filled or not isinstance(spec, TextData):
-            return filled.setdefault(name, spec)
-        tokenizer, more = spec.tokenizer, dict[str, object]()
+    for name in sorted(data, key=lambda name: len(chains[name])):
+        spec, key, more = data[name], f"{file}: data.{name}.tokenizer", dict[str, object]()
+        tokenizer = getattr(spec, "tokenizer", None)
         if isinstance(tokenizer, ReleasedTokenizer):
             if (owner := tokenizer.model) not in released:
                 near = near_misses(owner, list(released))
                 raise UserError(f"{key}.model: no released model {owner!r} at this scale{near}")
             more = {"vocabulary": sizes_of(owner, released[owner], file).vocabulary, "source": released[owner]}
         elif isinstance(tokenizer, TokenizerOf):
-            lender = fill(_lender(tokenizer.data, data, borrowers, key), (*borrowers, tokenizer.data))
-            more = {"vocabulary": getattr(lender, "vocabulary", None)}
-        if more and tokenizer.vocabulary not in (None, more["vocabulary"]):
-            stated = f"{tokenizer.vocabulary}, but the tokenizer has {more['vocabulary']}"
-            raise UserError(f"{key}.vocabulary: {stated}; leave it out")
-        tokenizer = tokenizer.model_copy(update=more)
-        return filled.setdefault(name, spec.model_copy(update={"tokenizer": tokenizer}))
-
-    for name in data:
-        fill(name, (name,))
+            more = {"vocabulary": getattr(filled[tokenizer.data], "vocabulary", None)}
+        if tokenizer is not None and more:
+            if tokenizer.vocabulary not in (None, more["vocabulary"]):
+                stated = f"{tokenizer.vocabulary}, but the tokenizer has {more['vocabulary']}"
+                raise UserError(f"{key}.vocabulary: {stated}; leave it out")
+            spec = spec.model_copy(update={"tokenizer": tokenizer.model_copy(update=more)})
+        filled[name] = spec
     return filled
-
-
-def _lender(name: str, data: DataSets, borrowers: tuple[str, ...], key: str) -> str:
-    texts = [other for other, spec in data.items() if isinstance(spec, TextData)]
-    if name not in texts:
-        raise UserError(f"{key}.data: no data set {name!r} of text at this scale{near_misses(name, texts)}")
-    if name in borrowers:
-        circle = " -> ".join([*borrowers, name])
-        raise UserError(f"{key}.data: {name!r} closes a cycle ({circle}); name another")
-    return name
 
 
 def sizes_of(model: str, source: ReleasedModel, file: str) -> Sizes:
@@ -168,10 +153,18 @@ def sizes_of(model: str, source: ReleasedModel, file: str) -> Sizes:
         raise UserError(f"{file}: released.{model}: {error}; or state its sizes") from None
 
 
-def chain(name: str, data: DataSets) -> list[str]:
-    """Return the data set, the one whose tokenizer it takes, and so on."""
-    tokenizer = getattr(data[name], "tokenizer", None)
-    return [name, *(chain(tokenizer.data, data) if isinstance(tokenizer, TokenizerOf) else ())]
+def chain(name: str, data: DataSets, file: str = "") -> list[str]:
+    """Return the data set, the one whose tokenizer it takes, and so on. Raises UserError where that leads nowhere."""
+    found = [name]
+    while isinstance(tokenizer := getattr(data[found[-1]], "tokenizer", None), TokenizerOf):
+        key, lender = f"{file}: data.{found[-1]}.tokenizer.data", tokenizer.data
+        texts = [other for other, spec in data.items() if isinstance(spec, TextData)]
+        if lender not in texts:
+            raise UserError(f"{key}: no data set {lender!r} of text at this scale{near_misses(lender, texts)}")
+        found.append(lender)
+        if lender in found[:-1]:
+            raise UserError(f"{key}: {lender!r} closes a cycle ({' -> '.join(found)}); name another")
+    return found
 
 
 def same_tokenizer(one: str, other: str, data: DataSets) -> bool:
@@ -183,10 +176,7 @@ def same_tokenizer(one: str, other: str, data: DataSets) -> bool:
 
 
 def read_arms(root: Path, scale: str) -> dict[str, dict[str, ClaimArms]]:
-    """Return which runs stand for which arms, by study and claim, as the key `claims` of studies and scale says.
-
-    Raises UserError for claims, arms and items that are not registered.
-    """
+    """Return which runs stand for which arms, by study and claim, as the key `claims` of studies and scale says."""
     found = {}
     registered = {claim.id: claim for claim in read_claims().claims}
     at_scale = read_tree(root, f"workflow/scales/{scale}.yaml")

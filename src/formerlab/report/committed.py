@@ -9,8 +9,8 @@ from pathlib import Path
 
 from formerlab.files import write_text
 from formerlab.report import pages
-from formerlab.report.drawings import Drawing, catalogue
-from formerlab.report.write import same_rows, shown_rows, write
+from formerlab.report.drawings import Drawing, catalogue, rows_of
+from formerlab.report.write import same_rows, write
 from formerlab.results.read import Results, has_runs
 from formerlab.yaml_files import read_yaml
 
@@ -47,15 +47,15 @@ def refresh(root: Path, *, look_only: bool = False) -> list[str]:
     for path in (path for path in sorted((root / "results" / "cached").glob("*/")) if has_runs(path)):
         results = Results(path)
         for drawing in (one for one in catalogue().values() if is_kept(one, path.name)):
-            rows = shown_rows(drawing, results)
+            rows = rows_of(drawing, results)
             files = [place(root, drawing, path.name, ending) for ending in KEPT[drawing.kind]]
-            there = [file.exists() for file in files]
-            if any(there) if rows is None else not (all(there) and same_rows(files[-1], rows)):
+            there, wanted = [file.exists() for file in files], rows["source"].eq("ours").any()
+            if not (all(there) and same_rows(files[-1], rows)) if wanted else any(there):
                 found.append(str(files[0].relative_to(root)))
-                for file in () if look_only or rows is not None else files:
-                    file.unlink(missing_ok=True)
-                if rows is not None and not look_only:
+                if wanted and not look_only:
                     write(drawing, results, files[0].parent, rows)
+                for file in () if look_only or wanted else files:
+                    file.unlink(missing_ok=True)
     page = root / INDEX
     if not page.exists() or index(root) != page.read_text(encoding="utf-8"):
         found.append(str(INDEX))

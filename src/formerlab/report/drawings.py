@@ -17,51 +17,39 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from formerlab.report.families import families, is_of, main_regime, regime
 
-if TYPE_CHECKING:  # these take a second to import; the plan reads the catalogue without them
-    from matplotlib.figure import Figure
+if TYPE_CHECKING:  # pandas takes a second to import; the plan reads the catalogue without it
     from pandas import DataFrame
 
     from formerlab.results.read import Results
 
 REPORT = Path(__file__).parent
 _LISTS = ("reads", "runs", "needs", "studies")
-_DRAWN = ("draw", "published", "columns", "each")
-"""Keys of a declaration that are code, which only drawing needs."""
 
 
-class Plot(NamedTuple):
-    """What draws a figure."""
+class Declared(NamedTuple):
+    """The part of a declaration that is code, which only drawing needs."""
 
-    data: "Callable[..., DataFrame]"
-    """Returns the rows that it shows, given the results and the names of the finished runs among `runs`, where a file
-    of `reads` has rows; a declaration for several studies is given the `study` too. Columns whose names begin with _
-    are for the picture alone, and stand in no CSV."""
-    draw: "Callable[[DataFrame], Figure]"
-
-
-class Table(NamedTuple):
-    """What a table shows: our rows, then the published ones."""
-
-    ours: "Callable[[Results, Sequence[str]], DataFrame]"
-    """Returns our rows, given the same."""
-    published: "Callable[[], DataFrame] | None"
-    columns: str
-    """The columns in order; by default all. `loss_nats[]` has the ends of an interval behind it,
+    rows: "Callable[..., DataFrame]"
+    """Returns the rows, given the results and the names of the finished runs among `runs`, where a file of `reads` has
+    rows; a declaration for several studies is given the `study` too. Those of a table are ours alone. Columns whose
+    names begin with _ are for the picture alone, and stand in no CSV."""
+    draw: Any = None
+    """Draws the rows of a figure (`panel.sheet`)."""
+    published: "Callable[[], DataFrame] | None" = None
+    """Returns the published rows of a table."""
+    columns: str = ""
+    """Those of a table in order; by default all. `loss_nats[]` has the ends of an interval behind it,
     `perplexity[]±` a standard error too; `~` is a space. `-flops` stands in the CSV alone, not in what people read."""
-    each: str
-    """Column of which every value has a block of its own, of our rows."""
+    each: str = ""
+    """Column of which every value has a block of its own in a table, of our rows."""
 
 
-def table(
-    published: "Callable[[], DataFrame] | None" = None, columns: str = "", each: str = "", **read: object
-) -> "Callable[[Callable[..., DataFrame]], Table]":
-    """Declare a table by the function that returns our rows; `catalogue` reads the other keys from the source."""
-    return lambda ours: Table(ours, published, columns, each)
+def plot(**said: Any) -> "Callable[[Callable[..., DataFrame]], Declared]":
+    """Declare a figure by the function that returns its rows; `catalogue` reads the other keys from the source."""
+    return lambda rows: Declared(rows, **{key: said[key] for key in Declared._fields if key in said})
 
 
-def plot(draw: "Callable[[DataFrame], Figure]", **read: object) -> "Callable[[Callable[..., DataFrame]], Plot]":
-    """Declare a figure by the function that returns its rows, in the same way."""
-    return lambda data: Plot(data, draw)
+table = plot  # and a table
 
 
 def shown_columns(words: str) -> list[str]:
@@ -151,16 +139,17 @@ def catalogue() -> dict[str, Drawing]:
 
 def _said(call: ast.Call, caption: str | None) -> dict[str, Any]:
     """Return the declared values; files and patterns of runs may be one text, separated by spaces."""
-    words = {str(word.arg): word.value for word in call.keywords if word.arg not in _DRAWN}
+    words = {str(word.arg): word.value for word in call.keywords if word.arg not in Declared._fields}
     said = {key: ast.literal_eval(value) for key, value in words.items()}
     said |= {key: tuple(said[key].split()) for key in _LISTS if isinstance(said.get(key), str)}
     reads = tuple(dict.fromkeys([*said.get("reads", ()), "run.json"]))
     return said | {"reads": reads, "caption": " ".join((caption or "").split())}
 
 
-def declaration(name: str) -> Any:
-    """Return the Plot or Table that a module declares under a name of the catalogue."""
-    return getattr(import_module(catalogue()[name].module), catalogue()[name].declared)
+def declaration(name: str) -> Declared:
+    """Return what a module declares under a name of the catalogue."""
+    found: Declared = getattr(import_module(catalogue()[name].module), catalogue()[name].declared)
+    return found
 
 
 def rows_of(drawing: Drawing, results: "Results") -> "DataFrame":
@@ -174,12 +163,11 @@ def rows_of(drawing: Drawing, results: "Results") -> "DataFrame":
     owners = [drawing.study, *results.runs(drawing.study, runs)["id"]] if runs else []
     files = [file for file in drawing.reads if file != "run.json"]
     known = any(len(results.rows_of(file, owner)) for file in files for owner in owners) if files else bool(owners)
-    if isinstance(declared, Plot):
-        of_study = {"study": drawing.study} if drawing.studies else {}
-        rows = declared.data(results, runs, **of_study) if known else pd.DataFrame()
-        return rows if "source" in rows else rows.assign(source="ours")
-    blocks = {"ours": declared.ours(results, runs) if known else pd.DataFrame()}
-    blocks |= {"published": declared.published()} if declared.published else {}
+    of_study = {"study": drawing.study} if drawing.studies else {}
+    ours = declared.rows(results, runs, **of_study) if known else pd.DataFrame()
+    if drawing.kind == "figure":
+        return ours if "source" in ours else ours.assign(source="ours")
+    blocks = {"ours": ours, "published": declared.published() if declared.published else pd.DataFrame()}
     parts = [block.assign(source=source) for source, block in blocks.items() if len(block)]
     found: DataFrame = pd.concat(parts or [pd.DataFrame(columns=["source"])], ignore_index=True)
     return found.reindex(columns=shown_columns(declared.columns) or ["source", *found.columns.drop("source")])

@@ -7,7 +7,6 @@ workflow by stage, and what all runs cost and came from.
 
 import base64
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -65,28 +64,20 @@ def gallery(
     """
     path, columns = figures / "claims.csv", ["claim", "item", "outcome", "ours", "runs", "statement"]
     claims = pd.read_csv(path) if path.exists() else DataFrame(columns=columns, dtype=str)
-    of_study = claims["claim"].str.partition("-")[0] if len(claims) else claims["claim"]
-    known = sorted((catalogue()[name] for name in drawings if name in catalogue()), key=lambda drawing: drawing.kind)
+    of_study = claims["claim"].str.split("-").str[0]
+    drawn = [one for one in catalogue().values() if one.name in drawings and (figures / one.outputs[1]).exists()]
     heads = [f"<div><h3>{escape(name)}</h3><div class='wide'>{pages.table(readable(rows))}</div></div>"
              for name, rows in tables(results).items()]  # fmt: skip
     sheets, sections = [], []
     for name, study in studies.items():
-        found = [one for one in known if one.study == name and (figures / one.outputs[1]).exists()]
-        sheets.append(_sheet(study["title"], found, figures))
+        found, own = [one for one in drawn if one.study == name], claims[of_study == name]
+        sheets.append(_sheet(study["title"], [one for one in found if one.kind == "figure"], figures))
+        articles = [_article(drawing, drawings[drawing.name], figures, own, results) for drawing in found]
         command = f"snakemake --cores 2 {name} --config scale={results.scale}"
-        own = claims[of_study == name]
-        inside = [
-            *(pages.heading(study["title"]), pages.paragraph(study["question"])),
-            "" if found else f'<p class="small">Nothing is drawn yet: <code>{escape(command)}</code></p>',
-            _verdicts("All claims of this study", own),
-            *(_article(drawing, drawings[drawing.name], figures, own, results) for drawing in found),
-        ]
+        nothing = f'<p class="small">Nothing is drawn yet: <code>{escape(command)}</code></p>'
+        inside = [pages.heading(study["title"]), pages.paragraph(study["question"]),
+                  _verdicts("All claims of this study", own), *(articles or [nothing])]  # fmt: skip
         sections.append(f'<section id="{escape(name)}">{"".join(inside)}</section>')
-    boxes = [
-        "".join(f"<p><b>{escape(stage)}</b> {count} job{'s' * (count != 1)}</p>" for stage, count in group.items())
-        for group in stages
-        if group
-    ]
     whole = pages.page(f"formerlab at scale {results.scale}", [
         pages.paragraph(_scope(results)),
         f'<div class="heads">{"".join(heads)}</div>',
@@ -97,8 +88,7 @@ def gallery(
         ),
         *sheets,
         *sections,
-        f"<section>{pages.heading('The workflow, by stage')}",
-        f'<div class="stages">{" &rarr; ".join(f"<div>{box}</div>" for box in boxes)}</div></section>',
+        f"<section>{pages.heading('The workflow, by stage')}{_workflow(stages)}</section>",
         f"<section>{pages.heading('Provenance and cost')}{_provenance(results, figures)}</section>",
     ])  # fmt: skip
     return whole.replace("</style>", f"{STYLE}</style>", 1)
@@ -115,12 +105,8 @@ def _scope(results: Results) -> str:
 
 
 def _sheet(title: str, found: Sequence[Drawing], figures: Path) -> str:
-    links = [
-        f'<a href="#{drawing.name}"><img alt="" src="{_uri(figures / drawing.outputs[1])}"><br>'
-        f"{escape(pages.title(drawing.caption))}</a>"
-        for drawing in found
-        if drawing.kind == "figure"
-    ]
+    links = [f'<a href="#{one.name}"><img alt="" src="{_uri(figures / one.outputs[1])}"><br>'
+             f"{escape(pages.title(one.caption))}</a>" for one in found]  # fmt: skip
     return f'{pages.heading(title)}<div class="sheet">{"".join(links)}</div>' if links else ""
 
 
@@ -129,9 +115,8 @@ def _article(drawing: Drawing, runs: Sequence[str], figures: Path, claims: DataF
     if drawing.kind == "figure":
         shown = f'<img alt="{words}" src="{_uri(figures / drawing.outputs[1])}">'
     else:
-        body = (figures / f"{drawing.name}.html").read_text(encoding="utf-8")
-        body = re.sub(r"^.*?<h1>.*?</h1>\s*(?:<p>.*?</p>)?|</body>.*$", "", body, flags=re.DOTALL)
-        shown = f'<details open><summary>table</summary><div class="wide">{body.replace("h2>", "h4>")}</div></details>'
+        tables = _body(figures / f"{drawing.name}.html").partition("</p>")[2].replace("h2>", "h4>")  # without caption
+        shown = f'<details open><summary>table</summary><div class="wide">{tables}</div></details>'
     # code and bold are all of reStructuredText that captions use
     prose = re.sub(r"``(.+?)``", r"<code>\1</code>", escape(drawing.caption, quote=False))
     prose = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", prose)
@@ -156,13 +141,10 @@ def _verdicts(title: str, claims: DataFrame) -> str:
     if claims.empty:
         return ""
     shown = claims.drop_duplicates(["claim", "item"]).astype(object).where(lambda frame: frame.notna(), "").astype(str)
-    lines = [
-        f"<tr><td>{_chip(outcome)}</td><td>{escape(statement)}</td><td>{escape(ours)}</td></tr>"
-        for outcome, statement, ours in shown[["outcome", "statement", "ours"]].itertuples(index=False, name=None)
-    ]
-    counts = ", ".join(
-        f"{count} {_chip(word)}" for word, count in Counter(claims.drop_duplicates("claim")["outcome"]).most_common()
-    )
+    lines = [f"<tr><td>{_chip(outcome)}</td><td>{escape(statement)}</td><td>{escape(ours)}</td></tr>"
+             for outcome, statement, ours in shown[["outcome", "statement", "ours"]].to_numpy()]  # fmt: skip
+    outcomes = claims.drop_duplicates("claim")["outcome"].value_counts()
+    counts = ", ".join(f"{count} {_chip(word)}" for word, count in outcomes.items())
     return f"<details><summary>{title}: {counts}</summary><table class='small'>{''.join(lines)}</table></details>"
 
 
@@ -170,14 +152,28 @@ def _chip(outcome: str) -> str:
     return f'<span class="verdict {escape(outcome)}">{escape(outcome.replace("_", " "))}</span>'
 
 
+def _workflow(stages: Sequence[Mapping[str, int]]) -> str:
+    """Return the stages as boxes with their jobs, from left to right."""
+    boxes = [
+        "".join(f"<p><b>{escape(stage)}</b> {count} job{'s' * (count != 1)}</p>" for stage, count in group.items())
+        for group in stages
+        if group
+    ]
+    return f'<div class="stages">{" &rarr; ".join(f"<div>{box}</div>" for box in boxes)}</div>'
+
+
 def _provenance(results: Results, figures: Path) -> str:
     rows, page = ledger(results), figures / "runs.html"
     if rows.empty:
         return pages.paragraph("No finished run.")
-    text = page.read_text(encoding="utf-8") if page.exists() else ""
-    every = re.search(r"<body>.*?</h1>(.*)</body>", text, re.DOTALL)
-    unfolded = f"<details><summary>Every run</summary><div class='wide'>{every[1]}</div></details>" if every else ""
+    every = _body(page) if page.exists() else ""
+    unfolded = f"<details><summary>Every run</summary><div class='wide'>{every}</div></details>" * bool(every)
     return f"<div class='wide'>{pages.table(costs(rows))}</div>{unfolded}"
+
+
+def _body(page: Path) -> str:
+    """Return what stands on a page of ours below its title."""
+    return re.sub(r"^.*?</h1>|</body>.*$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
 def _uri(path: Path) -> str:

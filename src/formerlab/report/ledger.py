@@ -29,7 +29,7 @@ def ledger(results: Results) -> DataFrame:
     objection = results.objection
     records = [
         flatten(record) | {"plan": (objection("train", record["id"]) or "as planned") if objection else ""}
-        for record in results.all_records()
+        for record in results.all_records.values()
     ]
     rows = DataFrame(records).reindex(columns=list(COLUMNS))
     return rows.assign(outside_steps=1 - rows["training_time_s"] / rows["wall_time_s"])
@@ -37,23 +37,15 @@ def ledger(results: Results) -> DataFrame:
 
 def costs(rows: DataFrame) -> DataFrame:
     """Return the cost of each study: runs, tokens, FLOPs (each run counted once), hours of training and in all."""
-    totals = []
-    for study, group in rows.groupby("study"):
-        hours = {name: group[f"{name}_time_s"].sum() / 3600 for name in ("training", "wall")}
-        totals.append(
-            {
-                "study": study,
-                "runs": len(group),
-                "diverged": int((group["status"] == "diverged").sum()),
-                "tokens": f"{group['tokens'].sum():.4g}",
-                "FLOPs": f"{group['flops'].sum():.4g}",
-                "training (hours)": f"{hours['training']:.2f}",
-                "with evaluation (hours)": f"{hours['wall']:.2f}",
-                "outside steps": f"{1 - hours['training'] / hours['wall']:.0%}",
-                "devices": ", ".join(sorted(set(group["device"].dropna()))),
-            }
-        )
-    return DataFrame(totals)
+    groups = rows.assign(diverged=rows["status"] == "diverged").groupby("study")
+    sums = groups[["diverged", "tokens", "flops", "training_time_s", "wall_time_s"]].sum()
+    training, wall = sums["training_time_s"] / 3600, sums["wall_time_s"] / 3600
+    shown = {"runs": groups.size(), "diverged": sums["diverged"]}
+    shown |= {"tokens": sums["tokens"].map("{:.4g}".format), "FLOPs": sums["flops"].map("{:.4g}".format)}
+    shown |= {"training (hours)": training.map("{:.2f}".format), "with evaluation (hours)": wall.map("{:.2f}".format)}
+    shown |= {"outside steps": (1 - training / wall).map("{:.0%}".format)}
+    shown |= {"devices": groups["device"].agg(lambda names: ", ".join(sorted(set(names.dropna()))))}
+    return DataFrame(shown).reset_index()
 
 
 def write_ledger(results: Results, out: Path) -> list[Path]:

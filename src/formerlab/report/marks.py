@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import LinearSegmentedColormap
@@ -12,15 +13,12 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from pandas import DataFrame, Series
 
-from formerlab.report.style import BLACK, LETTER, PUBLISHED_GROUND, Label, label_at_edge
+from formerlab.report.style import BLACK, HOLLOW, LETTER, PUBLISHED_GROUND, Label, label_at_edge
 
 if TYPE_CHECKING:
     from formerlab.report.panel import Panel
 
-NARROWEST = {"line": 1.3, "band": 1.3, "forest": 1.3, "heat": 0.8}
-"""Least width of a panel by its kind, inches; below it a figure has fewer columns."""
-Style = dict[str, Any]
-HOLLOW: Style = {"markerfacecolor": "white"}
+_RING = {"marker": "o", "markersize": 11, "markerfacecolor": "none"}
 _LEAST_FACTOR = 2.5
 """The ends of a logarithmic axis with few ticks are at least this factor apart."""
 
@@ -28,7 +26,8 @@ _LEAST_FACTOR = 2.5
 def mark(axes: Axes, panel: "Panel", rows: DataFrame) -> None:
     """Draw the rows of one panel."""
     if panel.kind == "heat":
-        heat(axes, rows, panel.x, panel.y, panel.by, **panel.colours or _shades(panel.look("", rows)["color"]))
+        shades = LinearSegmentedColormap.from_list("", ["white", panel.look("", rows)["color"]])
+        heat(axes, rows, panel.x, panel.y, panel.by, **panel.colours or {"cmap": shades, "vmin": 0.0, "vmax": 1.0})
         axes.set_ylabel(panel.ylabel)
         panel.finish(axes, rows)
         return
@@ -65,10 +64,6 @@ def heat(axes: Axes, rows: DataFrame, x: str, y: str, value: str, **colours: Any
     return axes.imshow(grid, aspect="auto", extent=(left - 0.5, right + 0.5, high + 0.5, low - 0.5), **colours)
 
 
-def _shades(colour: str) -> Style:
-    return {"cmap": LinearSegmentedColormap.from_list("", ["white", colour]), "vmin": 0.0, "vmax": 1.0}
-
-
 def _logarithmic(axis: Axis, values: Series) -> None:
     """Make an axis logarithmic; where powers of ten are few, write 1, 2 and 5 of each, or ticks of a linear axis."""
     axis._set_axes_scale("log")  # type: ignore[attr-defined]
@@ -81,11 +76,11 @@ def _logarithmic(axis: Axis, values: Series) -> None:
 
 def _level(axes: Axes, panel: "Panel", name: str, level: DataFrame) -> Label:
     """Draw a value that belongs to no x as a line over all of them, in the band of its interval."""
-    value, colour = float(level[panel.y].iloc[0]), panel.look(name, level)["color"]
-    axes.axhline(value, color=colour, linestyle="--", linewidth=1)
-    if level.get(f"{panel.y}_low", Series([np.nan])).notna().all():
-        axes.axhspan(level[f"{panel.y}_low"].iloc[0], level[f"{panel.y}_high"].iloc[0], color=colour, alpha=0.15, lw=0)
-    return Label(axes.get_xlim()[1], value, name, colour)
+    first, colour = level.iloc[0], panel.look(name, level)["color"]
+    axes.axhline(first[panel.y], color=colour, linestyle="--", linewidth=1)
+    if pd.notna(first.get(f"{panel.y}_low")):
+        axes.axhspan(first[f"{panel.y}_low"], first[f"{panel.y}_high"], color=colour, alpha=0.15, lw=0)
+    return Label(axes.get_xlim()[1], first[panel.y], name, colour)
 
 
 def _ends(points: DataFrame, y: str) -> Any:
@@ -128,10 +123,10 @@ def _lines(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame) -> li
             at = _moved(panel, points, means, name)
             axes.errorbar(at, points[y], _ends(points, y), _ends(points, x), capsize=2, elinewidth=0.9, **style)
             axes.plot(_moved(panel, own, means, name, -0.35), own[y], ".", color=colour, ms=3, alpha=0.7)
-            ring = {"marker": "o", "markersize": 11, "markerfacecolor": "none"}
-            for column, shown in ((panel.ring, ring), (panel.empty, HOLLOW)):
-                some = points[column].fillna(value=False).astype(bool) if column else points[y] != points[y]
-                axes.plot(at[some], points[y][some], **style | {"linestyle": "", "zorder": 3} | shown)
+            for column, shown in ((panel.ring, _RING), (panel.empty, HOLLOW)):
+                if column:
+                    some = points[column].eq(True)
+                    axes.plot(at[some], points[y][some], **style | {"linestyle": "", "zorder": 3} | shown)
         labels.append(Label(at.iloc[-1], points[y].iloc[-1], str(name), colour))
     return labels
 

@@ -20,9 +20,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from pandas import DataFrame
 
-from formerlab.report.marks import HOLLOW, NARROWEST, Style, mark
+from formerlab.report.marks import mark
 from formerlab.report.runs import missing_note, seed_notes
-from formerlab.report.style import BLACK, LETTER, PUBLISHED_INK, WIDEST, look, placed, wrapped
+from formerlab.report.style import BLACK, HOLLOW, LETTER, PUBLISHED_INK, WIDEST, Look, look, placed, wrapped
 
 SETTING = "{setting}"
 _OWN = ("color", "marker", "linestyle", "markerfacecolor")
@@ -90,12 +90,11 @@ class Panel:
         one = replace(self, title=f"{{{self.each}}}" if self.title == SETTING else self.title)
         return [(one, rows) for _, rows in data.groupby(self.each, sort=False)]
 
-    def look(self, name: str, rows: DataFrame) -> Style:
+    def look(self, name: str, rows: DataFrame) -> Look:
         """Return how a series is drawn; published points are hollow."""
         first = rows.iloc[0]
-        found = look(str(first.get(self.style, name))).style()
-        found |= {key: first[f"_{key}"] for key in _OWN if isinstance(first.get(f"_{key}"), str)}
-        return found | (HOLLOW if rows["source"].eq("published").all() else {})
+        own = {key: first[f"_{key}"] for key in _OWN if isinstance(first.get(f"_{key}"), str)}
+        return look(str(first.get(self.style, name))) | own | (HOLLOW if rows["source"].eq("published").all() else {})
 
     def heading(self, rows: DataFrame) -> str:
         """Return the title of a panel of these rows."""
@@ -148,33 +147,33 @@ def sheet(
 
 
 def _figure(data: DataFrame, shown: Sequence[tuple[Panel, DataFrame]], columns: int, height: float) -> Figure:
+    first = shown[0][0]
     for count in range(min(columns, len(shown)), 0, -1):
         sides = [[_sides(*one) for one in shown[column::count]] for column in range(count)]
         lefts, rights = ([max(one[side] for one in column) for column in sides] for side in (0, 1))
         width = (WIDEST - sum(lefts) - sum(rights)) / count
-        if width > NARROWEST[shown[0][0].kind]:
-            break
+        if width > (0.8 if first.kind == "heat" else 1.3):
+            break  # else the panels would be too narrow to read
     titles = [fill(panel.heading(rows), int(width / LETTER)) for panel, rows in shown]
     starts = range(0, len(shown), count)
     tops = [0.18 + 0.15 * max(bool(title) + title.count("\n") for title in titles[at : at + count]) for at in starts]
     heights = [max(_height(*one, height) for one in shown[at : at + count]) for at in starts]
     handles = _handles(shown)
     across = max(1, int(WIDEST / (0.55 + LETTER * _letters(handles))))
-    bar, alike = (next((getattr(panel, key) for panel, _ in shown), "") for key in ("bar", "alike"))
     known = setting(data)
     said = "" if any(known.split(", ")[0] in title for title in titles) else known
-    head = 0.17 * (-(-len(handles) // across) + bool(said)) + 0.2 * bool(bar)
+    head = 0.17 * (-(-len(handles) // across) + bool(said)) + 0.2 * bool(first.bar)
     found, axes = placed(len(shown), width, lefts, rights, heights, tops, 0.5, head, said)
     for one, (panel, rows), title in zip(axes, shown, titles, strict=True):
         mark(one, panel, rows)
         one.set_xlabel(filled(panel.xlabel, rows))
         one.set_title(title, color=PUBLISHED_INK if title.startswith("PUBLISHED") else BLACK)
-    if alike:
-        ends = [getattr(one, f"get_{alike}lim")() for one in axes]
+    if first.alike:
+        ends = [getattr(one, f"get_{first.alike}lim")() for one in axes]
         for one in axes:
-            one.set(**{f"{alike}lim": (np.min(ends), np.max(ends))})
-    if bar:
-        _draw_bar(found, axes[0].images[0], bar)
+            one.set(**{f"{first.alike}lim": (np.min(ends), np.max(ends))})
+    if first.bar:
+        _draw_bar(found, axes[0].images[0], first.bar)
     if handles:
         at = (0, 1 - 0.17 * bool(said) / found.get_size_inches()[1])
         found.legend(handles.values(), handles, loc="upper left", bbox_to_anchor=at, ncols=across, borderaxespad=0.1)

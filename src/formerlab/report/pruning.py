@@ -1,11 +1,9 @@
 """Rows of pruned caches for figures and tables: configurations, and their loss paired with that of the whole cache."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 from pandas import DataFrame
 
 from formerlab.report.names import RELEASED, names
@@ -47,16 +45,13 @@ def configurations(results: Results, study: str, runs: Sequence[str] = ("*",)) -
     """
     tables = [DataFrame(columns=["source", *CONFIGURATION])]
     for _, rows in _shared(results.rows("prune.csv", study, runs)).groupby("run", sort=False):
-        table, losses, weights = _grid(rows)
-        means = np.average(losses, axis=2, weights=weights).mean(axis=1)
-        full = np.flatnonzero(table["policy"] == "full")
-        level = means[full[0]] if len(full) else np.nan
-        _, low, high = _minus(losses, full[0], weights) if len(full) else (means, np.nan, np.nan)
-        table = table.assign(loss_nats=means, increase_nats=means - level, increase_nats_low=low,
-                             increase_nats_high=high, perplexity=np.exp(means))  # fmt: skip
+        table = beside(rows, "full")
+        level = table.loc[table["policy"] == "full", "loss_nats"].max()  # NaN without it
+        table = table.assign(increase_nats=table["loss_nats"] - level, increase_nats_low=table.pop("low"),
+                             increase_nats_high=table.pop("high"), perplexity=np.exp(table["loss_nats"]))  # fmt: skip
         for end in ("low", "high"):
             table[f"perplexity_{end}"] = np.exp(level + table[f"increase_nats_{end}"])
-        tables.append(table)
+        tables.append(table.drop(columns="more"))
     return ordered(pd.concat(tables[1:], ignore_index=True).assign(source="ours")) if tables[1:] else tables[0]
 
 
@@ -69,16 +64,25 @@ def ordered(table: DataFrame) -> DataFrame:
     return table.drop(columns="place")
 
 
-def _grid(rows: DataFrame) -> tuple[DataFrame, NDArray[np.float64], NDArray[np.float64]]:
-    """Return the configurations, their losses (configurations x seeds x windows), and the tokens of the windows."""
-    seeds = sorted(rows["seed"].unique())
-    rows = rows.sort_values([*CONFIGURATION, "seed", "window"])
-    table, losses = [], []
-    for key, group in rows.groupby(CONFIGURATION, sort=False, dropna=False):
-        losses.append(group["loss_nats"].to_numpy().reshape(len(seeds), -1))
-        table.append(dict(zip(CONFIGURATION, key, strict=True)) | {"realised_budget": group["realised_budget"].mean()})
-        weights = group["tokens"].to_numpy(dtype=float)[: losses[-1].shape[1]]
-    return DataFrame(table).assign(seeds=len(seeds), windows=len(weights)), np.stack(losses), weights
+def beside(rows: DataFrame, base: str, arm: Sequence[str] = CONFIGURATION) -> DataFrame:
+    """Return each `arm` of a run with its `loss_nats`, and how much `more` that is than with the `base`, a policy or a
+    choice, on the same windows of the same model, with its ends `low` and `high`; NaN without rows of the base.
+    """
+    rows, seeds = rows.sort_values([*arm, "seed", "window"]), rows["seed"].nunique()
+    found, grids = [], []
+    for key, group in rows.groupby([*arm], sort=False, dropna=False):
+        grids.append(group["loss_nats"].to_numpy().reshape(seeds, -1))
+        found.append(dict(zip(arm, key, strict=True)) | {"realised_budget": group["realised_budget"].mean()})
+        weights = group["tokens"].to_numpy(dtype=float)[: grids[-1].shape[1]]
+    losses, table = np.stack(grids), DataFrame(found).assign(seeds=seeds, windows=len(weights))
+    table["loss_nats"] = np.average(losses, axis=2, weights=weights).mean(axis=1)
+    at = np.flatnonzero((table[[*arm]] == base).any(axis=1))
+    if not len(at):
+        return table.assign(more=np.nan, low=np.nan, high=np.nan)
+    more = losses - losses[at[0]]
+    of_seeds = np.average(more, axis=2, weights=weights)
+    low, high = mean_ends(of_seeds, bootstrap_means(more, weights), len(weights))
+    return table.assign(more=of_seeds.mean(axis=1), low=low, high=high)
 
 
 def minus_h2o(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
@@ -86,25 +90,12 @@ def minus_h2o(results: Results, study: str, runs: Sequence[str] = ("*",)) -> Dat
 
     There are no rows of a budget without H2O.
     """
-    found = [DataFrame(columns=[*CONFIGURATION, *MINUS_H2O])]
-    rows = results.rows("prune.csv", study, runs)
+    rows, found = results.rows("prune.csv", study, runs), [DataFrame(columns=[*CONFIGURATION, *MINUS_H2O])]
     rows = rows[rows["policy"].eq("decay") | rows["policy"].eq("h2o") & rows["recent"].eq(0.5)]
     for _, of_budget in _shared(rows).groupby(["run", "budget"], sort=False):
-        table, losses, weights = _grid(of_budget)
-        base = np.flatnonzero(table["policy"] == "h2o")
-        if len(base):
-            table = table.assign(**dict(zip(MINUS_H2O, _minus(losses, base[0], weights), strict=True)))
-            found.append(table.loc[table["policy"] == "decay", [*CONFIGURATION, *MINUS_H2O]])
+        table = beside(of_budget, "h2o").rename(columns=dict(zip(("more", "low", "high"), MINUS_H2O, strict=True)))
+        found.append(table.loc[table["policy"] == "decay", [*found[0]]].dropna(subset=MINUS_H2O[0]))
     return pd.concat(found[1:] or found, ignore_index=True)
-
-
-def _minus(
-    losses: NDArray[np.float64], base: int, weights: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return the losses minus those of one of the configurations, in the mean, and the ends of the paired interval."""
-    more = losses - losses[base]
-    of_seeds = np.average(more, axis=2, weights=weights)
-    return of_seeds.mean(axis=1), *mean_ends(of_seeds, bootstrap_means(more, weights), len(weights))
 
 
 def _shared(rows: DataFrame) -> DataFrame:
@@ -244,17 +235,6 @@ def measured(rows: DataFrame, metrics: Sequence[str]) -> DataFrame:
         cells = dict(zip([*CONFIGURATION, "metric"], key, strict=True))
         table.append(cells | ends("value", interval) | {"seeds": interval.seeds, "windows": interval.examples})
     return ordered(DataFrame(table)).assign(source="ours")
-
-
-def over_windows(rows: DataFrame, arm: Sequence[str], base: str, name: str) -> Iterator[dict[str, Any]]:
-    """Yield for each `arm` of a run its mean loss, and as `name` that minus the loss of the arm `base`, paired."""
-    groups = rows.groupby([*arm], sort=False, dropna=False)
-    grids = {key: group.pivot_table("loss_nats", "seed", "window").to_numpy() for key, group in groups}
-    level = next((grid for key, grid in grids.items() if base in key), None)
-    for key, grid in grids.items():
-        row = dict(zip(arm, key, strict=True)) | {"loss_nats": grid.mean()}
-        row |= {} if level is None or level is grid else ends(name, over_examples(grid - level))
-        yield row | {"seeds": grid.shape[0], "windows": grid.shape[1]}
 
 
 def spread(rows: DataFrame, keys: Sequence[str], by: str, values: Sequence[str]) -> DataFrame:

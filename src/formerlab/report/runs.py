@@ -110,6 +110,18 @@ def held_out_losses(results: Results, study: str, runs: Sequence[str] = ("*",)) 
     return records.join(weighted_means(results.rows("test.csv", study, runs), ["run", "seed"]), on=["run", "seed"])
 
 
+@once
+def validation_losses(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
+    """Return the validation loss of every run, seed and evaluated step: the mean of eval.csv over tokens, in nats."""
+    rows = results.rows("eval.csv", study, runs)
+    return weighted_means(rows[rows["split"] == "valid"], ["run", "seed", "step"]).reset_index()
+
+
+def at_end(curves: DataFrame) -> DataFrame:
+    """Return the rows of the last step of each run and seed."""
+    return curves[curves["step"] == curves.groupby(["run", "seed"])["step"].transform("max")]
+
+
 def by_run(rows: DataFrame, values: Sequence[str] = ("loss_nats",), first: Iterable[str] = ()) -> DataFrame:
     """Return a row per run: the mean of each value over its seeds with Student's interval, and the seeds' common
     columns.
@@ -176,23 +188,18 @@ def minus(a: "pd.Series[float]", b: "pd.Series[float]") -> "pd.Series[float]":
     return (a - b).loc[a.index.intersection(b.index)]
 
 
-def gap(losses: DataFrame, a: str | None, b: str | None, name: str) -> dict[Any, float]:
-    """Return the held-out loss of run a minus that of another b, paired by seed, as `name`; nothing where one lacks."""
-    difference = minus(held_out(losses, a), held_out(losses, b))
-    return ends(name, student(difference)) if a != b and len(difference) else {}
-
-
 def paired(
-    results: Results, rows: DataFrame, a: str | None, b: str | None, name: str, value: str = "loss_nats", **said: str
+    rows: DataFrame, a: str | None, b: str | None, name: str, value: str = "loss_nats", results: Results | None = None
 ) -> dict[Any, Any]:
-    """Return the same of any value, with what is `said` of it, and what the interval is over as `interval`.
+    """Return a value of run a minus that of run b, paired by seed, as `name` with its ends; nothing where one lacks.
 
-    With a single shared seed it is a bootstrap over windows or images: it speaks of these two models alone.
+    Where `results` are given, a single shared seed has an interval too, a bootstrap over windows or images, which
+    speaks of these two models alone; `interval` says what the interval is over.
     """
     difference = minus(held_out(rows, a, value), held_out(rows, b, value))
-    if a == b or difference.empty:
-        return {}
     interval = student(difference)
+    if a == b or difference.empty or results is None:
+        return {} if a == b or difference.empty else ends(name, interval)
     if interval.seeds == 1:
         tests = results.rows("test.csv", rows["study"].iloc[0], [str(a), str(b)])
         tests = tests[tests["seed"] == difference.index[0]]
@@ -203,7 +210,7 @@ def paired(
             gaps = (pairs[f"{value}_a"] - pairs[f"{value}_b"]).to_numpy()
             interval = over_examples(gaps[None, :], pairs["tokens"].to_numpy(dtype=float))
     over = INTERVALS[interval.method].format("images" if value == "top1_percent" else "windows")
-    return ends(name, interval) | said | {"interval": over}
+    return ends(name, interval) | {"interval": over}
 
 
 def summary(

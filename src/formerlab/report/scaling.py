@@ -1,34 +1,21 @@
-"""Laws of the loss by compute, tokens and parameters, and the cost of grown models beside models from scratch.
+"""Laws of the loss by compute, tokens and parameters.
 
-The laws are plain power laws, fitted by least squares to logarithms: FLOPs to the runs on the lower envelope,
+They are plain power laws, fitted by least squares to logarithms: FLOPs to the runs on the lower envelope,
 parameters and tokens together to all runs. Their intervals are Student's t over the points, so they speak of how far
 the points lie from the law, not of seeds. An irreducible loss (Hoffmann et al., arXiv:2203.15556, eq. 10) is one more
 unknown, which nine points seldom tell from none: beside each law stands the one that would fit best, and the p of the F
 test for it.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float
 from numpy.typing import ArrayLike
 from pandas import DataFrame
 from scipy import special
 
-from formerlab.report.claims.envelope import flops_at_loss, of_seed, on_envelope
-from formerlab.report.runs import by_run, chain, ends, held_out_losses, parent
-from formerlab.results.read import Results
-from formerlab.statistics import CONFIDENCE, student
-
-STUDY = "tokenformer"
-FROM_SCRATCH = ("envelope-", "modern-chosen", "long-modern-chosen")
-"""Beginnings of the names of the Transformers from scratch, each with a full schedule of its own.
-
-The smallest ones of the shortest and of the longest budget are runs of their own, which other comparisons read too.
-"""
-FLOPS, TOKENS, PARAMETERS = "flops_cumulative", "tokens", "parameters_non_embedding"
+from formerlab.statistics import CONFIDENCE
 
 
 def power_law(losses: ArrayLike, x: Mapping[str, ArrayLike]) -> DataFrame:
@@ -65,68 +52,3 @@ def _least_squares(
 ) -> tuple[Float[np.ndarray, " unknowns"], float]:
     solution, *_ = np.linalg.lstsq(design * weight[:, None], y * weight, rcond=None)
     return solution, float(np.sum((weight * (y - design @ solution)) ** 2))
-
-
-def from_scratch(losses: DataFrame) -> DataFrame:
-    """Return a row per run of the envelope, by size and length; `lowest` marks those on the lower envelope."""
-    points = by_run(losses[losses["run"].str.startswith(FROM_SCRATCH)])
-    lowest = set(on_envelope(points[FLOPS], points["loss_nats"]))
-    points["lowest"] = [place in lowest for place in range(len(points))]
-    return points.sort_values([PARAMETERS, TOKENS], ignore_index=True)
-
-
-def scaling_laws(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per exponent: of FLOPs, and of parameters and tokens together."""
-    losses = held_out_losses(results, STUDY, runs)
-    if losses.empty:
-        return DataFrame()
-    points = from_scratch(losses)
-    lowest, sizes = points[points["lowest"]], "parameters without embedding, at equal tokens"
-    both = {sizes: points[PARAMETERS], "tokens, at equal parameters": points[TOKENS]}
-    laws = (
-        power_law(lowest["loss_nats"], {"FLOPs, lower envelope": lowest[FLOPS]}),
-        power_law(points["loss_nats"], both),
-    )
-    found: DataFrame = pd.concat(laws, ignore_index=True)
-    return found
-
-
-def chains(losses: DataFrame) -> DataFrame:
-    """Return a row per run that starts from another on the data of the envelope, and per ancestor of one.
-
-    `parent` is the run it starts from, `tokens_cumulative` counts its ancestors' tokens too.
-    """
-    if "init.id" not in losses:
-        return DataFrame()
-    data = set(losses.loc[losses["run"].str.startswith(FROM_SCRATCH), "data.fingerprint"])
-    started = losses["init.id"].notna() & losses["data.fingerprint"].isin(data)
-    names = dict.fromkeys(name for run in losses.loc[started, "run"].unique() for name in chain(losses, run))
-    if not names:
-        return DataFrame()
-    points = by_run(losses[losses["run"].isin(names)])
-    tokens = points.set_index("run")["tokens"]
-    points["parent"] = [parent(losses, run) for run in points["run"]]
-    points["tokens_cumulative"] = [tokens[chain(losses, run)].sum() for run in points["run"]]
-    return points
-
-
-def against_envelope(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run of a chain: its cost, and by what models from scratch need for its loss.
-
-    `flops_ratio` is claims.yaml's flops_ratio_at_equal_loss, a value per seed, with Student's interval over seeds.
-    """
-    losses = held_out_losses(results, STUDY, runs)
-    started = chains(losses) if len(losses) else DataFrame()
-    if started.empty:
-        return started
-    scratch = losses[losses["run"].str.startswith(FROM_SCRATCH)]
-    rows: list[dict[Any, Any]] = []
-    for row in started.sort_values(FLOPS).to_dict("records"):
-        own, ratios = losses[losses["run"] == row["run"]], []
-        for seed, cost, loss in zip(own["seed"], own[FLOPS], own["loss_nats"], strict=True):
-            points = of_seed(scratch, seed)
-            ratios.append(cost / flops_at_loss(loss, points[FLOPS], points["loss_nats"]))
-        known = not np.isnan(ratios).any()
-        rows.append(row | ends("flops_ratio", student(ratios if known else [])))
-        rows[-1]["envelope"] = None if known else "beyond its ends"
-    return DataFrame(rows)

@@ -6,7 +6,6 @@ Colours are those of Okabe and Ito, which colour-blind readers can tell apart; t
 import textwrap
 import zlib
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 from matplotlib.patheffects import withStroke
+from scipy.optimize import isotonic_regression
 
 from formerlab.report.names import look_of
 
@@ -55,102 +55,97 @@ PUBLISHED_INK = "#6b5510"
 """Colour of published values and of the titles of their panels."""
 
 
-class Look(NamedTuple):
-    """How a variant is drawn, in every figure."""
+Look = dict[str, Any]
+"""How a variant is drawn in every figure, in the words of matplotlib."""
+HOLLOW: Look = {"markerfacecolor": "white"}
 
-    colour: str
-    marker: str
-    line: str = "-"
-    hollow: bool = False
 
-    def style(self) -> dict[str, Any]:
-        """Return it in the words of matplotlib."""
-        filled = {"markerfacecolor": "white"} if self.hollow else {}
-        return {"color": self.colour, "marker": self.marker, "linestyle": self.line} | filled
+def _look(colour: str, marker: str, line: str = "-") -> Look:
+    return {"color": colour, "marker": marker, "linestyle": line}
 
 
 _LOOKS = {
-    "grown: random keys, tau sqrt(n)": Look(VERMILION, "^"),
-    "grown: random keys, tau kept": Look(ORANGE, "v"),
-    "grown: zero keys, tau kept": Look(GREEN, "D"),
-    "grown: zero keys, tau sqrt(n)": Look(PURPLE, "P"),
-    "grown: random keys, tau sqrt(n), optimizer carried": Look(YELLOW, "<", "--"),
-    "grown: zero keys, tau kept, optimizer carried": Look(SKY, ">", "--"),
-    "grown: random keys, tau sqrt(n), old tokens frozen": Look(BROWN, "X", ":"),
-    "grown: zero keys, tau kept, old tokens frozen": Look(GREY, "p", ":"),
-    "grown: Net2Net by padding": Look(ORANGE, "v"),
-    "Tokenformer, trained on": Look(BLUE, "*"),
-    "the parent, trained on": Look(BLUE, "*"),
-    "from scratch,": Look(SKY, "s"),
-    "from scratch, full steps": Look(BLACK, "s"),
-    "Transformer, trained on": Look(BLACK, "*"),
-    "DenseFormer 1x1": Look(BLUE, "s"),
-    "DenseFormer 4x1": Look(SKY, "v"),
-    "DenseFormer 4x5": Look(ORANGE, "^"),
-    "DenseFormer 2x3": Look(LEAF, "D"),
-    "DenseFormer 2x1": Look(GREEN, "P"),
-    "DenseFormer 8x1": Look(PURPLE, "d"),
-    "DenseFormer 4x3": Look(VERMILION, ">"),
-    "DenseFormer 4x8": Look(TAN, "<"),
-    "dynamic_cache": Look(VERMILION, "<"),
-    "Decay, half recent": Look(SKY, "o"),
-    "h2o variant=global_statistics": Look(TAN, "<"),
-    "h2o variant=local_statistics": Look(TAN, ">"),
-    "streaming_llm positions=reindexed": Look(LEAF, "h"),
-    "Transformer, full budget": Look(BLACK, "o", "--"),
-    "Transformer, tokens of a stage": Look(GREY, "X", ":"),
-    "Tokenformer, FLOPs of the chain": Look(SKY, "s", "--"),
-    "before growth": Look(BLACK, "s", ""),
-    "grown, half the tokens": Look(ORANGE, "v"),
-    "grown (as published)": Look(VERMILION, "^"),
-    "grown, twice the tokens": Look(PURPLE, "P"),
-    "parent trained on": Look(BLUE, "*"),
-    "parent trained on, equal FLOPs": Look(BLUE, "*"),
-    "parent trained on, equal tokens": Look(BLUE, "*", "--", hollow=True),
-    "Transformer, 300B tokens": Look(BLACK, "o", "--"),
-    "Transformer, 30B tokens": Look(GREY, "o", "--"),
-    "grown, 60B a stage": Look(PURPLE, "^"),
-    "grown, 30B a stage": Look(VERMILION, "^"),
-    "grown, 15B a stage": Look(ORANGE, "^"),
-    "Net2Net by padding": Look(ORANGE, "v"),
-    "Net2Net (2015)": Look(BROWN, "P"),
-    "HyperCloning": Look(SKY, "X"),
-    "Tokenformer, zero keys, tau kept": Look(GREEN, "D"),
-    "Tokenformer, zero keys, tau sqrt(n)": Look(PURPLE, "P"),
-    "Tokenformer, not grown": Look(BLUE, "s"),
-    "Transformer, not grown": Look(BLACK, "o"),
-    "Linear, plain": Look(BLACK, "o"),
-    "Linear, DWA": Look(GREY, "s"),
-    "Pattention, plain": Look(BLUE, "^"),
-    "Pattention, DWA": Look(SKY, "D"),
-    "sizes": Look(BLACK, "o"),
-    "scores": Look(BLUE, "o"),
-    "norms": Look(GREEN, "o"),
-    "growth": Look(ORANGE, "o"),
-    "depth": Look(PURPLE, "o"),
-    "floor": Look(GREY, "o"),
-    "self-attention": Look(BLACK, "o"),
-    "recurrent": Look(VERMILION, "o", "--"),
-    "convolution": Look(BLUE, "o"),
-    "restricted": Look(GREEN, "o"),
-    "main": Look(BLACK, "o"),
-    "interaction": Look(VERMILION, "o"),
-    "important": Look(PURPLE, ""),
-    "unimportant": Look(BLACK, ""),
-    "ours": Look(BLUE, "s"),
-    "published": Look(PUBLISHED_INK, "D", hollow=True),
+    "grown: random keys, tau sqrt(n)": _look(VERMILION, "^"),
+    "grown: random keys, tau kept": _look(ORANGE, "v"),
+    "grown: zero keys, tau kept": _look(GREEN, "D"),
+    "grown: zero keys, tau sqrt(n)": _look(PURPLE, "P"),
+    "grown: random keys, tau sqrt(n), optimizer carried": _look(YELLOW, "<", "--"),
+    "grown: zero keys, tau kept, optimizer carried": _look(SKY, ">", "--"),
+    "grown: random keys, tau sqrt(n), old tokens frozen": _look(BROWN, "X", ":"),
+    "grown: zero keys, tau kept, old tokens frozen": _look(GREY, "p", ":"),
+    "grown: Net2Net by padding": _look(ORANGE, "v"),
+    "Tokenformer, trained on": _look(BLUE, "*"),
+    "the parent, trained on": _look(BLUE, "*"),
+    "from scratch,": _look(SKY, "s"),
+    "from scratch, full steps": _look(BLACK, "s"),
+    "Transformer, trained on": _look(BLACK, "*"),
+    "DenseFormer 1x1": _look(BLUE, "s"),
+    "DenseFormer 4x1": _look(SKY, "v"),
+    "DenseFormer 4x5": _look(ORANGE, "^"),
+    "DenseFormer 2x3": _look(LEAF, "D"),
+    "DenseFormer 2x1": _look(GREEN, "P"),
+    "DenseFormer 8x1": _look(PURPLE, "d"),
+    "DenseFormer 4x3": _look(VERMILION, ">"),
+    "DenseFormer 4x8": _look(TAN, "<"),
+    "dynamic_cache": _look(VERMILION, "<"),
+    "Decay, half recent": _look(SKY, "o"),
+    "h2o variant=global_statistics": _look(TAN, "<"),
+    "h2o variant=local_statistics": _look(TAN, ">"),
+    "streaming_llm positions=reindexed": _look(LEAF, "h"),
+    "Transformer, full budget": _look(BLACK, "o", "--"),
+    "Transformer, tokens of a stage": _look(GREY, "X", ":"),
+    "Tokenformer, FLOPs of the chain": _look(SKY, "s", "--"),
+    "before growth": _look(BLACK, "s", ""),
+    "grown, half the tokens": _look(ORANGE, "v"),
+    "grown (as published)": _look(VERMILION, "^"),
+    "grown, twice the tokens": _look(PURPLE, "P"),
+    "parent trained on": _look(BLUE, "*"),
+    "parent trained on, equal FLOPs": _look(BLUE, "*"),
+    "parent trained on, equal tokens": _look(BLUE, "*", "--") | HOLLOW,
+    "Transformer, 300B tokens": _look(BLACK, "o", "--"),
+    "Transformer, 30B tokens": _look(GREY, "o", "--"),
+    "grown, 60B a stage": _look(PURPLE, "^"),
+    "grown, 30B a stage": _look(VERMILION, "^"),
+    "grown, 15B a stage": _look(ORANGE, "^"),
+    "Net2Net by padding": _look(ORANGE, "v"),
+    "Net2Net (2015)": _look(BROWN, "P"),
+    "HyperCloning": _look(SKY, "X"),
+    "Tokenformer, zero keys, tau kept": _look(GREEN, "D"),
+    "Tokenformer, zero keys, tau sqrt(n)": _look(PURPLE, "P"),
+    "Tokenformer, not grown": _look(BLUE, "s"),
+    "Transformer, not grown": _look(BLACK, "o"),
+    "Linear, plain": _look(BLACK, "o"),
+    "Linear, DWA": _look(GREY, "s"),
+    "Pattention, plain": _look(BLUE, "^"),
+    "Pattention, DWA": _look(SKY, "D"),
+    "sizes": _look(BLACK, "o"),
+    "scores": _look(BLUE, "o"),
+    "norms": _look(GREEN, "o"),
+    "growth": _look(ORANGE, "o"),
+    "depth": _look(PURPLE, "o"),
+    "floor": _look(GREY, "o"),
+    "self-attention": _look(BLACK, "o"),
+    "recurrent": _look(VERMILION, "o", "--"),
+    "convolution": _look(BLUE, "o"),
+    "restricted": _look(GREEN, "o"),
+    "main": _look(BLACK, "o"),
+    "interaction": _look(VERMILION, "o"),
+    "important": _look(PURPLE, ""),
+    "unimportant": _look(BLACK, ""),
+    "ours": _look(BLUE, "s"),
+    "published": _look(PUBLISHED_INK, "D") | HOLLOW,
 }
 """Looks beside those of specs: ways to grow, settings of one mixer or policy, the cache of transformers, and series of
 single figures."""
-_SPARE = (Look(YELLOW, "h"), Look(BROWN, "h"), Look("#6A51A3", "h"))
+_SPARE = (_look(YELLOW, "h"), _look(BROWN, "h"), _look("#6A51A3", "h"))
 
 
 def look(name: str) -> Look:
     """Return the look of a policy by its kind, or of another variant or series by its readers' name. Specs have their
     own; a name without one always gets the same spare look.
     """
-    found = _LOOKS.get(name) or look_of(name)
-    return Look(*found) if found else _SPARE[zlib.crc32(name.encode()) % len(_SPARE)]
+    own = look_of(name)
+    return _LOOKS.get(name) or (_look(*own) if own else _SPARE[zlib.crc32(name.encode()) % len(_SPARE)])
 
 
 def placed(
@@ -179,25 +174,6 @@ def placed(
             x += left + width + right
         y -= below
     figure.text(0.012, 1 - 0.06 / total, heading, va="top", color=GREY)
-    return figure, axes
-
-
-def canvas(
-    count: int,
-    columns: int,
-    height: float,
-    note: str,
-    left: float = 0.6,
-    right: float = 0.15,
-    below: float = 0.55,
-    top: float = 0.35,
-) -> tuple[Figure, list[Axes]]:
-    """Return a figure with panels of one size for drawings by hand, and a note for its caption."""
-    rows = -(-count // columns)
-    width = WIDEST / columns - left - right
-    sides, tall = ([left] * columns, [right] * columns), ([height] * rows, [top] * rows)
-    figure, axes = placed(count, width, *sides, *tall, below, 0.0, "")
-    figure.set_label(note)
     return figure, axes
 
 
@@ -263,16 +239,12 @@ def label_at_edge(axes: Axes, labels: Sequence[Label]) -> None:
 
 
 def _spread(heights: Any, halves: Any, bounds: tuple[float, float]) -> Any:
-    """Return heights moved apart by the halves of both texts, within bounds as far as there is room."""
+    """Return heights moved as little as possible so that texts of these half heights have room, within the bounds."""
     order = np.argsort(heights, kind="stable")
-    low, high = bounds[0] + halves, np.maximum(bounds[0] + halves, bounds[1] - halves)
-    found = np.clip(heights, low, high)
-    for _ in range(200):  # neighbours push each other apart until all have room
-        for one, other in pairwise(order):
-            short = max(0.0, halves[one] + halves[other] - (found[other] - found[one]))
-            found[one] -= short / 2
-            found[other] += short / 2
-        found = np.clip(found, low, high)
+    piled = np.cumsum(2 * halves[order]) - halves[order]  # the heights of all texts, one on the other from 0
+    apart = isotonic_regression(heights[order] - piled).x
+    found = np.empty_like(heights)
+    found[order] = piled + np.clip(apart, bounds[0], max(bounds[0], bounds[1] - 2 * halves.sum()))
     return found
 
 

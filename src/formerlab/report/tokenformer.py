@@ -8,19 +8,8 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.claims.envelope import on_envelope
-from formerlab.report.runs import (
-    GROWN,
-    by_run,
-    chain,
-    held_out,
-    held_out_losses,
-    parent,
-    summary,
-    with_seeds,
-)
-from formerlab.report.scaling import FROM_SCRATCH
+from formerlab.report.runs import GROWN, TRAINED_ON, by_run, chain, held_out_losses, parent, summary, with_seeds
 from formerlab.results.read import Results
-from formerlab.statistics import weighted_means
 
 STUDY = "tokenformer"
 SIZES = (1, 2, 3, 4)
@@ -55,19 +44,46 @@ def before_growth(losses: DataFrame, method: str) -> str:
     return parent(losses, pattern.format(size=STAGES[0])) or start
 
 
+FROM_SCRATCH = ("envelope-", "modern-chosen", "long-modern-chosen")
+"""Beginnings of the names of the Transformers from scratch, each with a full schedule of its own.
+
+The smallest ones of the shortest and of the longest budget are runs of their own, which other comparisons read too.
+"""
+
+
+def from_scratch(losses: DataFrame) -> DataFrame:
+    """Return a row per run of the envelope, by size and length; `lowest` marks those on the lower envelope."""
+    points = by_run(losses[losses["run"].str.startswith(FROM_SCRATCH)])
+    points["lowest"] = points.index.isin(on_envelope(points["flops_cumulative"], points["loss_nats"]))
+    return points.sort_values(["parameters_non_embedding", "tokens"], ignore_index=True)
+
+
+def with_ancestors(losses: DataFrame, *sums: str) -> DataFrame:
+    """Return a row per run: the run that it started from as `parent`, and `sums` that count its ancestors' too."""
+    points = by_run(losses).set_index("run", drop=False)
+    points["parent"] = [parent(losses, run) for run in points.index]
+    for name in sums:
+        points[f"{name}_cumulative"] = [points.loc[chain(losses, run), name].sum() for run in points.index]
+    return points
+
+
+def chains(losses: DataFrame) -> DataFrame:
+    """Return the rows of the runs that start from another on the data of the envelope, and of their ancestors."""
+    data = losses.loc[losses["run"].str.startswith(FROM_SCRATCH), "data.fingerprint"]
+    own, points = losses.loc[losses["data.fingerprint"].isin(data), "run"], with_ancestors(losses, "tokens")
+    started = points.index[points["parent"].notna() & points["run"].isin(own)]
+    return points[points["run"].isin([name for run in started for name in chain(losses, run)])]
+
+
 def series_points(results: Results, runs: Sequence[str], *, chains: bool = True) -> DataFrame:
     """Return a row per run of `SERIES`, in the order of series and size, then of other projections.
 
-    With `chains`, what grew begins at the run that it started from; the other `WAYS` follow, and last comes the lower
-    envelope of the Transformers from scratch (arXiv:2410.23168, Fig 1). `parent` is the run that one started from.
-    `part` is `mean`, or `seed` for the losses that it is the mean of.
+    With `chains`, what grew begins at the run that it started from, and the other `WAYS` follow. `part` is `mean`, or
+    `seed` for the losses that it is the mean of.
     """
-    losses = held_out_losses(results, STUDY, runs)
-    points, frames = by_run(losses).set_index("run", drop=False), []
-    for name in ("tokens", "training_time_s"):
-        points[f"{name}_cumulative"] = [points.loc[chain(losses, run), name].sum() for run in points.index]
+    losses, frames = held_out_losses(results, STUDY, runs), []
+    points = with_ancestors(losses, "tokens", "training_time_s")
     points["size"] = points["run"].str.extract(r"-(\d)$", expand=False).astype(float)
-    points["parent"] = [parent(losses, run) for run in points.index]
     for series, pattern in SERIES.items():
         names = [run for run in (pattern.format(size=size) for size in SIZES) if run in points.index]
         if series.startswith(GROWN) and chains and names:
@@ -78,42 +94,32 @@ def series_points(results: Results, runs: Sequence[str], *, chains: bool = True)
     ways = points[[run not in known and any(fnmatchcase(run, way) for way in WAYS) for run in points["run"]]]
     for others in (own, ways) if chains else (own,):
         frames += [rows.assign(series=variant) for variant, rows in others.groupby("variant", sort=False)]
-    if chains:
-        scratch = points[points["run"].str.startswith(FROM_SCRATCH)]
-        lowest = on_envelope(scratch["flops_cumulative"], scratch["loss_nats"])
-        frames.append(scratch.iloc[lowest].assign(series=ENVELOPE))
     means = pd.concat(frames, ignore_index=True)
     return with_seeds(means, losses, [name for name in map(str, means) if not name.startswith(_OF_SEEDS)])
 
 
-ENVELOPE = "Transformers from scratch, lower envelope"
 _OF_SEEDS = ("run", "loss_nats", "perplexity", "bits_per_byte", "seeds", "diverged")
 """Beginnings of columns that differ between seeds."""
 
 
-def equal_to_grown(points: DataFrame, run: str) -> str:
-    """Return what a parent trained on has in common with a model that grew from it: `tokens`, `FLOPs` or nothing.
+def equal_to_grown(points: DataFrame) -> dict[str, str]:
+    """Return what each parent trained on has in common with a model that grew from it: `tokens`, `FLOPs` or nothing.
 
     `points` has a row per run, by run: `parent`, `variant`, `tokens` and `flops`.
     """
-    grown = points[(points["parent"] == points["parent"][run]) & points["variant"].str.startswith(GROWN)].index
-    for word, column in (("tokens", "tokens"), ("FLOPs", "flops")):
-        counts = points[column].astype(float)
-        if ((counts[grown] / counts[run] - 1).abs() < 0.05).any():
-            return word
-    return ""
+    grown, found = points[points["variant"].str.startswith(GROWN)], {}
+    for run, own in points[points["variant"].str.endswith(TRAINED_ON)].iterrows():
+        rivals = grown[grown["parent"] == own["parent"]]
+        alike = {word: rivals[column].between(0.95 * own[column], 1.05 * own[column], inclusive="neither").any()
+                 for word, column in (("tokens", "tokens"), ("FLOPs", "flops"))}  # fmt: skip
+        found[str(run)] = next((word for word, equal in alike.items() if equal), "")
+    return found
 
 
 FAMILIES = ("transformer-", "tokenformer-", "grown-", "net2net-", "hypercloning-", "trained-on-", "envelope-")
 """Beginnings of the names of the runs that the study is about."""
 ELSEWHERE = ("score-", "layernorm-", "matched-", "modern-", "classic-", "long-", "continued-", "searched-")
 """The same of runs that have figures and tables of their own."""
-
-
-def by_step(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return the validation loss of every run, seed and evaluated step: the mean over batches, by tokens, in nats."""
-    rows = results.rows("eval.csv", STUDY, runs)
-    return weighted_means(rows[rows["split"] == "valid"], ["run", "seed", "step"]).reset_index()
 
 
 def means(curves: DataFrame, minus: Mapping[Hashable, str] | None = None) -> DataFrame:
@@ -123,57 +129,38 @@ def means(curves: DataFrame, minus: Mapping[Hashable, str] | None = None) -> Dat
     return found.reindex(columns=columns).astype({"step": float})
 
 
-def at_step(curves: DataFrame, run: str, step: float | None = None) -> "pd.Series[float]":
-    """Return a run's validation loss by seed at a step, or at its last one."""
-    rows = curves[curves["run"] == run]
-    return held_out(
-        rows[rows["step"] == (rows.groupby("seed")["step"].transform("max") if step is None else step)], run
-    )
-
-
 class Shape(NamedTuple):
     """A forward pass over T tokens: 2 N T + 4 L d T^2 FLOPs, N without embedding (arXiv:2410.23168, Table 3).
 
-    The sizes of a decoder in these formulas; tokens of attention and feed-forward are parameter tokens, 0 for a
-    Transformer.
+    N = 2 L d (n_q + n_k + n_v + n_o + n_ff), without norms too; a matrix of d x d has as many parameters as
+    d / 2 tokens, so the 12 L d^2 of a Transformer are the same formula.
     """
 
     layers: int
     width: int
-    vocabulary: int
-    attention_tokens: int = 0
-    feedforward_tokens: int = 0
-    hidden: int = 0
-    """Hidden units of the feed-forward of a Transformer."""
+    attention: int
+    """Parameter tokens of query, key, value and output each; half the width of a Transformer."""
+    feedforward: int
+    """Parameter tokens, or hidden units, of the feed-forward."""
 
-    def attention(self) -> int:
-        """Parameters of query, key, value and output: 4 L d^2, or 2 L d (n_q + n_k + n_v + n_o)."""
-        each = 2 * self.width * self.attention_tokens if self.attention_tokens else self.width**2
-        return 4 * self.layers * each
-
-    def feedforward(self) -> int:
-        """Parameters of the feed-forward: 8 L d^2, or 2 L d n_ff."""
-        return 2 * self.layers * self.width * (self.feedforward_tokens or self.hidden)
-
+    @property
     def parameters(self) -> int:
-        """N, without embedding and norms."""
-        return self.attention() + self.feedforward()
+        """N."""
+        return 2 * self.layers * self.width * (4 * self.attention + self.feedforward)
 
     def token_token_flops(self, time: int) -> int:
         """4 L d T^2."""
         return 4 * self.layers * self.width * time**2
 
-    def flops(self, time: int, *, head: bool = False) -> int:
-        """2 N T + 4 L d T^2, and 2 V d T for the logits where `head` asks for them."""
-        logits = 2 * self.vocabulary * self.width * time if head else 0
-        return 2 * self.parameters() * time + self.token_token_flops(time) + logits
+    def flops(self, time: int, vocabulary: int = 0) -> int:
+        """2 N T + 4 L d T^2, and 2 V d T for the logits of a vocabulary."""
+        return 2 * (self.parameters + vocabulary * self.width) * time + self.token_token_flops(time)
 
 
 def shape_of(record: Mapping[Hashable, Any]) -> Shape:
     """Return the shape of a run's model from the flat columns of its record; GeLU feed-forwards only."""
-    layers, width, vocabulary = (int(record[f"spec.model.{key}"]) for key in ("layers", "width", "vocabulary"))
+    layers, width = (int(record[f"spec.model.{key}"]) for key in ("layers", "width"))
     if record["spec.model.projection.kind"] == "pattention":
-        counts = (int(record[f"spec.model.{key}.tokens"]) for key in ("projection", "feedforward"))
-        return Shape(layers, width, vocabulary, *counts)
+        return Shape(layers, width, *(int(record[f"spec.model.{key}.tokens"]) for key in ("projection", "feedforward")))
     hidden = record.get("spec.model.feedforward.hidden")
-    return Shape(layers, width, vocabulary, hidden=4 * width if not hidden or hidden != hidden else int(hidden))
+    return Shape(layers, width, width // 2, 4 * width if not hidden or hidden != hidden else int(hidden))

@@ -39,25 +39,21 @@ def answers_of(grid: Grid, choice: Choice, halves: Int[ndarray, " examples"]) ->
 
 
 def two_fold_means(
-    halves: Mapping[str, tuple[Grid, Grid]],
-    counts: Mapping[str, Sequence[Float[ndarray, "resamples examples"]]],
+    halves: Sequence[Float[ndarray, "seeds examples alphas"]],
+    counts: Sequence[Float[ndarray, "resamples examples"]],
     *,
     common: bool,
 ) -> Float[ndarray, "resamples seeds"]:
     """Return the mean accuracy over tasks, with the choice made anew in every resample.
 
-    `halves` are the answers of each half of a task, `counts` how often each of its questions is drawn.
+    `halves` are the answers of the two halves of every task, `counts` how often each of their questions is drawn.
     """
-    means: dict[str, list[Float[ndarray, "resamples alphas seeds"]]] = {}
-    for task, pair in halves.items():
-        drawn = zip(counts[task], pair, strict=True)
-        means[task] = [np.einsum("re,ase->ras", n, grid) / n.sum(axis=1)[:, None, None] for n, grid in drawn]
-    total = 0.0
-    for half in (0, 1):
-        of_all = np.mean([mean[1 - half] for mean in means.values()], axis=0)
-        for task, pair in halves.items():
-            best = (of_all if common else means[task][1 - half]).argmax(axis=1)
-            chosen = np.take_along_axis(means[task][half], best[:, None], axis=1)[:, 0]
-            weight = pair[half].shape[2] / sum(other.shape[2] for other in pair)
-            total = total + weight * chosen / len(halves)
-    return np.asarray(total)
+    pairs = zip(counts, halves, strict=True)
+    means = [np.einsum("re,sea->ras", n, answers) / n.sum(axis=1)[:, None, None] for n, answers in pairs]
+    sizes, total = [answers.shape[1] for answers in halves], 0.0
+    for half, mean in enumerate(means):
+        other = half ^ 1  # of the same task
+        shown = np.mean(means[other % 2 :: 2], axis=0) if common else means[other]
+        chosen = np.take_along_axis(mean, shown.argmax(axis=1)[:, None], axis=1)[:, 0]
+        total = total + chosen * sizes[half] / (sizes[half] + sizes[other])
+    return np.asarray(total / (len(halves) // 2))

@@ -7,17 +7,15 @@ HTML for people, ours and published values in blocks of their own: the column `s
 import io
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
+from itertools import repeat
 from pathlib import Path
 
 import matplotlib
-import numpy as np
 import pandas as pd
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from pandas import DataFrame
-from pandas.api.types import is_numeric_dtype
 from pandas.testing import assert_frame_equal
 from PIL import Image
 
@@ -40,19 +38,25 @@ Runs behind it: {{ snakemake.params.drawings.%(name)s.runs | join(", ") }}
 """Below a caption, for Snakemake's report, which fills in the runs."""
 
 
-def draw(name: str, results: Results, out: Path) -> list[Path]:
-    """Draw one figure or table into the folder `out`; without rows of ours its files name the missing rows.
+def draw(name: str, results: Results, out: Path, *, where_rows: bool = False) -> list[Path]:
+    """Draw one figure or table into the folder `out` and return the files written.
 
-    Return the files written.
+    Without rows of ours the files name the missing rows; with `where_rows` there are none then, also no earlier ones.
     """
     if name not in catalogue():
         raise UserError(f"no figure or table is called {name!r}{near_misses(name, list(catalogue()))}")
-    return write(catalogue()[name], results, out, rows_of(catalogue()[name], results))
+    drawing = catalogue()[name]
+    rows = rows_of(drawing, results)
+    if rows["source"].eq("ours").any() or not where_rows:
+        return write(drawing, results, out, rows)
+    for file in drawing.outputs:
+        (out / file).unlink(missing_ok=True)
+    return []
 
 
 def draw_each(names: Iterable[str], root: Path, out: Path, objection: Objection | None = None) -> list[str]:
     """Draw several from the rows in `root` (results/<tree>/<scale>); return the names of those that cannot be drawn."""
-    return [name for name, files in _share(root, out, tuple(names), draw, objection).items() if files is None]
+    return [name for name, files in _drawn(Results(root, objection), out, names).items() if files is None]
 
 
 def draw_all(tree_root: Path, out_root: Path, *, pool: Executor | None = None) -> list[Path]:
@@ -64,36 +68,36 @@ def draw_all(tree_root: Path, out_root: Path, *, pool: Executor | None = None) -
     """
     roots = [root for root in sorted(tree_root.glob("*/")) if has_runs(root)]
     shares = [(root, study) for root in roots for study in sorted({one.study for one in catalogue().values()})]
-    shares.sort(key=lambda share: sum(file.stat().st_size for file in share[0].joinpath(share[1]).glob("*.*")))
-    tasks = [(root, out_root / root.name, [name for name, one in catalogue().items() if one.study == study],
-              _draw_if_rows) for root, study in reversed(shares)]  # fmt: skip
-    parts = [one.result() for one in [pool.submit(_share, *task) for task in tasks]] if pool else [
-        _share(*task) for task in tasks]  # fmt: skip
-    found = {
-        (task[0].name, name): files for task, part in zip(tasks, parts, strict=True) for name, files in part.items()
-    }
+    shares.sort(key=lambda share: -sum(file.stat().st_size for file in share[0].joinpath(share[1]).glob("*.*")))
+    parts = (pool.map if pool else map)(_share, *zip(*shares, strict=True), repeat(out_root)) if shares else ()
+    found = {f"{root.name}: {name}": files
+             for (root, _), part in zip(shares, parts, strict=True) for name, files in part.items()}  # fmt: skip
     for root in roots:
-        counts = [bool(files) for (scale, _), files in found.items() if scale == root.name and files is not None]
-        without = f"{len(counts) - sum(counts)} have no rows of finished runs"
-        print(f"{root.name}: {sum(counts)} drawn, {without}", file=sys.stderr)
-    if failed := sorted(": ".join(key) for key, files in found.items() if files is None):
+        drawn = [len(files) for name, files in found.items() if name.startswith(f"{root.name}: ") and files is not None]
+        print(f"{root.name}: {len(drawn) - drawn.count(0)} drawn, {drawn.count(0)} have no rows of finished runs",
+              file=sys.stderr)  # fmt: skip
+    if failed := sorted(name for name, files in found.items() if files is None):
         raise UserError(f"{', '.join(failed)} could not be drawn, for the reasons above")
     if not (written := [path for files in found.values() for path in files or ()]):
         raise UserError(f"{tree_root}: no finished runs at any scale; run the DAG first")
     return written
 
 
-def _share(
-    root: Path, out: Path, names: Sequence[str], draw_one: Callable[..., list[Path]], objection: Objection | None = None
-) -> dict[str, list[Path] | None]:
+def _share(root: Path, study: str, out_root: Path) -> dict[str, list[Path] | None]:
+    """Draw what has rows of a study at a scale."""
+    names = [name for name, one in catalogue().items() if one.study == study]
+    return _drawn(Results(root), out_root / root.name, names, where_rows=True)
+
+
+def _drawn(results: Results, out: Path, names: Iterable[str], **how: bool) -> dict[str, list[Path] | None]:
     """Draw several of the same rows and return the files written, by drawing; say what rows were left out.
 
     Whatever is wrong with one, its files say so and the others are wanted; each reason is said once.
     """
-    results, found, reasons = Results(root, objection), dict[str, list[Path] | None](), dict[str, list[str]]()
+    found, reasons = dict[str, list[Path] | None](), dict[str, list[str]]()
     for name in names:
         try:
-            found[name] = draw_one(name, results, out)
+            found[name] = draw(name, results, out, **how)
             failure_of(out, name).unlink(missing_ok=True)
         except Exception as error:
             found[name] = None
@@ -111,22 +115,6 @@ def _share(
     if warning := results.warning():
         print(f"{results.scale}: {warning}", file=sys.stderr)
     return found
-
-
-def _draw_if_rows(name: str, results: Results, out: Path) -> list[Path]:
-    """Draw one figure or table; without rows of ours remove its earlier files, and return none."""
-    drawing = catalogue()[name]
-    if (rows := shown_rows(drawing, results)) is not None:
-        return write(drawing, results, out, rows)
-    for file in drawing.outputs:
-        (out / file).unlink(missing_ok=True)
-    return []
-
-
-def shown_rows(drawing: Drawing, results: Results) -> DataFrame | None:
-    """Return the rows that a drawing shows, or None where no run of ours has any."""
-    rows = rows_of(drawing, results)
-    return rows if rows["source"].eq("ours").any() else None
 
 
 def write(drawing: Drawing, results: Results, out: Path, rows: DataFrame) -> list[Path]:
@@ -164,42 +152,34 @@ def same_rows(path: Path, rows: DataFrame) -> bool:
     return True
 
 
+@matplotlib.rc_context()
 def _write_pictures(drawing: Drawing, results: Results, paths: Sequence[Path], rows: DataFrame) -> str:
     """Write the pictures; return the notes that their caption needs."""
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()  # neither a user's matplotlibrc nor an earlier figure changes the bytes
-        matplotlib.rcParams.update(SETTINGS)
-        if rows["source"].eq("ours").any():
-            known = with_settings(rows, results.runs(drawing.study), results.scale)
-            texts = [str(name) for name in known if not is_numeric_dtype(known[name])]
-            # matplotlib would read text between two dollars as a formula
-            plain = {name: [one.replace("$", r"\$") if isinstance(one, str) else one for one in known[name]]
-                     for name in texts}  # fmt: skip
-            figure = declaration(drawing.name).draw(known.assign(**plain))
-        else:
-            figure = empty(
-                f"{drawing.name} shows {', '.join(drawing.reads)} of runs like "
-                f"{' or '.join(drawing.needs or drawing.runs)}; no finished run of study '{drawing.study}' at scale "
-                f"'{results.scale}' has them yet, or what they have cannot be compared."
-            )
-        save(figure, *paths)
-        return f"{figure.get_label()} Rows: {results.place(drawing.study, drawing.runs)}."
+    matplotlib.rcdefaults()  # neither a user's matplotlibrc nor an earlier figure changes the bytes
+    matplotlib.rcParams.update(SETTINGS)
+    if rows["source"].eq("ours").any():
+        known = with_settings(rows, results.runs(drawing.study), results.scale)
+        # matplotlib would read text between two dollars as a formula
+        figure = declaration(drawing.name).draw(known.replace(r"\$", r"\\$", regex=True))
+    else:
+        figure = empty(
+            f"{drawing.name} shows {', '.join(drawing.reads)} of runs like "
+            f"{' or '.join(drawing.needs or drawing.runs)}; no finished run of study '{drawing.study}' at scale "
+            f"'{results.scale}' has them yet, or what they have cannot be compared."
+        )
+    save(figure, *paths)
+    return f"{figure.get_label()} Rows: {results.place(drawing.study, drawing.runs)}."
 
 
 def save(figure: Figure, pdf: Path, png: Path) -> None:
     """Save a figure in both forms, each whole or not at all; the same figure gives the same bytes."""
     with replacing(pdf) as temporary:
         figure.savefig(temporary, format="pdf", metadata={"CreationDate": None})
+    pixels = io.BytesIO()
+    figure.savefig(pixels, format="raw", dpi=DOTS_PER_INCH)
+    width, height = (int(inches * DOTS_PER_INCH) for inches in figure.get_size_inches())
     with replacing(png) as temporary:
-        fewer_colours(pixels(figure)).save(temporary, "PNG")
-
-
-def pixels(figure: Figure) -> Image.Image:
-    """Return the picture, as `savefig` would write it, without writing a compressed file."""
-    canvas = FigureCanvasAgg(figure)
-    figure.set_dpi(DOTS_PER_INCH)
-    canvas.draw()  # type: ignore[no-untyped-call]
-    return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")  # type: ignore[no-untyped-call]
+        fewer_colours(Image.frombytes("RGBA", (width, height), pixels.getvalue()).convert("RGB")).save(temporary, "PNG")
 
 
 def fewer_colours(colours: Image.Image) -> Image.Image:

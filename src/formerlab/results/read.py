@@ -57,20 +57,11 @@ class Results:
         if not root.is_dir():
             raise UserError(f"{root}: no such folder; run the DAG for this scale first")
         self.root, self.objection = root, objection
+        self.scale, self.tree = root.resolve().name, root.resolve().parent.name
         self._left_out: dict[tuple[str, str], str] = {}
         self._frames: dict[Path, DataFrame] = {}
         self._sizes: dict[str, Any] = {}
         self.exported = {path.parent.name: ExportedStudy(path.parent) for path in sorted(root.glob(f"*/{RUNS}"))}
-
-    @property
-    def scale(self) -> str:
-        """Name of the scale: the folder's name."""
-        return self.root.resolve().name
-
-    @property
-    def tree(self) -> str:
-        """`live` or `cached`: the name of the folder above."""
-        return self.root.resolve().parent.name
 
     def runs(self, study: str | None = None, runs: Sequence[str] = ("*",)) -> DataFrame:
         """Return one row per finished run and seed, in the order of study, run and seed.
@@ -106,11 +97,11 @@ class Results:
         """
         if exported := self.exported.get(owner.partition("/")[0]):
             frame = exported.rows(name, owner)
-            return _nothing(name) if frame is None or self.leaves_out(name, owner) else frame
+            return _nothing(name) if frame is None or self._leaves_out(name, owner) else frame
         path, stage = self.root / owner / name, WRITER.get(name, "")
         stated = self.stage_record(owner, stage).get("rows_sha256") if stage else None
         stated = stated.get(name) if isinstance(stated, dict) else stated
-        if not (path.exists() or stated) or self.leaves_out(name, owner or CLAIMS):
+        if not (path.exists() or stated) or self._leaves_out(name, owner or CLAIMS):
             return _nothing(name)
         if path not in self._frames:
             self._frames[path] = read_rows(path, stated)
@@ -118,23 +109,20 @@ class Results:
 
     def records(self) -> list[Record]:
         """Return the contents of every run.json that is not left out, in the order of study, run and seed."""
-        return [record for record in self.all_records() if not self.leaves_out(RUN, record["id"])]
+        return [record for name, record in self.all_records.items() if not self._leaves_out(RUN, name)]
 
-    def all_records(self) -> list[Record]:
-        """Return the contents of every run.json, in the same order.
+    @cached_property
+    def all_records(self) -> dict[str, Record]:
+        """The contents of every run.json by id, in the same order.
 
         One that cannot be read is left out where `objection` objects to it; else it raises UserError.
         """
-        return list(self._records.values())
-
-    @cached_property
-    def _records(self) -> dict[str, Record]:
         found = []
         for path in self.root.glob(f"*/*/seed*/{RUN}"):
             try:
                 found.append(read_run(path))
             except UserError:
-                if not self.leaves_out(RUN, "/".join(path.parts[-4:-1])):
+                if not self._leaves_out(RUN, "/".join(path.parts[-4:-1])):
                     raise
         for study in self.exported.values():
             found += [_checked(study.folder / RUNS, record, study.name) for record in study.records()]
@@ -143,18 +131,18 @@ class Results:
 
     @cached_property
     def _flat(self) -> dict[str, Record]:
-        return {name: flatten(record) for name, record in self._records.items()}
+        return {name: flatten(record) for name, record in self.all_records.items()}
 
     def stage_record(self, owner: str, stage: str) -> Record:
         """Return the record of a stage beside the rows of a run, a study or the scale (""); empty where it is missing
         or left out.
         """
         if stage in MAKING:
-            return self._records.get(owner, {})
+            return self.all_records.get(owner, {})
         if exported := self.exported.get(owner.partition("/")[0]):
             return dict(exported.stages.get(owner, {}).get(stage, {}))
         path = self.root / owner / STAGES[stage].record
-        record = read_json(path) if path.is_file() and not self.leaves_out(path.name, owner or CLAIMS) else {}
+        record = read_json(path) if path.is_file() and not self._leaves_out(path.name, owner or CLAIMS) else {}
         if not isinstance(record, dict):
             raise UserError(f"{path}: is not a JSON object; {AGAIN}")
         return record
@@ -169,7 +157,7 @@ class Results:
         size = known["splits"].get("test", {}) if known["fingerprint"] == fingerprint else {}
         return size["bytes"] / size["tokens"] if size.get("bytes") and size.get("tokens") else math.nan
 
-    def leaves_out(self, file: str, name: str) -> bool:
+    def _leaves_out(self, file: str, name: str) -> bool:
         """Say whether a file of a run or of a study is left out, as the objection to its stage says."""
         stage = WRITER.get(file, "")
         reason = self.objection(stage, name) if self.objection is not None and stage else ""
@@ -243,12 +231,12 @@ class ExportedStudy:
         Of columns that a file may lack, one that only other runs have is left out.
         """
         if name not in self._frames:
-            self._frames[name] = self._read(self.folder / f"{Path(name).stem}.parquet")
+            self._frames[name] = self._by_owner(self.folder / f"{Path(name).stem}.parquet")
         frame = self._frames[name].get(owner)
         needed = required_columns(name)
         return None if frame is None else frame[[c for c in frame if c in needed or frame[c].notna().any()]]
 
-    def _read(self, path: Path) -> dict[str, DataFrame]:
+    def _by_owner(self, path: Path) -> dict[str, DataFrame]:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -291,8 +279,8 @@ def read_rows(path: Path, stated: str | None = None) -> DataFrame:
         raise UserError(f"{path}: missing, although its stage is finished; run its stage again") from None
     if stated not in (None, hashlib.sha256(content).hexdigest()):
         raise UserError(f"{path}: changed since its stage wrote it; {AGAIN}")
-    columns = TABLES[path.name].columns if path.name in TABLES else COLUMNS.values()
-    texts = {column.name: "str" for column in columns if column.type == "text"}
+    columns = TABLES[path.name].columns if path.name in TABLES else COLUMNS
+    texts = {name: "str" for name, kind in columns.items() if kind == "text"}
     try:
         frame: DataFrame = pd.read_csv(io.BytesIO(content), dtype=texts, **_EXACT_FLOATS)
     except ValueError as error:

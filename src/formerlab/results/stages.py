@@ -9,7 +9,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, Literal
 
-from formerlab.results.schema import NGRAMS, Column, Table, table
+from formerlab.results.schema import NGRAMS, Table, table
 
 
 @dataclass(frozen=True)
@@ -101,18 +101,15 @@ STAGES = {stage.name: stage for stage in (
                                       "budget choice realised_budget window tokens loss_nats"),
         "prune_mask_dumps.csv": table("the keys that a query sees in one head, a digit each",
                                       f"{CONFIGURATION} layer head query",
-                                      Column("kept", "text", "1 for every key that is seen, else 0")),
+                                      {"kept": "text"}),  # 1 for every key that is seen, else 0
         "prune_score_trajectories.csv": table("scores of a group of tokens after a query",
                                               "group alpha query mean low high missed"),
         "prune_one_shot.csv": table("a window whose first half was compressed in one shot",
                                     f"{CONFIGURATION} realised_budget prompt window tokens loss_nats"),
     }, settings="pruning.prune.PruneSweep", models=("decoder", "released")),
     Stage("passkey", "ask a finished run, under cache policies, for a number that stands in a long text", "run", {
-        "passkey.csv": table("a hidden number under a policy", f"{CONFIGURATION} realised_budget length",
-                             Column("depth", "number", "place of the number, as a share of the text"),
-                             Column("number", "integer", "which number of that place"),
-                             Column("found", "integer", "1 where every token of the number is the most probable one"),
-                             Column("log_prob", "number", "log-probability of the number, nats"),
+        "passkey.csv": table("a hidden number under a policy",
+                             f"{CONFIGURATION} realised_budget length depth number found log_prob",
                              value="found", by=f"{CONFIGURATION} length"),
     }, settings="pruning.passkey.Passkey", models=("decoder", "released")),
     Stage("floors", "fit n-gram models, or a linear probe, to the data of a run: what its loss is to be seen against",

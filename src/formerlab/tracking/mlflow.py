@@ -214,16 +214,14 @@ class _Store:
             return str(found.info.run_id)
         entry = build()
         self.done["created" if found is None else "updated"].append(key)
-        values = {(name, _rounded(value)) for name, value, *_ in entry.points}
+        values = {(name, _rounded(value)) for name, value in entry.points[["name", "value"]].to_numpy()}
         grown = found and found.data.params.items() <= entry.params.items() and found.data.metrics.items() <= values
         if found is not None and not grown:
             self._remove(found)
             found = None
         run = found or self._client.create_run(self._experiment, start_time=entry.started_ms)
         identity = str(run.info.run_id)
-        tags = entry.tags | {"mlflow.runName": entry.name, "mlflow.note.content": entry.note}
-        tags |= {"formerlab.level": entry.level, "formerlab.key": key}
-        tags |= {"mlflow.parentRunId": parent} if parent else {}
+        tags = entry.tags | {"formerlab.key": key} | ({"mlflow.parentRunId": parent} if parent else {})
         for name in run.data.tags.keys() - tags.keys():
             if name.startswith("claim."):
                 self._client.delete_tag(identity, name)
@@ -255,7 +253,8 @@ class _Store:
     def _write(self, identity: str, entry: Entry, tags: dict[str, str], later_ms: int) -> None:
         from mlflow.entities import Metric, Param, RunTag
 
-        points = [Metric(name, _rounded(value), at + later_ms, step) for name, value, at, step in entry.thinned()]
+        points = [Metric(name, _rounded(value), at + later_ms, step)
+                  for name, value, at, step in entry.thinned().itertuples(index=False, name=None)]  # fmt: skip
         batches: dict[str, tuple[int, list[Any]]] = {
             "tags": (ITEMS_PER_CALL, [RunTag(*item) for item in tags.items()]),
             "params": (ITEMS_PER_CALL, [Param(*item) for item in entry.params.items()]),

@@ -3,12 +3,10 @@
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,34 +44,33 @@ COSTS = {
 STATUS = {"finished": "FINISHED", "diverged": "FAILED", "failed": "FAILED", "running": "RUNNING"}
 """MLflow's word for the status of a run."""
 SHOWN = {file: table for file, table in TABLES.items() if table.value}
-CURVES = {"train": ("loss_nats", "lr", "grad_norm"), "timing": ("tokens_per_s", "memory_bytes")}
-
-Point = tuple[str, float, int, int]
-"""Metric, value, time in ms since 1970, step."""
+CURVES = {"train.csv": ("loss_nats", "lr", "grad_norm"), "timing.csv": ("tokens_per_s", "memory_bytes")}
 
 
 @dataclass(frozen=True)
 class Entry:
     """One MLflow run."""
 
-    name: str
-    level: Literal["study", "configuration", "run"]
-    note: str
+    tags: dict[str, str]
     started_ms: int
     finished_ms: int | None  # None while it trains
     status: str = "FINISHED"
-    tags: dict[str, str] = field(default_factory=dict)
     params: dict[str, str] = field(default_factory=dict)
-    points: list[Point] = field(default_factory=list)
+    points: DataFrame = field(default_factory=lambda: DataFrame(columns=["name", "value", "time_ms", "step"]))
+    """Curves and final numbers, in the order of their steps; times are ms since 1970."""
     files: list[Path] = field(default_factory=list)
 
-    def thinned(self) -> Iterator[Point]:
-        """Yield every 2nd, 4th, 8th, ... point of each curve and its last: one that has grown shows what it had."""
-        for _, points in groupby(self.points, itemgetter(0)):
-            curve, stride = list(points), 1
-            while len(curve) > stride * (MOST_POINTS - 1):
-                stride *= 2
-            yield from (*curve[:-1:stride], curve[-1])
+    def thinned(self) -> DataFrame:
+        """Return every 2nd, 4th, 8th, ... point of each curve and its last: one that has grown shows what it had."""
+        curves = self.points.groupby("name", sort=False)["step"]
+        nth, count = curves.cumcount(), curves.transform("size")
+        stride = 2 ** np.ceil(np.log2(np.maximum(1, count / (MOST_POINTS - 1))))
+        return self.points[(nth % stride == 0) | (nth == count - 1)]
+
+
+def _shown_as(level: Literal["study", "configuration", "run"], name: str, note: str) -> dict[str, str]:
+    """Return the tags that say how MLflow shows an entry."""
+    return {"mlflow.runName": name, "mlflow.note.content": note, "formerlab.level": level}
 
 
 def unfinished(root: Path) -> list[dict[str, Any]]:
@@ -88,16 +85,12 @@ def unfinished(root: Path) -> list[dict[str, Any]]:
             continue
         spec = yaml.safe_load(path.read_text(encoding="utf-8"))
         manifest = read_json(root / "data" / spec["data"] / "manifest.json")
-        study, run, _ = folder.parts[-3:]
-        found.append(
-            {
-                "id": "/".join(folder.parts[-3:]),
-                **{"study": study, "run": run, "seed": spec["seed"], "status": note["state"], "spec": spec},
-                "data": {"name": spec["data"], "fingerprint": manifest["fingerprint"]},
-                "started": note["since"],
-                "finished": datetime.fromtimestamp((folder / "timing.csv").stat().st_mtime, UTC).isoformat(),
-            }
-        )
+        *_, study, run, seed = folder.parts
+        record = {"id": f"{study}/{run}/{seed}", "study": study, "run": run, "seed": spec["seed"], "spec": spec}
+        record |= {"status": note["state"], "started": note["since"]}
+        record |= {"data": {"name": spec["data"], "fingerprint": manifest["fingerprint"]}}
+        last = datetime.fromtimestamp((folder / "timing.csv").stat().st_mtime, UTC)
+        found.append(record | {"finished": last.isoformat()})
     return found
 
 
@@ -125,16 +118,10 @@ def study_entry(scale: str, study: str, figures: Path) -> Entry:
         for column, ending in {"outcome": "", "ours": ".ours", "reason": ".reason", "changed": ".changed"}.items():
             own = rows.loc[rows.index.str.startswith(f"{study}-"), column].dropna()
             tags |= {f"claim.{claim}{ending}": str(text) for claim, text in own.items()}
+    note = f"Figures, tables and verdicts on the claims of study {study} at scale {scale}: open Artifacts."
     times = [round(1000 * path.stat().st_mtime) for path in files] or [0]  # no files, no use
-    return Entry(
-        name=f"{study}: figures, tables, claims",
-        level="study",
-        note=f"Figures, tables and verdicts on the claims of study {study} at scale {scale}: open Artifacts.",
-        started_ms=min(times),
-        finished_ms=max(times),
-        tags=tags,
-        files=files,
-    )
+    tags |= _shown_as("study", f"{study}: figures, tables, claims", note)
+    return Entry(tags, min(times), max(times), files=files)
 
 
 def picture(figures: Path, record: Mapping[str, Any]) -> list[Path]:
@@ -146,27 +133,19 @@ def picture(figures: Path, record: Mapping[str, Any]) -> list[Path]:
 
 def configuration_entry(run: str, seeds: Sequence[Entry], figure: Sequence[Path]) -> Entry:
     """Return the MLflow run of a configuration: its params, the means over seeds of what all have, and a picture."""
-    states = {entry.status for entry in seeds}
-    ends = [entry.finished_ms for entry in seeds if entry.finished_ms is not None]
-    values: dict[tuple[str, int], list[float]] = {}
-    for entry in seeds:
-        for name, value, _, step in entry.points:
-            values.setdefault((name, step), []).append(value)
+    states, ends = {entry.status for entry in seeds}, [entry.finished_ms for entry in seeds]
+    points = pd.concat([entry.points for entry in seeds]).groupby(["name", "step"], sort=False)
+    means = points.agg(value=("value", "mean"), time_ms=("time_ms", "first"), seeds=("value", "size")).reset_index()
+    means = means.loc[means["seeds"] == len(seeds), [*seeds[0].points]]  # at the times of the first seed
+    tags = {name: tag for name, tag in seeds[0].tags.items() if name.startswith(("mlflow.source", "formerlab.data"))}
     count = "1 seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
     return Entry(
-        name=run,
-        level="configuration",
-        note=f"{run}, {count}. Metrics are means over its seeds, the runs below it.",
+        tags | _shown_as("configuration", run, f"{run}, {count}. Metrics are means over its seeds, the runs below it."),
         started_ms=seeds[0].started_ms,
-        finished_ms=max(ends) if len(ends) == len(seeds) else None,
+        finished_ms=None if None in ends else max(filter(None, ends)),
         status=next((status for status in ("RUNNING", "KILLED") if status in states), "FINISHED"),
-        tags={name: tag for name, tag in seeds[0].tags.items() if name.startswith(("mlflow.source", "formerlab.data"))},
         params={key: value for key, value in seeds[0].params.items() if key != "seed"},
-        points=[  # at the times of the first seed
-            (name, sum(found) / len(found), time, step)
-            for name, _, time, step in seeds[0].points
-            if len(found := values[name, step]) == len(seeds)
-        ],
+        points=means,
         files=[*figure],
     )
 
@@ -176,12 +155,13 @@ def seed_entry(results: Results, record: dict[str, Any]) -> Entry:
 
     Nothing of the environment is among them, which may hold secrets.
     """
-    names = (*(f"{name}.csv" for name in CURVES), "eval.csv", *SHOWN)
+    names = (*CURVES, "eval.csv", *SHOWN)
     rows = {name: found for name in names if len(found := results.rows_of(name, record["id"]))}
     spec = sorted(flatten(record["spec"]).items(), key=lambda item: (item[0].count("."), item[0]))
     folder, git, data = results.root / record["id"], record.get("git") or {}, record["data"]
     grown = f" It goes on from {record['init']['id']}." if isinstance(record.get("init"), dict) else ""
     command = f"`python -m formerlab train {record['id']} --scale {results.scale}`"
+    note = f"{record['run']}, seed {record['seed']}, on data set {data['name']}.{grown} Command: {command}"
     tags = {
         **{f"formerlab.{key}": record.get(key) for key in ("id", "status", "spec_hash", "code_hash", "host", "device")},
         **{f"formerlab.version.{name}": version for name, version in (record.get("versions") or {}).items()},
@@ -191,58 +171,54 @@ def seed_entry(results: Results, record: dict[str, Any]) -> Entry:
         "mlflow.source.name": "formerlab",
         "mlflow.source.type": "LOCAL",
         "mlflow.source.git.commit": git.get("commit"),
+        **_shown_as("run", f"{record['run']} seed{record['seed']}", note),
     }
+    points = _points(rows, record)
     return Entry(
-        name=f"{record['run']} seed{record['seed']}",
-        level="run",
-        note=f"{record['run']}, seed {record['seed']}, on data set {data['name']}.{grown} Command: {command}",
+        {_name(key): _text(value) for key, value in tags.items() if value is not None},
         started_ms=_milliseconds(record["started"]),
         finished_ms=None if record["status"] == "running" else _milliseconds(record["finished"]),
         status=STATUS.get(record["status"], "KILLED"),
-        tags={_name(key): _text(value) for key, value in tags.items() if value is not None},
         params={_name(key): _text(value) for key, value in spec},
-        points=[point for point in _points(rows, record) if math.isfinite(point[1])],
+        points=points[np.isfinite(points["value"])],
         files=[path for name in ("run.json", "run.yaml", *names) if (path := folder / name).exists()],
     )
 
 
-def _points(rows: dict[str, DataFrame], record: dict[str, Any]) -> Iterator[Point]:
-    """Yield curves, stamped with the time of their step, and final values, stamped with the end."""
+def _points(rows: dict[str, DataFrame], record: dict[str, Any]) -> DataFrame:
+    """Return curves, stamped with the time of their step, and final values, stamped with the end."""
     start, end = (_milliseconds(record[moment]) for moment in ("started", "finished"))
-    curves = {
-        f"{name}/{column}": rows[f"{name}.csv"].set_index("step")[column]
-        for name, columns in CURVES.items()
-        for column in columns
-        if f"{name}.csv" in rows
-    }
+    curves = [
+        rows[file].melt("step", columns, "name").assign(_of=file.removesuffix(".csv"))
+        for file, columns in CURVES.items()
+        if file in rows
+    ]
     if "eval.csv" in rows:
-        for split, losses in weighted_means(rows["eval.csv"], ["split", "step"]).sort_index().groupby("split"):
-            curves[f"{split}/loss_nats"] = losses.droplevel("split")
-    for metric, values in curves.items():
-        times = np.full(len(values), float(start))
-        if (timing := rows.get("timing.csv")) is not None:  # measured, so the same for the same files
-            times += 1000 * np.interp(values.index, timing["step"], timing["time_s"])
-        for value, time, step in zip(values, times, values.index, strict=True):
-            yield metric, float(value), int(time), int(step)
+        losses = weighted_means(rows["eval.csv"], ["split", "step"]).sort_index().rename("value")
+        curves.append(losses.reset_index().rename(columns={"split": "_of"}).assign(name="loss_nats"))
     finals = {name: float(record[key]) / unit for key, (name, unit) in COSTS.items() if record.get(key) is not None}
     for file in (file for file in SHOWN if file in rows):
         finals |= _means(file.removesuffix(".csv"), rows[file], SHOWN[file])
     if "test/loss_nats" in finals:
         finals["test/perplexity"] = math.exp(finals["test/loss_nats"])
     last = int(rows["train.csv"]["step"].max()) if "train.csv" in rows else 0
-    yield from ((name, value, end, last) for name, value in finals.items())
+    ends = DataFrame(finals.items(), columns=["name", "value"]).assign(time_ms=end, step=last)
+    points = pd.concat([*(curve.assign(name=curve["_of"] + "/" + curve["name"]) for curve in curves), ends])
+    timing = rows.get("timing.csv", DataFrame({"step": [0], "time_s": [0]}))  # measured, so the same for the same files
+    times = start + 1000 * np.interp(points["step"], timing["step"], timing["time_s"])
+    points["time_ms"] = points["time_ms"].where(points["time_ms"].notna(), times).astype(int)
+    return points.astype({"value": float}).reset_index(drop=True)[[*ends]]
 
 
 def _means(stage: str, rows: DataFrame, table: Table) -> dict[str, float]:
     """Return the means that a table says are shown, by name: `zeroshot/task/metric`, `prune/h2o/budget 0.4/...`."""
-    types = {column.name: column.type for column in table.columns}
     groups = rows.groupby(list(table.by), dropna=False) if table.by else [((), rows)]
     found: dict[str, float] = {}
     for key, group in groups:
         labels = [(name, value) for name, value in zip(table.by, key, strict=True) if value == value]
-        parts = [str(value) if types[name] == "text" else f"{name} {value:g}" for name, value in labels]
+        parts = [str(value) if table.columns[name] == "text" else f"{name} {value:g}" for name, value in labels]
         parts += [] if table.value == "value" else [table.value]
-        weights = group["tokens"] if "tokens" in types else None
+        weights = group["tokens"] if "tokens" in table.columns else None
         found[_name("/".join([stage, *parts]))] = float(np.average(group[table.value], weights=weights))
     return found
 

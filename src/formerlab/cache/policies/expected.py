@@ -7,8 +7,8 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from formerlab.cache.compressed import QUERIES, Importance, OneShot
-from formerlab.cache.policies.policy import Prompt, by_group
+from formerlab.cache.compressed import QUERIES
+from formerlab.cache.policies.policy import Importance, OneShot, Prompt, by_group
 from formerlab.errors import UserError
 from formerlab.layers.position import Heads, PositionEncoding, RotaryEncoding
 from formerlab.spec import AnyCount, Size

@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from formerlab.cache.eviction import CacheState, Eviction, Keys, Scores
+from formerlab.cache.policies.policy import precise
 
 
 class KeyDiff(Eviction):
@@ -24,7 +25,7 @@ class KeyDiff(Eviction):
 
     def eviction_priority(self, state: CacheState, keys: Keys | None, now: int) -> Scores:
         assert keys is not None
-        direction = F.normalize(keys, dim=-1)
+        direction = F.normalize(precise(keys), dim=-1)
         held = torch.where((state.positions <= now).unsqueeze(-1), direction, 0.0)
         anchor = F.normalize(held.sum(2, keepdim=True), dim=-1)
         likeness = ((direction * anchor).sum(-1) * 2**16).round() / 2**16

@@ -3,6 +3,7 @@
 from typing import ClassVar, Literal
 
 from formerlab.cache.eviction import Entering, Eviction, Keys, Times
+from formerlab.cache.policies.policy import precise
 
 
 class Knorm(Eviction):
@@ -19,5 +20,5 @@ class Knorm(Eviction):
 
     def initial_scores(self, positions: Times, head_groups: int, keys: Keys | None, layer: int) -> Entering | None:
         assert keys is not None
-        mantissa, exponent = keys.norm(dim=-1).frexp()
+        mantissa, exponent = precise(keys).norm(dim=-1).frexp()
         return self.reduce_over_heads(-((mantissa * 2**12).round() / 2**12).ldexp(exponent).unsqueeze(2))

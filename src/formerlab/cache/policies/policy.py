@@ -19,6 +19,7 @@ State = dict[str, Tensor]
 Lengths = Int[Tensor, " batch"] | Sequence[int] | None
 """The true lengths in a right-padded batch; None means that nothing is padding."""
 Logits = Float[Tensor, "batch key_heads groups time time"]
+Importance = Float[Tensor, "batch head_groups time"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,6 @@ class Layer:
     index: int = 0
     """Which layer of the model it is, counted from 0."""
     keys: Float[Tensor, "batch key_heads time d_head"] | None = None
-    values: Float[Tensor, "batch key_heads time d_head"] | None = None
     state: State | None = None
     """What passes from layer to layer: one dict for all layers of a forward pass, empty before the first."""
 
@@ -97,9 +97,7 @@ class Policy(Spec, ABC):
     """Which keys each query may see under a budget. Every query sees itself, whatever the policy says."""
 
     needs: ClassVar[tuple[str, ...]] = ()
-    """Inputs of `simulate` without which the policy cannot decide: keys, values, state."""
-    chooses_once: ClassVar[bool] = False
-    """Whether it decides from the queries of a whole prompt, and has no rule for single steps."""
+    """Inputs of `simulate` without which the policy cannot decide: keys, state."""
 
     @property
     def is_online(self) -> bool:
@@ -132,12 +130,27 @@ class Policy(Spec, ABC):
         """Return for every query (third axis) the keys that it may see; later keys and padding do not matter."""
 
 
+class OneShot(Policy):
+    """A policy that chooses once, from the queries of a whole prompt, and has no rule for single steps."""
+
+    @abstractmethod
+    def importance(self, prompt: Prompt, position: PositionEncoding | None) -> Importance:
+        """Return the score of each key of a prompt, whose sequences all have the same length and budget."""
+
+    @abstractmethod
+    def protected(self, budget: int) -> tuple[int, int]:
+        """Return how many first and how many last positions are kept in any case; together at most `budget`."""
+
+    def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
+        raise NotImplementedError("it chooses once")
+
+
 def check_configuration(policy: object, budget: int | float, *, stepwise: bool = True) -> None:
     """Raise UserError for a wrong type, for a policy without a rule for single steps, and for an impossible budget."""
     if not isinstance(policy, Policy):
         name = policy.__name__ if isinstance(policy, type) else "Decay"
         raise UserError(f"policy={policy!r}: give a policy of formerlab.cache itself, such as {name}()")
-    if stepwise and policy.chooses_once:
+    if stepwise and isinstance(policy, OneShot):
         raise UserError(f"{policy!r} chooses once, after a whole prompt; run it as a CompressedCache")
     resolve_budget(budget, 1)
 

@@ -4,8 +4,8 @@ from typing import ClassVar, Literal
 
 from torch.nn import functional as F
 
-from formerlab.cache.compressed import Importance, OneShot, attention_rows
-from formerlab.cache.policies.policy import Prompt
+from formerlab.cache.compressed import attention_rows
+from formerlab.cache.policies.policy import Importance, OneShot, Prompt
 from formerlab.layers.position import PositionEncoding
 from formerlab.spec import Size
 

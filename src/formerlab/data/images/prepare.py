@@ -72,11 +72,7 @@ class ImageData(DataSpec):
         return {"model": model, "task": {"kind": "classification"}}
 
     def write(self, out: Path, processes: int | None) -> dict[str, Any]:
-        """Write the images of all splits, decoded in `processes` processes.
-
-        Raises UserError for another number of classes than the config says, for a split without images, and where more
-        images than `most_corrupt` cannot be decoded.
-        """
+        """Write the images of all splits, decoded in `processes` processes."""
         gallery = self.source.open()
         if len(gallery.classes) != self.classes:
             found = f"{len(gallery.classes)} ({', '.join(gallery.classes[:5])}, ...)"

@@ -15,7 +15,6 @@ from formerlab.data.images.store import Pixels
 from formerlab.data.splitting import SPLITS, Split
 from formerlab.errors import UserError
 from formerlab.file_search import expanded, files_below, files_named
-from formerlab.spec import fingerprint
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 
@@ -47,9 +46,9 @@ class Digits(DataSource):
 
     kind: Literal["digits"] = "digits"
 
-    def state(self, cache: Path | None = None) -> str | None:
-        """Return the fingerprint of the name: the images have not changed in any release of scikit-learn."""
-        return fingerprint("scikit-learn digits")
+    def contents(self, cache: Path | None = None) -> str:
+        """Return the name: the images have not changed in any release of scikit-learn."""
+        return "scikit-learn digits"
 
     def open(self) -> Gallery:
         """Return all images as training images; 16, the darkest ink, becomes 255."""
@@ -68,10 +67,8 @@ class Digits(DataSource):
 
 
 class ImageFolders(DataSource):
-    """A folder per split with a folder per class; files may lie at any depth below the class.
-
-    Classes are numbered in the order of their names. `~`, `$NAME` and paths relative to the
-    working directory are understood.
+    """A folder per split with a folder per class, below which files may lie at any depth. Classes are numbered in the
+    order of their names. `~`, `$NAME` and paths relative to the working directory are understood.
     """
 
     kind: Literal["folders"] = "folders"
@@ -84,26 +81,27 @@ class ImageFolders(DataSource):
     licence: str = "not stated"
     """The licence of the images, for the manifest."""
 
-    def state(self, cache: Path | None = None) -> str | None:
-        """Return the fingerprint of names and sizes of all files; None where a folder is missing.
+    def contents(self, cache: Path | None = None) -> list[Any]:
+        """Return names and sizes of all files.
 
         The files' contents are not read for it: there may be millions. An image that is replaced by another of the
         same size in bytes is seen when the data are prepared anew.
         """
-        try:
-            return fingerprint([[split, *file] for split in self._named() for file in self._files(split)])
-        except (UserError, OSError):
-            return None
-
-    def search(self) -> None:
-        for split in self._named():
-            self._files(split)
+        return [[split, *file] for split in self._named() for file in self._files(split)]
 
     def open(self) -> Gallery:
         """Return the files of all splits. Raises UserError for a missing folder or a class that `train` has not."""
         files = {split: [name for name, _ in self._files(split)] for split in self._named()}
         classes = tuple(sorted({name.partition("/")[0] for name in files["train"]}))
-        return Gallery(classes, {split: list(self._pictures(split, names, classes)) for split, names in files.items()})
+        numbers, splits = {name: number for number, name in enumerate(classes)}, dict[Split, Iterable[Picture]]()
+        for split, names in files.items():
+            root = expanded(getattr(self, split))
+            for name in names:
+                if (label := name.partition("/")[0]) not in numbers:
+                    where = f"{root / name}: no class {label!r} among the training images"
+                    raise UserError(f"{where}; remove it or add the class")
+            splits[split] = [Picture(name, numbers[name.partition("/")[0]], root / name) for name in names]
+        return Gallery(classes, splits)
 
     def recipe(self) -> dict[str, object]:
         """Return which splits are named; paths and licence do not decide the content."""
@@ -127,15 +125,6 @@ class ImageFolders(DataSource):
             raise UserError(f"source.{split}: {root} holds no images in folders; name one with a folder per class")
         return found
 
-    def _pictures(self, split: Split, names: list[str], classes: tuple[str, ...]) -> Iterator[Picture]:
-        root, numbers = expanded(getattr(self, split)), {name: number for number, name in enumerate(classes)}
-        for name in names:
-            label = name.partition("/")[0]
-            if label not in numbers:
-                where = root / name
-                raise UserError(f"{where}: no class {label!r} among the training images; remove it or add the class")
-            yield Picture(name, numbers[label], root / name)
-
 
 class ImageHub(HubSource):
     """A data set of the hub, or files that `datasets.load_dataset` reads: `parquet` and `webdataset` with `files`."""
@@ -152,16 +141,10 @@ class ImageHub(HubSource):
     streaming: bool = False
     """Whether to read over the network without a copy on disk."""
 
-    def state(self, cache: Path | None = None) -> str | None:
-        """Return the fingerprint of name, revision and the files' names and sizes; the hub is not looked up."""
-        try:
-            stamps = [(path.name, path.stat().st_size) for group in self._files().values() for path in group]
-        except (UserError, OSError):
-            return None
-        return fingerprint([self.name, self.subset, self.revision, stamps])
-
-    def search(self) -> None:
-        self._files()
+    def contents(self, cache: Path | None = None) -> list[Any]:
+        """Return name and revision, and the names and sizes of files; the hub is not asked."""
+        stamps = [(path.name, path.stat().st_size) for group in self._files().values() for path in group]
+        return [*super().contents(), stamps]
 
     def open(self) -> Gallery:
         """Open the data set. Raises UserError where it, a split or a column is missing."""

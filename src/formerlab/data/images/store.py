@@ -111,10 +111,7 @@ class ImageSet:
 
 
 def load_images(out: Path, split: str) -> ImageSet:
-    """Return a split of prepared images: train, valid or test.
-
-    Raises UserError naming the file that is missing or has another size than the manifest says.
-    """
+    """Return a split of prepared images: train, valid or test."""
     manifest = read_manifest(out)
     splits = manifest["splits"]
     if split not in splits or "images" not in splits[split]:

@@ -14,8 +14,7 @@ from pydantic import Field
 
 from formerlab.data.dataset import DataSpec
 from formerlab.data.manifest import MANIFEST
-from formerlab.data.pairs.phrases import Phrases
-from formerlab.data.pairs.sources import HubPairs, LinePairs, Pair
+from formerlab.data.pairs.sources import HubPairs, LinePairs, Pair, Phrases
 from formerlab.data.splitting import SPLITS, Split
 from formerlab.data.text.streams import writing
 from formerlab.data.text.tokenizer import BytePairs, TokenizerFile, read_tokenizer, write_tokenizer
@@ -66,10 +65,7 @@ class ParallelData(DataSpec):
         return {"model": {"vocabulary": self.vocabulary, "context": self.max_tokens + ROOM}}
 
     def write(self, out: Path, processes: int | None) -> dict[str, Any]:
-        """Write streams and tokenizer; the tokenizers library has threads of its own.
-
-        Raises UserError for lines that do not correspond, a test pair that is too long and a split without pairs.
-        """
+        """Write streams and tokenizer; the tokenizers library has threads of its own."""
         (out / MANIFEST).unlink(missing_ok=True)
         tokenizer = write_tokenizer(self.tokenizer, out / "tokenizer.json", self._sample)
         written = {split: self._write_split(split, out, tokenizer) for split in reversed(SPLITS)}  # small ones first

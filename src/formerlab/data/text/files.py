@@ -9,23 +9,19 @@ from typing import ClassVar, Literal
 
 from pydantic import field_validator, model_validator
 
-from formerlab.data.file_hashes import file_hashes
 from formerlab.data.hub import HubSource
+from formerlab.data.manifest import file_hashes
 from formerlab.data.splitting import SPLITS, Shares, Split
 from formerlab.data.text.documents import Corpus, Shard, TextSource
 from formerlab.data.text.readers import Documents, Format, format_of, read_jsonl, read_parquet, read_text, text_of
 from formerlab.data.workers import Workers
 from formerlab.errors import UserError
 from formerlab.file_search import files_named
-from formerlab.spec import fingerprint
 
 
 class Files(TextSource):
-    """Files, folders or globs (`**` for any depth); `~`, `$NAME` and paths relative to the working
-    directory are understood.
-
-    Name `paths` to have the documents divided by a hash, or `train` and `valid`, `test` or both; a split without files
-    is then taken from `train`.
+    """Files, folders or globs (`**` for any depth); `~`, `$NAME` and paths relative to the working directory are
+    understood. Name `paths` to have all documents divided by a hash, or `train` and `valid`, `test` or both.
     """
 
     outside_recipe: ClassVar[set[str]] = {"paths", "train", "valid", "test", "licence"}
@@ -65,18 +61,11 @@ class Files(TextSource):
             raise ValueError("name either paths, or train together with valid, test or both")
         return self
 
-    def state(self, cache: Path | None = None) -> str | None:
-        """Return the fingerprint of names and contents, folders above them aside; None where a file is missing."""
-        try:
-            named = self.named()
-            known = file_hashes((path for files in named.values() for path in files.values()), cache)
-        except (UserError, OSError):
-            return None
-        return fingerprint([[label, name, known[path]] for label, of in named.items() for name, path in of.items()])
-
-    def search(self) -> None:
-        """Raise UserError for a pattern that matches nothing, an empty file or a file in two splits."""
-        self.named()
+    def contents(self, cache: Path | None = None) -> list[list[str]]:
+        """Return names and hashes, folders above them aside."""
+        files = [(label, name, path) for label, of in self.named().items() for name, path in of.items()]
+        known = file_hashes((path for *_, path in files), cache)
+        return [[label, name, known[path]] for label, name, path in files]
 
     def open(self, shares: Shares, workers: Workers) -> Corpus:
         # Held-out files come first, then by name.
@@ -94,10 +83,7 @@ class Files(TextSource):
         return self.model_copy(update={"documents": "paragraph"}) if finer else None
 
     def named(self) -> dict[str, dict[str, Path]]:
-        """Return the files by label (paths, train, valid, test) and by name below their common folder, sorted.
-
-        Raises UserError for a pattern that matches nothing, an empty file or a file in two splits.
-        """
+        """Return the files by label (paths, train, valid, test) and by name below their common folder, sorted."""
         owners: dict[Path, str] = {}
         found: dict[str, list[Path]] = {}
         for label in ("paths", *SPLITS):

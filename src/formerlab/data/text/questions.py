@@ -35,6 +35,11 @@ VERSION = 1.0
 METRICS = ("acc", "acc_norm", "acc_mutual_info")
 
 
+def means(*metrics: str) -> list[dict[str, Any]]:
+    """Return metrics of the harness whose values are means over examples."""
+    return [{"metric": metric, "aggregation": "mean", "higher_is_better": True} for metric in metrics]
+
+
 @dataclass(frozen=True)
 class QuestionTask:
     """A kind of question."""
@@ -58,7 +63,7 @@ class QuestionTask:
             "doc_to_target": "gold",
             "target_delimiter": self.delimiter,
             "num_fewshot": 0,
-            "metric_list": [{"metric": name, "aggregation": "mean", "higher_is_better": True} for name in METRICS],
+            "metric_list": means(*METRICS),
             "metadata": {"version": VERSION},
         }
 

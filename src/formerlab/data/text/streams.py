@@ -55,10 +55,7 @@ def writing(path: Path, vocabulary: int) -> Iterator[Stream]:
 
 
 def load_stream(out: Path, split: str) -> np.ndarray:
-    """Return the tokens of a split, memory-mapped: one-dimensional, uint16 or uint32.
-
-    Raises UserError naming the stream where it is missing, truncated or not what the manifest says.
-    """
+    """Return the tokens of a split, memory-mapped: one-dimensional, uint16 or uint32."""
     splits = read_manifest(out)["splits"]
     if split not in splits:
         raise UserError(f"{out}: no split '{split}'; choose from {', '.join(splits)}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from formerlab.data.file_hashes import files_state
+from formerlab.data.manifest import files_state
 from formerlab.data.splitting import Split
 from formerlab.errors import UserError, reason
 from formerlab.file_search import expanded

@@ -32,8 +32,14 @@ ROWS: tuple[tuple[dict[str, int], int], ...] = (
 )
 """The rows of Table 3 of arXiv:1706.03762 with a printed count, and that count in millions; d_v stays 64."""
 LANGUAGE_PRINTED = {
-    **{"lm_150m": 150e6, "lm_450m": 450e6, "lm_900m": 900e6, "lm_1_5b": 1.5e9},
-    **{"scale_124m": 124e6, "scale_354m": 354e6, "scale_757m": 757e6, "scale_1_4b": 1.4e9},
+    "lm_150m": 150e6,
+    "lm_450m": 450e6,
+    "lm_900m": 900e6,
+    "lm_1_5b": 1.5e9,
+    "scale_124m": 124e6,
+    "scale_354m": 354e6,
+    "scale_757m": 757e6,
+    "scale_1_4b": 1.4e9,
 }
 """Parameters in Table 9 of arXiv:2410.23168."""
 VISION_PRINTED = {"b16_matched": 86e6, "b16": 109e6, "l16_matched": 307e6, "l16": 407e6}
@@ -43,7 +49,11 @@ TRANSFORMER_WIDTHS = (768, 1416, 2104)
 TIMES = (128, 4096)
 """Lengths at which FLOPs are counted. They have no constant part, so two tell the one that grows with their square."""
 DENSE_PRINTED = {
-    **{"48-plain": 378.45, "64-plain": 491.72, "72-plain": 548.35, "84-plain": 633.31, "90-plain": 675.78},
+    "48-plain": 378.45,
+    "64-plain": 491.72,
+    "72-plain": 548.35,
+    "84-plain": 633.31,
+    "90-plain": 675.78,
     "72-1x1": 548.36,
 }
 """Millions of parameters in Table 1 of arXiv:2402.02622."""

@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -19,13 +18,12 @@ from torch.nn import functional as F
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from formerlab.data import load_stream
-from formerlab.evaluation.measurement import Measured, Measurement, Reading
+from formerlab.evaluation.measurement import Measured, Measurement
 from formerlab.layers.depth.dwa import DepthWeightedAverageLayer
 from formerlab.layers.linear import LinearProjection
 from formerlab.models.decoder import DecoderModel
 from formerlab.results.schema import COSINE, PRUNED, SINGULAR
-from formerlab.results.stages import TABLES
-from formerlab.results.write import Cell, write_rows
+from formerlab.results.write import Cell
 from formerlab.spec import Count
 from formerlab.tasks.language import LanguageModeling
 from formerlab.tasks.window_losses import Stream, mean_loss, spread_windows, window_losses
@@ -42,35 +40,34 @@ class Flow(Measurement):
     shares: tuple[Share, ...] = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
     """Shares of the mixing weights that are dropped, the smallest first (Fig 7: 0 to 50 %)."""
 
-    def reading(self, run: AnyRun, questions: int) -> Reading:
-        return Reading((1 + len(self.shares)) * self.windows * int(getattr(getattr(run, "task", None), "context", 0)))
+    def reading(self, run: AnyRun, questions: int) -> int:
+        return (1 + len(self.shares)) * self.windows * int(getattr(getattr(run, "task", None), "context", 0))
 
 
 def measure(run: Measured, settings: Flow) -> None:
     """Write flow.csv."""
-    flow(run.model, run.run, load_stream(run.data, "test"), settings, run.folder / "flow.csv")
+    task = run.run.task  # type: ignore[attr-defined]  # the plan lets decoders in alone
+    run.write("flow.csv", flow(run.model, task, load_stream(run.data, "test"), settings))
 
 
-def flow(model: DecoderModel, run: AnyRun, stream: Stream, settings: Flow, path: Path) -> None:
-    """Write the rows of one model.
+def flow(model: DecoderModel, task: LanguageModeling, stream: Stream, settings: Flow) -> Iterator[list[Cell]]:
+    """Yield the rows of one model.
 
     `cosine_with_embedding` at place i is the mean over tokens of the cosine of Y_i, which block i + 1 reads (after the
     last block, the final norm), with X_0. `pruned_loss_nats` at place s is the loss without the share s of the mixing
     weights, those smallest in size; `kept` counts the others.
     """
-    task: LanguageModeling = run.task  # type: ignore[attr-defined]  # the plan lets decoders in alone
     windows = spread_windows(stream, task.context, settings.windows)
 
     def loss() -> float:
         return mean_loss(window_losses(model, stream, task.context, batch=task.batch, windows=windows))
 
-    rows: list[list[Cell]] = [[COSINE, index, None, mean] for index, mean in cosines(model, loss)]
+    yield from ([COSINE, index, None, mean] for index, mean in cosines(model, loss))
     if isinstance(model.mixer, DepthWeightedAverageLayer):
         for share in settings.shares:
             with _pruned(model.mixer, share) as kept:
-                rows.append([PRUNED, share, kept, loss()])
-    rows += [[SINGULAR + matrix, rank, None, value] for matrix, rank, value in singular_values(model)]
-    write_rows(path, TABLES["flow.csv"].names, rows)
+                yield [PRUNED, share, kept, loss()]
+    yield from ([SINGULAR + matrix, rank, None, value] for matrix, rank, value in singular_values(model))
 
 
 def cosines(model: DecoderModel, work: Callable[[], object]) -> Iterator[tuple[int, float]]:
@@ -116,10 +113,8 @@ MATRICES = {
 
 
 def singular_values(model: DecoderModel) -> Iterator[tuple[str, float, float]]:
-    """Yield matrix, rank (0 is the largest, 1 the smallest) and singular value by the largest, mean over the blocks.
-
-    The matrices are those of the blocks and the embedding. A projection without a weight matrix, such as Pattention,
-    has none.
+    """Yield matrix, rank (0 is the largest, 1 the smallest) and singular value by the largest, mean over the blocks, of
+    the blocks' matrices and of the embedding. A projection such as Pattention has no weight matrix.
     """
     matrices: dict[str, list[Tensor]] = {}
     for name, parts in MATRICES.items():

@@ -28,8 +28,7 @@ def load_tasks(configs: Sequence[Mapping[str, Any] | str], *, offline: bool = Tr
     """Load tasks once, for any number of evaluations.
 
     A config is the harness's own: a dictionary like a task's YAML, the path of one, or the name of a task it comes
-    with. `offline` forbids the hub; tasks that are not embedded then must be in the local cache. Raises UserError where
-    a task is not found.
+    with. `offline` forbids the hub; tasks that are not embedded then must be in the local cache.
     """
     if offline:
         os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
@@ -79,10 +78,8 @@ def quiet() -> Iterator[None]:
 
 
 class Encoder(TemplateLM):  # type: ignore[misc]
-    """Divides texts into the tokens of context and continuation as the harness does.
-
-    The token `end_of_text` stands for an empty context (as in `acc_mutual_info`) and, with `leading_token`, in front of
-    every context.
+    """Divides texts into the tokens of context and continuation as the harness does. The token `end_of_text` stands for
+    an empty context (as in `acc_mutual_info`) and, with `leading_token`, in front of every context.
     """
 
     def __init__(self, tokenizer: Tokenizer, end_of_text: int, *, leading_token: bool = False) -> None:

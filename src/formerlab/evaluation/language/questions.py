@@ -3,15 +3,21 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 from statistics import fmean
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer
 from torch.nn.utils.rnn import pad_sequence
 
-from formerlab.evaluation.kept import Journal
+from formerlab.data import load_tokenizer, task_configs
+from formerlab.errors import UserError
 from formerlab.evaluation.language.generate import end_of_text_id
+from formerlab.evaluation.language.suites import HarnessSuite, Suite
+from formerlab.evaluation.measurement import Journal, Measured
+from formerlab.files import read_json
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.tasks.scoring import AttendFor, evaluating, score
@@ -155,3 +161,29 @@ def _scored(
         scored = slice(length - count - first, length - first)
         log_prob, greedy = scores.log_probs[row, scored].double().sum().item(), bool(scores.greedy[row, scored].all())
         yield Answer(log_prob, greedy, scores.realised_budget[row].item())
+
+
+def questions_of(run: Measured, limit: int | None = None) -> Questions:
+    """Load the embedded questions of a run's data set and the suites that are asked."""
+    for name, (suite, planned) in run.suites.items():
+        if suite.state() not in (None, planned):
+            raise UserError(f"{run.label}: suite {name} has changed since it was planned; plan and start it again")
+    suites = {name: suite for name, (suite, _) in run.suites.items()}
+    tasks = load_suites(suites, task_configs(run.data))
+    leading = [name for name, suite in suites.items() if suite.leading_token]
+    end_of_text = int(read_json(run.data / "manifest.json")["tokenizer"]["end_of_text"])
+    return Questions(tasks, load_tokenizer(run.data), end_of_text=end_of_text, limit=limit, leading=leading)
+
+
+def load_suites(suites: Mapping[str, Suite], embedded: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """Load the tasks of all suites, behind those of the `embedded` configurations.
+
+    Nothing is fetched unless a suite of the harness names no local copies. Raises UserError for files that are missing
+    or damaged, and for a task that the harness does not have.
+    """
+    from formerlab.evaluation.language.harness import load_tasks
+
+    fetched = any(isinstance(suite, HarnessSuite) and not suite.paths for suite in suites.values())
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        configs = [*embedded, *(suite.config(name, Path(folder)) for name, suite in suites.items())]
+        return load_tasks(configs, offline=not fetched)

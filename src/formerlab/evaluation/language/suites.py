@@ -1,24 +1,25 @@
 """Suites of questions beside the embedded ones: local files, or tasks that lm-evaluation-harness comes with.
 
 A suite made of other files than the harness's own is another test, even where the questions are the same: prompts and
-rows differ. Its name therefore ends in `_local`, it has a version of its own, and its numbers stand in no column of
-published ones. `suite_tasks.py` makes tasks of suites.
+rows differ. So its name ends in `_local`, it has its own version, and its numbers never stand among published ones.
 """
 
+import glob
+import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import yaml
 from pydantic import Field, model_validator
 
-from formerlab.data.file_hashes import file_hashes
+from formerlab.data.manifest import file_hashes
 from formerlab.errors import UserError
+from formerlab.evaluation.language.examples import FORMATS, Form, read_examples
 from formerlab.file_search import expanded, files_named
 from formerlab.spec import AnyCount, Count, Spec, fingerprint
 
 LOCAL = "_local"
 """The ending of the names of suites from files, and of no others."""
-
-Form = Literal["choices", "contexts", "cloze", "pairs"]
 
 
 class _Suite(Spec):
@@ -35,10 +36,12 @@ class _Suite(Spec):
         """Return the files by setting. Raises UserError, with the suite's `name`, where one is missing."""
         raise NotImplementedError
 
+    def config(self, name: str, folder: Path) -> dict[str, Any] | str:
+        """Return what `load_tasks` takes; `folder` is for files that it needs until tasks are loaded."""
+        raise NotImplementedError
+
     def state(self) -> str | None:
-        """Return the fingerprint of settings and contents, whatever the folder; None where a file is missing. The hub
-        is not asked.
-        """
+        """Return the fingerprint of settings and contents, whatever the folder; None where a file is missing."""
         try:
             known = file_hashes((path for named in self.files().values() for path in named), None)
         except (UserError, OSError):
@@ -77,6 +80,32 @@ class LocalSuite(_Suite):
         keys = "paths", "shots_from"
         return {key: files_named(getattr(self, key), f"suites.{name}.{key}", ".jsonl") for key in keys}
 
+    def config(self, name: str, folder: Path) -> dict[str, Any]:
+        from datasets import Dataset
+
+        (metrics, wording), files = FORMATS[self.format], self.files(name)
+        splits = {"test": read_examples(files["paths"], self.format, self.prompt)[: self.limit]}
+        if self.shots_from:
+            splits["train"] = read_examples(files["shots_from"], self.format, self.prompt)
+        if self.shots >= (pool := len(splits.get("train", splits["test"]))):
+            where = "shots_from" if self.shots_from else "its own questions"
+            raise UserError(f"suites.{name}.shots: {self.shots} examples need more than {pool} in {where}; give fewer")
+        if self.format == "cloze":  # the delimiter stands with the answer, since answers of solved examples have one
+            wording = wording | {"doc_to_target": lambda example: f"{self.delimiter}{example['ending']}"}
+        return {
+            "task": name,
+            "custom_dataset": lambda **_: {split: Dataset.from_list(rows) for split, rows in splits.items()},
+            "test_split": "test",
+            "num_fewshot": self.shots,
+            "fewshot_split": "train" if self.shots_from else "test",
+            "metric_list": metrics,
+            "metadata": {"version": self.version},
+            "output_type": "multiple_choice",
+            "doc_to_choice": "choices",
+            "target_delimiter": self.delimiter,
+            **wording,
+        }
+
 
 class HarnessSuite(_Suite):
     """A task that lm-evaluation-harness defines, from local copies of its data set, from the hub or the hub's cache."""
@@ -93,6 +122,32 @@ class HarnessSuite(_Suite):
             if not expanded(path).is_file():
                 raise UserError(f"suites.{name}.paths.{split}: no file at '{path}'")
         return {split: [expanded(path).absolute()] for split, path in self.paths.items()}
+
+    def config(self, name: str, folder: Path) -> str:
+        """Write a file of the differences from the harness's own definition; return its path."""
+        own: dict[str, Any] = {"include": str(_definition(name, self.task)), "task": name}
+        own["num_fewshot"] = self.shots
+        if files := self.files(name):
+            kinds = {"parquet" if path.suffix == ".parquet" else "json" for (path,) in files.values()}
+            if len(kinds) > 1:
+                raise UserError(f"suites.{name}.paths: give all splits as JSON lines, or all as Parquet")
+            data = {"data_files": {split: glob.escape(str(path)) for split, (path,) in files.items()}}
+            own |= {"dataset_path": kinds.pop(), "dataset_name": None}
+            own["dataset_kwargs"] = {**data, "cache_dir": str(folder), "keep_in_memory": True}
+        path = folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(own), encoding="utf-8")
+        return str(path)
+
+
+def _definition(name: str, task: str) -> Path:
+    """Return the file in which the harness defines a task; its own index of 14 000 files takes far longer."""
+    import lm_eval.tasks
+
+    wanted = re.compile(rf"^task: *[\"']?{re.escape(task)}[\"']? *$", re.MULTILINE)
+    for path in sorted(Path(lm_eval.tasks.__file__).parent.rglob("*.yaml")):
+        if wanted.search(path.read_text(encoding="utf-8", errors="replace")):
+            return path
+    raise UserError(f"suites.{name}.task: lm-evaluation-harness has no task '{task}'; see `lm_eval ls tasks`")
 
 
 Suite = Annotated[LocalSuite | HarnessSuite, Field(discriminator="kind")]

@@ -3,8 +3,8 @@
 from importlib.metadata import version
 from typing import Self
 
-from formerlab.evaluation.language.suite_tasks import questions_of
-from formerlab.evaluation.measurement import QUESTION_TOKENS, Measured, Measurement, Reading
+from formerlab.evaluation.language.questions import questions_of
+from formerlab.evaluation.measurement import QUESTION_TOKENS, Measured, Measurement
 from formerlab.progress import Progress
 from formerlab.results.stages import TABLES
 from formerlab.spec import Count
@@ -29,8 +29,8 @@ class Zeroshot(Measurement):
     def asks(self, suite: str) -> bool:
         return True
 
-    def reading(self, run: AnyRun, questions: int) -> Reading:
-        return Reading(min(self.question_limit or questions, questions) * QUESTION_TOKENS)
+    def reading(self, run: AnyRun, questions: int) -> int:
+        return min(self.question_limit or questions, questions) * QUESTION_TOKENS
 
 
 def measure(run: Measured, settings: Zeroshot) -> None:

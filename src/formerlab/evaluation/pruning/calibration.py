@@ -15,7 +15,7 @@ from torch import Tensor
 
 from formerlab.cache import Budget, Decay, Simulation, distance_to_ideal, ideal_attention
 from formerlab.cache.simulation import Seen
-from formerlab.evaluation.kept import Row
+from formerlab.evaluation.measurement import Row
 from formerlab.evaluation.pruning.windows import Configuration, Windows
 from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.tasks.window_losses import mean_loss

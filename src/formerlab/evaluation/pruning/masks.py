@@ -1,43 +1,37 @@
-"""Which keys policies choose on the attention of an unpruned forward pass: measured, and row by row (Fig. 3)."""
+"""What unpruned forward passes show: the keys that policies choose, measured and row by row, and how attention to
+important and to unimportant tokens moves from query to query (Decay article, Fig. 3 and 5).
+
+An important token may be ignored by one query and wanted again by the next. A score that remembers a little bridges
+such dips; one that remembers everything also keeps what was important long ago.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from formerlab.cache import H2O, Budget, Decay, Ideal, Local
-from formerlab.cache.measures import distance_to_ideal, early_weights, ideal_attention, means_over_kept, place_weights
-from formerlab.cache.simulation import Seen, Square, SquareMask
-from formerlab.evaluation.kept import Row
+from formerlab.cache.measures import distance_to_ideal, ideal_attention, kept_measures
+from formerlab.cache.simulation import Seen, Square
+from formerlab.evaluation.measurement import Row
 from formerlab.evaluation.pruning.windows import Configuration, Windows
 
 Share = Float[Tensor, " batch"]
 DUMPED = (Ideal(), Local(), H2O(), Decay(alpha=0.2), Decay(alpha=0.8))
 """The policies of Fig. 3 of the Decay article."""
+ALPHAS = (0.0, 0.2, 0.8, 1.0)
+"""Scores that are followed: 0 is attention itself, 1 the plain sum."""
+IMPORTANT = 0.1
+"""Share of the tokens of the first half that count as important: those of most attention from the second half."""
+KEPT = 0.4
+"""Share of the tokens so far that a cache would keep by its score, for `missed`."""
 
-
-def measures(pruned: Square, ideal: Square, visible: SquareMask) -> dict[str, Share]:
-    """Return the measures of one layer, given the attention under a policy and the ideal one of its budget.
-
-    Share of kept keys among the first 40 %, the first 10 % and the last 40 % of the positions seen so far, their mean
-    position, and 1 - cosine between the attention rows and those of the best choice; an attention sink dominates the
-    cosine, so once without position 0.
-    """
-    time, device, precise = visible.shape[-1], visible.device, pruned.double()
-    marks = [early_weights(time, early, device) for early in (0.4, 0.1, 0.6)]
-    early, early_10, not_recent, place = means_over_kept(
-        visible, torch.stack([*marks, place_weights(time, device)], dim=-1)
-    )
-    return {
-        "early_share": early,
-        "early_share_10": early_10,
-        "mean_position": place,
-        "recent_share": 1 - not_recent,
-        "distance_to_ideal": distance_to_ideal(precise, ideal),
-        "distance_to_ideal_without_first": distance_to_ideal(precise, ideal, skip=1),
-    }
+Scores = Float[Tensor, "alphas sequences queries keys"]
+Missed = Bool[Tensor, "alphas sequences queries keys"]
+Importance = Float[Tensor, "sequences keys"]
 
 
 def mask_measures(windows: Windows, configurations: Sequence[Configuration]) -> Iterator[Row]:
@@ -54,7 +48,10 @@ def mask_measures(windows: Windows, configurations: Sequence[Configuration]) -> 
         ideals = {budget: ideal_attention(seen.probabilities, budget).double() for budget in budgets}
         for configuration in configurations:
             pruned, kept = seen.under(*configuration, states[configuration], layer)
-            for metric, value in measures(pruned, ideals[configuration.budget], kept).items():
+            pruned, ideal = pruned.double(), ideals[configuration.budget]
+            far = {"distance_to_ideal": 0, "distance_to_ideal_without_first": 1}
+            distances = {metric: distance_to_ideal(pruned, ideal, skip=skip) for metric, skip in far.items()}
+            for metric, value in (kept_measures(kept) | distances).items():
                 layers[configuration, metric].append(value)
 
     for numbers in windows.observed(observe):
@@ -67,10 +64,8 @@ def mask_measures(windows: Windows, configurations: Sequence[Configuration]) -> 
 
 
 def mask_dumps(windows: Windows, budgets: Sequence[Budget]) -> Iterator[Row]:
-    """Yield the cells of prune_mask_dumps.csv: of the first window, what every query sees under each policy of Fig. 3.
-
-    All policies choose from the attention of the same unpruned pass, in head 0 of the middle layer. `kept` has a 1 for
-    every key that the query sees.
+    """Yield the cells of prune_mask_dumps.csv: of the first window, what every query sees under each policy of Fig. 3,
+    which all choose from the attention of the same unpruned pass, in head 0 of the middle layer.
     """
     layers: list[Seen] = []
     for _ in windows.observed(lambda _, seen: layers.append(seen)):
@@ -81,3 +76,52 @@ def mask_dumps(windows: Windows, budgets: Sequence[Budget]) -> Iterator[Row]:
                 for query, row in enumerate(visible[0, 0].tolist()):
                     kept = "".join("1" if key else "0" for key in row)
                     yield *Configuration(policy, budget).cells(), middle, 0, query, kept
+
+
+def follow(attention: Square) -> tuple[Scores, Missed, Importance]:
+    """Follow the scores S <- alpha S + p of all tokens of the first half through an unpruned pass.
+
+    Returned are, after every query of the second half, the scores with the sum of the weights divided out (a mean of
+    attention whose memory alpha sets), and whether a score is not among the best of all tokens so far; and each token's
+    mean attention from the second half. Sequences are those of the batch times the heads. In single precision, off the
+    GPU: all layers of all windows are held until the end.
+    """
+    rows = attention.flatten(0, 1).double()
+    time = rows.shape[-1]
+    half, place = time // 2, torch.arange(time, device=rows.device)
+    alphas = torch.tensor(ALPHAS, dtype=rows.dtype)[:, None, None].to(rows.device, non_blocking=True)
+    total, weight, kept, missed = rows.new_zeros(()), rows.new_zeros(()), [], []
+    for query in range(time):
+        total = alphas * total + rows[:, query]
+        weight = alphas * weight + (place <= query)
+        if query >= half:
+            seen = total[..., : query + 1]
+            least = seen.kthvalue(query + 1 - max(1, round(KEPT * (query + 1))), dim=-1, keepdim=True).values
+            missed.append(seen[..., :half] <= least)
+            kept.append(total[..., :half] / weight[..., :half])
+    scores = torch.stack(kept, 2).float()
+    return scores.cpu(), torch.stack(missed, 2).cpu(), rows[:, half:, :half].mean(1).cpu()
+
+
+def score_trajectories(windows: Windows) -> Iterator[Row]:
+    """Yield the cells of prune_score_trajectories.csv: mean, 10 % and 90 % quantile of both groups at every query.
+
+    Over all windows, layers and heads. Position 0, whose attention is that of a sink, belongs to neither group.
+    """
+    found: list[tuple[Scores, Missed, Importance]] = []
+    for _ in windows.observed(lambda _, seen: found.append(follow(seen.probabilities))):
+        pass
+    if not found:
+        return
+    followed, missing, importances = zip(*found, strict=True)
+    importance = torch.cat(importances)[:, 1:]
+    count = max(1, round(IMPORTANT * importance.shape[1]))
+    best = torch.zeros_like(importance, dtype=torch.bool).scatter_(1, importance.topk(count, dim=1).indices, value=True)
+    for index, alpha in enumerate(ALPHAS):
+        scores, missed = (torch.cat([one[index] for one in each])[..., 1:] for each in (followed, missing))
+        for group, members in (("important", best), ("unimportant", ~best)):
+            for step in range(scores.shape[1]):
+                values = scores[:, step][members]
+                tenths = np.quantile(values.numpy(), [0.1, 0.9]).tolist()  # torch.quantile takes at most 2^24 values
+                share = missed[:, step][members].double().mean().item()
+                yield group, alpha, scores.shape[1] + step, values.double().mean().item(), *tenths, share

@@ -1,13 +1,12 @@
 """The stage `passkey`: whether a model with a pruned cache still finds a number that it read long ago.
 
-A number stands once in a long, dull text (passkey retrieval, arXiv:2305.16300); at the end it is asked
-for. Pruning acts from the first token on, as everywhere here, so a policy has to keep the number before it knows that
-it will be asked for.
+A number stands once in a long, dull text (passkey retrieval, arXiv:2305.16300); at the end it is asked for. Pruning
+acts from the first token on, so a policy has to keep the number before it knows of the question.
 """
 
 from functools import partial
 from itertools import product
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 from pydantic import Field
@@ -16,9 +15,8 @@ from tokenizers import Tokenizer
 from formerlab.cache import H2O, Budget, CachePolicy, Decay, Local
 from formerlab.data import load_tokenizer
 from formerlab.errors import UserError
-from formerlab.evaluation.kept import Kept, Rows
 from formerlab.evaluation.language.questions import answers
-from formerlab.evaluation.measurement import Measured, Measurement, Reading
+from formerlab.evaluation.measurement import Kept, Measured, Measurement, Rows
 from formerlab.evaluation.pruning.prune import configurations
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
@@ -34,6 +32,7 @@ QUESTION = "\nWhat is the pass key? The pass key is"
 class Passkey(Measurement):
     """The policies, and the lengths of the texts."""
 
+    cached: ClassVar[bool] = True
     policies: tuple[CachePolicy, ...] = (Local(), H2O(), Decay(alpha=0.2))
     """Policies to compare, beside the whole cache."""
     budgets: tuple[Budget, ...] = (0.4,)
@@ -51,9 +50,8 @@ class Passkey(Measurement):
             raise UserError(f"lengths: {longest} exceeds model.context={context} of run {run.name!r}; lower it")
         return self
 
-    def reading(self, run: AnyRun, questions: int) -> Reading:
-        tokens = len(configurations(self.policies, self.budgets)) * sum(self.lengths) * len(self.depths) * self.numbers
-        return Reading(tokens, cached=tokens)
+    def reading(self, run: AnyRun, questions: int) -> int:
+        return len(configurations(self.policies, self.budgets)) * sum(self.lengths) * len(self.depths) * self.numbers
 
 
 def measure(run: Measured, settings: Passkey) -> None:
@@ -88,8 +86,7 @@ def rows(
 def make_text(tokenizer: Tokenizer, length: int, depth: float, number: int) -> tuple[str, list[int], list[int]]:
     """Return the number in a text of at most `length` tokens, the text with the question behind it, and the answer.
 
-    Whole sentences of filler stand before and behind the number, which is drawn from (length, depth, number). Raises
-    UserError where the question does not fit.
+    Whole sentences of filler stand before and behind the number, which is drawn from (length, depth, number).
     """
     key = str(np.random.default_rng([length, round(1000 * depth), number]).integers(10000, 100000))
     parts = TASK, FILLER, HIDDEN.format(key=key), QUESTION, f" {key}"

@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, field_validator
 from torch.nn import functional as F
@@ -14,13 +14,10 @@ from formerlab.cache import H2O, Budget, CachePolicy, CompressedCache, Decay, Fu
 from formerlab.cache.policies.policy import Policy, check_configuration
 from formerlab.data import load_stream
 from formerlab.errors import UserError
-from formerlab.evaluation.kept import Kept, Row, Rows
-from formerlab.evaluation.language.questions import Questions
-from formerlab.evaluation.language.suite_tasks import questions_of
-from formerlab.evaluation.measurement import QUESTION_TOKENS, Measured, Measurement, Reading
+from formerlab.evaluation.language.questions import Questions, questions_of
+from formerlab.evaluation.measurement import QUESTION_TOKENS, Kept, Measured, Measurement, Row, Rows
 from formerlab.evaluation.pruning.calibration import calibrated
-from formerlab.evaluation.pruning.masks import mask_dumps, mask_measures
-from formerlab.evaluation.pruning.score_trajectories import score_trajectories
+from formerlab.evaluation.pruning.masks import mask_dumps, mask_measures, score_trajectories
 from formerlab.evaluation.pruning.windows import Configuration, Windows
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
@@ -44,6 +41,7 @@ def configurations(policies: Iterable[Policy], budgets: Iterable[Budget]) -> lis
 class PolicySweep(Measurement):
     """Every policy at every budget, always beside the full cache."""
 
+    cached: ClassVar[bool] = True
     policies: tuple[CachePolicy, ...] = (Local(), H2O(), Decay())
     """Policies to compare."""
     alphas: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...] = ()
@@ -113,13 +111,13 @@ class PruneSweep(PolicySweep):
             raise UserError(f"context: {self.context} exceeds model.context={context} of run {run.name!r}; lower it")
         return self.model_copy(update={"questions": self.questions and questions})
 
-    def reading(self, run: AnyRun, questions: int) -> Reading:
+    def reading(self, run: AnyRun, questions: int) -> int:
         context = self.context or int(getattr(run.model, "context", 0))
         tokens = len(self.configurations(self.budgets)) * self.windows * context
         if self.questions:
             asked = self.question_limit or questions
             tokens += len(self.configurations(self.question_budgets)) * asked * QUESTION_TOKENS
-        return Reading(tokens, cached=tokens)
+        return tokens
 
     def asks(self, suite: str) -> bool:
         return self.questions and any(fnmatchcase(suite, pattern) for pattern in self.suites)

@@ -10,8 +10,7 @@ from torch import Tensor
 from formerlab.cache import Budget, Full, Simulation
 from formerlab.cache.policies.policy import Policy
 from formerlab.cache.simulation import Observer
-from formerlab.evaluation.kept import Row
-from formerlab.evaluation.measurement import Measurement
+from formerlab.evaluation.measurement import Measurement, Row
 from formerlab.layers.position import PositionEncoding
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress

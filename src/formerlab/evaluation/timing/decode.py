@@ -20,7 +20,7 @@ from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full, KVCache, Loca
 from formerlab.cache.eviction import Eviction
 from formerlab.cache.kv import bytes_of
 from formerlab.errors import UserError
-from formerlab.evaluation.kept import Row
+from formerlab.evaluation.measurement import Row
 from formerlab.evaluation.pruning.windows import Configuration
 from formerlab.evaluation.timing.timing import Timing, random_tokens, seconds, take_in, turns
 from formerlab.layers.attention import Heads, KeyHeads
@@ -57,10 +57,7 @@ class DecodeSettings(Timing):
         return self
 
     def memory_bytes(self, runs: Sequence[AnyRun]) -> int:
-        """Return about how many bytes a model takes, the logits of its longest prompt, and two caches of that length.
-
-        Raises UserError for a released model that reads no text as long.
-        """
+        """Return about the bytes of a model, of the logits of its longest prompt, and of two caches of that length."""
         found, time = [], max(self.lengths) + self.tokens
         for run in runs:
             model = run.model
@@ -85,8 +82,7 @@ def measure(
     """Write a row per repetition, cache, length and number of sequences of each run; `load` gives released models.
 
     Seconds are those of a step, which takes in one token of every sequence, and those of the prompt; bytes those of the
-    keys and values held after the last step, and of the scores and positions that a pruned cache keeps of them. The
-    record needs no more.
+    keys and values held after the last step, and of the scores and positions that a pruned cache keeps of them.
     """
     rows: list[list[Cell]] = []
     variants = variants_of(settings)

@@ -1,7 +1,6 @@
 """The stage `speed`: how fast runs train, score and decode, beside each other in one process; and equal time.
 
-Every repetition takes all runs in turn. Speed does not depend on what a model has learned, so nothing needs to be
-trained before; text is drawn at random.
+Every repetition takes all runs in turn. Speed does not depend on what a model has learned: nothing is trained before.
 """
 
 import io

@@ -2,7 +2,6 @@
 
 import io
 from contextlib import redirect_stderr
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import psutil
@@ -44,13 +43,14 @@ def load_any(source: ReleasedModel, *, device: str = "cpu", online: bool = False
         raise UserError(f"device {device!r}: this machine has no CUDA device that torch can use")
     dtype: torch.dtype | None = None if source.dtype is None else getattr(torch, source.dtype)
     own = f"context {source.context}: only models of transformers take one; that of ours is part of the model"
-    if isinstance(source, Folder) and not _has_config(source.place() / "config.json"):
+    config = source.place() / "config.json" if isinstance(source, Folder) else None
+    if config is not None and not (config.is_file() and "model_type" in read_json(config)):  # of the official code
         if source.context is not None:
             raise UserError(own)
-        ours = load_released(source.place())
-        check_room(str(source.place()), ours.spec.params(), dtype or torch.float32, device)
-        own_tokenizer = TokenizerFile(path=str(source.place() / "tokenizer.json"), vocabulary=ours.spec.vocabulary)
-        return Loaded(ours.to(device, dtype), *own_tokenizer.load())
+        ours, folder = load_released(config.parent), config.parent
+        check_room(str(folder), ours.spec.params(), dtype or torch.float32, device)
+        tokens = TokenizerFile(path=str(folder / "tokenizer.json"), vocabulary=ours.spec.vocabulary)
+        return Loaded(ours.to(device, dtype), *tokens.load())
     arguments = source.arguments(online=online)
     model = load_causal_lm(arguments, device=device, dtype=dtype)
     tokenizer = load_fast_tokenizer(arguments)
@@ -60,10 +60,6 @@ def load_any(source: ReleasedModel, *, device: str = "cpu", online: bool = False
     if source.context is not None:
         raise UserError(own)
     return Loaded(model.decoder, *tokenizer)
-
-
-def _has_config(file: Path) -> bool:
-    return file.is_file() and "model_type" in read_json(file)
 
 
 def identity_of(source: ReleasedModel, device: str) -> dict[str, Any]:
@@ -78,10 +74,7 @@ def identity_of(source: ReleasedModel, device: str) -> dict[str, Any]:
 
 
 def load_causal_lm(arguments: dict[str, Any], *, device: str = "cpu", dtype: torch.dtype | None = None) -> Any:
-    """Return a causal model of transformers, given what its `from_pretrained` takes, after a look at its size.
-
-    Raises UserError where none is there, or the model exceeds the device's free memory.
-    """
+    """Return a causal model of transformers, given what its `from_pretrained` takes, after a look at its size."""
     name, level = shown_place(arguments), logging.get_verbosity()
     logging.set_verbosity_error()  # a bar for every pass over tensors, and of packed weights, which are expanded here
     try:

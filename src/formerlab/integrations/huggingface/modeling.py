@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, StaticCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from formerlab.errors import UserError
-from formerlab.integrations.huggingface.attention import current_attend
+from formerlab.integrations.huggingface.causal_lm import current_attend
 from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.layers.position import PositionEncoding, Stream
 from formerlab.models.decoder import Decoder, DecoderModel
@@ -28,10 +28,7 @@ FIELD = next(name for name in NAMES if name in {field.name for field in fields(C
 
 
 def take_cache(arguments: dict[str, Any]) -> Cache | None:
-    """Take the cache out of the arguments of a forward pass and return it.
-
-    Raises UserError for two, for a cache under another name, and for what is no `Cache` of transformers.
-    """
+    """Take the cache out of the arguments of a forward pass and return it."""
     given = {name: value for name, value in arguments.items() if isinstance(value, Cache) or name in NAMES}
     caches = {name: value for name, value in given.items() if value is not None}
     for name, value in caches.items():

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from pydantic import ValidationError
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from formerlab.errors import UserError, reason
 from formerlab.layers import LayerNorm, NoPosition, Pattention, Rotary
 from formerlab.layers.score import ScoreName
 from formerlab.models.decoder import Decoder, DecoderModel
+from formerlab.yaml_files import read_yaml
 
 Weights = dict[str, Tensor]
 FILE = "pytorch_model.bin"
@@ -42,20 +42,13 @@ def read_weights(path: Path) -> Weights:
 
 
 def read_settings(folder: Path, config: Path | None) -> dict[str, Any]:
-    """Return the official code's settings: those of `config`, else of the folder's one .yml, else nothing.
-
-    Raises UserError where the file cannot be read or the folder holds several.
-    """
+    """Return the official code's settings: those of `config`, else of the folder's one .yml, else nothing."""
     found = sorted(folder.glob("*.yml")) if config is None else [config]
     if len(found) > 1:
         raise UserError(f"{folder}: holds {len(found)} .yml files; name one with --config")
     if not found:
         return {}
-    try:
-        settings = yaml.safe_load(found[0].read_text(encoding="utf-8"))
-        return {str(key).replace("-", "_"): value for key, value in settings.items()}
-    except (OSError, yaml.YAMLError, UnicodeDecodeError, AttributeError) as error:
-        raise UserError(f"{found[0]}: not YAML of settings and values ({reason(error)})") from None
+    return {str(key).replace("-", "_"): value for key, value in read_yaml(Path(), str(found[0])).items()}
 
 
 HEADS = {(12, 768): 12, (24, 1024): 16, (32, 1280): 16, (40, 1536): 16}

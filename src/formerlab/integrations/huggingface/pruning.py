@@ -13,11 +13,9 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
 from formerlab.cache import Budget, CompressedCache, Full, KVCache, PrunedCache, resolve_budget
-from formerlab.cache.compressed import OneShot
-from formerlab.cache.policies.policy import Policy
+from formerlab.cache.policies.policy import OneShot, Policy
 from formerlab.errors import UserError
-from formerlab.integrations.huggingface.attention import attending, current_attend
-from formerlab.integrations.huggingface.causal_lm import CausalLM
+from formerlab.integrations.huggingface.causal_lm import CausalLM, attending, current_attend
 from formerlab.integrations.huggingface.modeling import FIELD, NAMES, FormerlabForCausalLM, count_padding, take_cache
 from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.layers.position import PositionEncoding
@@ -147,10 +145,7 @@ class PolicyCache(Cache):  # type: ignore[misc]
 
 
 def _padding(mask: Tensor, columns: int, known: list[int] | None) -> list[int]:
-    """Return the padding in front of each row: what is `known`, or as counted, for which a GPU is waited.
-
-    Raises UserError for a mask of other than `columns` tokens, and for padding anywhere else.
-    """
+    """Return the padding in front of each row: what is `known`, or as counted, for which a GPU is waited."""
     if mask.ndim != 2 or mask.shape[1] != columns:
         raise UserError(
             f"attention_mask of shape {tuple(mask.shape)}: give a number for each of the {columns} tokens of a row "

@@ -8,8 +8,7 @@ from pathlib import Path
 import torch
 import yaml
 
-from formerlab.data.file_hashes import files_state
-from formerlab.data.manifest import read_manifest
+from formerlab.data.manifest import files_state, read_manifest
 from formerlab.data.text.streams import load_stream
 from formerlab.errors import UserError
 from formerlab.files import read_json, write_json, write_text
@@ -33,11 +32,7 @@ HASHES = ".weights.json"
 
 
 def load_stage(run: ReleasedRun, data: Path, out: Path, *, device: str, threads: int, code_hash: str) -> None:
-    """Read the released model of `run`, measure its loss on the test text in `data`, and leave all in `out`.
-
-    Raises UserError in one line where the model is not here, is not the one that the plan knows, or cannot run under a
-    cache policy.
-    """
+    """Read the released model of `run`, measure its loss on the test text in `data`, and leave all in `out`."""
     began, started = time.monotonic(), provenance.now()
     provenance.git_state()
     torch.set_num_threads(threads)
@@ -83,10 +78,7 @@ def load_released_model(run: ReleasedRun, device: str = "cpu") -> CausalLM:
 
 
 def load_released_run(folder: Path, device: str = "cpu") -> tuple[CausalLM, ReleasedRun]:
-    """Return the model of a run that took a released one, and the run.
-
-    Raises UserError where the model's files are not those that run.json describes.
-    """
+    """Return the model of a run that took a released one, and the run."""
     record = read_json(folder / "run.json")
     run = ReleasedRun.model_validate(record["spec"])
     model = load_released_model(run, device)

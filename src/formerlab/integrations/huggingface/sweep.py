@@ -18,13 +18,12 @@ from pydantic import Field, field_validator
 from formerlab.cache import H2O, Budget, CachePolicy
 from formerlab.data.splitting import Seen
 from formerlab.data.text.embedded import Embedded, read_modules
-from formerlab.data.text.questions import TASKS, make_questions
+from formerlab.data.text.questions import TASKS, make_questions, means
 from formerlab.data.workers import Workers
 from formerlab.errors import UserError
-from formerlab.evaluation.kept import Kept, Row, Rows
 from formerlab.evaluation.language.questions import Questions
-from formerlab.evaluation.language.suite_tasks import suite_configs
 from formerlab.evaluation.language.suites import Suite, check_names
+from formerlab.evaluation.measurement import Kept, Row, Rows
 from formerlab.evaluation.pruning.prune import FILES, PolicySweep, answers, losses
 from formerlab.evaluation.pruning.windows import Configuration
 from formerlab.files import write_json, write_text
@@ -72,7 +71,8 @@ class QuestionSweep(PolicySweep):
         from formerlab.evaluation.language.harness import load_tasks
 
         with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-            configs = [*map(_task, self.tasks), *suite_configs(self.suites, Path(folder))]
+            suites = (suite.config(name, Path(folder)) for name, suite in self.suites.items())
+            configs = [*map(_task, self.tasks), *suites]
             tasks = load_tasks(configs, offline=not online)
         leading = list(tasks["tasks"]) if self.leading_token else ()
         return Questions(tasks, loaded.tokenizer, end_of_text=loaded.prefix, limit=self.limit, leading=leading)
@@ -175,9 +175,8 @@ def write_sample(folder: Path, questions: int) -> dict[str, tuple[str, ...]]:
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         file = (folder / f"{task.name}.jsonl").absolute()
         write_text(file, lines)
-        metrics = [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}]
         # The harness caches data by the names of files: the name of the task tells one text from another.
-        config = task.config(str(file)) | {"metric_list": metrics, "metadata": {"version": fingerprint(lines)[:8]}}
+        config = task.config(str(file)) | {"metric_list": means("acc"), "metadata": {"version": fingerprint(lines)[:8]}}
         path = file.with_suffix(".yaml")
         write_text(path, yaml.safe_dump(config, sort_keys=False))
         paths.append(str(path))

@@ -6,6 +6,7 @@ metrics: flops_ratio_at_equal_loss).
 """
 
 import math
+from collections.abc import Hashable
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -44,7 +45,7 @@ def flops_at_loss(loss: float, flops: ArrayLike, losses: ArrayLike) -> float:
     return float(np.exp(costs[below] + share * (costs[above] - costs[below])))
 
 
-def of_seed(runs: DataFrame, seed: int) -> DataFrame:
+def of_seed(runs: DataFrame, seed: Hashable) -> DataFrame:
     """Return the points for a seed: its own where every run of the envelope has it, else the means over the seeds."""
     own = runs[runs["seed"] == seed]
     if own["run"].nunique() == runs["run"].nunique():

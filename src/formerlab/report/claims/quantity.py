@@ -7,12 +7,13 @@ arms of a claim share them and differences stay paired.
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal, Self
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
-from pandas import DataFrame
+from pandas import DataFrame, Series
 from scipy import special
 
 from formerlab.report.two_fold import half_of, two_fold_means
@@ -66,12 +67,12 @@ def t_interval(mean: float, parts: Sequence[tuple[float, float]], confidence: fl
     return Interval(mean, mean - half, mean + half, **more)
 
 
-def residual_variance(values: DataFrame) -> tuple[float, int] | None:
+def residual_variance(values: Series) -> tuple[float, int] | None:
     """Return the mean square that remains of values by run and seed after a fit of run + seed, and its degrees of
     freedom; nothing where none are left.
     """
-    columns = [pd.get_dummies(values[name]).to_numpy(float) for name in ("run", "seed")]
-    design, found = np.concatenate(columns, axis=1), values["value"].to_numpy(float)
+    columns = [pd.get_dummies(values.index.get_level_values(level)).to_numpy(float) for level in (0, 1)]
+    design, found = np.concatenate(columns, axis=1), values.to_numpy(float)
     fit, _, rank, _ = np.linalg.lstsq(design, found, rcond=None)
     freedom = len(values) - int(rank)
     return (float(np.sum((found - design @ fit) ** 2)) / freedom, freedom) if freedom > 0 else None
@@ -83,9 +84,9 @@ class Level:
 
     name: str
     """The run and the number that was read: equal names are the same number."""
-    values: Mapping[int, float] = field(compare=False)
-    units: Mapping[int, Float[np.ndarray, " units"]] = field(default_factory=dict, compare=False)
-    """The same on each unit of the held-out split that was drawn by itself; of a logarithm, value by mean."""
+    values: Series = field(compare=False)
+    units: DataFrame | None = field(default=None, compare=False)
+    """The same, by seed, on each unit of the held-out split that was drawn by itself; of a logarithm, value by mean."""
     weights: Float[np.ndarray, " units"] | None = field(default=None, compare=False)
     pooled: Callable[[Collection["Level"]], tuple[float, int] | None] = field(default=lambda _: None, compare=False)
     """Returns the variance of such numbers between seeds, over runs like those of the levels (`residual_variance`)."""
@@ -96,51 +97,51 @@ class Linear(Quantity):
     """A sum of numbers of runs with coefficients, paired by seed."""
 
     terms: Mapping[Level, float]
+    constant: float = 0.0
 
-    @property
-    def seeds(self) -> list[int]:
-        """Seeds that all terms have."""
-        return sorted(set.intersection(*(set(level.values) for level in self.terms)))
-
-    @property
-    def by_seed(self) -> Float[np.ndarray, " seeds"]:
-        """Its value for each of them."""
-        columns = [[c * level.values[seed] for seed in self.seeds] for level, c in self.terms.items()]
-        return np.asarray(np.sum(columns, axis=0))
+    @cached_property
+    def by_seed(self) -> Series:
+        """Its value for each of the seeds that all terms have."""
+        columns = [c * level.values for level, c in self.terms.items()]
+        return pd.concat(columns, axis=1, join="inner").sum(axis=1, skipna=False) + self.constant
 
     def interval(self, confidence: float) -> Interval:
         """Return Student's t interval over seeds, and over documents where there are enough."""
-        values, seeds = self.by_seed, len(self.seeds)
+        values, seeds = self.by_seed.to_numpy(), len(self.by_seed)
         if seeds < 2:
             return student(values)
         parts = [self._between(float(values.var(ddof=1)), seeds), *self.documents()]
         return t_interval(float(values.mean()), parts, confidence, seeds=seeds, method="student")
 
     def __mul__(self, factor: float) -> "Linear":
-        return Linear({level: factor * c for level, c in self.terms.items()})
+        return Linear({level: factor * c for level, c in self.terms.items()}, factor * self.constant)
 
-    def __add__(self, other: "Linear") -> "Linear":
-        return Linear({**self.terms, **{level: c + self.terms.get(level, 0.0) for level, c in other.terms.items()}})
+    def __add__(self, other: Any) -> "Linear":
+        if not isinstance(other, Linear):
+            return replace(self, constant=self.constant + other)
+        terms = {level: c + self.terms.get(level, 0.0) for level, c in other.terms.items()}
+        return Linear({**self.terms, **terms}, self.constant + other.constant)
 
     def _between(self, own: float, seeds: int) -> tuple[float, float]:
         """Return the variance of the mean over seeds: pooled, unless its own one is larger than chance would have."""
         coefficients = [*self.terms.values()]
         if abs(sum(coefficients)) < 1e-9 and (pool := next(iter(self.terms)).pooled(self.terms)) is not None:
-            expected, freedom = pool[0] * sum(c**2 for c in coefficients), pool[1]
+            variance, freedom = pool
+            expected = variance * sum(c**2 for c in coefficients)
             if own <= expected * float(special.fdtri(seeds - 1, freedom, POOL_CHECK)):
                 return expected / seeds, freedom
         return own / seeds, seeds - 1
 
     def documents(self) -> list[tuple[float, float]]:
-        """Return the variance of the choice of documents; None where they are few or unknown."""
+        """Return the variance of the choice of documents; empty where they are few or unknown."""
         weights = next(iter(self.terms)).weights
         if weights is None or len(weights) < MIN_UNITS:
             return []
         on_units = np.zeros(len(weights))
         for level, coefficient in self.terms.items():
-            if not np.array_equal(level.weights, weights):  # type: ignore[arg-type]
+            if level.units is None or not np.array_equal(level.weights, weights):  # type: ignore[arg-type]
                 return []
-            on_units += coefficient * np.mean([level.units[seed] for seed in self.seeds], axis=0)
+            on_units += coefficient * level.units.loc[self.by_seed.index].to_numpy().mean(axis=0)
         share, count = weights / weights.sum(), len(weights)
         squares = float(np.sum((share * (on_units - share @ on_units)) ** 2))
         return [(count / (count - 1) * squares, count - 1)]
@@ -150,7 +151,7 @@ class Linear(Quantity):
 class Paired(Quantity):
     """A mean over the same examples; those of one claim share their resamples, so arithmetic on them stays paired."""
 
-    of_seeds: Mapping[int, float]
+    of_seeds: Series
     """The point estimate: one mean over the examples for each seed."""
     replicates: Float[np.ndarray, "batches resamples"]
     """Means over the seeds for resamples of the examples."""
@@ -175,7 +176,7 @@ class Paired(Quantity):
         return float(found.low - guard * low), float(found.high + guard * high)
 
     def _over(self, replicates: Float[np.ndarray, " resamples"], confidence: float) -> Interval:
-        seeds = np.array(list(self.of_seeds.values()))
+        seeds = self.of_seeds.to_numpy()
         mean, fewest = float(seeds.mean()), min(map(len, self.groups), default=MIN_UNITS)
         more: dict[str, Any] = {"seeds": len(seeds), "examples": self.examples}
         if fewest < 2:
@@ -193,13 +194,13 @@ class Paired(Quantity):
         return self._map(lambda numbers: factor * numbers)
 
     def __add__(self, other: Any) -> "Paired":
-        if isinstance(other, float):
+        if not isinstance(other, Paired):
             return self._map(lambda numbers: numbers + other)
-        if self.of_seeds.keys() != other.of_seeds.keys():
+        if not self.of_seeds.index.equals(other.of_seeds.index):
             raise MissingRowsError("two paired differences are of different seeds")
         alike = list(map(len, self.groups)) == list(map(len, other.groups))
         return Paired(
-            {seed: value + other.of_seeds[seed] for seed, value in self.of_seeds.items()},
+            self.of_seeds + other.of_seeds,
             self.replicates + other.replicates,
             min(self.examples, other.examples),
             tuple(a + b for a, b in zip(self.groups, other.groups, strict=True)) if alike else (),
@@ -207,9 +208,8 @@ class Paired(Quantity):
         )
 
     def _map(self, function: Callable[[Any], Any]) -> "Paired":
-        of_seeds = {seed: function(value) for seed, value in self.of_seeds.items()}
         groups = tuple(map(function, self.groups))
-        return replace(self, of_seeds=of_seeds, replicates=function(self.replicates), groups=groups)
+        return replace(self, of_seeds=function(self.of_seeds), replicates=function(self.replicates), groups=groups)
 
 
 def ratio_of_sums(sums: Float[np.ndarray, "*shape statistics"]) -> Float[np.ndarray, "*shape"]:
@@ -247,17 +247,14 @@ class Examples:
             replicates.append(self._means(drawn).mean(axis=1))
         plain = self.reduce is ratio_of_sums and self.chosen is None
         single = tuple(ratio_of_sums(group).mean(axis=0) for group in self.groups) if plain else ()
-        found = dict(zip(self.seeds, of_seeds.tolist(), strict=True))
+        found = Series(of_seeds, self.seeds)
         return Paired(found, np.array(replicates), sum(sizes), single, percentiles=self.chosen is None)
 
     def _means(self, drawn: Sequence[Float[np.ndarray, "resamples examples"]]) -> Float[np.ndarray, "resamples seeds"]:
         if self.chosen is None:
             sums = [np.einsum("re,sek->rsk", *pair, optimize=True) for pair in zip(drawn, self.groups, strict=True)]
             return np.asarray(np.mean([self.reduce(each) for each in sums], axis=0))
-        grids = [group.transpose(2, 0, 1) for group in self.groups]
-        halves = {task: (grids[2 * i], grids[2 * i + 1]) for i, task in enumerate(self.names)}
-        counts = {task: drawn[2 * i : 2 * i + 2] for i, task in enumerate(self.names)}
-        return two_fold_means(halves, counts, common=self.chosen == "common")
+        return two_fold_means(self.groups, drawn, common=self.chosen == "common")
 
 
 def over_alphas(each: Sequence[Examples], run: str | None, chosen: Literal["own", "common"] | None) -> Examples:
@@ -269,9 +266,9 @@ def over_alphas(each: Sequence[Examples], run: str | None, chosen: Literal["own"
     if chosen is None:
         return replace(first, groups=tuple(stack.mean(axis=-1) for stack in stacks))
     halves = {task: np.array([half_of(example) for example in names]) for task, names in first.names.items()}
-    divided = [(task, s[:, :, 0]) for task, s in zip(halves, stacks, strict=True) if len(set(halves[task])) == 2]
-    groups = tuple(answers[:, halves[task] == half] for task, answers in divided for half in (0, 1))
-    return Examples(groups, first.seeds, {task: first.names[task] for task, _ in divided}, chosen=chosen)
+    answers = {task: s[:, :, 0] for task, s in zip(halves, stacks, strict=True) if len(set(halves[task])) == 2}
+    groups = tuple(mine[:, halves[task] == half] for task, mine in answers.items() for half in (0, 1))
+    return Examples(groups, first.seeds, {task: first.names[task] for task in answers}, chosen=chosen)
 
 
 def grouped(rows: DataFrame, example: str, run: str) -> Examples:

@@ -1,12 +1,14 @@
 """From result rows to the quantities that expressions ask for."""
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import wraps
 from typing import Any, TypeVar
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float
 from pandas import DataFrame, Series
 
@@ -75,7 +77,7 @@ class Rows:
             raise MissingRowsError(f"no finished run {pattern}")
 
         def validation(run: str) -> tuple[bool, float]:
-            return self._diverged(run), float(np.mean(list(self._validation(run, "last_step").values())))
+            return self._diverged(run), float(self._validation(run, "last_step").to_numpy().mean())
 
         best = str(min(found, key=validation) if found[1:] else found[0])
         self.used.add(best)
@@ -99,14 +101,15 @@ class Rows:
             if rows.empty:
                 raise MissingRowsError(f"no timing of {arm.run}")
             self.used.add(str(arm.run))
-            return Level(f"{metric} {arm.run}", dict(zip(rows["repetition"], rows[metric].astype(float), strict=True)))
+            return Level(f"{metric} {arm.run}", rows.set_index("repetition")[metric].astype(float))
         run = self.run(arm)
         if metric in ("loss_nats", "error_rate"):
             kind = (metric, arm.at, logarithm)
             return replace(self._held_out(run, *kind), pooled=lambda terms: self._pooled(frozenset(terms), *kind))
         if metric in BLEU:
-            sentences = self._sentences(run, metric, "test")
-            values = {seed: float(corpus_bleu(group.sum(axis=0))) for seed, group in sentences.items()}
+            values = Series(
+                {s: corpus_bleu(one.sum(axis=0)) for s, one in self._sentences(run, metric, "test").items()}
+            )
         elif metric == "flops_ratio_at_equal_loss":
             values = self._flops_ratio(run, arm.envelope)
         elif metric.startswith("embedding_weight_"):
@@ -118,35 +121,31 @@ class Rows:
     @once
     def _held_out(self, run: str, metric: str, at: str, logarithm: bool) -> Level:
         """Return the loss or error of a run at a moment, on the test split with its documents, pairs or images."""
-        change: Callable[[float], float] = (lambda value: float(np.log(value))) if logarithm else float
         rows = self.rows("test.csv" if at == "end" else "eval.csv", run)
         if rows["loss_nats"].isna().any() and not self._diverged(run):
             raise MissingRowsError(f"run {run} has losses that are no numbers")
         rows = rows.assign(loss_nats=rows["rank"] > 0, tokens=1) if metric == "error_rate" else rows
-        found = self._validation(run, at) if at != "end" else by_seed(weighted_means(rows, ["seed"]))
-        values = {seed: change(value) for seed, value in found.items()}
-        name = f"{'ln ' * logarithm}{metric} {at} {run}"
+        means = weighted_means(rows, ["seed"]).sort_index() if at == "end" else self._validation(run, at)
+        values, name = means.apply(np.log) if logarithm else means, f"{'ln ' * logarithm}{metric} {at} {run}"
         pairs = (self.records(run).get("spec.task.kind", Series([None])) == "translation").all()
         unit = "document" if "document" in rows else "window" if pairs or "label" in rows else None
         if at != "end" or unit is None:  # no column of documents, pairs or images
             return Level(name, values)
-        means = weighted_means(rows, ["seed", unit]).unstack()
-        units = {seed: means.loc[seed].to_numpy() / (mean if logarithm else 1.0) for seed, mean in found.items()}
-        weights = rows[rows["seed"] == next(iter(found))].groupby(unit)["tokens"].sum().to_numpy(float)
-        return Level(name, values, units, weights)
+        units = weighted_means(rows, ["seed", unit]).unstack()
+        weights = rows[rows["seed"] == means.index[0]].groupby(unit)["tokens"].sum().to_numpy(float)
+        return Level(name, values, units.div(means, axis=0) if logarithm else units, weights)
 
     @once
     def _pooled(self, terms: frozenset[Level], *kind: Any) -> tuple[float, int] | None:
         """Return the variance of one run between seeds, over the runs like those of the terms."""
-        values = []
-        shared = alike(self.all_runs(), {term.name.split()[-1] for term in terms})
-        for run, records in shared.groupby("run", sort=False):
-            try:
-                found = self._held_out(str(run), *kind).values
-            except MissingRowsError:
-                continue
-            values += [(run, seed, found[seed]) for seed in records["seed"] if seed in found]
-        return residual_variance(DataFrame(values, columns=["run", "seed", "value"]))
+        found = {}
+        for run, records in alike(self.all_runs(), {term.name.split()[-1] for term in terms}).groupby(
+            "run", sort=False
+        ):
+            with suppress(MissingRowsError):
+                values = self._held_out(str(run), *kind).values
+                found[run] = values[values.index.isin(records["seed"])]
+        return residual_variance(pd.concat(found)) if found else None
 
     def curve(self, run: str) -> DataFrame:
         """Return the validation loss of a run by seed and step."""
@@ -154,8 +153,8 @@ class Rows:
         rows = rows[rows["split"] == "valid"]
         return weighted_means(rows, ["seed", "step"]).reset_index().sort_values(["seed", "step"])
 
-    def _validation(self, run: str, at: str) -> dict[int, float]:
-        """Return the validation loss at the first or last step, or its mean over the steps."""
+    def _validation(self, run: str, at: str) -> Series:
+        """Return the validation loss by seed at the first or last step, or its mean over the steps."""
         found = {}
         for seed, group in self.curve(run).groupby("seed"):
             steps, losses = group["step"].to_numpy(float), group["loss_nats"].to_numpy(float)
@@ -163,15 +162,14 @@ class Rows:
                 raise MissingRowsError(f"run {run} was not evaluated before its first step")
             area = at == "area_under_curve" and len(steps) > 1
             one = losses[-1] if at == "last_step" else losses[0]
-            mean = np.trapezoid(losses, steps) / (steps[-1] - steps[0]) if area else one
-            found[int(str(seed))] = float(mean)
-        return found
+            found[seed] = np.trapezoid(losses, steps) / (steps[-1] - steps[0]) if area else one
+        return Series(found, dtype=float)
 
-    def _recorded(self, run: str, key: str) -> dict[int, float]:
-        """Return a number of run.json."""
-        return by_seed(self.records(run).set_index("seed")[key])
+    def _recorded(self, run: str, key: str) -> Series:
+        """Return a number of run.json by seed."""
+        return self.records(run).set_index("seed")[key].astype(float).sort_index()
 
-    def _flops_ratio(self, run: str, envelope: Sequence[str]) -> dict[int, float]:
+    def _flops_ratio(self, run: str, envelope: Sequence[str]) -> Series:
         """Return the cumulative FLOPs of a run by those that models from scratch need for its loss."""
         points, patterns = self.results.runs(self.study, envelope), ", ".join(envelope)
         if grown := sorted(points.loc[points.get("init.id", Series(None, points.index)).notna(), "run"].unique()):
@@ -182,33 +180,33 @@ class Rows:
         self.used |= {*points["run"]}
         losses = {name: self._held_out(name, "loss_nats", "end", False).values for name in [run, *points["run"]]}
         points["loss_nats"] = [losses[name][seed] for name, seed in zip(points["run"], points["seed"], strict=True)]
-        costs, ratios = self._recorded(run, "flops_cumulative"), {}
-        for seed, loss in losses[run].items():
+        needed = {}
+        for seed, loss in losses[run].to_dict().items():
             own = of_seed(points, seed)
-            ratios[seed] = costs[seed] / flops_at_loss(loss, own["flops_cumulative"], own["loss_nats"])
-            if np.isnan(ratios[seed]):
+            needed[seed] = flops_at_loss(loss, own["flops_cumulative"], own["loss_nats"])
+            if np.isnan(needed[seed]):
                 ends = f"{own['loss_nats'].max():.4g} to {own['loss_nats'].min():.4g}"
                 raise MissingRowsError(f"a loss of {loss:.4g} nats lies beyond the ends of the envelope ({ends})")
-        return ratios
+        return self._recorded(run, "flops_cumulative") / Series(needed)
 
-    def _sentences(self, run: str, metric: str, split: str) -> dict[int, Float[np.ndarray, "sentences statistics"]]:
+    def _sentences(self, run: str, metric: str, split: str) -> dict[Any, Float[np.ndarray, "sentences statistics"]]:
         """Return what each sentence of a split contributes to corpus BLEU, by seed."""
         rows = self.rows("bleu.csv", run)
         rows = rows[(rows["metric"] == BLEU[metric]) & (rows["split"] == split)].sort_values("sentence")
-        return {int(str(seed)): group[list(STATISTICS)].to_numpy(float) for seed, group in rows.groupby("seed")}
+        return {seed: group[list(STATISTICS)].to_numpy(float) for seed, group in rows.groupby("seed")}
 
     def _mixing(self, run: str) -> DataFrame:
         rows = self.rows("depth.csv", run)
         last: DataFrame = rows[rows["step"] == rows["step"].max()]
         return last
 
-    def _embedding_weight(self, run: str, *, last: bool) -> dict[int, float]:
+    def _embedding_weight(self, run: str, *, last: bool) -> Series:
         """Mean weight on X_0 over the first or the last third of the averages, the very last average left out."""
         rows = self._mixing(run)
         destinations = sorted(rows["destination"].unique())
         third = len(destinations) // 3
         wanted = destinations[:-1][-third:] if last else destinations[:third]
-        return by_seed(rows[(rows["source"] == 0) & rows["destination"].isin(wanted)].groupby("seed")["weight"].mean())
+        return rows[(rows["source"] == 0) & rows["destination"].isin(wanted)].groupby("seed")["weight"].mean()
 
     def mixing_weights(self, arm: Arm) -> Float[np.ndarray, "seeds entries"]:
         """Return the mixing weights at the last step, those of a block on itself left out."""
@@ -219,12 +217,12 @@ class Rows:
     def sample(self, arm: Arm, metric: str, *, above_chance: bool = False, suite: str | None = None) -> Examples:
         """Return an arm's examples, in the same order for every arm; of accuracies, over guessing where asked."""
         if metric == "bleu":
-            by_seed = self._sentences(self.run(arm), metric, "valid")
-            if len({len(group) for group in by_seed.values()}) != 1:
+            of_seeds = self._sentences(self.run(arm), metric, "valid")
+            if len({len(group) for group in of_seeds.values()}) != 1:
                 raise MissingRowsError(f"the seeds of {arm.run} translated different sentences")
-            stacked = np.stack(list(by_seed.values()))
+            stacked = np.stack(list(of_seeds.values()))
             names = {"valid": tuple(map(str, range(stacked.shape[1])))}
-            return Examples((stacked,), tuple(by_seed), names, corpus_bleu)
+            return Examples((stacked,), tuple(of_seeds), names, corpus_bleu)
         if arm.alphas:
             each = [self.sample(one, metric, above_chance=above_chance, suite=suite) for one in _each_alpha(arm)]
             return over_alphas(each, arm.run, arm.chosen)
@@ -293,11 +291,6 @@ def alike(runs: DataFrame, own: Collection[str]) -> DataFrame:
         lowest, highest = runs.loc[arms, column].min() / POOL_FACTOR, runs.loc[arms, column].max() * POOL_FACTOR
         wanted &= runs[column].between(lowest, highest)
     return runs[wanted]
-
-
-def by_seed(values: "Series[float]") -> dict[int, float]:
-    """Return numbers by seed."""
-    return {int(str(seed)): float(value) for seed, value in values.sort_index().items()}
 
 
 def _each_alpha(arm: Arm) -> list[Arm]:

@@ -55,18 +55,13 @@ class Item:
         return self._seeds_of_pairs if math.isinf(self._fewest_seeds) else int(self._fewest_seeds)
 
     @cached_property
-    def runs(self) -> dict[str, ArmRuns]:
-        """The runs of the arms, by name."""
-        return arms_of(self.claim, self.rows, self.item)
-
-    @cached_property
     def values(self) -> dict[str, str]:
         """The names of `let` as text: mean and interval."""
 
         def text(value: Any) -> str:
             if not isinstance(value, Quantity):
                 return f"{value:.4g}"
-            own = float(value.by_seed.std(ddof=1)) if isinstance(value, Linear) and len(value.seeds) > 1 else 0.0
+            own = float(value.by_seed.std()) if isinstance(value, Linear) and len(value.by_seed) > 1 else 0.0
             return str(value.interval(self.confidence)) + (f" (SD {own:.2g})" if own > 1e-12 else "")
 
         return {name: text(value) for name, value in self.names.items()}
@@ -78,21 +73,22 @@ class Item:
 
     def decide(self, scale: str) -> "Item":
         """Return it with its word; its reason names missing rows and conditions that are not met."""
-        claim = self.claim
+        claim, measured = self.claim, self.claim.kind == "measured"
         try:
             self._define()
-            reasons = self._not_tested(scale) if claim.kind == "measured" else []
+            runs = arms_of(claim, self.rows, self.item) if measured else {}
+            reasons = self._not_tested(scale, runs) if measured else []
             holds = not reasons and self._evaluate(claim.criterion.holds)
             fails = not reasons and not holds and self._evaluate(claim.criterion.fails)
-            if claim.kind == "measured":
-                models = sizes(self.runs, "images" if claim.study == "vision" else "tokens")
+            if measured:
+                models = sizes(runs, "images" if claim.study == "vision" else "tokens")
                 examples = f"{self.examples} examples" if self.examples else ""
                 self.ran = ", ".join(filter(None, [models, examples, f"{self.seeds} seed{'s' * (self.seeds != 1)}"]))
         except (MissingRowsError, ZeroDivisionError) as error:
             self.examples, self._seeds_of_pairs, self._fewest_seeds, self.one_text = 0, 0, math.inf, False
             self.reason = "a number to divide by is zero" if isinstance(error, ZeroDivisionError) else str(error)
             return self
-        words: tuple[Outcome, Outcome] = ("holds", "fails") if claim.kind == "exact" else ("agrees", "contradicts")
+        words: tuple[Outcome, Outcome] = ("agrees", "contradicts") if measured else ("holds", "fails")
         self.outcome = "not_tested" if reasons else words[0] if holds else words[1] if fails else "cannot_tell"
         self.reason = "; ".join(reasons)
         return self
@@ -102,11 +98,11 @@ class Item:
         self._define()
         return bool(self._evaluate(self.claim.criterion.holds))
 
-    def _not_tested(self, scale: str) -> list[str]:
+    def _not_tested(self, scale: str, runs: dict[str, ArmRuns]) -> list[str]:
         """Return the reason why existing rows decide nothing."""
         claim, needed = self.claim, self.claim.criterion.requires
         reasons = [] if scale in claim.scales.judged else [f"scale {scale} decides nothing here: {claim.scales.why}"]
-        reasons += unmet(claim, self.runs)
+        reasons += unmet(claim, runs)
         if needed is not None and not self._evaluate(needed):
             reasons.append(f"requires {needed}")
         return reasons + ([f"{self.seeds} seeds of {MIN_SEEDS}"] if self._fewest_seeds < MIN_SEEDS else [])
@@ -116,7 +112,7 @@ class Item:
         for name, expression in self.claim.criterion.let.items():
             self.names[name] = found = self._evaluate(expression)
             if isinstance(found, Linear):  # arms may have more than those they share, over which its interval goes
-                self._fewest_seeds = min(self._fewest_seeds, len(found.seeds))
+                self._fewest_seeds = min(self._fewest_seeds, len(found.by_seed))
 
     def _evaluate(self, expression: str) -> Any:
         """Return the value of an expression over what is defined."""
@@ -142,19 +138,15 @@ class Item:
             raise MissingRowsError(f"the study maps no run to arm {name}" + (f" of {self.item}" if self.item else ""))
         return arms[name]
 
-    def _level(self, arm: str, metric: str, *, ln: bool = False) -> Level:
-        level = self.rows.level(self._arm(arm), metric, logarithm=ln)
-        self._fewest_seeds = min(self._fewest_seeds, len(level.values))
-        return level
-
     def _linear(self, arm: str, metric: str, *, ln: bool = False) -> Linear:
-        found = Linear({self._level(arm, metric, ln=ln): 1.0})
+        found = Linear({self.rows.level(self._arm(arm), metric, logarithm=ln): 1.0})
+        self._fewest_seeds = min(self._fewest_seeds, len(found.by_seed))
         self.one_text |= metric == "loss_nats" and not found.documents()
         return found
 
     def _ratio(self, a: str, b: str, metric: str) -> Linear:
-        first, second = self._level(a, metric).values, self._level(b, metric).values
-        return Linear({Level("ratio", {seed: first[seed] / second[seed] for seed in first if seed in second}): 1.0})
+        first, second = (self._linear(arm, metric).by_seed for arm in (a, b))
+        return Linear({Level("ratio", (first / second).loc[first.index.intersection(second.index)]): 1.0})
 
     def _paired(self, a: str, b: str, metric: str) -> Paired:
         paired = self.rows.paired(self._arm(a), self._arm(b), metric)

@@ -7,16 +7,15 @@ the last step, the mean over seeds, as for an arm of a claim that is the best of
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
+import pandas as pd
 from pandas import DataFrame, Series
 
-from formerlab.report.drawings import plot
+from formerlab.report.drawings import plot, shown_columns
 from formerlab.report.families import families
 from formerlab.report.names import data_set
 from formerlab.report.panel import Panel, sheet
-from formerlab.report.runs import GROWN, ends, seed_notes, variant
+from formerlab.report.runs import GROWN, at_end, recorded, seed_notes, summary, validation_losses, variant
 from formerlab.results.read import Results, flatten
-from formerlab.statistics import student, weighted_means
 
 RATE = "optimizer.lr"
 TOLD = (
@@ -62,38 +61,12 @@ def curves(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     axes are logarithmic. Each depth, and what starts from a parent, has a panel. To see: whether curves still fall
     where training ends, and whether one that is lower at the end was so from early on.
     """
-    rows = results.rows("eval.csv", study, runs)
-    by_seed = weighted_means(rows[rows["split"].eq("valid") & rows["step"].gt(0)], ["run", "seed", "step"])
-    means = by_seed.groupby(["run", "step"], sort=False).agg(loss_nats="mean", seeds="size").reset_index()
+    by_seed = validation_losses(results, study, runs).query("step > 0")
+    means = by_seed.groupby(["run", "step"], sort=False)["loss_nats"].agg(loss_nats="mean", seeds="size").reset_index()
     known = {record["run"]: record for record in results.records() if record["study"] == study}
     told = told_apart([known[run] for run in means["run"].unique()], results.scale)
     means = means.assign(source="ours").merge(told.assign(run=means["run"].unique()))
     return means.sort_values(["panel", "run", "step"])
-
-
-def last_losses(results: Results, study: str, runs: Sequence[str]) -> dict[str, float]:
-    """Return the validation loss at the last step by run id, NaN where the run diverged."""
-    rows = results.rows("eval.csv", study, runs)
-    rows = rows[(rows["split"] == "valid") & (rows["step"] == rows.groupby(["run", "seed"])["step"].transform("max"))]
-    found = results.runs(study, runs).set_index(["run", "seed"])
-    losses = weighted_means(rows, ["run", "seed"]).reindex(found.index).where(found["status"] == "finished")
-    return dict(zip(found["id"], losses, strict=True))
-
-
-def _family(members: Sequence[dict[str, Any]], losses: dict[str, float]) -> list[dict[Any, Any]]:
-    """Return a row per rate and seed of a search, and one per rate; `chosen` is the best, `inside` is within a grid."""
-    known = [(r["spec"]["optimizer"]["lr"], r["seed"], r["run"], losses[r["id"]]) for r in members]
-    table = DataFrame(known, columns=["lr", "seed", "run", "loss_nats"]).astype({"lr": float})
-    by_rate = table.drop_duplicates(["lr", "seed"]).groupby("lr")  # a run may stand twice, under two names
-    means = by_rate["loss_nats"].agg(lambda seeds: np.mean(seeds.to_numpy()))
-    best, rows = means.dropna().idxmin() if means.notna().any() else None, list[dict[Any, Any]]()
-    for rate, seeds in by_rate:
-        shared = {"lr": rate, "chosen": rate == best, "inside": means.index[0] < rate < means.index[-1]}
-        rows += [shared | {"part": "seed"} | row for row in seeds[["run", "seed", "loss_nats"]].to_dict("records")]
-        interval, diverged = student(seeds["loss_nats"]), int(seeds["loss_nats"].isna().sum())
-        mean = {"part": "mean", "run": seeds["run"].iloc[0]} | ends("loss_nats", interval)
-        rows.append(shared | mean | {"seeds": interval.seeds, "diverged": diverged})
-    return rows
 
 
 def at_the_edge(rows: DataFrame) -> list[str]:
@@ -131,16 +104,22 @@ def rates(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     higher and a lower one beside it in the grid; where it has not, the last sentence says so, and no comparison at that
     rate is fair.
     """
-    losses = last_losses(results, study, runs)
-    records = [record for record in results.records() if record["id"] in losses]
-    members: dict[int, list[dict[str, Any]]] = {}
-    for record, number in zip(records, families([record["spec"] for record in records], RATE), strict=True):
-        members.setdefault(number, []).append(record)
-    members.pop(-1, None)
-    found = sorted(members.values(), key=lambda own: (own[0]["init"] is not None, own[0]["data"]["name"] == "second"))
-    told = told_apart([own[0] for own in found], results.scale).to_dict("records")
-    return DataFrame(
-        {"source": "ours", "panel": said["panel"], "family": said["family"]} | said | row
-        for own, said in zip(found, told, strict=True)
-        for row in _family(own, losses)
-    )
+    records = {record["id"]: record for record in results.records()}
+    losses = at_end(validation_losses(results, study, runs))
+    found = recorded(results, study, runs).merge(losses, "left", ["run", "seed"])
+    found["number"] = families([records[name]["spec"] for name in found["id"]], RATE)
+    found["lr"], found["loss_nats"] = found[f"spec.{RATE}"].astype(float), found["loss_nats"].mask(found["diverged"])
+    # a run may stand twice, under two names
+    found = found[found["number"] >= 0].drop_duplicates(["number", "lr", "seed"])
+    found["run"] = found.groupby(["number", "lr"])["run"].transform("first")
+    rows = summary(found, "loss_nats", keys := ["number", "lr", "run"])
+    means = rows[rows["part"] == "mean"].merge(found.groupby(keys)["diverged"].sum().reset_index())
+    grid = means.groupby("number")
+    means["chosen"] = means["loss_nats"] == grid["loss_nats"].transform("min")
+    means["inside"] = means["lr"].gt(grid["lr"].transform("min")) & means["lr"].lt(grid["lr"].transform("max"))
+    seeds = rows[rows["part"] == "seed"].merge(means[[*keys, "chosen", "inside"]])
+    firsts = found.drop_duplicates("number").set_index("number")["id"]
+    told = told_apart([records[name] for name in firsts], results.scale).set_index(firsts.index)
+    rows = pd.concat([means, seeds]).join(told, on="number").sort_values(["panel", "number", "lr"], ignore_index=True)
+    columns = shown_columns("source panel family variant lr chosen inside part run seed loss_nats[] seeds diverged")
+    return rows[[*columns, "_linestyle", "_markerfacecolor"]]

@@ -8,7 +8,7 @@ from pandas import DataFrame
 
 from formerlab.report.drawings import plot, shown_columns
 from formerlab.report.panel import Panel, sheet
-from formerlab.report.runs import held_out, minus
+from formerlab.report.runs import held_out, minus, paired
 from formerlab.report.tables import vision as tables
 from formerlab.results.read import Results
 
@@ -84,7 +84,8 @@ def vision_growth(results: Results, runs: Sequence[str]) -> DataFrame:
     rows = []
     for run in [run for run in GROWTH if run in set(measured["run"])]:
         points, parents = (held_out(measured, one, "top1_percent") for one in (run, _PARENT))
-        mean, cost = tables.against(results, measured, run, _PARENT), held_out(measured, run, "flops_cumulative").mean()
+        mean = paired(measured, run, _PARENT, tables.COMPARED, "top1_percent", results) | {"compared_with": _PARENT}
+        cost = held_out(measured, run, "flops_cumulative").mean()
         shared = {"source": "ours", "run": run, "model": GROWTH[run], "parent": _PARENT}
         shared |= {"_below": -mean[tables.COMPARED], "_look": GROWTH[run].split("\n")[0]}
         shared |= {"_label": f"{GROWTH[run]}\n{cost / 1e12:.2g} TFLOP"}

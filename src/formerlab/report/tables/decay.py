@@ -8,7 +8,7 @@ from pandas import DataFrame
 
 from formerlab.report import pruning, questions
 from formerlab.report.drawings import shown_columns, table
-from formerlab.report.pruning import CONFIGURATION, ordered, over_windows, spread
+from formerlab.report.pruning import CONFIGURATION, beside, ordered, spread
 from formerlab.report.published import DECAY, published_cosines, published_rows
 from formerlab.report.questions import AGAINST, LOCAL, MEAN, SUITES, accuracies, answers, title
 from formerlab.report.runs import ends
@@ -138,6 +138,15 @@ def decay_ideal_table(results: Results, runs: Sequence[str]) -> DataFrame:
     return spread(rows.assign(metric=rows["metric"].replace(COSINES)), keys, "metric", values)
 
 
+def _beside(rows: DataFrame, by: list[str], base: str, arm: list[str], name: str) -> DataFrame:
+    """Return each `arm` with what it loses against the base, as `name`, for every group of `by`."""
+    ends = shown_columns(f"{name}[]")
+    found = pd.concat([beside(own, base, arm) for _, own in rows.groupby(by, sort=False)])
+    found = found.rename(columns=dict(zip(("more", "low", "high"), ends, strict=True)))
+    found.loc[(found[arm] == base).any(axis=1), ends] = np.nan
+    return found
+
+
 def _spread(alphas: pd.Series) -> str:
     """Return the chosen alphas for readers: their median and range where there are several."""
     low, middle, high = np.quantile(alphas, [0, 0.5, 1])
@@ -156,9 +165,7 @@ def decay_heads_table(results: Results, runs: Sequence[str]) -> DataFrame:
     the published codes has this.
     """
     rows, keys = results.rows("prune_calibrated.csv", STUDY, runs), ["run", "budget", "choice"]
-    groups = rows.groupby(keys[:2], sort=False)
-    found = [row for _, own in groups for row in over_windows(own, keys, "single_by_loss", "minus_best_single_nats")]
-    table = DataFrame(found).join(rows.groupby(keys)["realised_budget"].mean(), on=keys)
+    table = _beside(rows, keys[:2], "single_by_loss", keys, "minus_best_single_nats")
     alphas = results.rows("prune_alphas.csv", STUDY, runs).groupby(keys)["alpha"].agg(_spread).rename("alphas")
     return table.join(alphas, on=keys).assign(choice=table["choice"].str.replace("_", " "))
 
@@ -208,9 +215,7 @@ def decay_one_shot_table(results: Results, runs: Sequence[str]) -> DataFrame:
     tables of step-by-step eviction, whose prompts are pruned while they are read: at the same ratio this is the easier
     task. Budgets are shares of the prompt. Loss minus Full is paired, with its 95 % interval over windows and seeds.
     """
-    rows, arm = results.rows("prune_one_shot.csv", STUDY, runs), [*CONFIGURATION, "realised_budget"]
-    groups = rows.groupby("run", sort=False)
-    found = DataFrame([row for _, mine in groups for row in over_windows(mine, arm, "full", "increase_nats")])
+    found = _beside(results.rows("prune_one_shot.csv", STUDY, runs), ["run"], "full", CONFIGURATION, "increase_nats")
     return ordered(found.assign(perplexity=np.exp(found["loss_nats"])))
 
 

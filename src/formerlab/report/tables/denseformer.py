@@ -47,7 +47,7 @@ def gains(results: Results, runs: Sequence[str]) -> DataFrame:
     first = [str(name) for name in losses if str(name).startswith(("regime", "data.name", "spec."))]
     rows = by_run(losses[losses["run"].isin(results.runs(STUDY, runs)["run"])], first=first)
     rows = rows.assign(setting=rows["run"].map(setting), plain=rows["run"].map(plain))
-    found = [paired(results, losses, plain.get(run), run, "gain_nats") for run in rows["run"]]
+    found = [paired(losses, plain.get(run), run, "gain_nats", results=results) for run in rows["run"]]
     rows = rows.join(DataFrame(found, columns=[*shown_columns("gain_nats[]"), "interval"]))
     return rows.sort_values(["layers", "run"], ignore_index=True)
 
@@ -99,7 +99,7 @@ def denseformer_table(results: Results, runs: Sequence[str]) -> DataFrame:
     ours = gains(results, runs).merge(speeds(results), on="run", how="left")
     ours = ours[ours["setting"] == "main"].assign(inference_batches_per_s=lambda rows: 1 / rows[f"{FORWARD}_time_s"])
     losses, pairs = held_out_losses(results, STUDY), zip(ours["run"], ours["plain"], strict=True)
-    found = [paired(results, losses, run, plain, "loss_minus_plain_nats") for run, plain in pairs]
+    found = [paired(losses, *pair, "loss_minus_plain_nats", results=results) for pair in pairs]
     ours = ours.assign(**DataFrame(found, ours.index))
     ours["mixed"] = ours["spec.model.depth.kind"] != "identity"
     rows = main_first(ours, "layers", "mixed", "variant", "run")
@@ -197,7 +197,7 @@ def denseformer_equal_time(results: Results, runs: Sequence[str]) -> DataFrame:
     for equal in rows[rows["equal_time.arm"].notna()].to_dict("records"):
         arm = equal["equal_time.arm"]
         for run in (run for run in (equal["equal_time.reference"], equal["run"], arm) if run in rows.index):
-            found.append(rows.loc[run].to_dict() | paired(results, losses, run, arm, "gain_nats"))
+            found.append(rows.loc[run].to_dict() | paired(losses, run, arm, "gain_nats", results=results))
     return DataFrame(found).rename(columns={"spec.steps": "steps", "equal_time.time_ratio": "step_time_ratio"})
 
 

@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
+from formerlab.report.claims.envelope import flops_at_loss, of_seed
 from formerlab.report.drawings import table
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published, published_rows
@@ -14,19 +16,30 @@ from formerlab.report.runs import (
     TOKENFORMER,
     TRAINED_ON,
     TRANSFORMER,
+    at_end,
     by_run,
     ends,
-    gap,
     growth_by_tokens,
     held_out,
     held_out_losses,
     language_floors,
     main_first,
     minus,
+    paired,
     recorded,
+    validation_losses,
 )
-from formerlab.report.scaling import against_envelope, scaling_laws
-from formerlab.report.tokenformer import METHODS, STAGES, Shape, at_step, before_growth, by_step, shape_of
+from formerlab.report.scaling import power_law
+from formerlab.report.tokenformer import (
+    FROM_SCRATCH,
+    METHODS,
+    STAGES,
+    Shape,
+    before_growth,
+    chains,
+    from_scratch,
+    shape_of,
+)
 from formerlab.results.read import Results
 from formerlab.statistics import student
 
@@ -80,16 +93,15 @@ def tokenformer_zeroshot(results: Results, runs: Sequence[str]) -> DataFrame:
 VOCABULARY = 50304
 
 
-def _columns(shape: Shape) -> dict[str, Any]:
-    return {
-        "layers": shape.layers,
-        "width": shape.width,
-        "attention_tokens": shape.attention_tokens or None,
-        "feedforward_tokens": shape.feedforward_tokens or None,
-        "parameters_attention": shape.attention(),
-        "parameters_feedforward": shape.feedforward(),
-        "parameters_formula": shape.parameters(),
-        "flops_token_token_coefficient": 4 * shape.layers * shape.width,
+def _columns(run: str, variant: str, shape: Shape) -> dict[str, Any]:
+    tokens = {"attention_tokens": shape.attention, "feedforward_tokens": shape.feedforward}
+    each = 2 * shape.layers * shape.width
+    return {"run": run, "variant": variant, "layers": shape.layers, "width": shape.width} | {
+        **(tokens if variant == TOKENFORMER else dict.fromkeys(tokens)),
+        "parameters_attention": 4 * each * shape.attention,
+        "parameters_feedforward": each * shape.feedforward,
+        "parameters_formula": shape.parameters,
+        "flops_token_token_coefficient": 2 * each,
     }
 
 
@@ -97,12 +109,11 @@ def _published_formulas() -> DataFrame:
     rows, table = [], published_rows(PAPER, "Table 9")
     for row in table[table["model"].str.startswith(("LM", "Scale"))].to_dict("records"):
         sizes = ("layers", "hidden_size", "attention_tokens_per_projection", "ffn_tokens")
-        layers, width, *tokens = (int(row[key]) for key in sizes)
-        shape = Shape(layers, width, VOCABULARY, *tokens)
-        printed, formula = row["parameters"] * 1e6, shape.parameters()
+        shape = Shape(*(int(row[key]) for key in sizes))
+        printed, formula = row["parameters"] * 1e6, shape.parameters
         nearest = min((formula, formula + VOCABULARY * shape.width), key=lambda count: abs(count / printed - 1))
         share = {"parameters_printed": printed, "nearer_count_minus_printed_percent": 100 * (nearest / printed - 1)}
-        rows.append({"run": row["model"], "variant": TOKENFORMER} | _columns(shape) | share)
+        rows.append(_columns(row["model"], TOKENFORMER, shape) | share)
     return DataFrame(rows)
 
 
@@ -122,13 +133,14 @@ def tokenformer_formulas(results: Results, runs: Sequence[str]) -> DataFrame:
     """
     rows = []
     for record in results.runs(STUDY, runs).drop_duplicates("run").to_dict("records"):
-        shape = shape_of(record)
+        shape, tokens = shape_of(record), record["spec.model.projection.kind"] == "pattention"
         time, batch, steps = (int(record[f"spec.{key}"]) for key in ("task.context", "task.batch", "steps"))
-        row = {"run": record["run"], "variant": TOKENFORMER if shape.attention_tokens else TRANSFORMER, "context": time}
-        row |= _columns(shape) | {"flops_projections": 2 * shape.parameters() * time}
-        row |= {"flops_token_token": shape.token_token_flops(time), "flops_formula": shape.flops(time)}
-        row["parameters_difference"] = record["parameters_non_embedding"] - shape.parameters()
-        row["flops_difference"] = record["flops"] - 3 * steps * batch * shape.flops(time, head=True)
+        row = _columns(record["run"], TOKENFORMER if tokens else TRANSFORMER, shape) | {"context": time}
+        row |= {"flops_projections": 2 * shape.parameters * time, "flops_formula": shape.flops(time)}
+        row |= {"flops_token_token": shape.token_token_flops(time)}
+        row["parameters_difference"] = record["parameters_non_embedding"] - shape.parameters
+        vocabulary = int(record["spec.model.vocabulary"])
+        row["flops_difference"] = record["flops"] - 3 * steps * batch * shape.flops(time, vocabulary)
         rows.append(row)
     return DataFrame(rows)
 
@@ -153,7 +165,7 @@ def tokenformer_scores(results: Results, runs: Sequence[str]) -> DataFrame:
     rows = by_run(losses)
     rows = rows.assign(block=rows["run"].str.partition("-")[0], diverged=rows["diverged"].replace(0, None))
     pairs = zip(rows["run"], rows["block"].map(DEFAULTS), strict=True)
-    rows = rows.join(DataFrame([gap(losses, run, default, "loss_minus_default_nats") for run, default in pairs]))
+    rows = rows.join(DataFrame([paired(losses, run, default, "loss_minus_default_nats") for run, default in pairs]))
     return rows.sort_values(["block", "loss_nats"], ascending=[False, True], ignore_index=True)
 
 
@@ -172,15 +184,16 @@ def tokenformer_ablation(results: Results, runs: Sequence[str]) -> DataFrame:
     is better. Brackets: 95 % Student t interval over seeds, differences paired by seed.
     """
     losses = held_out_losses(results, STUDY, runs)
-    curves, rows = by_step(results, runs), []
-    parent = at_step(curves, before_growth(losses, "Tokenformer"))
+    curves, rows = validation_losses(results, STUDY, runs), []
+    parent = held_out(at_end(curves), before_growth(losses, "Tokenformer"))
+    first_step = curves[curves["step"] == 0]
     grown = losses[losses["run"].str.startswith(("grown-", "trained-on-"))]
     for record in grown.drop_duplicates("run").to_dict("records"):
         run, final = record["run"], held_out(losses, record["run"])
         grew = isinstance(record["spec.growth.keys"], str)
         row = {"run": run} | (growth_by_tokens(record) if grew else {"keys": f"not grown, {TRAINED_ON}"})
-        row |= ends("start_minus_parent_nats", student(minus(at_step(curves, run, 0), parent)))
-        row |= ends("loss_nats", student(final)) | gap(losses, run, PUBLISHED, "loss_minus_published_nats")
+        row |= ends("start_minus_parent_nats", student(minus(held_out(first_step, run), parent)))
+        row |= ends("loss_nats", student(final)) | paired(losses, run, PUBLISHED, "loss_minus_published_nats")
         rows.append(row | {"seeds": len(final)})
     return DataFrame(rows).sort_values("loss_nats", ignore_index=True) if rows else DataFrame()
 
@@ -205,24 +218,21 @@ def tokenformer_methods(results: Results, runs: Sequence[str]) -> DataFrame:
     multiplies T^2. The published perplexities fit neither Table 7 nor a documented setting; read them by column.
     """
     losses = held_out_losses(results, STUDY, runs)
-    points = by_run(losses, first=["spec.model.layers", "spec.model.width"]).set_index("run", drop=False)
+    points = by_run(losses, first=["spec.model.layers", "spec.model.width"])
     points["flops_token_token_coefficient"] = 4 * points["spec.model.layers"] * points["spec.model.width"]
-    first, (_, ours), rows = before_growth(losses, "Tokenformer"), METHODS["Tokenformer"], {}
+    first, (_, ours), rows = before_growth(losses, "Tokenformer"), METHODS["Tokenformer"], []
     for method, (_, pattern) in METHODS.items():
         start = before_growth(losses, method)
-        if start in points.index and start not in rows:
-            rows[start] = points.loc[start].to_dict() | {"method": "before growth", "stage": 1}
+        rows.append({"run": start, "method": "before growth", "stage": 1})
         for stage in STAGES:
             run, grown = pattern.format(size=stage), ours.format(size=stage)
-            if run not in points.index:
-                continue
-            row = points.loc[run].to_dict() | {"method": method, "stage": stage} | gap(losses, start, run, "gain_nats")
+            row = {"run": run, "method": method, "stage": stage} | paired(losses, start, run, "gain_nats")
             if run != grown:
                 gained = (minus(held_out(losses, a), held_out(losses, b)) for a, b in ((first, grown), (start, run)))
                 row |= ends("tokenformers_lead_nats", student(minus(*gained)))
-                row |= gap(losses, run, grown, "loss_minus_tokenformers_nats")
-            rows[run] = row
-    return DataFrame([*rows.values()])
+                row |= paired(losses, run, grown, "loss_minus_tokenformers_nats")
+            rows.append(row)
+    return DataFrame(rows).drop_duplicates("run").merge(points, on="run")
 
 
 @table(reads="eval.csv test.csv", runs="modern-* classic-* matched-* *-modern-* *-classic-* *-matched-*",
@@ -238,15 +248,16 @@ def tokenformer_modern(results: Results, runs: Sequence[str]) -> DataFrame:
     (124M) and 0.15 bits per byte (17M, feed-forward only) above a modern Transformer.
     """
     losses = held_out_losses(results, STUDY, runs)
-    points, curves = by_run(losses, first=["regime", "spec.optimizer.lr"]), by_step(results, runs)
+    points = by_run(losses, first=["regime", "spec.optimizer.lr"])
     points["arm"] = points["run"].str.rpartition("-")[0]  # long-matched, where the budget is a longer one
-    points["validation"] = [at_step(curves, run).mean() for run in points["run"]]
+    validation = at_end(validation_losses(results, STUDY, runs)).groupby("run")["loss_nats"].mean()
+    points["validation"] = points["run"].map(validation)
     best = points.loc[points.groupby("arm")["validation"].idxmin()].set_index("arm")["run"].to_dict()
     points = points.sort_values(["arm", "loss_nats"], ignore_index=True)
     chosen = points["arm"].map(best)
     ours = points["arm"].str.replace("modern|classic", "matched", regex=True).map(best)
     pairs = zip(points["run"], ours.where(points["run"] == chosen), strict=True)
-    found = [gap(losses, tokenformer, run, "tokenformer_minus_best_nats") for run, tokenformer in pairs]
+    found = [paired(losses, tokenformer, run, "tokenformer_minus_best_nats") for run, tokenformer in pairs]
     points = points.assign(best=(points["run"] == chosen).map({True: "best", False: ""}))
     points = points.join(DataFrame(found)).assign(diverged=points["diverged"].replace(0, None))
     return points.rename(columns={"spec.optimizer.lr": "learning_rate"})
@@ -262,7 +273,17 @@ def tokenformer_envelope(results: Results, runs: Sequence[str]) -> DataFrame:
     full schedule) reaches the same held-out loss, interpolated in logarithms; 0.5 would be half the cost. A value
     per seed, in brackets the 95 % Student t interval over seeds. Beyond its ends the envelope says nothing.
     """
-    return against_envelope(results, runs)
+    losses = held_out_losses(results, STUDY, runs)
+    scratch, rows = losses[losses["run"].str.startswith(FROM_SCRATCH)], []
+    for row in chains(losses).sort_values("flops_cumulative").to_dict("records"):
+        ratios = []
+        for seed, own in losses[losses["run"] == row["run"]].set_index("seed").iterrows():
+            points = of_seed(scratch, seed)[["flops_cumulative", "loss_nats"]]
+            ratios.append(own["flops_cumulative"] / flops_at_loss(own["loss_nats"], *points.to_numpy().T))
+        known = not np.isnan(ratios).any()
+        rows.append(row | ends("flops_ratio", student(ratios if known else [])))
+        rows[-1]["envelope"] = None if known else "beyond its ends"
+    return DataFrame(rows)
 
 
 @table(reads="test.csv", runs="envelope-* modern-chosen long-modern-chosen")
@@ -275,4 +296,10 @@ def tokenformer_laws(results: Results, runs: Sequence[str]) -> DataFrame:
     law is kept unless p is small. Larger models over wider ranges have exponents of -0.050, -0.076 and -0.095
     (Kaplan et al., arXiv:2001.08361).
     """
-    return scaling_laws(results, runs)
+    losses = held_out_losses(results, STUDY, runs)
+    points = from_scratch(losses)
+    lowest = points[points["lowest"]]
+    both = {"parameters without embedding, at equal tokens": points["parameters_non_embedding"],
+            "tokens, at equal parameters": points["tokens"]}  # fmt: skip
+    of_lowest = power_law(lowest["loss_nats"], {"FLOPs, lower envelope": lowest["flops_cumulative"]})
+    return pd.concat([of_lowest, power_law(points["loss_nats"], both)], ignore_index=True)

@@ -9,9 +9,8 @@ from pandas import DataFrame
 from formerlab.evaluation.translation.bleu import METRICS, STATISTICS, corpus_bleu
 from formerlab.report.drawings import table
 from formerlab.report.published import TRANSFORMER, published, published_rows
-from formerlab.report.runs import by_run, recorded
+from formerlab.report.runs import at_end, by_run, held_out_losses, recorded, validation_losses
 from formerlab.results.read import Results
-from formerlab.statistics import weighted_means
 
 STUDY = "transformer"
 SCORES = ("loss_nats", *METRICS, "exact_percent")
@@ -34,10 +33,8 @@ def over_seeds(results: Results, split: str, runs: Sequence[str]) -> DataFrame:
     after the last step, before any average of snapshots.
     """
     records = recorded(results, STUDY, runs)
-    rows = results.rows("test.csv" if split == "test" else "eval.csv", STUDY)
-    if split == "valid":
-        rows = rows[rows["step"] == rows.groupby(["run", "seed"])["step"].transform("max")]
-    measured = weighted_means(rows, ["run", "seed"]).to_frame().join(scores(results, split))
+    read = held_out_losses(results, STUDY, runs) if split == "test" else at_end(validation_losses(results, STUDY, runs))
+    measured = read.set_index(["run", "seed"])[["loss_nats"]].join(scores(results, split))
     return by_run(records.join(measured, on=["run", "seed"]), SCORES, first=records.columns)
 
 

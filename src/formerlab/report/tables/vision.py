@@ -5,7 +5,6 @@ In all tables the linear probe, a floor, is logistic regression on the pixels.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -72,19 +71,16 @@ def models(measured: DataFrame) -> DataFrame:
     return table.assign(model=[NAMES.get(run) or f"{variant} ({run})" for run, variant in names])
 
 
-def against(results: Results, measured: DataFrame, run: str, reference: str) -> dict[Any, Any]:
-    """Return how many points of top-1 a run is above another, paired by seed, and what its interval speaks of."""
-    return paired(results, measured, run, reference, COMPARED, "top1_percent", compared_with=reference)
-
-
 def comparison(results: Results, arms: str) -> DataFrame:
     """Return our rows of a table of `arms`: words like `run:reference`, the run that it is compared with, or `run`."""
     compared = {run: reference for run, _, reference in (word.partition(":") for word in arms.split())}
     measured = accuracies(results, tuple(compared))
     table = models(measured).set_index("run", drop=False)
     table = table.loc[[run for run in compared if run in table.index]].reset_index(drop=True)
-    points = [against(results, measured, run, compared[run]) for run in table["run"]]
-    return pd.concat([image_floors(results, tuple(compared)), table.join(DataFrame(points))], ignore_index=True)
+    pairs = [(run, compared[run]) for run in table["run"]]
+    points = [paired(measured, *pair, COMPARED, "top1_percent", results) for pair in pairs]
+    said = [{"compared_with": other} | found if found else {} for (_, other), found in zip(pairs, points, strict=True)]
+    return pd.concat([image_floors(results, tuple(compared)), table.join(DataFrame(said))], ignore_index=True)
 
 
 def image_floors(results: Results, runs: Sequence[str]) -> DataFrame:

@@ -13,7 +13,7 @@ from pandas import DataFrame
 from formerlab.report.drawings import plot
 from formerlab.report.marks import heat
 from formerlab.report.pruning import PUBLISHED_ALPHA
-from formerlab.report.style import BLUE, GREY, ORANGE, VERMILION, Label, canvas, label_at_edge
+from formerlab.report.style import BLUE, GREY, ORANGE, VERMILION, WIDEST, Label, label_at_edge
 from formerlab.results.read import Results
 
 TOKENS, CHANGE, NAME, BUDGET = 16, 8, 2, 6
@@ -36,11 +36,10 @@ def example() -> Numbers:
     return logits
 
 
-def attention(logits: Numbers, seen: Sequence[int], query: int) -> Numbers:
-    """Return the attention of a query, which is zero but for the keys that it sees."""
-    weights: Numbers = np.zeros(len(logits))
-    weights[list(seen)] = np.exp(logits[query, list(seen)])
-    weights /= weights.sum()
+def attention(logits: Numbers, seen: NDArray[np.bool_]) -> Numbers:
+    """Return the attention of every query, which is zero but for the keys that it sees."""
+    weights: Numbers = np.exp(logits) * seen
+    weights /= weights.sum(axis=1, keepdims=True)
     return weights
 
 
@@ -55,9 +54,9 @@ def pruned(logits: Numbers, alpha: float, budget: int) -> NDArray[np.bool_]:
     for query in range(len(logits)):
         kept.append(query)
         seen[query, kept] = True
-        scores = alpha * scores + attention(logits, kept, query)
+        scores = alpha * scores + attention(logits[[query]], seen[[query]])[0]
         if len(kept) > budget:
-            kept.remove(min(kept, key=lambda key: scores[key]))
+            kept.remove(min(kept, key=scores.__getitem__))
     return seen
 
 
@@ -75,7 +74,9 @@ alpha = 0 the last attention."""
 
 def draw(data: DataFrame) -> Figure:
     """Draw the attention and the rule left, then a row per alpha: scores from query to query, and what is kept."""
-    figure, axes = canvas(6, 3, 1.7, "An example made to show the rule; nothing is measured.", left=0.45, right=0.6)
+    figure = Figure((WIDEST, 5.0), label="An example made to show the rule; nothing is measured.")
+    margins = {"left": 0.07, "right": 0.92, "bottom": 0.1, "top": 0.93, "wspace": 0.75, "hspace": 0.5}
+    axes = figure.subplots(2, 3, gridspec_kw=margins).flat
     _draw_square(axes[0], data[data["alpha"] == ALPHAS[0]], "attention", "Attention", cmap="Blues", vmax=0.5)
     axes[0].text(NAME - 0.3, 0.2, "the name", color=ORANGE, va="center", fontsize=7)
     axes[0].text(CHANGE - 0.2, 1.2, "here the\ntopic changes", color=VERMILION, va="center", fontsize=7)
@@ -122,11 +123,10 @@ def decay_rule(results: Results, runs: Sequence[str]) -> DataFrame:
     decay_masks.
     """
     logits, rows = example(), []
+    whole = attention(logits, np.tri(TOKENS, dtype=bool))
     for alpha in ALPHAS:
-        seen = pruned(logits, alpha, BUDGET)
-        scores: Numbers = np.zeros(TOKENS)
-        for query in range(TOKENS):
-            weights = attention(logits, range(query + 1), query)
+        seen, scores = pruned(logits, alpha, BUDGET), np.zeros(TOKENS)
+        for query, weights in enumerate(whole):
             scores = alpha * scores + weights
             shared = {"source": "ours", "alpha": alpha, "budget": BUDGET, "query": query}
             rows += [

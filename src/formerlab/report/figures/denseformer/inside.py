@@ -11,7 +11,7 @@ from pandas import DataFrame
 from formerlab.report.drawings import plot
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.runs import DENSEFORMER, TRANSFORMER, n_seeds, recorded, summary
-from formerlab.report.style import GREY, arrow, box, canvas, look
+from formerlab.report.style import GREY, WIDEST, arrow, box, look
 from formerlab.results.read import Results
 from formerlab.results.schema import COSINE, PRUNED, SINGULAR
 
@@ -35,9 +35,11 @@ def draw_architecture(data: DataFrame) -> Figure:
     groups, layers = list(data.groupby("variant", sort=False)), int(data["layers"].iloc[0])
     shown = min(layers, SHOWN)
     note = f"The first {shown} of {layers} blocks." if shown < layers else ""
-    figure, axes = canvas(len(groups), 2, 1.1, note, left=0.1, right=0.1, below=0.1)
-    for panel, (name, rows) in zip(axes, groups, strict=True):
-        _draw_averages(panel, rows[rows["after_block"] <= shown], shown, look(str(name)).colour)
+    lines = -(-len(groups) // 2)
+    figure = Figure((WIDEST, 1.55 * lines), layout="constrained", label=note)
+    for number, (name, rows) in enumerate(groups, start=1):
+        panel = figure.add_subplot(lines, 2, number)
+        _draw_averages(panel, rows[rows["after_block"] <= shown], shown, look(str(name))["color"])
         panel.set_title(f"{name}: {len(rows)} weights in {rows['after_block'].nunique()} averages")
     return figure
 

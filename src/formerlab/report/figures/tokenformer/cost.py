@@ -20,9 +20,8 @@ from formerlab.report.panel import Panel, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
 from formerlab.report.runs import GROWN, TOKENFORMER, TRAINED_ON, differences, held_out, held_out_losses, short
-from formerlab.report.scaling import FLOPS, FROM_SCRATCH, PARAMETERS, STUDY, TOKENS, chains, from_scratch
 from formerlab.report.style import GREY, PUBLISHED_INK, look
-from formerlab.report.tokenformer import ENVELOPE, SERIES, equal_to_grown, series_points
+from formerlab.report.tokenformer import SERIES, STUDY, chains, equal_to_grown, from_scratch, series_points
 from formerlab.results.read import Results
 
 _loss_panel = partial(Panel, y="loss_nats", ylabel="held-out loss (nats per token)")
@@ -55,14 +54,13 @@ def _with_published(ours: DataFrame, *curves: tuple[str, str]) -> DataFrame:
     rows = pd.concat([ours, _published_points(*curves)], ignore_index=True)
     joined = [name for name in SERIES if not name.startswith("parent")]
     alone = rows["source"].eq("ours") & rows["parent"].notna() & ~rows["series"].isin(joined)
-    shown = rows["series"].where(rows["series"] != ENVELOPE)
-    return rows.assign(_series=shown, _linestyle=alone.map({True: "", False: None}))
+    return rows.assign(_linestyle=alone.map({True: "", False: None}))
 
 
 def _costs(column: str, label: str, title: str) -> Callable[[DataFrame], Figure]:
     """Return a function that draws our points against a column, and the published ones against theirs."""
     theirs = {"x": "tpu_v4_hours", "xlabel": "training cost (TPU v4 hours)", "title": "124M to 1.4B parameters"}
-    panel = _loss_panel(column, by="_series", log="x", xlabel=label, title=title, published=theirs)
+    panel = _loss_panel(column, by="series", log="x", xlabel=label, title=title, published=theirs)
     return sheet(panel, columns=1, height=2.8)
 
 
@@ -115,19 +113,19 @@ SHOWN = {
 def _named(data: DataFrame) -> DataFrame:
     """Return the rows with what the series of the panels are called, `_model` and `_size`, and how these are drawn."""
     scratch, shown = data[data["part"] == "scratch"], data[data["part"].eq("chain") & data["variant"].isin(SHOWN)]
-    equal = shown["equal"].replace("", None).map(", equal {}".format, na_action="ignore").fillna("")
     names = dict.fromkeys(shown["parent"].dropna(), "before growth")
-    names |= dict(zip(shown["run"], shown["variant"].map(SHOWN) + equal, strict=True))
-    sizes = data[PARAMETERS].map(lambda size: f"{short(size, 3)} parameters", na_action="ignore")
-    known = sorted(scratch[PARAMETERS].unique())
+    for run, variant, equal in shown[["run", "variant", "equal"]].fillna("").to_numpy():
+        names[run] = SHOWN[variant] + f", equal {equal}" * bool(equal)
+    sizes = data["parameters_non_embedding"].map(lambda size: f"{short(size, 3)} parameters", na_action="ignore")
+    known = sorted(scratch["parameters_non_embedding"].unique())
     shades = dict(zip(known, map(to_hex, colormaps["PuRd"](np.linspace(0.45, 1, len(known)))), strict=True))
     own = data["run"].isin(set(scratch["run"]) - set(names))
     model = data["run"].map(names).where(~own, sizes)
     return data.assign(
         _size=sizes.where(data["run"].isin(scratch["run"]) & model.notna()),
         _model=model,
-        _color=data[PARAMETERS].map(shades).where(own),
-        _marker=data[PARAMETERS].map(dict(zip(known, "osD^vPX" * len(known), strict=False))).where(own),
+        _color=data["parameters_non_embedding"].map(shades).where(own),
+        _marker=data["parameters_non_embedding"].map(dict(zip(known, "osD^vPX" * len(known), strict=False))).where(own),
         _linestyle=own.map({True: "-", False: ""}),
         _below=~data["run"].isin(scratch["run"]),
     )
@@ -135,20 +133,20 @@ def _named(data: DataFrame) -> DataFrame:
 
 def _envelope(axes: Axes, rows: DataFrame) -> None:
     """Draw the envelope, and join what started from another run to that run."""
-    lowest = rows[rows["lowest"].eq(True)].sort_values(FLOPS)
-    axes.plot(lowest[FLOPS], lowest["loss_nats"], color=GREY, linewidth=4, alpha=0.4, zorder=0)
+    lowest = rows[rows["lowest"].eq(True)].sort_values("flops_cumulative")
+    axes.plot(lowest["flops_cumulative"], lowest["loss_nats"], color=GREY, linewidth=4, alpha=0.4, zorder=0)
     chain = rows[rows["part"] == "chain"]
-    at = chain.set_index("run")[[FLOPS, "loss_nats"]]
+    at = chain.set_index("run")[["flops_cumulative", "loss_nats"]]
     joined = chain[chain["parent"].isin(at.index) & chain["variant"].isin(SHOWN)]
     for run, parent, variant in joined[["run", "parent", "variant"]].to_numpy():
-        axes.plot(*at.loc[[parent, run]].to_numpy(float).T, color=look(variant).colour, linewidth=1)
+        axes.plot(*at.loc[[parent, run]].to_numpy(float).T, color=look(variant)["color"], linewidth=1)
 
 
 @plot(reads="test.csv", needs="envelope-*", draw=sheet(
-    _loss_panel(FLOPS, by="_model", log="xy", title="{setting}: grown models and the envelope",
+    _loss_panel("flops_cumulative", by="_model", log="xy", title="{setting}: grown models and the envelope",
                 xlabel="cumulative FLOPs", finish=_envelope),
-    _loss_panel(TOKENS, by="_size", log="xy", title="From scratch, size by size", xlabel="tokens"),
-    columns=1, height=2.6, order=f"_below {TOKENS} {PARAMETERS}"
+    _loss_panel("tokens", by="_size", log="xy", title="From scratch, size by size", xlabel="tokens"),
+    columns=1, height=2.6, order="_below tokens parameters_non_embedding"
 ))  # fmt: skip
 def tokenformer_scaling(results: Results, runs: Sequence[str]) -> DataFrame:
     """Tokenformers that grow or train on beside Transformers from scratch (arXiv:2410.23168). Those are of three sizes
@@ -158,19 +156,15 @@ def tokenformer_scaling(results: Results, runs: Sequence[str]) -> DataFrame:
     lower at equal FLOPs. The slopes are those of this range of small models.
     """
     losses = held_out_losses(results, STUDY, runs)
-    if losses.empty or not losses["run"].str.startswith(FROM_SCRATCH).any():
-        return DataFrame()
     points, grown = from_scratch(losses), chains(losses)
-    seeds = losses[losses["run"].isin({*points["run"], *(grown["run"] if len(grown) else ())})]
-    columns = ["run", "seed", "variant", "loss_nats", FLOPS, TOKENS, PARAMETERS]
+    seeds = losses[losses["run"].isin({*points["run"], *grown["run"]})]
+    columns = ["run", "seed", "variant", "loss_nats", "flops_cumulative", "tokens", "parameters_non_embedding"]
     parts = {"scratch": points, "chain": grown, "seed": seeds[columns]}
-    frames = [frame.assign(source="ours", part=part) for part, frame in parts.items() if len(frame)]
-    rows = pd.concat(frames, ignore_index=True).dropna(axis=1, how="all")
-    rows = rows.reindex(columns=[*dict.fromkeys([*rows, "parent"])])  # also where nothing has grown yet
+    frames = [frame.assign(source="ours", part=part) for part, frame in parts.items()]
+    rows = pd.concat(frames, ignore_index=True)
     records = results.runs(STUDY, runs).drop_duplicates("run").set_index("run")
     chain = rows[rows["part"] == "chain"].set_index("run")
-    trained = [run for run in chain.index if str(chain.loc[run, "variant"]).endswith(TRAINED_ON)]
-    rows["equal"] = rows["run"].map({run: equal_to_grown(chain, run) for run in trained})
+    rows["equal"] = rows["run"].map(equal_to_grown(chain))
     return _named(rows.assign(lr=rows["run"].map(records["spec.optimizer.lr"])))
 
 

@@ -8,13 +8,12 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.drawings import plot
-from formerlab.report.figures.every_study import last_losses
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
 from formerlab.report.runs import (
     GROWN,
-    TRAINED_ON,
+    at_end,
     differences,
     held_out,
     held_out_losses,
@@ -22,8 +21,9 @@ from formerlab.report.runs import (
     minus,
     parent,
     summary,
+    validation_losses,
 )
-from formerlab.report.tokenformer import METHODS, STAGES, at_step, before_growth, by_step, equal_to_grown, means
+from formerlab.report.tokenformer import METHODS, STAGES, before_growth, equal_to_grown, means
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"
@@ -71,10 +71,10 @@ def tokenformer_growth(results: Results, runs: Sequence[str]) -> DataFrame:
     started = {run: start for run, start in found if start is not None}
     if not losses[losses["run"].isin(started)]["variant"].str.startswith(GROWN).any():
         return DataFrame()
-    curves, parts = by_step(results, runs), []
-    lasts = curves[curves["step"] == curves.groupby(["run", "seed"])["step"].transform("max")]
+    curves, parts = validation_losses(results, STUDY, runs), []
+    lasts = at_end(curves)
     for run, start in started.items():
-        level, curve = at_step(curves, start, None), curves[curves["run"] == run]
+        level, curve = held_out(lasts, start), curves[curves["run"] == run]
         curve = means(curve.assign(loss_nats=curve["loss_nats"] - curve["seed"].map(level)).dropna())
         parts.append(curve.rename(columns=lambda name: name.replace("loss_nats", _LOSS)).assign(part="curve"))
         for rows, text in ((losses, ""), (lasts, "_valid")):
@@ -83,7 +83,7 @@ def tokenformer_growth(results: Results, runs: Sequence[str]) -> DataFrame:
     rows = pd.concat(parts, ignore_index=True).assign(source="ours")
     first = losses.drop_duplicates("run").set_index("run")
     first["parent"] = first.index.map(started)
-    equal = {run: equal_to_grown(first, run) for run in started if str(first.loc[run, "variant"]).endswith(TRAINED_ON)}
+    equal = equal_to_grown(first)
     share = rows["step"] / rows["run"].map(first["spec.steps"])
     rows["flops_of_stage"] = share * rows["run"].map(first["flops"])
     rows["variant"] = rows["run"].map(first["variant"])
@@ -124,7 +124,7 @@ def tokenformer_continued(results: Results, runs: Sequence[str]) -> DataFrame:
     paper's form of Net2Net, does not, and copies (the Net2Net of 2015, HyperCloning) do by construction. The paper
     prints no values.
     """
-    curves = by_step(results, runs)
+    curves = validation_losses(results, STUDY, runs)
     curves = curves[curves["run"].isin(ARMS)]
     family = {run: "tokenformer" if "tokenformer" in run else "transformer" for run in ARMS if "ungrown" not in run}
     relative = means(curves, {run: f"continued-{name}-ungrown" for run, name in family.items()})
@@ -143,12 +143,12 @@ def tokenformer_gap(results: Results, runs: Sequence[str]) -> DataFrame:
     model has the rate, of those run, with the lowest validation loss; differences are paired by seed. To see: whether
     the gap shrinks, stays or changes its sign as both train longer. Published: against a modern Transformer.
     """
-    losses = held_out_losses(results, STUDY, runs)
-    arms = losses["run"].str.extract("^(?:long-)?(matched|modern|classic)-")[0]
-    losses = losses.assign(arm=arms, validation=losses["id"].map(last_losses(results, STUDY, runs)))
-    ends = losses.groupby(["arm", "tokens", "run"])["validation"].agg(lambda by_seed: by_seed.mean(skipna=False))
-    best = {(arm, float(tokens)): run for arm, tokens, run in ends.dropna().groupby(["arm", "tokens"]).idxmin()}
-    rows = []
+    losses, rows = held_out_losses(results, STUDY, runs), []
+    losses["arm"] = losses["run"].str.extract("^(?:long-)?(matched|modern|classic)-")[0]
+    ended = losses[["run", "seed", "arm", "tokens", "diverged"]].merge(at_end(validation_losses(results, STUDY, runs)))
+    ended = ended[~ended.groupby("run")["diverged"].transform("any")]
+    means_of = ended.groupby(["arm", "tokens", "run"])["loss_nats"].mean()
+    best = {(arm, float(tokens)): run for arm, tokens, run in means_of.groupby(["arm", "tokens"]).idxmin()}
     for (arm, tokens), run in best.items():
         if arm != "matched" and (ours := best.get(("matched", tokens))):
             shared = {"series": f"minus {arm} Transformer", "tokens": tokens, "run": ours, "rival": run}
@@ -213,7 +213,7 @@ def tokenformer_rivals(results: Results, runs: Sequence[str]) -> DataFrame:
     copy units and keep the function where the factor is whole.
     """
     losses = held_out_losses(results, STUDY, runs)
-    curves = means(by_step(results, runs))
+    curves = means(validation_losses(results, STUDY, runs))
     first = {pattern.format(size=2): method for method, (_, pattern) in METHODS.items()}
     curves = curves[curves["run"].isin(first)].assign(part="curve")
     curves["method"] = curves["run"].map(first)

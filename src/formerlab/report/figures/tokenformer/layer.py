@@ -10,7 +10,7 @@ from pandas import DataFrame
 from formerlab.report.drawings import plot
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.runs import short
-from formerlab.report.style import BLACK, BLUE, GREEN, PURPLE, VERMILION, arrow, box, canvas
+from formerlab.report.style import BLACK, BLUE, GREEN, PURPLE, VERMILION, WIDEST, arrow, box
 from formerlab.report.tokenformer import Shape, shape_of
 from formerlab.results.read import Results
 
@@ -31,7 +31,8 @@ def draw(data: DataFrame) -> Figure:
     width, stages, score = int(data["width"].iloc[0]), int(data["stage"].max()), data["score"].iloc[0]
     grown = ", then ".join(short(size, 3) for size in data["parameters_non_embedding"].unique())
     note = f"Parameters without embedding: {grown}. Width {width} at every stage."
-    figure, (block, formula, counts) = canvas(3, 3, 2.9, note, left=0.6, right=0.1, below=0.75, top=0.5)
+    figure = Figure((WIDEST, 4.0), layout="constrained", label=note)
+    block, formula, counts = figure.subplots(1, 3)
     _draw_block(block, "feed-forward" in set(data["part"]))
     _draw_formula(formula, stages, width, SCORES.get(score, score))
     _draw_counts(counts, data)
@@ -128,7 +129,6 @@ def tokenformer_layer(results: Results, runs: Sequence[str]) -> DataFrame:
 LENGTHS = tuple(2**power for power in range(7, 18))
 _WIDTHS = (("124M", 768, 576), ("354M", 1416, 2140), ("757M", 2104, 4850))
 """Size, width of the Transformer, tokens of the Tokenformer of width 768 (Tables 8 and 9 of the paper)."""
-_VOCABULARY = 50304
 
 
 @plot(reads="run.json",
@@ -151,7 +151,7 @@ def tokenformer_length(results: Results, runs: Sequence[str]) -> DataFrame:
         family = "Tokenformer" if record["spec.model.projection.kind"] == "pattention" else "Transformer"
         found.append(("ours", family, short(record["parameters_non_embedding"]), record["run"], shape_of(record)))
     for name, width, tokens in _WIDTHS:
-        wide, grown = Shape(12, width, _VOCABULARY, hidden=4 * width), Shape(12, 768, _VOCABULARY, tokens, 4 * tokens)
+        wide, grown = Shape(12, width, width // 2, 4 * width), Shape(12, 768, tokens, 4 * tokens)
         found.append(("published", "Transformer", name, f"Transformer {name}, d = {width}", wide))
         found.append(("published", "Tokenformer", name, f"TokenFormer {name}, d = 768", grown))
     rows = DataFrame(

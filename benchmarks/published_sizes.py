@@ -1,0 +1,110 @@
+"""Training at published sizes on a GPU: speed, share of its peak, and memory beside what the plan says.
+
+    python benchmarks/published_sizes.py [--sizes 124M 354M] [--variants ours] [--rounds 11]
+
+A step of one part, as the scale `paper` cuts them, compiled, in bfloat16, taken by `train()` itself: batch, forward,
+backward, clipping, AdamW. Beside it stands a model of nanoGPT's shape in a plain loop (`loops.py`), compiled as well.
+Variants take turns within a round, in another order every round; a ratio is taken within its round. The share of the
+peak counts the FLOPs of the model alone, and the peak is that of bfloat16 products measured here.
+"""
+
+import argparse
+import statistics
+from functools import partial
+
+import numpy as np
+import torch
+from loops import Gpt, Loop, OurLoop, windows
+from rounds import Bar, report, rounds_of, setting
+from torch.nn import functional as F
+
+from formerlab.evaluation.timing.timing import peak_bytes
+from formerlab.layers import LayerNorm, Pattention
+from formerlab.models import Decoder
+from formerlab.plan.cost import memory_bytes
+from formerlab.plan.hardware import TABLE, Hardware
+from formerlab.tasks import LanguageModeling
+from formerlab.tasks.task import TRAINING_PASSES
+from formerlab.training.provenance import matmul_flops_per_s, model_flops_utilisation
+from formerlab.training.run import Run
+
+COMMON = {"vocabulary": 50304, "context": 1024}
+NARROW = COMMON | {"layers": 12, "width": 768, "heads": 12}
+SIZES = {
+    "124M": (NARROW, 576, 64),
+    "354M": (COMMON | {"layers": 24, "width": 1024, "heads": 16}, 2140, 32),
+}
+"""Transformer, parameter tokens of a projection of the Tokenformer (arXiv:2410.23168, Table 9), windows of a part."""
+PLAIN, OURS, TOKENS = "plain loop", "ours", "ours, Tokenformer"
+
+
+class Benchmark:
+    """The variants of a size, each built when it takes its first step."""
+
+    def __init__(self, size, tokens, batch, device):
+        self.size, self.device = size, device
+        patterns = {"projection": Pattention(tokens=tokens), "feedforward": Pattention(tokens=4 * tokens)}
+        tokenformer = Decoder(**NARROW, norm=LayerNorm(gain=False, bias=False), **patterns)
+        self.models = {PLAIN: Decoder(**size), OURS: Decoder(**size), TOKENS: tokenformer}
+        self.task = LanguageModeling(context=size["context"], batch=batch, valid_windows=1)
+        self.stream = np.random.default_rng(0).integers(0, size["vocabulary"], 4_000_000).astype(np.uint16)
+        self.steps = {}
+
+    def step(self, name):
+        """Take a step of a variant."""
+        if name not in self.steps:
+            settings = {"device": self.device, "compile": True, "precision": "bfloat16"}
+            self.steps[name] = (
+                Loop(torch.compile(Gpt(**self.size).to(self.device)), self.plain_loss)
+                if name == PLAIN
+                else OurLoop(self.models[name], self.task, self.stream, **settings)
+            )
+        self.steps[name]()
+
+    def plain_loss(self, model):
+        """Return the loss of the plain loop on a batch of its own."""
+        x, y = windows(self.stream, self.task.batch, self.task.context, self.device)
+        with torch.autocast(self.device, torch.bfloat16):
+            return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+
+    def held_bytes(self, name):
+        """Return the most bytes that a variant holds once it is compiled."""
+        before = torch.cuda.memory_allocated()
+        self.step(name)
+        torch.cuda.synchronize()
+        state = torch.cuda.memory_allocated() - before
+        return state + peak_bytes(partial(self.step, name), torch.device(self.device))
+
+    def planned_bytes(self, name):
+        """Return the memory that the plan asks for."""
+        run = Run(study="benchmark", name="planned", model=self.models[name], task=self.task, precision="bfloat16")
+        return memory_bytes(run, Hardware(**TABLE["H100"]))
+
+
+def main():
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--variants", nargs="+", choices=(PLAIN, OURS, TOKENS), default=[PLAIN, OURS, TOKENS])
+    options = parser.parse_args()
+    peak = matmul_flops_per_s("cuda", "bfloat16")
+    print(f"{setting(torch.get_num_threads(), 'cuda')}\n{options.rounds} rounds, peak {peak / 1e12:.0f} TFLOP/s")
+    for size in options.sizes:
+        benchmark = Benchmark(*SIZES[size], "cuda")
+        task, models = benchmark.task, benchmark.models
+        held = {name: benchmark.held_bytes(name) for name in options.variants}
+        steps = {name: partial(benchmark.step, name) for name in options.variants}
+        seconds = rounds_of(steps, options.rounds, "cuda")
+        title = f"{size}, {task.batch} windows of {task.context} tokens"
+        report(title, seconds, lambda name: options.variants[0], [Bar(OURS, PLAIN, 1.05)] if len(steps) > 1 else [])
+        print("\n| variant | tokens/s | share of the peak | most bytes held, GB | planned, GB |\n|---|---|---|---|---|")
+        for name, times in seconds.items():
+            took, flops = statistics.median(times), TRAINING_PASSES * task.step_flops(models[name])
+            share, planned = model_flops_utilisation(flops, took, peak), benchmark.planned_bytes(name)
+            speed = task.step_tokens / took
+            print(f"| {name} | {speed:.0f} | {share:.3f} | {1e-9 * held[name]:.1f} | {1e-9 * planned:.1f} |")
+
+
+if __name__ == "__main__":
+    main()
