@@ -159,19 +159,17 @@ def shots(suite: str) -> int:
     return int(found[1]) if found else 0
 
 
-COLUMNS = {
-    **{name: f"spec.model.{name}" for name in ("heads", "width")},
-    **{name: name for name in ("tokens", "parameters", "parameters_non_embedding", "flops", "flops_cumulative")},
-    **{"depth": "spec.model.layers", "rate": "spec.optimizer.lr", "steps": "spec.steps"},
-}
-MAY_LACK = {
-    **{name: f"spec.model.depth.{name}" for name in ("dilation", "period")},
-    "rotary": "spec.model.position.fraction",
-}
-"""Columns that count as 0 where a model has no such part."""
+RECORDED = ("tokens", "parameters", "parameters_non_embedding", "flops", "flops_cumulative")
 QUANTITIES: dict[str, Callable[[ArmRuns], float]] = {
-    **{name: partial(ArmRuns.mean, column=column) for name, column in COLUMNS.items()},
-    **{name: partial(ArmRuns.mean, column=column, otherwise=0.0) for name, column in MAY_LACK.items()},
+    **{name: partial(ArmRuns.mean, column=name) for name in RECORDED},
+    **{name: partial(ArmRuns.mean, column=f"spec.model.{name}") for name in ("heads", "width")},
+    "depth": partial(ArmRuns.mean, column="spec.model.layers"),
+    "rate": partial(ArmRuns.mean, column="spec.optimizer.lr"),
+    "steps": partial(ArmRuns.mean, column="spec.steps"),
+    # 0 where a model has no such part
+    "dilation": partial(ArmRuns.mean, column="spec.model.depth.dilation", otherwise=0.0),
+    "period": partial(ArmRuns.mean, column="spec.model.depth.period", otherwise=0.0),
+    "rotary": partial(ArmRuns.mean, column="spec.model.position.fraction", otherwise=0.0),
     **{one.__name__: one for one in (epochs, tokens_per_new_parameter, start_tokens_per_parameter, still_falling)},
     **{one.__name__: one for one in (overfit, loss_by_pruning, rate_inside)},
     "head_width": lambda runs: runs.mean(
