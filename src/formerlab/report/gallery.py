@@ -144,7 +144,7 @@ def _verdicts(title: str, claims: DataFrame) -> str:
     lines = [f"<tr><td>{_chip(outcome)}</td><td>{escape(statement)}</td><td>{escape(ours)}</td></tr>"
              for outcome, statement, ours in shown[["outcome", "statement", "ours"]].to_numpy()]  # fmt: skip
     outcomes = claims.drop_duplicates("claim")["outcome"].value_counts()
-    counts = ", ".join(f"{count} {_chip(word)}" for word, count in outcomes.items())
+    counts = ", ".join(f"{count} {_chip(str(word))}" for word, count in outcomes.items())
     return f"<details><summary>{title}: {counts}</summary><table class='small'>{''.join(lines)}</table></details>"
 
 

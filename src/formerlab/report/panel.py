@@ -162,8 +162,8 @@ def _figure(data: DataFrame, shown: Sequence[tuple[Panel, DataFrame]], columns: 
     head = 0.17 * (-(-len(handles) // across) + bool(said)) + 0.2 * bool(first.bar)
     total = head + sum(tops) + sum(heights) + 0.5 * len(lines)
     figure, y = Figure(figsize=(WIDEST, total)), total - head
-    for line, top, tall in zip(lines, tops, heights, strict=True):
-        x, y = 0.0, y - top - tall
+    for line, over, tall in zip(lines, tops, heights, strict=True):
+        x, y = 0.0, y - over - tall
         for at, left, right in zip(line, lefts, rights, strict=False):
             axes = figure.add_axes(((x + left) / WIDEST, y / total, width / WIDEST, tall / total))
             (panel, rows), title = shown[at], titles[at]
@@ -180,8 +180,9 @@ def _figure(data: DataFrame, shown: Sequence[tuple[Panel, DataFrame]], columns: 
     if first.bar:
         _draw_bar(figure, figure.axes[0].images[0], first.bar)
     if handles:
-        at = (0, 1 - 0.17 * bool(said) / total)
-        figure.legend(handles.values(), handles, loc="upper left", bbox_to_anchor=at, ncols=across, borderaxespad=0.1)
+        top = 1 - 0.17 * bool(said) / total
+        figure.legend(handles.values(), handles, loc="upper left", bbox_to_anchor=(0, top), ncols=across,
+                      borderaxespad=0.1)  # fmt: skip
     return figure
 
 

@@ -28,7 +28,7 @@ def draw_attention(data: DataFrame) -> Figure:
     sharp = heads[int(sharpest.argmax())]
     figure = Figure((WIDEST, 4.4), layout="constrained")
     figure.set_label(f"Seed {data['seed'].iloc[0]}, layer {data['layer'].iloc[0] + 1}, one sentence.")
-    left, right = figure.subfigures(1, 2, width_ratios=(9, 4))
+    left, right = figure.subfigures(1, 2, width_ratios=(9, 4))  # type: ignore[misc]
     large, small = left.subplots(), right.subplots(len(heads), len(_PARTS), squeeze=False)
     for line, head in zip(small, heads, strict=True):
         for panel, part in zip(line, _PARTS, strict=True):

@@ -159,7 +159,7 @@ def denseformer_sparsity(results: Results, runs: Sequence[str]) -> DataFrame:
     behind = summary(losses, "loss_nats", ["run"], dict.fromkeys(ours["run"], str(dense["run"].iloc[0])), _BEHIND)
     ours = pd.concat([ours.assign(part="mean"), seeds.merge(ours[["run", "layers", "dilation", "period"]], on="run")])
     ours = ours.merge(behind.drop(columns=["source", "seeds"]), on=["run", "part", "seed"], how="left")
-    rows = pd.concat([ours, _published_sparsity()], ignore_index=True)
+    rows: DataFrame = pd.concat([ours, _published_sparsity()], ignore_index=True)
     rows["follows"] = (rows["dilation"] > 1) & (rows["period"] % rows["dilation"] == 1)
     columns = f"source part run layers dilation period follows {_GAIN}[] {_BEHIND}[] {_TIME}[] interval seeds seed"
     rows = rows.reindex(columns=shown_columns(columns))

@@ -72,8 +72,8 @@ def tokenformer_growth(results: Results, runs: Sequence[str]) -> DataFrame:
     ends = {"": losses, "_valid": at_end(curves)}
     level = ends["_valid"].set_index(["run", "seed"])["loss_nats"]
     curves = curves[curves["run"].isin(started)]
-    start = level.reindex(list(zip(curves["run"].map(started), curves["seed"], strict=True))).to_numpy()
-    curves = curves.assign(**{_LOSS: curves["loss_nats"] - start}).dropna(subset=_LOSS)
+    before = level.reindex(list(zip(curves["run"].map(started), curves["seed"], strict=True))).to_numpy()
+    curves = curves.assign(**{_LOSS: curves["loss_nats"] - before}).dropna(subset=_LOSS)
     parts = [summary(curves, _LOSS, ["run", "step"]).query("part == 'mean'").assign(part="curve")]
     for text, rows in ends.items():
         ended = summary(rows, "loss_nats", ["run"], started, _LOSS)

@@ -1,6 +1,7 @@
 """A Tokenformer's layers, how they grow, and its FLOPs, from the specs of runs (arXiv:2410.23168, Fig 2 and 5)."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -111,7 +112,7 @@ def tokenformer_layer(results: Results, runs: Sequence[str]) -> DataFrame:
     last = next((run for run in reversed(STAGES) if run in records.index), records.index[0])
     rows, before = [], dict.fromkeys((*PROJECTIONS, "feed-forward"), 0)
     for stage, run in enumerate(chain(records, last), start=1):
-        record = records.loc[run]
+        record: Any = records.loc[run]
         counts = dict.fromkeys(PROJECTIONS, int(record["spec.model.projection.tokens"]))
         if pd.notna(wide := record.get("spec.model.feedforward.tokens")):
             counts["feed-forward"] = int(wide)
