@@ -37,10 +37,11 @@ from formerlab.evaluation.translation import beam
 from formerlab.evaluation.translation.translate import Decoding, attention_maps, decode
 from formerlab.layers import DepthWeightedAverage, Rotary
 from formerlab.models import Decoder, Translator
+from formerlab.results.stages import TABLES
+from formerlab.results.write import write_rows
 from formerlab.tasks import LanguageModeling, scoring
 from formerlab.tasks.translation import sentence_batch
 from formerlab.tasks.window_losses import window_losses
-from formerlab.training.run import Run
 
 SIZES = {"vocabulary": 30, "layers": 2, "width": 16, "heads": 2, "context": 16, "embedding_std": 0.5}
 SPEC = Decoder(**SIZES, position=Rotary(), depth=DepthWeightedAverage())
@@ -181,10 +182,12 @@ def check_translation(folder):
 
 
 def check_flow(folder):
-    run = Run(study="study", name="run", model=SPEC, task=LanguageModeling(context=16, batch=2))
+    task, settings = LanguageModeling(context=16, batch=2), Flow(windows=3, shares=(0.0, 0.5))
     for device in ("cpu", DEVICE):
         with elsewhere():
-            flow(model_on(device), run, STREAM, Flow(windows=3, shares=(0.0, 0.5)), folder / f"{device}.csv")
+            write_rows(
+                folder / f"{device}.csv", TABLES["flow.csv"].names, flow(model_on(device), task, STREAM, settings)
+            )
             losses = window_losses(model_on(device), STREAM, 12, batch=2)
             assert losses[-1].tokens < 12, "the last window is a part of one"
     same(read(folder / "cpu.csv"), read(folder / f"{DEVICE}.csv"))
