@@ -220,5 +220,5 @@ def _time_runs(stage: Stage, plan: Plan, study: str, folder: Path) -> dict[str, 
     settings = kind.model_validate(job["settings"])
     rows, notes = module.measure(runs, settings, device, **loaders)
     write_rows(folder / file, stage.tables[file].names, rows)
-    about: dict[str, Any] = {"study": study, "configuration": job["configuration"], "threads": plan["threads"]}
-    return about | notes | {"load": os.getloadavg()[0]} | circumstances(device)
+    about = {"study": study, "configuration": job["configuration"], "threads": plan["threads"]}
+    return {**about, **notes, "load": os.getloadavg()[0], **circumstances(device)}
