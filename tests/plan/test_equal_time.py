@@ -82,7 +82,8 @@ def test_a_run_trains_for_the_measured_time_and_says_so(project, monkeypatch, ca
     (folder / "speed.csv").write_text(header + rows)
     measured = {"code_hash": plan["speed"]["small"]["code"], "configuration": plan["speed"]["small"]["configuration"]}
     write_json(folder / "speed.json", measured | {"rows_sha256": sha256(folder / "speed.csv")})
-    monkeypatch.setattr(stages, "load_plan", lambda arguments: plan)
+    monkeypatch.setattr(stages, "find_plan", lambda arguments: folder / "plan.json")
+    monkeypatch.setattr(stages, "read_plan", lambda path: plan)
     monkeypatch.setattr("formerlab.training.stage.train_stage", train_stage)
     stages.train(Arguments())
     record = read_json(folder / "matched/seed0/run.json")
