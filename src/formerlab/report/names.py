@@ -24,7 +24,8 @@ class Name(NamedTuple):
     """Name and look of a variant."""
 
     label: str
-    """Its name for readers, with settings in braces, as in `Last-K, K = {outputs}`; empty for the plain variant."""
+    """Its name for readers, with settings in braces, as in `Last-K, K = {outputs}`; empty for the plain variant. What
+    stands in brackets is left out of rows without the setting."""
     look: tuple[str, str] | None
     """Colour and marker."""
 
@@ -67,6 +68,7 @@ def called(part: str, record: Mapping[Hashable, Any], prefix: str) -> str:
         return ""
     known = names(part).get(kind)
     label = known.label if known is not None else kind.replace("_", " ")  # rows of a part that is not in this checkout
+    label = re.sub(r"\[(.*\{(\w+)\})\]", lambda part: part[1] * isinstance(record.get(prefix + part[2]), str), label)
     return re.sub(r"\{(\w+)\}", lambda field: _shown(record.get(prefix + field[1])), label)
 
 
@@ -80,7 +82,8 @@ def look_of(name: str) -> tuple[str, str] | None:
         return names("policy")[name].look
     for part in ("mixer", "projection"):
         for label, look in names(part).values():
-            if label and re.fullmatch(re.sub(r"\\\{\w+\\\}", ".+", re.escape(label)), name):
+            pattern = re.sub(r"\\\{\w+\\\}", ".+", re.escape(label)).replace(r"\[", "(").replace(r"\]", ")?")
+            if label and re.fullmatch(pattern, name):
                 return look
     return None
 
