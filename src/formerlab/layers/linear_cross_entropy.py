@@ -8,6 +8,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from formerlab.layers.linear import operands
+
 LARGEST = 2**25
 """Logits that are in memory at one time, at most, as long as a row has fewer."""
 
@@ -26,9 +28,7 @@ def linear_cross_entropy(
     and sums are float32 at least; under autocast products are those of its type. Second derivatives are not available.
     torch.nn.functional.linear_cross_entropy works the same way, but sums in another order: its bits are not these.
     """
-    device = x.device.type
-    if device != "meta" and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
-        x, weight = (operand.to(torch.get_autocast_dtype(device)) for operand in (x, weight))
+    x, weight = operands(x, weight)
     if torch.compiler.is_compiling():  # the compiler fuses it itself
         rows = max(1, MOST_COMPILED // len(weight))
         sums = [

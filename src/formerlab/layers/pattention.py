@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from formerlab.kernels import norm_gelu_cpu
 from formerlab.layers.initial import Part
+from formerlab.layers.linear import operands
 from formerlab.layers.score import SCORES, SMALLEST_NORM, RowFactor, ScoreName, Scores, row_factor
 from formerlab.spec import Size
 
@@ -118,9 +119,7 @@ def lean_pattention(x: X, keys: Keys, values: Values, tau: float) -> Y:
 
     Under autocast the operands are cast as those of a matrix product are. Second derivatives are not available.
     """
-    device = x.device.type
-    if device != "meta" and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
-        x, keys, values = (operand.to(torch.get_autocast_dtype(device)) for operand in (x, keys, values))
+    x, keys, values = operands(x, keys, values)
     if _uses_tensor_cores(x):  # zero keys have zero products: they change neither the norm nor the sum
         keys, values = (F.pad(tokens, (0, 0, 0, -len(tokens) % ALIGNED)) for tokens in (keys, values))
     y: Tensor = _Pattention.apply(x.reshape(-1, x.shape[-1]), keys, values, tau)  # type: ignore[no-untyped-call]

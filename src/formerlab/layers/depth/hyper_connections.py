@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from formerlab.layers.depth.identity import DepthSpec, Mixer, Stream
+from formerlab.layers.linear import autocasts
 
 Streams = Float[Tensor, "batch time streams width"]
 Weights = tuple[
@@ -146,7 +147,5 @@ def product(
 ) -> Float[Tensor, "batch time *rows columns"]:
     """Return the matrix product, in float32 at least, also under autocast."""
     wide = torch.promote_types(right.dtype, torch.float32)
-    device = right.device.type
-    lowered = device != "meta" and torch.is_autocast_enabled(device)
-    with torch.autocast(device, enabled=False) if lowered else nullcontext():
+    with torch.autocast(right.device.type, enabled=False) if autocasts(right) else nullcontext():
         return left.to(wide) @ right.to(wide)
