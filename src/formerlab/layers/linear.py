@@ -3,8 +3,7 @@
 import math
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from formerlab.layers.initial import Part
 from formerlab.spec import Std
@@ -49,19 +48,3 @@ class LinearProjection(nn.Linear):
         nn.init.normal_(self.weight, 0.0, self.std)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
-
-
-def autocasts(tensor: Tensor) -> bool:
-    """Say whether autocast is on where a tensor lies. torch has none for the device `meta`, and its own question for
-    that, `is_autocast_available`, breaks compiled graphs before release 2.13.
-    """
-    device = tensor.device.type
-    return device != "meta" and torch.is_autocast_enabled(device)
-
-
-def operands(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return tensors in the type that autocast gives to the operands of a matrix product; float64 stays."""
-    if not autocasts(tensors[0]) or tensors[0].dtype == torch.float64:
-        return tensors
-    lowered = torch.get_autocast_dtype(tensors[0].device.type)
-    return tuple(tensor.to(lowered) for tensor in tensors)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from formerlab.layers.linear import operands
+from formerlab.layers.autocast import operands
 
 LARGEST = 2**25
 """Logits that are in memory at one time, at most, as long as a row has fewer."""

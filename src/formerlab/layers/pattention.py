@@ -18,8 +18,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from formerlab.kernels import norm_gelu_cpu
+from formerlab.layers.autocast import operands
 from formerlab.layers.initial import Part
-from formerlab.layers.linear import operands
 from formerlab.layers.score import SCORES, SMALLEST_NORM, RowFactor, ScoreName, Scores, row_factor
 from formerlab.spec import Size
 

@@ -8,8 +8,8 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
+from formerlab.layers.autocast import autocasts
 from formerlab.layers.depth.identity import DepthSpec, Mixer, Stream
-from formerlab.layers.linear import autocasts
 
 Streams = Float[Tensor, "batch time streams width"]
 Weights = tuple[

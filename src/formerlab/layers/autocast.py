@@ -1,0 +1,20 @@
+"""What autocast does to the operands of our own matrix products."""
+
+import torch
+from torch import Tensor
+
+
+def autocasts(tensor: Tensor) -> bool:
+    """Say whether autocast is on where a tensor lies. torch has none for the device `meta`, and its own question for
+    that, `is_autocast_available`, breaks compiled graphs before release 2.13.
+    """
+    device = tensor.device.type
+    return device != "meta" and torch.is_autocast_enabled(device)
+
+
+def operands(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return tensors in the type that autocast gives to the operands of a matrix product; float64 stays."""
+    if not autocasts(tensors[0]) or tensors[0].dtype == torch.float64:
+        return tensors
+    lowered = torch.get_autocast_dtype(tensors[0].device.type)
+    return tuple(tensor.to(lowered) for tensor in tensors)
