@@ -14,6 +14,7 @@ from pathlib import Path
 
 import matplotlib
 import pandas as pd
+from fontTools import subset
 from matplotlib.figure import Figure
 from pandas import DataFrame
 from pandas.testing import assert_frame_equal
@@ -29,6 +30,7 @@ from formerlab.results.read import Objection, Results, has_runs
 
 DOTS_PER_INCH = 150
 """Resolution of the PNG, sharp at the size that a page shows."""
+subset.Options._drop_tables_default += ("GSUB", "GPOS", "GDEF", "MATH")  # read by nobody in a PDF, most of its time
 _BEHIND = """
 
 Command: ``python -m formerlab draw %(name)s --scale %(scale)s``

@@ -42,7 +42,8 @@ def told_apart(firsts: Sequence[dict[str, Any]], scale: str) -> DataFrame:
     others = (key.removeprefix("spec.") for one in flat for key in one)
     for key in (key for key in dict.fromkeys([*TOLD, *others]) if key not in ("study", "name", "seed", RATE)):
         values = Series([one.get(f"spec.{key}") for one in flat], dtype=object)
-        for alike in [*known.groupby(["panel", "family"]).groups.values()]:
+        groups = known.groupby(["panel", "family"]).groups if values.astype(str).nunique() > 1 else {}
+        for alike in list(groups.values()):
             if values[alike].astype(str).nunique() > 1:
                 label = "" if isinstance(values[alike[0]], str) else key.rpartition(".")[2].replace("_", " ") + " "
                 known.loc[alike, "family"] += [f", {label}{value}" for value in values[alike]]
