@@ -34,7 +34,9 @@ QUICK = """
 import time
 from contextlib import suppress
 from pathlib import Path
+from formerlab.__main__ import let_signals_interrupt
 from formerlab.results.notes import noted
+let_signals_interrupt()
 with suppress(KeyboardInterrupt), noted("train", Path("quick")):
     Path("quick/begun").touch()
     time.sleep(1000)

@@ -8,7 +8,7 @@ import sys
 import pytest
 from torch.distributed.launcher.api import LaunchConfig
 
-from formerlab.commands.gpus import LOCKS, VISIBLE, on_several, own_gpus, seconds_left
+from formerlab.commands.gpus import LOCKS, VISIBLE, on_several, own_gpus
 from formerlab.errors import UserError
 
 HOLDER = f"""
@@ -123,19 +123,3 @@ def test_torchrun_leaves_its_processes_the_time_to_save(monkeypatch, tmp_path):
     assert "--deterministic" in seen["words"]
     monkeypatch.setattr(os, "environ", seen["env"])
     assert LaunchConfig(1, 1, 1).shutdown_timeout == 3600
-
-
-@pytest.mark.parametrize(
-    ("said", "seconds"),
-    [("0:05", 5), ("58:12", 3492), ("2:00:00", 7200), ("1-02:03:04", 93784), ("UNLIMITED", None), ("", None)],
-)
-def test_every_form_of_a_time_is_read(said, seconds, tmp_path, monkeypatch):
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    assert seconds_left() is None
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert seconds_left() is None
-    squeue = tmp_path / "squeue"
-    squeue.write_text(f'#!/bin/sh\n[ "$2" = --jobs=7 ] && echo "    {said}"\n')
-    squeue.chmod(0o755)
-    assert seconds_left() == seconds

@@ -16,9 +16,10 @@ from formerlab.results.notes import noted, read_note
 AT_WORK = """
 import sys
 from pathlib import Path
-from formerlab import files
+from formerlab.__main__ import let_signals_interrupt
 from formerlab.results.notes import noted
 from formerlab.files import replacing
+let_signals_interrupt()
 with noted(sys.argv[1], Path(sys.argv[2])), replacing(Path(sys.argv[2], sys.argv[3])) as temporary:
     temporary.write_text("half")
     print("begun", flush=True)

@@ -2,11 +2,13 @@
 
 import argparse
 import errno
+import signal
 import sys
 import textwrap
 import traceback
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 
 from formerlab.commands import demo, huggingface, plan, reproduce, results, stages, tools
 from formerlab.errors import EXIT_FAILED, EXIT_STOPPED_EARLY, EXIT_USER_ERROR, StoppedEarly, UserError, missing_package
@@ -44,6 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(words: list[str] | None = None) -> int:
     """Run one verb and return the exit status: 0 done, 1 failed, 2 a mistake to mend, 75 stopped early, run again."""
+    let_signals_interrupt()
     arguments = build_parser().parse_args(words)
     try:
         arguments.function(arguments)
@@ -65,6 +68,17 @@ def main(words: list[str] | None = None) -> int:
         traceback.print_exc()
         return EXIT_FAILED
     return 0
+
+
+def let_signals_interrupt() -> None:
+    """Let the end of a job or of a terminal do what Ctrl-C does; under nohup SIGHUP stays ignored."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, interrupt)
 
 
 def _mistake(error: Exception) -> str | None:

@@ -17,7 +17,7 @@ from formerlab.commands.results import write_report
 from formerlab.errors import EXIT_STOPPED_EARLY, EXIT_USER_ERROR
 from formerlab.plan.judge import Judge
 from formerlab.plan.locate import ensure_plan, read_plan
-from formerlab.results.notes import SAFE, interrupt
+from formerlab.results.notes import SAFE
 
 SECONDS_TO_SAVE = 1.2
 """Time that a stage has to save its work when the demo is stopped; a slower one resumes from its last checkpoint."""
@@ -37,8 +37,6 @@ def demo(arguments: argparse.Namespace) -> None:
 
     Ctrl-C ends all within two seconds, and the last thing said is that nothing is lost.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):  # they would not reach the jobs otherwise
-        signal.signal(number, interrupt)
     try:
         status = _run(arguments)
     except KeyboardInterrupt as reason:

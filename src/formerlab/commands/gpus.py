@@ -1,8 +1,7 @@
-"""What a stage gets from its machine: GPUs of its own, several for one run, and the time left in a Slurm job."""
+"""What a stage gets from its machine: GPUs of its own, and several for one run."""
 
 import argparse
 import os
-import re
 import signal
 import socket
 import stat
@@ -19,15 +18,12 @@ from urllib.parse import quote
 from filelock import FileLock, Timeout
 
 from formerlab.errors import StoppedEarly, UserError
-from formerlab.plan.attempts import ask_slurm
 from formerlab.results.notes import read_note
 from formerlab.training.runtime import SHARDED
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LOCKS = "FORMERLAB_GPU_LOCKS"
 """Folder of the lock files; default: formerlab-<user id> among the machine's temporary files."""
-LEFT = re.compile(r"(?:(?:(?P<days>\d+)-)?(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+)")
-UNITS_S = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--local-ranks-filter=0")
 
 
@@ -133,15 +129,3 @@ def torchrun(count: int, nodes: int, threads: int) -> list[str]:
     words += [f"--cpus-per-task={threads * each}", "--kill-on-bad-exit=1", *TORCHRUN]
     words += [f"--nnodes={nodes}", f"--nproc-per-node={each}", "--rdzv-backend=c10d", f"--rdzv-id={job}"]
     return [*words, f"--rdzv-endpoint={meeting}"]
-
-
-def seconds_left() -> float | None:
-    """Return the time until Slurm ends this job; None outside a job, without a limit, or where Slurm does not answer.
-
-    squeue says it as days-hours:minutes:seconds, counted from the start of the job: what came before this process, such
-    as slow imports, is taken off.
-    """
-    job = os.environ.get("SLURM_JOB_ID")
-    output = job and ask_slurm("squeue", "--noheader", f"--jobs={job}", "--format=%L")
-    found = LEFT.fullmatch((output or "").strip())  # not of words such as UNLIMITED
-    return None if found is None else float(sum(UNITS_S[unit] * int(n) for unit, n in found.groupdict("0").items()))

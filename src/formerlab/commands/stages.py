@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from formerlab.commands.context import Plan, add_verb, as_planned, find_plan, job_of, load_plan
-from formerlab.commands.gpus import on_several, own_gpus, seconds_left
+from formerlab.commands.gpus import on_several, own_gpus
 from formerlab.errors import UserError
 from formerlab.files import read_json, sha256, write_json, write_text
 from formerlab.plan.judge import Judge, made_runs, maker
@@ -75,7 +75,7 @@ def train(arguments: argparse.Namespace) -> None:
     runtime = RuntimeConfig(
         threads=job["threads"],
         device=plan["device"],
-        time_limit_s=min((s for s in (arguments.time_limit, seconds_left()) if s is not None), default=None),
+        time_limit_s=arguments.time_limit,
         margin_s=arguments.margin,
         checkpoint_seconds=arguments.checkpoint_seconds,
         before_s=time.time() - psutil.Process().create_time(),

@@ -16,7 +16,6 @@ from typing import Any, cast
 from formerlab.commands.context import add_verb, load_plan
 from formerlab.errors import UserError
 from formerlab.files import read_json, write_text
-from formerlab.results.notes import interrupt
 
 SECONDS_BETWEEN_SYNCS = 60
 
@@ -127,7 +126,6 @@ def ui(arguments: argparse.Namespace) -> None:
     words += ["--host", "127.0.0.1"]  # else MLFLOW_HOST may open it to the network
     print(f"MLflow UI: http://127.0.0.1:{arguments.port}{first}", file=sys.stderr)
     quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # nothing asks for jobs
-    signal.signal(signal.SIGTERM, interrupt)
     with subprocess.Popen(words, env=os.environ | quiet) as server:
         try:
             while server.poll() is None:

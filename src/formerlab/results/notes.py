@@ -2,14 +2,11 @@
 
 import json
 import os
-import signal
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import psutil
@@ -51,7 +48,7 @@ def noted(stage: str, folder: Path) -> Iterator[None]:
     def held_by() -> str:
         return f"{folder}: {stage} is under way here already ({_who(path)}); wait for it, or stop it"
 
-    with locked(path, held_by), _terminated_like_interrupted():
+    with locked(path, held_by):
         before = _read(path)
         remove_abandoned(folder, writer=(before["host"], before["pid"]) if before else None)
         try:
@@ -92,25 +89,6 @@ def read_note(stage: str, folder: Path) -> Note | None:
     if works or (works is None and psutil.pid_exists(note["pid"])):
         return note
     return note | {"state": "killed", "reason": "the process is gone"} if path.exists() else None
-
-
-@contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """Let SIGTERM, by which a cluster ends a job, interrupt a stage as Ctrl-C does, so that its note can say so."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, handler)
-
-
-def interrupt(number: int, frame: FrameType | None) -> None:
-    """Answer a signal as Ctrl-C is answered."""
-    del frame
-    raise KeyboardInterrupt(signal.Signals(number).name)
 
 
 def _path(stage: str, folder: Path) -> Path:
