@@ -1,5 +1,7 @@
 """The Vision Transformer against timm's, its counts, its depth mixers and its drop path."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -10,7 +12,7 @@ from formerlab.models.published import PUBLISHED
 from formerlab.models.vision import DropPath, VisionTransformer
 from tests.variation import counted_flops, counted_params, defaults, label
 
-from_timm = pytest.importorskip("formerlab.integrations.timm").from_timm
+pytest.importorskip("formerlab.integrations.timm")
 timm = pytest.importorskip("timm")
 
 SIZES = {"image": 16, "patch": 4, "channels": 3, "classes": 5, "layers": 3, "width": 24, "heads": 3}
@@ -27,6 +29,24 @@ def drawn(model):
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     return model.eval()
+
+
+def from_timm(state, spec):
+    """The weights of timm's plain ViT under our names; queries, keys and values are one matrix there."""
+    modules = {"patch_embed.proj": "patch_embed", "norm": "final_norm", "head": "head"}
+    modules |= {"norm1": "attention_norm", "norm2": "feedforward_norm", "attn.proj": "attention.output"}
+    modules |= {"mlp.fc1": "feedforward.inner", "mlp.fc2": "feedforward.outer"}
+    renamed = {"class_token.token": state.pop("cls_token").reshape(spec.width)}
+    renamed["position.rows"] = state.pop("pos_embed").reshape(spec.context, spec.width)
+    for name, weight in state.items():
+        block, theirs, kind = re.fullmatch(r"(blocks\.\d+\.|)(.*)\.(\w+)", name).groups()
+        if theirs == "attn.qkv":
+            thirds = zip(("query", "key", "value"), weight.chunk(3), strict=True)
+            renamed |= {f"{block}attention.{part}.{kind}": third for part, third in thirds}
+        else:
+            gain = "norm" in theirs and kind == "weight"
+            renamed[f"{block}{modules[theirs]}.{'gain' if gain else kind}"] = weight
+    return renamed
 
 
 @pytest.mark.parametrize("pool", ["token", "avg"])

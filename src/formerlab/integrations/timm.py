@@ -1,17 +1,14 @@
-"""Our models of images under timm's names, known to timm once this is imported; and timm's weights as ours.
+"""Our models of images under timm's names, known to timm once this is imported.
 
 `tokenformer_{base,base_matched,large,large_matched}_patch16_224` are the published sizes (`models/published.py`); they
 take timm's keyword arguments (num_classes, img_size, in_chans, global_pool, drop_path_rate) and fields of
 `VisionTransformer`. timm has no entry points for models of others.
 """
 
-import re
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from formerlab.errors import UserError
 from formerlab.models.published import PUBLISHED
 from formerlab.models.vision import POOLS, VisionTransformer, VisionTransformerModel
 from formerlab.torchvision_shim import ensure_torchvision_imports
@@ -76,37 +73,3 @@ def _build(cfg: VisionTransformer, *, num_classes: int, global_pool: str | None 
     if num_classes == 0 or global_pool == "":
         model.reset_classifier(num_classes, global_pool)
     return model
-
-
-MODULES = {
-    "patch_embed.proj": "patch_embed",
-    "norm": "final_norm",
-    "head": "head",
-    "norm1": "attention_norm",
-    "norm2": "feedforward_norm",
-    "attn.proj": "attention.output",
-    "mlp.fc1": "feedforward.inner",
-    "mlp.fc2": "feedforward.outer",
-}
-"""timm's names of modules, in a block and outside, and ours."""
-
-
-def from_timm(state: dict[str, Tensor], spec: VisionTransformer) -> dict[str, Tensor]:
-    """Return the weights of a timm ViT under our names, for `VisionTransformerModel.load_state_dict`.
-
-    `spec` must describe the same network: linear projections with bias, pool token, norms with gain and bias. timm
-    keeps queries, keys and values in one matrix, which is taken apart. Raises UserError naming a parameter that has no
-    counterpart (layer scale, registers, query norms), so that nothing is dropped in silence.
-    """
-    renamed = {"class_token.token": state["cls_token"].reshape(spec.width)}
-    renamed["position.rows"] = state["pos_embed"].reshape(spec.context, spec.width)
-    for name, weight in state.items():
-        block, theirs, kind = re.fullmatch(r"(blocks\.\d+\.|)(.*?)\.?(\w+)", name).groups()  # type: ignore[union-attr]
-        if theirs == "attn.qkv":
-            for part, third in zip(("query", "key", "value"), weight.chunk(3), strict=True):
-                renamed[f"{block}attention.{part}.{kind}"] = third
-        elif ours := MODULES.get(theirs):
-            renamed[f"{block}{ours}.{'gain' if ours.endswith('norm') and kind == 'weight' else kind}"] = weight
-        elif name not in ("cls_token", "pos_embed"):
-            raise UserError(f"timm's parameter {name} has no counterpart in a VisionTransformer; use a plain ViT")
-    return renamed
