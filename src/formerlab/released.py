@@ -9,7 +9,6 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from formerlab.errors import UserError, near_misses, reason, shown
 from formerlab.file_search import expanded
-from formerlab.files import sha256
 from formerlab.spec import Layers, Size, Spec
 
 Dtype = Literal["float32", "float16", "bfloat16", "float64"]
@@ -97,12 +96,6 @@ class Folder(_Released):
         """Return what `from_pretrained` takes."""
         return {"pretrained_model_name_or_path": self.place(), "local_files_only": True}
 
-    def identity(self) -> dict[str, Any]:
-        """Return names, sizes and times of the files with weights, which are too large to be read for a hash."""
-        found = [path for path in self.files() if path.suffix in WEIGHTS]
-        weights = [[path.name, path.stat().st_size, path.stat().st_mtime_ns] for path in found]
-        return {"folder": str(self.place().resolve()), "weights": weights}
-
     def files(self) -> list[Path]:
         """Return weights, configuration and tokenizer."""
         return _model_files(self.place())
@@ -146,10 +139,6 @@ class Gguf(_Released):
         place = self.place()
         return {"pretrained_model_name_or_path": place.parent, "gguf_file": place.name, "local_files_only": True}
 
-    def identity(self) -> dict[str, Any]:
-        """Return the file's name and SHA-256."""
-        return {"file": self.place().name, "sha256": sha256(self.place())}
-
     def files(self) -> list[Path]:
         """Return the file, which holds everything."""
         return [self.place()]
@@ -167,10 +156,6 @@ class HubModel(_Released):
     def arguments(self, *, online: bool = False) -> dict[str, Any]:
         """Return what `from_pretrained` takes; only `online` asks the network."""
         return {"pretrained_model_name_or_path": self.name, "revision": self.revision, "local_files_only": not online}
-
-    def identity(self) -> dict[str, Any]:
-        """Return name and revision."""
-        return {"hub": self.name, "revision": self.revision}
 
     def files(self) -> list[Path]:
         """Return weights, configuration and tokenizer as they lie in the hub's cache."""

@@ -157,8 +157,8 @@ def prune_folder(arguments: argparse.Namespace) -> None:
     from formerlab.integrations.huggingface.sweep import run_sweep
 
     sweep, source = _asked(arguments)
-    identity = identity_of(source, arguments.device)
     loaded = load_any(source, device=arguments.device, online=arguments.online)
+    identity = identity_of(source, arguments.device, arguments.out)  # after the hub was asked
     means = run_sweep(loaded, sweep, arguments.out, identity=identity, online=arguments.online)
     table = DataFrame(means).filter(regex="(?<!acc_norm)$")
     print(table.to_csv(sep="\t", index=False, float_format="%.4f"), end="")
@@ -202,7 +202,7 @@ def released(arguments: argparse.Namespace) -> None:
     policies = ({"kind": "local"}, {"kind": "h2o"})
     asked: dict[str, Any] = {"policies": policies, "alphas": (ALPHA,), "budgets": BUDGETS, **sample}
     sweep = read_sweep(None, windows=arguments.windows, **asked)
-    means = run_sweep(loaded, sweep, out, identity=identity_of(narrowed, arguments.device))
+    means = run_sweep(loaded, sweep, out, identity=identity_of(narrowed, arguments.device, out))
     name = f"python-docs-{platform.python_version()}"  # which change with every release
     rows = summarised(means, KINDS * arguments.questions)
     (out / "table.txt").write_text(plain(rows) + "\n", encoding="utf-8")

@@ -2,6 +2,7 @@
 
 import io
 from contextlib import redirect_stderr
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import psutil
@@ -11,6 +12,7 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
+from formerlab.data.manifest import files_state
 from formerlab.data.text.tokenizer import TokenizerFile, load_fast_tokenizer
 from formerlab.errors import UserError, reason
 from formerlab.files import read_json
@@ -20,6 +22,10 @@ from formerlab.integrations.huggingface.neox import load_released
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import short
 from formerlab.released import Folder, ReleasedModel, shown_place
+
+
+HASHES = ".weights.json"
+"""Beside what was measured of a model: the hashes of its files while they are not touched."""
 
 
 class Loaded(NamedTuple):
@@ -62,15 +68,10 @@ def load_any(source: ReleasedModel, *, device: str = "cpu", online: bool = False
     return Loaded(model.decoder, *tokenizer)
 
 
-def identity_of(source: ReleasedModel, device: str) -> dict[str, Any]:
-    """Return a line on which model answers, and how it computes."""
-    return {
-        **source.identity(),
-        "dtype": source.dtype or "as saved",
-        "device": device,
-        "context": source.context,
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-    }
+def identity_of(source: ReleasedModel, device: str, out: Path) -> dict[str, Any]:
+    """Return which model answers, and how it computes; the hashes of its files are remembered in `out`."""
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    return {**source.to_dict(), "files": files_state(source, out / HASHES), "device": device, "versions": versions}
 
 
 def load_causal_lm(arguments: dict[str, Any], *, device: str = "cpu", dtype: torch.dtype | None = None) -> Any:
