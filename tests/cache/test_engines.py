@@ -54,7 +54,7 @@ def tensors(batch, heads, key_heads, time, d_head, dtype=torch.float64, seed=0):
 
 
 def prompt(policy, budget, lengths, q, k, v):
-    return Prompt(q, k, v, [count(budget, n) for n in lengths], lengths).for_scope(policy.scope)
+    return Prompt(q, k, v, [count(budget, n) for n in lengths], lengths)
 
 
 def same(one, other, lengths, exact=1e-12):
@@ -68,7 +68,7 @@ def same(one, other, lengths, exact=1e-12):
             assert torch.allclose(one.scores[row][held], other.scores[row][held], atol=exact)
 
 
-@pytest.mark.parametrize("policy", [*POLICIES, Decay(scope="head")], ids=repr)
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
 def test_compiled_equals_torch(policy, compiled):
     for time, key_heads, d_head in ((1, 4, 16), (37, 4, 16), (64, 2, 5), (50, 1, 8)):
         lengths = [time, max(1, time - 13), max(1, time // 3)]
@@ -83,7 +83,7 @@ def test_an_engine_equals_the_masks(engine_name, compiled):
     """With an observer a simulation goes by masks."""
     run = engine.run if engine_name == "loop" else compiled.run
     q, k, v = tensors(2, 4, 2, 45, 8)
-    for policy in [*POLICIES, Decay(scope="head")] + ([KeyDiff()] if engine_name == "loop" else []):
+    for policy in [*POLICIES, *([KeyDiff()] if engine_name == "loop" else [])]:
         by_engine = Simulation(policy, 0.4, [45, 30], engine=run)
         by_mask = Simulation(policy, 0.4, [45, 30], observe=lambda layer, seen: None)
         assert torch.allclose(by_engine(1, q, k, v), by_mask(1, q, k, v), atol=1e-12), policy

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from formerlab.cache import H2O, TOVA, Decay, Ideal, KeyDiff, Knorm, PrunedCache, Random, Simulation, simulate
-from formerlab.errors import UserError
+from formerlab.cache import H2O, TOVA, Decay, Ideal, KeyDiff, Knorm, Random, simulate
 
 TIME = 18
 
@@ -34,21 +33,13 @@ def test_tova_is_the_last_row_of_all_heads_together(budget, oracle):
 def test_heads_that_choose_together(policy, oracle):
     logits = draw(2, 4, TIME, TIME)
     alpha, recent = (0.5, 0) if isinstance(policy, Decay) else (1.0, 3)
-    for scope, size in (("head", 1), ("group", 2), ("layer", 4)):
+    for scope, size in (("group", 2), ("layer", 4)):
         seen = seen_by(type(policy)(**{**policy.model_dump(), "scope": scope}), logits, 6, groups=2)
         for row in range(2):
             for head in range(0, 4, size):
                 heads = logits[row, head : head + size].tolist()
                 expected = oracle.evict(heads, alpha=alpha, budget=6, recent=recent, sink=0)
                 assert seen[row][head : head + size] == [expected] * size
-
-
-def test_a_set_for_every_query_head_saves_no_memory_where_they_share_keys():
-    x = draw(1, 4, 6, 8)
-    with pytest.raises(UserError, match="2 query heads share a key head"):
-        PrunedCache(Decay(scope="head"), 3)(0, x, x[:, :2], x[:, :2])
-    alone = PrunedCache(Decay(scope="head"), 3)(0, x, x, x)
-    assert torch.allclose(alone, Simulation(Decay(), 3)(0, x, x, x), atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -17,7 +17,7 @@ def prompt(policy, budget, lengths, heads, key_heads, d_head, dtype=torch.float3
     generator = torch.Generator().manual_seed(0)
     shapes = [(len(lengths), max(lengths), number, d_head) for number in (heads, key_heads, key_heads)]
     q, k, v = ((2 * torch.randn(shape, generator=generator)).to(dtype).transpose(1, 2) for shape in shapes)
-    return Prompt(q, k, v, [count(budget, n) for n in lengths], lengths).for_scope(policy.scope)
+    return Prompt(q, k, v, [count(budget, n) for n in lengths], lengths)
 
 
 def in_single_precision(given):
@@ -50,7 +50,6 @@ POLICIES = (
     StreamingLLM(sink=2),
     H2O(),
     Decay(alpha=0.7, recent=0.3, sink=2),
-    Decay(scope="head"),
     TOVA(),
     Knorm(),
 )

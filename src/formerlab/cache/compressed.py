@@ -70,8 +70,6 @@ class CompressedCache(KVCache):
     def _choose(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Int[Tensor, "batch key_heads kept"]:
         """Return the keys that the policy protects, then those of the largest importance."""
         policy = self.policy
-        if isinstance(policy, Eviction) and policy.scope == "head" and q.shape[1] != k.shape[1]:
-            raise UserError(f"{policy!r}: query heads share key heads; use scope='group' or 'layer'")
         assert isinstance(policy, OneShot | Eviction)
         batch, _, time, _ = q.shape
         count = min(resolve_budget(self.budget, time), time)

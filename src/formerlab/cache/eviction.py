@@ -105,9 +105,8 @@ class Eviction(Policy):
     So a policy of this kind evicts at most one key per step, separately in all heads that choose together.
     """
 
-    scope: Literal["head", "group", "layer"] = "group"
-    """Heads that choose together, by the sum of their attention: each query head alone, those that share a key head, or
-    all heads of a layer."""
+    scope: Literal["group", "layer"] = "group"
+    """Heads that choose together, by the sum of their attention: those that share a key head, or all of a layer."""
 
     @property
     def is_online(self) -> bool:

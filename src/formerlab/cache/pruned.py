@@ -104,9 +104,6 @@ class PrunedCache:
     @torch.no_grad()
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         """Take in the tokens one by one; return softmax(q k^T / sqrt(d_head)) v over the keys that each finds."""
-        if self.policy.scope == "head" and q.shape[1] != k.shape[1]:
-            share = q.shape[1] // k.shape[1]
-            raise UserError(f"{self.policy!r}: {share} query heads share a key head; use scope='group' or 'layer'")
         if not self._settled:
             if q.shape[2] == 1:
                 raise UserError(f"budget {self.budget!r} is a share of a prompt of one token; give length, or a count")

@@ -84,8 +84,6 @@ def simulate(
         raise ValueError(f"groups={groups} does not divide the {logits.shape[1]} heads of the logits")
     true = true_lengths(lengths, logits.shape[0], logits.shape[-1])
     budgets = [resolve_budget(budget, length) for length in true]
-    if isinstance(policy, Eviction) and policy.scope == "head":
-        keys, groups = None if keys is None else keys.repeat_interleave(groups, 1), 1
     with torch.no_grad():
         inputs = Layer(by_group(logits.detach(), groups), budgets, true, layer, keys, state)
         itself = torch.eye(logits.shape[-1], dtype=torch.bool, device=logits.device)
@@ -149,7 +147,7 @@ class Simulation:
         if all(self.policy.capacity(count) >= length for count, length in zip(prompt.budgets, lengths, strict=True)):
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
             return out, q.new_ones(len(lengths), dtype=torch.float64)
-        out, last, _ = evict(self.policy, prompt.for_scope(self.policy.scope), self.engine)
+        out, last, _ = evict(self.policy, prompt, self.engine)
         true = on_device(lengths, q.device)[:, None, None]
         held = (last >= true) & (torch.arange(q.shape[2], device=q.device) < true)
         return out, held.double().sum(-1).mean(1) / true[:, 0, 0]

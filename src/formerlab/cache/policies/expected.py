@@ -1,10 +1,9 @@
 """Expected Attention: keys that queries like those of the prompt would attend to matter."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from jaxtyping import Float
-from pydantic import Field
 from torch import Tensor
 
 from formerlab.cache.compressed import QUERIES
@@ -15,7 +14,7 @@ from formerlab.spec import AnyCount, Size
 
 
 class ExpectedAttention(OneShot):
-    """S[k] = (softmax over k of k.mu / sqrt(d) + k^T C k / (2 d) + epsilon) ||v_k||_2 (arXiv:2510.00636).
+    """S[k] = (softmax over k of k.mu / sqrt(d) + k^T C k / (2 d)) ||v_k||_2 (arXiv:2510.00636).
 
     That is the mean of exp(q.k / sqrt(d)) over Gaussian queries with the mean mu and the covariance C of the prompt's
     queries before their rotation, without the first `sink`, turned by the mean rotation of the next `future` positions
@@ -30,8 +29,6 @@ class ExpectedAttention(OneShot):
     """Positions after the prompt that queries are expected at."""
     sink: AnyCount = 4
     """First positions kept in any case, in tokens; their queries are not counted."""
-    epsilon: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    """Added to the expected attention, so that the value's norm counts even where none is expected."""
 
     def importance(self, prompt: Prompt, position: PositionEncoding | None) -> Importance:
         if position is None:
@@ -49,8 +46,7 @@ class ExpectedAttention(OneShot):
         keys = k[:, :, sink:].unsqueeze(2)
         logits = (by_group(mean, groups) @ keys.transpose(-1, -2)).squeeze(3) / d_head**0.5
         logits = logits + (keys @ by_group(covariance, groups) * keys).sum(-1) / (2 * d_head)
-        expected = logits.softmax(-1).mean(2) + self.epsilon
-        importance = expected * v[:, :, sink:].norm(dim=-1)
+        importance = logits.softmax(-1).mean(2) * v[:, :, sink:].norm(dim=-1)
         return torch.nn.functional.pad(importance, (sink, 0))
 
     def protected(self, budget: int) -> tuple[int, int]:

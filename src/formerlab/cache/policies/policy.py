@@ -2,8 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -84,13 +84,6 @@ class Prompt:
         """Return some of the sequences."""
         q, k, v = self.q[rows], self.k[rows], self.v[rows]
         return Prompt(q, k, v, self.budgets[rows], self.lengths[rows], self.layer)
-
-    def for_scope(self, scope: Literal["head", "group", "layer"]) -> "Prompt":
-        """Give every query head keys of its own where each chooses alone."""
-        groups = self.q.shape[1] // self.k.shape[1]
-        if scope != "head" or groups == 1:
-            return self
-        return replace(self, k=self.k.repeat_interleave(groups, 1), v=self.v.repeat_interleave(groups, 1))
 
 
 class Policy(Spec, ABC):

@@ -24,16 +24,13 @@ class SnapKV(OneShot):
     """Queries at the end of the prompt that are observed."""
     kernel: Size = 5
     """Neighbouring positions pooled, an odd number."""
-    pooling: Literal["mean", "max"] = "mean"
-    """How neighbours are pooled."""
 
     def importance(self, prompt: Prompt, position: PositionEncoding | None) -> Importance:
         """Return the pooled attention of the window; that of the window's own keys does not count."""
         time = prompt.k.shape[2]
         window = self.protected(min(prompt.budgets[0], time))[1]
         observed = attention_rows(prompt, time - window, time)[..., : time - window].mean(3)
-        pool = F.avg_pool1d if self.pooling == "mean" else F.max_pool1d
-        smooth = pool(observed.flatten(1, 2), self.kernel, stride=1, padding=self.kernel // 2)
+        smooth = F.avg_pool1d(observed.flatten(1, 2), self.kernel, stride=1, padding=self.kernel // 2)
         return F.pad(smooth.view_as(observed).mean(2), (0, window))
 
     def protected(self, budget: int) -> tuple[int, int]:

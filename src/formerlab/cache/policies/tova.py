@@ -14,7 +14,7 @@ class TOVA(Eviction):
     label: ClassVar[str] = "TOVA"
     look: ClassVar[tuple[str, str]] = ("#D55E00", "^")
     kind: Literal["tova"] = "tova"
-    scope: Literal["head", "group", "layer"] = "layer"
+    scope: Literal["group", "layer"] = "layer"
     """Heads that choose together; the paper's are all heads of a layer."""
 
     def score(self, past: Scores, attention: Scores) -> Scores:

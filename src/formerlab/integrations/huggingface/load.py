@@ -23,7 +23,6 @@ from formerlab.models.decoder import DecoderModel
 from formerlab.progress import short
 from formerlab.released import Folder, ReleasedModel, shown_place
 
-
 HASHES = ".weights.json"
 """Beside what was measured of a model: the hashes of its files while they are not touched."""
 
