@@ -57,7 +57,7 @@ def test_resumed_work_is_timed_from_where_it_continues(clock, capsys):
 
 def test_what_was_done_before_counts_as_done_and_not_for_the_speed(clock, capsys):
     progress = Progress(1000, "prune x", unit="window")
-    progress.skip(500)
+    progress.reach(500)
     clock.now += 10
     progress.advance(10)
     assert capsys.readouterr().err.splitlines()[-1] == "prune x  window 510/1000  1.00 window/s  left 08:10"

@@ -56,10 +56,10 @@ class Progress:
         self._bar.set_postfix_str(", ".join(_field_text(*field) for field in fields.items()), refresh=False)
         self._bar.update(units)
 
-    def skip(self, units: int) -> None:
-        """Say that `units` more were done before: they count as done, and not for the speed."""
-        self._bar.initial += units
-        self._bar.update(units)
+    def reach(self, step: int) -> None:
+        """Say that `step` units are done; those not counted yet were done before, and do not count for the speed."""
+        self._bar.initial += step - int(self._bar.n)
+        self.update(step)
 
     def __enter__(self) -> "Progress":
         return self

@@ -1,10 +1,10 @@
-"""What a sweep has done is not done again, and what was half done goes on."""
+"""What a sweep has done is not done again."""
 
 import pytest
 import torch
 
 from formerlab.cache import TOVA, Local
-from formerlab.evaluation.measurement import Journal, Kept
+from formerlab.evaluation.measurement import Kept
 from formerlab.evaluation.pruning.prune import FILES, PruneSweep, prune
 from formerlab.models.decoder import Decoder
 
@@ -57,15 +57,3 @@ def test_nothing_is_done_twice_and_rows_are_those_of_one_go(streams, tmp_path):
     more = SWEEP.model_copy(update={"policies": (Local(), TOVA()), "mask_windows": 0, "calibration_windows": 0})
     assert swept(streams, stopped, done_in(stopped, "weights"), more) == 1, "the new policy alone"
     assert swept(streams, stopped, done_in(stopped, "others"), more) == 4, "of other weights nothing"
-
-
-def test_half_a_line_of_a_journal_is_no_answer(tmp_path):
-    path = tmp_path / "journal.jsonl"
-    journal = Journal(path)
-    journal.add({3: (-0.1, True, 0.4), 5: (-1 / 3, False, 1.0)})
-    with open(path, "a") as file:
-        file.write("[7, -2.5, tr")
-    again = Journal(path)
-    assert again.known == {3: (-0.1, True, 0.4), 5: (-1 / 3, False, 1.0)}
-    again.add({7: (-2.5, True, 0.4)})
-    assert Journal(path).known[7] == (-2.5, True, 0.4)

@@ -77,7 +77,7 @@ def test_a_stage_that_was_stopped_goes_on(tokenizer, tmp_path):
     model = Stopped(tokenizer.get_vocab_size())
     with pytest.raises(KeyboardInterrupt):
         asked(model, settings)
-    model.left = 1  # the others were answered
+    model.left = 2  # those of the whole cache were read
     assert asked(model, settings) == whole
     model.left = 2
     assert len(asked(model, settings.model_copy(update={"policies": (Local(), TOVA())}))) == 6, "the new policy alone"

@@ -1,19 +1,15 @@
 import copy
 import json
-from functools import partial
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 from tokenizers import Tokenizer, models
 
-from formerlab.cache import Decay
 from formerlab.errors import UserError
 from formerlab.evaluation.language.examples import read_examples
 from formerlab.evaluation.language.generate import generate
 from formerlab.evaluation.language.questions import Questions, answers, load_suites
 from formerlab.evaluation.language.suites import HarnessSuite, LocalSuite, Suite, check_names
-from formerlab.evaluation.measurement import Journal
-from formerlab.evaluation.pruning.windows import Configuration
 
 ROWS = {
     "choices": [
@@ -213,20 +209,6 @@ def test_a_task_of_the_harness_reads_local_copies(model, tokenizer, tmp_path):
         load_suites({"x": HarnessSuite(task="openbookqqa", paths=copies)})
     with pytest.raises(UserError, match=r"suites.x.paths.test: no file"):
         load_suites({"x": HarnessSuite(task="openbookqa", paths={"test": "/nowhere.jsonl"})})
-
-
-def test_asking_goes_on_where_a_journal_ends(model, tokenizer, suites, tmp_path):
-    questions = Questions(load_suites(suites), tokenizer)
-    attend_for = partial(Configuration(Decay(), 0.5).attend, position=model.position)
-    whole = list(questions.answers(model, batch=3, attend_for=attend_for))
-    path = tmp_path / "answers.jsonl"
-    assert list(questions.answers(model, batch=3, attend_for=attend_for, journal=Journal(path))) == whole
-    lines = path.read_text().splitlines(keepends=True)
-    assert len(lines) == len(questions.encoded)
-    path.write_text("".join(lines[:7]) + lines[7][:5])  # two batches, one answer of the third, half a line
-    again = Journal(path)
-    assert list(questions.answers(model, batch=3, attend_for=attend_for, journal=again)) == whole
-    assert len(path.read_text().splitlines()) == 7 + len(lines) - 6, "the third batch was asked as a whole"
 
 
 @pytest.mark.parametrize("form", ["choices", "contexts", "cloze"])

@@ -16,7 +16,7 @@ from formerlab.data import load_tokenizer, task_configs
 from formerlab.errors import UserError
 from formerlab.evaluation.language.generate import end_of_text_id
 from formerlab.evaluation.language.suites import HarnessSuite, Suite
-from formerlab.evaluation.measurement import Journal, Measured
+from formerlab.evaluation.measurement import Measured
 from formerlab.files import read_json
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
@@ -123,16 +123,14 @@ def answers(
     batch_tokens: int | None = None,
     attend_for: AttendFor | None = None,
     progress: Progress | None = None,
-    journal: Journal | None = None,
 ) -> list[Answer]:
     """Return the model's answer to each request, which is its text and the tokens of context and continuation.
 
     There is one forward pass per request. `batch` sequences are scored at a time, of `batch_tokens` tokens at most
     where given, padding counted. What exceeds the model's context is cut from the left, as the harness does for Hugging
-    Face models; of a continuation longer than the context its last tokens alone are scored. A batch that the `journal`
-    knows is not asked again, and every other one is written into it.
+    Face models; of a continuation longer than the context its last tokens alone are scored.
     """
-    journal = journal or Journal()
+    found: dict[int, Answer] = {}
     tokens = [(context + ending)[-(model.spec.context + 1) :] for _, context, ending in requests]
     scored = [min(len(ending), len(own) - 1) for own, (_, _, ending) in zip(tokens, requests, strict=True)]
     left = sorted(range(len(requests)), key=lambda request: -len(tokens[request]))  # a batch has similar lengths
@@ -140,13 +138,11 @@ def answers(
         while left:
             fit = batch if batch_tokens is None else min(batch, max(1, batch_tokens // len(tokens[left[0]])))
             group, left = left[:fit], left[fit:]
-            known = all(request in journal.known for request in group)
-            if not known:
-                found = _scored(model, [tokens[i] for i in group], [scored[i] for i in group], attend_for)
-                journal.add(dict(zip(group, found, strict=True)))
+            own = _scored(model, [tokens[i] for i in group], [scored[i] for i in group], attend_for)
+            found |= dict(zip(group, own, strict=True))
             if progress is not None:
-                (progress.skip if known else progress.advance)(len(group))
-    return [Answer(*journal.known[request]) for request in range(len(requests))]
+                progress.advance(len(group))
+    return [found[request] for request in range(len(requests))]
 
 
 def _scored(

@@ -6,7 +6,7 @@ acts from the first token on, so a policy has to keep the number before it knows
 
 from functools import partial
 from itertools import product
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 from pydantic import Field
@@ -73,13 +73,13 @@ def rows(
     texts = {length: [make_text(tokenizer, length, *place) for place in places] for length in settings.lengths}
     compared = configurations(settings.policies, settings.budgets)
     with Progress(len(compared) * len(texts) * len(places), label, unit="text") as progress:
-        for configuration, length in product(compared, texts):
-            journal = kept.journal(*configuration.alone(settings), length, settings.depths, settings.numbers)
-            asked: dict[str, Any] = {"batch": 1, "progress": progress, "journal": journal}
+        for done, (configuration, length) in enumerate(product(compared, texts), 1):
             attend_for = partial(configuration.attend, position=model.position)
-            for place, said in zip(places, answers(model, texts[length], attend_for=attend_for, **asked), strict=True):
-                cells = *configuration.cells(), said.realised_budget, length, *place
-                found.append((*cells, int(said.greedy), said.log_prob))
+            ask = partial(answers, model, texts[length], batch=1, progress=progress, attend_for=attend_for)
+            said = kept.rows(ask, *configuration.alone(settings), length, settings.depths, settings.numbers)
+            for place, (log_prob, greedy, realised) in zip(places, said, strict=True):
+                found.append((*configuration.cells(), realised, length, *place, int(greedy), log_prob))
+            progress.reach(done * len(places))
     return found
 
 

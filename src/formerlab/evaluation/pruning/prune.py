@@ -169,13 +169,11 @@ def losses(model: DecoderModel, stream: Stream, context: int, sweep: PolicySweep
     batch, rows = sweep.batch_of(context), Rows()
     with Progress(len(compared) * len(numbers), label, unit="window") as progress:
         windows = Windows(model, stream, context, numbers, batch, progress)
-        for configuration in compared:
-            journal = kept.journal(*configuration.alone(sweep), "windows", numbers, context, batch)
-            if journal.known:
-                progress.skip(len(numbers))
-            else:
-                journal.add({0: tuple(windows.losses(partial(configuration.attend, position=model.position)))})
-            rows += [(*configuration.cells(), realised, *loss) for *loss, realised in journal.known[0]]
+        for done, configuration in enumerate(compared, 1):
+            read = partial(windows.losses, partial(configuration.attend, position=model.position))
+            found = kept.rows(read, *configuration.alone(sweep), "windows", numbers, context, batch)
+            rows += [(*configuration.cells(), realised, *loss) for *loss, realised in found]
+            progress.reach(done * len(numbers))
     return rows
 
 
@@ -192,11 +190,12 @@ def answers(
     compared, rows = sweep.configurations(budgets), Rows()
     batches = {"batch": sweep.batch, "batch_tokens": sweep.batch_tokens}
     with Progress(len(compared) * len(questions.encoded), label, unit="answer") as progress:
-        for configuration in compared:
-            journal = kept.journal(*configuration.alone(sweep), "questions", limit, *batches.values())
+        for done, configuration in enumerate(compared, 1):
             attend_for = partial(configuration.attend, position=model.position)
-            found = questions.answers(model, **batches, attend_for=attend_for, progress=progress, journal=journal)
-            rows += [(*configuration.cells(), answer.realised_budget, *answer[:6]) for answer in found]
+            ask = partial(questions.answers, model, **batches, attend_for=attend_for, progress=progress)
+            found = kept.rows(ask, *configuration.alone(sweep), "questions", limit, *batches.values())
+            rows += [(*configuration.cells(), realised, *answer) for *answer, realised in found]
+            progress.reach(done * len(questions.encoded))
     return rows
 
 
