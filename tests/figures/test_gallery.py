@@ -23,8 +23,11 @@ def page(tmp_path):
     figures.mkdir()
     for run, depth in (("plain-8", None), ("dwa-1x1-8", dwa(1, 1))):
         make_run(root, "denseformer", run, spec=model(8, depth=depth))
-    for name in ("denseformer_depth", "denseformer_tradeoff"):
-        Image.new("RGB", (800, 400), "white").save(figures / f"{name}.png")
+    for name in ("denseformer_depth", "denseformer_tradeoff", "denseformer_table"):
+        said = f"{catalogue()[name].caption} n = 3 seeds.\n\nCommand: ``x``"
+        (figures / f"{name}.rst").write_text(said)
+        if name != "denseformer_table":
+            Image.new("RGB", (800, 400), "white").save(figures / f"{name}.png")
     (figures / "denseformer_table.md").write_text("")
     (figures / "denseformer_table.html").write_text("<body>\n<h1>denseformer_table</h1>\n<p>x</p><h2>Ours</h2></body>")
     columns = ["claim", "item", "outcome", "ours", "runs", "statement"]
@@ -62,6 +65,7 @@ def test_a_study_without_drawings_says_how_to_get_them(page):
 def test_each_drawing_has_title_caption_verdicts_command_and_runs(page):
     article = re.search(r'<article id="denseformer_depth">.*?</article>', page, re.DOTALL)[0]
     assert title(catalogue()["denseformer_depth"].caption) in article
+    assert " n = 3 seeds.</p>" in article, "with the notes on what was drawn"
     assert "python -m formerlab draw denseformer_depth --scale tiny" in article
     assert "denseformer/plain-8 (seed 0)" in article
     assert "Better &lt;b&gt;at depth" in article

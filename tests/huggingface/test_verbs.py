@@ -1,6 +1,5 @@
 """The verbs of interoperation."""
 
-import csv
 import json
 from types import SimpleNamespace
 
@@ -12,7 +11,7 @@ from released import made_up, written
 from safetensors.torch import load_file
 
 from formerlab.__main__ import main
-from formerlab.errors import EXIT_USER_ERROR
+from formerlab.errors import EXIT_USER_ERROR, UserError
 from formerlab.evaluation.language.harness import load_tasks
 from formerlab.evaluation.language.questions import Questions
 from formerlab.integrations.huggingface import load
@@ -91,36 +90,6 @@ def folders(finished, tokenizer, tmp_path_factory):
     return root
 
 
-def read(path):
-    with open(path, newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def test_the_published_experiment_is_one_command(folders, task, tmp_path, capsys):
-    alphas = [0.2, 0.8]
-    (tmp_path / "sweep.yaml").write_text("{alphas: [0.2, 0.8]}")
-    words = ["prune-folder", "--sweep", tmp_path / "sweep.yaml", folders / "released", "--out", tmp_path]
-    words += ["--tasks", task, "--batch", "4"]
-    assert main([*map(str, words)]) == 0
-    printed = capsys.readouterr().out.splitlines()
-    rows = read(tmp_path / "prune_questions.csv")
-    configurations = {(row["policy"], row["alpha"]) for row in rows}
-    assert configurations == {("full", ""), ("h2o", "")} | {("decay", repr(alpha)) for alpha in alphas}
-    assert len(rows) == len(configurations) * 10 * 2
-    assert {row["budget"] for row in rows if row["policy"] != "full"} == {"0.4"}
-    assert all(float(row["realised_budget"]) < 0.7 for row in rows if row["policy"] == "decay")
-    assert printed[0].split("\t") == ["policy", "alpha", "budget", "realised", "birds_local acc"]
-    acc = [float(row["value"]) for row in rows if row["metric"] == "acc" and row["policy"] == "full"]
-    assert printed[1].split("\t") == ["full", "", "1.0000", "1.0000", f"{sum(acc) / 10:.4f}"]
-    before = (tmp_path / "prune_questions.csv").read_bytes()
-    (tmp_path / "prune_questions.csv").unlink()
-    sorted((tmp_path / "configurations").iterdir())[
-        0
-    ].unlink()  # as if the sweep had been stopped before its last policy
-    assert main([*map(str, words[:-1]), "7"]) == 0
-    assert (tmp_path / "prune_questions.csv").read_bytes() == before
-
-
 def test_answers_of_a_foreign_model_are_those_of_the_harness_itself(folders, task):
     """Against lm-evaluation-harness's own Hugging Face model, in batches of one."""
     import lm_eval
@@ -142,29 +111,26 @@ def test_answers_of_a_foreign_model_are_those_of_the_harness_itself(folders, tas
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("model", "settings", "message"),
     [
-        (["nowhere"], "nowhere: no such folder"),
-        (["empty"], "empty: holds no Tokenformer checkpoint"),
-        (["opt", "--dtype", "int8"], "dtype 'int8': Input should be 'float32', 'float16', 'bfloat16' or 'float64'"),
-        (["opt", "--context", "100"], "context 100 exceeds the model's 64 positions"),
-        (["ours", "--context", "16"], "context 16: only models of transformers take one"),
-        (["opt", "--tasks", "missing.yaml"], "missing.yaml: no such file"),
-        (["opt", "--batch", "0"], "command line: batch: Input should be greater than 0"),
-        (["strange"], "strange: no causal model of transformers"),
+        ("nowhere", {}, "nowhere: no such folder"),
+        ("opt", {"context": 100}, "context 100 exceeds the model's 64 positions"),
+        ("ours", {"context": 16}, "context 16: only models of transformers take one"),
+        ("strange", {}, "strange: no causal model of transformers"),
+        ("released", {}, "released: no causal model of transformers"),
     ],
 )
-def test_mistakes_are_one_line(words, message, folders, task, tmp_path, capsys):
-    (folders / "empty").mkdir(exist_ok=True)
+def test_mistakes_are_one_line(model, settings, message, folders):
     (folders / "strange").mkdir(exist_ok=True)
     (folders / "strange/config.json").write_text('{"model_type": "t5"}')
-    first = ["zeroshot-folder", folders / words[0], "--out", tmp_path, "--tasks", task, *words[1:]]
-    assert message in refused(capsys, *first)
+    with pytest.raises(UserError, match=message) as error:
+        load_any(Folder(path=str(folders / model), **settings))
+    assert "\n" not in str(error.value)
 
 
-def test_a_model_larger_than_the_memory_is_refused(folders, task, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("model", ["opt", "ours"])
+def test_a_model_larger_than_the_memory_is_refused(model, folders, monkeypatch):
     monkeypatch.setattr(load.psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000))
-    for kind in ("opt", "ours", "released"):
-        error = refused(capsys, "prune-folder", folders / kind, "--out", tmp_path, "--tasks", task)
-        assert "parameters as float32 take" in error
-        assert "but cpu has 10kB free; choose a smaller --dtype" in error
+    message = r"parameters as float32 take .* but cpu has 10kB free; give it a smaller dtype"
+    with pytest.raises(UserError, match=message):
+        load_any(Folder(path=str(folders / model)))

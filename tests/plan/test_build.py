@@ -30,7 +30,7 @@ def plan(request, plans):
 
 
 def test_every_study_has_runs_at_every_scale_but_where_rates_are_searched(plan):
-    studies = set(plan["studies"]) if plan["scale"] != "pretrained" else {"decay"}
+    studies = set(plan["studies"]) if plan["scale"] not in ("pretrained", "released") else {"decay"}
     unsearched = {"decay", "combined"} if plan["scale"] == "pilot" else set()
     assert studies - unsearched == {job["study"] for job in made_runs(plan).values()}
 
@@ -52,8 +52,8 @@ def test_parents_come_first_and_with_higher_priority(plan):
 
 
 def test_released_models_are_read_in_their_own_tokens(plan):
-    assert bool(plan["load"]) == (plan["scale"] in ("pretrained", "paper"))
-    if plan["scale"] == "pretrained":  # no shape of ours: the released model itself decodes
+    assert bool(plan["load"]) == (plan["scale"] in ("released", "pretrained", "paper"))
+    if plan["scale"] in ("released", "pretrained"):  # no shape of ours: the released model itself decodes
         assert plan["decode"]["decay"]["runs"] == ["decay/released-smollm2-135m-instruct/seed0"]
     for name, job in plan["load"].items():
         run = ReleasedRun.model_validate(job["spec"])

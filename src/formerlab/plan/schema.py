@@ -61,7 +61,7 @@ Folder = Annotated[str, AfterValidator(_folder)]
 Processors = Annotated[int, Field(gt=0, le=10**4)]
 Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(_distinct)]
 Studies = Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_distinct)]
-ScaleName = Literal["smoke", "laptop", "pilot", "overnight", "pretrained", "workstation", "paper"]
+ScaleName = Literal["smoke", "laptop", "released", "pilot", "overnight", "pretrained", "workstation", "paper"]
 
 
 class Config(Spec):

@@ -117,8 +117,9 @@ def _article(drawing: Drawing, runs: Sequence[str], figures: Path, claims: DataF
     else:
         tables = _body(figures / f"{drawing.name}.html").partition("</p>")[2].replace("h2>", "h4>")  # without caption
         shown = f'<details open><summary>table</summary><div class="wide">{tables}</div></details>'
-    # code and bold are all of reStructuredText that captions use
-    prose = re.sub(r"``(.+?)``", r"<code>\1</code>", escape(drawing.caption, quote=False))
+    # the caption with the notes on what was drawn; code and bold are all of reStructuredText that it uses
+    caption = (figures / drawing.outputs[-1]).read_text(encoding="utf-8").partition("\n\nCommand: ")[0]
+    prose = re.sub(r"``(.+?)``", r"<code>\1</code>", escape(caption, quote=False))
     prose = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", prose)
     command = f"python -m formerlab draw {drawing.name} --scale {results.scale}"
     behind = f"<details class='small'><summary>{len(runs)} runs behind it</summary>{escape(', '.join(runs))}</details>"

@@ -44,8 +44,7 @@ def load_tasks(configs: Sequence[Mapping[str, Any] | str], *, offline: bool = Tr
         except (OSError, KeyError, ValueError) as error:  # of the harness, of data sets, of the hub
             reason = str(error).strip().splitlines()[0]
             remedy = "prepare their data again, or name local copies"
-            fetch = ", or let --online fetch them" if offline and "Offline" in reason else ""
-            raise UserError(f"the questions cannot be loaded ({reason}); {remedy}{fetch}") from error
+            raise UserError(f"the questions cannot be loaded ({reason}); {remedy}") from error
     return tasks
 
 

@@ -171,16 +171,13 @@ def questions_of(run: Measured, limit: int | None = None) -> Questions:
     return Questions(tasks, load_tokenizer(run.data), end_of_text=end_of_text, limit=limit, leading=leading)
 
 
-def load_suites(
-    suites: Mapping[str, Suite], others: Sequence[dict[str, Any] | str] = (), *, online: bool | None = None
-) -> dict[str, Any]:
-    """Load the tasks of all suites, behind those of `others`, which are configurations or names of tasks. By default
-    the network is asked only where a suite of the harness names no local copies.
+def load_suites(suites: Mapping[str, Suite], others: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+    """Load the tasks of all suites, behind those of `others`, which are configurations. The network is asked only where
+    a suite of the harness names no local copies.
     """
     from formerlab.evaluation.language.harness import load_tasks
 
-    if online is None:
-        online = any(isinstance(suite, HarnessSuite) and not suite.paths for suite in suites.values())
+    online = any(isinstance(suite, HarnessSuite) and not suite.paths for suite in suites.values())
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         configs = [*others, *(suite.config(name, Path(folder)) for name, suite in suites.items())]
         return load_tasks(configs, offline=not online)

@@ -78,7 +78,7 @@ def rows(
             ask = partial(answers, model, texts[length], batch=1, progress=progress, attend_for=attend_for)
             said = kept.rows(ask, *configuration.alone(settings), length, settings.depths, settings.numbers)
             for place, (log_prob, greedy, realised) in zip(places, said, strict=True):
-                found.append((*configuration.cells(), realised, length, *place, int(greedy), log_prob))
+                found.append((*configuration.cells(), realised, length, *place, int(bool(greedy)), log_prob))
             progress.reach(done * len(places))
     return found
 

@@ -82,7 +82,7 @@ def card_of(record: dict[str, Any], licence: str, data: str) -> str:
     return "\n".join([*head, f"# {record['id']}", "", *rows, "", use, ""])
 
 
-FIRST = ["seeding", "layers.position", "layers.linear", "layers.mlp", "layers.norm", "layers.score"]
+FIRST = ["seeding", "layers.autocast", "layers.position", "layers.linear", "layers.mlp", "layers.norm", "layers.score"]
 FIRST += ["layers.depth.identity"]
 LAST = ["layers.attention", "layers.block", "models.decoder", "integrations.huggingface.modeling"]
 """Modules that every file is made of, in this order; those of the model's own parts stand behind the first."""

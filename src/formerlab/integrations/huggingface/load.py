@@ -2,29 +2,21 @@
 
 import io
 from contextlib import redirect_stderr
-from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import psutil
 import torch
-import transformers
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
-from formerlab.data.manifest import files_state
-from formerlab.data.text.tokenizer import TokenizerFile, load_fast_tokenizer
+from formerlab.data.text.tokenizer import load_fast_tokenizer
 from formerlab.errors import UserError, reason
-from formerlab.files import read_json
 from formerlab.integrations.huggingface.causal_lm import CausalLM
 from formerlab.integrations.huggingface.modeling import FormerlabForCausalLM
-from formerlab.integrations.huggingface.neox import load_released
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import short
-from formerlab.released import Folder, ReleasedModel, shown_place
-
-HASHES = ".weights.json"
-"""Beside what was measured of a model: the hashes of its files while they are not touched."""
+from formerlab.released import ReleasedModel, shown_place
 
 
 class Loaded(NamedTuple):
@@ -37,40 +29,24 @@ class Loaded(NamedTuple):
     """The token in front of an empty context: begin of text where the tokenizer has one, else end of text."""
 
 
-def load_any(source: ReleasedModel, *, device: str = "cpu", online: bool = False) -> Loaded:
-    """Load a released model: a folder (of transformers, ours, or of the official Tokenformer code), GGUF, or the hub's.
+def load_any(source: ReleasedModel, *, device: str = "cpu") -> Loaded:
+    """Load a released model: a folder of transformers or of ours, a GGUF file, or the hub's copy in its cache.
 
-    The network is used only for a model of the hub and only if `online`; no code of the model is ever run. Raises
-    UserError in one line for what is missing, for a device that is not there, a model larger than its memory, and a
-    model that cannot run under cache policies.
+    The network is not used, and no code of the model is ever run. Raises UserError in one line for what is missing, for
+    a device that is not there, a model larger than its memory, and a model that cannot run under cache policies.
     """
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device {device!r}: this machine has no CUDA device that torch can use")
     dtype: torch.dtype | None = None if source.dtype is None else getattr(torch, source.dtype)
-    own = f"context {source.context}: only models of transformers take one; that of ours is part of the model"
-    config = source.place() / "config.json" if isinstance(source, Folder) else None
-    if config is not None and not (config.is_file() and "model_type" in read_json(config)):  # of the official code
-        if source.context is not None:
-            raise UserError(own)
-        ours, folder = load_released(config.parent), config.parent
-        check_room(str(folder), ours.spec.params(), dtype or torch.float32, device)
-        tokens = TokenizerFile(path=str(folder / "tokenizer.json"), vocabulary=ours.spec.vocabulary)
-        return Loaded(ours.to(device, dtype), *tokens.load())
-    arguments = source.arguments(online=online)
+    arguments = source.arguments()
     model = load_causal_lm(arguments, device=device, dtype=dtype)
     tokenizer = load_fast_tokenizer(arguments)
     if not isinstance(model, FormerlabForCausalLM):
         # It has of DecoderModel what evaluation uses: forward, spec.context, embedding, position.
         return Loaded(cast(DecoderModel, CausalLM(model, source.context)), *tokenizer)
     if source.context is not None:
-        raise UserError(own)
+        raise UserError(f"context {source.context}: only models of transformers take one; that of ours is its own")
     return Loaded(model.decoder, *tokenizer)
-
-
-def identity_of(source: ReleasedModel, device: str, out: Path) -> dict[str, Any]:
-    """Return which model answers, and how it computes; the hashes of its files are remembered in `out`."""
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    return {**source.to_dict(), "files": files_state(source, out / HASHES), "device": device, "versions": versions}
 
 
 def load_causal_lm(arguments: dict[str, Any], *, device: str = "cpu", dtype: torch.dtype | None = None) -> Any:
@@ -98,13 +74,6 @@ def load_causal_lm(arguments: dict[str, Any], *, device: str = "cpu", dtype: tor
     return model.to(device).eval()
 
 
-def computes_in_bfloat16(device: str) -> bool:
-    """Say whether a device multiplies matrices of bfloat16 faster than those of float32."""
-    if torch.device(device).type == "cuda":
-        return torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    return any(torch.cpu.get_capabilities().get(name, False) for name in ("amx_bf16", "avx512_bf16"))
-
-
 def check_room(name: str, parameters: int, dtype: torch.dtype, device: str | torch.device) -> None:
     """Raise UserError where a model of `parameters` values of `dtype` exceeds the device's free memory."""
     device = torch.device(device)
@@ -113,5 +82,5 @@ def check_room(name: str, parameters: int, dtype: torch.dtype, device: str | tor
     if need > free:
         raise UserError(
             f"{name}: {short(parameters)} parameters as {str(dtype).removeprefix('torch.')} take {short(need)}B, "
-            f"but {device} has {short(free)}B free; choose a smaller --dtype or another --device"
+            f"but {device} has {short(free)}B free; give it a smaller dtype or another device"
         )

@@ -13,7 +13,7 @@ from formerlab.data.text.streams import load_stream
 from formerlab.errors import UserError
 from formerlab.files import read_json, write_json, write_text
 from formerlab.integrations.huggingface.causal_lm import CausalLM
-from formerlab.integrations.huggingface.load import HASHES, load_any
+from formerlab.integrations.huggingface.load import load_any
 from formerlab.kernels.native import keep_memory
 from formerlab.progress import Progress
 from formerlab.released import Gguf, ReleasedModel, Sizes, sizes_of
@@ -27,6 +27,8 @@ from formerlab.training.record import record_of
 
 BATCH_TOKENS = 2048
 """Tokens of a forward pass over windows: logits of large vocabularies fill the memory."""
+HASHES = ".weights.json"
+"""Beside run.json: the hashes of the model's files while they are not touched."""
 
 
 def load_stage(run: ReleasedRun, data: Path, out: Path, *, device: str, threads: int, code_hash: str) -> None:
