@@ -27,16 +27,15 @@ Encoded = tuple[tuple[str, str] | None, list[int], list[int]]
 def load_tasks(configs: Sequence[Mapping[str, Any] | str], *, offline: bool = True) -> dict[str, Any]:
     """Load tasks once, for any number of evaluations.
 
-    A config is the harness's own: a dictionary like a task's YAML, the path of one, or the name of a task it comes
-    with. `offline` forbids the hub; tasks that are not embedded then must be in the local cache.
+    A config is the harness's own: a dictionary like a task's YAML, or the path of one. `offline` forbids the hub; tasks
+    that are not embedded then must be in the local cache.
     """
     if offline:
         os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
         if constants := sys.modules.get("huggingface_hub.constants"):  # which read the variable when they were imported
             constants.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
     with quiet(), TemporaryDirectory(ignore_cleanup_errors=True) as cache:
-        named = (config for config in configs if isinstance(config, str) and not config.endswith(".yaml"))
-        manager = TaskManager(include_defaults=any(named))  # its index of names takes long to build
+        manager = TaskManager(include_defaults=False)  # its index of names takes long to build
         try:
             tasks: dict[str, Any] = manager.load(
                 [config if isinstance(config, str) else _local(config, cache) for config in configs]

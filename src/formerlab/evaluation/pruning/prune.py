@@ -1,4 +1,4 @@
-"""All cache policies of one model, on the same windows and the same questions: of a run, and of any model folder."""
+"""All cache policies of one model, on the same windows and the same questions."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -38,7 +38,7 @@ def configurations(policies: Iterable[Policy], budgets: Iterable[Budget]) -> lis
     return [Configuration(Full(), 1.0), *(Configuration(policy, budget) for budget in budgets for policy in pruned)]
 
 
-class PolicySweep(Measurement):
+class PruneSweep(Measurement):
     """Every policy at every budget, always beside the full cache."""
 
     cached: ClassVar[bool] = True
@@ -54,30 +54,6 @@ class PolicySweep(Measurement):
     """Sequences per forward pass; padding takes no part, so it changes nothing but rounding."""
     batch_tokens: Count | None = None
     """Tokens per forward pass at most, padding counted, so that large models and vocabularies fit; none: no limit."""
-
-    @field_validator("policies")
-    @classmethod
-    def _stepwise(cls, policies: tuple[Policy, ...]) -> tuple[Policy, ...]:
-        """Refuse policies that choose once after a prompt: that is another mode, with a table of its own."""
-        for policy in policies:
-            try:
-                check_configuration(policy, 1)
-            except UserError as error:
-                raise ValueError(str(error)) from None
-        return policies
-
-    def batch_of(self, context: int) -> int:
-        """Return how many windows of so many tokens are read at once."""
-        return self.batch if self.batch_tokens is None else min(self.batch, max(1, self.batch_tokens // context))
-
-    def configurations(self, budgets: Iterable[Budget]) -> list[Configuration]:
-        """Return the full cache, and every policy and Decay of every alpha at every budget, each once."""
-        return configurations((*self.policies, *(Decay(alpha=alpha) for alpha in self.alphas)), budgets)
-
-
-class PruneSweep(PolicySweep):
-    """The sweep of a run."""
-
     context: Size | None = None
     """Tokens predicted per window; none means the model's context."""
     mask_windows: AnyCount = 8
@@ -104,6 +80,25 @@ class PruneSweep(PolicySweep):
     """Policies that compress a prompt once, the first half of each window: another mode, in a file of its own."""
     one_shot_budgets: tuple[Budget, ...] = (0.2, 0.4)
     """Their budgets, shares of the prompt."""
+
+    @field_validator("policies")
+    @classmethod
+    def _stepwise(cls, policies: tuple[Policy, ...]) -> tuple[Policy, ...]:
+        """Refuse policies that choose once after a prompt: that is another mode, with a table of its own."""
+        for policy in policies:
+            try:
+                check_configuration(policy, 1)
+            except UserError as error:
+                raise ValueError(str(error)) from None
+        return policies
+
+    def batch_of(self, context: int) -> int:
+        """Return how many windows of so many tokens are read at once."""
+        return self.batch if self.batch_tokens is None else min(self.batch, max(1, self.batch_tokens // context))
+
+    def configurations(self, budgets: Iterable[Budget]) -> list[Configuration]:
+        """Return the full cache, and every policy and Decay of every alpha at every budget, each once."""
+        return configurations((*self.policies, *(Decay(alpha=alpha) for alpha in self.alphas)), budgets)
 
     def of(self, run: AnyRun, *, questions: bool) -> Self:
         context = int(getattr(run.model, "context", 0))
@@ -152,8 +147,7 @@ def prune(
     kept, context = kept or Kept(), sweep.context or model.spec.context
     rows = losses(model, streams["test"], context, sweep, kept, label)
     write_rows(out / "prune.csv", FILES["prune.csv"], rows)
-    asked = sweep.question_budgets, sweep.question_limit
-    rows = answers(model, questions, sweep, *asked, kept, label) if questions is not None else []
+    rows = answers(model, questions, sweep, kept, label) if questions is not None else []
     write_rows(out / "prune_questions.csv", FILES["prune_questions.csv"], rows)
     for name, rows_of in _extras(model, streams, context, sweep, label).items():
         write_rows(out / name, FILES[name], kept.rows(rows_of, sweep, sweep.to_dict(), name))
@@ -163,7 +157,7 @@ def prune(
 # Windows, questions and the rest are shown apart: a mean speed over such different work predicts nothing.
 
 
-def losses(model: DecoderModel, stream: Stream, context: int, sweep: PolicySweep, kept: Kept, label: str) -> Rows:
+def losses(model: DecoderModel, stream: Stream, context: int, sweep: PruneSweep, kept: Kept, label: str) -> Rows:
     """Return the loss of every window under every configuration, in the columns of prune.csv."""
     numbers, compared = spread_windows(stream, context, sweep.windows), sweep.configurations(sweep.budgets)
     batch, rows = sweep.batch_of(context), Rows()
@@ -177,23 +171,15 @@ def losses(model: DecoderModel, stream: Stream, context: int, sweep: PolicySweep
     return rows
 
 
-def answers(
-    model: DecoderModel,
-    questions: Questions,
-    sweep: PolicySweep,
-    budgets: Iterable[Budget],
-    limit: int | None,
-    kept: Kept,
-    label: str,
-) -> Rows:
+def answers(model: DecoderModel, questions: Questions, sweep: PruneSweep, kept: Kept, label: str) -> Rows:
     """Return every metric of every question under every configuration, in the columns of prune_questions.csv."""
-    compared, rows = sweep.configurations(budgets), Rows()
+    compared, rows = sweep.configurations(sweep.question_budgets), Rows()
     batches = {"batch": sweep.batch, "batch_tokens": sweep.batch_tokens}
     with Progress(len(compared) * len(questions.encoded), label, unit="answer") as progress:
         for done, configuration in enumerate(compared, 1):
             attend_for = partial(configuration.attend, position=model.position)
             ask = partial(questions.answers, model, **batches, attend_for=attend_for, progress=progress)
-            found = kept.rows(ask, *configuration.alone(sweep), "questions", limit, *batches.values())
+            found = kept.rows(ask, *configuration.alone(sweep), "questions", sweep.question_limit, *batches.values())
             rows += [(*configuration.cells(), realised, *answer) for *answer, realised in found]
             progress.reach(done * len(questions.encoded))
     return rows
