@@ -33,7 +33,7 @@ def exported(tmp_path_factory):
         patch.chdir(root)
         patch.delenv(VARIABLE, raising=False)
         for words in (
-            ["data", "text", "--processes", "1"],
+            ["data", "text"],
             ["train", "small/parent/seed0"],
             ["train", "small/child/seed0"],
         ):

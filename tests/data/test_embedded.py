@@ -10,7 +10,6 @@ from formerlab.data.splitting import SPLITS
 from formerlab.data.text.docstrings import read_code, read_module
 from formerlab.data.text.documents import Deduplicator
 from formerlab.data.text.embedded import PACKAGES, REPEATABLE_CHARACTERS
-from formerlab.data.workers import Workers
 from formerlab.errors import UserError
 
 SOURCE = '''
@@ -108,9 +107,8 @@ def divided(content):
     source = {"kind": "embedded", "packages": ["networkx"], "standard_library": False, "content": content}
     data = embedded_data(source=source, max_bytes=None, max_held_out_bytes=None, questions=0)
     documents: dict[str, list[str]] = {split: [] for split in SPLITS}
-    with Workers(1) as workers:
-        for split, text in Deduplicator(data).documents(data.source.open(data.shares, workers).shards):
-            documents[split].append(text)
+    for split, text in Deduplicator(data).documents(data.source.open(data.shares).shards):
+        documents[split].append(text)
     assert all(documents.values())
     return documents
 
@@ -133,11 +131,10 @@ def test_no_longer_paragraph_occurs_twice(docstrings):
 
 def test_streams_do_not_depend_on_whether_questions_are_asked():
     data = embedded_data(max_bytes=None, max_held_out_bytes=1)
-    with Workers(1) as workers:
-        plain, asked = (data.source.open(data.shares, workers) for _ in range(2))
-        modules = list(asked.test_modules)
-        assert list(Deduplicator(data).documents(plain.shards)) == list(Deduplicator(data).documents(asked.shards))
-        assert list(plain.test_modules) == modules
+    plain, asked = (data.source.open(data.shares) for _ in range(2))
+    modules = list(asked.test_modules)
+    assert list(Deduplicator(data).documents(plain.shards)) == list(Deduplicator(data).documents(asked.shards))
+    assert list(plain.test_modules) == modules
 
 
 def test_tests_of_packages_are_not_read():

@@ -11,18 +11,14 @@ from pydantic import ValidationError
 
 from formerlab.data import Files, TextData, source_fingerprint
 from formerlab.data.splitting import Shares
-from formerlab.data.workers import Workers
 from formerlab.errors import UserError
 from formerlab.files import read_json
 
 SHARES = Shares(valid=0.2, test=0.2)
-ALONE = Workers(1)
 
 
 def read(source):
-    return {
-        Path(shard.name).name: (shard.splits, list(shard.documents())) for shard in source.open(SHARES, ALONE).shards
-    }
+    return {Path(shard.name).name: (shard.splits, list(shard.documents())) for shard in source.open(SHARES).shards}
 
 
 def test_folders_globs_and_files_are_found_hidden_ones_not(tmp_path, monkeypatch):
@@ -86,7 +82,7 @@ def test_what_is_missing_empty_or_twice_is_named(tmp_path):
         (Files(train=full, test=(str(tmp_path / "link.txt"),)), "named by both source.train and source.test"),
     ]:
         with pytest.raises(UserError, match=message):
-            source.open(SHARES, ALONE)
+            source.open(SHARES)
 
 
 def test_fingerprint_follows_contents_alone(tmp_path):

@@ -8,7 +8,6 @@ from corpora import document, folder_data
 
 from formerlab.data import Hub, source_fingerprint
 from formerlab.data.splitting import Shares
-from formerlab.data.workers import Workers
 from formerlab.errors import UserError
 
 datasets = pytest.importorskip("datasets")
@@ -28,9 +27,7 @@ def hub(tmp_path, monkeypatch):
 
 
 def read(source):
-    return [
-        (shard.splits, list(shard.documents())) for shard in source.open(Shares(valid=0.1, test=0.1), Workers(1)).shards
-    ]
+    return [(shard.splits, list(shard.documents())) for shard in source.open(Shares(valid=0.1, test=0.1)).shards]
 
 
 @pytest.mark.parametrize("streaming", [False, True])

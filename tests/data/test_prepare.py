@@ -39,7 +39,7 @@ def source(tmp_path_factory):
 @pytest.fixture(scope="module")
 def out(source, tmp_path_factory):
     out = tmp_path_factory.mktemp("data") / "text"
-    prepare("text", folder_data(source), out, code_hash="c0de", processes=1)
+    prepare("text", folder_data(source), out, code_hash="c0de")
     return out
 
 
@@ -58,8 +58,10 @@ def test_streams_hold_every_document_once_and_the_manifest_tells_of_them(out, so
     verify(out)
 
 
-def test_several_processes_write_the_same_bytes(out, source, tmp_path):
-    prepare("text", folder_data(source), tmp_path, code_hash="c0de", processes=2)
+def test_any_number_of_threads_writes_the_same_bytes(out, source, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAYON_NUM_THREADS", "5")
+    monkeypatch.setattr("formerlab.data.text.documents.BATCH_CHARACTERS", 1000)
+    prepare("text", folder_data(source), tmp_path, code_hash="c0de")
     same, other = files(out), files(tmp_path)
     for name in (CHECKED, "manifest.json"):  # what `verify` leaves, and the time of making, a whole second
         same.pop(name, None), other.pop(name, None)
@@ -73,7 +75,7 @@ def test_only_a_change_has_it_written_again(source, tmp_path, capsys):
 
     def written(data, code_hash=""):
         before = manifest.stat().st_mtime_ns if manifest.exists() else 0
-        prepare("text", data, out, code_hash=code_hash, processes=1)
+        prepare("text", data, out, code_hash=code_hash)
         return manifest.stat().st_mtime_ns != before
 
     assert written(data)
@@ -91,16 +93,16 @@ def test_only_a_change_has_it_written_again(source, tmp_path, capsys):
 
 def test_prepared_data_outlive_their_source(tmp_path):
     source, out = folder(tmp_path / "source"), tmp_path / "out"
-    prepare("text", folder_data(source), out, processes=1)
+    prepare("text", folder_data(source), out)
     before = files(out)
     before.pop("file_hashes.json")
     shutil.rmtree(source)
-    prepare("text", folder_data(source), out, processes=1)
+    prepare("text", folder_data(source), out)
     with pytest.raises(UserError, match=r"source\.paths: no file at"):
-        prepare("text", folder_data(source, max_bytes=5000), out, processes=1)
+        prepare("text", folder_data(source, max_bytes=5000), out)
     missing = {"kind": "file", "path": str(tmp_path / "none.json"), "vocabulary": 300}
     with pytest.raises(UserError, match=r"none\.json: no such tokenizer file"):
-        prepare("text", folder_data(folder(source), tokenizer=missing), out, processes=1)
+        prepare("text", folder_data(folder(source), tokenizer=missing), out)
     assert before.items() <= files(out).items()
 
 
@@ -121,7 +123,7 @@ def test_the_same_documents_give_the_same_streams_in_every_format(out, tmp_path)
     tokenizer = {"kind": "file", "path": str(out / "tokenizer.json"), "vocabulary": 300}
     for name, settings in {"all.jsonl.gz": {}, "all.parquet": {}, "all.data": {"format": "jsonl"}}.items():
         source = Files(paths=(str(tmp_path / name),), column="body", **settings)
-        prepare("text", folder_data(tmp_path, source=source, tokenizer=tokenizer), tmp_path / "out", processes=1)
+        prepare("text", folder_data(tmp_path, source=source, tokenizer=tokenizer), tmp_path / "out")
         assert all(np.array_equal(load_stream(tmp_path / "out", split), load_stream(out, split)) for split in SPLITS)
 
 
@@ -129,7 +131,7 @@ def test_repeated_documents_stay_where_they_are_held_out(tmp_path):
     lines = [document(number, 4) for number in range(9)]
     train = [*lines[:6], lines[0], lines[6], "  " + lines[7].replace(" ", "  ")]
     data = named(tmp_path, train=train, valid=[lines[6], lines[8]], test=[lines[7], lines[8]])
-    prepare("lines", data, tmp_path / "out", processes=1)
+    prepare("lines", data, tmp_path / "out")
     read = [texts(tmp_path / "out", split) for split in SPLITS]
     assert read == [lines[:6], [lines[6]], [lines[7], lines[8]]]
     assert read_manifest(tmp_path / "out")["duplicates_removed"] == 4
@@ -138,7 +140,7 @@ def test_repeated_documents_stay_where_they_are_held_out(tmp_path):
 def test_the_tokenizer_learns_from_training_text_alone(tmp_path):
     held_out = [f"QXQX QXQX {number}" for number in range(90)]
     data = named(tmp_path, train=[f"abab abab {n}" for n in range(50)] + held_out[:50], valid=held_out, test=["QX QX"])
-    prepare("lines", data, tmp_path / "out", processes=1)
+    prepare("lines", data, tmp_path / "out")
     vocabulary = load_tokenizer(tmp_path / "out").get_vocab()
     assert "ab" in vocabulary
     assert "QX" not in vocabulary
@@ -155,19 +157,19 @@ def test_the_tokenizer_learns_from_training_text_alone(tmp_path):
 )
 def test_a_failure_names_the_data_and_leaves_nothing_half(source, tmp_path, changes, message):
     with pytest.raises(UserError, match=f"^data: mine: .*{message}"):
-        prepare("mine", folder_data(source, **changes), tmp_path / "mine", processes=1)
+        prepare("mine", folder_data(source, **changes), tmp_path / "mine")
     assert set(files(tmp_path)) <= {"mine/tokenizer.json", "mine/file_hashes.json"}
 
 
 def test_no_old_manifest_vouches_for_new_files(source, tmp_path, monkeypatch):
-    prepare("text", folder_data(source), tmp_path, processes=1)
+    prepare("text", folder_data(source), tmp_path)
 
     def stop(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("formerlab.data.text.streams.Stream.write_header", stop)
     with pytest.raises(KeyboardInterrupt):
-        prepare("text", folder_data(source, max_bytes=5000), tmp_path, processes=1)
+        prepare("text", folder_data(source, max_bytes=5000), tmp_path)
     assert not (tmp_path / "manifest.json").exists()
     assert not list(tmp_path.glob(".*"))
 
@@ -200,7 +202,7 @@ def test_damaged_results_are_named(out, tmp_path):
 
 def test_a_tokenizer_file_is_taken_as_it_is(out, source, tmp_path):
     given = {"kind": "file", "path": str(out / "tokenizer.json"), "vocabulary": 70_000}
-    prepare("text", folder_data(source, tokenizer=given), tmp_path, processes=1)
+    prepare("text", folder_data(source, tokenizer=given), tmp_path)
     assert sha256(tmp_path / "tokenizer.json") == sha256(out / "tokenizer.json")
     assert load_stream(tmp_path, "train").dtype == np.uint32
     assert texts(tmp_path, "train") == texts(out, "train")
@@ -210,19 +212,19 @@ def test_another_data_set_lends_its_tokenizer(out, tmp_path, capsys):
     shutil.copytree(out, tmp_path / "text")
     borrowed = {"kind": "of", "data": "text", "vocabulary": 300}
     more = folder_data(folder(tmp_path / "more texts", 20), tokenizer=borrowed)
-    prepare("more", more, tmp_path / "more", processes=1)
+    prepare("more", more, tmp_path / "more")
     lent = read_manifest(tmp_path / "text")
     assert read_manifest(tmp_path / "more")["tokenizer"] == lent["tokenizer"]
     assert (tmp_path / "more/tokenizer.json").read_bytes() == (tmp_path / "text/tokenizer.json").read_bytes()
     verify(tmp_path / "more")
-    prepare("more", more, tmp_path / "more", processes=1)
+    prepare("more", more, tmp_path / "more")
     assert "already prepared" in capsys.readouterr().err
     with pytest.raises(UserError, match="was prepared with 300 tokens"):
         prepare("more", folder_data(tmp_path / "more texts", tokenizer=borrowed | {"vocabulary": 299}), tmp_path / "m")
     lent["tokenizer"]["sha256"] = "0" * 64
     (tmp_path / "text/manifest.json").write_text(json.dumps(lent))
     with pytest.raises(UserError, match=r"tokenizer\.json: damaged or changed"):
-        prepare("more", more, tmp_path / "more", processes=1)
+        prepare("more", more, tmp_path / "more")
 
 
 @pytest.mark.parametrize("files_of", [1, 3])
@@ -235,7 +237,7 @@ def test_files_too_few_to_be_divided_are_divided_by_paragraphs(files_of, tmp_pat
     data = folder_data(texts_of, valid_share=0.1, test_share=0.1)
     by_paragraph = data.model_copy(update={"source": data.source.model_copy(update={"documents": "paragraph"})})
     for name, spec in (("out", data), ("same", by_paragraph)):
-        prepare("text", spec, tmp_path / name, processes=1)
+        prepare("text", spec, tmp_path / name)
     manifests = [read_manifest(tmp_path / name) for name in ("out", "same")]
     assert manifests[0]["fingerprint"] == manifests[1]["fingerprint"]
     note = f"document{'s' * (files_of > 1)} cannot be divided into train, valid and test, so paragraphs are the doc"
@@ -248,17 +250,17 @@ def test_what_cannot_be_divided_is_refused_before_anything_is_tokenised(tmp_path
     lines.write_text(document(1, 4))
     (tmp_path / "blank.txt").write_text(" \n\n ")
     with pytest.raises(UserError, match=r"blank\.txt: holds no text"):
-        prepare("text", folder_data(tmp_path), tmp_path / "out", processes=1)
+        prepare("text", folder_data(tmp_path), tmp_path / "out")
     for source in (Files(paths=(str(lines),)), Files(train=(str(lines),), documents="line")):
         with pytest.raises(UserError, match=r"^data: text: (none of 1 documents is left|no document is left)"):
-            prepare("text", folder_data(tmp_path, source=source), tmp_path / "out", processes=1)
+            prepare("text", folder_data(tmp_path, source=source), tmp_path / "out")
         assert set(files(tmp_path / "out")) <= {"file_hashes.json"}
 
 
 @pytest.mark.parametrize("most", [500, 10_000])
 def test_text_ends_with_the_document_that_reaches_a_limit_which_is_said_once(source, tmp_path, capsys, most):
     data = folder_data(source, max_bytes=most, max_held_out_bytes=1, tokenizer=BytePairs(vocabulary=270))
-    prepare("text", data, tmp_path, processes=1)
+    prepare("text", data, tmp_path)
     manifest, said = read_manifest(tmp_path), capsys.readouterr().err
     limits = {"train": ("max_bytes", most), "valid": ("max_held_out_bytes", 1), "test": ("max_held_out_bytes", 1)}
     for note, (split, (key, limit)) in zip(manifest["notes"], limits.items(), strict=True):

@@ -17,7 +17,7 @@ NAMES = ["embedded_summary", "embedded_next_sentence", "embedded_last_word"]
 @pytest.fixture(scope="module")
 def out(tmp_path_factory):
     out = tmp_path_factory.mktemp("embedded")
-    prepare("embedded", embedded_data(), out, processes=1)
+    prepare("embedded", embedded_data(), out)
     return out
 
 

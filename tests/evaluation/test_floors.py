@@ -77,7 +77,7 @@ def test_a_longer_memory_lowers_the_loss_of_a_text_with_one(tmp_path):
     (tmp_path / "lines.txt").write_text("\n".join(f"{n} " + "ab" * random.integers(5, 20) for n in range(200)))
     source = Files(paths=(str(tmp_path / "lines.txt"),), documents="line")
     spec = TextData(source=source, tokenizer=BytePairs(vocabulary=257), valid_share=0.1, test_share=0.1, questions=0)
-    prepare("text", spec, tmp_path / "data", processes=1)
+    prepare("text", spec, tmp_path / "data")
     run = measured(
         LanguageModeling(context=16), Decoder(vocabulary=257, width=8, heads=1, context=16), tmp_path / "data", tmp_path
     )
@@ -94,7 +94,7 @@ def test_a_longer_memory_lowers_the_loss_of_a_text_with_one(tmp_path):
 
 
 def test_a_linear_probe_knows_digits_better_than_chance(tmp_path):
-    prepare_images("digits", ImageData(), tmp_path / "data", processes=1)
+    prepare_images("digits", ImageData(), tmp_path / "data")
     model = VisionTransformer(image=8, channels=1, classes=10, patch=4, layers=1, width=8, heads=1)
     run = measured(Classification(), model, tmp_path / "data", tmp_path)
     measure(run, Floors(strengths=(1e-2,)))

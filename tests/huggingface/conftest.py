@@ -32,7 +32,7 @@ def finished(tmp_path_factory):
     (root / "lines.txt").write_text("\n".join(" ".join(WORDS[i % 7 : i % 7 + 9]) + f" {i}" for i in range(200)))
     source = Files(paths=(str(root / "lines.txt"),), documents="line")
     spec = TextData(source=source, tokenizer=BytePairs(vocabulary=270), valid_share=0.1, test_share=0.1)
-    prepare("text", spec, root / "data/text", processes=1)
+    prepare("text", spec, root / "data/text")
     model = Decoder(vocabulary=270, layers=2, width=16, heads=2, context=32, position=Learned())
     run = Run(study="study", name="run", model=model, task=LanguageModeling(context=32))
     folder = root / "study/run/seed0"

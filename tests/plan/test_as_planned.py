@@ -94,13 +94,6 @@ def test_results_of_code_that_was_edited_before_its_import_do_not_count(plan, ed
     assert Judge(plan).verdict("train", RUN) == ("missing", "")
 
 
-def test_workers_import_the_code_of_a_data_set_when_they_start(plan, edit_later):
-    import formerlab.data.text.prepare  # noqa: F401
-
-    refused = work(plan, "data", "text", lambda: edit_later("data/text/prepare.py"))
-    assert refused.startswith("data text: data/text/prepare.py was edited while it ran")
-
-
 def change(plan, stage, name, **keys):
     path = Judge(plan).record(stage, name)
     write_json(path, read_json(path) | keys)

@@ -26,7 +26,7 @@ MODEL = VisionTransformer(image=8, channels=1, classes=10, patch=4, layers=1, wi
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
     out = tmp_path_factory.mktemp("digits")
-    prepare("digits", ImageData(source=Digits(), keep=0.1), out, processes=1)
+    prepare("digits", ImageData(source=Digits(), keep=0.1), out)
     return out
 
 
@@ -218,7 +218,7 @@ def test_shifts_need_pixels(tmp_path):
     source = {"kind": "folders", "train": str(tmp_path / "in")}
     shares = {"valid_share": 0.3, "test_share": 0.3}
     data = ImageData(source=source, side=8, channels=1, classes=2, storage="encoded", **shares)
-    prepare("x", data, tmp_path / "out", processes=1)
+    prepare("x", data, tmp_path / "out")
     with pytest.raises(UserError, match="kind=shift is for images kept as pixels"):
         Classification(augmentation=Shift()).load(tmp_path / "out", "train")
     task = Classification(batch=4, augmentation=None)

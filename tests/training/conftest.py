@@ -26,7 +26,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "lines.txt").write_text("\n".join(lines))
     source = Files(paths=(str(folder / "lines.txt"),), documents="line")
     spec = TextData(source=source, tokenizer=BytePairs(vocabulary=VOCABULARY), valid_share=0.1, test_share=0.1)
-    prepare("text", spec, folder / "data", processes=1)
+    prepare("text", spec, folder / "data")
     return folder / "data"
 
 

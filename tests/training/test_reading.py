@@ -20,7 +20,7 @@ def other(data, tmp_path_factory):
     (folder / "lines.txt").write_text("\n".join(f"line {number} of another text" for number in range(90)))
     source = Files(paths=(str(folder / "lines.txt"),), documents="line")
     spec = TextData(source=source, tokenizer=BytePairs(vocabulary=257), valid_share=0.1, test_share=0.1)
-    prepare("other", spec, folder / "data", processes=1)
+    prepare("other", spec, folder / "data")
     return folder / "data"
 
 

@@ -62,7 +62,7 @@ def changed(**fields):
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
     out = tmp_path_factory.mktemp("digits")
-    prepare("digits", ImageData(keep=0.1), out, processes=1)
+    prepare("digits", ImageData(keep=0.1), out)
     return out
 
 

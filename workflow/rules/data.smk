@@ -13,4 +13,4 @@ rule data:
         mem_mb=memory("data", common_memory),
         runtime=PLAN["runtime_minutes"],
     shell:
-        "FORMERLAB_LOG={log:q} python -m formerlab data {wildcards.name} --processes {threads} 2>&1 | keep {log:q}"
+        "FORMERLAB_LOG={log:q} RAYON_NUM_THREADS={threads} python -m formerlab data {wildcards.name} 2>&1 | keep {log:q}"

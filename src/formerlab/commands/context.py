@@ -101,7 +101,7 @@ def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[None]:
                 raise UserError(f"{job}: {' '.join(base)} is {judge.verdict(*base)}; {AGAIN}, or {before_it}")
         if stage != "train" and not judge.verdict(stage, name).current:  # training goes on with what it finds
             judge.record(stage, name).unlink(missing_ok=True)  # no old record speaks for new files
-        before = set[str]() if stage == "data" else set(sys.modules)  # its processes import the code again
+        before = set(sys.modules)
         with own_gpus("cpu" if stage in WITHOUT_GPU else plan["device"]):
             yield
         if not first:

@@ -27,7 +27,6 @@ def add_parsers(verbs: Any) -> None:
     """Add the verbs."""
     parser = add_verb(verbs, data, text=STAGES["data"].text)
     parser.add_argument("name", help="name of the data set, such as text")
-    parser.add_argument("--processes", type=int, help="processes that read and encode; default: one per core")
 
     parser = add_verb(verbs, train, text=STAGES["train"].text)
     parser.add_argument("id", help="run, such as tokenformer/transformer-2/seed0")
@@ -60,7 +59,7 @@ def data(arguments: argparse.Namespace) -> None:
         raise UserError(job["lacks"])
     with as_planned(plan, "data", arguments.name):
         spec: Any = TypeAdapter(Data).validate_python(job["spec"])
-        prepare(arguments.name, spec, Path(job["out"]), code_hash=job["code"], processes=arguments.processes)
+        prepare(arguments.name, spec, Path(job["out"]), code_hash=job["code"])
 
 
 def train(arguments: argparse.Namespace) -> None:

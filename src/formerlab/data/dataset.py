@@ -82,7 +82,7 @@ class DataSpec(Spec, ABC):
         """Return defaults for keys of a run that follow from these data and from the keys of its task."""
 
     @abstractmethod
-    def write(self, out: Path, processes: int | None) -> dict[str, Any]:
+    def write(self, out: Path) -> dict[str, Any]:
         """Write all files but the manifest below `out`; return the manifest's entries on them.
 
         That is `fingerprint` of them all, `splits`, and `notes` on what limits left out. Before the first file is
@@ -94,11 +94,11 @@ class DataSpec(Spec, ABC):
         return {}
 
 
-def prepare(name: str, data: DataSpec, out: Path, *, code_hash: str = "", processes: int | None = None) -> None:
+def prepare(name: str, data: DataSpec, out: Path, *, code_hash: str = "") -> None:
     """Write everything that a task reads of a data set below `out`, last the manifest, which marks finished data.
     Nothing is done where a manifest has the same settings, source and code, and its files are whole. A source that
-    is not here now counts as unchanged. `processes` defaults to one per core; the result does not depend on it.
-    Raises UserError naming the data set and what is wrong; half-written files are removed.
+    is not here now counts as unchanged. Raises UserError naming the data set and what is wrong; half-written files are
+    removed.
     """
     seen = {"recipe": fingerprint(data.recipe()), "code_hash": code_hash}
     if (source := source_fingerprint(data, out / FILE_HASHES)) is not None:
@@ -109,7 +109,7 @@ def prepare(name: str, data: DataSpec, out: Path, *, code_hash: str = "", proces
             print(f"{out}: already prepared", file=sys.stderr)
             return
     try:
-        content = data.write(out, processes)
+        content = data.write(out)
     except NoRoom:
         raise
     except UserError as error:

@@ -4,12 +4,11 @@ while size and time of change stay the same.
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from formerlab.data.workers import available_cores
+from formerlab.data.threads import in_threads
 from formerlab.errors import UserError
 from formerlab.files import read_json, sha256, write_json
 from formerlab.progress import Progress
@@ -33,11 +32,8 @@ def file_hashes(paths: Iterable[Path], cache: Path | None) -> dict[Path, str]:
         digests = {path: known[str(path)][1] for path in stamps if known.get(str(path), [None])[0] == stamps[path]}
     if unknown := [path for path in stamps if path not in digests]:
         size = sum(stamps[path][0] for path in unknown)
-        with (
-            Progress(size, "fingerprint", unit="B", scale=True, delay=2) as bar,
-            ThreadPoolExecutor(available_cores()) as threads,
-        ):
-            for path, digest in zip(unknown, threads.map(sha256, unknown), strict=True):
+        with Progress(size, "fingerprint", unit="B", scale=True, delay=2) as bar:
+            for path, digest in zip(unknown, in_threads(sha256, unknown), strict=True):
                 digests[path] = digest
                 bar.advance(stamps[path][0])
         if cache is not None:

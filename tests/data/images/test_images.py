@@ -38,8 +38,8 @@ def settings(source, **given):
     return ImageData(source=source, **{"side": 8, "channels": 3, "classes": 2, "valid_share": 0.3} | given)
 
 
-def prepared(data, out, **given):
-    prepare("pictures", data, out, **{"processes": 1} | given)
+def prepared(data, out):
+    prepare("pictures", data, out)
     return {split: load_images(out, split) for split in ("train", "valid", "test")}
 
 
@@ -56,10 +56,12 @@ def test_digits_are_all_there_once(tmp_path):
     assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
 
 
-def test_folders_give_their_images_with_their_classes_whatever_the_processes(folders, tmp_path):
-    sets = prepared(settings(folders), tmp_path / "1")
-    prepared(settings(folders), tmp_path / "2", processes=2)
-    first, second = (read_manifest(tmp_path / n)["fingerprint"] for n in "12")
+def test_folders_give_their_images_with_their_classes_whatever_the_threads(folders, tmp_path, monkeypatch):
+    monkeypatch.setattr("formerlab.data.images.prepare.AT_ONCE", 2)
+    sets = prepared(settings(folders), tmp_path / "many")
+    monkeypatch.setenv("RAYON_NUM_THREADS", "1")
+    prepared(settings(folders), tmp_path / "one")
+    first, second = (read_manifest(tmp_path / name)["fingerprint"] for name in ("many", "one"))
     assert first == second
     assert sets["train"].classes == ("cat", "dog")
     assert len(sets["train"]) + len(sets["valid"]) == 12

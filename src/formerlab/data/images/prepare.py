@@ -22,7 +22,7 @@ from formerlab.data.images.source import Digits, Gallery, ImageFolders, ImageHub
 from formerlab.data.images.store import cut, decode
 from formerlab.data.manifest import MANIFEST
 from formerlab.data.splitting import SPLITS, Seen, Split, digest
-from formerlab.data.workers import Workers
+from formerlab.data.threads import in_threads
 from formerlab.errors import UserError, reason
 from formerlab.files import replacing, sha256
 from formerlab.progress import Progress
@@ -34,7 +34,7 @@ Share = Annotated[float, Field(ge=0, lt=0.5)]
 Part = Annotated[float, Field(gt=0, le=1)]
 
 AT_ONCE = 64
-"""Pictures that a worker decodes in one go."""
+"""Pictures that a thread decodes in one go."""
 
 
 class ImageData(DataSpec):
@@ -71,22 +71,21 @@ class ImageData(DataSpec):
         model = {"kind": "vision_transformer", "image": self.side, "channels": self.channels, "classes": self.classes}
         return {"model": model, "task": {"kind": "classification"}}
 
-    def write(self, out: Path, processes: int | None) -> dict[str, Any]:
-        """Write the images of all splits, decoded in `processes` processes."""
+    def write(self, out: Path) -> dict[str, Any]:
+        """Write the images of all splits."""
         gallery = self.source.open()
         if len(gallery.classes) != self.classes:
             found = f"{len(gallery.classes)} ({', '.join(gallery.classes[:5])}, ...)"
             raise UserError(f"classes: {self.classes}, but the source has {found}; correct the config")
         (out / MANIFEST).unlink(missing_ok=True)
         with ExitStack() as stack:
-            workers = stack.enter_context(Workers(processes))
             temporary = {split: stack.enter_context(replacing(out / f"{split}.bin")) for split in SPLITS}
             files = {split: stack.enter_context(open(path, "wb")) for split, path in temporary.items()}
-            bar = stack.enter_context(Progress(None, f"decode {out.name}, {workers.processes} processes", unit="image"))
+            bar = stack.enter_context(Progress(None, f"decode {out.name}", unit="image"))
             written = Written(files, self)
             pictures = self._divided(gallery, written.passed_over)
             chunks = iter(lambda: list(islice(pictures, AT_ONCE)), [])
-            for decoded in workers.map(partial(decode_all, self), chunks):
+            for decoded in in_threads(partial(decode_all, self), chunks):
                 for image in decoded:
                     written.add(image)
                 bar.advance(len(decoded))

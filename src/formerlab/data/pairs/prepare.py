@@ -17,7 +17,7 @@ from formerlab.data.manifest import MANIFEST
 from formerlab.data.pairs.sources import HubPairs, LinePairs, Pair, Phrases
 from formerlab.data.splitting import SPLITS, Split
 from formerlab.data.text.streams import writing
-from formerlab.data.text.tokenizer import BytePairs, TokenizerFile, read_tokenizer, write_tokenizer
+from formerlab.data.text.tokenizer import BytePairs, TokenizerFile, encode, read_tokenizer, write_tokenizer
 from formerlab.errors import UserError
 from formerlab.progress import Progress
 from formerlab.spec import Count, Size, fingerprint
@@ -64,8 +64,8 @@ class ParallelData(DataSpec):
         """Return the vocabulary, and room for the longest translation."""
         return {"model": {"vocabulary": self.vocabulary, "context": self.max_tokens + ROOM}}
 
-    def write(self, out: Path, processes: int | None) -> dict[str, Any]:
-        """Write streams and tokenizer; the tokenizers library has threads of its own."""
+    def write(self, out: Path) -> dict[str, Any]:
+        """Write streams and tokenizer."""
         (out / MANIFEST).unlink(missing_ok=True)
         tokenizer = write_tokenizer(self.tokenizer, out / "tokenizer.json", self._sample)
         written = {split: self._write_split(split, out, tokenizer) for split in reversed(SPLITS)}  # small ones first
@@ -95,8 +95,7 @@ class ParallelData(DataSpec):
         ):
             while some := tuple(islice(pairs, BATCH)):
                 sentences = [sentence for pair in some for sentence in pair]
-                encoded = encoder.encode_batch(sentences, add_special_tokens=False)
-                ids = [np.array([*found.ids, end]) for found in encoded]
+                ids = encode(encoder, sentences, end)
                 taken = []
                 for pair, source_ids, target_ids in zip(some, ids[0::2], ids[1::2], strict=True):
                     if (reason := self._left_out(split, pair, len(source_ids), len(target_ids))) is not None:

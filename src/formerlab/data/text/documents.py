@@ -9,14 +9,13 @@ from formerlab.data.dataset import DataSource
 from formerlab.data.splitting import SPLITS, Seen, Shares, Split, digest
 from formerlab.data.text.docstrings import Module
 from formerlab.data.text.readers import parts
-from formerlab.data.workers import Workers
 from formerlab.errors import UserError
 
 if TYPE_CHECKING:
     from formerlab.data.text.prepare import TextData
 
 BATCH_CHARACTERS = 1 << 20
-"""About how much text a worker gets at a time."""
+"""About how much text a thread gets at a time."""
 
 SAMPLED_SHARDS = 16
 
@@ -45,7 +44,7 @@ class TextSource(DataSource, ABC):
     """Where documents come from."""
 
     @abstractmethod
-    def open(self, shares: Shares, workers: Workers) -> Corpus:
+    def open(self, shares: Shares) -> Corpus:
         """Open the source. Raises UserError, now or while reading, naming what is missing, empty or unreadable."""
 
     def by_paragraph(self) -> "TextSource | None":

@@ -17,7 +17,6 @@ from pydantic import Field
 from formerlab.data.splitting import SPLITS, Seen, Shares, Split, digest
 from formerlab.data.text.docstrings import Module, read_code, read_module
 from formerlab.data.text.documents import Corpus, Shard, TextSource
-from formerlab.data.workers import Workers
 from formerlab.errors import UserError
 
 Content = Literal["docstrings", "code"]
@@ -29,8 +28,6 @@ PACKAGES = ("numpy", "scipy", "pandas", "scikit-learn", "matplotlib", "networkx"
 
 REPEATABLE_CHARACTERS = 40
 """Shorter paragraphs (a heading, "Returns") may recur; a longer one is kept only where it comes first."""
-
-MODULES_A_TASK = 16
 
 _SKIPPED = {"test", "tests", "idle_test", "_vendor", "_vendored", "externals", "site-packages", "dist-packages"}
 
@@ -60,14 +57,14 @@ class Embedded(TextSource):
         packages = [f"{name} {found.version}: {_licence(found)}" for name, found in self._installed().items()]
         return f"{self.content}, each under the licence of its package: " + "; ".join(python + packages)
 
-    def open(self, shares: Shares, workers: Workers) -> Corpus:
+    def open(self, shares: Shares) -> Corpus:
         """Return one shard per split; a module once read is kept in memory, for all of them are about 34 MB."""
         located = self.located()
         seen = Seen()
 
         def modules(split: Split) -> Iterator[Module]:
             chosen = [module for module in located if shares.split(digest(module[0]), SPLITS) == split]
-            return tee(read_modules(chosen, seen, workers, self.content), 1)[0]  # a copy of it begins anew
+            return tee(read_modules(chosen, seen, self.content), 1)[0]  # a copy of it begins anew
 
         read = {split: modules(split) for split in SPLITS}
 
@@ -98,25 +95,18 @@ class Embedded(TextSource):
         return {name: versions[0] for name, versions in found.items() if versions}
 
 
-def read_modules(
-    located: list[Located], seen: Seen, workers: Workers, content: Content = "docstrings"
-) -> Iterator[Module]:
+def read_modules(located: list[Located], seen: Seen, content: Content = "docstrings") -> Iterator[Module]:
     """Yield the modules that document anything, without the longer paragraphs that came before."""
-    tasks = (located[start : start + MODULES_A_TASK] for start in range(0, len(located), MODULES_A_TASK))
-    for modules in workers.map(partial(_read, content), tasks):
-        for module in modules:
-            fresh = module.filtered(lambda text: len(text) < REPEATABLE_CHARACTERS or seen.add(digest(text)))
-            if fresh.entries:
-                yield fresh
-
-
-def _read(content: Content, located: list[Located]) -> list[Module]:
     read = read_code if content == "code" else read_module
-    gc.disable()  # syntax trees have no cycles, and looking for them takes a third of the time
-    try:
-        return [read(name, path.read_bytes()) for name, path in located]
-    finally:
-        gc.enable()
+    for name, path in located:
+        gc.disable()  # syntax trees have no cycles, and looking for them takes a third of the time
+        try:
+            module = read(name, path.read_bytes())
+        finally:
+            gc.enable()
+        fresh = module.filtered(lambda text: len(text) < REPEATABLE_CHARACTERS or seen.add(digest(text)))
+        if fresh.entries:
+            yield fresh
 
 
 def _wanted(path: PurePath) -> bool:

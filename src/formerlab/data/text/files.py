@@ -14,7 +14,6 @@ from formerlab.data.manifest import file_hashes
 from formerlab.data.splitting import SPLITS, Shares, Split
 from formerlab.data.text.documents import Corpus, Shard, TextSource
 from formerlab.data.text.readers import Documents, Format, format_of, read_jsonl, read_parquet, read_text, text_of
-from formerlab.data.workers import Workers
 from formerlab.errors import UserError
 from formerlab.file_search import files_named
 
@@ -67,7 +66,7 @@ class Files(TextSource):
         known = file_hashes((path for *_, path in files), cache)
         return [[label, name, known[path]] for label, name, path in files]
 
-    def open(self, shares: Shares, workers: Workers) -> Corpus:
+    def open(self, shares: Shares) -> Corpus:
         # Held-out files come first, then by name.
         shards = [
             Shard(str(path), (label,) if label in ("valid", "test") else self.divided(), partial(self._documents, path))  # type: ignore[arg-type]
@@ -118,7 +117,7 @@ class Hub(HubSource, TextSource):
     streaming: bool = False
     """Whether to read over the network without a copy on disk."""
 
-    def open(self, shares: Shares, workers: Workers) -> Corpus:
+    def open(self, shares: Shares) -> Corpus:
         held: list[Split] = [split for split in ("test", "valid") if getattr(self, split) is not None]
         named = [(getattr(self, split), (split,)) for split in held] + [(self.train, self.divided())]
         return Corpus([Shard(f"{self.name} ({theirs})", ours, partial(self._texts, theirs)) for theirs, ours in named])

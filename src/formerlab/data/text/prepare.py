@@ -2,22 +2,22 @@
 
 import shutil
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from formerlab.data.dataset import DataSpec
 from formerlab.data.manifest import MANIFEST, read_manifest
-from formerlab.data.splitting import SPLITS
+from formerlab.data.splitting import SPLITS, Split
 from formerlab.data.text.documents import Corpus, Deduplicator, batches, training_sample, without_documents
 from formerlab.data.text.embedded import Embedded
 from formerlab.data.text.files import Files, Hub
 from formerlab.data.text.questions import FOLDER, write_questions
 from formerlab.data.text.streams import load_tokenizer, writing
-from formerlab.data.text.tokenizer import BytePairs, Tokenizer, TokenizerOf, encode, write_tokenizer
-from formerlab.data.workers import Workers
+from formerlab.data.text.tokenizer import BytePairs, Tokenizer, TokenizerOf, encode, read_tokenizer, write_tokenizer
+from formerlab.data.threads import in_threads
 from formerlab.errors import UserError
 from formerlab.files import replacing
 from formerlab.progress import Progress
@@ -67,20 +67,19 @@ class TextData(DataSpec):
         context = {"context": task["context"]} if "context" in task else {}
         return {"model": {"vocabulary": self.vocabulary} | context}
 
-    def write(self, out: Path, processes: int | None) -> dict[str, Any]:
+    def write(self, out: Path) -> dict[str, Any]:
         """Write streams, tokenizer and questions; a tokenizer of another data set is read from the folder beside."""
-        with Workers(processes) as workers:
-            corpus, notes = self._opened(workers)
-            if isinstance(self.tokenizer, TokenizerOf):
-                load_tokenizer(out.parent / self.tokenizer.data)
-            elif not isinstance(self.tokenizer, BytePairs):
-                self.tokenizer.load()
-            # Not before it is clear that source and tokenizer are there. No old manifest may vouch for new files.
-            (out / MANIFEST).unlink(missing_ok=True)
-            shutil.rmtree(out / FOLDER, ignore_errors=True)
-            questions = write_questions(list(corpus.test_modules), self.questions, out) if self.questions else []
-            tokenizer = self._write_tokenizer(out, corpus)
-            splits, deduplicator = self._write_streams(out, corpus, tokenizer, workers)
+        corpus, notes = self._opened()
+        if isinstance(self.tokenizer, TokenizerOf):
+            load_tokenizer(out.parent / self.tokenizer.data)
+        elif not isinstance(self.tokenizer, BytePairs):
+            self.tokenizer.load()
+        # Not before it is clear that source and tokenizer are there. No old manifest may vouch for new files.
+        (out / MANIFEST).unlink(missing_ok=True)
+        shutil.rmtree(out / FOLDER, ignore_errors=True)
+        questions = write_questions(list(corpus.test_modules), self.questions, out) if self.questions else []
+        tokenizer = self._write_tokenizer(out, corpus)
+        splits, deduplicator = self._write_streams(out, corpus, tokenizer)
         notes += [self._cut(split, splits[split]) for split in SPLITS if split in deduplicator.limited]
         files = [tokenizer["sha256"], *(entry["sha256"] for entry in (*splits.values(), *questions))]
         return {
@@ -103,17 +102,17 @@ class TextData(DataSpec):
             raise UserError(f"tokenizer.vocabulary={spec.vocabulary}: {which}; state the same")
         return {"tokenizer": tokenizer}
 
-    def _opened(self, workers: Workers) -> tuple[Corpus, list[str]]:
+    def _opened(self) -> tuple[Corpus, list[str]]:
         """Open the source, whose documents must leave no split empty, and return it with notes for the manifest.
 
         Whole files that are too few to be divided are divided by their paragraphs.
         """
-        corpus = self.source.open(self.shares, workers)
+        corpus = self.source.open(self.shares)
         empty, documents = without_documents(corpus.shards, self)
         if not empty:
             return corpus, []
         if (finer := self.source.by_paragraph()) is not None:
-            corpus = finer.open(self.shares, workers)
+            corpus = finer.open(self.shares)
             if not without_documents(corpus.shards, self)[0]:
                 what = "1 document" if documents == 1 else f"{documents} documents"
                 return corpus, [f"{what} cannot be divided into train, valid and test, so paragraphs are the documents"]
@@ -137,18 +136,23 @@ class TextData(DataSpec):
         )
 
     def _write_streams(
-        self, out: Path, corpus: Corpus, tokenizer: dict[str, Any], workers: Workers
+        self, out: Path, corpus: Corpus, tokenizer: dict[str, Any]
     ) -> tuple[dict[str, dict[str, Any]], Deduplicator]:
         """Write the three streams; return their entries of the manifest, and notes on what was left out."""
         paths = {split: out / f"{split}.npy" for split in SPLITS}
-        encoding = partial(encode, out / "tokenizer.json", tokenizer["sha256"], tokenizer["end_of_text"])
+        encoder, end = read_tokenizer(out / "tokenizer.json"), tokenizer["end_of_text"]
         deduplicator = Deduplicator(self)
+
+        def encoded(batch: tuple[Split, list[str]]) -> tuple[Split, list[str], np.ndarray]:
+            split, texts = batch
+            return split, texts, np.concatenate(encode(encoder, texts, end))
+
         with ExitStack() as stack:
             streams = {split: stack.enter_context(writing(paths[split], self.vocabulary)) for split in SPLITS}
             bar = stack.enter_context(Progress(None, f"tokenise {out.name}", unit="B", scale=True))
-            texts = batches(deduplicator.documents(corpus.shards))
-            for split, tokens, documents, size in workers.map(encoding, texts):
-                streams[split].append(tokens, documents, size)
+            for split, texts, tokens in in_threads(encoded, batches(deduplicator.documents(corpus.shards))):
+                size = sum(len(text.encode()) for text in texts)
+                streams[split].append(tokens, len(texts), size)
                 bar.advance(size)
             for split, stream in streams.items():
                 if not stream.documents:

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,7 +9,6 @@ import numpy as np
 from pydantic import Field
 
 from formerlab.data.manifest import files_state
-from formerlab.data.splitting import Split
 from formerlab.errors import UserError, reason
 from formerlab.file_search import expanded
 from formerlab.files import replacing, sha256
@@ -190,18 +188,7 @@ def check_room(tokenizer: "HuggingFaceTokenizer", name: str, vocabulary: int | N
         raise UserError(f"{name}: needs {size} tokens, {more}")
 
 
-def encode(path: Path, sha256: str, end: int, task: tuple[Split, list[str]]) -> tuple[Split, np.ndarray, int, int]:
-    """Encode texts of a split by a tokenizer file, each followed by the token `end`, in whichever process.
-
-    Returns the split, the tokens, the number of texts and their bytes.
-    """
-    split, texts = task
-    encodings = _tokenizer(path, sha256).encode_batch_fast(texts, add_special_tokens=False)
-    tokens = np.concatenate([np.array([*encoding.ids, end], dtype=np.uint32) for encoding in encodings])
-    return split, tokens, len(texts), sum(len(text.encode()) for text in texts)
-
-
-@lru_cache(maxsize=1)
-def _tokenizer(path: Path, sha256: str) -> "HuggingFaceTokenizer":
-    """Read a tokenizer once per process and content."""
-    return read_tokenizer(path)
+def encode(tokenizer: "HuggingFaceTokenizer", texts: list[str], end: int) -> list[np.ndarray]:
+    """Return the tokens of each text, followed by the token `end`."""
+    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    return [np.array([*encoding.ids, end], dtype=np.uint32) for encoding in encodings]

@@ -1,0 +1,37 @@
+"""Mapping over threads: order, bounded waiting, errors."""
+
+from itertools import count
+from threading import active_count
+
+import pytest
+
+from formerlab.data.threads import in_threads
+from formerlab.errors import UserError
+
+
+@pytest.mark.parametrize("cores", [1, 3])
+def test_results_come_in_order_and_little_is_read_ahead(cores, monkeypatch):
+    monkeypatch.setenv("RAYON_NUM_THREADS", str(cores))
+    read = []
+
+    def items():
+        for number in range(40):
+            read.append(number)
+            yield number
+
+    for received, result in enumerate(in_threads(lambda number: number * number, items())):
+        assert result == received * received
+        assert len(read) <= received + 2 * cores
+    assert received == 39
+
+
+def refuse(number):
+    if number == 3:
+        raise UserError(f"item {number} is wrong")
+
+
+def test_an_error_arrives_as_it_is_and_no_thread_goes_on():
+    before = active_count()
+    with pytest.raises(UserError, match="item 3 is wrong"):
+        list(in_threads(refuse, count()))
+    assert active_count() == before
