@@ -44,7 +44,7 @@ with suppress(KeyboardInterrupt), noted("train", Path("quick")):
 SLOW = """
 import os, signal, time
 from pathlib import Path
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
+signal.signal(signal.SIGINT, signal.SIG_IGN)
 Path("slow").write_text(str(os.getpid()))
 time.sleep(1000)
 """

@@ -21,7 +21,6 @@ from formerlab.results.notes import SAFE
 
 SECONDS_TO_SAVE = 1.2
 """Time that a stage has to save its work when the demo is stopped; a slower one resumes from its last checkpoint."""
-SHELLS = ("bash", "sh", "dash")
 LOCKS = Path(".snakemake", "locks")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
@@ -99,26 +98,11 @@ def _snakemake(given: dict[str, Any], *words: str) -> int:
 
 
 def _stop(snakemake: "subprocess.Popen[bytes]") -> None:
-    """End Snakemake and its jobs; the stages may save their work first.
-
-    Snakemake goes before them, and so do the shells in which they run: they would report every stage as failed.
-    """
-    family = []
-    for one in psutil.Process(snakemake.pid).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):
-            family.append((one, one.name(), one.ppid()))
-    shells = {one.pid for one, name, _ in family if name in SHELLS}
+    """End Snakemake, which would report every stage as failed, and then its jobs, which may save their work first."""
+    family = psutil.Process(snakemake.pid).children(recursive=True)
     snakemake.kill()
     snakemake.wait()
-    for one, name, parent in family:
-        with suppress(psutil.NoSuchProcess):
-            if one.pid in shells:
-                one.kill()
-            elif name != "tee" and parent in {snakemake.pid, *shells}:
-                one.terminate()
-    psutil.wait_procs([one for one, _, _ in family], timeout=SECONDS_TO_SAVE)
-    for one, _, _ in family:
-        with suppress(psutil.NoSuchProcess):
-            one.kill()
-    with suppress(ProcessLookupError):  # processes started meanwhile
+    with suppress(ProcessLookupError):
+        os.killpg(snakemake.pid, signal.SIGINT)  # the `tee -i` behind each stage stays, and writes what it says
+        psutil.wait_procs(family, timeout=SECONDS_TO_SAVE)
         os.killpg(snakemake.pid, signal.SIGKILL)
