@@ -34,7 +34,7 @@ RUN = Run(
 def place(tmp_path_factory):
     """Return a folder with prepared digits and a finished run, which lie as in a tree of results."""
     place = tmp_path_factory.mktemp("classify")
-    prepare("digits", ImageData(keep=0.05, keep_held_out=0.3), place / "data" / "images")
+    prepare("digits", ImageData(keep=0.05), place / "data" / "images")
     train_stage(RUN, place / "data" / "images", place / RUN.id, parent=None, runtime=RuntimeConfig())
     (place / "run").symlink_to(place / RUN.id)
     return place
@@ -54,7 +54,7 @@ def test_a_finished_run_gives_its_test_rows_again(place, tmp_path, capsys):
 
 @pytest.mark.parametrize("side", [5, 16])
 def test_images_of_another_size_are_resized_as_when_they_are_prepared(side, place, tmp_path, capsys):
-    data = ImageData(keep=0.05, keep_held_out=0.3, side=side)
+    data = ImageData(keep=0.05, side=side)
     prepare("other", data, tmp_path / "other")
     said = classify(place / "run", tmp_path / "other", out=tmp_path / "rows.csv")
     images, own = load_images(tmp_path / "other", "test"), load_images(place / "data" / "images", "train")
@@ -70,6 +70,6 @@ def test_images_of_another_size_are_resized_as_when_they_are_prepared(side, plac
 
 
 def test_images_that_no_resizing_makes_fit_are_refused_in_one_line(place, tmp_path):
-    prepare("colour", ImageData(keep=0.02, keep_held_out=0.1, channels=3), tmp_path / "colour")
+    prepare("colour", ImageData(keep=0.02, channels=3), tmp_path / "colour")
     with pytest.raises(UserError, match=r"colour: images of channels=3, but .*run was trained with channels=1; prep"):
         classify(place / "run", tmp_path / "colour")

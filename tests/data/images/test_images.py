@@ -125,18 +125,14 @@ def test_what_is_transparent_is_white_and_what_is_opaque_stays():
     assert np.array_equal(np.asarray(decode(saved(colours), 3)), np.asarray(picture(3)))
 
 
-def test_damaged_images_are_named_and_left_out_up_to_a_limit(folders, tmp_path, capsys):
+@pytest.mark.parametrize("damage", [lambda whole: whole[:40], lambda whole: b"no image at all"])
+@pytest.mark.parametrize("storage", ["pixels", "encoded"])
+def test_a_damaged_image_is_named_and_nothing_stays(damage, storage, folders, tmp_path):
     bad = tmp_path / "train" / "cat" / "deep" / "3.png"
-    bad.write_bytes(bad.read_bytes()[:40])
-    (tmp_path / "train" / "dog" / "deep" / "0.png").write_bytes(b"no image at all")
-    sets = prepared(settings(folders, most_corrupt=2), tmp_path / "out")
-    assert len(sets["train"]) + len(sets["valid"]) == 10
-    corrupt = read_manifest(tmp_path / "out")["corrupt"]
-    assert sorted(line.partition(":")[0] for line in corrupt) == ["cat/deep/3.png", "dog/deep/0.png"]
-    assert "pictures: cannot be decoded, left out: cat/deep/3.png" in capsys.readouterr().err
-    with pytest.raises(UserError, match=r"more than most_corrupt=1 images .* last one dog/deep/0.png"):
-        prepared(settings(folders, most_corrupt=1), tmp_path / "less")
-    assert not list((tmp_path / "less").glob("*.bin")) + list((tmp_path / "less").glob("manifest.json"))
+    bad.write_bytes(damage(bad.read_bytes()))
+    with pytest.raises(UserError, match=f"^data: pictures: {bad}: .*; mend or remove it$"):
+        prepared(settings(folders, storage=storage), tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*.bin")) + list((tmp_path / "out").glob("manifest.json"))
 
 
 @pytest.mark.parametrize(
@@ -244,7 +240,7 @@ def test_parquet_is_read_and_a_missing_image_or_label_is_named(tmp_path, row, me
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "[v2]" / "rows.parquet")
     files = {"train": (str(tmp_path / "[v2]" / "*.parquet"),)}
     source = ImageHub(name="parquet", files=files, image="picture", label="what")
-    data = settings(source, test_share=0.3, most_corrupt=0)
+    data = settings(source, test_share=0.3)
     if message is None:
         check_rows(prepared(data, tmp_path / "out"))
     else:

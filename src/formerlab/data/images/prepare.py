@@ -26,12 +26,11 @@ from formerlab.data.threads import in_threads
 from formerlab.errors import UserError, reason
 from formerlab.files import replacing, sha256
 from formerlab.progress import Progress
-from formerlab.spec import AnyCount, Size, fingerprint
+from formerlab.spec import Size, fingerprint
 
 ImageOrigin = Annotated[Digits | ImageFolders | ImageHub, Field(discriminator="kind")]
 
 Share = Annotated[float, Field(ge=0, lt=0.5)]
-Part = Annotated[float, Field(gt=0, le=1)]
 
 AT_ONCE = 64
 """Pictures that a thread decodes in one go."""
@@ -40,7 +39,6 @@ AT_ONCE = 64
 class ImageData(DataSpec):
     """Labelled images for training, validation and test."""
 
-    outside_recipe: ClassVar[dict[str, Any]] = {"source": True, "most_corrupt": True}
     packages: ClassVar[tuple[str, ...]] = ("pillow", "numpy")
 
     kind: Literal["images"] = "images"
@@ -59,12 +57,8 @@ class ImageData(DataSpec):
     """Share of the training images that become validation images, where the source has no validation split."""
     test_share: Share = 0.1
     """Share of the training images that become test images, where the source has no test split."""
-    keep: Part = 1.0
+    keep: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the training images that is kept, by a hash of their names."""
-    keep_held_out: Part = 1.0
-    """Share of the validation and test images that is kept, by a hash of their names."""
-    most_corrupt: AnyCount = 10
-    """Images that cannot be decoded are named and left out, up to this number; one more and the data are refused."""
 
     def known(self, task: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of a model's spec that these images decide."""
@@ -83,7 +77,7 @@ class ImageData(DataSpec):
             files = {split: stack.enter_context(open(path, "wb")) for split, path in temporary.items()}
             bar = stack.enter_context(Progress(None, f"decode {out.name}", unit="image"))
             written = Written(files, self)
-            pictures = self._divided(gallery, written.passed_over)
+            pictures = self._divided(gallery, written)
             chunks = iter(lambda: list(islice(pictures, AT_ONCE)), [])
             for decoded in in_threads(partial(decode_all, self), chunks):
                 for image in decoded:
@@ -101,12 +95,11 @@ class ImageData(DataSpec):
             "std": np.sqrt(square - mean**2).tolist(),
             "splits": splits,
             "duplicates_removed": written.duplicates,
-            "corrupt": written.corrupt,
             "notes": written.notes(),
         }
 
-    def _divided(self, gallery: Gallery, passed_over: dict[str, int]) -> Iterator[tuple[Split, Picture]]:
-        """Yield the pictures with their splits, in the order of the source; count those that shares leave out.
+    def _divided(self, gallery: Gallery, written: "Written") -> Iterator[tuple[Split, Picture]]:
+        """Yield the pictures with their splits, in the order of the source; count those that `keep` leaves out.
 
         Held-out images come first, so that of identical images the training image is left out.
         """
@@ -114,11 +107,10 @@ class ImageData(DataSpec):
         for theirs in reversed([split for split in SPLITS if split in gallery.splits]):
             for picture in gallery.splits[theirs]:
                 split = self.shares.split(digest(picture.name), candidates) if theirs == "train" else theirs
-                key = "keep" if split == "train" else "keep_held_out"
-                if digest(f"keep {picture.name}") / 2.0**64 < getattr(self, key):
+                if split != "train" or digest(f"keep {picture.name}") / 2.0**64 < self.keep:
                     yield split, picture
                 else:
-                    passed_over[key] += 1
+                    written.passed_over += 1
 
 
 class Decoded(NamedTuple):
@@ -131,16 +123,17 @@ class Decoded(NamedTuple):
     moments: NDArray[np.float64]  # their mean and mean of squares, per channel, on a scale from 0 to 1
 
 
-def decode_all(data: ImageData, pictures: list[tuple[Split, Picture]]) -> list[Decoded | str]:
-    """Decode pictures; one that cannot be decoded becomes its name and the reason."""
-    done: list[Decoded | str] = []
+def decode_all(data: ImageData, pictures: list[tuple[Split, Picture]]) -> list[Decoded]:
+    """Decode pictures. Raises UserError naming the first that cannot be decoded."""
+    done = []
     for split, picture in pictures:
         try:
             done.append(_decoded(split, picture, data))
-        except UnidentifiedImageError:  # whose message holds the address of an object
-            done.append(f"{picture.name}: not an image that Pillow knows")
         except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError) as error:
-            done.append(f"{picture.name}: {reason(error)}")
+            where = picture.content if isinstance(picture.content, Path) else picture.name
+            unknown = isinstance(error, UnidentifiedImageError)  # whose message holds the address of an object
+            why = "not an image that Pillow knows" if unknown else reason(error)
+            raise UserError(f"{where}: {why}; mend or remove it") from None
     return done
 
 
@@ -166,22 +159,13 @@ class Written:
         self.data, self._files, self._seen = data, files, Seen()
         self.labels: dict[Split, list[int]] = {split: [] for split in SPLITS}
         self.sizes: dict[Split, list[int]] = {split: [] for split in SPLITS}
-        self.duplicates, self.corrupt = 0, list[str]()
-        self.passed_over = {"keep": 0, "keep_held_out": 0}
-        """Images that these shares leave out."""
+        self.duplicates = self.passed_over = 0
         self.sums = np.zeros((2, data.channels))
         """Sums of the means and of the mean squares of the training images."""
 
-    def add(self, image: Decoded | str) -> None:
-        """Take an image, or the name of one that is corrupt. Raises UserError where there are too many of those."""
-        if isinstance(image, str):
-            self.corrupt.append(image)
-            if len(self.corrupt) > (most := self.data.most_corrupt):
-                raise UserError(
-                    f"more than most_corrupt={most} images cannot be decoded, the last one {image}; "
-                    "mend or remove them, or raise most_corrupt"
-                )
-        elif not self._seen.add(image.mark):
+    def add(self, image: Decoded) -> None:
+        """Take an image."""
+        if not self._seen.add(image.mark):
             self.duplicates += 1
         else:
             self._files[image.split].write(image.content)
@@ -192,10 +176,10 @@ class Written:
 
     def notes(self) -> list[str]:
         """Return notes on what was left out."""
-        notes = [f"{key}={getattr(self.data, key):g} leaves out {n}" for key, n in self.passed_over.items() if n]
+        notes = [f"keep={self.data.keep:g} leaves out {self.passed_over}"] if self.passed_over else []
         if self.duplicates:
             notes.append(f"identical to another image, left out: {self.duplicates}")
-        return notes + [f"cannot be decoded, left out: {line}" for line in self.corrupt]
+        return notes
 
     def entry(self, split: Split, out: Path) -> dict[str, Any]:
         """Write labels and offsets; return what the manifest says of the split."""
