@@ -6,10 +6,11 @@ from collections import Counter
 import pytest
 from corpora import embedded_data
 
-from formerlab.data import load_stream, load_tokenizer, prepare, task_configs
+from formerlab.data import load_stream, load_tokenizer, prepare
 from formerlab.data.text.docstrings import Entry, Module
 from formerlab.data.text.questions import CHOICES, TASKS, last_words, make_questions, next_sentences, summaries
 from formerlab.errors import UserError
+from formerlab.evaluation.language.suites import embedded_tasks
 
 NAMES = ["embedded_summary", "embedded_next_sentence", "embedded_last_word"]
 
@@ -98,27 +99,17 @@ def test_fewer_than_asked_are_taken_and_none_is_an_error(capsys):
         make_questions(TASKS[0], modules[:2], 9)
 
 
-@pytest.fixture
-def _offline(monkeypatch, tmp_path):
-    datasets = pytest.importorskip("datasets")
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+def test_the_harness_loads_the_tasks_without_network(out):
+    loaded = pytest.importorskip("lm_eval.tasks").TaskManager(include_defaults=False).load(list(embedded_tasks(out)))
+    assert list(loaded["tasks"]) == NAMES
+    for name, task in loaded["tasks"].items():
+        asked = questions(out, name)
+        assert [task.doc_to_text(doc) for doc in task.test_docs()] == [question["query"] for question in asked]
+        assert [task.doc_to_choice(doc) for doc in task.test_docs()] == [question["choices"] for question in asked]
+        assert [task.doc_to_target(doc) for doc in task.test_docs()] == [question["gold"] for question in asked]
 
 
-@pytest.mark.usefixtures("_offline")
-def test_the_harness_loads_the_tasks_without_network(out, monkeypatch):
-    tasks = pytest.importorskip("lm_eval.tasks")
-    configs = task_configs(out)
-    assert [config["task"] for config in configs] == NAMES
-    loaded = tasks.TaskManager(include_defaults=False).load(configs)["tasks"]
-    for name in NAMES:
-        first = next(iter(loaded[name].test_docs()))
-        asked = questions(out, name)[0]
-        assert loaded[name].doc_to_text(first) == asked["query"]
-        assert loaded[name].doc_to_choice(first) == asked["choices"]
-        assert loaded[name].doc_to_target(first) == asked["gold"]
-    monkeypatch.chdir(out / "questions")
-    manager = tasks.TaskManager(include_path=".", include_defaults=False)
-    assert sorted(manager.all_tasks) == sorted(NAMES), "the YAML files work from their folder, wherever it is moved"
-    assert len(list(manager.load(NAMES)["tasks"]["embedded_summary"].test_docs())) == 8
+def test_questions_that_are_gone_are_named(out, tmp_path):
+    (tmp_path / "manifest.json").write_bytes((out / "manifest.json").read_bytes())
+    with pytest.raises(UserError, match=r"embedded_summary\.jsonl: no such file"):
+        list(embedded_tasks(tmp_path))

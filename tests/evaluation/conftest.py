@@ -1,15 +1,12 @@
 """A small decoder, a small tokenizer and questions on disk."""
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
 
-from formerlab.data.text.questions import QuestionTask
 from formerlab.data.text.tokenizer import BytePairs
+from formerlab.evaluation.language.suites import task_of
 from formerlab.models.decoder import Decoder, DecoderModel
 
 TEXT = "the cat sat on a mat and the dog ran to an old house by the river where many birds sing"
@@ -45,11 +42,10 @@ def stream() -> np.ndarray:
 
 
 @pytest.fixture(scope="session")
-def configs(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+def configs() -> list[dict]:
     """Twelve questions of four choices of unequal length, as a task of the harness."""
-    folder: Path = tmp_path_factory.mktemp("questions")
     random = np.random.default_rng(3)
-    lines = [
+    rows = [
         {
             "query": " ".join(random.choice(WORDS, random.integers(1, 9))),
             "choices": [" ".join(random.choice(WORDS, random.integers(1, 5))) for _ in range(4)],
@@ -57,8 +53,7 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
         }
         for _ in range(12)
     ]
-    (folder / "next.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return [QuestionTask("next_words", " ", iter).config(str(folder / "next.jsonl"))]
+    return [task_of("next_words", {"test": rows}, "choices", " ", 1.0)]
 
 
 def naive_log_prob(model, context, continuation) -> tuple[float, bool]:

@@ -4,11 +4,11 @@ import json
 
 import numpy as np
 import pytest
-import yaml
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from formerlab.data import BytePairs, Files, TextData, prepare
+from formerlab.evaluation.language.suites import task_of
 from formerlab.files import sha256
 from formerlab.layers import Learned
 from formerlab.models import Decoder
@@ -46,9 +46,8 @@ def finished(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def task(tmp_path_factory):
-    """Return the file of a task with ten questions of three choices."""
-    folder = tmp_path_factory.mktemp("task")
+def task():
+    """Return a task of ten questions of three choices."""
     rows = [
         {
             "query": " ".join(WORDS[i : i + 3 + i % 4]),
@@ -57,20 +56,4 @@ def task(tmp_path_factory):
         }
         for i in range(10)
     ]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = {
-        "task": "birds_local",
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(folder / "rows.jsonl")}},
-        "test_split": "test",
-        "output_type": "multiple_choice",
-        "doc_to_text": "query",
-        "doc_to_choice": "choices",
-        "doc_to_target": "gold",
-        "metric_list": [
-            {"metric": name, "aggregation": "mean", "higher_is_better": True} for name in ("acc", "acc_norm")
-        ],
-        "metadata": {"version": 1.0},
-    }
-    (folder / "birds.yaml").write_text(yaml.safe_dump(config))
-    return folder / "birds.yaml"
+    return task_of("birds_local", {"test": rows}, "choices", " ", 1.0)

@@ -1,7 +1,7 @@
 """Data: from a source of text, sentence pairs or images to memory-mapped files with a manifest.
 
 `TextData` is the spec of a corpus; `prepare` writes data of any kind, `load_stream` and `load_tokenizer` read a corpus,
-`verify` checks all files, `task_configs` hands the embedded questions to lm-evaluation-harness.
+`verify` checks all files.
 """
 
 from formerlab.data.dataset import prepare as prepare
@@ -11,7 +11,6 @@ from formerlab.data.text.embedded import Embedded as Embedded
 from formerlab.data.text.files import Files as Files
 from formerlab.data.text.files import Hub as Hub
 from formerlab.data.text.prepare import TextData as TextData
-from formerlab.data.text.questions import task_configs as task_configs
 from formerlab.data.text.streams import load_stream as load_stream
 from formerlab.data.text.streams import load_tokenizer as load_tokenizer
 from formerlab.data.text.tokenizer import BytePairs as BytePairs

@@ -1,11 +1,10 @@
-"""Multiple-choice questions made from held-out documentation, as lm-evaluation-harness tasks.
+"""Multiple-choice questions made from held-out documentation.
 
 Three tasks of four choices: which summary belongs to this signature, which sentence continues this paragraph, which
 word ends this sentence. Wrong choices are right ones of other modules. Small models answer above chance when scored
 by mutual information, log p(choice | query) - log p(choice): `acc_mutual_info`.
 """
 
-import glob
 import json
 import re
 import sys
@@ -15,9 +14,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import yaml
-
-from formerlab.data.manifest import read_manifest
 from formerlab.data.text.docstrings import Entry, Module
 from formerlab.data.text.embedded import REPEATABLE_CHARACTERS
 from formerlab.errors import UserError
@@ -32,13 +28,6 @@ FOLDER = "questions"
 
 VERSION = 1.0
 
-METRICS = ("acc", "acc_norm", "acc_mutual_info")
-
-
-def means(*metrics: str) -> list[dict[str, Any]]:
-    """Return metrics of the harness whose values are means over examples."""
-    return [{"metric": metric, "aggregation": "mean", "higher_is_better": True} for metric in metrics]
-
 
 @dataclass(frozen=True)
 class QuestionTask:
@@ -49,23 +38,6 @@ class QuestionTask:
     """Text between query and choice."""
     candidates: Callable[[Entry], Iterator[tuple[str, str]]]
     """Queries and answers that an entry yields."""
-
-    def config(self, file: str) -> dict[str, Any]:
-        """Return the task for lm-evaluation-harness 0.4, reading `file`."""
-        return {
-            "task": self.name,
-            "dataset_path": "json",
-            "dataset_kwargs": {"data_files": {"test": file}},
-            "test_split": "test",
-            "output_type": "multiple_choice",
-            "doc_to_text": "query",
-            "doc_to_choice": "choices",
-            "doc_to_target": "gold",
-            "target_delimiter": self.delimiter,
-            "num_fewshot": 0,
-            "metric_list": means(*METRICS),
-            "metadata": {"version": VERSION},
-        }
 
 
 def summaries(entry: Entry) -> Iterator[tuple[str, str]]:
@@ -141,25 +113,12 @@ def make_questions(task: QuestionTask, modules: Sequence[Module], count: int) ->
 
 
 def write_questions(modules: Sequence[Module], count: int, out: Path) -> list[dict[str, Any]]:
-    """Write `questions/<task>.jsonl` and `.yaml` below `out`; return the manifest's entries."""
+    """Write `questions/<task>.jsonl` below `out`; return the manifest's entries."""
     entries = []
     for task in TASKS:
         questions = make_questions(task, modules, count)
         path = out / FOLDER / f"{task.name}.jsonl"
         write_text(path, "".join(json.dumps(question, ensure_ascii=False) + "\n" for question in questions))
-        write_text(path.with_suffix(".yaml"), yaml.safe_dump(task.config(path.name), sort_keys=False))
         about = {"task": task.name, "version": VERSION, "file": path.relative_to(out).as_posix()}
         entries.append({**about, "examples": len(questions), "sha256": sha256(path)})
     return entries
-
-
-def task_configs(out: Path) -> list[dict[str, Any]]:
-    """Return the prepared questions as configs for lm-evaluation-harness, with the absolute paths of their files.
-
-    `TaskManager(include_defaults=False)` and `simple_evaluate(tasks=...)` take them as they are. The YAML files beside
-    the questions say the same with relative paths, and so work from within their folder wherever it is moved.
-    """
-    tasks = {task.name: task for task in TASKS}
-    entries = read_manifest(out)["questions"]
-    # The harness's `datasets` takes every name for a pattern.
-    return [tasks[entry["task"]].config(glob.escape(str((out / entry["file"]).resolve()))) for entry in entries]

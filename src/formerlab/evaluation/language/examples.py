@@ -7,13 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from formerlab.data.text.questions import METRICS, means
 from formerlab.data.text.readers import json_lines
 from formerlab.errors import UserError
 
 Form = Literal["choices", "contexts", "cloze", "pairs"]
 Row = dict[str, Any]
 Example = dict[str, Any]
+
+
+def means(*metrics: str) -> list[dict[str, Any]]:
+    """Return metrics of the harness whose values are means over examples."""
+    return [{"metric": metric, "aggregation": "mean", "higher_is_better": True} for metric in metrics]
 
 
 def _gold(example: Example) -> int:
@@ -23,7 +27,7 @@ def _gold(example: Example) -> int:
 LAST_WORD = {"output_type": "loglikelihood", "doc_to_choice": None, "doc_to_text": "query", "target_delimiter": ""}
 PERPLEXITY = {"metric": "perplexity", "aggregation": "perplexity", "higher_is_better": False}
 FORMATS: dict[Form, tuple[list[dict[str, Any]], dict[str, Any]]] = {
-    "choices": (means(*METRICS), {"doc_to_text": "query", "doc_to_target": _gold}),
+    "choices": (means("acc", "acc_norm", "acc_mutual_info"), {"doc_to_text": "query", "doc_to_target": _gold}),
     # as winogrande: the text is the index of the right context
     "contexts": (means("acc"), {"doc_to_text": _gold, "doc_to_target": "ending"}),
     # as lambada_openai

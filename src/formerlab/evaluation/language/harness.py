@@ -7,9 +7,8 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from lm_eval.api.instance import Instance
@@ -24,35 +23,25 @@ Encoded = tuple[tuple[str, str] | None, list[int], list[int]]
 """A context and its continuation as text, and the tokens of each."""
 
 
-def load_tasks(configs: Sequence[Mapping[str, Any] | str], *, offline: bool = True) -> dict[str, Any]:
+def load_tasks(configs: Sequence[dict[str, Any] | str], *, offline: bool = True) -> dict[str, Any]:
     """Load tasks once, for any number of evaluations.
 
     A config is the harness's own: a dictionary like a task's YAML, or the path of one. `offline` forbids the hub; tasks
-    that are not embedded then must be in the local cache.
+    of the hub then must be in the local cache.
     """
     if offline:
         os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
         if constants := sys.modules.get("huggingface_hub.constants"):  # which read the variable when they were imported
             constants.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
-    with quiet(), TemporaryDirectory(ignore_cleanup_errors=True) as cache:
+    with quiet():
         manager = TaskManager(include_defaults=False)  # its index of names takes long to build
         try:
-            tasks: dict[str, Any] = manager.load(
-                [config if isinstance(config, str) else _local(config, cache) for config in configs]
-            )
+            tasks: dict[str, Any] = manager.load(list(configs))
         except (OSError, KeyError, ValueError) as error:  # of the harness, of data sets, of the hub
             reason = str(error).strip().splitlines()[0]
             remedy = "prepare their data again, or name local copies"
             raise UserError(f"the questions cannot be loaded ({reason}); {remedy}") from error
     return tasks
-
-
-def _local(config: Mapping[str, Any], cache: str) -> dict[str, Any]:
-    """Read local files into memory: the user's cache of data sets is shared by jobs, and grows without end."""
-    options = config.get("dataset_kwargs") or {}
-    if "data_files" not in options:
-        return dict(config)
-    return {**config, "dataset_kwargs": {**options, "cache_dir": cache, "keep_in_memory": True}}
 
 
 def prepared(tasks: dict[str, Any], limit: int | None) -> dict[str, Any]:

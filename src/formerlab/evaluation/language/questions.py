@@ -1,7 +1,7 @@
 """Questions with their tokens, which can be asked repeatedly; answers are scored in batches of true lengths."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
@@ -12,10 +12,10 @@ import torch
 from tokenizers import Tokenizer
 from torch.nn.utils.rnn import pad_sequence
 
-from formerlab.data import load_tokenizer, task_configs
+from formerlab.data import load_tokenizer
 from formerlab.errors import UserError
 from formerlab.evaluation.language.generate import end_of_text_id
-from formerlab.evaluation.language.suites import HarnessSuite, Suite
+from formerlab.evaluation.language.suites import HarnessSuite, Suite, embedded_tasks
 from formerlab.evaluation.measurement import Measured
 from formerlab.files import read_json
 from formerlab.models.decoder import DecoderModel
@@ -165,13 +165,13 @@ def questions_of(run: Measured, limit: int | None = None) -> Questions:
         if suite.state() not in (None, planned):
             raise UserError(f"{run.label}: suite {name} has changed since it was planned; plan and start it again")
     suites = {name: suite for name, (suite, _) in run.suites.items()}
-    tasks = load_suites(suites, task_configs(run.data))
+    tasks = load_suites(suites, embedded_tasks(run.data))
     leading = [name for name, suite in suites.items() if suite.leading_token]
     end_of_text = int(read_json(run.data / "manifest.json")["tokenizer"]["end_of_text"])
     return Questions(tasks, load_tokenizer(run.data), end_of_text=end_of_text, limit=limit, leading=leading)
 
 
-def load_suites(suites: Mapping[str, Suite], others: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
+def load_suites(suites: Mapping[str, Suite], others: Iterable[dict[str, Any]] = ()) -> dict[str, Any]:
     """Load the tasks of all suites, behind those of `others`, which are configurations. The network is asked only where
     a suite of the harness names no local copies.
     """

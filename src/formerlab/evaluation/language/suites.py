@@ -6,20 +6,55 @@ rows differ. So its name ends in `_local`, it has its own version, and its numbe
 
 import glob
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field, model_validator
 
-from formerlab.data.manifest import file_hashes
+from formerlab.data.manifest import file_hashes, read_manifest
+from formerlab.data.text.questions import TASKS
+from formerlab.data.text.readers import json_lines
 from formerlab.errors import UserError
-from formerlab.evaluation.language.examples import FORMATS, Form, read_examples
+from formerlab.evaluation.language.examples import FORMATS, Example, Form, read_examples
 from formerlab.file_search import expanded, files_named
 from formerlab.spec import AnyCount, Count, Spec, fingerprint
 
 LOCAL = "_local"
 """The ending of the names of suites from files, and of no others."""
+
+
+def task_of(
+    name: str, splits: dict[str, list[Example]], form: Form, delimiter: str, version: float, shots: int = 0
+) -> dict[str, Any]:
+    """Return a task of lm-evaluation-harness that asks the examples of `test`, in front of which solved ones stand."""
+    from datasets import Dataset
+
+    metrics, wording = FORMATS[form]
+    if form == "cloze":  # the delimiter stands with the answer, since answers of solved examples have one
+        wording = wording | {"doc_to_target": lambda example: f"{delimiter}{example['ending']}"}
+    return {
+        "task": name,
+        "custom_dataset": lambda **_: {split: Dataset.from_list(rows) for split, rows in splits.items()},
+        "test_split": "test",
+        "num_fewshot": shots,
+        "fewshot_split": "train" if "train" in splits else "test",
+        "metric_list": metrics,
+        "metadata": {"version": version},
+        "output_type": "multiple_choice",
+        "doc_to_choice": "choices",
+        "target_delimiter": delimiter,
+        **wording,
+    }
+
+
+def embedded_tasks(data: Path) -> Iterator[dict[str, Any]]:
+    """Yield the embedded questions of prepared data as tasks of lm-evaluation-harness."""
+    delimiters = {task.name: task.delimiter for task in TASKS}
+    for entry in read_manifest(data)["questions"]:
+        name, rows = entry["task"], [row for _, row in json_lines(data / entry["file"])]
+        yield task_of(name, {"test": rows}, "choices", delimiters[name], entry["version"])
 
 
 class _Suite(Spec):
@@ -81,30 +116,14 @@ class LocalSuite(_Suite):
         return {key: files_named(getattr(self, key), f"suites.{name}.{key}", ".jsonl") for key in keys}
 
     def config(self, name: str, folder: Path) -> dict[str, Any]:
-        from datasets import Dataset
-
-        (metrics, wording), files = FORMATS[self.format], self.files(name)
+        files = self.files(name)
         splits = {"test": read_examples(files["paths"], self.format, self.prompt)[: self.limit]}
         if self.shots_from:
             splits["train"] = read_examples(files["shots_from"], self.format, self.prompt)
         if self.shots >= (pool := len(splits.get("train", splits["test"]))):
             where = "shots_from" if self.shots_from else "its own questions"
             raise UserError(f"suites.{name}.shots: {self.shots} examples need more than {pool} in {where}; give fewer")
-        if self.format == "cloze":  # the delimiter stands with the answer, since answers of solved examples have one
-            wording = wording | {"doc_to_target": lambda example: f"{self.delimiter}{example['ending']}"}
-        return {
-            "task": name,
-            "custom_dataset": lambda **_: {split: Dataset.from_list(rows) for split, rows in splits.items()},
-            "test_split": "test",
-            "num_fewshot": self.shots,
-            "fewshot_split": "train" if self.shots_from else "test",
-            "metric_list": metrics,
-            "metadata": {"version": self.version},
-            "output_type": "multiple_choice",
-            "doc_to_choice": "choices",
-            "target_delimiter": self.delimiter,
-            **wording,
-        }
+        return task_of(name, splits, self.format, self.delimiter, self.version, self.shots)
 
 
 class HarnessSuite(_Suite):
