@@ -1,14 +1,11 @@
 """Files are written whole or not at all."""
 
 import os
-import socket
-import subprocess
-import sys
 
 import pytest
 
 from formerlab.errors import UserError
-from formerlab.files import read_json, replacing, write_json, write_text
+from formerlab.files import read_json, replacing, write_json
 
 
 @pytest.fixture
@@ -41,17 +38,6 @@ def test_a_failure_in_the_middle_leaves_the_old_file_and_nothing_else(error, pat
             write_half(goal, error)
     assert path.read_text() == "old"
     assert list(path.parent.iterdir()) == [path]
-
-
-def test_the_next_writer_of_a_file_removes_what_a_killed_one_left_of_it(path):
-    host = socket.gethostname().replace(".", "-")
-    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
-    killed, working, elsewhere = (f".file.txt.{who}.tmp" for who in (f"{host}.{int(gone.stdout)}", f"{host}.1", "x.1"))
-    other = killed.replace("file", "other.file")
-    for name in (killed, working, elsewhere, other):
-        (path.parent / name).touch()
-    write_text(path, "new")
-    assert {file.name for file in path.parent.iterdir()} == {path.name, working, elsewhere, other}
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])

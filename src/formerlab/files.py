@@ -6,15 +6,12 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from formerlab.errors import UserError
 
@@ -26,7 +23,6 @@ _NO_ROOM_MESSAGES = re.compile(
     rf"os error ({'|'.join(map(str, NO_ROOM))})\b|PytorchStreamWriter failed|unexpected pos \d|iostream error"
 )
 """The words of safetensors and torch, whose writers raise errors of their own."""
-_BESIDE = re.compile(r"\.(?P<name>.+)\.(?P<host>[^.]+)\.(?P<pid>\d+)\.(tmp|new|old)")
 SECONDS_FOR_A_LOOK = 1.0
 """`is_locked` itself takes a lock for a moment; a lock that is free again within this time had no other holder."""
 
@@ -40,14 +36,13 @@ class NoRoom(UserError, OSError):
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; on success it takes the name of `path`, on failure it is removed.
+    """Yield a hidden path of this process beside `path`; on success it takes that name, on failure it is removed.
 
-    What a process that was killed meanwhile left there is removed by the next one that writes the same file.
+    What a killed process leaves there, the next start of its stage removes (`results/notes.py`).
     Raises NoRoom where the disk is full.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    remove_abandoned(path.parent, path.name)
-    temporary = beside(path, "tmp")
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
     try:
         yield temporary
         with open(temporary, "rb+") as file:
@@ -67,32 +62,6 @@ def replacing(path: Path) -> Iterator[Path]:
 def found_no_room(error: BaseException) -> bool:
     """Return whether an error says that the disk is full."""
     return (isinstance(error, OSError) and error.errno in NO_ROOM) or bool(_NO_ROOM_MESSAGES.search(str(error)))
-
-
-def beside(path: Path, ending: str) -> Path:
-    """Return a hidden path beside `path` for this process alone; a rename from there is atomic."""
-    return path.with_name(f".{path.name}.{_without_dots(socket.gethostname())}.{os.getpid()}.{ending}")
-
-
-def remove_abandoned(folder: Path, name: str | None = None, writer: tuple[str, int] | None = None) -> None:
-    """Remove the half-written files of killed processes from a folder, or those of the one file `name`.
-
-    Only its own machine can tell whether a process lives; `writer` names one, by host and process id, that the caller
-    knows to be gone.
-    """
-    gone = writer and (_without_dots(writer[0]), writer[1])
-    for left in folder.iterdir() if folder.is_dir() else ():
-        found = _BESIDE.fullmatch(left.name)
-        if found is None or found["name"] != (name or found["name"]):
-            continue
-        host, pid = found["host"], int(found["pid"])
-        if (host, pid) == gone or (host == _without_dots(socket.gethostname()) and not psutil.pid_exists(pid)):
-            shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
-
-
-def _without_dots(host: str) -> str:
-    """Return the name of a machine without dots, which separate the parts of a temporary name."""
-    return host.replace(".", "-")
 
 
 @contextmanager

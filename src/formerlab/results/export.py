@@ -19,7 +19,7 @@ from pandas import DataFrame
 
 from formerlab import __version__
 from formerlab.errors import UserError
-from formerlab.files import beside, read_json, remove_abandoned, replacing, write_json, write_text
+from formerlab.files import locked, read_json, replacing, write_json, write_text
 from formerlab.results import read
 from formerlab.results.read import KEYS, Objection, Record, Results, value_of
 from formerlab.results.schema import EXACT, UNPLANNED
@@ -147,20 +147,22 @@ def _write_data(live_root: Path, path: Path) -> None:
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
     """Yield a new folder beside `target`, which replaces it where nothing goes wrong."""
-    fresh, old = beside(target, "new"), beside(target, "old")
-    shutil.rmtree(fresh, ignore_errors=True)
-    try:
-        fresh.mkdir(parents=True)
-        yield fresh
-        if target.exists():
-            os.replace(target, old)
-        os.replace(fresh, target)
-        remove_abandoned(target.parent, target.name)
-    finally:
-        if old.exists() and not target.exists():
-            os.replace(old, target)
-        shutil.rmtree(old, ignore_errors=True)
-        shutil.rmtree(fresh, ignore_errors=True)
+    fresh, old, lock = (target.with_name(f".{target.name}.{ending}") for ending in ("new", "old", "lock"))
+    with locked(lock, lambda: f"{target}: another export of it is under way; wait for it and export again"):
+        try:
+            for left in (fresh, old):
+                shutil.rmtree(left, ignore_errors=True)  # by a killed export
+            fresh.mkdir()
+            yield fresh
+            if target.exists():
+                os.replace(target, old)
+            os.replace(fresh, target)
+        finally:
+            if old.exists() and not target.exists():
+                os.replace(old, target)
+            for left in (fresh, old):
+                shutil.rmtree(left, ignore_errors=True)
+            lock.unlink(missing_ok=True)
 
 
 def write_study(folder: Path, stamp: Mapping[str, Any], records: Sequence[Record], rows: Rows, stages: Stages) -> None:

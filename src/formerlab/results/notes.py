@@ -12,7 +12,8 @@ from typing import Any
 import psutil
 
 from formerlab.errors import StoppedEarly, UserError
-from formerlab.files import NoRoom, is_locked, locked, remove_abandoned
+from formerlab.files import NoRoom, is_locked, locked
+from formerlab.results.stages import OPTIMIZER, STAGES
 
 Note = dict[str, Any]
 
@@ -49,8 +50,8 @@ def noted(stage: str, folder: Path) -> Iterator[None]:
         return f"{folder}: {stage} is under way here already ({_who(path)}); wait for it, or stop it"
 
     with locked(path, held_by):
-        before = _read(path)
-        remove_abandoned(folder, writer=(before["host"], before["pid"]) if before else None)
+        for left in _half_written(stage, folder):
+            left.unlink(missing_ok=True)
         try:
             _write(path, note)
         except OSError as error:
@@ -89,6 +90,14 @@ def read_note(stage: str, folder: Path) -> Note | None:
     if works or (works is None and psutil.pid_exists(note["pid"])):
         return note
     return note | {"state": "killed", "reason": "the process is gone"} if path.exists() else None
+
+
+def _half_written(stage: str, folder: Path) -> Iterator[Path]:
+    """Yield what a killed process left of the files that this stage alone writes; of prepared data that is all."""
+    if stage == "data":
+        yield from folder.rglob(".*.tmp")
+    for name in (*STAGES[stage].written, *([OPTIMIZER] if stage == "train" else [])):
+        yield from folder.glob(f".{name}.*.tmp")
 
 
 def _path(stage: str, folder: Path) -> Path:
