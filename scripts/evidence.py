@@ -76,9 +76,7 @@ class Evidence:
 
     def call(self, stage: str, name: str) -> bool:
         """Carry out a stage in a process of its own; say whether it ended well."""
-        judge = Judge(self.plan)
-        stale = stage == "train" and judge.verdict(stage, name).state == "stale"
-        words = [sys.executable, "-m", "formerlab", stage, name, *(["--on-mismatch", "restart"] if stale else [])]
+        words = [sys.executable, "-m", "formerlab", stage, name]
         log = Path("logs", self.scale, stage, f"{name}.log")
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "a") as file:

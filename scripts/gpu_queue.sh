@@ -114,7 +114,7 @@ note "scale $scale, $(grep -c '^python' <<<"$plan") jobs missing, budget ${budge
 by_worth <<<"$plan" | while read -r stage id; do
     if (($(left) <= 0)); then note "out of time before $stage $id"; break; fi
     options=()
-    [ "$stage" = train ] && options=(--time-limit "$(left)" --margin 10 --on-mismatch restart)
+    [ "$stage" = train ] && options=(--time-limit "$(left)" --margin 10)
     until_second "$((budget - margin + 15))" "$python" -m formerlab "$stage" "$id" "${options[@]}"
     note "$stage $id ended with status $?"
 done

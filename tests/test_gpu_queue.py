@@ -39,7 +39,7 @@ python -m formerlab speed depth
 python -m formerlab train depth/plain/seed0
 python -m formerlab train depth/plain/seed1
 python -m formerlab train tokens/small/seed0
-python -m formerlab train tokens/grown/seed0 --on-mismatch restart
+python -m formerlab train tokens/grown/seed0
 python -m formerlab zeroshot tokens/trained/seed0
 python -m formerlab prune depth/plain/seed0
 python -m formerlab prune tokens/grown/seed0

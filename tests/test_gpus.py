@@ -118,7 +118,7 @@ def test_torchrun_leaves_its_processes_the_time_to_save(monkeypatch, tmp_path):
 
     monkeypatch.setattr("subprocess.Popen", Started)
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    given = {"id": "a", "margin": 30.0, "checkpoint_seconds": 60.0, "on_mismatch": "refuse", "time_limit": None}
+    given = {"id": "a", "margin": 30.0, "checkpoint_seconds": 60.0, "time_limit": None}
     on_several(tmp_path, {"threads": 1}, argparse.Namespace(**given, deterministic=True), 2, tmp_path)
     assert "--deterministic" in seen["words"]
     monkeypatch.setattr(os, "environ", seen["env"])

@@ -60,7 +60,6 @@ class Arguments:
     time_limit = None
     margin = 30.0
     checkpoint_seconds = 60.0
-    on_mismatch = "restart"
     deterministic = False
     id = "small/matched/seed0"
 

@@ -32,7 +32,7 @@ def test_a_byte_that_a_disk_changed_is_found(saved):
     whole = saved.read_bytes()
     at = whole.index(STATE["model"].numpy().tobytes())
     saved.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-    with pytest.raises(UserError, match=r"last.pt: broken \(checksum of .+\); delete it"):
+    with pytest.raises(UserError, match=r"last.pt: broken \(checksum of .+\); its steps are lost"):
         load_checkpoint(saved, BELONGS)
 
 
@@ -55,7 +55,7 @@ def own_memory():
 def test_a_truncated_file_is_one_clear_line(share, saved):
     whole = saved.read_bytes()
     saved.write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(UserError, match=r"last.pt: broken \(.+\); delete it to train from the start") as caught:
+    with pytest.raises(UserError, match=r"last.pt: broken \(.+\); its steps are lost") as caught:
         load_checkpoint(saved, BELONGS)
     assert "\n" not in str(caught.value)
 
@@ -63,7 +63,7 @@ def test_a_truncated_file_is_one_clear_line(share, saved):
 @pytest.mark.parametrize("content", [torch.zeros(2), {"state": STATE}])
 def test_a_file_of_something_else_is_one_clear_line(content, saved):
     torch.save(content, saved)
-    with pytest.raises(UserError, match=r"last.pt: broken \(.+\); delete it"):
+    with pytest.raises(UserError, match=r"last.pt: broken \(.+\); its steps are lost"):
         load_checkpoint(saved, BELONGS)
 
 

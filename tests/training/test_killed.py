@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from small_runs import MODEL, bits, interrupted, small, trained, write_plan
 
-from formerlab.errors import UserError
 from formerlab.results.notes import noted, read_note
 from formerlab.training.record import CHECKPOINT
 
@@ -226,11 +225,3 @@ def test_killed_between_the_renamings_of_a_save_the_one_before_counts(data, tmp_
     trained(RUN, data, tmp_path)
     assert "continuing after step" in capsys.readouterr().err
     assert bits(tmp_path) == whole
-
-
-def test_where_both_are_damaged_nothing_is_trained_silently_anew(data, tmp_path, monkeypatch):
-    stopped_with_two_checkpoints(monkeypatch, data, tmp_path)
-    for path in (tmp_path / CHECKPOINT).parent.iterdir():
-        path.write_bytes(b"?")
-    with pytest.raises(UserError, match=r"previous\.pt: broken .*delete it to train from the start"):
-        trained(RUN, data, tmp_path)

@@ -5,15 +5,13 @@ import shutil
 
 import numpy as np
 import pytest
-from small_runs import RUN, bits, interrupted, small, trained
+from small_runs import RUN, bits, interrupted, small, trained, write_plan
 
+from formerlab.__main__ import main
 from formerlab.errors import UserError
 from formerlab.kernels.native import kernel_path
 from formerlab.training import stage
 from formerlab.training.runtime import RuntimeConfig
-
-CHANGES = {"spec": (small(optimizer={"lr": 0.02}), "code"), "code": (RUN, "new code")}
-"""Another run in the same folder: its spec and its code."""
 
 
 def train(run, code, data, out, **settings):
@@ -30,28 +28,19 @@ def times(folder):
     return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
-def test_the_checkpoint_of_another_run_is_refused_or_set_aside(data, tmp_path, monkeypatch, capsys):
-    key = "code"
-    out, fresh = tmp_path / "run", tmp_path / "fresh"
-    interrupted(monkeypatch, 4, RUN, data, out)
-    before = (out / "checkpoint" / "last.pt").read_bytes()
-    with pytest.raises(UserError, match=rf"last.pt: checkpoint of another run \({key} \w+ there, [\w ]+ here\)"):
-        train(*CHANGES[key], data, out)
-    assert (out / "checkpoint" / "last.pt").read_bytes() == before
-    train(*CHANGES[key], data, out, on_mismatch="restart")
-    assert "starting from step 0" in capsys.readouterr().err
-    train(*CHANGES[key], data, fresh)
-    assert bits(out) == bits(fresh)
-    assert not (out / "checkpoint.superseded").exists()
-
-
-def test_a_broken_checkpoint_is_refused_or_kept_aside(finished, data, tmp_path, monkeypatch):
-    (tmp_path / "checkpoint").mkdir()
-    (tmp_path / "checkpoint" / "last.pt").write_bytes(b"garbage")
-    with pytest.raises(UserError, match=r"checkpoint/last.pt: broken \(.+\); delete it to train from the start"):
-        trained(RUN, data, tmp_path)
-    interrupted(monkeypatch, 2, RUN, data, tmp_path, on_mismatch="restart")
-    assert (tmp_path / "checkpoint.superseded" / "last.pt").read_bytes() == b"garbage"
+@pytest.mark.parametrize("why", ["checkpoint of another run (spec ", "broken"])
+def test_a_checkpoint_that_cannot_be_gone_on_from_is_set_aside(why, finished, data, tmp_path, monkeypatch, capsys):
+    if why == "broken":
+        (tmp_path / "checkpoint").mkdir()
+        for name in ("last.pt", "previous.pt"):
+            (tmp_path / "checkpoint" / name).write_bytes(b"garbage")
+    else:
+        interrupted(monkeypatch, 4, small(optimizer={"lr": 0.02}), data, tmp_path)
+    before = (tmp_path / "checkpoint" / "last.pt").read_bytes()
+    interrupted(monkeypatch, 2, RUN, data, tmp_path)
+    assert f"starting from step 0: {tmp_path}/checkpoint/" in (said := capsys.readouterr().err)
+    assert why in said
+    assert (tmp_path / "checkpoint.superseded" / "last.pt").read_bytes() == before
     trained(RUN, data, tmp_path)
     assert bits(tmp_path) == bits(finished)
     assert not (tmp_path / "checkpoint.superseded").exists()
@@ -62,25 +51,32 @@ def test_a_finished_run_is_not_trained_again_and_what_a_kill_left_beside_it_is_r
     before = times(own)
     (own / "checkpoint").mkdir()
     (own / "checkpoint" / "last.pt").write_bytes(b"of this run")
-    for on_mismatch in ("refuse", "restart"):
-        trained(RUN, data, own, on_mismatch=on_mismatch)
-        assert times(own) == before
-        assert "study/run/seed3: already finished" in capsys.readouterr().err
-
-
-def test_a_result_of_another_run_is_refused_or_replaced(own, data, tmp_path, capsys):
-    key = "spec"
-    before = times(own)
-    message = (
-        rf"run.json: result of another run \({key} \w+ there, [\w ]+ here\); replace it with --on-mismatch restart"
-    )
-    with pytest.raises(UserError, match=message):
-        train(*CHANGES[key], data, own)
+    trained(RUN, data, own)
     assert times(own) == before
-    train(*CHANGES[key], data, own, on_mismatch="restart")
-    assert "training anew" in capsys.readouterr().err
-    train(*CHANGES[key], data, tmp_path / "fresh")
-    assert bits(own) == bits(tmp_path / "fresh")
+    assert "study/run/seed3: already finished" in capsys.readouterr().err
+
+
+def test_a_result_of_another_run_is_refused(own, data):
+    before = times(own)
+    with pytest.raises(UserError, match=r"run.json: result of another run \(spec \w+ there, \w+ here\); delete it"):
+        train(small(optimizer={"lr": 0.02}), "code", data, own)
+    assert times(own) == before
+
+
+@pytest.mark.parametrize(("edited", "lr"), [(True, 0.01), (False, 0.02)], ids=["by hand", "in the plan"])
+def test_the_verb_makes_again_what_the_judge_calls_stale(edited, lr, own, data, tmp_path, capsys):
+    """A record whose spec was edited was finished for training and stale for the judge, so the job failed for ever."""
+    run = small(optimizer={"lr": lr})
+    record = json.loads((own / "run.json").read_text())
+    record["spec"]["steps"] += edited
+    (own / "run.json").write_text(json.dumps(record))
+    words = ["train", run.id, "--plan", str(write_plan(run, data, tmp_path))]
+    (tmp_path / "results/study/run").mkdir(parents=True)
+    out = own.rename(tmp_path / "results" / run.id)
+    assert main(words) == 0
+    assert "made again, for it is stale (changed since: configuration)" in capsys.readouterr().err
+    trained(run, data, tmp_path / "fresh")
+    assert bits(out) == bits(tmp_path / "fresh")
 
 
 def test_streams_that_are_not_those_of_the_manifest_are_refused(data, tmp_path):

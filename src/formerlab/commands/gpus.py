@@ -95,7 +95,7 @@ def on_several(path: Path, job: dict[str, Any], arguments: argparse.Namespace, c
     """
     words = [*torchrun(count, job.get("nodes", 1), job["threads"]), "-m", "formerlab", "train", arguments.id]
     words.append(f"--plan={path}")
-    for option in ("margin", "checkpoint_seconds", "on_mismatch", "time_limit"):
+    for option in ("margin", "checkpoint_seconds", "time_limit"):
         if (value := getattr(arguments, option)) is not None:
             words.append(f"--{option.replace('_', '-')}={value}")
     words += ["--deterministic"] if arguments.deterministic else []

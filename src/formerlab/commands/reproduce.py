@@ -97,7 +97,6 @@ def _made(record: Record, child: Record | None, parent: Path | None, out: Path, 
     runtime = RuntimeConfig(
         threads=record["threads"],
         device=plan["device"],
-        on_mismatch="restart",
         code_hash=code,
         keep_optimizer=growth.get("optimizer") == "carry",
     )

@@ -34,8 +34,6 @@ def add_parsers(verbs: Any) -> None:
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", help=text)
     parser.add_argument("--margin", type=float, default=30.0, metavar="SECONDS", help="how long before; default 30")
     parser.add_argument("--checkpoint-seconds", type=float, default=60.0, help="time between checkpoints; default 60")
-    text = "what to do with the results or the checkpoint of another spec, data or code; default: refuse"
-    parser.add_argument("--on-mismatch", choices=("refuse", "restart"), default="refuse", help=text)
     parser.add_argument("--deterministic", action="store_true", help="the same bits in every run on a GPU, but slower")
 
     parser = add_verb(verbs, load, text=STAGES["load"].text)
@@ -78,7 +76,6 @@ def train(arguments: argparse.Namespace) -> None:
         margin_s=arguments.margin,
         checkpoint_seconds=arguments.checkpoint_seconds,
         before_s=time.time() - psutil.Process().create_time(),
-        on_mismatch=arguments.on_mismatch,
         code_hash=job["code"],
         deterministic=arguments.deterministic,
         keep_optimizer=job["keep_optimizer"],

@@ -109,9 +109,7 @@ def shell(plan: dict[str, Any], path: Path) -> str:
     judge = Judge(plan)
     for stage in (stage for stage in RECORDS if stage != "exact"):
         for name in plan[stage]:
-            verdict = judge.verdict(stage, name)
-            again = " --on-mismatch restart" if stage == "train" and verdict.state == "stale" else ""
-            lines += [] if verdict.current else [f"python -m formerlab {stage} {name}{again}"]
+            lines += [] if judge.verdict(stage, name).current else [f"python -m formerlab {stage} {name}"]
     for job in plan["draw"].values():
         if not all(Path(path).exists() for path in job["outputs"]):
             lines.append(f"python -m formerlab draw {' '.join(job['drawings'])}")

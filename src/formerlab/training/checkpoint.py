@@ -35,8 +35,8 @@ def save_checkpoint(path: Path, content: Content, belongs_to: dict[str, str]) ->
             os.replace(path, path.with_name(PREVIOUS))
 
 
-def found_checkpoint(path: Path, belongs_to: dict[str, str], on_mismatch: str) -> Content | None:
-    """Return the checkpoint to go on from, if there is one; that of another run is refused or set aside."""
+def found_checkpoint(path: Path, belongs_to: dict[str, str]) -> Content | None:
+    """Return the checkpoint to go on from, if there is one; a broken one or that of another run is set aside."""
     with processes.first_in_turn():
         if processes.rank() == 0:  # it writes already when the others come here
             for left in path.parent.glob(".*.tmp"):
@@ -44,12 +44,10 @@ def found_checkpoint(path: Path, belongs_to: dict[str, str], on_mismatch: str) -
         try:
             return load_checkpoint(path, belongs_to)
         except UserError as error:
-            if on_mismatch != "restart":
-                raise
             aside = path.parent.with_name(SUPERSEDED)
             shutil.rmtree(aside, ignore_errors=True)
             path.parent.rename(aside)
-            print(f"starting from step 0: {error}", file=sys.stderr)
+            print(f"starting from step 0: {error}; it is in {aside} until the run is finished", file=sys.stderr)
             return None
 
 
@@ -62,17 +60,14 @@ def load_checkpoint(path: Path, belongs_to: dict[str, str]) -> Content | None:
     present = [one for one in (path, path.with_name(PREVIOUS)) if one.exists()]
     for one in present:  # a process killed between the two renamings of a save leaves the one before alone
         try:
-            content = load_tensors(one, {"belongs_to", "state"}, "delete it to train from the start")
+            content = load_tensors(one, {"belongs_to", "state"}, "its steps are lost")
         except DamagedFile as error:
             if one == present[-1]:
                 raise
             print(f"{error}; going on from the one before it, {PREVIOUS}", file=sys.stderr)
             continue
         if differing := differences(content["belongs_to"], belongs_to):
-            raise UserError(
-                f"{one}: checkpoint of another run ({differing}); "
-                "go on with --on-mismatch restart, which keeps it as checkpoint.superseded"
-            )
+            raise UserError(f"{one}: checkpoint of another run ({differing})")
         return dict(content["state"])
     return None
 

@@ -22,8 +22,6 @@ class RuntimeConfig:
     checkpoint_seconds: float = 60.0
     before_s: float = 0.0
     """Time from the start of the process to that of the stage: imports, mostly."""
-    on_mismatch: str = "refuse"
-    """What to do with the results or the checkpoint of another run in the same folder: refuse | restart."""
     code_hash: str = ""
     """Hash of the code that the run depends on."""
     deterministic: bool = False

@@ -56,7 +56,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
         manifest, ancestor = read_manifest(data), record_of_parent(run, parent)
         belongs_to = identity(run.fingerprint(), manifest, runtime.code_hash, ancestor)
         with processes.first_in_turn():
-            if is_finished(run, out, belongs_to, runtime):
+            if is_finished(run, out, belongs_to, keep_optimizer=runtime.keep_optimizer):
                 return
             verify(data)  # the record will name these data
 
@@ -68,7 +68,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
         torch.use_deterministic_algorithms(runtime.deterministic)
         keep_memory()
         path = out / CHECKPOINT
-        content = found_checkpoint(path, belongs_to, runtime.on_mismatch)
+        content = found_checkpoint(path, belongs_to)
         state = initial_state(run, parent, ancestor, content, device)
         if content is not None:
             print(f"continuing after step {state.step} of {path}", file=sys.stderr)
@@ -131,20 +131,16 @@ def identity(spec_hash: str, data: Record, code_hash: str, init: Record | None) 
     return found if init is None else found | {"init": init["weights_sha256"]}
 
 
-def is_finished(run: Run, out: Path, belongs_to: dict[str, str], runtime: RuntimeConfig) -> bool:
-    """Say whether `out` holds this very run, whole; another one is replaced only if the settings say so."""
+def is_finished(run: Run, out: Path, belongs_to: dict[str, str], *, keep_optimizer: bool) -> bool:
+    """Say whether `out` holds this very run, whole. Raises UserError where it holds another one."""
     path = out / "run.json"
     if not path.exists():
         return False
     record = read_json(path)
     found = identity(record["spec_hash"], record["data"], record["code_hash"], record["init"])
     if differing := differences(found, belongs_to):
-        reason = f"{path}: result of another run ({differing})"
-        if runtime.on_mismatch != "restart":
-            raise UserError(f"{reason}; replace it with --on-mismatch restart")
-        print(f"training anew: {reason}", file=sys.stderr)
-        return False
-    names = (*STAGES["train"].written, OPTIMIZER) if runtime.keep_optimizer else STAGES["train"].written
+        raise UserError(f"{path}: result of another run ({differing}); delete it, or train in another folder")
+    names = (*STAGES["train"].written, OPTIMIZER) if keep_optimizer else STAGES["train"].written
     stated = record.get("rows_sha256", {}) | {WEIGHTS: record["weights_sha256"]}
     damaged = [name for name in names if not (out / name).exists()]
     damaged = damaged or [name for name, digest in stated.items() if sha256(out / name) != digest]
