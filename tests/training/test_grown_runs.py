@@ -126,9 +126,7 @@ def test_a_parent_that_is_not_whole_is_named(parent, data, tmp_path):
         trained(KEEPING, data, tmp_path / "child", tmp_path / "nowhere")
 
 
-def test_a_checkpoint_of_another_parent_is_set_aside_and_a_result_refused(
-    parent, data, tmp_path, monkeypatch, capsys
-):
+def test_a_checkpoint_of_another_parent_is_set_aside_and_a_result_refused(parent, data, tmp_path, monkeypatch, capsys):
     trained(small(name="parent", model=TOKENFORMER, steps=3), data, tmp_path / "other")
     interrupted(monkeypatch, 4, KEEPING, data, tmp_path / "child", tmp_path / "other")
     trained(KEEPING, data, tmp_path / "child", parent)

@@ -14,11 +14,9 @@ from formerlab.data import prepare
 from formerlab.data.pairs.prepare import ParallelData
 from formerlab.data.pairs.sources import Phrases
 from formerlab.data.text.tokenizer import BytePairs
-from formerlab.errors import UserError
 from formerlab.layers import DepthWeightedAverage
 from formerlab.models import Translator
 from formerlab.tasks import LanguageModeling, Translation
-from formerlab.training import processes
 from formerlab.training.optimizer import AdamW
 from formerlab.training.runtime import RuntimeConfig
 from formerlab.training.stage import train_stage
@@ -119,9 +117,3 @@ def learned_as_alone(out, data, tmp_path, run=RUN):
 def numbers(row):
     """Return the row's cells that are numbers; the others name a split."""
     return [float(cell) for cell in (row.values() if isinstance(row, dict) else row) if cell != "valid"]
-
-
-def test_parts_that_cannot_be_shared_out_are_named(monkeypatch):
-    monkeypatch.setattr(processes, "count", lambda: 2)
-    with pytest.raises(UserError, match=r"2 processes cannot share a step of 3 parts;"):
-        processes.check(small(task=LanguageModeling(context=8, batch=3, accumulate=3)), keep_optimizer=False)

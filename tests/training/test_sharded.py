@@ -12,7 +12,7 @@ from fixtures.ports import free_ports
 from safetensors.torch import load_file
 from small_runs import MODEL, TOKENFORMER, rows, small, trained
 
-from formerlab.errors import StoppedEarly, UserError
+from formerlab.errors import StoppedEarly
 from formerlab.files import read_json
 from formerlab.growth.tokens import Growth
 from formerlab.layers.depth.dwa import DepthWeightedAverage
@@ -125,17 +125,12 @@ def test_processes_that_split_a_diverging_run_agree_on_its_end(data, tmp_path):
     assert read_json(tmp_path / "run.json")["status"] == "diverged"
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"optimizer": AdamW(mixing_start_step=2)}, "optimizer.mixing_start_step"),
-        ({"init": "parent", "growth": Growth(optimizer="carry")}, "growth.optimizer=carry"),
-        ({"init": "parent", "growth": Growth(old_tokens="freeze")}, "growth.old_tokens"),
-    ],
-)
-def test_what_needs_whole_tensors_is_refused_by_its_key(changes, reason, monkeypatch):
-    run = small(**changes)
-    processes.check(run, keep_optimizer=False)
-    monkeypatch.setattr(processes, "sharded", lambda: True)
-    with pytest.raises(UserError, match=rf"study/run/seed3: {reason} needs whole tensors; leave sharded out"):
-        processes.check(run, keep_optimizer=False)
+def test_what_needs_whole_tensors_is_named_by_its_key():
+    assert processes.unsplittable(small()) is None
+    assert "hands its optimizer on" in processes.unsplittable(small(), carried=True)
+    for key, changes in {
+        "optimizer.mixing_start_step": {"optimizer": AdamW(mixing_start_step=2)},
+        "growth.optimizer=carry": {"init": "parent", "growth": Growth(optimizer="carry")},
+        "growth.old_tokens": {"init": "parent", "growth": Growth(old_tokens="freeze")},
+    }.items():
+        assert processes.unsplittable(small(**changes)) == key

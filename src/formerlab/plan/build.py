@@ -49,7 +49,7 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
     parents = {run.init_id for run in runs if run.growth is not None and run.growth.optimizer == "carry"}
     train = {}
     for run in runs:
-        processes = processes_of(run, scale, hardware, beside(run, sources).gpus)
+        processes = processes_of(run, scale, hardware, beside(run, sources).gpus, carried=run.id in parents)
         gpus = processes["gpus"]
         cost = run_cost(run, scale, hardware, gpus, gpus if processes["sharded"] else 1)
         more = device == "cuda" and config.threads is None

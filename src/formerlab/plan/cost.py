@@ -79,12 +79,13 @@ def _bytes_activation(run: Run) -> int:
     return BYTES_WEIGHT // 2 if run.precision == "bfloat16" else BYTES_WEIGHT
 
 
-def processes_of(run: Run, scale: Scale, hardware: Hardware, own: int | None = None) -> dict[str, Any]:
+def processes_of(run: Run, scale: Scale, hardware: Hardware, own: int | None, *, carried: bool) -> dict[str, Any]:
     """Return `gpus`, `nodes` and `sharded` of a run: the number of its processes, on how many machines, tensors split.
 
     Where the run has no number of its `own`, as many of the scale's GPUs are taken as its parts can be shared out to
     evenly, on all machines where that is possible, else on one. Tensors of a run that does not fit on one of several
-    are split. Raises UserError where parts or machines do not share evenly, or tensors cannot be split.
+    are split. Another run may go on with its optimizer (`carried`). Raises UserError where parts or machines do not
+    share evenly, or tensors cannot be split.
     """
     nodes, parts = scale.nodes, getattr(run.task, "accumulate", scale.gpus)
     gpus = own or max((gpus for gpus in range(nodes, scale.gpus + 1, nodes) if parts % gpus == 0), default=0)
@@ -93,7 +94,7 @@ def processes_of(run: Run, scale: Scale, hardware: Hardware, own: int | None = N
     if parts % gpus or gpus % nodes:
         evenly = f"share out task.accumulate={parts} parts evenly on nodes={nodes}"
         raise UserError(f"{run.id}: gpus={own} cannot {evenly}; give a divisor of the parts, a multiple of the nodes")
-    sharded, reason = scale.sharded, unsplittable(run)
+    sharded, reason = scale.sharded, unsplittable(run, carried=carried)
     if sharded and reason:
         raise UserError(f"{run.id}: scale.sharded=true, but {reason} needs whole tensors; leave sharded out")
     if sharded is None:

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from formerlab.errors import UserError
 from formerlab.growth.tokens import Growth
 from formerlab.layers.norm import NormLayer
 from formerlab.training.optimizer import Muon
@@ -55,24 +54,14 @@ def sharded() -> bool:
     return os.environ.get(SHARDED) == "1" and count() > 1
 
 
-def check(run: Run, *, keep_optimizer: bool) -> None:
-    """Raise UserError where processes cannot share out the parts of a step, or split tensors that it needs whole."""
-    parts = getattr(run.task, "accumulate", count())
-    if parts % count():
-        remedy = "make task.accumulate a multiple of gpus"
-        raise UserError(f"{count()} processes cannot share a step of {parts} parts; {remedy}")
-    reason = "a run that hands its optimizer on (growth.optimizer=carry)" if keep_optimizer else unsplittable(run)
-    if sharded() and reason:
-        raise UserError(f"{run.id}: {reason} needs whole tensors; leave sharded out, or train on GPUs that hold them")
-
-
-def unsplittable(run: Run) -> str | None:
-    """Return what of a run works on whole tensors only, if anything does."""
+def unsplittable(run: Run, *, carried: bool = False) -> str | None:
+    """Return what of a run works on whole tensors only, if anything does; `carried` is its optimizer by another run."""
     growth = run.growth or Growth()
     reasons = {
         f"model.kind={run.model.kind}": run.model.kind != "decoder",
         "growth.optimizer=carry": growth.optimizer == "carry",
         "growth.old_tokens": growth.old_tokens != "train",
+        "a run that hands its optimizer on (growth.optimizer=carry)": carried,
         "optimizer.kind=muon": isinstance(run.optimizer, Muon),
         "optimizer.mixing_start_step": run.optimizer.mixing_start_step > 0,
     }

@@ -52,7 +52,6 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
     """
     with StopRequest(runtime.time_limit_s, runtime.margin_s) as stop, processes.joined(runtime.device) as device:
         # Check.
-        processes.check(run, keep_optimizer=runtime.keep_optimizer)
         manifest, ancestor = read_manifest(data), record_of_parent(run, parent)
         belongs_to = identity(run.fingerprint(), manifest, runtime.code_hash, ancestor)
         with processes.first_in_turn():
