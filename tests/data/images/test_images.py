@@ -57,7 +57,6 @@ def test_digits_are_all_there_once(tmp_path):
 
 
 def test_folders_give_their_images_with_their_classes_whatever_the_threads(folders, tmp_path, monkeypatch):
-    monkeypatch.setattr("formerlab.data.images.prepare.AT_ONCE", 2)
     sets = prepared(settings(folders), tmp_path / "many")
     monkeypatch.setenv("RAYON_NUM_THREADS", "1")
     prepared(settings(folders), tmp_path / "one")

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
 from hashlib import blake2b
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, ClassVar, Literal, NamedTuple
 
@@ -19,7 +18,7 @@ from pydantic import Field
 
 from formerlab.data.dataset import DataSpec
 from formerlab.data.images.source import Digits, Gallery, ImageFolders, ImageHub, Picture
-from formerlab.data.images.store import cut, decode
+from formerlab.data.images.store import Pixels, cut, decode
 from formerlab.data.manifest import MANIFEST
 from formerlab.data.splitting import SPLITS, Seen, Split, digest
 from formerlab.data.threads import in_threads
@@ -31,9 +30,6 @@ from formerlab.spec import Size, fingerprint
 ImageOrigin = Annotated[Digits | ImageFolders | ImageHub, Field(discriminator="kind")]
 
 Share = Annotated[float, Field(ge=0, lt=0.5)]
-
-AT_ONCE = 64
-"""Pictures that a thread decodes in one go."""
 
 
 class ImageData(DataSpec):
@@ -77,12 +73,9 @@ class ImageData(DataSpec):
             files = {split: stack.enter_context(open(path, "wb")) for split, path in temporary.items()}
             bar = stack.enter_context(Progress(None, f"decode {out.name}", unit="image"))
             written = Written(files, self)
-            pictures = self._divided(gallery, written)
-            chunks = iter(lambda: list(islice(pictures, AT_ONCE)), [])
-            for decoded in in_threads(partial(decode_all, self), chunks):
-                for image in decoded:
-                    written.add(image)
-                bar.advance(len(decoded))
+            for image in in_threads(partial(decoded, self), self._divided(gallery, written)):
+                written.add(image)
+                bar.advance()
             for split in (split for split in SPLITS if not written.labels[split]):
                 repeated = f" ({written.duplicates} are identical to others)" if written.duplicates else ""
                 raise UserError(f"no image is left for '{split}'{repeated}: name source.{split} or raise {split}_share")
@@ -123,33 +116,32 @@ class Decoded(NamedTuple):
     moments: NDArray[np.float64]  # their mean and mean of squares, per channel, on a scale from 0 to 1
 
 
-def decode_all(data: ImageData, pictures: list[tuple[Split, Picture]]) -> list[Decoded]:
-    """Decode pictures. Raises UserError naming the first that cannot be decoded."""
-    done = []
-    for split, picture in pictures:
-        try:
-            done.append(_decoded(split, picture, data))
-        except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError) as error:
-            where = picture.content if isinstance(picture.content, Path) else picture.name
-            unknown = isinstance(error, UnidentifiedImageError)  # whose message holds the address of an object
-            why = "not an image that Pillow knows" if unknown else reason(error)
-            raise UserError(f"{where}: {why}; mend or remove it") from None
-    return done
-
-
-def _decoded(split: Split, picture: Picture, data: ImageData) -> Decoded:
-    content = picture.content
-    if isinstance(content, Path) and data.storage == "encoded":
-        content = content.read_bytes()
-    pixels = cut(decode(content, data.channels), data.side)
+def decoded(data: ImageData, found: tuple[Split, Picture]) -> Decoded:
+    """Decode a picture. Raises UserError naming it where that cannot be done."""
+    split, picture = found
+    try:
+        content, pixels = _read(picture.content, data)
+    except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError) as error:
+        where = picture.content if isinstance(picture.content, Path) else picture.name
+        unknown = isinstance(error, UnidentifiedImageError)  # whose message holds the address of an object
+        why = "not an image that Pillow knows" if unknown else reason(error)
+        raise UserError(f"{where}: {why}; mend or remove it") from None
     mark = int.from_bytes(blake2b(pixels.tobytes(), digest_size=8).digest(), "big")
     values = pixels.reshape(-1, data.channels) / 255
     moments = np.stack((values.mean(axis=0), np.square(values).mean(axis=0)))
+    return Decoded(split, picture.label, content, mark, moments)
+
+
+def _read(content: Path | bytes | Pixels, data: ImageData) -> tuple[bytes, Pixels]:
+    """Return what is stored of a picture, and its pixels as a model would see them."""
+    if isinstance(content, Path) and data.storage == "encoded":
+        content = content.read_bytes()
+    pixels = cut(decode(content, data.channels), data.side)
     if data.storage == "pixels":
         content = pixels.tobytes()
     if not isinstance(content, bytes):
         raise ValueError("pixels cannot be stored as an encoded file; use storage: pixels")
-    return Decoded(split, picture.label, content, mark, moments)
+    return content, pixels
 
 
 class Written:
