@@ -62,6 +62,7 @@ def test_named_splits_come_first_and_decide(tmp_path):
         ({}, "either paths, or train"),
         ({"paths": ("a",), "train": ("b",)}, "either paths, or train"),
         ({"valid": ("b",)}, "either paths, or train"),
+        ({"paths": ("a",), "encoding": "utf-9"}, "'utf-9' is no encoding"),
     ],
 )
 def test_contradictions_are_refused(settings, message):

@@ -87,7 +87,7 @@ def test_files_whose_lines_do_not_correspond_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"b: ends after line 2, but .*a goes on"):
         list(read_pairs(right, left))
     (tmp_path / "c").write_bytes(b"ok\n\xff\n")
-    with pytest.raises(UserError, match=r"c: not UTF-8 at byte 3"):
+    with pytest.raises(UserError, match=r"c: not utf-8 at byte 3"):
         list(read_pairs(tmp_path / "c", left))
     with pytest.raises(UserError, match="none: no such file"):
         list(read_pairs(tmp_path / "none", left))

@@ -29,7 +29,7 @@ TEXT = "First line, café.\nsecond line\n\n\nSecond paragraph.\n"
 def test_what_a_document_of_a_text_file_is(tmp_path, documents, expected):
     path = tmp_path / "a.txt"
     path.write_text(TEXT, encoding="utf-8")
-    assert list(read_text(path, documents)) == expected
+    assert list(read_text(path, "utf-8", documents)) == expected
 
 
 @pytest.mark.parametrize(
@@ -40,23 +40,25 @@ def test_compressed_files_read_as_plain_ones(tmp_path, ending, opener):
     with opener(path, "wt", encoding="utf-8") as file:
         file.write(json.dumps({"text": TEXT}) + "\n")
     assert format_of(path) == "jsonl"
-    assert list(read_jsonl(path, "text")) == [TEXT]
+    assert list(read_jsonl(path, "utf-8", "text")) == [TEXT]
 
 
 def test_zstandard_is_read_frame_by_frame(tmp_path):
     path = tmp_path / "a.txt.zst"
     path.write_bytes(zstandard(TEXT) + zstandard(TEXT))
-    assert list(read_text(path, "file")) == [TEXT + TEXT]
+    assert list(read_text(path, "utf-8", "file")) == [TEXT + TEXT]
 
 
 def zstandard(text):
     return pyarrow.Codec("zstd").compress(text if isinstance(text, bytes) else text.encode(), asbytes=True)
 
 
-def test_byte_order_marks_and_windows_newlines_are_not_text(tmp_path):
+def test_byte_order_marks_windows_newlines_and_other_encodings(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
-    assert list(read_text(path, "line")) == ["one", "two"]
+    assert list(read_text(path, "utf-8", "line")) == ["one", "two"]
+    path.write_bytes("Köln".encode("latin-1"))
+    assert list(read_text(path, "latin-1", "file")) == ["Köln"]
 
 
 def test_parquet_column(tmp_path):
@@ -72,11 +74,11 @@ def test_parquet_column(tmp_path):
 def test_lone_surrogates_are_replaced(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a\\ud83d b \\ud83d\\ude00"}\n')
-    assert list(read_jsonl(path, "text")) == ["a\ufffd b \U0001f600"]
+    assert list(read_jsonl(path, "utf-8", "text")) == ["a\ufffd b \U0001f600"]
 
 
 BROKEN = {
-    "encoding": ("a.txt", b"x" * 20_000 + b"caf\xe9 au lait", "not UTF-8 at byte 20003"),
+    "encoding": ("a.txt", b"x" * 20_000 + b"caf\xe9 au lait", "not utf-8 at byte 20003"),
     "gzip": ("a.txt.gz", gzip.compress(b"text" * 5000)[:-20], "cannot be read"),
     "xz": ("a.txt.xz", b"no xz at all", "cannot be read"),
     "json": ("a.jsonl", b'{"text": "fine"}\n{"text": \n', "line 2: not JSON"),
@@ -85,7 +87,7 @@ BROKEN = {
     "field": ("a.jsonl", b'{"text": "fine"}\n{"body": "x", "id": 1}\n', "line 2: no field 'text' in fields body, id"),
     "row": ("a.jsonl", b"[1]\n", "line 1: no JSON object but a list"),
     "zst": ("a.txt.zst", b"hello", "cannot be read"),
-    "bytes in zst": ("a.txt.zst", zstandard(b"caf\xe9"), "not UTF-8 .*; convert it by iconv"),
+    "bytes in zst": ("a.txt.zst", zstandard(b"caf\xe9"), "not utf-8 .*set source.encoding"),
     "value": ("a.jsonl", b'{"text": 7}\n', "line 1: field 'text' holds int, not text"),
     "parquet": ("a.parquet", b"PAR1 but not really", "not a readable Parquet file"),
 }
@@ -104,7 +106,7 @@ def test_broken_files_are_named(tmp_path, kind):
     name, content, message = BROKEN[kind]
     path = tmp_path / name
     path.write_bytes(content)
-    read = {"text": lambda: read_text(path, "line"), "jsonl": lambda: read_jsonl(path, "text")}
+    read = {"text": lambda: read_text(path, "utf-8", "line"), "jsonl": lambda: read_jsonl(path, "utf-8", "text")}
     with pytest.raises(UserError, match=message) as caught:
         list(read.get(format_of(path), lambda: read_parquet(path, "text"))())
     assert str(path) in str(caught.value)
@@ -123,7 +125,7 @@ def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch, documents, fi
     path = tmp_path / "one-long-line.txt"
     path.write_text(filler * (2_000_000 // len(filler)))
     tracemalloc.start()
-    size = sum(len(part) for part in read_text(path, documents))
+    size = sum(len(part) for part in read_text(path, "utf-8", documents))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert size == pytest.approx(2_000_000, abs=200)  # white space where a paragraph is cut may go

@@ -1,12 +1,13 @@
 """Where text comes from: files (plain, JSON lines or Parquet, in folders, by globs, compressed or not), or the hub."""
 
+import codecs
 import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from formerlab.data.hub import HubSource
 from formerlab.data.manifest import file_hashes
@@ -39,8 +40,19 @@ class Files(TextSource):
     """The field or column that holds the text, in JSON lines and Parquet."""
     documents: Documents = "file"
     """What one document of a plain text file is: the file, a paragraph (between blank lines) or a line."""
+    encoding: str = "utf-8"
+    """Character encoding of text and JSON lines; a byte that does not fit is an error."""
     licence: str = "not stated"
     """The licence of the text, for the manifest."""
+
+    @field_validator("encoding")
+    @classmethod
+    def _known_encoding(cls, value: str) -> str:
+        try:
+            codecs.lookup(value)
+        except LookupError:
+            raise ValueError(f"'{value}' is no encoding Python knows; for example utf-8, latin-1, cp1252") from None
+        return value
 
     @model_validator(mode="after")
     def _one_way(self) -> "Files":
@@ -92,8 +104,8 @@ class Files(TextSource):
         if format == "parquet":
             return read_parquet(path, self.column)
         if format == "jsonl":
-            return read_jsonl(path, self.column)
-        return read_text(path, self.documents)
+            return read_jsonl(path, self.encoding, self.column)
+        return read_text(path, self.encoding, self.documents)
 
 
 class Hub(HubSource, TextSource):

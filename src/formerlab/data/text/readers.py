@@ -1,6 +1,7 @@
 """Documents out of one file: text, JSON lines or Parquet, compressed or not."""
 
 import bz2
+import codecs
 import gzip
 import io
 import json
@@ -40,23 +41,23 @@ def format_of(path: Path) -> Format:
     return FORMATS[name.suffix.lower()]
 
 
-def read_text(path: Path, documents: Documents) -> Iterator[str]:
+def read_text(path: Path, encoding: str, documents: Documents) -> Iterator[str]:
     """Yield the documents of a text file. Raises UserError naming the file and what is wrong with it."""
-    with opened(path) as handle:
+    with opened(path, encoding) as handle:
         yield from {"file": _blocks, "line": _lines, "paragraph": _paragraphs}[documents](handle)
 
 
-def read_jsonl(path: Path, column: str) -> Iterator[str]:
+def read_jsonl(path: Path, encoding: str, column: str) -> Iterator[str]:
     """Yield the texts of a field, one per line. Raises UserError naming file, line and field."""
-    for number, row in json_lines(path):
+    for number, row in json_lines(path, encoding):
         if column not in row:
             raise UserError(f"{path}, line {number}: no field '{column}' in fields {', '.join(row)}; set source.column")
         yield text_of(row[column], f"{path}, line {number}", column)
 
 
-def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the objects of a file of JSON lines with their line numbers. Raises UserError naming file and line."""
-    with opened(path) as handle:
+    with opened(path, encoding) as handle:
         for number, line in enumerate(handle, 1):
             try:
                 row = json.loads(line) if line.strip() else None
@@ -95,18 +96,20 @@ def text_of(value: object, where: str, column: str) -> str:
 
 
 @contextmanager
-def opened(path: Path, newline: str | None = None) -> Iterator[TextIO]:
+def opened(path: Path, encoding: str = "utf-8", newline: str | None = None) -> Iterator[TextIO]:
     """Open a file for reading text, decompressed where its name ends in .gz, .bz2, .xz or .zst.
 
     Without a byte-order mark. What goes wrong inside the block, while it is read, is a UserError that names the file.
     """
+    encoding = "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
     try:
-        with io.TextIOWrapper(_bytes_of(path), "utf-8-sig", newline=newline) as handle:
+        with io.TextIOWrapper(_bytes_of(path), encoding, newline=newline) as handle:
             try:
                 yield handle
             except UnicodeDecodeError as error:
                 at = f" at byte {handle.buffer.tell() - len(error.object) + error.start}" if handle.seekable() else ""
-                raise UserError(f"{path}: not UTF-8{at} ({error.reason}); convert it by iconv") from None
+                remedy = "set source.encoding or convert it"
+                raise UserError(f"{path}: not {error.encoding}{at} ({error.reason}); {remedy}") from None
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
