@@ -10,7 +10,6 @@ from fixtures.rows import make_denseformer, make_run, make_tokenformer, write, w
 from pandas.testing import assert_frame_equal
 
 from formerlab.errors import UserError
-from formerlab.files import read_json
 from formerlab.plan.judge import UNPLANNED
 from formerlab.report.ledger import ledger
 from formerlab.report.runs import by_run, held_out_losses
@@ -45,7 +44,7 @@ def test_rows_go_into_few_files_and_weights_do_not(live, cached):
     write(live / "denseformer/decode.csv", DECODED)
     assert len(export(live, cached)["exported"]) == 6
     tables = {f"{name}.parquet" for name in ("train", "timing", "eval", "test", "depth", "decode")}
-    assert {path.name for path in (cached / "denseformer").iterdir()} == {"runs.csv", "provenance.json", *tables}
+    assert {path.name for path in (cached / "denseformer").iterdir()} == {"records.jsonl", *tables}
     before, after = Results(live), Results(cached)
     assert after.records() == before.records()
     for name in ("train.csv", "timing.csv", "eval.csv", "test.csv", "depth.csv"):
@@ -80,10 +79,8 @@ def test_runs_of_two_machines_are_brought_together(live, cached, tmp_path):
     export(elsewhere, cached)
     assert len(export(live, cached)["exported"]) == len(Results(live).records())
     found, wanted = files(cached), files(whole)
-    records = [json.loads(one.pop("denseformer/provenance.json")) | {"exported": None} for one in (found, wanted)]
-    assert records[0] == records[1]
-    assert records[0]["stages"] == {"denseformer/plain-4/seed0": {"zeroshot": {"code_hash": "0123"}}}
     assert found == wanted
+    assert Results(cached).stage_record("denseformer/plain-4/seed0", "zeroshot") == {"code_hash": "0123"}
 
 
 def test_a_run_that_is_new_takes_the_place_of_the_kept_one_with_all_its_seeds(live, cached):
@@ -180,8 +177,7 @@ def test_what_is_not_as_planned_stays_behind_and_is_listed(live, cached):
     ]
     assert len(report["exported"]) == 4
     assert set(Results(cached).runs()["id"]) == set(report["exported"])
-    provenance = read_json(cached / "denseformer/provenance.json")
-    kept = json.dumps([provenance["stages"], sorted(files(cached)), Results(cached).runs()["id"].tolist()])
+    kept = json.dumps([(cached / "denseformer/records.jsonl").read_text(), sorted(files(cached))])
     assert not any(word in kept for word in ("zeroshot", "speed", "exact", "seed7", "1x1"))
 
 

@@ -5,23 +5,20 @@ The same rows give the same bytes, so version control says whether they changed.
 
 import json
 import os
-import re
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab import __version__
 from formerlab.errors import UserError
 from formerlab.files import locked, read_json, replacing, write_json, write_text
 from formerlab.results import read
-from formerlab.results.read import KEYS, Objection, Record, Results, value_of
+from formerlab.results.read import KEYS, Objection, Record, Results
 from formerlab.results.schema import EXACT, UNPLANNED
 from formerlab.results.stages import MAKING, STAGES, TABLES, WRITER
 
@@ -54,7 +51,7 @@ def export(
         unfinished = _unfinished(results, study, records, seeds or {})
         complete = [record for record in records if record["id"] not in unfinished]
         if complete:
-            _export_study(results, cached_root / study, complete, unfinished)
+            _export_study(results, cached_root / study, complete)
         report["exported"] += [record["id"] for record in complete]
         report["diverged"] += [record["id"] for record in complete if record["status"] == "diverged"]
         report["unfinished"] |= unfinished
@@ -91,13 +88,13 @@ def _unfinished(
     return reasons
 
 
-def _export_study(results: Results, target: Path, records: list[Record], unfinished: dict[str, str]) -> None:
+def _export_study(results: Results, target: Path, records: list[Record]) -> None:
     """Write the runs of a study, beside those that were exported before and are not among them with any seed.
 
     A file of the study replaces the one before it.
     """
     rows, stages = _read(results, target.name, records)
-    if (target / read.RUNS).exists():
+    if (target / read.RECORDS).exists():
         before, new = Results(target.parent), {record["run"] for record in records}
         older = [one for one in before.records() if one["study"] == target.name and one["run"] not in new]
         records = sorted([*older, *records], key=lambda record: (record["run"], record["seed"]))
@@ -112,10 +109,8 @@ def _export_study(results: Results, target: Path, records: list[Record], unfinis
         if prints.setdefault(data["name"], data["fingerprint"]) != data["fingerprint"]:
             what = f"runs read different states of data '{data['name']}'"
             raise UserError(f"{results.root / target.name}: {what}; train the older again, or delete {target}")
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    stamp = {"scale": results.scale, "exported": now, "formerlab": __version__, "unfinished": unfinished}
     with _replacing(target) as fresh:
-        write_study(fresh, stamp, records, rows, stages)
+        write_study(fresh, records, rows, stages)
 
 
 def _read(results: Results, study: str, records: Sequence[Record]) -> tuple[Rows, Stages]:
@@ -165,14 +160,15 @@ def _replacing(target: Path) -> Iterator[Path]:
             lock.unlink(missing_ok=True)
 
 
-def write_study(folder: Path, stamp: Mapping[str, Any], records: Sequence[Record], rows: Rows, stages: Stages) -> None:
-    """Write a study into an empty folder; provenance.json begins with the `stamp`."""
+def write_study(folder: Path, records: Sequence[Record], rows: Rows, stages: Stages) -> None:
+    """Write a study into an empty folder."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    cells = DataFrame([dict(_cells(record)) for record in records])
-    ordered = sorted(cells, key=lambda column: str(column).startswith("spec."))  # results stand before settings
-    write_text(folder / read.RUNS, cells[ordered].to_csv(index=False, lineterminator="\n"))
+    runs = {record["id"]: record for record in records}
+    owners = [*runs, *(owner for owner in stages if owner not in runs)]  # the study's own stages come last
+    lines = [{"id": owner, "record": runs.get(owner), "stages": stages.get(owner, {})} for owner in owners]
+    write_text(folder / read.RECORDS, "".join(f"{json.dumps(line)}\n" for line in lines))
     for name, frame in rows.items():
         table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
         fractions = [field.name for field in table.schema if pa.types.is_floating(field.type)]
@@ -186,17 +182,3 @@ def write_study(folder: Path, stamp: Mapping[str, Any], records: Sequence[Record
                 use_byte_stream_split=fractions,
                 store_schema=False,
             )
-    write_json(folder / read.PROVENANCE, {"schema": read.EXPORTED_SCHEMA, **stamp, "stages": stages})
-
-
-def _cells(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield columns and cells of a record: JSON, but text that cannot be taken for JSON stands without quotes.
-
-    A mapping without keys, or with one that is no plain name, stands in one cell.
-    """
-    for key, item in value.items():
-        if isinstance(item, Mapping) and item and all(re.fullmatch(r"[\w-]+", inner) for inner in item):
-            yield from _cells(item, f"{prefix}{key}.")
-        else:
-            plain = isinstance(item, str) and item != "" and "\r" not in item and value_of(item) == item
-            yield prefix + key, item if plain else json.dumps(item)

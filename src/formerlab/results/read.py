@@ -2,12 +2,10 @@
 
 A live study lies as stages write it, a folder per run. An exported one (results/export.py) lies in few files:
 
-    runs.csv          a row per run: all of its run.json, a column per key, nested keys joined by dots
+    records.jsonl     a line per run: its id, its run.json, and the records of what measured it; the study's own, last
     <kind>.parquet    the rows of all runs (test.csv of every run: test.parquet), with run and seed in front
-    provenance.json   when they were exported, what was not, and the records of what measured the runs
 """
 
-import csv
 import hashlib
 import io
 import json
@@ -30,9 +28,9 @@ from formerlab.results.stages import MAKING, STAGES, TABLES, WRITER
 Record = dict[str, Any]
 Objection = Callable[[str, str], str]
 
-RUN, RUNS, PROVENANCE = "run.json", "runs.csv", "provenance.json"
-SCHEMA, EXPORTED_SCHEMA = 1, 2
-"""The versions of run.json and of provenance.json."""
+RUN, RECORDS = "run.json", "records.jsonl"
+SCHEMA = 1
+"""The version of run.json."""
 DATA, SIZES = "data.json", ("documents", "bytes", "tokens")
 """In a cached scale, the size of every split of its data sets."""
 AGAIN, RESTORE = "delete it and run its stage again", "restore it from version control, or export again"
@@ -61,7 +59,7 @@ class Results:
         self._left_out: dict[tuple[str, str], str] = {}
         self._frames: dict[Path, DataFrame] = {}
         self._sizes: dict[str, Any] = {}
-        self.exported = {path.parent.name: ExportedStudy(path.parent) for path in sorted(root.glob(f"*/{RUNS}"))}
+        self.exported = {path.parent.name: ExportedStudy(path.parent) for path in sorted(root.glob(f"*/{RECORDS}"))}
 
     def runs(self, study: str | None = None, runs: Sequence[str] = ("*",)) -> DataFrame:
         """Return one row per finished run and seed, in the order of study, run and seed.
@@ -125,7 +123,8 @@ class Results:
                 if not self._leaves_out(RUN, "/".join(path.parts[-4:-1])):
                     raise
         for study in self.exported.values():
-            found += [_checked(study.folder / RUNS, record, study.name) for record in study.records()]
+            of_runs = (one["record"] for owner, one in study.records.items() if owner != study.name)
+            found += [_checked(study.folder / RECORDS, record, study.name) for record in of_runs]
         found.sort(key=lambda record: (record["study"], record["run"], record["seed"]))
         return {record["id"]: record for record in found}
 
@@ -140,7 +139,7 @@ class Results:
         if stage in MAKING:
             return self.all_records.get(owner, {})
         if exported := self.exported.get(owner.partition("/")[0]):
-            return dict(exported.stages.get(owner, {}).get(stage, {}))
+            return dict(exported.records.get(owner, {}).get("stages", {}).get(stage, {}))
         path = self.root / owner / STAGES[stage].record
         record = read_json(path) if path.is_file() and not self._leaves_out(path.name, owner or CLAIMS) else {}
         if not isinstance(record, dict):
@@ -191,39 +190,21 @@ class ExportedStudy:
     """The exported rows of one study."""
 
     def __init__(self, folder: Path) -> None:
-        """Read `folder`, which holds runs.csv."""
+        """Read `folder`, which holds records.jsonl."""
         self.folder, self.name = folder, folder.name
         self._frames: dict[str, dict[str, DataFrame]] = {}
 
     @cached_property
-    def stages(self) -> dict[str, dict[str, Record]]:
-        """Records of other stages than training, by run or study, then by stage."""
-        path = self.folder / PROVENANCE
-        record = read_json(path)
-        if not isinstance(record, dict) or record.get("schema") != EXPORTED_SCHEMA:
-            raise UserError(f"{path}: not of schema {EXPORTED_SCHEMA}, which this version reads; {RESTORE}")
-        return dict(record["stages"])
-
-    def records(self) -> list[Record]:
-        """Return the contents of run.json of every run; an empty cell is a key that a record does not have."""
-        path, found = self.folder / RUNS, []
+    def records(self) -> dict[str, Record]:
+        """The lines of records.jsonl by the id of their run, or the name of the study."""
+        path = self.folder / RECORDS
         try:
-            text = path.read_text(encoding="utf-8")
-            if not text.endswith("\n"):
+            *lines, rest = path.read_text(encoding="utf-8").split("\n")
+            if rest or not lines:
                 raise ValueError("cut short")
-            for row in csv.DictReader(io.StringIO(text, newline="")):
-                record: Record = {}
-                for column, cell in row.items():
-                    if cell:
-                        *outer, last = column.split(".")
-                        inner = record
-                        for key in outer:
-                            inner = inner.setdefault(key, {})
-                        inner[last] = value_of(cell)
-                found.append(record)
-        except (ValueError, TypeError, AttributeError, csv.Error) as error:
+            return {line["id"]: line for line in map(json.loads, lines)}
+        except (ValueError, TypeError, KeyError) as error:
             raise UserError(f"{path}: cannot be read ({reason(error)}); {RESTORE}") from None
-        return found
 
     def rows(self, name: str, owner: str) -> DataFrame | None:
         """Return the rows of a file of a run, by its id, or of the study, by its name; nothing where there are none.
@@ -254,17 +235,9 @@ class ExportedStudy:
         }
 
 
-def value_of(cell: str) -> Any:
-    """Return the value of a cell of runs.csv: JSON, or text that cannot be taken for JSON."""
-    try:
-        return json.loads(cell)
-    except ValueError:
-        return cell
-
-
 def has_runs(root: Path) -> bool:
     """Say whether a scale (results/<tree>/<scale>) has finished runs, in either form."""
-    return any(True for form in (f"*/*/seed*/{RUN}", f"*/{RUNS}") for _ in root.glob(form))
+    return any(True for form in (f"*/*/seed*/{RUN}", f"*/{RECORDS}") for _ in root.glob(form))
 
 
 def read_rows(path: Path, stated: str | None = None) -> DataFrame:
