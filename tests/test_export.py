@@ -181,20 +181,15 @@ def test_what_is_not_as_planned_stays_behind_and_is_listed(live, cached):
     assert not any(word in kept for word in ("zeroshot", "speed", "exact", "seed7", "1x1"))
 
 
-def test_bytes_of_a_token_are_known_live_and_cached_but_of_that_state_alone(live, cached):
-    fingerprint = "00112233445566778899aabbccddeeff"
-    splits = {"test": {"file": "test.npy", "documents": 3, "bytes": 300, "tokens": 100, "sha256": "0"}}
-    (live / "data/text").mkdir(parents=True)
-    (live / "data/text/manifest.json").write_text(json.dumps({"fingerprint": fingerprint, "splits": splits}))
+def test_bits_per_byte_are_those_of_the_text_that_a_record_knows(live, cached):
+    for seed in (0, 1):
+        path = live / f"denseformer/plain-4/seed{seed}/run.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"bytes_per_token": 3.0}))
     export(live, cached)
     for root in (live, cached):
-        results = Results(root)
-        assert results.bytes_per_token("text", fingerprint) == 3.0
-        assert math.isnan(results.bytes_per_token("text", "another"))
-        assert math.isnan(results.bytes_per_token("second", fingerprint))
-        points = by_run(held_out_losses(results, "denseformer"))
-        assert points["bits_per_byte"].tolist() == pytest.approx((points["loss_nats"] / math.log(2) / 3).tolist())
-    assert "file" not in json.loads((cached / "data.json").read_text())["text"]["splits"]["test"]
+        points = by_run(held_out_losses(Results(root), "denseformer")).set_index("run")
+        known = points["bits_per_byte"].dropna()
+        assert known.to_dict() == {"plain-4": pytest.approx(points.loc["plain-4", "loss_nats"] / math.log(2) / 3)}
 
 
 def other_data(live, cached):

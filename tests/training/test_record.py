@@ -25,6 +25,8 @@ def record(finished):
 def test_where_it_comes_from(record, finished, data):
     manifest = json.loads((data / "manifest.json").read_text())
     assert record["data"] == {"name": "text", "fingerprint": manifest["fingerprint"]}
+    test = manifest["splits"]["test"]
+    assert record["bytes_per_token"] == test["bytes"] / test["tokens"]
     assert record["weights_sha256"] == sha256(finished / "weights.safetensors")
     assert record["versions"]["torch"] == torch.__version__
     assert record["versions"]["python"] == platform.python_version()

@@ -86,7 +86,6 @@ def recorded(results: Results, study: str, runs: Sequence[str] = ("*",)) -> Data
     records = results.runs(study, runs)
     if records.empty:
         return records
-    data = zip(records["data.name"], records["data.fingerprint"], strict=True)
     flat = records.to_dict("records")
     schedules = [{key: one.get(f"spec.schedule.{key}") for key in ("kind", "floor", "end_division")} for one in flat]
     return records.assign(
@@ -94,7 +93,7 @@ def recorded(results: Results, study: str, runs: Sequence[str] = ("*",)) -> Data
         variant=[variant(one) for one in flat],
         diverged=records["status"] == "diverged",
         regime=[regime({"data": one["data.name"], "schedule": s}) for one, s in zip(flat, schedules, strict=True)],
-        bytes_per_token=[results.bytes_per_token(name, fingerprint) for name, fingerprint in data],
+        bytes_per_token=records.get("bytes_per_token", pd.Series(np.nan, records.index)).astype(float),
     )
 
 

@@ -16,7 +16,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.errors import UserError
-from formerlab.files import locked, read_json, replacing, write_json, write_text
+from formerlab.files import locked, replacing, write_text
 from formerlab.results import read
 from formerlab.results.read import KEYS, Objection, Record, Results
 from formerlab.results.schema import EXACT, UNPLANNED
@@ -61,7 +61,6 @@ def export(
     if not report["exported"]:
         first = "".join(f" ({name}: {reason})" for name, reason in list(report["unfinished"].items())[:1])
         raise UserError(f"{live_root}: no complete run to export{first}; finish the seeds of a study first")
-    _write_data(live_root, cached_root / read.DATA)
     report["left_out"] = [line for line in results.left_out() if not line.startswith("train ")]
     return report
 
@@ -126,17 +125,6 @@ def _read(results: Results, study: str, records: Sequence[Record]) -> tuple[Rows
             if record := results.stage_record(owner, name):
                 stages.setdefault(owner, {})[name] = record
     return rows, stages
-
-
-def _write_data(live_root: Path, path: Path) -> None:
-    """Write, by data set of text, its fingerprint, and bytes and tokens of every split; readers of rows need them."""
-    found = read_json(path) if path.exists() else {}
-    for manifest in sorted(live_root.glob("data/*/manifest.json")):
-        content = read_json(manifest)
-        sizes = {split: {key: entry.get(key) for key in read.SIZES} for split, entry in content["splits"].items()}
-        found[manifest.parent.name] = {"fingerprint": content["fingerprint"], "splits": sizes}
-    if found:
-        write_json(path, found)
 
 
 @contextmanager

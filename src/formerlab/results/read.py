@@ -9,7 +9,6 @@ A live study lies as stages write it, a folder per run. An exported one (results
 import hashlib
 import io
 import json
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -31,8 +30,6 @@ Objection = Callable[[str, str], str]
 RUN, RECORDS = "run.json", "records.jsonl"
 SCHEMA = 1
 """The version of run.json."""
-DATA, SIZES = "data.json", ("documents", "bytes", "tokens")
-"""In a cached scale, the size of every split of its data sets."""
 AGAIN, RESTORE = "delete it and run its stage again", "restore it from version control, or export again"
 _REQUIRED = ("schema", "id", "study", "run", "seed", "status", "spec", "data")
 KEYS = ["study", "run", "seed"]
@@ -58,7 +55,6 @@ class Results:
         self.scale, self.tree = root.resolve().name, root.resolve().parent.name
         self._left_out: dict[tuple[str, str], str] = {}
         self._frames: dict[Path, DataFrame] = {}
-        self._sizes: dict[str, Any] = {}
         self.exported = {path.parent.name: ExportedStudy(path.parent) for path in sorted(root.glob(f"*/{RECORDS}"))}
 
     def runs(self, study: str | None = None, runs: Sequence[str] = ("*",)) -> DataFrame:
@@ -145,16 +141,6 @@ class Results:
         if not isinstance(record, dict):
             raise UserError(f"{path}: is not a JSON object; {AGAIN}")
         return record
-
-    def bytes_per_token(self, data: str, fingerprint: str) -> float:
-        """Return the bytes of text that a token of the test split stands for; NaN where this state is not known."""
-        if data not in self._sizes:
-            live, cached = self.root / "data" / data / "manifest.json", self.root / DATA
-            known = read_json(live) if live.exists() else read_json(cached).get(data) if cached.exists() else None
-            self._sizes[data] = known or {"fingerprint": None}
-        known = self._sizes[data]
-        size = known["splits"].get("test", {}) if known["fingerprint"] == fingerprint else {}
-        return size["bytes"] / size["tokens"] if size.get("bytes") and size.get("tokens") else math.nan
 
     def _leaves_out(self, file: str, name: str) -> bool:
         """Say whether a file of a run or of a study is left out, as the objection to its stage says."""

@@ -154,6 +154,7 @@ def finish(
 
 def record_of(run: AnyRun, manifest: Record, code_hash: str, device: str, *packages: str) -> Record:
     """Return the part of a record that every run has: its spec, data, code and machine."""
+    test = manifest["splits"].get("test") or {}
     return {
         "schema": SCHEMA,
         "id": run.id,
@@ -164,6 +165,7 @@ def record_of(run: AnyRun, manifest: Record, code_hash: str, device: str, *packa
         "spec_hash": run.fingerprint(),
         "code_hash": code_hash,
         "data": {key: manifest[key] for key in ("name", "fingerprint")},
+        "bytes_per_token": test["bytes"] / test["tokens"] if test.get("bytes") and test.get("tokens") else None,
         "parameters": run.model.params(),
         "parameters_non_embedding": run.model.params(embedding=False),
         "peak_memory_bytes": provenance.peak_memory_bytes(device),
