@@ -9,7 +9,7 @@ that cannot change a number. Comments, docstrings, formatting and unions of vari
 import ast
 import functools
 import hashlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from formerlab.spec import Spec
@@ -103,25 +103,10 @@ def _path(module: str) -> Path:
 def _tree(module: str) -> ast.Module:
     """Return the syntax tree of a module without docstrings and without imports for type checkers."""
     tree = ast.parse(_path(module).read_text(encoding="utf-8"))
-    for node in _with_statements(tree):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [statement for statement in node.body if not _is_for_readers(statement)] or [ast.Pass()]
     return tree
-
-
-def _with_statements(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield a tree, its statements and what holds statements of theirs: a tenth of all nodes, expressions being most.
-
-    Statements may be taken out of a node that was just yielded.
-    """
-    waiting: list[ast.AST] = [tree]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        for block in ("body", "orelse", "handlers", "finalbody", "cases"):
-            inner = getattr(node, block, None)  # of a lambda or an inline `if` it is an expression
-            if isinstance(inner, list):
-                waiting += inner
 
 
 def _is_for_readers(node: ast.stmt) -> bool:
@@ -176,7 +161,7 @@ def _tables(module: str) -> tuple[Path, ...]:
 def _imports(module: str) -> tuple[tuple[str, str], ...]:
     """Return (name, module of this package that it comes from) of all imports anywhere in a module."""
     found: list[tuple[str, str]] = []
-    for node in _with_statements(_tree(module)):
+    for node in ast.walk(_tree(module)):
         if isinstance(node, ast.ImportFrom):
             targets = [(alias.asname or alias.name, _target(node, alias)) for alias in node.names]
             found += [(name, target) for name, target in targets if target is not None]
@@ -213,7 +198,7 @@ def _defines_specs(module: str) -> bool:
 def _built_upon(module: str) -> frozenset[str]:
     """Return the names that a module uses in bodies of functions and as bases of classes."""
     used: list[ast.AST] = []
-    for node in _with_statements(_tree(module)):
+    for node in ast.walk(_tree(module)):
         if isinstance(node, ast.ClassDef):
             used += node.bases
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -33,10 +33,6 @@ SCHEMA = 1
 AGAIN, RESTORE = "delete it and run its stage again", "restore it from version control, or export again"
 _REQUIRED = ("schema", "id", "study", "run", "seed", "status", "spec", "data")
 KEYS = ["study", "run", "seed"]
-# From pandas 3.1 on floats are always read exactly, and asking for it is deprecated.
-_EXACT_FLOATS: dict[str, Any] = (
-    {} if tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1) else {"float_precision": "round_trip"}
-)
 
 
 class Results:
@@ -241,7 +237,7 @@ def read_rows(path: Path, stated: str | None = None) -> DataFrame:
     columns = TABLES[path.name].columns if path.name in TABLES else COLUMNS
     texts = {name: "str" for name, kind in columns.items() if kind == "text"}
     try:
-        frame: DataFrame = pd.read_csv(io.BytesIO(content), dtype=texts, **_EXACT_FLOATS)
+        frame: DataFrame = pd.read_csv(io.BytesIO(content), dtype=texts)
     except ValueError as error:
         raise UserError(f"{path}: cannot be read ({reason(error)}); {AGAIN}") from None
     if missing := [column for column in required_columns(path.name) if column not in frame]:

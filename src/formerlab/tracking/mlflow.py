@@ -9,16 +9,14 @@ else updated. That tag is written last, so what an interrupted sync left half do
 import json
 import logging
 import os
-import re
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit, urlunsplit
 
-from formerlab.errors import UserError
+from formerlab.errors import UserError, reason
 from formerlab.files import locked
 from formerlab.progress import Progress
 from formerlab.results.read import Results, read_run
@@ -44,8 +42,8 @@ def sync(root: Path, uri: str, figures: Path, *, weights: bool = False) -> dict[
 
     Repeating it changes nothing. `figures` is the folder with the drawn figures and tables. With `weights` those of
     finished runs become artifacts too.
-    Returns what was done, with the URI free of credentials, and under `refused` which runs have damaged rows. Raises
-    UserError where anything else goes wrong, without credentials too; whoever calls turns that into a warning.
+    Returns what was done, and under `refused` which runs have damaged rows. Raises UserError where anything else goes
+    wrong; whoever calls turns that into a warning.
     """
 
     def unreadable(stage: str, name: str) -> str:
@@ -64,14 +62,11 @@ def sync(root: Path, uri: str, figures: Path, *, weights: bool = False) -> dict[
     with locked(lock, lambda: f"{lock}: another sync of these results is running; wait for it and sync again"):
         try:
             store = _Store(uri, root, weights=weights)
-            return {"status": "ok", "uri": _redacted(uri)} | _sync(results, training, store, figures)
+            return {"status": "ok", "uri": uri} | _sync(results, training, store, figures)
         except UserError:
             raise
         except Exception as error:  # whatever MLflow, its database or the network throws
-            reason = _without_secrets(str(error) or type(error).__name__, uri).splitlines()[0]
-            raise UserError(
-                f"tracking at {_redacted(uri)} failed ({reason}); results are complete, sync again"
-            ) from None
+            raise UserError(f"tracking at {uri} failed ({reason(error)}); results are complete, sync again") from None
 
 
 def _sync(results: Results, training: list[dict[str, Any]], store: "_Store", figures: Path) -> dict[str, Any]:
@@ -270,19 +265,3 @@ class _Store:
 def _rounded(value: float) -> float:
     """Return a number as people read it; the rows among the artifacts have all its digits."""
     return float(f"{value:.4g}")
-
-
-def _redacted(uri: str) -> str:
-    """Return the URI without user, password and query."""
-    parts = urlsplit(uri)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", "")) if parts.netloc else uri
-
-
-def _without_secrets(text: str, uri: str) -> str:
-    """Return a message without the credentials of the URI or the environment."""
-    parts = urlsplit(uri)
-    secrets = [parts.password, unquote(parts.password or ""), parts.query]
-    secrets += [os.environ.get(name) for name in ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_PASSWORD")]
-    for secret in sorted(filter(None, secrets), key=len, reverse=True):
-        text = text.replace(secret, "***")
-    return re.sub(r"//[^/@\s]+@", "//***@", text)
