@@ -42,7 +42,7 @@ def test_time_and_memory_of_the_laptop_runs_are_predicted_within_half():
         assert 1 / 1.5 < memory < 1.5
 
 
-OWN = {"memory_gb": 1.0e-3, "float32_tflops": 1.0, "bfloat16_tflops": 2.0, "price": 2.0}
+OWN = {"memory_gb": 1.0e-3, "float32_tflops": 1.0, "bfloat16_tflops": 2.0}
 
 
 def test_ones_own_machine_and_measurements_are_taken_and_named(project):
@@ -55,7 +55,6 @@ def test_ones_own_machine_and_measurements_are_taken_and_named(project):
     assert mine["too_large"] == dict.fromkeys(run.rpartition("/")[0] for run in mine["train"])
     text = table(mine)
     assert "too large for one mine, nor on several (raise task.accumulate): small/plain, small/parent" in text
-    assert f"costs {2 * mine['totals']['hours']:,.0f}, by hardware.price" in text
     assert "did you mean H100" in project.mistake(set={"scale.hardware": "H10"})
 
 

@@ -24,7 +24,7 @@ MORE = {
         figures: figures
         tracking_uri: sqlite:///mlflow.db
         data: {text: {max_bytes: 100000}}
-        hardware: {CPU: {utilisation: 0.5, price: 1.5}}
+        hardware: {CPU: {utilisation: 0.5}}
         set: {small.log_every: 7}
     """,
     "mine.yaml": """

@@ -99,10 +99,11 @@ def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[None]:
             if not judge.verdict(*base).current:
                 before_it = f"run python -m formerlab {' '.join(base)} first"
                 raise UserError(f"{job}: {' '.join(base)} is {judge.verdict(*base)}; {AGAIN}, or {before_it}")
-        if not (found := judge.verdict(stage, name)).current:
+        found = judge.verdict(stage, name)
+        if not found.current and stage != "train":  # which removes it itself, once it has checked what it starts from
             judge.record(stage, name).unlink(missing_ok=True)  # no old record speaks for new files
-            if found.state != "missing":
-                print(f"{job}: made again, for it is {found}", file=sys.stderr)
+        if not found.current and found.state != "missing":
+            print(f"{job}: made again, for it is {found}", file=sys.stderr)
         before = set(sys.modules)
         with own_gpus("cpu" if stage in WITHOUT_GPU else plan["device"]):
             yield

@@ -77,6 +77,7 @@ def train(arguments: argparse.Namespace) -> None:
         checkpoint_seconds=arguments.checkpoint_seconds,
         before_s=time.time() - psutil.Process().create_time(),
         code_hash=job["code"],
+        replace=not Judge(plan).verdict("train", arguments.id).current,
         deterministic=arguments.deterministic,
         keep_optimizer=job["keep_optimizer"],
     )

@@ -84,7 +84,6 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
         "device": device,
         "threads": threads,
         "basis": hardware.basis + ("; speed as scale.flops_per_s" if scale.flops_per_s else ""),
-        "price": hardware.price,
         "tracking_uri": config.tracking_uri or "",
         "studies": {
             name: study.model_dump(include={"title", "paper", "question"}) for name, study in sources.studies.items()

@@ -1,4 +1,4 @@
-"""Processors and their speed: a table to which a configuration adds its own machines, measurements and prices."""
+"""Processors and their speed: a table to which a configuration adds its own machines and measurements."""
 
 from typing import Annotated, Any
 
@@ -45,8 +45,6 @@ class Hardware(Spec):
     """Held memory over weights, gradients, moments and activations: temporary tensors and gaps."""
     basis: str = "as configured"
     """Where these numbers come from, in words: what is measured, and what is not."""
-    price: NonNegative | None = None
-    """Price of an hour, in any currency; null means that no prices are shown."""
 
     def flops_per_s(self, precision: str) -> float:
         """Return what matrix products of training reach, FLOP/s."""

@@ -91,8 +91,8 @@ class Config(Spec):
     """MLflow tracking server: a sqlite file, an http(s) address, or empty for none. Credentials belong into the
     environment (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD or MLFLOW_TRACKING_TOKEN)."""
     hardware: dict[str, dict[str, Any]] = {}
-    """Laid over the table of processors that the estimates know (plan/hardware.py): prices, measured utilisation,
-    your own machine."""
+    """Laid over the table of processors that the estimates know (plan/hardware.py): measured utilisation, your
+    own machine."""
     overlay: Annotated[str, Field(min_length=1)] | None = None
     """A YAML file whose keys are laid over everything else, in the form of `set`."""
     set: dict[str, Any] = {}

@@ -61,8 +61,6 @@ def _rows(jobs: dict[str, Any], seeds: bool) -> list[tuple[str, ...]]:
 def _hardware(plan: dict[str, Any]) -> list[str]:
     """Return the hardware of the predictions, the runs that do not fit on it, and the requests of cluster jobs."""
     lines = [f"Times and memory of runs are predicted for {plan['hardware']} (scale.hardware): {plan['basis']}."]
-    if plan["price"] is not None:
-        lines.append(f"All of it costs {plan['price'] * plan['totals']['hours']:,.0f}, by hardware.price.")
     by_need: dict[int | None, list[str]] = {}
     for run, needed in plan["too_large"].items():
         by_need.setdefault(needed, []).append(run)

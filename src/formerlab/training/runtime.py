@@ -22,6 +22,8 @@ class RuntimeConfig:
     checkpoint_seconds: float = 60.0
     before_s: float = 0.0
     """Time from the start of the process to that of the stage: imports, mostly."""
+    replace: bool = False
+    """Train anew where the folder holds another run's results, which then are lost."""
     code_hash: str = ""
     """Hash of the code that the run depends on."""
     deterministic: bool = False

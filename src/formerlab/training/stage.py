@@ -45,7 +45,7 @@ from formerlab.training.state import State
 def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime: RuntimeConfig) -> None:
     """Train `run` on the prepared data in `data`, from the finished run in `parent` where it grows; leave all in `out`.
 
-    Where `out` holds this very run, finished, nothing is done.
+    Where `out` holds this very run, finished, nothing is done, unless `runtime` asks to replace it.
 
     Raises UserError where data, parent, or the results or checkpoint found in `out` do not fit the run; StoppedEarly
     when a signal came or the time limit is near: the work is saved and the same call continues.
@@ -55,7 +55,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
         manifest, ancestor = read_manifest(data), record_of_parent(run, parent)
         belongs_to = identity(run.fingerprint(), manifest, runtime.code_hash, ancestor)
         with processes.first_in_turn():
-            if is_finished(run, out, belongs_to, keep_optimizer=runtime.keep_optimizer):
+            if not runtime.replace and is_finished(run, out, belongs_to, keep_optimizer=runtime.keep_optimizer):
                 return
             verify(data)  # the record will name these data
 
