@@ -79,6 +79,7 @@ def test_the_same_rows_are_the_same_bytes(two, folder):
         ("records.jsonl", b"\xff\xfe"),
         ("records.jsonl", b""),
         ("records.jsonl", b"{}\n"),
+        ("records.jsonl", b"[]\n"),
         ("records.jsonl", b'{"id": "a"}\n{"id": "b"'),
     ],
 )

@@ -21,6 +21,7 @@ from formerlab.report.drawings import Drawing, catalogue
 from formerlab.report.headline import NOTE, tables
 from formerlab.report.ledger import costs, ledger
 from formerlab.report.pages import readable
+from formerlab.report.write import COMMAND
 from formerlab.results.read import Results
 
 STYLE = """
@@ -118,7 +119,7 @@ def _article(drawing: Drawing, runs: Sequence[str], figures: Path, claims: DataF
         tables = _body(figures / f"{drawing.name}.html").partition("</p>")[2].replace("h2>", "h4>")  # without caption
         shown = f'<details open><summary>table</summary><div class="wide">{tables}</div></details>'
     # the caption with the notes on what was drawn; code and bold are all of reStructuredText that it uses
-    caption = (figures / drawing.outputs[-1]).read_text(encoding="utf-8").partition("\n\nCommand: ")[0]
+    caption = (figures / drawing.outputs[-1]).read_text(encoding="utf-8").partition(COMMAND)[0]
     prose = re.sub(r"``(.+?)``", r"<code>\1</code>", escape(caption, quote=False))
     prose = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", prose)
     command = f"python -m formerlab draw {drawing.name} --scale {results.scale}"

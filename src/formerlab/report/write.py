@@ -31,11 +31,11 @@ from formerlab.results.read import Objection, Results, has_runs
 DOTS_PER_INCH = 150
 """Resolution of the PNG, sharp at the size that a page shows."""
 subset.Options._drop_tables_default += ("GSUB", "GPOS", "GDEF", "MATH")  # read by nobody in a PDF, most of its time
-_BEHIND = """
+COMMAND = "\n\nCommand: "
+"""What stands between a caption with its notes and the command that draws it."""
+_BEHIND = f"""{COMMAND}``python -m formerlab draw %(name)s --scale %(scale)s``
 
-Command: ``python -m formerlab draw %(name)s --scale %(scale)s``
-
-Runs behind it: {{ snakemake.params.drawings.%(name)s.runs | join(", ") }}
+Runs behind it: {{{{ snakemake.params.drawings.%(name)s.runs | join(", ") }}}}
 """
 """Below a caption, for Snakemake's report, which fills in the runs."""
 

@@ -115,7 +115,7 @@ class Results:
                 if not self._leaves_out(RUN, "/".join(path.parts[-4:-1])):
                     raise
         for study in self.exported.values():
-            of_runs = (one["record"] for owner, one in study.records.items() if owner != study.name)
+            of_runs = (one.get("record") for owner, one in study.records.items() if owner != study.name)
             found += [_checked(study.folder / RECORDS, record, study.name) for record in of_runs]
         found.sort(key=lambda record: (record["study"], record["run"], record["seed"]))
         return {record["id"]: record for record in found}
