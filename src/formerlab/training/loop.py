@@ -144,8 +144,9 @@ def _validate(run: Run, model: nn.Module, state: State, batches: Sequence[Any]) 
     """Add one row per batch of the fixed validation stream and per mixing weight, or say that a loss is not finite."""
     with evaluating(state.model, torch.no_grad), precision(run, state.device):
         ready = (batch.to(state.device, non_blocking=True) for batch in batches)
-        measures = [run.task.measure(model, batch) for batch in ready]
-    tensors = [cell.double() for row in measures for cell in row if isinstance(cell, Tensor)]
+        # Copied, since a CUDA graph writes the next batch's loss where this one's is.
+        measures = [[x.double() if isinstance(x, Tensor) else x for x in run.task.measure(model, b)] for b in ready]
+    tensors = [cell for row in measures for cell in row if isinstance(cell, Tensor)]
     numbers = iter(torch.stack(tensors).tolist() if tensors else ())  # read from the device at once
     rows = [[next(numbers) if isinstance(cell, Tensor) else cell for cell in row] for row in measures]
     if not all(math.isfinite(value) for row in rows for value in row):
