@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run one study of a scale in the order in which its runs are wanted, and bring out what is finished as it ends.
 
-    scripts/evidence.py STUDY [--runs PATTERN ...] [--missing] [--scale NAME] [--workers 2]
+    scripts/evidence.py STUDY [--runs PATTERN ...] [--missing] [--scale NAME] [--set KEY=VALUE] [--workers 2]
                         [--to CHECKOUT] [--commit]
 
 What is finished is not done again, and a run that was stopped goes on, so the same command resumes; with --missing it
@@ -23,6 +23,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from formerlab.commands.context import given_values
 from formerlab.errors import UserError
 from formerlab.plan.judge import Judge
 from formerlab.plan.locate import VARIABLE, ensure_plan, read_plan
@@ -36,7 +37,7 @@ class Evidence:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.study, self.scale, self.patterns = arguments.study, arguments.scale, arguments.runs
         self.to, self.commit, self.missing = arguments.to, arguments.commit, arguments.missing
-        path = ensure_plan(Path.cwd(), {"scale": self.scale})
+        path = ensure_plan(Path.cwd(), given_values(arguments))
         self.plan = read_plan(path)
         if self.study not in self.plan["studies"]:
             raise UserError(f"no study {self.study!r}; name one of {', '.join(self.plan['studies'])}")
@@ -148,6 +149,8 @@ def main() -> int:
     parser.add_argument("--runs", nargs="+", metavar="PATTERN", default=["*"], help="these alone, as in 'long-*'")
     parser.add_argument("--missing", action="store_true", help="leave out runs that have rows in CHECKOUT")
     parser.add_argument("--scale", default="overnight")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in scale.device=cuda")
+    parser.set_defaults(overlay=None)
     parser.add_argument("--workers", type=int, default=2, help="runs at a time, each on one core; default: 2")
     parser.add_argument("--to", type=Path, default=Path(), help="checkout whose results/cached takes the rows")
     parser.add_argument("--commit", action="store_true", help="commit the rows there as they come")

@@ -45,7 +45,7 @@ def study(tmp_path, monkeypatch):
 
     def made(runs=("*",), **settings):
         called.clear()
-        given = {"to": Path("elsewhere"), "commit": False, "missing": False} | settings
+        given = {"to": Path("elsewhere"), "commit": False, "missing": False, "set": [], "overlay": None} | settings
         made = Quick(Namespace(study="small", runs=runs, scale="smoke", **given))
         vars(made).update(settings)
         made.prepare()

@@ -8,7 +8,7 @@ import sys
 import pytest
 from torch.distributed.launcher.api import LaunchConfig
 
-from formerlab.commands.gpus import LOCKS, VISIBLE, on_several, own_gpus
+from formerlab.commands.gpus import LOCKS, SHARE, VISIBLE, on_several, own_gpus
 from formerlab.errors import UserError
 
 HOLDER = f"""
@@ -24,9 +24,9 @@ with own_gpus("cuda", int(sys.argv[1])):
 def start(tmp_path):
     started = []
 
-    def holder(count=1, visible="0,3"):
-        environment = {key: value for key, value in os.environ.items() if key not in ("SLURM_JOB_ID", "RANK")}
-        environment |= {LOCKS: str(tmp_path), VISIBLE: visible}
+    def holder(count=1, visible="0,3", **variables):
+        environment = {key: value for key, value in os.environ.items() if key not in ("SLURM_JOB_ID", "RANK", SHARE)}
+        environment |= {LOCKS: str(tmp_path), VISIBLE: visible} | variables
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         words = [sys.executable, "-c", HOLDER, str(count)]
         started.append(subprocess.Popen(words, env=environment, text=True, **pipes))
@@ -45,6 +45,22 @@ def test_jobs_side_by_side_have_distinct_gpus_and_the_third_waits(start):
     assert third.stderr.readline() == "waiting for 1 of the GPUs 0, 3: other jobs have them\n"
     second.kill()
     assert third.stdout.readline() in ("0\n", "3\n")
+
+
+def test_small_jobs_share_gpus(start):
+    jobs = [start(**{SHARE: "2"}) for _ in range(4)]
+    found = [job.stdout.readline() for job in jobs]
+    assert sorted(found) == ["0\n", "0\n", "3\n", "3\n"]
+    fifth = start(**{SHARE: "2"})
+    assert fifth.stderr.readline().startswith("waiting for 1")
+    jobs[0].kill()
+    assert fifth.stdout.readline() == found[0]
+
+
+def test_a_share_that_is_no_number_of_jobs_is_refused(here, monkeypatch):
+    monkeypatch.setenv(SHARE, "0")
+    with pytest.raises(UserError, match=f"{SHARE}=0: give a number of jobs"), own_gpus("cuda"):
+        pass
 
 
 def test_a_job_of_two_gets_both_or_none(start):

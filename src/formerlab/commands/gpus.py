@@ -24,6 +24,8 @@ from formerlab.training.runtime import SHARDED
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LOCKS = "FORMERLAB_GPU_LOCKS"
 """Folder of the lock files; default: formerlab-<user id> among the machine's temporary files."""
+SHARE = "FORMERLAB_JOBS_PER_GPU"
+"""Jobs that a GPU has at one time, where each needs one; default: 1. Small models leave most of it idle."""
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--local-ranks-filter=0")
 
 
@@ -58,13 +60,17 @@ def gpu_count() -> int:
 
 def _lock(names: list[str], count: int, held: ExitStack) -> list[str]:
     """Return the names of `count` GPUs, locked; all or none, so that two jobs never wait for each other."""
-    folder, announced = _lock_folder(), False
+    folder, announced, share = _lock_folder(), False, os.environ.get(SHARE, "1")
+    if not share.isdecimal() or int(share) == 0:
+        raise UserError(f"{SHARE}={share}: give a number of jobs, 1 or more")
+    places = [(name, place) for place in range(int(share) if count == 1 else 1) for name in names]
     while True:
         with ExitStack() as trying:
             free = []
-            for name in names:
+            for name, place in places:
                 with suppress(Timeout):
-                    trying.enter_context(FileLock(folder / f"{quote(name, safe='')}.lock", timeout=0, mode=0o600))
+                    file = folder / f"{quote(name, safe='')}{place or ''}.lock"
+                    trying.enter_context(FileLock(file, timeout=0, mode=0o600))
                     free.append(name)
                 if len(free) == count:
                     held.push(trying.pop_all())

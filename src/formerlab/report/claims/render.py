@@ -23,7 +23,7 @@ RULES = (
 )
 FIRST_SCREEN = {
     "transformer-single-head-worse": "loss with one head minus with four, nats",
-    "tokenformer-growth-beats-continuing": "loss grown minus trained on, nats",
+    "tokenformer-growth-beats-continuing": "nats grown minus trained on, at 0.4 and 0.8 of the parent's tokens",
     "tokenformer-continued-training-lower": "what tokens bring minus what padding brings at the last step, nats",
     "vision-matches-vit-equal-parameters": "log ratio of error rates (as good: at most 0.05)",
     "denseformer-better-at-equal-depth": "loss of plain minus 1x1, nats",
@@ -119,13 +119,16 @@ def first_screen(found: Mapping[str, Sequence[Verdict]]) -> str:
     by_id = {verdict.claim.id: verdict for verdict in best(found)}
     rows = []
     for name, meaning in FIRST_SCREEN.items():
-        verdict, number, reason, ran = by_id[name], "", "", ""
-        for item in [item for item in verdict.items if item.outcome == verdict.outcome and item.values][:1]:
-            number = next(iter(item.values.values())).partition(" (SD")[0]
-            reason, ran = item.reason.partition(";")[0], item.ran
+        verdict = by_id[name]
+        items = [item for item in verdict.items if item.outcome == verdict.outcome and item.values]
+        numbers = [next(iter(item.values.values())).partition(" (SD")[0] for item in items]
+        named = [f"{item.item} {number}" for item, number in zip(items, numbers, strict=True)]
+        reason = items[0].reason.partition(";")[0] if items else ""
         word = f"**{verdict.outcome.replace('_', ' ')}**" + (f": {reason}" if reason else "")
         row = {"claim": verdict.claim.statement, "published": verdict.claim.published.partition(";")[0]}
-        rows.append(row | {"ours": f"{meaning}: {number}", "what was run": ran, "word": word})
+        ran = "\n".join(dict.fromkeys(item.ran for item in items))
+        ours = f"{meaning}: {', '.join(named if len(items) > 1 else numbers)}"
+        rows.append(row | {"ours": ours, "what was run": ran, "word": word})
     return pipes(DataFrame(rows), bold=False)
 
 

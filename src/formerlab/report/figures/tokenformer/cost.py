@@ -174,7 +174,7 @@ STAGES = (27, 130)
 def _mark_paper(axes: Axes, rows: DataFrame) -> None:
     axes.axvspan(*STAGES, color=PUBLISHED_INK, alpha=0.12, linewidth=0, zorder=0)
     across = axes.get_xaxis_transform()
-    axes.text(STAGES[1], 0.02, "PUBLISHED stages ", ha="right", transform=across, color=PUBLISHED_INK)
+    axes.text(STAGES[1], 0.97, "PUBLISHED stages ", ha="right", va="top", transform=across, color=PUBLISHED_INK)
 
 
 @plot(reads="test.csv", runs="annealed-*-short annealed-*-medium annealed-*-long", needs="annealed-trained-on-*",
