@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Run one study of a scale in the order in which its runs are wanted, and bring out what is finished as it ends.
 
-    scripts/evidence.py STUDY [--runs PATTERN ...] [--missing] [--scale NAME] [--set KEY=VALUE] [--workers 2]
-                        [--to CHECKOUT] [--commit]
+    scripts/evidence.py STUDY [--runs PATTERN ...] [--missing] [--workers 2] [--to CHECKOUT] [--commit]
+                        [--scale NAME] [--set KEY=VALUE] [--plan FILE]
 
 What is finished is not done again, and a run that was stopped goes on, so the same command resumes; with --missing it
 goes on from the rows alone, on a machine that has nothing else. Every worker trains one run at a time, followed by the
@@ -23,10 +23,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from formerlab.commands.context import given_values
+from formerlab.commands.context import find_plan
 from formerlab.errors import UserError
 from formerlab.plan.judge import Judge
-from formerlab.plan.locate import VARIABLE, ensure_plan, read_plan
+from formerlab.plan.locate import VARIABLE, read_plan
 from formerlab.results.read import Results
 from formerlab.results.stages import ALONE, MEASURED
 
@@ -37,7 +37,7 @@ class Evidence:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.study, self.scale, self.patterns = arguments.study, arguments.scale, arguments.runs
         self.to, self.commit, self.missing = arguments.to, arguments.commit, arguments.missing
-        path = ensure_plan(Path.cwd(), given_values(arguments))
+        path = find_plan(arguments)
         self.plan = read_plan(path)
         if self.study not in self.plan["studies"]:
             raise UserError(f"no study {self.study!r}; name one of {', '.join(self.plan['studies'])}")
@@ -150,6 +150,7 @@ def main() -> int:
     parser.add_argument("--missing", action="store_true", help="leave out runs that have rows in CHECKOUT")
     parser.add_argument("--scale", default="overnight")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in scale.device=cuda")
+    parser.add_argument("--plan", type=Path, help="a plan that another machine made; it must have that scale")
     parser.set_defaults(overlay=None)
     parser.add_argument("--workers", type=int, default=2, help="runs at a time, each on one core; default: 2")
     parser.add_argument("--to", type=Path, default=Path(), help="checkout whose results/cached takes the rows")

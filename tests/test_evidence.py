@@ -28,7 +28,7 @@ def study(tmp_path, monkeypatch):
     project.lay_over(project.scale, f"studies: {{small: {{{only}}}}}")
     monkeypatch.chdir(tmp_path)
     plan = project.plan()
-    monkeypatch.setattr(evidence, "ensure_plan", lambda root, given: root / "plan.json")
+    monkeypatch.setattr(evidence, "find_plan", lambda arguments: tmp_path / "plan.json")
     monkeypatch.setattr(evidence, "read_plan", lambda path: plan)
     called = []
 
@@ -45,7 +45,7 @@ def study(tmp_path, monkeypatch):
 
     def made(runs=("*",), **settings):
         called.clear()
-        given = {"to": Path("elsewhere"), "commit": False, "missing": False, "set": [], "overlay": None} | settings
+        given = {"to": Path("elsewhere"), "commit": False, "missing": False} | settings
         made = Quick(Namespace(study="small", runs=runs, scale="smoke", **given))
         vars(made).update(settings)
         made.prepare()

@@ -19,6 +19,7 @@ LATER = {
     "overnight": {
         "tokenformer-growth-beats-continuing": "not_tested -> agrees, by medium and long",
         "tokenformer-growth-gap-shrinks-with-stage": "not_tested -> agrees",
+        "tokenformer-worse-than-modern-transformer": "not_tested -> agrees",
     }
 }
 """What rows that came after version 3 decide."""
