@@ -47,6 +47,7 @@ def test_a_search_is_told_by_the_spec_alone():
     assert families([spec, other], "optimizer.lr") == [-1, -1], "the same rate"
     other["optimizer"]["lr"] = 2.0
     assert families([spec, other, {"model": {}}], "optimizer.lr") == [0, 0, -1]
+    assert families([spec, other | {"compile": True}], "optimizer.lr") == [0, 0], "rounded otherwise"
     other["model"]["depth"] = {"kind": "dwa", "period": 1}
     assert families([spec, other], "optimizer.lr") == [-1, -1], "another mixer too"
     assert families([spec, other | {"optimizer": {"lr": 1.0}}], "model.depth") == [0, 0]

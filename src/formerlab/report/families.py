@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-_IDENTITY = ("study", "name", "seed")
-"""Keys of a spec that identify the run."""
+_ASIDE = ("study", "name", "seed", "compile")
+"""Keys of a spec that identify the run, and one that changes roundings alone."""
 
 Spec = Mapping[str, Any]
 
@@ -82,8 +82,8 @@ def families(specs: Sequence[Spec], varied: str) -> list[int]:
 
 
 def _apart(spec: Spec, varied: str) -> tuple[str, str]:
-    """Return, as text, a spec without the key and its identity, and the value of the key."""
-    copy: dict[str, Any] = json.loads(json.dumps({key: value for key, value in spec.items() if key not in _IDENTITY}))
+    """Return, as text, a spec without the key and those aside, and the value of the key."""
+    copy: dict[str, Any] = json.loads(json.dumps({key: value for key, value in spec.items() if key not in _ASIDE}))
     *outer, last = varied.split(".")
     place = copy
     for key in outer:
