@@ -23,7 +23,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from formerlab.commands.context import find_plan
+from formerlab.commands.context import add_configuration, find_plan
 from formerlab.errors import UserError
 from formerlab.plan.judge import Judge
 from formerlab.plan.locate import VARIABLE, read_plan
@@ -35,10 +35,11 @@ class Evidence:
     """The jobs of a study that are left, shared by the workers."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        self.study, self.scale, self.patterns = arguments.study, arguments.scale, arguments.runs
+        self.study, self.patterns = arguments.study, arguments.runs
         self.to, self.commit, self.missing = arguments.to, arguments.commit, arguments.missing
         path = find_plan(arguments)
         self.plan = read_plan(path)
+        self.scale = self.plan["scale"]
         if self.study not in self.plan["studies"]:
             raise UserError(f"no study {self.study!r}; name one of {', '.join(self.plan['studies'])}")
         self.results = Path(self.plan["results"])
@@ -148,10 +149,7 @@ def main() -> int:
     parser.add_argument("study")
     parser.add_argument("--runs", nargs="+", metavar="PATTERN", default=["*"], help="these alone, as in 'long-*'")
     parser.add_argument("--missing", action="store_true", help="leave out runs that have rows in CHECKOUT")
-    parser.add_argument("--scale", default="overnight")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in scale.device=cuda")
-    parser.add_argument("--plan", type=Path, help="a plan that another machine made; it must have that scale")
-    parser.set_defaults(overlay=None)
+    add_configuration(parser, scale="overnight")
     parser.add_argument("--workers", type=int, default=2, help="runs at a time, each on one core; default: 2")
     parser.add_argument("--to", type=Path, default=Path(), help="checkout whose results/cached takes the rows")
     parser.add_argument("--commit", action="store_true", help="commit the rows there as they come")

@@ -35,15 +35,20 @@ def add_verb(
     name = name or getattr(function, "__name__", "").replace("_", "-")
     parser: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text)
     if configured:
-        text = "one of those in workflow/scales, such as laptop; default: that of config.yaml"
-        parser.add_argument("--scale", help=text)
-        text = "value of one key, such as denseformer.steps=100"
-        parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
-        parser.add_argument("--overlay", help="YAML file laid over the configuration")
-        text = f"a plan file; default: ${VARIABLE}, or made from config.yaml"
-        parser.add_argument("--plan", type=Path, help=text)
+        add_configuration(parser)
     parser.set_defaults(function=function)
     return parser
+
+
+def add_configuration(parser: argparse.ArgumentParser, scale: str | None = None) -> None:
+    """Add the options that `find_plan` reads; `scale` is the scale where none is given."""
+    text = f"one of those in workflow/scales, such as laptop; default: {scale or 'that of config.yaml'}"
+    parser.add_argument("--scale", default=scale, help=text)
+    text = "value of one key, such as denseformer.steps=100"
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
+    parser.add_argument("--overlay", help="YAML file laid over the configuration")
+    text = f"a plan file; default: ${VARIABLE}, or made from config.yaml"
+    parser.add_argument("--plan", type=Path, help=text)
 
 
 def given_values(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -84,8 +89,8 @@ def job_of(plan: Plan, stage: str, name: str) -> dict[str, Any]:
 
 
 @contextmanager
-def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[None]:
-    """Run a job: its note says that it runs, and it has GPUs of its own.
+def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[bool]:
+    """Run a job: its note says that it runs, and it has GPUs of its own. Yields whether its product is current.
 
     It does not begin where its code or inputs differ from the plan, and its product is kept only if it is the planned
     one. At the end it says where the results are. Raises UserError with the files or the product that differ, and what
@@ -106,7 +111,7 @@ def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[None]:
             print(f"{job}: made again, for it is {found}", file=sys.stderr)
         before = set(sys.modules)
         with own_gpus("cpu" if stage in WITHOUT_GPU else plan["device"]):
-            yield
+            yield found.current
         if not first:
             return
         judge = Judge(plan)

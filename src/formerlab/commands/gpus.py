@@ -69,7 +69,7 @@ def _lock(names: list[str], count: int, held: ExitStack) -> list[str]:
             free = []
             for name, place in places:
                 with suppress(Timeout):
-                    file = folder / f"{quote(name, safe='')}{place or ''}.lock"
+                    file = folder / f"{quote(name, safe='')}+{place}.lock"
                     trying.enter_context(FileLock(file, timeout=0, mode=0o600))
                     free.append(name)
                 if len(free) == count:

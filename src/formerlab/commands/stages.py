@@ -1,6 +1,7 @@
 """The verbs of the stages that leave records: data, train, load, and one for every stage that measures."""
 
 import argparse
+import dataclasses
 import os
 import sys
 import time
@@ -77,7 +78,6 @@ def train(arguments: argparse.Namespace) -> None:
         checkpoint_seconds=arguments.checkpoint_seconds,
         before_s=time.time() - psutil.Process().create_time(),
         code_hash=job["code"],
-        replace=not Judge(plan).verdict("train", arguments.id).current,
         deterministic=arguments.deterministic,
         keep_optimizer=job["keep_optimizer"],
     )
@@ -88,7 +88,8 @@ def train(arguments: argparse.Namespace) -> None:
             on_several(path, job, arguments, gpus, out)
         return
     parent = Path(plan["results"], job["init"]) if job["init"] else None
-    with as_planned(plan, "train", arguments.id):
+    with as_planned(plan, "train", arguments.id) as current:
+        runtime = dataclasses.replace(runtime, replace=not current)
         run, matched = Run.model_validate(job["spec"]), dict[str, Any]()
         if job.get("equal_time"):
             steps, matched = _steps_of_equal_time(plan, job)

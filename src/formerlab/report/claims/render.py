@@ -121,13 +121,13 @@ def first_screen(found: Mapping[str, Sequence[Verdict]]) -> str:
     for name, meaning in FIRST_SCREEN.items():
         verdict = by_id[name]
         items = [item for item in verdict.items if item.outcome == verdict.outcome and item.values]
-        numbers = [next(iter(item.values.values())).partition(" (SD")[0] for item in items]
-        named = [f"{item.item} {number}" for item, number in zip(items, numbers, strict=True)]
+        named = len(items) > 1
+        numbers = [f"{item.item} " * named + next(iter(item.values.values())).partition(" (SD")[0] for item in items]
         reason = items[0].reason.partition(";")[0] if items else ""
         word = f"**{verdict.outcome.replace('_', ' ')}**" + (f": {reason}" if reason else "")
         row = {"claim": verdict.claim.statement, "published": verdict.claim.published.partition(";")[0]}
         ran = "\n".join(dict.fromkeys(item.ran for item in items))
-        ours = f"{meaning}: {', '.join(named if len(items) > 1 else numbers)}"
+        ours = f"{meaning}: {', '.join(numbers)}"
         rows.append(row | {"ours": ours, "what was run": ran, "word": word})
     return pipes(DataFrame(rows), bold=False)
 
