@@ -86,18 +86,21 @@ class Drawing:
     """Patterns of `runs`, one of which a scale must have; else it has no such figure."""
     studies: Sequence[str] = ()
     """Studies of each of which there is such a figure, where it is declared once for several."""
+    within: bool = False
+    """Whether it shows differences alone, each within a regime: it may then have runs of several."""
 
     def chosen(self, runs: "Sequence[tuple[str, str, Mapping[str, Any]]]") -> list[int]:
         """Return the indices of the runs that are drawn, of `runs` given by study, name and spec.
 
-        A figure of one study has runs of one regime: that of most runs of the study, if `needs` allows it.
+        A figure of one study has runs of one regime, but for differences `within` one: that of most runs of the study,
+        if `needs` allows it.
         """
         own = {at: (run, spec) for at, (study, run, spec) in enumerate(runs) if study == self.study}
         found = [at for at, one in own.items() if is_of(*one, self.runs)]
         if self.varied:
             numbers = families([runs[at][2] for at in found], self.varied)
             found = [at for at, family in zip(found, numbers, strict=True) if family >= 0]
-        elif self.kind == "figure" and not self.studies:  # one for several studies has a panel per data set
+        elif self.kind == "figure" and not (self.within or self.studies):  # one for several has a panel per data set
             regimes = {at: regime(spec) for at, (_, spec) in own.items()}
             enough = {regimes[at] for at, one in own.items() if is_of(*one, self.needs or ("*",))}
             wanted = [one for one in dict.fromkeys(regimes[at] for at in found) if one and one in enough]

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from pandas import DataFrame
 
 from formerlab.report.drawings import plot, shown_columns
+from formerlab.report.names import data_set
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.runs import (
     DENSEFORMER,
@@ -97,20 +98,21 @@ def denseformer_tradeoff(results: Results, runs: Sequence[str]) -> DataFrame:
 
 @plot(reads="test.csv",
       runs=("depth.kind=identity", "depth.kind=dwa depth.dilation=1 depth.period=1", "long-plain-*", "long-dwa-1x1-*"),
-      needs="long-dwa-1x1-*", draw=sheet(
+      needs="long-dwa-1x1-*", within=True, draw=sheet(
     Panel("difference_nats", "_label", by="_label", kind="forest", zero=0.0,
           xlabel="plain minus DenseFormer (nats per token)")
 ))  # fmt: skip
 def denseformer_gain(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Held-out loss of the plain Transformer minus that of DenseFormer 1x1 of the same depth, for each depth and number
-    of tokens seen, every run with its own full schedule (arXiv:2402.02622), paired by seed. To see: whether the gain
-    lasts when both train longer, or only makes the first steps easier.
+    """Held-out loss of the plain Transformer minus that of DenseFormer 1x1 of the same depth, for each depth, text and
+    number of tokens seen, every run with its own full schedule (arXiv:2402.02622), paired by seed. To see: whether the
+    gain grows with depth, and whether it lasts when both train longer or only makes the first steps easier.
     """
     losses = held_out_losses(results, STUDY, runs)
     losses["plain"] = losses["run"].map(tables.plains(losses))
     dense = losses[losses["variant"].str.startswith(DENSEFORMER)].dropna(subset="plain").drop_duplicates("run")
     dense = dense.sort_values(["layers", "variant", "tokens"]).astype({"tokens": float})
-    pairs = dense.assign(series=dense["variant"] + dense["layers"].map(", {:.0f} blocks".format))
+    texts = dense["data.name"].map(lambda name: f", {data_set(name, None, results.scale)}")
+    pairs = dense.assign(series=dense["variant"] + dense["layers"].map(", {:.0f} blocks".format) + texts)
     rows = differences(losses, pairs[["series", "tokens", "run", "plain"]], "plain", "run")
     return labelled(rows, float(np.log(18.61 / 17.84)), "1x1 at 48 blocks (Table 1)")
 
