@@ -87,12 +87,12 @@ class Drawing:
     studies: Sequence[str] = ()
     """Studies of each of which there is such a figure, where it is declared once for several."""
     within: bool = False
-    """Whether it shows differences alone, each within a regime: it may then have runs of several."""
+    """Whether it compares runs within a regime alone: it may then have runs of several."""
 
     def chosen(self, runs: "Sequence[tuple[str, str, Mapping[str, Any]]]") -> list[int]:
         """Return the indices of the runs that are drawn, of `runs` given by study, name and spec.
 
-        A figure of one study has runs of one regime, but for differences `within` one: that of most runs of the study,
+        A figure of one study has runs of one regime, unless it compares `within` each: that of most runs of the study,
         if `needs` allows it.
         """
         own = {at: (run, spec) for at, (study, run, spec) in enumerate(runs) if study == self.study}

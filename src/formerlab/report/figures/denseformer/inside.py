@@ -100,23 +100,24 @@ _draw_weights = sheet(
 )  # fmt: skip
 
 
-@plot(reads="depth.csv", runs="depth.kind=dwa", draw=_draw_weights)
+@plot(reads="depth.csv", runs="depth.kind=dwa", within=True, draw=_draw_weights)
 def denseformer_weights(results: Results, runs: Sequence[str]) -> DataFrame:
     """Mixing weights alpha that DenseFormer learned, after Fig. 5 of arXiv:2402.02622: row i is the average taken after
-    block i, column j the source X_j, and X_0 the embedding. For each dilation and period the deepest model is shown, as
-    the mean over seeds. Training starts from 1 on the diagonal. To see: whether the pattern of the paper appears, with
-    weight on the diagonal and just beside it, a column at X_0 that is positive early and negative late, and a triangle
-    of large weights over the last blocks. Colours are linear between -0.05 and 0.05, logarithmic beyond.
+    block i, column j the source X_j, and X_0 the embedding. For each dilation and period the deepest model on a text is
+    shown, as the mean over seeds. Training starts from 1 on the diagonal. To see: whether the pattern of the paper
+    appears, with weight on the diagonal and just beside it, a column at X_0 that is positive early and negative late,
+    and a triangle of large weights over the last blocks. Colours are linear between -0.05 and 0.05, logarithmic beyond.
     """
     rows = results.rows("depth.csv", STUDY, runs)
     rows = rows[rows["step"] == rows.groupby(["run", "seed"])["step"].transform("max")]
     records = recorded(results, STUDY, runs).drop_duplicates("run")
-    deepest = records[records["run"].isin(rows["run"])].sort_values("layers").groupby("variant").tail(1)
+    deepest = records[records["run"].isin(rows["run"])].sort_values("layers").groupby(["regime", "variant"]).tail(1)
     chosen = rows.merge(deepest[["run", "variant", "layers"]]).rename(columns={"source": "source_block"})
     grouped = chosen.groupby(["variant", "run", "layers", "destination", "source_block"])["weight"]
     means = grouped.agg(weight="mean", weight_sd="std", seeds="count").reset_index()
-    means = means.sort_values(["variant", "destination", "source_block"], ignore_index=True)
-    return means.assign(source="ours", _title=means["variant"], _rank=means["variant"].ne(f"{DENSEFORMER} 1x1"))
+    means = means.sort_values(["variant", "layers", "destination", "source_block"], ignore_index=True)
+    title = means["variant"].str.removeprefix(f"{DENSEFORMER} ") + means["layers"].map(", {:.0f} blocks".format)
+    return means.assign(source="ours", _title=title, _rank=means["variant"].ne(f"{DENSEFORMER} 1x1"))
 
 
 PANELS = 6
