@@ -95,7 +95,7 @@ _draw_weights = sheet(
     Panel("source_block", "destination", "weight", kind="heat", each="_title", bar="weight", finish=_frame,
           colours={"cmap": "RdBu_r", "norm": SymLogNorm(0.05, vmin=-1.0, vmax=1.0, base=10)},
           xlabel="source j (0: embedding)", ylabel="average after block i"),
-    notes=lambda rows: [f"Mean over {n_seeds([rows['seeds'].max()])}; grey cells: no weight."],
+    notes=lambda rows: [f"Mean over {n_seeds(rows['seeds'])}; grey cells: no weight."],
     columns=3, height=1.6, order="_rank destination source_block"
 )  # fmt: skip
 
