@@ -159,7 +159,7 @@ def _figure(data: DataFrame, shown: Sequence[tuple[Panel, DataFrame]], columns: 
     known, handles, first = setting(data), _handles(shown), shown[0][0]
     said = "" if any(known.split(", ")[0] in title for title in titles) else known
     across = max(1, int(WIDEST / (0.55 + LETTER * _letters(handles))))
-    head = 0.17 * (-(-len(handles) // across) + bool(said)) + 0.2 * bool(first.bar)
+    head = 0.17 * max(-(-len(handles) // across) + bool(said), bool(first.bar)) + 0.2 * bool(first.bar)
     total = head + sum(tops) + sum(heights) + 0.5 * len(lines)
     figure, y = Figure(figsize=(WIDEST, total)), total - head
     for line, over, tall in zip(lines, tops, heights, strict=True):

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.drawings import plot
+from formerlab.report.names import data_set
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.runs import DENSEFORMER, TRANSFORMER, n_seeds, recorded, summary
 from formerlab.report.style import GREY, WIDEST, arrow, box, look
@@ -111,12 +112,14 @@ def denseformer_weights(results: Results, runs: Sequence[str]) -> DataFrame:
     rows = results.rows("depth.csv", STUDY, runs)
     rows = rows[rows["step"] == rows.groupby(["run", "seed"])["step"].transform("max")]
     records = recorded(results, STUDY, runs).drop_duplicates("run")
-    deepest = records[records["run"].isin(rows["run"])].sort_values("layers").groupby(["regime", "variant"]).tail(1)
-    chosen = rows.merge(deepest[["run", "variant", "layers"]]).rename(columns={"source": "source_block"})
-    grouped = chosen.groupby(["variant", "run", "layers", "destination", "source_block"])["weight"]
+    deepest = records[records["run"].isin(rows["run"])].sort_values("layers").groupby(["data.name", "variant"]).tail(1)
+    chosen = rows.merge(deepest[["run", "variant", "layers", "data.name"]]).rename(columns={"source": "source_block"})
+    grouped = chosen.groupby(["variant", "run", "layers", "data.name", "destination", "source_block"])["weight"]
     means = grouped.agg(weight="mean", weight_sd="std", seeds="count").reset_index()
-    means = means.sort_values(["variant", "layers", "destination", "source_block"], ignore_index=True)
-    title = means["variant"].str.removeprefix(f"{DENSEFORMER} ") + means["layers"].map(", {:.0f} blocks".format)
+    means = means.sort_values(["variant", "layers", "run", "destination", "source_block"], ignore_index=True)
+    text = means.pop("data.name").map(lambda name: f", {data_set(name, None, results.scale)}")
+    blocks = means["layers"].map(", {:.0f} blocks".format)
+    title = means["variant"].str.removeprefix(f"{DENSEFORMER} ") + blocks + text
     return means.assign(source="ours", _title=title, _rank=means["variant"].ne(f"{DENSEFORMER} 1x1"))
 
 
