@@ -8,6 +8,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.drawings import plot
+from formerlab.report.names import data_set
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published, published_rows
@@ -130,27 +131,30 @@ def tokenformer_continued(results: Results, runs: Sequence[str]) -> DataFrame:
     return rows.assign(variant=rows["run"].map(ARMS))
 
 
-@plot(reads="eval.csv test.csv", runs="matched-* modern-* classic-* long-matched-* long-modern-* long-classic-*",
-      needs="long-matched-*", draw=sheet(
+@plot(reads="eval.csv test.csv",
+      runs="matched-* modern-* classic-* long-* annealed-m* annealed-classic-* annealed-long-*",
+      needs="long-matched-*", within=True, draw=sheet(
     Panel("difference_nats", "_label", by="_label", kind="forest", zero=0.0,
           xlabel="Tokenformer minus Transformer (nats per token)")
 ))  # fmt: skip
 def tokenformer_gap(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Held-out loss of a Tokenformer minus that of Transformers of equal width and parameters, for each number of
-    tokens seen, every run with its own full schedule; a modern Transformer (RMSNorm, SwiGLU) and a classic one. Each
+    """Held-out loss of a Tokenformer minus that of Transformers of equal width and parameters, for each text and number
+    of tokens seen, every run with its own full schedule; a modern Transformer (RMSNorm, SwiGLU) and a classic one. Each
     model has the rate, of those run, with the lowest validation loss; differences are paired by seed. To see: whether
     the gap shrinks, stays or changes its sign as both train longer. Published: against a modern Transformer.
     """
     losses = held_out_losses(results, STUDY, runs)
-    losses["arm"] = losses["run"].str.extract("^(?:long-)?(matched|modern|classic)-")[0]
-    ended = losses[["run", "seed", "arm", "tokens", "diverged"]].merge(at_end(validation_losses(results, STUDY, runs)))
+    losses["arm"] = losses["run"].str.extract("(matched|modern|classic)-[^-]*$")[0]
+    losses["text"] = losses["data.name"].map(lambda name: data_set(name, None, results.scale))
+    ended = losses[["run", "seed", "arm", "text", "tokens", "diverged"]]
+    ended = ended.merge(at_end(validation_losses(results, STUDY, runs)))
     ended = ended[~ended.groupby("run")["diverged"].transform("any")]
-    means_of = ended.groupby(["arm", "tokens", "run"])["loss_nats"].mean()
-    best = {(arm, float(tokens)): run for arm, tokens, run in means_of.groupby(["arm", "tokens"]).idxmin()}
+    means_of = ended.groupby(["text", "arm", "tokens", "run"])["loss_nats"].mean()
+    best = {tuple(key): run for *key, run in means_of.groupby(["text", "arm", "tokens"]).idxmin()}
     pairs = DataFrame(
-        {"series": f"minus {arm} Transformer", "tokens": tokens, "run": ours, "rival": run}
-        for (arm, tokens), run in best.items()
-        if arm != "matched" and (ours := best.get(("matched", tokens)))
+        {"series": f"minus {arm} Transformer, {text}", "tokens": float(tokens), "run": ours, "rival": run}
+        for (text, arm, tokens), run in best.items()
+        if arm != "matched" and (ours := best.get((text, "matched", tokens)))
     )
     theirs = published("zzox531/nlp_tokenformer").query("metric == 'perplexity'").set_index("model")["value"]
     gap = float(np.log(float(theirs["TokenFormer"]) / float(theirs["Transformer"])))
