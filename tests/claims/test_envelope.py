@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from fixtures.rows import make_run
+from fixtures.rows import NOVELS, make_run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -73,8 +73,11 @@ CLAIM = CLAIM.model_copy(update={"regime": ()})  # which test_regime.py has
 LAW = [(size, length, size * length * 1e12) for size in (1, 2, 4) for length in (1, 2, 4)]
 
 
-def judged(root, *, seeds=(0, 1, 2), loss=None, flops=4e12, left_out=(), init=None):
-    """The verdict on a chain of `flops` that reaches the loss of a Transformer of 8e12, or `loss`."""
+def judged(root, *, seeds=(0, 1, 2), loss=None, flops=4e12, left_out=(), init=None, lent=None):
+    """The verdict on a chain of `flops` that reaches the loss of a Transformer of 8e12, or `loss`.
+
+    With `lent` the chain was tested on another text, and on so many tokens a window of the text of the others.
+    """
     for size, length, cost in LAW:
         if (size, length) in left_out:
             continue
@@ -82,7 +85,10 @@ def judged(root, *, seeds=(0, 1, 2), loss=None, flops=4e12, left_out=(), init=No
             changes = {"parameters": size * 1000, "tokens": length * 1000, "init": init}
             exact(root, f"envelope-{size}-{length}", seed, 4 * (cost / 1e12) ** -0.1, cost, **changes)
     for seed in (0, 1, 2):
-        exact(root, "grown-random-sqrt-4", seed, 4 * 8**-0.1 if loss is None else loss, flops, tokens=1)
+        reached, other = 4 * 8**-0.1 if loss is None else loss, {"data": NOVELS["data"]} if lent else {}
+        folder = exact(root, "grown-random-sqrt-4", seed, 3.9 if lent else reached, flops, tokens=1, **other)
+        if lent:
+            (folder / "lender_test.csv").write_text(f"window,tokens,loss_nats\n0,{lent},{reached!r}\n")
     arms = ClaimArms(arms={"grown": Arm(run="grown-random-sqrt-4", envelope=("envelope-*",))})
     rows = Rows(Results(root), "tokenformer", arms)
     return judge(CLAIM, rows, {}, "overnight")
@@ -93,6 +99,7 @@ def exact(root, run, seed, loss, flops, **changes):
     init = changes.pop("init", None)
     folder = make_run(root, "tokenformer", run, seed, flops=flops, init=init, **changes)
     (folder / "test.csv").write_text(f"window,tokens,loss_nats\n0,10,{loss!r}\n")
+    return folder
 
 
 def test_a_chain_at_half_the_cost_saves_it(tmp_path):
@@ -101,6 +108,8 @@ def test_a_chain_at_half_the_cost_saves_it(tmp_path):
     assert verdict.items[0].values["cost"] == "0.5000 [0.5000, 0.5000]"
     assert "envelope-2-4" in verdict.runs
     assert judged(tmp_path / "dearer/overnight", flops=4.1e12).outcome == "contradicts"
+    lent = judged(tmp_path / "lent/overnight", lent=10)
+    assert lent.items[0].values == verdict.items[0].values, "its loss on their text, not on its own"
     single = judged(tmp_path / "single/overnight", seeds=(0,))
     assert (single.outcome, single.items[0].seeds) == ("agrees", 3), "one seed of the envelope serves all of the chain"
 
@@ -110,6 +119,7 @@ def test_a_chain_at_half_the_cost_saves_it(tmp_path):
     [
         ({"loss": 2.0}, "a loss of 2 nats lies beyond the ends of the envelope (4 to 3.031)"),
         ({"left_out": [(4, 2)]}, "the envelope envelope-* needs 3 sizes of 3 lengths each; 2 have so many"),
+        ({"lent": 11}, "run grown-random-sqrt-4 was not tested on the text of envelope-1-1"),
         ({"init": "transformer-1"}, "not from scratch: envelope-1-1, envelope-1-2"),
     ],
 )

@@ -20,6 +20,7 @@ LATER = {
         "tokenformer-growth-beats-continuing": "not_tested -> agrees, by medium and long",
         "tokenformer-growth-gap-shrinks-with-stage": "not_tested -> agrees",
         "tokenformer-worse-than-modern-transformer": "not_tested -> agrees",
+        "tokenformer-growth-saves-cost": "not_tested -> contradicts",
         "denseformer-better-at-equal-depth": "not_tested -> agrees, by books_24",
         "denseformer-weight-pattern": "not_tested -> contradicts",
     }

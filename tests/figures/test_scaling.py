@@ -3,7 +3,18 @@
 import numpy as np
 import pandas as pd
 import pytest
-from fixtures.rows import draw_one, dwa, grown, make_run, make_tokenformer, model, tokenformer, transformer, write_csv
+from fixtures.rows import (
+    NOVELS,
+    draw_one,
+    dwa,
+    grown,
+    make_run,
+    make_tokenformer,
+    model,
+    tokenformer,
+    transformer,
+    write_csv,
+)
 
 from formerlab.report.claims.registry import Arm, ClaimArms
 from formerlab.report.claims.rows import Rows
@@ -96,7 +107,14 @@ def test_runs_on_other_data_are_no_part_of_the_chains(tmp_path):
     with_chain(tmp_path)
     other = {"data": {"name": "second", "fingerprint": "another"}, **tokenformer(1, init="tokenformer-1")}
     exact(tmp_path, "tokenformer", "continued-tokenformer-ungrown", 0, 3.5, **other)
-    assert "continued-tokenformer-ungrown" not in set(tokenformer_envelope.rows(Results(tmp_path), ("*",))["run"])
+    novels = tokenformer(1, init="tokenformer-1", **NOVELS, flops=1e12, inherited=1e12, tokens=100)
+    folder = exact(tmp_path, "tokenformer", "annealed-trained-on-short", 0, 3.5, **novels)
+    (folder / "lender_test.csv").write_text(f"window,tokens,loss_nats\n0,10,{4 * 4**-0.1!r}\n")
+    rows = tokenformer_envelope.rows(Results(tmp_path), ("*",)).set_index("run")
+    assert "continued-tokenformer-ungrown" not in rows.index
+    assert rows.loc["annealed-trained-on-short", "flops_ratio"] == pytest.approx(0.5), "on one text"
+    drawn = declaration("tokenformer_scaling").rows(Results(tmp_path), ("*",)).query("part == 'chain'")
+    assert set(drawn["run"]) == {"tokenformer-1", "annealed-trained-on-short"}, "rates that fall to zero come first"
 
 
 def test_a_parent_trained_on_is_told_by_what_it_shares_with_what_grew(tmp_path):

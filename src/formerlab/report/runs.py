@@ -110,6 +110,20 @@ def held_out_losses(results: Results, study: str, runs: Sequence[str] = ("*",)) 
 
 
 @once
+def losses_on_one_text(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
+    """Return the same, but of a run whose tokenizer another data set lends, on that one's test text (lender_test.csv).
+
+    `lent` marks these runs.
+    """
+    losses, rows = held_out_losses(results, study, runs), results.rows("lender_test.csv", study, runs)
+    if losses.empty or rows.empty:
+        return losses.assign(lent=False)
+    found = losses[["run", "seed"]].join(weighted_means(rows, ["run", "seed"]), on=["run", "seed"])["loss_nats"]
+    unknown = losses["bytes_per_token"].where(found.isna())
+    return losses.assign(lent=found.notna(), loss_nats=found.fillna(losses["loss_nats"]), bytes_per_token=unknown)
+
+
+@once
 def validation_losses(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
     """Return the validation loss of every run, seed and evaluated step: the mean of eval.csv over tokens, in nats."""
     rows = results.rows("eval.csv", study, runs)

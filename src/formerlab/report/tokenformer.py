@@ -8,7 +8,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.claims.envelope import on_envelope
-from formerlab.report.runs import GROWN, TRAINED_ON, by_run, chain, held_out_losses, parent, summary, with_seeds
+from formerlab.report.runs import GROWN, TRAINED_ON, by_run, chain, losses_on_one_text, parent, summary, with_seeds
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"
@@ -18,13 +18,15 @@ SERIES = {
     "Transformer, tokens of a stage": "transformer-short-{size}",
     "Tokenformer, FLOPs of the chain": "tokenformer-scratch-{size}",
     "grown, half the tokens": "grown-half-{size}",
-    "grown (as published)": "grown-random-sqrt-{size}",
+    "grown (as published)": "grown-random-sqrt-{size} annealed-random-sqrt-{size}",
     "grown, twice the tokens": "grown-double-{size}",
-    "parent trained on, equal FLOPs": "trained-on-{size}",
+    "parent trained on, equal FLOPs": "trained-on-{size} annealed-trained-on-{size}",
     "parent trained on, equal tokens": "trained-on-tokens-{size}",
 }
-"""Runs of growing size that a figure joins by a line: its name, and the run of a size."""
-WAYS = ("grown-random-*-2", "grown-zero-*-2")
+"""Runs of growing size, or of one longer stage, that a figure joins by a line: its name, and the runs of a size."""
+LENGTHS = ("short", "medium", "long")
+"""Lengths of one stage from one parent: S, 4 S and 8 S."""
+WAYS = ("grown-random-*-2", "grown-zero-*-2", "annealed-zero-keep-*")
 """Ways to grow in the first stage."""
 
 
@@ -68,11 +70,22 @@ def with_ancestors(losses: DataFrame, *sums: str) -> DataFrame:
 
 
 def chains(losses: DataFrame) -> DataFrame:
-    """Return the rows of the runs that start from another on the data of the envelope, and of their ancestors."""
+    """Return the rows of the runs that start from another and were tested on the text of the envelope, and of their
+    ancestors; `losses` are those on one text.
+    """
     data = losses.loc[losses["run"].str.startswith(FROM_SCRATCH), "data.fingerprint"]
-    own, points = losses.loc[losses["data.fingerprint"].isin(data), "run"], with_ancestors(losses, "tokens")
+    tested = losses["data.fingerprint"].isin(data) | losses["lent"] & ~losses["run"].str.startswith("continued-")
+    own, points = losses.loc[tested, "run"], with_ancestors(losses, "tokens")
     started = points.index[points["parent"].notna() & points["run"].isin(own)]
     return points[points["run"].isin([name for run in started for name in chain(losses, run)])]
+
+
+def down_to_zero(losses: DataFrame) -> DataFrame:
+    """Leave out what started from a run at a rate that did not fall to zero, where others' did, as in section 4.1."""
+    if "init.id" not in losses:
+        return losses
+    started, zero = losses["init.id"].notna(), losses["regime"].str.endswith(" to 0")
+    return losses[~started | zero] if (started & zero).any() else losses
 
 
 def series_points(results: Results, runs: Sequence[str], *, chains: bool = True) -> DataFrame:
@@ -81,16 +94,17 @@ def series_points(results: Results, runs: Sequence[str], *, chains: bool = True)
     With `chains`, what grew begins at the run that it started from, and the other `WAYS` follow. `part` is `mean`, or
     `seed` for the losses that it is the mean of.
     """
-    losses, frames = held_out_losses(results, STUDY, runs), []
+    losses, frames = down_to_zero(losses_on_one_text(results, STUDY, runs)), []
     points = with_ancestors(losses, "tokens", "training_time_s")
     points["size"] = points["run"].str.extract(r"-(\d)$", expand=False).astype(float)
     for series, pattern in SERIES.items():
-        names = [run for run in (pattern.format(size=size) for size in SIZES) if run in points.index]
+        names = [one.format(size=size) for size in (*SIZES, *LENGTHS) for one in pattern.split()]
+        names = [run for run in names if run in points.index]
         if series.startswith(GROWN) and chains and names:
             names = list(dict.fromkeys([points["parent"][names[0]] or names[0], *names]))
         frames.append(points.loc[names].assign(series=series))
     own = points[~points["run"].str.startswith((*FAMILIES, *ELSEWHERE))].sort_values("parameters", kind="stable")
-    known = {pattern.format(size=size) for pattern in SERIES.values() for size in SIZES}
+    known = {run for frame in frames for run in frame["run"]}
     ways = points[[run not in known and any(fnmatchcase(run, way) for way in WAYS) for run in points["run"]]]
     for others in (own, ways) if chains else (own,):
         frames += [rows.assign(series=variant) for variant, rows in others.groupby("variant", sort=False)]
@@ -118,7 +132,7 @@ def equal_to_grown(points: DataFrame) -> dict[str, str]:
 
 FAMILIES = ("transformer-", "tokenformer-", "grown-", "net2net-", "hypercloning-", "trained-on-", "envelope-")
 """Beginnings of the names of the runs that the study is about."""
-ELSEWHERE = ("score-", "layernorm-", "matched-", "modern-", "classic-", "long-", "continued-", "searched-")
+ELSEWHERE = ("score-", "layernorm-", "matched-", "modern-", "classic-", "long-", "continued-", "searched-", "annealed-")
 """The same of runs that have figures and tables of their own."""
 
 

@@ -24,6 +24,7 @@ RULES = (
 FIRST_SCREEN = {
     "transformer-single-head-worse": "loss with one head minus with four, nats",
     "tokenformer-growth-beats-continuing": "nats grown minus trained on, at 0.4 and 0.8 of the parent's tokens",
+    "tokenformer-growth-saves-cost": "FLOPs of the chain by those of a Transformer from scratch of equal loss",
     "tokenformer-continued-training-lower": "what tokens bring minus what padding brings at the last step, nats",
     "vision-matches-vit-equal-parameters": "log ratio of error rates (as good: at most 0.05)",
     "denseformer-better-at-equal-depth": "loss of plain minus 1x1, nats",
@@ -170,7 +171,7 @@ def _row(verdict: Verdict) -> dict[str, str]:
         "ours": "\n".join(f"{item.item}: " * named + item.ours for item in verdict.items if item.values),
         "what was run": "\n".join(dict.fromkeys(item.ran for item in shown if item.ran)),
         "word": word + (f"\n[{changed}]" if changed else ""),
-        "p (Holm)": "" if verdict.holm_p is None else f"{verdict.holm_p:.3g}",
+        "p (Holm)": "" if verdict.holm_p is None else "< 0.001" if verdict.holm_p < 0.001 else f"{verdict.holm_p:.3f}",
         "source": claim.source,
         "runs": ", ".join(verdict.runs),
         "traps": "\n".join(claim.traps),

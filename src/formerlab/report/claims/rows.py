@@ -178,7 +178,8 @@ class Rows:
         if (enough := sum(count >= 3 for count in lengths)) < 3:
             raise MissingRowsError(f"the envelope {patterns} needs 3 sizes of 3 lengths each; {enough} have so many")
         self.used |= {*points["run"]}
-        losses = {name: self._held_out(name, "loss_nats", "end", False).values for name in [run, *points["run"]]}
+        losses = {name: self._held_out(name, "loss_nats", "end", False).values for name in points["run"]}
+        losses[run] = self._losses_on_text_of(str(points["run"].iloc[0]), run)
         points["loss_nats"] = [losses[name][seed] for name, seed in zip(points["run"], points["seed"], strict=True)]
         needed = {}
         for seed, loss in losses[run].to_dict().items():
@@ -188,6 +189,16 @@ class Rows:
                 ends = f"{own['loss_nats'].max():.4g} to {own['loss_nats'].min():.4g}"
                 raise MissingRowsError(f"a loss of {loss:.4g} nats lies beyond the ends of the envelope ({ends})")
         return self._recorded(run, "flops_cumulative") / Series(needed)
+
+    def _losses_on_text_of(self, other: str, run: str) -> Series:
+        """Return a run's loss by seed on the test text of another: its own, or that of the lender of its tokenizer."""
+        texts = [self.rows(name, one) for name, one in (("test.csv", other), ("test.csv", run))]
+        if {*self.records(run)["data.fingerprint"]} != {*self.records(other)["data.fingerprint"]}:
+            texts[1] = self.rows("lender_test.csv", run)
+        windows = [rows[rows["seed"] == rows["seed"].min()].set_index("window")["tokens"] for rows in texts]
+        if not windows[0].equals(windows[1]):
+            raise MissingRowsError(f"run {run} was not tested on the text of {other}")
+        return weighted_means(texts[1], ["seed"])
 
     def _sentences(self, run: str, metric: str, split: str) -> dict[Any, Float[np.ndarray, "sentences statistics"]]:
         """Return what each sentence of a split contributes to corpus BLEU, by seed."""

@@ -186,7 +186,7 @@ def denseformer_delay(results: Results, runs: Sequence[str]) -> DataFrame:
 def denseformer_equal_time(results: Results, runs: Sequence[str]) -> DataFrame:
     """A plain Transformer that trains for as long as a DenseFormer, after Table 3 of DenseFormer
     (arXiv:2402.02622). Its steps are those of the DenseFormer times the ratio of the two times of a step, measured
-    beside each other on an otherwise idle machine, and its learning rate follows a schedule of its own length. The
+    beside each other, and its learning rate follows a schedule of its own length. The
     plain Transformer with as many steps stands above it: what the added steps bring by themselves. Gain is the loss
     of a plain run minus that of the DenseFormer, paired by seed, with its 95 % interval. Training time is that of
     the steps alone, as the runs themselves had it, other jobs beside them. After ±: the published standard error.
@@ -229,10 +229,10 @@ def speed(results: Results, runs: Sequence[str]) -> DataFrame:
                "-decode_memory_ratio -decode_megabytes -forward_sequences forward_batches_per_s_se")  # fmt: skip
 def denseformer_speed(results: Results, runs: Sequence[str]) -> DataFrame:
     """Speed of training, scoring and decoding, after Tables 1 and 6 of DenseFormer (arXiv:2402.02622). All are
-    measured in turns in one process on an otherwise idle machine: medians over repetitions, in brackets the
-    quartiles. Beside them the ratio of the time to that of the plain Transformer of the same depth: below 1 is
-    faster. A forward pass is a batch of sequences without gradients, 64 in the paper, which names no GPU and does
-    not report decoding. The table denseformer_memory has the memory.
+    measured in turns in one process, so that the load of the machine falls on all: medians over repetitions, in
+    brackets the quartiles. Beside them the ratio of the time to that of the plain Transformer of the same depth:
+    below 1 is faster. A forward pass is a batch of sequences without gradients, 64 in the paper, which names no GPU
+    and does not report decoding. The table denseformer_memory has the memory.
     """
     return speed(results, runs)
 

@@ -23,6 +23,7 @@ from formerlab.report.runs import (
     held_out,
     held_out_losses,
     language_floors,
+    losses_on_one_text,
     main_first,
     minus,
     paired,
@@ -271,9 +272,10 @@ def tokenformer_envelope(results: Results, runs: Sequence[str]) -> DataFrame:
     arXiv:2410.23168). FLOPs ratio: a run's cumulative FLOPs, its ancestors' included, by those at which the lower
     envelope of Transformers from scratch (those finished of three sizes and three lengths, every one with its own
     full schedule) reaches the same held-out loss, interpolated in logarithms; 0.5 would be half the cost. A value
-    per seed, in brackets the 95 % Student t interval over seeds. Beyond its ends the envelope says nothing.
+    per seed, in brackets the 95 % Student t interval over seeds. Beyond its ends the envelope says nothing. All losses
+    are on its test text, also of runs that were tested on another too.
     """
-    losses = held_out_losses(results, STUDY, runs)
+    losses = losses_on_one_text(results, STUDY, runs)
     scratch, rows = losses[losses["run"].str.startswith(FROM_SCRATCH)], []
     for row in chains(losses).sort_values("flops_cumulative").to_dict("records"):
         ratios = []

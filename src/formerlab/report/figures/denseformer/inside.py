@@ -127,7 +127,7 @@ PANELS = 6
 """Times that are shown, of all evaluations."""
 
 
-@plot(reads="depth.csv", runs=("depth.kind=dwa depth.dilation=1 depth.period=1",), draw=_draw_weights)
+@plot(reads="depth.csv", runs=("depth.kind=dwa depth.dilation=1 depth.period=1",), within=True, draw=_draw_weights)
 def denseformer_evolution(results: Results, runs: Sequence[str]) -> DataFrame:
     """Mixing weights of the deepest DenseFormer 1x1 at several times of training, after Fig. 10 of arXiv:2402.02622:
     row i is the average after block i, column j the source X_j, X_0 the embedding; the mean over seeds. To see: when
@@ -136,7 +136,7 @@ def denseformer_evolution(results: Results, runs: Sequence[str]) -> DataFrame:
     """
     rows = results.rows("depth.csv", STUDY, runs)
     depths = rows.groupby("run")["destination"].max()
-    rows = rows[rows["run"] == depths.idxmax()]
+    rows = rows[rows["run"] == depths[::-1].idxmax()]  # of equals the last by name
     grouped = rows.groupby(["run", "step", "destination", "source"])["weight"]
     means = grouped.agg(weight="mean", seeds="count").reset_index().rename(columns={"source": "source_block"})
     steps = np.array(sorted(means["step"].unique()))

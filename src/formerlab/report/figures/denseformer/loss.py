@@ -82,7 +82,7 @@ def denseformer_tradeoff(results: Results, runs: Sequence[str]) -> DataFrame:
     """Held-out loss against the speed of a full forward pass, after Fig. 3 of DenseFormer (arXiv:2402.02622): each
     point is a model, the number beside it its blocks, the dotted line the Pareto front. To see: whether the front is
     made of DenseFormers, and how much faster one is than a plain Transformer that reaches its loss, where a scale has
-    one. Speeds are medians of repetitions on an otherwise idle machine, horizontal bars their quartiles.
+    one. Speeds are medians of repetitions, all measured in turns, horizontal bars their quartiles.
     """
     ours = tables.gains(results, runs)
     ours = ours[ours["setting"] == "main"].merge(tables.speeds(results), on="run")

@@ -18,9 +18,25 @@ from formerlab.report.drawings import plot
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
-from formerlab.report.runs import GROWN, TOKENFORMER, TRAINED_ON, differences, held_out_losses, short
+from formerlab.report.runs import (
+    GROWN,
+    TOKENFORMER,
+    TRAINED_ON,
+    differences,
+    held_out_losses,
+    losses_on_one_text,
+    short,
+)
 from formerlab.report.style import GREY, PUBLISHED_INK, look
-from formerlab.report.tokenformer import SERIES, STUDY, chains, equal_to_grown, from_scratch, series_points
+from formerlab.report.tokenformer import (
+    SERIES,
+    STUDY,
+    chains,
+    down_to_zero,
+    equal_to_grown,
+    from_scratch,
+    series_points,
+)
 from formerlab.results.read import Results
 
 _loss_panel = partial(Panel, y="loss_nats", ylabel="held-out loss (nats per token)")
@@ -63,11 +79,12 @@ def _costs(column: str, label: str, title: str) -> Callable[[DataFrame], Figure]
     return sheet(panel, columns=1, height=2.8)
 
 
-@plot(reads="test.csv", draw=_costs("flops_cumulative", "cumulative FLOPs", "{setting}: whole chains"))
+@plot(reads="test.csv", within=True, draw=_costs("flops_cumulative", "cumulative FLOPs", "{setting}: whole chains"))
 def tokenformer_cost(results: Results, runs: Sequence[str]) -> DataFrame:
     """Held-out loss against training cost, after Fig. 1 and 3 of Tokenformer (arXiv:2410.23168), in FLOPs of matrix
     products and attention. A grown model pays for all its ancestors; Tokenformers from scratch have the FLOPs of the
-    chain. Lines join the sizes of a chain. To see: growing is worth it where its point lies below and to the left of
+    chain. Lines join the sizes of a chain, or stages of several lengths. All losses are on one test text; where rates
+    fell to zero, those runs alone are shown. To see: growing is worth it where its point lies below and to the left of
     models trained from scratch, and below the parent trained on at equal FLOPs; the envelope of Transformers from
     scratch stands in tokenformer_scaling. Published are models a thousand times larger and single Transformers, so only
     the shape compares.
@@ -141,7 +158,7 @@ def _envelope(axes: Axes, rows: DataFrame) -> None:
         axes.plot(*at.loc[[parent, run]].to_numpy(float).T, color=look(variant)["color"], linewidth=1)
 
 
-@plot(reads="test.csv", needs="envelope-*", draw=sheet(
+@plot(reads="test.csv", needs="envelope-*", within=True, draw=sheet(
     _loss_panel("flops_cumulative", by="_model", log="xy", title="{setting}: grown models and the envelope",
                 xlabel="cumulative FLOPs", finish=_envelope),
     _loss_panel("tokens", by="_size", log="xy", title="From scratch, size by size", xlabel="tokens"),
@@ -154,7 +171,7 @@ def tokenformer_scaling(results: Results, runs: Sequence[str]) -> DataFrame:
     tokenformer_envelope. The parent that was trained on is the other control: growing helps where the grown model is
     lower at equal FLOPs. The slopes are those of this range of small models.
     """
-    losses = held_out_losses(results, STUDY, runs)
+    losses = down_to_zero(losses_on_one_text(results, STUDY, runs))
     points, grown = from_scratch(losses), chains(losses)
     seeds = losses[losses["run"].isin({*points["run"], *grown["run"]})]
     columns = ["run", "seed", "variant", "loss_nats", "flops_cumulative", "tokens", "parameters_non_embedding"]

@@ -131,7 +131,7 @@ _WIDTHS = (("124M", 768, 576), ("354M", 1416, 2140), ("757M", 2104, 4850))
 
 @plot(reads="run.json",
       runs="transformer-[1-4] classic-chosen tokenformer-1 long-matched-chosen grown-random-sqrt-[2-4]", draw=sheet(
-    Panel("length", "_per_token", by="_series", log="xy", xlabel="length of the text (tokens)",
+    Panel("length", "_per_token", by="_series", log="xy", kind="band", xlabel="length of the text (tokens)",
           ylabel="forward FLOPs per token", title="Formula: {setting}",
           ticks=lambda value: f"{value / 1024:g}k" if value >= 1024 else f"{value:g}",
           published={"title": "formula, sizes of Table 8", "ylabel": ""})
@@ -141,7 +141,7 @@ def tokenformer_length(results: Results, runs: Sequence[str]) -> DataFrame:
     (arXiv:2410.23168), drawn per token so that the lines part: computed, not measured, without the logits, and with the
     whole square of attention. To see: at equal parameters a Transformer that grows in width pays for its width in the
     token-token term, which a Tokenformer of fixed width does not; the two part where that term takes over. A
-    Transformer that grew its feed-forward layer alone would keep the term too. Right: the sizes of Table 8, of 12
+    Transformer that grew its feed-forward layer alone would keep the term too. Below: the sizes of Table 8, of 12
     layers, whose widths follow from its printed FLOPs.
     """
     found = []
@@ -155,7 +155,7 @@ def tokenformer_length(results: Results, runs: Sequence[str]) -> DataFrame:
     rows = DataFrame(
         {"source": source, "family": family, "size": size, "run": run, "width": shape.width, "length": length}
         | {"flops": shape.flops(length), "token_token_flops": shape.token_token_flops(length)}
-        for source, family, size, run, shape in found
+        for source, family, size, run, shape in sorted(found, key=lambda one: one[:2])  # dashes lie on top
         for length in LENGTHS
     )
     dashed = rows["family"].eq("Transformer")
