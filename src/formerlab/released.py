@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from formerlab.errors import UserError, reason
 from formerlab.file_search import expanded
-from formerlab.spec import Layers, Size, Spec
+from formerlab.spec import Layers, Size, Spec, is_none
 
 Dtype = Literal["float32", "float16", "bfloat16", "float64"]
 REMEDY = "run `make released`, or pip install --no-deps -r requirements-released.lock"
@@ -23,7 +23,10 @@ class Sizes(Spec):
     layers: Layers
     """Blocks."""
     width: Size
-    """Channels of a token, as many as all query heads have together."""
+    """Channels of a token."""
+    attention_width: Size | None = Field(default=None, exclude_if=is_none)
+    """Channels of all query heads together, where they are not those of a token; with latent attention the mean of keys
+    and values."""
     vocabulary: Size
     """Tokens that have an embedding."""
     context: Size
@@ -44,7 +47,11 @@ class Sizes(Spec):
         2 per multiply-add; attention counts the full time x time square, as for our own decoders.
         """
         products = 2 * (self.params(embedding=False) + self.vocabulary * self.width)
-        return time * products + 4 * self.layers * self.width * time * time
+        return time * products + 4 * self.layers * (self.attention_width or self.width) * time * time
+
+    def kv_bytes(self, time: int) -> int:
+        """Bytes of keys and values for `time` tokens of one sequence in float32, at most: key heads may be shared."""
+        return 4 * 2 * self.layers * (self.attention_width or self.width) * time
 
 
 class _Released(Spec):
@@ -183,11 +190,20 @@ def sizes_of(model: Any, context: int | None = None) -> Sizes:
     return Sizes(
         layers=config.num_hidden_layers,
         width=config.hidden_size,
+        attention_width=_attention_width(config),
         vocabulary=config.vocab_size,
         context=getattr(config, "max_position_embeddings", None) or context,
         parameters=model.num_parameters(),
         tied=bool(model.config.tie_word_embeddings),
     )
+
+
+def _attention_width(config: Any) -> int | None:
+    """Return the channels of all query heads, or None where they are those of a token or there are no heads."""
+    heads = getattr(config, "num_attention_heads", None) or 1
+    d_head = getattr(config, "head_dim", None) or config.hidden_size // heads
+    width: int = heads * (getattr(config, "qk_head_dim", d_head) + getattr(config, "v_head_dim", d_head)) // 2
+    return None if width == config.hidden_size else width
 
 
 def shown_place(arguments: dict[str, Any]) -> str:

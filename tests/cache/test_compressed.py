@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch.nn import functional as F
 
 from formerlab.cache import (
@@ -171,9 +172,25 @@ def test_a_policy_that_masks_whole_sequences_cannot_compress(policy):
         CompressedCache(policy, 4)
 
 
+@pytest.mark.parametrize("policy", COMPRESSING, ids=repr)
+def test_of_the_shortest_prompt_one_key_is_kept(policy):
+    for time, budget in ((1, 3), (1, 0.1), (4, 0.1)):
+        held = time if isinstance(policy, Full) else 1
+        assert [[len(kept) for kept in row] for row in chosen(policy, budget, *tensors(time=time))] == [[held] * 2] * 2
+
+
+@pytest.mark.parametrize("policy", ONE_SHOT, ids=repr)
+def test_half_precision_chooses_as_single_precision_does(policy):
+    q, k, v = (x.half() for x in tensors(time=300))
+    q = 200 * q  # their squares exceed the largest number
+    assert chosen(policy, 60, q, k, v) == chosen(policy, 60, q.float(), k.float(), v.float())
+
+
 def test_what_is_lacking_is_named():
     q, k, v = tensors()
     with pytest.raises(UserError, match=r"ExpectedAttention.*pass position=model\.position"):
         CompressedCache(ExpectedAttention(), 4)(0, q, k, v)
     with pytest.raises(UserError, match="budget 0"):
         CompressedCache(Knorm(), 0)
+    with pytest.raises(ValidationError, match="kernel=4: give an odd number, such as 5"):
+        SnapKV(kernel=4)

@@ -3,6 +3,7 @@ import re
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from formerlab.cache import (
     H2O,
@@ -22,6 +23,7 @@ from formerlab.evaluation.language.harness import load_tasks
 from formerlab.evaluation.language.questions import Questions
 from formerlab.evaluation.pruning.calibration import calibrated, head_distances
 from formerlab.evaluation.pruning.masks import ALPHAS, follow, mask_dumps, mask_measures, score_trajectories
+from formerlab.evaluation.pruning.passkey import Passkey
 from formerlab.evaluation.pruning.prune import PruneSweep, one_shot_losses, prune
 from formerlab.evaluation.pruning.windows import Configuration, Windows
 from formerlab.tasks.window_losses import mean_loss, window_losses
@@ -59,6 +61,20 @@ def out(model, streams, tokenizer, configs, tmp_path_factory):
 )
 def test_cells_tell_policies_apart(policy, cells):
     assert Configuration(policy, 0.4).cells() == (*cells, 0.4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "given", "message"),
+    [
+        (PruneSweep, {"policies": (SnapKV(),)}, "SnapKV.*chooses once"),
+        (Passkey, {"policies": (SnapKV(),)}, "SnapKV.*chooses once"),
+        (PruneSweep, {"one_shot": (SpAtten(),)}, "SpAtten.*cannot compress"),
+        (PruneSweep, {"one_shot": (StreamingLLM(positions="reindexed"),)}, "compression keeps positions"),
+    ],
+)
+def test_policies_that_a_stage_cannot_run_are_refused(settings, given, message):
+    with pytest.raises(ValidationError, match=message):
+        settings(**given)
 
 
 def test_losses_are_those_of_each_policy_alone(out, model, stream):

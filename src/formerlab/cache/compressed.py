@@ -31,14 +31,15 @@ class CompressedCache(KVCache):
     """An `attend` whose first call reads a prompt without pruning and then keeps `budget` of its keys and values.
 
     Later tokens see these and each other; nothing is evicted any more, so the cache grows with every token. A ratio is
-    one of the prompt's length. Keys keep their original positions. `position` is the model's position encoding, for
-    policies that look at queries before their rotation. For inference: no gradient passes. All sequences of a batch
-    have the same length.
+    one of the prompt's length, of which at least one key stays. Keys keep their original positions. `position` is the
+    model's position encoding, for policies that look at queries before their rotation. For inference: no gradient
+    passes. All sequences of a batch have the same length.
 
     Step-by-step eviction prunes the prompt too, and goes on while decoding; at equal budgets its numbers are those of a
     harder task, so the two modes belong into different tables.
 
-    Raises UserError for a policy without a score for the keys of a prompt, and for an impossible budget.
+    Raises UserError for a policy without a score for the keys of a prompt, for one that needs another `position`, and
+    for an impossible budget.
     """
 
     def __init__(self, policy: Policy, budget: Budget, position: PositionEncoding | None = None) -> None:
@@ -52,7 +53,7 @@ class CompressedCache(KVCache):
             raise UserError(f"{policy!r}: compression keeps positions; use positions='kept'")
         self.policy = policy
         self.budget = budget
-        self.position = position
+        self.position = policy.check_position(position)
         self._kept: dict[int, Int[Tensor, "batch key_heads kept"]] = {}
         self._lengths: dict[int, int] = {}
 
@@ -72,7 +73,7 @@ class CompressedCache(KVCache):
         policy = self.policy
         assert isinstance(policy, OneShot | Eviction)
         batch, _, time, _ = q.shape
-        count = min(resolve_budget(self.budget, time), time)
+        count = min(max(1, resolve_budget(self.budget, time)), time)
         prompt = Prompt(q, k, v, [count] * batch, [time] * batch, layer)
         if isinstance(policy, OneShot):
             importance = policy.importance(prompt, self.position)

@@ -39,6 +39,8 @@ def choose(policy: Eviction, prompt: Prompt) -> Engine:
         engine = load_compiled() if pairs >= WORTHWHILE else None
     if engine is None or prompt.k.dtype not in engine.DTYPES or not decides_by_score(policy):
         return run
+    if prompt.v.shape != prompt.k.shape:  # values of another width, which compiled code does not know (DeepSeek)
+        return run
     chosen: Engine = engine.run
     return chosen
 

@@ -152,8 +152,9 @@ class PrunedCache:
     def _grow(self, store: Store, slots: int) -> None:
         """Give a store more slots, as far as the budget allows, and a compiled step on them where that pays."""
         store.grow(min(slots, self._capacity + 1))
-        compiled = None
-        if store.keys.device.type == "cpu" and store.keys.numel() >= WORTHWHILE and decides_by_score(self.policy):
+        compiled, alike = None, store.keys.shape[3] == store.values.shape[2]  # compiled code knows one width
+        large = store.keys.device.type == "cpu" and store.keys.numel() >= WORTHWHILE
+        if large and alike and decides_by_score(self.policy):
             compiled = load_compiled()
         if compiled is not None and store.keys.dtype in compiled.DTYPES:
             budgets = [self._budget] * store.keys.shape[0]

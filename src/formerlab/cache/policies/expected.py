@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from formerlab.cache.compressed import QUERIES
-from formerlab.cache.policies.policy import Importance, OneShot, Prompt, by_group
+from formerlab.cache.policies.policy import Importance, OneShot, Prompt, UnknownRotation, by_group, precise
 from formerlab.errors import UserError
 from formerlab.layers.position import Heads, PositionEncoding, RotaryEncoding
 from formerlab.spec import AnyCount, Size
@@ -31,9 +31,8 @@ class ExpectedAttention(OneShot):
     """First positions kept in any case, in tokens; their queries are not counted."""
 
     def importance(self, prompt: Prompt, position: PositionEncoding | None) -> Importance:
-        if position is None:
-            raise UserError(f"{self!r} looks at queries before their rotation; pass position=model.position")
-        q, k, v = prompt.q, prompt.k, prompt.v
+        assert position is not None, "the cache has checked it"
+        q, k, v = map(precise, (prompt.q, prompt.k, prompt.v))  # squares of queries exceed float16
         time, d_head = k.shape[2:]
         sink = min(self.sink, time - 1)
         queries = unrotated(q, position)[:, :, sink:]
@@ -51,6 +50,16 @@ class ExpectedAttention(OneShot):
 
     def protected(self, budget: int) -> tuple[int, int]:
         return min(self.sink, budget), 0
+
+    def check_position(self, position: PositionEncoding | None) -> PositionEncoding:
+        if position is None:
+            raise UserError(f"{self!r} looks at queries before their rotation; pass position=model.position")
+        if isinstance(position, UnknownRotation):
+            raise UserError(
+                f"{self!r} looks at queries before their rotation, which in this model is of an unknown kind; use "
+                "SnapKV, or a policy that decides step by step, such as Decay"
+            )
+        return position
 
 
 def rotations(

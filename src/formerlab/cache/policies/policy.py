@@ -86,6 +86,14 @@ class Prompt:
         return Prompt(q, k, v, self.budgets[rows], self.lengths[rows], self.layer)
 
 
+class UnknownRotation(PositionEncoding):
+    """The positions of a model that rotates queries and keys in a way that is not known."""
+
+    def rotate(self, x: Heads, start: int) -> Heads:
+        """Refuse."""
+        raise NotImplementedError("the rotation is not known")
+
+
 class Policy(Spec, ABC):
     """Which keys each query may see under a budget. Every query sees itself, whatever the policy says."""
 
@@ -103,11 +111,15 @@ class Policy(Spec, ABC):
         return False
 
     def check_position(self, position: PositionEncoding | None) -> PositionEncoding | None:
-        """Return the position encoding; raise UserError where the policy numbers keys anew and this cannot follow."""
+        """Return the position encoding; raise UserError where the policy needs it and this cannot follow."""
         if not self.reindexes_positions:
             return position
         if position is None:
             raise UserError(f"{self!r} numbers the kept keys anew; pass position=model.position")
+        if isinstance(position, UnknownRotation):
+            raise UserError(
+                f"{self!r} numbers keys anew, but how this model rotates them is not known; use positions='kept'"
+            )
         if type(position).embed is not PositionEncoding.embed:
             raise UserError(
                 f"{self!r} numbers keys anew, but this model adds positions to tokens; use positions='kept'"

@@ -2,6 +2,7 @@
 
 from typing import ClassVar, Literal
 
+from pydantic import model_validator
 from torch.nn import functional as F
 
 from formerlab.cache.compressed import attention_rows
@@ -25,10 +26,18 @@ class SnapKV(OneShot):
     kernel: Size = 5
     """Neighbouring positions pooled, an odd number."""
 
+    @model_validator(mode="after")
+    def _check(self) -> "SnapKV":
+        if self.kernel % 2 == 0:
+            raise ValueError(f"kernel={self.kernel}: give an odd number, such as {self.kernel + 1}")
+        return self
+
     def importance(self, prompt: Prompt, position: PositionEncoding | None) -> Importance:
         """Return the pooled attention of the window; that of the window's own keys does not count."""
         time = prompt.k.shape[2]
         window = self.protected(min(prompt.budgets[0], time))[1]
+        if window == time:  # a prompt of one token
+            return prompt.k.new_zeros(prompt.k.shape[:3])
         observed = attention_rows(prompt, time - window, time)[..., : time - window].mean(3)
         smooth = F.avg_pool1d(observed.flatten(1, 2), self.kernel, stride=1, padding=self.kernel // 2)
         return F.pad(smooth.view_as(observed).mean(2), (0, window))

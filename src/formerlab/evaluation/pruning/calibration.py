@@ -32,7 +32,7 @@ class Headwise:
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         """Return the attention of a layer; heads of equal alpha are simulated together."""
         groups = q.shape[1] // k.shape[1]
-        out = torch.empty_like(q)
+        out = q.new_empty(*q.shape[:3], v.shape[3])
         for alpha in sorted(set(self.alphas[layer])):
             own = [head for head, chosen in enumerate(self.alphas[layer]) if chosen == alpha]
             keys = torch.tensor(own).to(q.device, non_blocking=True)

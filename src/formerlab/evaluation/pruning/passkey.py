@@ -12,12 +12,12 @@ import numpy as np
 from pydantic import Field
 from tokenizers import Tokenizer
 
-from formerlab.cache import H2O, Budget, CachePolicy, Decay, Local
+from formerlab.cache import H2O, Budget, Decay, Local
 from formerlab.data import load_tokenizer
 from formerlab.errors import UserError
 from formerlab.evaluation.language.questions import answers
 from formerlab.evaluation.measurement import Kept, Measured, Measurement, Rows
-from formerlab.evaluation.pruning.prune import configurations
+from formerlab.evaluation.pruning.prune import Stepwise, configurations
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.spec import Count, Size
@@ -33,7 +33,7 @@ class Passkey(Measurement):
     """The policies, and the lengths of the texts."""
 
     cached: ClassVar[bool] = True
-    policies: tuple[CachePolicy, ...] = (Local(), H2O(), Decay(alpha=0.2))
+    policies: tuple[Stepwise, ...] = (Local(), H2O(), Decay(alpha=0.2))
     """Policies to compare, beside the whole cache."""
     budgets: tuple[Budget, ...] = (0.4,)
     """Shares of the text's length, or entries."""

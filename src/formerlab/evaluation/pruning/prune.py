@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, field_validator
+from pydantic import AfterValidator, Field
 from torch.nn import functional as F
 
 from formerlab.cache import H2O, Budget, CachePolicy, CompressedCache, Decay, Full, KVCache, Local
@@ -19,6 +19,7 @@ from formerlab.evaluation.measurement import QUESTION_TOKENS, Kept, Measured, Me
 from formerlab.evaluation.pruning.calibration import calibrated
 from formerlab.evaluation.pruning.masks import mask_dumps, mask_measures, score_trajectories
 from formerlab.evaluation.pruning.windows import Configuration, Windows
+from formerlab.layers.position import PositionEncoding
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
 from formerlab.results.stages import STAGES
@@ -38,11 +39,27 @@ def configurations(policies: Iterable[Policy], budgets: Iterable[Budget]) -> lis
     return [Configuration(Full(), 1.0), *(Configuration(policy, budget) for budget in budgets for policy in pruned)]
 
 
+def _accepted(check: Callable[[Policy], object], policy: Policy) -> Policy:
+    try:
+        check(policy)
+    except UserError as error:
+        raise ValueError(str(error)) from None
+    return policy
+
+
+Stepwise = Annotated[CachePolicy, AfterValidator(partial(_accepted, lambda policy: check_configuration(policy, 1)))]
+"""A policy that does not choose once after a prompt: that is another mode, with a table of its own."""
+Compressing = Annotated[
+    CachePolicy, AfterValidator(partial(_accepted, lambda policy: CompressedCache(policy, 1, PositionEncoding())))
+]
+"""A policy that can compress a prompt."""
+
+
 class PruneSweep(Measurement):
     """Every policy at every budget, always beside the full cache."""
 
     cached: ClassVar[bool] = True
-    policies: tuple[CachePolicy, ...] = (Local(), H2O(), Decay())
+    policies: tuple[Stepwise, ...] = (Local(), H2O(), Decay())
     """Policies to compare."""
     alphas: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...] = ()
     """Decay factors: each adds Decay with this alpha and no recent part."""
@@ -76,21 +93,10 @@ class PruneSweep(Measurement):
     """Tokens of the window whose masks are drawn (its Fig. 3); 0 means none."""
     mask_dump_budgets: tuple[Budget, ...] = (0.2,)
     """Budgets of these masks."""
-    one_shot: tuple[CachePolicy, ...] = ()
+    one_shot: tuple[Compressing, ...] = ()
     """Policies that compress a prompt once, the first half of each window: another mode, in a file of its own."""
     one_shot_budgets: tuple[Budget, ...] = (0.2, 0.4)
     """Their budgets, shares of the prompt."""
-
-    @field_validator("policies")
-    @classmethod
-    def _stepwise(cls, policies: tuple[Policy, ...]) -> tuple[Policy, ...]:
-        """Refuse policies that choose once after a prompt: that is another mode, with a table of its own."""
-        for policy in policies:
-            try:
-                check_configuration(policy, 1)
-            except UserError as error:
-                raise ValueError(str(error)) from None
-        return policies
 
     def batch_of(self, context: int) -> int:
         """Return how many windows of so many tokens are read at once."""

@@ -61,8 +61,8 @@ class DecodeSettings(Timing):
             if isinstance(model, Pretrained) and time > model.context:
                 asked = f"{run.study}.decode.lengths: {max(self.lengths)} and the {self.tokens} tokens behind"
                 raise UserError(f"{asked} exceed the context of run {run.name!r}, {model.context} tokens; lower them")
-            keys = 2 * 4 * model.layers * model.width * time  # at most: key heads may be shared
-            found.append(4 * model.params() + max(self.batches) * (4 * time * model.vocabulary + 2 * keys))
+            row = 4 * time * model.vocabulary + 2 * model.kv_bytes(time)
+            found.append(4 * model.params() + max(self.batches) * row)
         return max(found)
 
 

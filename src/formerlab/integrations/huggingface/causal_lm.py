@@ -18,6 +18,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from formerlab.cache.policies.policy import UnknownRotation
 from formerlab.errors import UserError
 from formerlab.layers.attention import Attend, Heads, KeyHeads, causal_attention
 from formerlab.layers.position import PositionEncoding, Stream
@@ -120,7 +121,7 @@ class FixedPositions(PositionEncoding):
 def find_positions(model: nn.Module, first: list[KeyHeads], later: list[KeyHeads], distance: int) -> PositionEncoding:
     """Return how the keys of a model's layers depend on positions, given those of a token at 0 and at `distance`.
 
-    A rotation is taken as such only where it turns the keys of all layers from one into the other.
+    A rotation is known only where it turns the keys of all layers from one into the other.
     """
     if all(map(torch.equal, first, later)):
         return PositionEncoding()
@@ -131,7 +132,8 @@ def find_positions(model: nn.Module, first: list[KeyHeads], later: list[KeyHeads
             for rotation in (BorrowedRotation(module, interleaved) for interleaved in (False, True)):
                 if all(_close(rotation.rotate(key, distance), there) for key, there in zip(first, later, strict=True)):
                     return rotation
-    return FixedPositions()
+    rotates = any(name.endswith("inv_freq") for name, _ in model.named_buffers())
+    return UnknownRotation() if rotates else FixedPositions()
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

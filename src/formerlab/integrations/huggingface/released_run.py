@@ -99,10 +99,10 @@ def quantisation(source: ReleasedModel) -> str | None:
 
 def _check_sizes(run: ReleasedRun, model: CausalLM) -> None:
     """Refuse a model whose sizes differ from those stated; a shorter context is allowed."""
-    real = sizes_of(model.model, run.model.context).to_dict()
-    stated = {name: getattr(run.model, name) for name in Sizes.model_fields}
+    found = sizes_of(model.model, run.model.context)
+    real, stated = ({name: getattr(sizes, name) for name in Sizes.model_fields} for sizes in (found, run.model))
     shorter = {"context"} if stated["context"] < real["context"] else set()
     if wrong := [name for name in stated if stated[name] != real[name] and name not in shorter]:
         differing = ", ".join(f"{name} is {real[name]}, not {stated[name]}" for name in wrong)
-        remedy = f"correct them or leave them out ({json.dumps(real)})"
+        remedy = f"correct them or leave them out ({json.dumps(found.to_dict())})"
         raise UserError(f"released.{run.released}.sizes: {differing}; {remedy}")
