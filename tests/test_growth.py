@@ -4,15 +4,16 @@ import math
 
 import pytest
 import torch
+from jaxtyping import config
 from torch.nn import functional as F
 from variation import label, settings
 
 from formerlab.errors import UserError
 from formerlab.growth.optimizer import grow_optimizer_state
-from formerlab.growth.tokens import Growth, grow, grown_spec
+from formerlab.growth.tokens import Growth, grow, grow_into, grown_spec
 from formerlab.layers import DepthMixer, DepthWeightedAverage, LayerNorm, Learned, Linear, Mlp, Pattention
 from formerlab.layers.score import SCORES
-from formerlab.models import Decoder
+from formerlab.models import Decoder, VisionTransformer
 
 PARENT = Decoder(
     vocabulary=11,
@@ -21,6 +22,11 @@ PARENT = Decoder(
     heads=2,
     context=8,
     norm=LayerNorm(gain=False, bias=False),
+    projection=Pattention(tokens=6),
+    feedforward=Pattention(tokens=10),
+)
+IMAGES = VisionTransformer(
+    **{"image": 8, "patch": 4, "channels": 1, "classes": 5, "layers": 2, "width": 8, "heads": 2},
     projection=Pattention(tokens=6),
     feedforward=Pattention(tokens=10),
 )
@@ -93,8 +99,48 @@ def test_old_rows_lead_new_rows_follow_and_all_else_is_copied(init, tau):
     assert grown.embedding.dtype == torch.float64
 
 
+def mixing(model):
+    model.mixer = DepthWeightedAverage().build(layers=3).double()
+    for alpha in model.mixer.parameters():
+        alpha.detach().add_(0.3)
+
+
+CHANGES = {
+    "another mixer": (PARENT, mixing),
+    "a frozen embedding": (PARENT, lambda model: model.embedding.requires_grad_(False)),
+    "fewer classes": (IMAGES, lambda model: model.reset_classifier(3)),
+    "more classes": (IMAGES, lambda model: model.reset_classifier(9)),
+    "no head": (IMAGES, lambda model: model.reset_classifier(0)),
+    "another pool": (IMAGES, lambda model: model.reset_classifier(5, "avg")),
+}
+
+
+@pytest.mark.parametrize(("parent", "change"), CHANGES.values(), ids=CHANGES)
+def test_what_was_changed_after_a_model_was_built_stays(parent, change):
+    model = parent.build(1).double()
+    change(model)
+    inputs = TOKENS if parent is PARENT else torch.randn(3, 1, 8, 8, dtype=torch.float64)
+    model(inputs).sum().backward()
+    grown = grow(model.eval())
+    torch.testing.assert_close(grown(inputs), model(inputs), atol=1e-10, rtol=0)
+    assert not grown.training
+    assert [p.requires_grad for p in grown.parameters()] == [p.requires_grad for p in model.parameters()]
+    assert all(parameter.grad is None for parameter in grown.parameters())
+
+
+@pytest.mark.parametrize("parent", [PARENT, IMAGES], ids=label)
+@pytest.mark.parametrize("init", ["random", "zero"])
+def test_new_rows_are_those_of_a_run_that_grows(parent, init):
+    model = parent.build(1)
+    grown = grow(model, 1.5, init, "sqrt", seed=4)
+    run = grow_into(model.state_dict(), parent, grown.spec, Growth(keys=init), seed=4).state_dict()
+    assert all(torch.equal(weight, run[name]) for name, weight in grown.state_dict().items())
+
+
 def test_only_the_layers_that_are_named_grow():
-    assert grow(PARENT.build(), tokens={"feedforward": 11}).spec.projection.tokens == 6
+    grown = grow(PARENT.build(), tokens={"feedforward": 11})
+    assert (grown.spec.projection.tokens, grown.spec.feedforward.tokens) == (6, 11)
+    assert grown.spec.params() == sum(weight.numel() for weight in grown.parameters())
     one = spec(projection=Linear(), feedforward=Pattention(tokens=4)).build()
     assert grow(one).spec == spec(projection=Linear(), feedforward=Pattention(tokens=8, tau=2.0))
 
@@ -153,10 +199,14 @@ def test_another_child_is_refused_in_one_line(changes, message):
         ({"factor": 0.5}, "cannot grow by factor=0.5: growth never removes tokens; use a factor of at least 1"),
         ({"factor": math.nan}, "cannot grow by factor=nan"),
         ({"tokens": {"projection": 5}}, "cannot grow projection.tokens=6 into 5"),
+        ({"init": "zeros"}, "cannot grow with init='zeros'; use random or zero"),
+        ({"tau": "fixed"}, "cannot grow with tau='fixed'; use sqrt or keep"),
+        ({"tokens": {"projection": 16.0}}, "cannot grow projection to 16.0 tokens; write a whole number"),
         ({"tokens": {"mlp": 50}}, "cannot grow mlp: the Pattentions of this model are projection, feedforward"),
     ],
 )
-def test_a_wrong_wish_is_refused_in_one_line(options, message):
+def test_a_wrong_wish_is_refused_in_one_line(options, message, monkeypatch):
+    monkeypatch.setattr(config, "jaxtyping_disable", True)  # the tests' own check of types comes first
     with pytest.raises(UserError) as caught:
         grow(PARENT.build(), **options)
     assert str(caught.value).startswith(message)

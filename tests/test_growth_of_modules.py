@@ -1,6 +1,7 @@
 """Growth of Pattention layers in modules that are not our models."""
 
 import math
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -145,6 +146,7 @@ def test_the_state_of_a_grown_layer_is_refused_by_one_of_another_tau():
     grown = grow(Pattention(tokens=48).build(8, 16), factor=2)
     with pytest.raises(RuntimeError, match=r"build with tau=6\.928"):
         Pattention(tokens=96).build(8, 16).load_state_dict(grown.state_dict())
+    assert grown.state_dict(destination=OrderedDict()).keys() == {"keys", "values"}  # which has no room for tau
     same = Pattention(tokens=96, tau=grown.tau).build(8, 16)
     same.load_state_dict(grown.state_dict())
     x = torch.randn(4, 8)

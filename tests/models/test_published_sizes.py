@@ -8,6 +8,7 @@ import torch
 from formerlab.errors import UserError
 from formerlab.integrations.huggingface.neox import layout, released_spec
 from formerlab.layers import LayerNorm
+from formerlab.layers.linear import LinearProjection
 from formerlab.models import Decoder
 from formerlab.models.decoder import DecoderModel
 from formerlab.models.published import PUBLISHED, create_model, list_models
@@ -122,6 +123,12 @@ def test_runs_of_scale_paper_train_the_published_models(study):
             spec.pop("context", None)  # of the data
         assert ours == theirs
         assert PUBLISHED[name].params() == runs[run].params()
+
+
+def test_every_matrix_of_a_published_vit_starts_alike():
+    with torch.device("meta"):
+        model = PUBLISHED["vit-b16"].build()
+    assert {part.std for part in model.modules() if isinstance(part, LinearProjection)} == {0.02}
 
 
 def test_fields_of_the_spec_are_keyword_arguments():

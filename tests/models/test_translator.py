@@ -50,6 +50,11 @@ def test_closed_forms_are_what_is_built_and_counted(changes):
         assert counter.get_total_flops() == spec.flops(7, 5)
 
 
+def test_parts_that_write_to_the_stream_start_smaller_the_deeper_the_stack():
+    block = small(initial="parts").build().encoder[0]
+    assert block.attention.output.std == block.feedforward.outer.std == 0.02 / 2
+
+
 def as_torch(model, spec):
     """Return torch's encoder-decoder with the weights of ours."""
     theirs = nn.Transformer(

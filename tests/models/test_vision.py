@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from formerlab.layers import LayerNorm, Linear, Mlp, Pattention
+from formerlab.layers import LayerNorm, Linear, Mlp, Pattention, Rotary
 from formerlab.layers.depth.union import DepthMixer
 from formerlab.models.published import PUBLISHED
 from formerlab.models.vision import DropPath, VisionTransformer
+from formerlab.training.optimizer import LayerwiseAdamW
 from tests.variation import counted_flops, counted_params, defaults, label
 
 pytest.importorskip("formerlab.integrations.timm")
@@ -95,7 +96,11 @@ def test_drop_path_leaves_out_whole_images_and_keeps_the_mean():
 
 
 def test_sizes_that_do_not_fit_are_refused():
-    for wrong, text in (({"patch": 5}, "patch=5 does not divide"), ({"heads": 5}, "heads=5 does not divide")):
+    for wrong, text in (
+        ({"patch": 5}, "patch=5 does not divide"),
+        ({"heads": 5}, "heads=5 does not divide"),
+        ({"position": Rotary(fraction=0.1)}, "2 channels per head: width=24, heads=3, position.fraction=0.1"),
+    ):
         with pytest.raises(ValueError, match=text):
             VisionTransformer(**{**SIZES, **wrong})
     with pytest.raises(ValueError, match=r"\(3, 8, 8\) for a model of \(3, 16, 16\)"):
@@ -139,3 +144,9 @@ def test_timm_sorts_the_parameters_by_depth():
     assert scale[id(model.patch_embed.weight)] == scale[id(model.position.rows)] == 0.0625
     assert decay[id(model.position.rows)] == decay[id(model.class_token.token)] == 0.0
     assert decay[id(model.patch_embed.weight)] == 0.05
+    mixing = {id(parameter) for parameter in model.mixer.parameters()}
+    for group in LayerwiseAdamW(weight_decay=0.05, layer_decay=0.5, mixing_lr_factor=4.0).groups(model):
+        for one in map(id, group["params"]):
+            expected = (4 * scale.pop(one), 0.05) if one in mixing else (scale.pop(one), decay[one])
+            assert (group["lr_factor"], group["weight_decay"]) == expected
+    assert not scale

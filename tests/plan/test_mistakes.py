@@ -45,6 +45,11 @@ MISTAKES = [
     (SCALE, "defaults: {model: {heads: 3}}", "small.runs.plain.model: heads=3 does not divide width=16; change one of"),
     (STUDY, "measure: {prune: {context: 64}}", "small.measure.prune.context: 64 exceeds...; lower it"),
     (STUDY, "defaults: {model: {vocabulary: 10}}", "small.runs.plain.model.vocabulary: 10 is ...; leave it out"),
+    (
+        STUDY,
+        "defaults: {optimizer: {kind: adamw_layerwise}}",
+        "optimizer.kind=adamw_layerwise needs model.kind=vision_",
+    ),
     # Folders and servers to write to, and files that are not there.
     (CONFIG, "results: ./", "results: './' is no folder to write into; use at most 200 letters"),
     (CONFIG, "results: '~/x'", "results: '~/x' is no folder to write into; use at most 200 letters, digits"),
@@ -76,6 +81,11 @@ MISTAKES = [
     (STUDY, "runs: {child: {init: parnt}}", "runs.child.init: 'parnt' does not exist; did you mean parent or plain?"),
     (STUDY, "runs: {parent: {init: child, growth: {}}}", "runs.child.init: 'parent' closes a cycle (parent ->"),
     (SCALE, small("runs: {child: {model: {projection: {tokens: 4}}}}"), "runs.child.init: 'parent': ...; ask for at"),
+    (
+        STUDY,
+        "runs: {child: {growth: {optimizer: carry}, optimizer: {kind: muon}}}",
+        "runs.child.optimizer.kind: 'muon' cannot go on with the moments of init='parent', which has 'adamw'; make",
+    ),
     (SCALE, "data: {more: {tokenizer: {kind: of, data: txt, vocabulary: 300}}}", "data.more.tokenizer.data: no data"),
     (SCALE, "data: {more: {tokenizer: {kind: of, data: text, vocabulary: 299}}}", "data.more.tokenizer.vocabulary"),
     (

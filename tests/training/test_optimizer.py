@@ -1,4 +1,4 @@
-"""AdamW and Muon: which parameters decay, at which rates, and what torch's own would do."""
+"""AdamW, by layers too, and Muon: which parameters decay, at which rates, and what torch's own would do."""
 
 import sys
 
@@ -8,8 +8,8 @@ from fixtures.own_process import own_process
 from torch import nn
 
 from formerlab.layers import DepthWeightedAverage, Learned, Linear, Mlp
-from formerlab.models import Decoder
-from formerlab.training.optimizer import AdamW, Muon
+from formerlab.models import Decoder, VisionTransformer
+from formerlab.training.optimizer import AdamW, LayerwiseAdamW, Muon
 
 EVERYTHING = Decoder(
     vocabulary=11,
@@ -23,6 +23,11 @@ EVERYTHING = Decoder(
     depth=DepthWeightedAverage(),
     tied=False,
 )
+PICTURES = VisionTransformer(
+    **{"image": 8, "patch": 4, "channels": 1, "classes": 3, "layers": 2, "width": 8, "heads": 2},
+    depth=DepthWeightedAverage(),
+)
+BOTH = pytest.mark.parametrize(("kind", "of"), [(AdamW, EVERYTHING), (LayerwiseAdamW, PICTURES)])
 
 
 def decayed(spec, model):
@@ -34,20 +39,24 @@ def decayed(spec, model):
     return groups[True], groups[False]
 
 
+@BOTH
 @pytest.mark.parametrize("mixing", [True, False])
-def test_matrices_decay_vectors_do_not_and_mixing_weights_only_if_asked(mixing):
-    on, off = decayed(AdamW(decay_mixing=mixing), EVERYTHING.build())
+def test_matrices_decay_vectors_do_not_and_mixing_weights_only_if_asked(mixing, kind, of):
+    on, off = decayed(kind(decay_mixing=mixing), of.build())
     alphas = {name for name in on | off if name.startswith("mixer.")}
     vectors = {name for name in on | off if "bias" in name or "norm" in name}
-    assert off == vectors | (set() if mixing else alphas)
-    assert (len(alphas), {"embedding", "head"} < on) == (2, True)
+    exempt = {"class_token.token", "position.rows"} if of is PICTURES else set()
+    assert off == vectors | exempt | (set() if mixing else alphas)
+    outer = {"patch_embed.weight", "head.weight"} if of is PICTURES else {"embedding", "head"}
+    assert (len(alphas), outer < on) == (2, True)
 
 
+@BOTH
 @pytest.mark.parametrize(("step", "trained"), [(0, False), (2, False), (3, True)])
-def test_mixing_weights_have_a_learning_rate_of_their_own_and_wait_for_their_first_step(step, trained):
+def test_mixing_weights_have_a_learning_rate_of_their_own_and_wait_for_their_first_step(step, trained, kind, of):
     """Pure in the step, whatever came before."""
-    model = EVERYTHING.build()
-    spec = AdamW(lr=0.1, mixing_lr_factor=0.25, mixing_start_step=3)
+    model = of.build()
+    spec = kind(lr=0.1, mixing_lr_factor=0.25, mixing_start_step=3)
     optimizer = spec.build(model)
     for one in (5, 0, step):
         spec.prepare(model, optimizer, one, factor=0.5)

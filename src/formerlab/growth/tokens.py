@@ -3,7 +3,8 @@
 import copy
 import math
 from collections.abc import Iterator
-from typing import Any, Literal, TypeVar, cast
+from fnmatch import fnmatchcase
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import torch
 from pydantic import Field, model_validator
@@ -12,7 +13,6 @@ from torch import Tensor, nn
 from formerlab.errors import UserError
 from formerlab.growth.optimizer import OldTokens
 from formerlab.growth.width import WidthMethod, check_width, widen
-from formerlab.layers.initial import seeded
 from formerlab.layers.pattention import Pattention, PattentionLayer
 from formerlab.models.decoder import Decoder, DecoderModel
 from formerlab.models.translator import Translator
@@ -30,6 +30,8 @@ AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 InitialKeys = Literal["random", "zero"]
 TauRule = Literal["sqrt", "keep"]
+PLACES = {"projection": "blocks.*.attention.*", "feedforward": "blocks.*.feedforward"}
+"""Where the layers of each part of a decoder or vision transformer stand in its module."""
 
 INITIAL = frozenset({"init", "std", "scale_residual", "embedding_std"})
 TOKEN_KEYS = INITIAL | {"tokens", "tau"}
@@ -84,33 +86,41 @@ def grow(
     """Return a copy of a model with more parameter tokens, by default one that computes the same function.
 
     Every Pattention's token count is multiplied by `factor` and rounded; `tokens` names counts instead, per kind of
-    layer ({"projection": 1024, "feedforward": 4096}), and what it leaves out keeps its count. See `grow_into` for what
-    becomes of the weights. In somebody else's module the Pattentions bear their own names ({"encoder.0.up": 256}), and
-    decoders and vision transformers that it holds grow with their specs, by a factor only.
+    layer ({"projection": 1024, "feedforward": 4096}), and what it leaves out keeps its count. In somebody else's module
+    the Pattentions bear their own names ({"encoder.0.up": 256}), and decoders and vision transformers that it holds
+    grow with their specs, by a factor only.
 
-    Raises UserError for a model without Pattention, unknown names and fewer tokens.
+    Old keys and values become the leading rows; new rows are drawn from the seed and the name of the layer, as at the
+    start of training. All else is copied as it is now, also what was put into a model after it was built.
+
+    Raises UserError for a model without Pattention, layers that share weights or whose weights are computed from
+    others, unknown names and rules and fewer tokens.
     """
+    for key, value, known in (("init", init, get_args(InitialKeys)), ("tau", tau, get_args(TauRule))):
+        if value not in known:
+            raise UserError(f"cannot grow with {key}={value!r}; use {' or '.join(known)}")
     growth = Growth(keys=init, tau=tau)
     if not 1 <= factor < math.inf:
         raise UserError(f"cannot grow by factor={factor}: growth never removes tokens; use a factor of at least 1")
+    for name, count in (tokens or {}).items():
+        if type(count) is not int:
+            raise UserError(f"cannot grow {name} to {count!r} tokens; write a whole number")
     if type(model) not in (DecoderModel, VisionTransformerModel):
         return _grow_foreign(model, factor, growth, tokens, seed)
-    parent: Any = model.spec
-    child = grown_spec(parent, _with_tokens(parent, factor, tokens), growth)
-    grown: Any = grow_into(model.state_dict(), parent, child, growth, seed).train(model.training)
+    spec: Any = model.spec
+    child = grown_spec(spec, _with_tokens(spec, factor, tokens), growth)
+    if tokens is not None:
+        kinds = {name: kind for name in _layers(model) for kind in tokens if fnmatchcase(name, PLACES[kind])}
+        tokens = {name: tokens[kind] for name, kind in kinds.items()}
+    grown: Any = _grow_layers(model, factor, growth, tokens, seed)
+    grown.spec = child
     return cast(AnyModule, grown)
 
 
 def _grow_foreign(
     model: AnyModule, factor: int | float, growth: Growth, tokens: dict[str, int] | None, seed: int
 ) -> AnyModule:
-    """Return a copy of a module of any other kind whose Pattention layers, and specs of our models in it, have grown.
-
-    A layer is named by its path in the module. Old keys and values become its leading rows; new rows are drawn from the
-    seed and the name, as at the start of training. All else is copied, and keeps its type, device and whether it is
-    trained. Raises UserError for a module without Pattention, layers that share weights or whose weights are computed
-    from others, unknown names and fewer tokens.
-    """
+    """Return a copy of any other module whose Pattention layers, and specs of our models in it, have grown."""
     kind = type(model).__name__
     if hasattr(getattr(model, "config", None), "spec"):
         raise UserError(f"cannot grow a {kind}, whose config repeats the sizes; grow its decoder")
@@ -119,21 +129,34 @@ def _grow_foreign(
     for name in tokens or ():
         if any(not part or name.startswith(f"{part}.") for part in parts):
             raise UserError(f"cannot grow {name} alone: it is part of a model whose spec says its size; use a factor")
-    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, PattentionLayer)}
-    if not layers:
+    grown = _grow_layers(model, factor, growth, tokens, seed)
+    for name, spec in parts.items() if tokens is None else ():
+        part: Any = grown.get_submodule(name)
+        part.spec = _with_tau(spec, _with_tokens(spec, factor), growth.tau)
+    return grown
+
+
+def _grow_layers(
+    model: AnyModule, factor: int | float, growth: Growth, tokens: dict[str, int] | None, seed: int
+) -> AnyModule:
+    """Return a copy of a module whose Pattention layers have grown; `tokens` names them by their paths."""
+    if not (layers := _layers(model)):
+        kind = type(model).__name__
         raise UserError(f"cannot grow a {kind}: it holds no Pattention layer; grow adds tokens to those")
     _check_layers(layers, tokens)
     grown = copy.deepcopy(model)
+    grown.zero_grad()  # a copy has the gradients too
     for name, layer in layers.items():
         old = len(layer.keys)
         new = round(old * factor) if tokens is None else tokens.get(name, old)
         if new < old:
             raise UserError(f"cannot grow {name} from {old} tokens to {new}: growth never removes any; ask for more")
         _extend(cast(PattentionLayer, grown.get_submodule(name)), new, growth, mixed_seed(seed, name))
-    for name, spec in parts.items() if tokens is None else ():
-        part: Any = grown.get_submodule(name)
-        part.spec = _with_tau(spec, _with_tokens(spec, factor), growth.tau)
     return grown
+
+
+def _layers(model: nn.Module) -> dict[str, PattentionLayer]:
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, PattentionLayer)}
 
 
 def _check_layers(layers: dict[str, PattentionLayer], tokens: dict[str, int] | None) -> None:
@@ -156,7 +179,9 @@ def _extend(layer: PattentionLayer, tokens: int, growth: Growth, seed: int) -> N
     """Add parameter tokens to a layer, in place."""
     old, d_in = layer.keys.shape
     spec = layer.spec.model_copy(update={"tokens": tokens, "tau": layer.tau if growth.tau == "keep" else None})
-    fresh = seeded(lambda: spec.build(d_in, layer.values.shape[1], layers=layer.layers), seed)
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)  # the very values that a model built with the seed has here
+        fresh = spec.build(d_in, layer.values.shape[1], layers=layer.layers)
     if growth.keys == "zero":
         fresh.keys[old:] = 0.0
     for name, drawn in fresh.named_parameters():

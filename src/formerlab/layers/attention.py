@@ -83,7 +83,7 @@ class MultiHead(nn.Module):
             if spec.initial == "xavier" and isinstance(projection, Linear):  # any other projection as it is
                 own = {"std": xavier_std(d_in, d_out), "scale_residual": False}
                 projection = projection.model_copy(update=own)
-            layer: nn.Module = projection.build(d_in, d_out, residual=residual)
+            layer: nn.Module = projection.build(d_in, d_out, layers=spec.layers, residual=residual)
             return layer
 
         self.query, self.key = built(width, keys), built(width, keys)

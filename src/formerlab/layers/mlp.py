@@ -5,6 +5,7 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -26,7 +27,9 @@ class Mlp(Part):
     bias: bool = False
     """Add learned biases."""
     std: Std = 0.02
-    """Standard deviation of the initial weights (the second layer's is divided by sqrt(2 layers))."""
+    """Standard deviation of the initial weights."""
+    scale_residual: bool = Field(default=True, exclude_if=bool)
+    """Divide the second layer's by sqrt(2 layers)."""
 
     def width(self, d_in: int) -> int:
         """Hidden width in force."""
@@ -47,7 +50,7 @@ class MlpLayer(nn.Module):
 
     def __init__(self, d_in: int, d_out: int, spec: Mlp, *, layers: int, residual: bool) -> None:
         super().__init__()
-        hidden, linear = spec.width(d_in), Linear(bias=spec.bias, std=spec.std)
+        hidden, linear = spec.width(d_in), Linear(bias=spec.bias, std=spec.std, scale_residual=spec.scale_residual)
         self.activation = spec.activation
         self.inner = linear.build(d_in, hidden)
         self.gate = linear.build(d_in, hidden) if spec.activation == "swiglu" else None

@@ -89,7 +89,8 @@ class PattentionLayer(nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Note tau, which is no weight, beside torch's version of this module."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination._metadata[prefix[:-1]]["tau"] = self.tau
+        if hasattr(destination, "_metadata"):  # a plain dictionary has none
+            destination._metadata[prefix[:-1]]["tau"] = self.tau
 
     def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *others: Any) -> None:
         """Refuse weights that were trained with another tau: they would compute another function."""

@@ -73,6 +73,13 @@ class Sinusoidal(WithoutParameters):
         return SinusoidalRows(context, width, self.base)
 
 
+def check_rotation(position: Spec, width: int, heads: int) -> None:
+    """Raise ValueError, naming all keys, for rotary positions that would rotate no channel of a head."""
+    if isinstance(position, Rotary) and int(width // heads * position.fraction) < 2:
+        sizes = f"width={width}, heads={heads}, position.fraction={position.fraction}"
+        raise ValueError(f"rotary positions need at least 2 channels per head: {sizes}")
+
+
 Position = Annotated[NoPosition | Learned | Rotary | Sinusoidal, Field(discriminator="kind")]
 
 

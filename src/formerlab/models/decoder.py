@@ -19,7 +19,7 @@ from formerlab.layers.linear import Linear
 from formerlab.layers.linear_cross_entropy import linear_cross_entropy
 from formerlab.layers.mlp import Mlp
 from formerlab.layers.norm import LayerNorm, Norm, RMSNorm
-from formerlab.layers.position import Position, Rotary
+from formerlab.layers.position import Position, Rotary, check_rotation
 from formerlab.layers.projection import FeedForward, Projection
 from formerlab.spec import Layers, Size, Spec, Std, is_none
 
@@ -76,9 +76,7 @@ class Decoder(Spec):
             raise ValueError(f"heads={self.heads} does not divide width={self.width}")
         if self.key_heads is not None and self.heads % self.key_heads:
             raise ValueError(f"key_heads={self.key_heads} does not divide heads={self.heads}")
-        if isinstance(self.position, Rotary) and int(self.width // self.heads * self.position.fraction) < 2:
-            sizes = f"width={self.width}, heads={self.heads}, position.fraction={self.position.fraction}"
-            raise ValueError(f"rotary positions need at least 2 channels per head: {sizes}")
+        check_rotation(self.position, self.width, self.heads)
         return self
 
     def build(self, seed: int = 0) -> "DecoderModel":

@@ -48,7 +48,8 @@ def _vision(layers: int, width: int, heads: int, tokens: int | None) -> VisionTr
     """Return a Tokenformer of 2410.23168, Table 9, or the ViT of its size (2010.11929, Table 1) without `tokens`."""
     sizes: dict[str, Any] = {"layers": layers, "width": width, "heads": heads}
     if tokens is None:
-        return VisionTransformer(**sizes, projection=Linear(bias=True, scale_residual=False))
+        initial = {"bias": True, "scale_residual": False}
+        return VisionTransformer(**sizes, projection=Linear(**initial), feedforward=Mlp(**initial))
     parts = {"projection": Pattention(tokens=tokens), "feedforward": Pattention(tokens=4 * tokens)}
     return VisionTransformer(**sizes, norm=PLAIN.model_copy(update={"eps": 1e-6}), **parts)
 

@@ -17,7 +17,7 @@ from formerlab.layers.initial import seeded
 from formerlab.layers.linear import Linear
 from formerlab.layers.mlp import Mlp
 from formerlab.layers.norm import LayerNorm, Norm
-from formerlab.layers.position import Learned, Position
+from formerlab.layers.position import Learned, Position, check_rotation
 from formerlab.layers.projection import FeedForward, Projection
 from formerlab.spec import Layers, Size, Spec, Std
 
@@ -76,6 +76,7 @@ class VisionTransformer(Spec):
             raise ValueError(f"heads={self.heads} does not divide width={self.width}")
         if self.image % self.patch:
             raise ValueError(f"patch={self.patch} does not divide image={self.image}")
+        check_rotation(self.position, self.width, self.heads)
         return self
 
     @property

@@ -219,6 +219,17 @@ def _with_parents_first(runs: dict[str, Run], trees: Mapping[str, Tree]) -> list
     return list(ordered.values())
 
 
+def _check_carried(run: Run, parent: Run, tree: Tree) -> None:
+    """Refuse an optimizer whose parameters are in other groups than the parent's, whose moments it is to go on with."""
+    for key in ("kind", "layer_decay"):
+        own, old = (getattr(one.optimizer, key, None) for one in (run, parent))
+        if own != old:
+            raise UserError(
+                f"{tree.file_of('optimizer', key)}: runs.{run.name}.optimizer.{key}: {own!r} cannot go on with the "
+                f"moments of init={parent.name!r}, which has {old!r}; make them equal, or set growth.optimizer: fresh"
+            )
+
+
 def _grown(ordered: list[Run], trees: Mapping[str, Tree], scale: Scale) -> Iterator[Run]:
     """Yield the runs, grown ones with the tau of their growth; refuse one that cannot go on from its parent."""
     done: dict[str, Run] = {}
@@ -239,6 +250,8 @@ def _grown(ordered: list[Run], trees: Mapping[str, Tree], scale: Scale) -> Itera
             except UserError as error:
                 files = tree.only({"init", "model"}).files_of()
                 raise UserError(f"{files}: runs.{run.name}.init: {run.init!r}: {error}") from None
+            if run.growth is not None and run.growth.optimizer == "carry":
+                _check_carried(run, parent, tree)
             run = run.model_copy(update={"model": model})
         done[run.name] = run
         yield run

@@ -61,7 +61,8 @@ class TaskSpec(Spec, ABC):
 
     Everything is pure: a batch in (data, seed, start, step), a row in (model, data). `data` is whatever `load` returns,
     a batch anything with `pin_memory()` and `to(device, non_blocking=...)`, and `start` where the ancestors of the run
-    ended, if it has any: nothing that was drawn before it is drawn again.
+    ended, if it has any. A run goes on from there with new draws; what is drawn with replacement, as windows of text
+    are, may come again.
     """
 
     reads: ClassVar[str]

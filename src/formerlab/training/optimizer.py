@@ -92,15 +92,20 @@ class AdamW(Spec):
         A fourth holds the mixing weights that are never decayed, where there are any.
         """
         matrices, vectors, mixing, static = (list[nn.Parameter]() for _ in range(4))
-        exempt: set[str] = getattr(getattr(model, "mixer", None), "no_weight_decay", set)()
+        exempt = self.exempt(model)
         for name, parameter in model.named_parameters():
-            mixers = static if name.removeprefix("mixer.") in exempt else mixing
-            others = matrices if parameter.ndim >= 2 else vectors
+            mixers = static if name in exempt else mixing
+            others = vectors if parameter.ndim < 2 or name in exempt else matrices
             (mixers if name.startswith("mixer.") else others).append(parameter)
         factor, decay = self.mixing_lr_factor, self.weight_decay
         rows = [(matrices, decay, 1.0), (vectors, 0.0, 1.0), (mixing, decay * self.decay_mixing, factor)]
         rows += [(static, 0.0, factor)] if static else []
         return [{"params": group, "weight_decay": decay, "lr_factor": factor} for group, decay, factor in rows]
+
+    def exempt(self, model: nn.Module) -> set[str]:
+        """Return the names of parameters that are never decayed, whatever their shape."""
+        names: set[str] = getattr(getattr(model, "mixer", None), "no_weight_decay", set)()
+        return {f"mixer.{name}" for name in names}
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, factor: float) -> None:
         """Set the learning rates of a step (0-based), and whether the mixing weights take part in it.
@@ -123,19 +128,27 @@ class LayerwiseAdamW(AdamW):
     """Factor of the learning rate from a layer to the one before it; 1 for training from scratch."""
 
     def groups(self, model: nn.Module) -> list[dict[str, Any]]:
-        """Return decayed and other parameters, by timm's rule also for every layer."""
-        exempt: set[str] = model.no_weight_decay()  # type: ignore[operator]
+        """Return AdamW's groups, each by timm's rule split into layers where their rates differ."""
+        groups = super().groups(model)
         if self.layer_decay == 1:
-            split: dict[float, list[nn.Parameter]] = {self.weight_decay: [], 0.0: []}
-            for name, parameter in model.named_parameters():
-                split[0.0 if parameter.ndim < 2 or name in exempt else self.weight_decay].append(parameter)
-            return [{"params": group, "weight_decay": decay, "lr_factor": 1.0} for decay, group in split.items()]
+            return groups
         ensure_torchvision_imports()
-        from timm.optim._param_groups import param_groups_layer_decay
+        from timm.models import group_parameters
 
-        groups = param_groups_layer_decay(model, self.weight_decay, exempt, layer_decay=self.layer_decay)
-        keys = ("params", "weight_decay")
-        return [{key: group[key] for key in keys} | {"lr_factor": group["lr_scale"]} for group in groups]
+        layers = group_parameters(model, model.group_matcher(), reverse=True)  # type: ignore[operator]
+        last = max(layers.values())
+        rates = {parameter: self.layer_decay ** (last - layers[name]) for name, parameter in model.named_parameters()}
+        split: dict[tuple[int, float], dict[str, Any]] = {}
+        for number, group in enumerate(groups):
+            for parameter in group["params"]:
+                rate = rates[parameter]
+                empty = group | {"params": [], "lr_factor": group["lr_factor"] * rate}
+                split.setdefault((number, rate), empty)["params"].append(parameter)
+        return list(split.values())
+
+    def exempt(self, model: nn.Module) -> set[str]:
+        names: set[str] = model.no_weight_decay()  # type: ignore[operator]
+        return names
 
 
 class Muon(AdamW):

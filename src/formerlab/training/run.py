@@ -10,7 +10,7 @@ from formerlab.spec import Count
 from formerlab.tasks import LanguageModeling, Task
 from formerlab.tasks.task import TRAINING_PASSES
 from formerlab.training.any_run import AnyRun, Name
-from formerlab.training.optimizer import AdamW, Optimizer
+from formerlab.training.optimizer import AdamW, LayerwiseAdamW, Optimizer
 from formerlab.training.schedule import Cosine, Schedule
 
 
@@ -76,6 +76,9 @@ class Run(AnyRun):
     @model_validator(mode="after")
     def _check(self) -> "Run":
         self.task.check(self.model)
+        if isinstance(self.optimizer, LayerwiseAdamW) and (kind := self.model.kind) != "vision_transformer":
+            needed = "optimizer.kind=adamw_layerwise needs model.kind=vision_transformer"
+            raise ValueError(f"{needed}, not {kind}; use adamw")
         if self.growth is not None and self.init is None:
             raise ValueError("growth needs init: name the run to grow from")
         return self
