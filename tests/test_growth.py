@@ -9,8 +9,9 @@ from torch.nn import functional as F
 from variation import label, settings
 
 from formerlab.errors import UserError
+from formerlab.growth.modules import grow
 from formerlab.growth.optimizer import grow_optimizer_state
-from formerlab.growth.tokens import Growth, grow, grow_into, grown_spec
+from formerlab.growth.tokens import Growth, grow_into, grown_spec
 from formerlab.layers import DepthMixer, DepthWeightedAverage, LayerNorm, Learned, Linear, Mlp, Pattention
 from formerlab.layers.score import SCORES
 from formerlab.models import Decoder, VisionTransformer

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 from formerlab.errors import UserError
-from formerlab.growth.tokens import grow
+from formerlab.growth.modules import grow
 from formerlab.layers import LayerNorm, Pattention
 from formerlab.layers.pattention import PattentionLayer
 from formerlab.models import Decoder, Translator

@@ -6,7 +6,7 @@ torch nor anything else. `import formerlab.integrations.timm` and `.huggingface`
 
 TYPE_CHECKING = False  # as type checkers read it; importing typing takes longer than all else here
 if TYPE_CHECKING:
-    from formerlab.growth.tokens import grow
+    from formerlab.growth.modules import grow
     from formerlab.integrations.huggingface.pruning import prune
     from formerlab.layers.depth.dwa import DepthWeightedAverage
     from formerlab.layers.pattention import Pattention
@@ -21,7 +21,7 @@ _HOMES = {
     "DepthWeightedAverage": "formerlab.layers.depth.dwa",
     "Pattention": "formerlab.layers.pattention",
     "create_model": "formerlab.models.published",
-    "grow": "formerlab.growth.tokens",
+    "grow": "formerlab.growth.modules",
     "list_models": "formerlab.models.published",
     "load": "formerlab.training.load",
     "prune": "formerlab.integrations.huggingface.pruning",

@@ -15,7 +15,8 @@ from small_runs import bits, interrupted, rows, trained
 from formerlab.data import prepare
 from formerlab.data.images import ImageData
 from formerlab.errors import StoppedEarly
-from formerlab.growth.tokens import Growth, grow, grown_spec
+from formerlab.growth.modules import grow
+from formerlab.growth.tokens import Growth, grown_spec
 from formerlab.layers import LayerNorm, Pattention
 from formerlab.models.vision import VisionTransformer
 from formerlab.tasks import Classification

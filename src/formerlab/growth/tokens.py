@@ -1,14 +1,10 @@
-"""Growth: a larger model from a trained one, by parameter tokens or, as baselines of that, by width."""
+"""Growth of a run: a larger model from a trained one, by parameter tokens or, as baselines of that, by width."""
 
-import copy
-import math
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal, TypeVar
 
-import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
 from formerlab.errors import UserError
 from formerlab.growth.optimizer import OldTokens
@@ -17,7 +13,6 @@ from formerlab.layers.pattention import Pattention, PattentionLayer
 from formerlab.models.decoder import Decoder, DecoderModel
 from formerlab.models.translator import Translator
 from formerlab.models.vision import VisionTransformer, VisionTransformerModel
-from formerlab.seeding import mixed_seed
 from formerlab.spec import Spec
 
 Growable = Decoder | VisionTransformer
@@ -25,13 +20,10 @@ Growable = Decoder | VisionTransformer
 SomeModel = TypeVar("SomeModel", bound=Spec)
 GrowableModel = DecoderModel | VisionTransformerModel
 AnyModel = Growable | Translator
-"""Models that `grow` takes; a run of a translator cannot start from another."""
-AnyModule = TypeVar("AnyModule", bound=nn.Module)
+"""Models whose layers can grow; a run of a translator cannot start from another."""
 
 InitialKeys = Literal["random", "zero"]
 TauRule = Literal["sqrt", "keep"]
-PLACES = {"projection": "blocks.*.attention.*", "feedforward": "blocks.*.feedforward"}
-"""Where the layers of each part of a decoder or vision transformer stand in its module."""
 
 INITIAL = frozenset({"init", "std", "scale_residual", "embedding_std"})
 TOKEN_KEYS = INITIAL | {"tokens", "tau"}
@@ -74,123 +66,6 @@ class Growth(Spec):
         return self
 
 
-def grow(
-    model: AnyModule,
-    factor: int | float = 2,
-    init: InitialKeys = "zero",
-    tau: TauRule = "keep",
-    *,
-    tokens: dict[str, int] | None = None,
-    seed: int = 0,
-) -> AnyModule:
-    """Return a copy of a model with more parameter tokens, by default one that computes the same function.
-
-    Every Pattention's token count is multiplied by `factor` and rounded; `tokens` names counts instead, per kind of
-    layer ({"projection": 1024, "feedforward": 4096}), and what it leaves out keeps its count. In somebody else's module
-    the Pattentions bear their own names ({"encoder.0.up": 256}), and decoders and vision transformers that it holds
-    grow with their specs, by a factor only.
-
-    Old keys and values become the leading rows; new rows are drawn from the seed and the name of the layer, as at the
-    start of training. All else is copied as it is now, also what was put into a model after it was built.
-
-    Raises UserError for a model without Pattention, layers that share weights or whose weights are computed from
-    others, unknown names and rules and fewer tokens.
-    """
-    for key, value, known in (("init", init, get_args(InitialKeys)), ("tau", tau, get_args(TauRule))):
-        if value not in known:
-            raise UserError(f"cannot grow with {key}={value!r}; use {' or '.join(known)}")
-    growth = Growth(keys=init, tau=tau)
-    if not 1 <= factor < math.inf:
-        raise UserError(f"cannot grow by factor={factor}: growth never removes tokens; use a factor of at least 1")
-    for name, count in (tokens or {}).items():
-        if type(count) is not int:
-            raise UserError(f"cannot grow {name} to {count!r} tokens; write a whole number")
-    if type(model) not in (DecoderModel, VisionTransformerModel):
-        return _grow_foreign(model, factor, growth, tokens, seed)
-    spec: Any = model.spec
-    child = grown_spec(spec, _with_tokens(spec, factor, tokens), growth)
-    if tokens is not None:
-        kinds = {name: kind for name in _layers(model) for kind in tokens if fnmatchcase(name, PLACES[kind])}
-        tokens = {name: tokens[kind] for name, kind in kinds.items()}
-    grown: Any = _grow_layers(model, factor, growth, tokens, seed)
-    grown.spec = child
-    return cast(AnyModule, grown)
-
-
-def _grow_foreign(
-    model: AnyModule, factor: int | float, growth: Growth, tokens: dict[str, int] | None, seed: int
-) -> AnyModule:
-    """Return a copy of any other module whose Pattention layers, and specs of our models in it, have grown."""
-    kind = type(model).__name__
-    if hasattr(getattr(model, "config", None), "spec"):
-        raise UserError(f"cannot grow a {kind}, whose config repeats the sizes; grow its decoder")
-    specs = {name: getattr(part, "spec", None) for name, part in model.named_modules()}
-    parts = {name: spec for name, spec in specs.items() if isinstance(spec, AnyModel) and _pattentions(spec)}
-    for name in tokens or ():
-        if any(not part or name.startswith(f"{part}.") for part in parts):
-            raise UserError(f"cannot grow {name} alone: it is part of a model whose spec says its size; use a factor")
-    grown = _grow_layers(model, factor, growth, tokens, seed)
-    for name, spec in parts.items() if tokens is None else ():
-        part: Any = grown.get_submodule(name)
-        part.spec = _with_tau(spec, _with_tokens(spec, factor), growth.tau)
-    return grown
-
-
-def _grow_layers(
-    model: AnyModule, factor: int | float, growth: Growth, tokens: dict[str, int] | None, seed: int
-) -> AnyModule:
-    """Return a copy of a module whose Pattention layers have grown; `tokens` names them by their paths."""
-    if not (layers := _layers(model)):
-        kind = type(model).__name__
-        raise UserError(f"cannot grow a {kind}: it holds no Pattention layer; grow adds tokens to those")
-    _check_layers(layers, tokens)
-    grown = copy.deepcopy(model)
-    grown.zero_grad()  # a copy has the gradients too
-    for name, layer in layers.items():
-        old = len(layer.keys)
-        new = round(old * factor) if tokens is None else tokens.get(name, old)
-        if new < old:
-            raise UserError(f"cannot grow {name} from {old} tokens to {new}: growth never removes any; ask for more")
-        _extend(cast(PattentionLayer, grown.get_submodule(name)), new, growth, mixed_seed(seed, name))
-    return grown
-
-
-def _layers(model: nn.Module) -> dict[str, PattentionLayer]:
-    return {name: layer for name, layer in model.named_modules() if isinstance(layer, PattentionLayer)}
-
-
-def _check_layers(layers: dict[str, PattentionLayer], tokens: dict[str, int] | None) -> None:
-    """Refuse unknown names, and layers whose keys or values are not simply their own."""
-    if unknown := sorted((tokens or {}).keys() - layers.keys()):
-        raise UserError(f"cannot grow {', '.join(unknown)}: the Pattentions of this module are {', '.join(layers)}")
-    owners: dict[nn.Parameter, str] = {}
-    for name, layer in layers.items():
-        for what in ("keys", "values"):
-            weight = layer._parameters.get(what)
-            if weight is None or type(weight.data) is not Tensor:
-                raise UserError(f"cannot grow {name}: its {what} are no plain parameter, but computed or sharded")
-            if weight in owners:
-                raise UserError(f"cannot grow {name}: it shares its {what} with {owners[weight]}; give it its own")
-            owners[weight] = name
-
-
-@torch.no_grad()
-def _extend(layer: PattentionLayer, tokens: int, growth: Growth, seed: int) -> None:
-    """Add parameter tokens to a layer, in place."""
-    old, d_in = layer.keys.shape
-    spec = layer.spec.model_copy(update={"tokens": tokens, "tau": layer.tau if growth.tau == "keep" else None})
-    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(seed)  # the very values that a model built with the seed has here
-        fresh = spec.build(d_in, layer.values.shape[1], layers=layer.layers)
-    if growth.keys == "zero":
-        fresh.keys[old:] = 0.0
-    for name, drawn in fresh.named_parameters():
-        before = layer.get_parameter(name)
-        rows = torch.cat([before.detach(), drawn.detach()[old:].to(before)])
-        setattr(layer, name, nn.Parameter(rows, requires_grad=before.requires_grad))
-    layer.spec, layer.tau = spec, spec.scale
-
-
 def growable(spec: Spec) -> Growable:
     """Return the spec where its model can start from another's weights. Raises UserError where it cannot."""
     if not isinstance(spec, Decoder | VisionTransformer):
@@ -210,7 +85,7 @@ def grown_spec(parent: Spec, child: Spec, growth: Growth) -> Growable:
     for key, old, new in _differences(parent.to_dict(), child.to_dict(), free):
         raise UserError(f"cannot grow {key}={old} into {key}={new}: {what}; make them equal")
     if growth.method == "tokens":
-        grown: Growable = _with_tau(parent, child, growth.tau)
+        grown: Growable = with_tau(parent, child, growth.tau)
         return grown
     if not isinstance(parent, Decoder) or not isinstance(child, Decoder):
         raise UserError(f"cannot grow {child.kind} by method={growth.method}: only decoders grow in width; use tokens")
@@ -228,11 +103,11 @@ def continued_spec(parent: SomeModel, child: SomeModel) -> SomeModel:
     return parent
 
 
-def _with_tau(parent: AnyModel, child: AnyModel, rule: TauRule) -> Any:
+def with_tau(parent: AnyModel, child: AnyModel, rule: TauRule) -> Any:
     """Return the child with the tau of its parent, or of its own token count; refuse another tau and fewer tokens."""
     grown = {}
-    for name, new in _pattentions(child).items():
-        old = _pattentions(parent)[name]
+    for name, new in pattentions(child).items():
+        old = pattentions(parent)[name]
         if new.tokens < old.tokens:
             raise UserError(
                 f"cannot grow {name}.tokens={old.tokens} into {new.tokens}: growth never removes tokens; "
@@ -270,21 +145,10 @@ def grow_into(parent_state: dict[str, Tensor], parent: Spec, child: Spec, growth
     return model
 
 
-def _pattentions(spec: AnyModel) -> dict[str, Pattention]:
+def pattentions(spec: AnyModel) -> dict[str, Pattention]:
+    """Return the parts of a model that are Pattention, by name."""
     parts = {name: getattr(spec, name) for name in type(spec).model_fields}
     return {name: part for name, part in parts.items() if isinstance(part, Pattention)}
-
-
-def _with_tokens(spec: AnyModel, factor: int | float, tokens: dict[str, int] | None = None) -> Any:
-    parts = _pattentions(spec)
-    if unknown := sorted((tokens or {}).keys() - parts.keys()):
-        known = ", ".join(parts) or "none"
-        raise UserError(f"cannot grow {', '.join(unknown)}: the Pattentions of this model are {known}")
-    grown = {}
-    for name, part in parts.items():
-        count = round(part.tokens * factor) if tokens is None else tokens.get(name, part.tokens)
-        grown[name] = part.model_copy(update={"tokens": count, "tau": None})
-    return spec.model_copy(update=grown)
 
 
 def _differences(

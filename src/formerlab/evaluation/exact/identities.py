@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from formerlab.cache import Decay, PrunedCache, Simulation
 from formerlab.cache.simulation import Seen
-from formerlab.growth.tokens import TauRule, grow
+from formerlab.growth.modules import grow
+from formerlab.growth.tokens import TauRule
 from formerlab.layers import DepthWeightedAverage, Identity, LayerNorm, Pattention
 from formerlab.layers.position import Learned, Rotary, sinusoids
 from formerlab.layers.score import l2_gelu
