@@ -192,13 +192,13 @@ class Rows:
 
     def _losses_on_text_of(self, other: str, run: str) -> Series:
         """Return a run's loss by seed on the test text of another: its own, or that of the lender of its tokenizer."""
-        texts = [self.rows(name, one) for name, one in (("test.csv", other), ("test.csv", run))]
-        if {*self.records(run)["data.fingerprint"]} != {*self.records(other)["data.fingerprint"]}:
-            texts[1] = self.rows("lender_test.csv", run)
-        windows = [rows[rows["seed"] == rows["seed"].min()].set_index("window")["tokens"] for rows in texts]
+        if {*self.records(run)["data.fingerprint"]} == {*self.records(other)["data.fingerprint"]}:
+            return self._held_out(run, "loss_nats", "end", False).values
+        theirs, lent = self.rows("test.csv", other), self.rows("lender_test.csv", run)
+        windows = [rows[rows["seed"] == rows["seed"].min()].set_index("window")["tokens"] for rows in (theirs, lent)]
         if not windows[0].equals(windows[1]):
             raise MissingRowsError(f"run {run} was not tested on the text of {other}")
-        return weighted_means(texts[1], ["seed"])
+        return weighted_means(lent, ["seed"])
 
     def _sentences(self, run: str, metric: str, split: str) -> dict[Any, Float[np.ndarray, "sentences statistics"]]:
         """Return what each sentence of a split contributes to corpus BLEU, by seed."""

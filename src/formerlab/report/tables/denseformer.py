@@ -186,10 +186,10 @@ def denseformer_delay(results: Results, runs: Sequence[str]) -> DataFrame:
 def denseformer_equal_time(results: Results, runs: Sequence[str]) -> DataFrame:
     """A plain Transformer that trains for as long as a DenseFormer, after Table 3 of DenseFormer
     (arXiv:2402.02622). Its steps are those of the DenseFormer times the ratio of the two times of a step, measured
-    beside each other, and its learning rate follows a schedule of its own length. The
-    plain Transformer with as many steps stands above it: what the added steps bring by themselves. Gain is the loss
-    of a plain run minus that of the DenseFormer, paired by seed, with its 95 % interval. Training time is that of
-    the steps alone, as the runs themselves had it, other jobs beside them. After ±: the published standard error.
+    beside each other, and its learning rate follows a schedule of its own length. The plain Transformer with as many
+    steps stands above it: what the added steps bring by themselves. Gain is the loss of a plain run minus that of the
+    DenseFormer, paired by seed, with its 95 % interval. Training time is that of the steps alone, as the runs
+    themselves had it, other jobs beside them. After ±: the published standard error.
     """
     losses = held_out_losses(results, STUDY, runs)
     own = ["spec.steps", "equal_time.arm", "equal_time.reference", "equal_time.time_ratio"]
