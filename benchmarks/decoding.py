@@ -65,18 +65,20 @@ def measure(options):
     caches = {"DynamicCache": DynamicAttend(), "full cache": KVCache(capacity=total)}
     for budget in options.budgets:
         caches[f"Decay {budget:.0%}"] = PrunedCache(Decay(), budget)
+    models = dict.fromkeys(caches, model)
     if options.transformers:
-        caches["transformers' model"] = Transformers(spec, options.device)
+        models["transformers' model"] = caches["transformers' model"] = Transformers(spec, options.device)
     reading = {}
     for name, cache in caches.items():
-        reading[name] = seconds(partial(feed, model, cache, tokens[:, : options.prompt], 0), tokens.device)
+        prompt = partial(models[name], tokens[:, : options.prompt], attend=cache)
+        reading[name] = seconds(prompt, tokens.device)
 
     def decode(name):
         place = [options.prompt]
 
         def run():
             for now in range(place[0], place[0] + options.slice):
-                feed(model, caches[name], tokens[:, now : now + 1], now)
+                models[name](tokens[:, now : now + 1], attend=caches[name], start=now)
             place[0] += options.slice
             return options.slice * options.batch
 
@@ -84,14 +86,6 @@ def measure(options):
 
     steps = {name: decode(name) for name in caches}
     return rounds_of(steps, options.slices, options.device), caches, reading
-
-
-def feed(model, cache, tokens, start):
-    """Feed tokens to the model, or to a model that has a cache of its own."""
-    if isinstance(cache, Transformers):
-        cache(tokens)
-    else:
-        model(tokens, attend=cache, start=start)
 
 
 def main():

@@ -15,7 +15,7 @@ import time
 from contextlib import nullcontext
 from importlib.util import find_spec
 
-from rounds import interval, setting
+from rounds import ratio, setting
 
 from formerlab.kernels.native import keep_memory
 
@@ -87,14 +87,13 @@ def generate(model, block, tokens, count):
 
 def measure(model, variants, tokens, count, rounds):
     """Return, by variant, what every round gave; the variants take turns, and a round before all others warms up."""
+    from formerlab.evaluation.timing.timing import turns
+
     found = {name: [] for name in variants}
-    names = list(variants)
-    for turn in range(rounds + 1):
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
-            taken = generate(model, variants[name], tokens, count)
-            if turn:
-                found[name].append(taken)
+    for turn, _, name in turns(list(variants), rounds):
+        taken = generate(model, variants[name], tokens, count)
+        if turn:
+            found[name].append(taken)
     return found
 
 
@@ -143,13 +142,8 @@ def main():
         print(f"prompt {prompt}, {options.tokens} tokens, budget {options.budget:.0%}, {options.rounds} rounds")
         for name, rounds in found.items():
             first, step, held = (statistics.median(values) for values in zip(*rounds, strict=True))
-            prefill, speed = (
-                interval([there[place] / mine[place] for mine, there in pairs])
-                for place, pairs in (
-                    (0, list(zip(own, rounds, strict=True))),
-                    (1, list(zip(rounds, own, strict=True))),
-                )
-            )
+            prefill = ratio([one[0] for one in rounds], [one[0] for one in own])
+            speed = ratio([one[1] for one in own], [one[1] for one in rounds])
             print(
                 f"  {name:18} first token {first:6.2f} s, {prefill[0]:.2f} [{prefill[1]:.2f}, {prefill[2]:.2f}] x"
                 f"   {1 / step:6.1f} tokens/s, {speed[0]:.2f} [{speed[1]:.2f}, {speed[2]:.2f}] x"

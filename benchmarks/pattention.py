@@ -18,6 +18,7 @@ from contextlib import nullcontext
 from functools import partial
 
 import torch
+from loops import Loop
 from rounds import Bar, report, rounds_of, saved_bytes, setting
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -101,19 +102,13 @@ def measure_steps(precision: str, options: argparse.Namespace) -> Measured:
     text = text.to(options.device)
     models = {"Transformer": transformer, "Tokenformer": tokenformer}
     built = {name: spec.build(0).to(options.device) for name, spec in models.items()}
-    optimizers = {name: AdamW().build(model) for name, model in built.items()}
 
     def loss(model: nn.Module) -> Tensor:
         with precise(precision, options.device):
             return F.cross_entropy(model(text[:, :-1]).float().flatten(0, 1), text[:, 1:].flatten())
 
-    def step(name: str) -> None:
-        loss(built[name]).backward()
-        nn.utils.clip_grad_norm_(built[name].parameters(), 1.0)
-        optimizers[name].step()
-        optimizers[name].zero_grad(set_to_none=True)
-
-    seconds = rounds_of({name: partial(step, name) for name in built}, options.rounds, options.device)
+    steps = {name: Loop(model, loss, AdamW().build(model)) for name, model in built.items()}
+    seconds = rounds_of(steps, options.rounds, options.device)
     given = {name: [*model.parameters(), *model.buffers()] for name, model in built.items()}
     return seconds, {name: [saved_bytes(partial(loss, model), given[name])] for name, model in built.items()}
 

@@ -36,25 +36,20 @@ def rounds_of(
     Steps take turns. The first of a round moves on with every round, so that none always follows the same; a round
     before all others warms up. `clock` is `time.process_time` for work on one thread beside other programs.
     """
+    import torch
+
+    from formerlab.evaluation.timing.timing import turns
+
+    wait = torch.cuda.synchronize if device == "cuda" else int
     seconds: dict[str, list[float]] = {name: [] for name in steps}
-    names = list(steps)
-    for turn in range(rounds + 1):
-        shift = turn % len(names)
-        for name in names[shift:] + names[:shift]:
-            _synchronise(device)
-            start = clock()
-            units = steps[name]()
-            _synchronise(device)
-            if turn:
-                seconds[name].append((clock() - start) / (units if isinstance(units, int) else 1))
+    for turn, _, name in turns(list(steps), rounds):
+        wait()
+        start = clock()
+        units = steps[name]()
+        wait()
+        if turn:
+            seconds[name].append((clock() - start) / (units if isinstance(units, int) else 1))
     return seconds
-
-
-def _synchronise(device: str) -> None:
-    if device == "cuda":
-        import torch
-
-        torch.cuda.synchronize()
 
 
 def interval(values: list[float]) -> tuple[float, float, float]:

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from formerlab.cache import KVCache
 from formerlab.data.pairs.streams import PairStream
+from formerlab.integrations.huggingface.native import native
 from formerlab.kernels.native import keep_memory
 from formerlab.layers import LayerNorm, Mlp, Pattention, RMSNorm
 from formerlab.models import Decoder, Translator
@@ -58,20 +59,17 @@ def decoders(size):
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
     )  # fmt: skip
 
-    def plain(model):
-        def loss(model):
-            x, y = windows(stream, BATCH, context)
-            logits = model(x)
-            return F.cross_entropy(getattr(logits, "logits", logits).flatten(0, 1), y.flatten())
-
-        return Loop(model, loss)
+    def loss(model):
+        x, y = windows(stream, BATCH, context)
+        logits = model(x)
+        return F.cross_entropy(getattr(logits, "logits", logits).flatten(0, 1), y.flatten())
 
     return {
-        "plain loop": plain(Gpt(**size)),
+        "plain loop": Loop(Gpt(**size), loss),
         "ours": OurLoop(Decoder(**size), task, stream),
         "ours, Tokenformer": OurLoop(tokenformer, task, stream),
-        "transformers' GPT-2": plain(transformers.GPT2LMHeadModel(gpt2)),
-        "transformers' LLaMA": plain(transformers.LlamaForCausalLM(llama(size))),
+        "transformers' GPT-2": Loop(transformers.GPT2LMHeadModel(gpt2), loss),
+        "transformers' LLaMA": Loop(transformers.LlamaForCausalLM(llama(size)), loss),
     }
 
 
@@ -150,7 +148,7 @@ def prefill():
     size = {"vocabulary": 8192, "layers": 12, "width": 512, "heads": 8, "context": PROMPT}
     theirs = transformers.LlamaForCausalLM(llama(size)).eval()
     ours = Decoder(**size, norm=RMSNorm(), final_norm=RMSNorm(), feedforward=Mlp(activation="swiglu")).build(0).eval()
-    ours.load_state_dict({ours_of(name): weight for name, weight in theirs.model.state_dict().items()})
+    theirs.load_state_dict(native(ours).state_dict())
     tokens = torch.randint(8192, (1, PROMPT), generator=torch.Generator().manual_seed(0))
 
     def read():
@@ -164,27 +162,6 @@ def prefill():
     with torch.inference_mode():
         torch.testing.assert_close(read(), read_theirs(), rtol=1e-3, atol=1e-3)
     return {"transformers' LLaMA": torch.inference_mode()(read_theirs), "ours": torch.inference_mode()(read)}
-
-
-def ours_of(name):
-    """Return our name of a tensor of transformers' LLaMA."""
-    parts = {
-        "embed_tokens.weight": "embedding",
-        "layers.": "blocks.",
-        "input_layernorm.weight": "attention_norm.gain",
-        "post_attention_layernorm.weight": "feedforward_norm.gain",
-        "norm.weight": "final_norm.gain",
-        "self_attn.q_proj": "attention.query",
-        "self_attn.k_proj": "attention.key",
-        "self_attn.v_proj": "attention.value",
-        "self_attn.o_proj": "attention.output",
-        "mlp.gate_proj": "feedforward.inner",
-        "mlp.up_proj": "feedforward.gate",
-        "mlp.down_proj": "feedforward.outer",
-    }
-    for theirs, ours in parts.items():
-        name = name.replace(theirs, ours)
-    return name
 
 
 OURS = "ours"

@@ -50,14 +50,9 @@ def decoder() -> list[str]:
     for row, name in enumerate(("block 3", "block 2", "block 1")):
         y = 78 + row * 62
         found += [box(32, y, 120, 50, GREY, "#f6f7f9"), text(92, y + 14, name, 11, GREY, 'text-anchor="middle"')]
-        found += [
-            box(40, y + 20, 50, 22, BLUE, "#e3eefb"),
-            text(65, y + 35, "attend", 11, BLUE, 'text-anchor="middle"'),
-        ]
-        found += [
-            box(94, y + 20, 50, 22, RED, "#fbe9e3"),
-            text(119, y + 35, "project", 11, RED, 'text-anchor="middle"'),
-        ]
+        for left, colour, fill, word in ((40, BLUE, "#e3eefb", "attend"), (94, RED, "#fbe9e3", "project")):
+            label = text(left + 25, y + 35, word, 11, colour, 'text-anchor="middle"')
+            found += [box(left, y + 20, 50, 22, colour, fill), label]
     found += [
         f'<path d="M152 {y} C 186 {y} 186 {y - 62} 152 {y - 62}" stroke="{GREEN}" fill="none"/>' for y in (165, 227)
     ]

@@ -81,15 +81,8 @@ def tokenizer(wildcards):
 
 def model(wildcards):
     """Return the record and the weights of a finished run; those of a released model lie elsewhere."""
-    names = (
-        ["run.json"]
-        if wildcards.id in PLAN["load"]
-        else [
-            "run.json",
-            "weights.safetensors",
-        ]
-    )
-    return [f"{RESULTS}/{wildcards.id}/{name}" for name in names]
+    weights = [] if wildcards.id in PLAN["load"] else ["weights.safetensors"]
+    return [f"{RESULTS}/{wildcards.id}/{name}" for name in ["run.json", *weights]]
 
 
 def all_cores(wildcards):
