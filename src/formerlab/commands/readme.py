@@ -83,13 +83,6 @@ PAGES = ("README.md", "docs/verdicts.md", "docs/files.md", "docs/results.md")
 """The pages with a generated part."""
 
 
-def blocks(root: Path) -> dict[str, str]:
-    """Return the generated part of every page of PAGES."""
-    found = judged(root)
-    texts = first_screen(found), all_block(found), stages_block(), papers_block(root)
-    return dict(zip(PAGES, texts, strict=True))
-
-
 def written(path: Path, block: str) -> str:
     """Return a page with the block between its marks. Raises UserError where the marks are missing."""
     before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
@@ -101,5 +94,7 @@ def written(path: Path, block: str) -> str:
 
 def outdated(root: Path) -> dict[str, str]:
     """Return the pages that are not up to date, with what they should hold."""
-    texts = {name: written(root / name, block) for name, block in blocks(root).items()}
+    found = judged(root)
+    blocks = first_screen(found), all_block(found), stages_block(), papers_block(root)
+    texts = {name: written(root / name, block) for name, block in zip(PAGES, blocks, strict=True)}
     return {name: text for name, text in texts.items() if text != (root / name).read_text(encoding="utf-8")}

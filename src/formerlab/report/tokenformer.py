@@ -80,8 +80,11 @@ def chains(losses: DataFrame) -> DataFrame:
     return points[points["run"].isin([name for run in started for name in chain(losses, run)])]
 
 
-def down_to_zero(losses: DataFrame) -> DataFrame:
-    """Leave out what started from a run at a rate that did not fall to zero, where others' did, as in section 4.1."""
+def down_to_zero(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return losses on one text without what started from a run at a rate that did not fall to zero, where others' did,
+    as in section 4.1.
+    """
+    losses = losses_on_one_text(results, STUDY, runs)
     if "init.id" not in losses:
         return losses
     started, zero = losses["init.id"].notna(), losses["regime"].str.endswith(" to 0")
@@ -94,7 +97,7 @@ def series_points(results: Results, runs: Sequence[str], *, chains: bool = True)
     With `chains`, what grew begins at the run that it started from, and the other `WAYS` follow. `part` is `mean`, or
     `seed` for the losses that it is the mean of.
     """
-    losses, frames = down_to_zero(losses_on_one_text(results, STUDY, runs)), []
+    losses, frames = down_to_zero(results, runs), []
     points = with_ancestors(losses, "tokens", "training_time_s")
     points["size"] = points["run"].str.extract(r"-(\d)$", expand=False).astype(float)
     for series, pattern in SERIES.items():

@@ -18,27 +18,12 @@ from formerlab.report.drawings import plot
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
-from formerlab.report.runs import (
-    GROWN,
-    TOKENFORMER,
-    TRAINED_ON,
-    differences,
-    held_out_losses,
-    losses_on_one_text,
-    short,
-)
+from formerlab.report.runs import GROWN, TOKENFORMER, TRAINED_ON, differences, held_out_losses, short
 from formerlab.report.style import GREY, PUBLISHED_INK, look
-from formerlab.report.tokenformer import (
-    SERIES,
-    STUDY,
-    chains,
-    down_to_zero,
-    equal_to_grown,
-    from_scratch,
-    series_points,
-)
+from formerlab.report.tokenformer import SERIES, chains, down_to_zero, equal_to_grown, from_scratch, series_points
 from formerlab.results.read import Results
 
+STUDY = "tokenformer"
 _loss_panel = partial(Panel, y="loss_nats", ylabel="held-out loss (nats per token)")
 
 
@@ -171,7 +156,7 @@ def tokenformer_scaling(results: Results, runs: Sequence[str]) -> DataFrame:
     tokenformer_envelope. The parent that was trained on is the other control: growing helps where the grown model is
     lower at equal FLOPs. The slopes are those of this range of small models.
     """
-    losses = down_to_zero(losses_on_one_text(results, STUDY, runs))
+    losses = down_to_zero(results, runs)
     points, grown = from_scratch(losses), chains(losses)
     seeds = losses[losses["run"].isin({*points["run"], *grown["run"]})]
     columns = ["run", "seed", "variant", "loss_nats", "flops_cumulative", "tokens", "parameters_non_embedding"]

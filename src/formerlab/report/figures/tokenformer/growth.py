@@ -12,17 +12,8 @@ from formerlab.report.names import data_set
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published, published_rows
-from formerlab.report.runs import (
-    GROWN,
-    at_end,
-    differences,
-    held_out_losses,
-    labelled,
-    parent,
-    summary,
-    validation_losses,
-)
-from formerlab.report.tokenformer import METHODS, STAGES, before_growth, equal_to_grown, means
+from formerlab.report.runs import GROWN, at_end, differences, held_out_losses, labelled, summary, validation_losses
+from formerlab.report.tokenformer import METHODS, STAGES, before_growth, equal_to_grown, means, with_ancestors
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"
@@ -66,7 +57,7 @@ def tokenformer_growth(results: Results, runs: Sequence[str]) -> DataFrame:
     for its curves.
     """
     losses = held_out_losses(results, STUDY, runs)
-    started = {run: start for run in losses["run"].unique() if (start := parent(losses, run))}
+    started = with_ancestors(losses)["parent"].dropna().to_dict()
     if not losses[losses["run"].isin(started)]["variant"].str.startswith(GROWN).any():
         return DataFrame()
     curves = validation_losses(results, STUDY, runs)
