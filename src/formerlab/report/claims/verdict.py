@@ -83,7 +83,8 @@ class Item:
             if measured:
                 models = sizes(runs, "images" if claim.study == "vision" else "tokens")
                 examples = f"{self.examples} examples" if self.examples else ""
-                self.ran = ", ".join(filter(None, [models, examples, f"{self.seeds} seed{'s' * (self.seeds != 1)}"]))
+                unit = "repetition" if any(run.arm.measure for run in runs.values()) else "seed"
+                self.ran = ", ".join(filter(None, [models, examples, f"{self.seeds} {unit}{'s' * (self.seeds != 1)}"]))
         except (MissingRowsError, ZeroDivisionError) as error:
             self.examples, self._seeds_of_pairs, self._fewest_seeds, self.one_text = 0, 0, math.inf, False
             self.reason = "a number to divide by is zero" if isinstance(error, ZeroDivisionError) else str(error)
