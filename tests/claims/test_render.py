@@ -23,6 +23,7 @@ LATER = {
         "tokenformer-growth-saves-cost": "not_tested -> contradicts",
         "denseformer-better-at-equal-depth": "not_tested -> agrees, by books_24",
         "denseformer-weight-pattern": "not_tested -> contradicts",
+        "denseformer-sparse-keeps-the-gain": "not_tested -> cannot_tell",
     }
 }
 """What rows that came after version 3 decide."""
