@@ -106,14 +106,19 @@ def windows(stream, count, context, device="cpu"):
     return x.pin_memory().to(device, non_blocking=True), y.pin_memory().to(device, non_blocking=True)
 
 
+def adamw(model):
+    """Return nanoGPT's optimizer: fused AdamW, which decays matrices alone."""
+    groups = [[p for p in model.parameters() if (p.ndim >= 2) == matrix] for matrix in (True, False)]
+    decays = [{"params": group, "weight_decay": decay} for group, decay in zip(groups, (0.1, 0.0), strict=True)]
+    return torch.optim.AdamW(decays, lr=LR, betas=(0.9, 0.95), fused=True)
+
+
 class Loop:
-    """A step of the plain loop: batch, forward, backward, clipping, AdamW; `loss` draws its own batch."""
+    """A step of the plain loop: batch, forward, backward, clipping, optimizer; `loss` draws its own batch."""
 
     def __init__(self, model, loss, optimizer=None):
         self.model, self.loss = model, loss
-        groups = [[p for p in model.parameters() if (p.ndim >= 2) == matrix] for matrix in (True, False)]
-        decays = [{"params": group, "weight_decay": decay} for group, decay in zip(groups, (0.1, 0.0), strict=True)]
-        self.optimizer = optimizer or torch.optim.AdamW(decays, lr=LR, betas=(0.9, 0.95), fused=True)
+        self.optimizer = optimizer or adamw(model)
 
     def __call__(self):
         """Take a step."""

@@ -35,6 +35,7 @@ from formerlab.report.tokenformer import (
     FROM_SCRATCH,
     METHODS,
     STAGES,
+    STUDY,
     Shape,
     before_growth,
     chains,
@@ -43,8 +44,6 @@ from formerlab.report.tokenformer import (
 )
 from formerlab.results.read import Results
 from formerlab.statistics import student
-
-STUDY = "tokenformer"
 
 
 def _published_main() -> DataFrame:

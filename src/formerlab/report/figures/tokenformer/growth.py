@@ -13,10 +13,9 @@ from formerlab.report.panel import Panel, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published, published_rows
 from formerlab.report.runs import GROWN, at_end, differences, held_out_losses, labelled, summary, validation_losses
-from formerlab.report.tokenformer import METHODS, STAGES, before_growth, equal_to_grown, means, with_ancestors
+from formerlab.report.tokenformer import METHODS, STAGES, STUDY, before_growth, equal_to_grown, means, with_ancestors
 from formerlab.results.read import Results
 
-STUDY = "tokenformer"
 _SAID = {
     f"{GROWN}: random keys, tau sqrt(n)": "the published way",
     f"{GROWN}: zero keys, tau kept": "keeps the function",
