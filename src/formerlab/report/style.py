@@ -12,7 +12,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
-from matplotlib.patheffects import withStroke
 from scipy.optimize import isotonic_regression
 
 from formerlab.report.names import look_of
@@ -176,7 +175,7 @@ def wrapped(name: object) -> str:
 
 
 def label_at_edge(axes: Axes, labels: Sequence[Label]) -> None:
-    """Write names below each other, right of the last of all points, moved up or down so that no two overlap.
+    """Write names right of the panel, moved up or down so that no two overlap.
 
     A dotted line leads to a text that is not beside its point. Call it last, when the limits are final.
     """
@@ -192,13 +191,13 @@ def label_at_edge(axes: Axes, labels: Sequence[Label]) -> None:
     across, heights = axes.transData.transform(points).T
     halves = 4.5 * dots * np.array([text.count("\n") + 1.15 for text in texts])
     moved = (_spread(heights, halves, (axes.bbox.y0, axes.bbox.y1)) - heights) / dots
-    halo = [withStroke(linewidth=2.5, foreground=axes.get_facecolor())]
-    for label, point, text, up, right in zip(labels, points, texts, moved, (across.max() - across) / dots, strict=True):
+    beside, rights = 0.06 * axes.bbox.width / dots, (axes.bbox.x1 - across) / dots
+    for label, point, text, up, right in zip(labels, points, texts, moved, rights, strict=True):
         # The line ends at the left edge of the text, so that it crosses no other; dotted, it is no curve of the data.
         leader = {"arrowstyle": "-", "color": label.colour, "linewidth": 0.6, "linestyle": (0, (1, 3))}
         leader |= {"shrinkA": 1, "shrinkB": 3, "relpos": (0.0, 0.5)}
-        axes.annotate(text, point, (9 + right, up), textcoords="offset points", va="center", color=label.colour,
-                      path_effects=halo, arrowprops=leader if abs(up) > 3 or right > 8 else None)  # fmt: skip
+        axes.annotate(text, point, (4 + right, up), textcoords="offset points", va="center", color=label.colour,
+                      arrowprops=leader if abs(up) > 3 or right > beside else None)  # fmt: skip
 
 
 def _spread(heights: Any, halves: Any, bounds: tuple[float, float]) -> Any:

@@ -78,7 +78,7 @@ def draw(data: DataFrame) -> Figure:
     margins = {"left": 0.07, "right": 0.92, "bottom": 0.1, "top": 0.93, "wspace": 0.75, "hspace": 0.5}
     axes = figure.subplots(2, 3, gridspec_kw=margins).flat
     _draw_square(axes[0], data[data["alpha"] == ALPHAS[0]], "attention", "Attention", cmap="Blues", vmax=0.5)
-    axes[0].text(NAME - 0.3, 0.2, "the name", color=ORANGE, va="center", fontsize=7)
+    axes[0].text(NAME + 0.7, 0.8, "the\nname", color=ORANGE, va="center", fontsize=7)
     axes[0].text(CHANGE - 0.2, 1.2, "here the\ntopic changes", color=VERMILION, va="center", fontsize=7)
     axes[3].set_axis_off()
     axes[3].set_title("The rule, at each query")

@@ -64,11 +64,13 @@ def _front(speed: "pd.Series[float]", loss: "pd.Series[float]") -> list[bool]:
 
 
 def _mark_depths(axes: Axes, rows: DataFrame) -> None:
-    """Write the depth beside each point, and draw the Pareto front."""
+    """Write the depth below each point where there are several, and draw the Pareto front."""
     points = rows[rows["part"] == "mean"].sort_values("batches_per_s")
     column = "loss_nats" if points["source"].eq("ours").all() else "perplexity"
     for layers, x, y in points[["layers", "batches_per_s", column]].itertuples(index=False, name=None):
-        axes.annotate(f"{layers:.0f}", (x, y), (5, 4), textcoords="offset points", color=GREY)
+        if points["layers"].nunique() > 1:
+            axes.annotate(f"{layers:.0f}", (x, y), (1, -13), textcoords="offset points", ha="center", color=GREY)
+            axes.margins(y=0.12)
     front = points[points["front"].astype(bool)]
     axes.step(front["batches_per_s"], front[column], where="pre", color=GREY, linewidth=1, linestyle=":", zorder=0)
 
@@ -80,7 +82,7 @@ def _mark_depths(axes: Axes, rows: DataFrame) -> None:
 ))  # fmt: skip
 def denseformer_tradeoff(results: Results, runs: Sequence[str]) -> DataFrame:
     """Held-out loss against the speed of a full forward pass, after Fig. 3 of DenseFormer (arXiv:2402.02622): each
-    point is a model, the number beside it its blocks, the dotted line the Pareto front. To see: whether the front is
+    point is a model, a number below it its blocks, the dotted line the Pareto front. To see: whether the front is
     made of DenseFormers, and how much faster one is than a plain Transformer that reaches its loss, where a scale has
     one. Speeds are medians of repetitions, all measured in turns, horizontal bars their quartiles.
     """

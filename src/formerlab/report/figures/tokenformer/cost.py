@@ -21,7 +21,6 @@ from formerlab.report.published import published
 from formerlab.report.runs import GROWN, TOKENFORMER, TRAINED_ON, differences, held_out_losses, short
 from formerlab.report.style import GREY, PUBLISHED_INK, look
 from formerlab.report.tokenformer import (
-    SERIES,
     STUDY,
     chains,
     down_to_zero,
@@ -57,17 +56,27 @@ def _published_points(*curves: tuple[str, str]) -> DataFrame:
 
 
 def _with_published(ours: DataFrame, *curves: tuple[str, str]) -> DataFrame:
-    """Return our points above published ones; lines join the sizes of a series, and no others."""
+    """Return our points above published ones; lines join the sizes of a series where none started from another run."""
     rows = pd.concat([ours, _published_points(*curves)], ignore_index=True)
-    joined = [name for name in SERIES if not name.startswith("parent")]
-    alone = rows["source"].eq("ours") & rows["parent"].notna() & ~rows["series"].isin(joined)
-    return rows.assign(_linestyle=alone.map({True: "", False: None}))
+    started = rows["parent"].notna().groupby(rows["series"]).transform("any")
+    return rows.assign(_linestyle=started.map({True: "", False: None}))
+
+
+def _join_to_parents(axes: Axes, rows: DataFrame, by: str, x: str = "flops_cumulative") -> None:
+    """Join what started from another run to that run, in the colour of its series."""
+    means = rows[rows["seed"].isna()].drop_duplicates("run").set_index("run")
+    for run, parent, series in zip(means.index, means["parent"], means[by], strict=True):
+        if parent in means.index:
+            axes.plot(*means.loc[[parent, run], [x, "loss_nats"]].to_numpy(float).T, color=look(series)["color"],
+                      linewidth=1, zorder=1)  # fmt: skip
 
 
 def _costs(column: str, label: str, title: str) -> Callable[[DataFrame], Figure]:
     """Return a function that draws our points against a column, and the published ones against theirs."""
-    theirs = {"x": "tpu_v4_hours", "xlabel": "training cost (TPU v4 hours)", "title": "124M to 1.4B parameters"}
-    panel = _loss_panel(column, by="series", log="x", xlabel=label, title=title, published=theirs)
+    theirs = {"x": "tpu_v4_hours", "xlabel": "training cost (TPU v4 hours)", "title": "124M to 1.4B parameters",
+              "finish": lambda axes, rows: None}  # fmt: skip
+    join = partial(_join_to_parents, by="series", x=column)
+    panel = _loss_panel(column, by="series", log="x", xlabel=label, title=title, finish=join, published=theirs)
     return sheet(panel, columns=1, height=2.8)
 
 
@@ -75,11 +84,11 @@ def _costs(column: str, label: str, title: str) -> Callable[[DataFrame], Figure]
 def tokenformer_cost(results: Results, runs: Sequence[str]) -> DataFrame:
     """Held-out loss against training cost, after Fig. 1 and 3 of Tokenformer (arXiv:2410.23168), in FLOPs of matrix
     products and attention. A grown model pays for all its ancestors; Tokenformers from scratch have the FLOPs of the
-    chain. Lines join the sizes of a chain, or stages of several lengths. All losses are on one test text; where rates
-    fell to zero, those runs alone are shown. To see: growing is worth it where its point lies below and to the left of
-    models trained from scratch, and below the parent trained on at equal FLOPs; the envelope of Transformers from
-    scratch stands in tokenformer_scaling. Published are models a thousand times larger and single Transformers, so only
-    the shape compares.
+    chain. Lines lead from a run to what started from it, and join sizes from scratch. All losses are on one test text;
+    where rates fell to zero, those runs alone are shown. To see: growing is worth it where its point lies below and to
+    the left of models trained from scratch, and below the parent trained on at equal FLOPs; the envelope of
+    Transformers from scratch stands in tokenformer_scaling. Published are models a thousand times larger and single
+    Transformers, so only the shape compares.
     """
     return _with_published(
         series_points(results, runs),
@@ -143,11 +152,7 @@ def _envelope(axes: Axes, rows: DataFrame) -> None:
     """Draw the envelope, and join what started from another run to that run."""
     lowest = rows[rows["lowest"].eq(True)].sort_values("flops_cumulative")
     axes.plot(lowest["flops_cumulative"], lowest["loss_nats"], color=GREY, linewidth=4, alpha=0.4, zorder=0)
-    chain = rows[rows["part"] == "chain"]
-    at = chain.set_index("run")[["flops_cumulative", "loss_nats"]]
-    joined = chain[chain["parent"].isin(at.index) & chain["variant"].isin(SHOWN)]
-    for run, parent, variant in joined[["run", "parent", "variant"]].to_numpy():
-        axes.plot(*at.loc[[parent, run]].to_numpy(float).T, color=look(variant)["color"], linewidth=1)
+    _join_to_parents(axes, rows[rows["part"] == "chain"], by="_model")
 
 
 @plot(reads="test.csv", needs="envelope-*", within=True, draw=sheet(
