@@ -38,7 +38,7 @@ class Attention(nn.Module):
 
     The four projections are of one kind. With fewer key heads than heads each serves as many neighbouring queries
     (arXiv:2305.13245, section 2.2); with `query_key_norm` queries and keys are normalised head by head, before their
-    positions are marked (arXiv:2302.05442, section 3.2).
+    positions are marked (arXiv:2302.05442, section 2).
     """
 
     def __init__(self, spec: Any) -> None:

@@ -120,7 +120,7 @@ class AdamW(Spec):
 
 class LayerwiseAdamW(AdamW):
     """AdamW as image models use it: it leaves alone what the model says is not to be decayed (class token, positions),
-    and its learning rate may fall from the head towards the first layer (arXiv:2003.10555, section 3.2).
+    and its learning rate may fall from the head towards the first layer (arXiv:2003.10555, appendix B).
     """
 
     kind: Literal["adamw_layerwise"] = "adamw_layerwise"  # type: ignore[assignment]

@@ -24,7 +24,7 @@ class Constant(Spec):
 
 class Trapezoid(Spec):
     """1 between a linear warm-up and a linear fall that would reach 0 one step after the last (arXiv:2405.18392,
-    section 2.1: cooldown).
+    section 3: cooldown).
     """
 
     kind: Literal["trapezoid"] = "trapezoid"

@@ -26,10 +26,10 @@ class H2O(Eviction):
     recent: float = Field(default=0.5, ge=0.0, le=1.0)
     """Share of the budget reserved for the most recent tokens, rounded down."""
     variant: Literal["accumulated", "local_statistics", "global_statistics"] = "accumulated"
-    """accumulated: S <- S + p over the kept keys, exact budget: the H2O of the Decay article and A2SF
-    (arXiv:2407.20485). local_statistics: the official mask of OPT, from unpruned attention, row by row.
-    global_statistics: the official mask of LLaMA since 2024-04, which chooses with the attention of LATER queries and
-    so leaks the future: its accuracies are not those of a cache."""
+    """accumulated: S <- S + p over the kept keys, exact budget: the H2O of A2SF (arXiv:2407.20485), most likely of the
+    Decay article too. local_statistics: the official mask of OPT, from unpruned attention, row by row.
+    global_statistics: the official mask of LLaMA since 2024-04, which chooses with the attention of LATER queries
+    and so leaks the future: its accuracies are not those of a cache."""
 
     @model_validator(mode="after")
     def _check(self) -> "H2O":

@@ -6,7 +6,7 @@ from formerlab.cache.eviction import Eviction, Scores
 
 
 class TOVA(Eviction):
-    """S[k] <- p[k], summed over all heads of a layer, which keep one set (arXiv:2401.06104, section 3.3).
+    """S[k] <- p[k], summed over all heads of a layer, which keep one set (arXiv:2401.06104, version 1, section 3.4).
 
     The sum and the paper's mean rank keys alike. The newest key is never the one to go.
     """
