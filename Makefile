@@ -69,7 +69,7 @@ docs: $(READY) $(DOCS)/.ready ## the site, in build/site: guides, API, every ver
 	@$(BIN)/python scripts/stage_docs.py
 	@PYTHONPATH=scripts $(DOCS)/bin/zensical build --strict --clean
 
-plan: $(READY) ## every job with its cost, before anything runs
+plan: $(READY) ## every run with its cost, and how many other jobs, before anything runs
 	@$(FORMERLAB) plan $(SCALE_OPTION)
 
 status: $(READY) ## what is finished, what is under way, what is left

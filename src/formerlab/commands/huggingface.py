@@ -12,7 +12,7 @@ from formerlab.files import read_json
 def add_parsers(verbs: Any) -> None:
     """Add the verbs."""
     parser = add_verb(verbs, export_huggingface)
-    parser.add_argument("run", help="a run, such as tokenformer/transformer/seed0, or the folder of a finished run")
+    parser.add_argument("run", help="a run, such as denseformer/plain-4/seed0, or the folder of a finished run")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--licence", default="not stated", help="of the weights, for the model card")
 

@@ -39,7 +39,7 @@ def add_parsers(verbs: Any) -> None:
 
 
 def plan(arguments: argparse.Namespace) -> None:
-    """Show every job with its size, FLOPs, memory, disk and time, and the totals."""
+    """Show every run with its size, FLOPs, memory, disk and time, the totals, and how many other jobs there are."""
     if arguments.write is not None:  # for the DAG
         from formerlab.plan.build import build_plan
 
