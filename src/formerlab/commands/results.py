@@ -136,13 +136,13 @@ def readme(arguments: argparse.Namespace) -> None:
     from formerlab.commands.readme import outdated
     from formerlab.report.committed import complaint, refresh
 
-    drawn = [] if arguments.check else refresh(Path())  # first, since the pages say which there are
-    pages = outdated(Path())
     if not arguments.check:
+        drawn = refresh(Path())  # first, since the pages say which there are
+        pages = outdated(Path())
         for name, text in pages.items():
             write_text(Path(name), text)
         print("rewritten: " + (", ".join([*pages, *drawn]) or "nothing, all was up to date"))
-    elif pages:
+    elif pages := outdated(Path()):
         raise UserError(f"{next(iter(pages))}: not what results/cached and workflow say; run make readme")
     elif line := complaint(Path()):
         raise UserError(line)

@@ -67,10 +67,10 @@ def _mark_depths(axes: Axes, rows: DataFrame) -> None:
     """Write the depth below each point where there are several, and draw the Pareto front."""
     points = rows[rows["part"] == "mean"].sort_values("batches_per_s")
     column = "loss_nats" if points["source"].eq("ours").all() else "perplexity"
-    for layers, x, y in points[["layers", "batches_per_s", column]].itertuples(index=False, name=None):
-        if points["layers"].nunique() > 1:
+    if points["layers"].nunique() > 1:
+        axes.margins(y=0.12)
+        for layers, x, y in points[["layers", "batches_per_s", column]].itertuples(index=False, name=None):
             axes.annotate(f"{layers:.0f}", (x, y), (1, -13), textcoords="offset points", ha="center", color=GREY)
-            axes.margins(y=0.12)
     front = points[points["front"].astype(bool)]
     axes.step(front["batches_per_s"], front[column], where="pre", color=GREY, linewidth=1, linestyle=":", zorder=0)
 

@@ -20,14 +20,7 @@ from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
 from formerlab.report.runs import GROWN, TOKENFORMER, TRAINED_ON, differences, held_out_losses, short
 from formerlab.report.style import GREY, PUBLISHED_INK, look
-from formerlab.report.tokenformer import (
-    STUDY,
-    chains,
-    down_to_zero,
-    equal_to_grown,
-    from_scratch,
-    series_points,
-)
+from formerlab.report.tokenformer import STUDY, chains, down_to_zero, equal_to_grown, from_scratch, series_points
 from formerlab.results.read import Results
 
 _loss_panel = partial(Panel, y="loss_nats", ylabel="held-out loss (nats per token)")
@@ -73,8 +66,7 @@ def _join_to_parents(axes: Axes, rows: DataFrame, by: str, x: str = "flops_cumul
 
 def _costs(column: str, label: str, title: str) -> Callable[[DataFrame], Figure]:
     """Return a function that draws our points against a column, and the published ones against theirs."""
-    theirs = {"x": "tpu_v4_hours", "xlabel": "training cost (TPU v4 hours)", "title": "124M to 1.4B parameters",
-              "finish": lambda axes, rows: None}  # fmt: skip
+    theirs = {"x": "tpu_v4_hours", "xlabel": "training cost (TPU v4 hours)", "title": "124M to 1.4B parameters"}
     join = partial(_join_to_parents, by="series", x=column)
     panel = _loss_panel(column, by="series", log="x", xlabel=label, title=title, finish=join, published=theirs)
     return sheet(panel, columns=1, height=2.8)
