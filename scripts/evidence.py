@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from formerlab.commands.context import add_configuration, find_plan
-from formerlab.errors import UserError
+from formerlab.errors import UserError, near_misses
 from formerlab.plan.judge import Judge
 from formerlab.plan.locate import VARIABLE, read_plan
 from formerlab.results.read import Results
@@ -42,6 +42,11 @@ class Evidence:
         self.scale = self.plan["scale"]
         if self.study not in self.plan["studies"]:
             raise UserError(f"no study {self.study!r}; name one of {', '.join(self.plan['studies'])}")
+        trained = [job["run"] for job in self.plan["train"].values() if job["study"] == self.study]
+        for pattern in self.patterns:
+            if not any(fnmatch(run, pattern) for run in trained):
+                what = f"--runs: {pattern!r} matches no run that {self.study} trains at scale {self.scale}"
+                raise UserError(f"{what}{near_misses(pattern, trained)}")
         self.results = Path(self.plan["results"])
         self.environment = os.environ | {VARIABLE: str(path), "OMP_NUM_THREADS": str(self.plan["threads"])}
         self.changed = threading.Condition()
@@ -62,18 +67,22 @@ class Evidence:
 
     def prepare(self) -> None:
         """Unpack the weights that are given and not there, and prepare the data."""
-        given = {name for name, job in self.runs().items() if job["given"] and not (self.results / name).exists()}
+        given = {name for name, job in self.runs().items() if job["given"]}
+        given = {name for name in given if not (self.results / name / "run.json").exists()}
         for path in sorted(Path("results", "weights").glob(f"*-{self.study}-weights.zip")):
             with zipfile.ZipFile(path) as archive:
                 files = [name for name in archive.namelist() if name.rpartition("/")[0] in given]
+                files.sort(key=lambda name: name.endswith("run.json"))  # last: it says that the weights are there
                 archive.extractall(self.results, files)
         judge = Judge(self.plan)
         read = {job["data"] for job in self.runs().values()}
         read |= {lender for name in read if (lender := self.plan["data"][name]["tokenizer"])}
         for name in sorted(read, key=lambda name: bool(self.plan["data"][name]["tokenizer"])):  # lenders first
+            if judge.verdict("data", name).current:
+                continue
             if line := self.plan["data"][name]["lacks"]:
                 raise UserError(line)
-            if not judge.verdict("data", name).current and not self.call("data", name):
+            if not self.call("data", name):
                 raise UserError(f"data set {name} cannot be prepared")
 
     def call(self, stage: str, name: str) -> bool:
@@ -103,13 +112,13 @@ class Evidence:
                     left = [(stage, name) for stage in stages if not judge.verdict(stage, name).current]
                     if not left:
                         continue
-                    if job["init"] in self.failed:
-                        self.failed.add(name)
-                    elif job["init"] and not judge.verdict("train", job["init"]).current:
-                        waiting = True
-                    else:
+                    if not job["init"] or judge.verdict("train", job["init"]).current:
                         self.running.add(name)
                         return name, left
+                    if job["init"] in self.failed:
+                        self.failed.add(name)
+                    else:
+                        waiting = True
                 if not waiting or not self.running:
                     return None
                 self.changed.wait()

@@ -96,8 +96,8 @@ measure() {
 # The stages that need a model: timings of studies, then seed by seed what is trained already and lacks a measurement,
 # and each other run followed by its measurements.
 by_worth() {
-    grep -E '^python -m formerlab (speed|decode|train|zeroshot|prune|flow|translate|complexity) ' |
-        awk '{ seed = match($5, /seed[0-9]+$/) ? substr($5, RSTART + 4) : -1; if ($4 == "train") place[$5] = NR; print seed, place[$5] + 0, NR, $4, $5 }' |
+    grep '^python -m formerlab ' | grep -vE '^python -m formerlab (data|exact|draw|claims|runs|track)( |$)' |
+        awk '{ seed = match($5, /seed[0-9]+$/) ? substr($5, RSTART + 4) : -1; if ($4 ~ /^(train|load)$/) place[$5] = NR; print seed, place[$5] + 0, NR, $4, $5 }' |
         sort -n -k1,1 -k2,2 -k3,3 | cut -d ' ' -f 4,5
 }
 
@@ -106,9 +106,7 @@ export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}"
 unpack
 plan=$("$python" -m formerlab plan --scale "$scale" --shell) || exit $? # at once, while the time is not spent yet
 measure
-export FORMERLAB_PLAN OMP_NUM_THREADS
-FORMERLAB_PLAN=$(sed -n 's/^export FORMERLAB_PLAN=//p' <<<"$plan")
-OMP_NUM_THREADS=$(sed -n 's/^export OMP_NUM_THREADS=//p' <<<"$plan")
+eval "$(grep '^export ' <<<"$plan")" # FORMERLAB_PLAN, quoted, and OMP_NUM_THREADS
 note "scale $scale, $(grep -c '^python' <<<"$plan") jobs missing, budget ${budget}s"
 
 by_worth <<<"$plan" | while read -r stage id; do

@@ -65,7 +65,7 @@ hint_at_cpu_build() {
 }
 
 # An environment names its folder in every script, so one that came here with a moved or copied checkout is made anew.
-if [[ $environment != /* && -f $environment/pyvenv.cfg && -f $environment/.ready && $(<"$environment/.ready") != "$PWD" ]]; then
+if [[ $environment != /* && -f $environment/pyvenv.cfg && -f $environment/.ready && $(<"$environment/.ready") != "$(pwd -P)" ]]; then
     rm -rf "$environment"
 fi
 if ! "$environment/bin/python" -m pip --version >/dev/null 2>&1; then

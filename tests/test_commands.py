@@ -150,7 +150,8 @@ def test_the_ui_refuses_a_port_where_it_cannot_listen(project, capsys):
 def test_jobs_keep_the_plan_that_they_were_started_with(project, capsys, monkeypatch):
     monkeypatch.setenv(VARIABLE, str(ensure_plan(project.root, {})))
     project.lay_over(project.config, "seeds: [4]")
-    assert "small/plain/seed4" not in said(capsys, "status")
+    for verb in (["status"], ["plan", "--seeds"]):
+        assert "small/plain/seed4" not in said(capsys, *verb)
     assert "small/plain/seed4" in said(capsys, "status", "--set", "small.steps=3")
     monkeypatch.delenv(VARIABLE)
     assert "small/plain/seed4" in said(capsys, "status")

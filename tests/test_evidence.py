@@ -1,7 +1,6 @@
 """scripts/evidence.py: the most wanted run first, each after its parent; the same command resumes."""
 
 import importlib.util
-import shutil
 import zipfile
 from argparse import Namespace
 from pathlib import Path
@@ -11,6 +10,7 @@ from fixtures.checkout import ROOT
 from fixtures.project import Project, finish
 from fixtures.rows import make_run
 
+from formerlab.errors import UserError
 from formerlab.plan.judge import Judge
 from formerlab.results.export import export
 
@@ -35,7 +35,7 @@ def study(tmp_path, monkeypatch):
     class Quick(evidence.Evidence):
         def call(self, stage, name):
             called.append((stage, name))
-            if "fails" in vars(self) and name == self.fails:
+            if vars(self).get("fails") == (stage, name):
                 return False
             finish(plan, (stage, name))
             return True
@@ -96,9 +96,25 @@ def test_runs_that_have_rows_are_left_out_but_what_missing_ones_start_from(study
 
 def test_children_of_a_run_that_failed_are_left_and_the_rest_is_done(study):
     make, called, _ = study
-    made = make(fails="small/parent/seed0")
+    made = make(fails=("train", "small/parent/seed0"))
     assert trained(called) == ["deep-4", "parent", "plain"]
     assert made.failed == {"small/parent/seed0", "small/child/seed0"}
+
+
+def test_a_measurement_that_failed_does_not_keep_children_from_training(study):
+    make, called, plan = study
+    plan["zeroshot"]["small/parent/seed0"] = plan["zeroshot"]["small/plain/seed0"]
+    made = make(fails=("zeroshot", "small/parent/seed0"))
+    assert trained(called) == ["deep-4", "parent", "child", "plain"]
+    assert made.failed == {"small/parent/seed0"}
+
+
+def test_a_pattern_that_matches_no_trained_run_is_refused(study):
+    make, _, _ = study
+    with pytest.raises(
+        UserError, match=r"^--runs: 'plan' matches no run that small trains at scale smoke; did you mean pl"
+    ):
+        make(runs=["plan"])
 
 
 def test_given_weights_are_unpacked_and_their_run_is_not_trained(study, tmp_path):
@@ -111,7 +127,7 @@ def test_given_weights_are_unpacked_and_their_run_is_not_trained(study, tmp_path
     with zipfile.ZipFile(archive, "w") as file:
         file.write(folder / "run.json", "small/parent/seed0/run.json")
         file.writestr("small/plain/seed0/run.json", "not given")
-    shutil.rmtree(folder)
+    (folder / "run.json").unlink()  # as where unpacking was interrupted
     make()
     assert trained(called) == ["deep-4", "child", "plain"]
     assert (folder / "run.json").exists()

@@ -63,6 +63,13 @@ def test_a_share_that_is_no_number_of_jobs_is_refused(here, monkeypatch):
         pass
 
 
+def test_without_a_gpu_a_job_does_not_wait_for_one(here, monkeypatch):
+    monkeypatch.delenv(VISIBLE)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(UserError, match="torch finds no GPU on this machine; set device: cpu"), own_gpus("cuda"):
+        pass
+
+
 def test_a_job_of_two_gets_both_or_none(start):
     one = start()
     free = {"0", "3"} - {one.stdout.readline().strip()}

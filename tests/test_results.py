@@ -58,6 +58,10 @@ def test_files_that_not_every_run_has_and_headers_alone_give_no_rows(tmp_path):
     for name in ("depth.csv", "eval.csv"):
         assert set(results.rows(name)["run"]) == {"dwa-1x1-4", "dwa-2x3-4"}
     assert results.rows("eval.csv")["loss_nats"].dtype == float
+    write_csv(
+        tmp_path / "denseformer/dwa-2x3-4/seed0/train.csv", TABLES["train.csv"].names, [[1, 8, 2.0, 0.1, 1.0, 1.9]]
+    )
+    assert set(results.rows("train.csv").columns) == {"study", "run", "seed", *TABLES["train.csv"].names}
     nothing = results.rows("prune.csv")
     assert nothing.empty
     assert list(nothing.columns) == ["study", "run", "seed", *TABLES["prune.csv"].required]

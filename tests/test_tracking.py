@@ -232,6 +232,9 @@ def test_a_run_that_still_trains_is_running_and_goes_on_where_it_stands(tmp_path
     (folder / "train.csv").write_text("".join(rows["train.csv"].splitlines(keepends=True)[:11]))
     (folder / "run.yaml").write_text(json.dumps(json.loads(rows["run.json"])["spec"]))
     data = root / "data" / json.loads(rows["run.json"])["data"]["name"]
+    with suppress(StoppedEarly), noted("train", folder):
+        assert synced(tmp_path)["created"] == []  # its data are prepared anew
+        raise StoppedEarly("time limit")
     data.mkdir(parents=True, exist_ok=True)
     (data / "manifest.json").write_text('{"fingerprint": "00112233445566778899aabbccddeeff", "splits": {}}')
 

@@ -21,8 +21,9 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 """The file system has no locks."""
 _NO_ROOM_MESSAGES = re.compile(
     rf"os error ({'|'.join(map(str, NO_ROOM))})\b|PytorchStreamWriter failed|unexpected pos \d|iostream error"
+    r"|\d requested and \d+ written|Not enough free space to write"
 )
-"""The words of safetensors and torch, whose writers raise errors of their own."""
+"""The words of safetensors, torch and NumPy, whose writers raise errors of their own."""
 SECONDS_FOR_A_LOOK = 1.0
 """`is_locked` itself takes a lock for a moment; a lock that is free again within this time had no other holder."""
 

@@ -197,6 +197,13 @@ def test_sequences_that_change_places_go_on_as_if_they_had_always_stood_there(ma
         assert torch.equal(moved.kept(0), placed.kept(0))
 
 
+def test_a_batch_does_not_change_its_size():
+    cache, x = PrunedCache(Decay(), 4), torch.randn(3, 2, 5, 16)
+    cache(0, x, x, x)
+    with pytest.raises(ValueError, match="1 rows for a batch of 3"):
+        cache.reorder(torch.tensor([1]))
+
+
 @pytest.mark.parametrize(
     "policy", [SpAtten(), H2O(variant="local_statistics"), H2O(variant="global_statistics")], ids=repr
 )

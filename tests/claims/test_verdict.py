@@ -27,7 +27,8 @@ class Planted(Rows):
         return Level(f"{metric} {arm.run}", pd.Series(self.numbers[arm.run, metric]))
 
     def sample(self, arm, metric, **more):
-        values = self.planted[arm.run, metric]
+        if (values := self.planted.get((arm.run, metric))) is None:
+            raise MissingRowsError(f"no finished run {arm.run}")
         group = np.stack([values, np.ones_like(values)], axis=-1)
         return Examples((group,), tuple(range(len(values))), {"task": tuple(map(str, range(values.shape[1])))})
 
@@ -137,6 +138,12 @@ def test_p_is_where_the_claim_stops_to_hold():
     p = p_value(judge(claim, rows, {}, "overnight"), rows)
     assert claim.criterion.holds == "hi(gap) <= 0.02"
     assert p == pytest.approx(stats.ttest_1samp(gaps, 0.02).pvalue, abs=2e-4)
+
+
+def test_p_of_a_claim_with_an_item_without_rows_is_1():
+    claim = claim_of("decay-mask-closer-to-ideal")
+    rows = Planted(claim, {})
+    assert p_value(judge(claim, rows, {}, "workstation"), rows) == 1.0
 
 
 def test_holm_steps_down():

@@ -32,3 +32,16 @@ def test_a_row_for_every_layer_and_size():
     names = TABLES["complexity.csv"].names
     assert len(rows) == 4 * 4
     assert all(row[names.index("time_s")] > 0 and row[names.index("memory_bytes")] > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"kernel": 1}, "odd number"),
+        ({"kernel": 4}, "odd number"),
+        ({"lengths": (64, 100)}, "does not divide lengths=.100"),
+    ],
+)
+def test_sizes_that_an_operation_does_not_have_are_refused(changed, message):
+    with pytest.raises(ValueError, match=message):
+        Complexity(**changed)

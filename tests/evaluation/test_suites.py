@@ -245,3 +245,8 @@ def test_solved_examples_that_cannot_be_are_refused():
         LocalSuite(paths=("a",), shots_from=("b",))
     with pytest.raises(ValueError, match="format=pairs has no question"):
         LocalSuite(paths=("a",), format="pairs", shots=2)
+
+
+def test_a_task_of_the_harness_has_no_limit():
+    with pytest.raises(ValueError, match="limit: a task of the harness asks all its examples"):
+        HarnessSuite(task="piqa", limit=5)

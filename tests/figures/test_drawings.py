@@ -316,8 +316,10 @@ def test_numbers_have_three_digits_and_those_of_an_interval_as_many_decimals():
     frame = pd.DataFrame({"share": [0.5, 0.08], "share_low": [0.25, 0.0], "share_high": [0.75, 0.11], "empty": np.nan})
     assert readable(frame).to_dict("list") == {"share": ["0.500 [0.250, 0.750]", "0.080 [0.000, 0.110]"]}
     assert readable(pd.DataFrame({"gain_nats": [0.5], "run": "a"}), {"run"}).to_dict("list") == {
-        "gain over plain (nats)": ["0.500"]
+        "gain (nats)": ["0.500"]
     }
+    published = pd.DataFrame({"perplexity": [18.61, 17.84], "perplexity_se": [0.02, 0.005]})
+    assert readable(published).to_dict("list") == {"perplexity": ["18.61 ± 0.02", "17.840 ± 0.005"]}
 
 
 def test_what_all_rows_say_is_said_once():

@@ -164,7 +164,7 @@ def test_each_arm_is_taken_at_the_rate_that_validation_prefers(tmp_path):
         for seed in (0, 1):
             with_losses(tmp_path, run, seed, test + 0.1 * seed, {0: 6.0, 10: valid})
     table = rows_of(catalogue()["tokenformer_modern"], Results(tmp_path)).set_index("run")
-    assert set(table.index[table["best"] == "best"]) == {"matched-high", "modern-low"}
+    assert set(table.index[table["chosen"] == "yes"]) == {"matched-high", "modern-low"}
     assert table.loc["modern-low", "tokenformer_minus_best_nats"] == pytest.approx(0.3)
 
 

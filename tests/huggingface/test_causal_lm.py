@@ -117,7 +117,7 @@ def test_a_model_without_positions_is_recognised():
         ("gemma2", {"head_dim": 8}, "attention with softcap cannot run under a cache policy"),
         ("bloom", {}, "of its 2 layers 0 go through transformers' attention"),
         ("mpt", {}, "of its 2 layers 0 go through transformers' attention"),
-        ("mamba", {}, "has layers of linear_attention, which keep no keys"),
+        ("mamba", {}, "has layers of linear_attention, which cannot run under a cache"),
     ],
 )
 def test_what_cannot_be_pruned_is_refused(kind, changes, message):

@@ -218,14 +218,15 @@ def test_values_narrower_than_keys_are_held_as_they_are(monkeypatch):
     torch.testing.assert_close(by_head, logits)
 
 
-def begun(model):
-    with prune(model, Decay(), 6):
+def begun(model, budget):
+    with prune(model, Decay(), budget):
         return model(tokens(1, 9)).past_key_values
 
 
 WRONG_CALLS = {
     "pruned already": lambda model: prune(model, Decay(), 6).__enter__(),
     "was begun without pruning": lambda model: model(tokens(1, 2), past_key_values=BEGUN["unpruned"]),
+    "was begun with Decay.* and budget 6": lambda model: model(tokens(1, 2), past_key_values=BEGUN["other"]),
     "use it inside a block of prune": lambda model: OUTSIDE(tokens(1, 1), past_key_values=BEGUN["pruned"]),
     r"pad batches on the left \(padding_side='left'\)": lambda model: model(
         tokens(2, 4), attention_mask=torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
@@ -250,7 +251,7 @@ def OUTSIDE(*args, **kwargs):
 @pytest.mark.parametrize("message", WRONG_CALLS)
 def test_calls_that_would_come_out_wrong_are_one_line(message, models):
     model, text = models["llama"], tokens(1, 9)
-    BEGUN["unpruned"], BEGUN["pruned"] = model(text).past_key_values, begun(model)
+    BEGUN.update(unpruned=model(text).past_key_values, pruned=begun(model, 0.4), other=begun(model, 6))
     context = 9 if "context" in message else None
     with pytest.raises(UserError, match=message) as error, prune(model, Decay(), 0.4, context=context):
         WRONG_CALLS[message](model)

@@ -57,6 +57,19 @@ def test_results_do_not_depend_on_the_number_of_threads(dtype):
 
 
 @needs_kernel
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
+def test_the_default_type_of_tensors_changes_nothing(default):
+    products, upstream = drawn(torch.float32, 64)
+    wanted = both(products, upstream, 8.0)
+    torch.set_default_dtype(default)
+    try:
+        found = both(products, upstream, 8.0)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+@needs_kernel
 def test_the_kernels_are_given_what_they_can_read():
     plain = torch.zeros(4, 4)
     assert norm_gelu_cpu.fits(plain)

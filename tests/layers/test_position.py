@@ -26,6 +26,13 @@ def test_starting_late_is_a_part_of_the_whole(spec):
     torch.testing.assert_close(encoding.rotate(q[:, :, 4:7], 4), encoding.rotate(q, 0)[:, :, 4:7])
 
 
+def test_positions_beyond_the_table_are_refused():
+    encoding = built(Rotary(), context=8)
+    for start, time in ((0, 9), (8, 1)):
+        with pytest.raises(ValueError, match="9 positions exceed the context of 8"):
+            encoding.rotate(torch.randn(1, 1, time, 8), start)
+
+
 @every_rotary
 def test_the_angles_are_those_of_the_formula(spec):
     """Read as complex numbers, pair i of position t turns by exp(1j t base^(-2i/r))."""

@@ -114,6 +114,16 @@ def test_what_is_not_the_plan_s_is_not_built_upon(plan, changed, keys, job, why)
     assert work(plan, *job) == f"{one}: {other} is stale (changed since: {why}); {remedy}"
 
 
+def test_prepared_data_stay_where_they_cannot_be_made_again(plan):
+    """As where the folder with the text is not mounted."""
+    change(plan, "data", "text", code_hash="old")
+    manifest = Judge(plan).record("data", "text")
+    before = manifest.read_bytes()
+    with pytest.raises(ZeroDivisionError):
+        work(plan, "data", "text", lambda: 1 / 0)
+    assert manifest.read_bytes() == before
+
+
 def test_a_product_that_is_stale_when_it_is_made_is_refused(plan):
     """As where the text is edited between the plan and the job."""
     refused = work(plan, "data", "text", lambda: change(plan, "data", "text", source_fingerprint="newer"))

@@ -44,13 +44,13 @@ def attempts(tmp_path):
     return Attempts(lambda stage, name: tmp_path / name)
 
 
-def end(folder, error, monkeypatch, job):
+def end(folder, error, monkeypatch, job, stage="train"):
     """Let an attempt, the Slurm job of that number, end for an error; or be killed, where that is None."""
     monkeypatch.setenv("SLURM_JOB_ID", str(job))
     if error is None:
-        write_json(folder / ".train.state.json", NOTE | {"pid": job, "slurm_job": str(job)})
+        write_json(folder / f".{stage}.state.json", NOTE | {"pid": job, "slurm_job": str(job)})
         return
-    with pytest.raises(type(error)), noted("train", folder):
+    with pytest.raises(type(error)), noted(stage, folder):
         raise error
 
 
@@ -69,15 +69,15 @@ def test_memory_grows_with_every_kill_for_it_and_with_nothing_else(attempts, tmp
     assert grown == [0, 1, 1, 1, 1, 2, 2]
 
 
-def worth_another(attempts, folder, monkeypatch, *ends):
+def worth_another(attempts, folder, monkeypatch, *ends, stage="train"):
     """Return what is said after each of some attempts, which crash, are killed (None) or say nothing ("")."""
     said = []
     for attempt, error in enumerate(ends, start=1):
-        attempts.memory_kills("train", "run", attempt)
+        attempts.memory_kills(stage, "run", attempt)
         if error != "":
-            end(folder, error, monkeypatch, 10 + attempt)
-        said.append(attempts.worth_another("train", "run", attempt))
-        assert attempts.worth_another("train", "run", attempt) == said[-1]  # asked for twice, counted once
+            end(folder, error, monkeypatch, 10 + attempt, stage)
+        said.append(attempts.worth_another(stage, "run", attempt))
+        assert attempts.worth_another(stage, "run", attempt) == said[-1]  # asked for twice, counted once
     return said
 
 
@@ -98,6 +98,11 @@ SAVED, CRASH, MISTAKE = StoppedEarly("saved"), ValueError("crash"), UserError("a
 def test_what_was_saved_goes_on_and_a_crash_is_tried_a_few_times(attempts, tmp_path, monkeypatch, ends, said):
     end(tmp_path / "run", SAVED, monkeypatch, 3)  # long ago, which says nothing of an attempt
     assert worth_another(attempts, tmp_path / "run", monkeypatch, *ends) == said
+
+
+def test_a_stage_that_begins_anew_is_stopped_a_few_times(attempts, tmp_path, monkeypatch):
+    ends = [KeyboardInterrupt()] * 4  # as at the time limit of its job
+    assert worth_another(attempts, tmp_path / "run", monkeypatch, *ends, stage="speed") == [True, True, True, False]
 
 
 @pytest.mark.parametrize("job", ["", "77"])

@@ -34,6 +34,11 @@ MISTAKES = [
         "set: small.plain: unknown key (value ...; write <study>.<key>, <study>.runs",
     ),
     # Values of another type, out of range, or that do not go together: all files are named that say something.
+    (
+        LINE,
+        "set: {small.steps: 2024-01-01}",
+        "small.runs.plain.steps: Input should be a valid integer (got '2024-01-01')",
+    ),
     (LINE, "set: {small: 5}", "set: small: Input should be an object (got 5)"),
     (SCALE, "defaults: {steps: many}", "small.runs.plain.steps: Input should be a valid integer (got 'many')"),
     (SCALE, "defaults: {optimizer: {lr: 1e-3}}", "small.runs.plain.optimizer.lr: '1e-3' is text, not a number; write"),
@@ -70,6 +75,8 @@ MISTAKES = [
     (STUDY, "defaults: {data: txt}", "small.runs.plain.data: no data set 'txt' at this scale; did you mean text?"),
     (CONFIG, "set: {small.runs.plian.steps: 3}", "set: small.runs.plian: no such run; did you mean plain?"),
     (SCALE, small("only: [plan]"), "studies.small.only: 'plan' matches no run; did you mean plain or parent?"),
+    (SCALE, small("given: [plan]"), "studies.small.given: 'plan' matches no run; did you mean plain or parent?"),
+    (OVERLAY, "data: {txt: {questions: 1}}", "data.txt: no run reads it; did you mean text?"),
     (SCALE, small("measure: {prune: {by_run: {'plx*': {}}}}"), "studies.small.measure.prune.by_run: 'plx*' matches no"),
     (STUDY, "measure: {speed: {runs: [plain], by_run: {plain: {repetitions: 9}}}}", "small.measure.speed.by_run: the"),
     (STUDY, "measure: {translate: {runs: [plain]}}", "small.measure.translate.runs: 'p...; name runs of a translator"),

@@ -88,7 +88,7 @@ def test_images_are_what_timm_makes_of_them_to_the_bit(digits):
         indices, parts = step_indices(0, 8 * step, 8, len(data)), task.step_batches(data, 0, step)
         with own_randomness() as reseed:
             made = []
-            for index, seed in zip(indices, image_seeds(0, step, 8), strict=True):
+            for index, seed in zip(indices, image_seeds(0, step, np.arange(8)), strict=True):
                 reseed(seed)
                 made.append(transform(data.images.image(int(index))))
             reseed(mixed_seed(0, step, "mix"))
@@ -122,7 +122,7 @@ def test_a_run_goes_on_where_its_ancestors_ended(task, digits):
 def test_no_change_to_an_image_is_drawn_twice_in_a_chain(batch, digits, monkeypatch):
     """Whatever the batch of a stage, though there are fewer steps to its place than its ancestors made."""
     drawn = []
-    monkeypatch.setattr("formerlab.tasks.image_batches.image_seeds", lambda *key: drawn.append(key[:2]) or [0] * key[2])
+    monkeypatch.setattr("formerlab.tasks.image_batches.shifted", lambda *key: drawn.append(key[-1]) or key[0])
     task = TASKS[1].model_copy(update={"batch": batch})
     parent = TASKS[1].load(digits, "train")
     start = TASKS[1].place_after(parent, BEGINNING, 6)

@@ -54,6 +54,11 @@ def test_parameters_tokens_and_flops_are_what_one_counts(model, data, tmp_path, 
     assert record["flops"] == record["flops_cumulative"] == 3 * 12 * forward
 
 
+def test_what_a_stage_adds_stands_in_the_record_from_the_start(data, tmp_path):
+    """So a run that is killed behind its record lacks nothing."""
+    assert trained(RUN, data, tmp_path, said={"equal_time": {"arm": "plain"}})["equal_time"] == {"arm": "plain"}
+
+
 def test_speed_is_of_the_training_steps_alone(record, finished):
     assert record["tokens_per_s"] == pytest.approx(record["tokens"] / record["training_time_s"])
     utilisation = record["flops"] / record["training_time_s"] / record["matmul_flops_per_s"]

@@ -6,7 +6,6 @@ from snakemake.dag import DAG
 from snakemake.jobs import Job
 
 from formerlab.plan.attempts import Attempts, under_way
-from formerlab.plan.judge import maker
 
 ON_A_GPU = 1 if PLAN["device"] == "cuda" else 0
 JUDGE = Judge(PLAN)
@@ -38,15 +37,19 @@ def records(*stages):
 
 def reading(stage, *functions):
     """Return a function that gives the inputs of a stage's job, chosen so that Snakemake runs the jobs that the judge
-    names.
+    names: the records of the jobs before it, and what `functions` add.
 
     What is stale also reads the list of all that is, which is younger: so it runs again, whoever made it. What is
     current does not run for the times of files, which a copy changes. Anything else is missing, and runs.
     """
 
     def files(wildcards):
-        found = [file for function in functions for file in function(wildcards)]
         job = (stage, name_of(wildcards))
+        before = [
+            JUDGE.record(*base).relative_to(RESULTS) for base in JUDGE.bases(*job)
+        ]
+        added = [file for function in functions for file in function(wildcards)]
+        found = [*(f"{RESULTS}/{record}" for record in before), *added]
         if job in STALE:
             return [*found, STALE_LIST]
         current = workflow.is_main_process and JUDGE.verdict(*job).current
@@ -55,34 +58,10 @@ def reading(stage, *functions):
     return files
 
 
-def parent(wildcards):
-    """Return the record of the run that this one grows from, if any."""
-    init = PLAN["train"][wildcards.id]["init"]
-    return [f"{RESULTS}/{init}/run.json"] if init else []
-
-
-def measured(wildcards):
-    """Return the times of the study's runs, where the run trains for as long as another."""
-    job = PLAN["train"][wildcards.id]
-    return [f"{RESULTS}/{job['study']}/speed.json"] if job["equal_time"] else []
-
-
-def manifest(wildcards):
-    """Return the data set that the run reads."""
-    data = PLAN[maker(PLAN, wildcards.id)][wildcards.id]["data"]
-    return [f"{RESULTS}/data/{data}/manifest.json"]
-
-
-def tokenizer(wildcards):
-    """Return the data set whose tokenizer this one takes, if any."""
-    above = PLAN["data"][wildcards.name]["tokenizer"]
-    return [f"{RESULTS}/data/{above}/manifest.json"] if above else []
-
-
-def model(wildcards):
-    """Return the record and the weights of a finished run; those of a released model lie elsewhere."""
-    weights = [] if wildcards.id in PLAN["load"] else ["weights.safetensors"]
-    return [f"{RESULTS}/{wildcards.id}/{name}" for name in ["run.json", *weights]]
+def weights(wildcards):
+    """Return the weights of a finished run; those of a released model lie elsewhere."""
+    trained = wildcards.id not in PLAN["load"]
+    return [f"{RESULTS}/{wildcards.id}/weights.safetensors"] if trained else []
 
 
 def all_cores(wildcards):

@@ -3,7 +3,7 @@
 
 rule data:
     input:
-        reading("data", tokenizer),
+        reading("data"),
     output:
         manifest=f"{RESULTS}/data/{{name}}/manifest.json",
     log:

@@ -7,7 +7,7 @@ for name, stage in MEASURED.items():
         name:
             name
         input:
-            reading(name, model),
+            reading(name, weights),
         output:
             multiext(f"{RESULTS}/{{id}}/", *stage.written),
         log:
@@ -42,6 +42,7 @@ for name, stage in TIMED.items():
         threads: all_cores
         resources:
             mem_mb=memory(name, timing_memory(name)),
+            runtime=PLAN["runtime_minutes"],
             gpu=ON_A_GPU,
             slurm_extra="--exclusive",
         params:

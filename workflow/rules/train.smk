@@ -3,7 +3,7 @@
 
 rule load:
     input:
-        reading("load", manifest),
+        reading("load"),
     output:
         multiext(f"{RESULTS}/{{id}}/", *STAGES["load"].written),
     log:
@@ -26,7 +26,7 @@ rule load:
 
 rule train:
     input:
-        reading("train", parent, manifest, measured),
+        reading("train"),
     output:
         multiext(f"{RESULTS}/{{id}}/", *STAGES["train"].written),
     log:

@@ -37,9 +37,8 @@ def choose(policy: Eviction, prompt: Prompt) -> Engine:
         counts = zip(prompt.budgets, prompt.lengths, strict=True)
         pairs = heads * sum(length * min(policy.capacity(budget), length) for budget, length in counts)
         engine = load_compiled() if pairs >= WORTHWHILE else None
-    if engine is None or prompt.k.dtype not in engine.DTYPES or not decides_by_score(policy):
-        return run
-    if prompt.v.shape != prompt.k.shape:  # values of another width, which compiled code does not know (DeepSeek)
+    alike = prompt.v.shape == prompt.k.shape  # compiled code knows no values of another width (DeepSeek)
+    if engine is None or not alike or prompt.k.dtype not in engine.DTYPES or not decides_by_score(policy):
         return run
     chosen: Engine = engine.run
     return chosen

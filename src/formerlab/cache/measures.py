@@ -1,4 +1,4 @@
-"""Measures of the keys that a policy keeps: one value per sequence, the rows of the pruning study."""
+"""Measures of the keys that a policy keeps: one value per sequence, without padding, the rows of the pruning study."""
 
 import torch
 from jaxtyping import Float

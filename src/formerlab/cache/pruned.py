@@ -52,7 +52,9 @@ class Store:
         self.state.grow(capacity)
 
     def reorder(self, rows: Int[Tensor, " batch"]) -> None:
-        """Replace sequence i by sequence `rows[i]`, in the same memory."""
+        """Replace sequence i by sequence `rows[i]`, in the same memory; there must be one for each."""
+        if len(rows) != len(self.keys):
+            raise ValueError(f"{len(rows)} rows for a batch of {len(self.keys)}, which cannot change")
         for held in (self.keys, self.values, self.state.positions, self.state.scores):
             held.copy_(held[rows])
         if self.state.vacant is not None:
@@ -79,9 +81,9 @@ class PrunedCache:
 
     A prompt is pruned while it is read, as if its tokens were fed one by one, and the outputs are those of `Simulation`
     with the same budget. A ratio is a share of `length` tokens, by default those of the first call, the prompt; the
-    count that it gives stays the same while decoding. `position` is the model's position encoding, for policies that
-    number the kept keys anew; the others keep their original positions. For inference: no gradient passes. All
-    sequences of a batch have the same length.
+    count that it gives, at least one, stays the same while decoding. `position` is the model's position encoding, for
+    policies that number the kept keys anew; the others keep their original positions. For inference: no gradient
+    passes. All sequences of a batch have the same length.
 
     Raises UserError for a policy that cannot decide from what a cache holds, for an impossible budget, and in the first
     call for a ratio without `length` where there is no prompt but a single token.

@@ -105,7 +105,7 @@ def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[bool]:
                 before_it = f"run python -m formerlab {' '.join(base)} first"
                 raise UserError(f"{job}: {' '.join(base)} is {judge.verdict(*base)}; {AGAIN}, or {before_it}")
         found = judge.verdict(stage, name)
-        if not found.current and stage != "train":  # which removes it itself, once it has checked what it starts from
+        if not found.current and stage not in ("train", "data"):  # which remove theirs once they have what they read
             judge.record(stage, name).unlink(missing_ok=True)  # no old record speaks for new files
         if not found.current and found.state != "missing":
             print(f"{job}: made again, for it is {found}", file=sys.stderr)

@@ -42,6 +42,8 @@ def own_gpus(device: str, count: int = 1) -> Iterator[None]:
         return
     visible = os.environ.get(VISIBLE)
     names = [name.strip() for name in visible.split(",")] if visible else [str(index) for index in range(gpu_count())]
+    if not names:
+        raise UserError("device: cuda: torch finds no GPU on this machine; set device: cpu, or go where one is")
     with ExitStack() as held:
         chosen = _lock(names, min(count, len(names)), held)
         os.environ[VISIBLE] = ",".join(chosen)

@@ -10,12 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from formerlab.commands.context import add_verb, find_plan, given_values, load_plan
+from formerlab.commands.context import add_verb, find_plan, load_plan
 from formerlab.commands.gpus import gpu_count
 from formerlab.errors import UserError
 from formerlab.files import write_json
 from formerlab.plan.judge import Judge
-from formerlab.plan.locate import ensure_plan, read_plan
+from formerlab.plan.locate import read_plan
 from formerlab.progress import short
 from formerlab.results.notes import SAFE
 from formerlab.results.stages import MAKING, MEASURED, TIMED
@@ -47,7 +47,7 @@ def plan(arguments: argparse.Namespace) -> None:
         return
     from formerlab.plan.show import shell, table
 
-    path = ensure_plan(Path.cwd(), given_values(arguments)) if arguments.plan is None else find_plan(arguments)
+    path = find_plan(arguments)
     found = read_plan(path)
     print(shell(found, path) if arguments.shell else table(found, seeds=arguments.seeds))
 

@@ -89,14 +89,12 @@ def train(arguments: argparse.Namespace) -> None:
         return
     parent = Path(plan["results"], job["init"]) if job["init"] else None
     with as_planned(plan, "train", arguments.id) as current:
-        runtime = dataclasses.replace(runtime, replace=not current)
-        run, matched = Run.model_validate(job["spec"]), dict[str, Any]()
+        run, said = Run.model_validate(job["spec"]), dict[str, Any]()
         if job.get("equal_time"):
-            steps, matched = _steps_of_equal_time(plan, job)
+            steps, said = _steps_of_equal_time(plan, job)
             run = run.model_copy(update={"steps": steps})
+        runtime = dataclasses.replace(runtime, replace=not current, said=said)
         train_stage(run, Path(plan["data"][job["data"]]["out"]), out, parent=parent, runtime=runtime)
-        if matched and os.environ.get("RANK", "0") == "0":
-            write_json(out / "run.json", read_json(out / "run.json") | matched)
 
 
 def load(arguments: argparse.Namespace) -> None:

@@ -16,11 +16,11 @@ from formerlab.models.vision import VisionTransformer, VisionTransformerModel
 from formerlab.spec import Spec
 
 Growable = Decoder | VisionTransformer
-"""Models that can start from another's weights."""
+"""Models that can grow from another's weights."""
 SomeModel = TypeVar("SomeModel", bound=Spec)
 GrowableModel = DecoderModel | VisionTransformerModel
 AnyModel = Growable | Translator
-"""Models whose layers can grow; a run of a translator cannot start from another."""
+"""Models of all kinds; a run of a translator can go on from another, but not grow."""
 
 InitialKeys = Literal["random", "zero"]
 TauRule = Literal["sqrt", "keep"]
@@ -69,7 +69,7 @@ class Growth(Spec):
 def growable(spec: Spec) -> Growable:
     """Return the spec where its model can start from another's weights. Raises UserError where it cannot."""
     if not isinstance(spec, Decoder | VisionTransformer):
-        raise UserError("cannot grow this kind of model: only decoders and vision transformers grow; leave init out")
+        raise UserError("cannot grow this kind of model: only decoders and vision transformers grow; leave growth out")
     return spec
 
 

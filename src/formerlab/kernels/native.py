@@ -37,7 +37,9 @@ def keep_memory(largest: int = 2**30) -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        for setting, value in {_MMAP_THRESHOLD: largest, **_MALLOC}.items():
+        if not mallopt(_MMAP_THRESHOLD, largest):  # an older glibc takes no more than half of a heap
+            mallopt(_MMAP_THRESHOLD, 2**25)
+        for setting, value in _MALLOC.items():
             mallopt(setting, value)
 
 

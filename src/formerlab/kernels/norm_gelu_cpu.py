@@ -23,20 +23,20 @@ def normalise_and_activate(products: Tensor, tau: float, smallest_norm: float) -
 
     A row whose norm is at most `smallest_norm` becomes zero, with a factor of zero.
     """
-    factor, scores = torch.empty(len(products), 1), torch.empty_like(products)
-    _call("forward", (products, factor, scores), products.shape, tau, smallest_norm)
+    factor, scores = torch.empty(len(products), 1, dtype=torch.float32), torch.empty_like(products)
+    _call("forward", (products, factor, scores), tau, smallest_norm)
     return factor, scores
 
 
 def scores_and_gradient(grad: Tensor, z: Tensor, tau: float) -> tuple[Tensor, Tensor]:
     """Return gelu(Z), and `grad` = dS turned in place into g - Z (Z . g) / tau^2 with g = dS gelu'(Z), row by row."""
     scores = torch.empty_like(z)
-    _call("backward", (grad, z, scores), z.shape, 1 / (tau * tau))
+    _call("backward", (grad, z, scores), 1 / (tau * tau))
     return scores, grad
 
 
-def _call(name: str, tensors: tuple[Tensor, ...], shape: torch.Size, *numbers: float) -> None:
+def _call(name: str, tensors: tuple[Tensor, ...], *numbers: float) -> None:
     kernel = getattr(library("norm_gelu.cpp", "Pattention"), f"{name}_{TYPES[tensors[0].dtype]}")
     pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors)
-    sizes, reals = map(ctypes.c_long, shape), map(ctypes.c_float, numbers)
+    sizes, reals = map(ctypes.c_long, tensors[0].shape), map(ctypes.c_float, numbers)
     kernel(*pointers, *sizes, *reals, torch.get_num_threads())

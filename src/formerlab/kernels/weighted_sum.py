@@ -41,7 +41,6 @@ def weighted_sum_and_products(
     return _eager(tensors, weights, x, direct, dtype)
 
 
-@functools.cache
 def path() -> str:
     """Return which of the two ways sums on the CPU take in this process: native or eager."""
     return "eager" if _kernel() is None else "native"

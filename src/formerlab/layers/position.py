@@ -169,6 +169,8 @@ class RotaryEncoding(PositionEncoding):
 
     def rotate(self, x: Heads, start: int) -> Heads:
         """Rotate the first channels of every head; the rest passes unchanged."""
+        if (end := start + x.shape[2]) > len(self.cosine):
+            raise ValueError(f"{end} positions exceed the context of {len(self.cosine)}; build the encoding for more")
         cosine, sine = (table[start : start + x.shape[2]] for table in (self.cosine, self.sine))
         if torch.compiler.is_compiling():  # the compiler derives and fuses the gradient itself
             return self.rotate_pairs(x, cosine, sine)

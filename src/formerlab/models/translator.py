@@ -89,8 +89,7 @@ class Translator(Spec):
             raise ValueError(f"rotary positions need 2 channels per head, but position.fraction of {self.key_width}")
         if self.relu_dropout and self.feedforward.kind != "mlp":
             raise ValueError(f"relu_dropout={self.relu_dropout} needs feedforward.kind=mlp")
-        mixer = self.depth.build(self.layers, self.width)
-        if type(mixer).add is not Mixer.add:
+        if self.depth.module.add is not Mixer.add:
             raise ValueError(f"depth.kind={self.depth.kind} replaces residual additions, and a block here has three")
         return self
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from formerlab.results.notes import holder, note_of
+from formerlab.results.stages import STAGES
 
 Note = dict[str, Any]
 Folder = Callable[[str, str], Path]
@@ -48,7 +49,7 @@ class Attempts:
     def worth_another(self, stage: str, name: str, attempt: int) -> bool:
         """Say whether to try a job again after this attempt failed.
 
-        A job that stopped with its work saved goes on. One that crashed or was killed has `FEW` more attempts in a row.
+        A job that stopped with its work saved goes on. Any other, also one that begins anew, has `FEW` more in a row.
         There is no further attempt where a person has to mend something, where another process does the same work, and
         where the attempt left no note: then Slurm refused it, or it ended before its stage began.
         """
@@ -56,7 +57,8 @@ class Attempts:
         if note is None or note.get("mistake") or who_is_at(stage, self._folder(stage, name), queue()):
             return False
         before = self._abrupt.get((stage, name, attempt - 1), 0)
-        abrupt = self._abrupt[stage, name, attempt] = 0 if note["state"] == "stopped" else before + 1
+        saved = note["state"] == "stopped" and STAGES[stage].resumes
+        abrupt = self._abrupt[stage, name, attempt] = 0 if saved else before + 1
         return abrupt <= FEW
 
     def _note_of_last(self, stage: str, name: str) -> Note | None:

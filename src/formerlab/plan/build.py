@@ -1,6 +1,6 @@
 """Build the plan: every job with its resolved spec, code hash, inputs and cost, as one JSON value."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -8,10 +8,10 @@ from typing import Any
 
 from formerlab.data import TokenizerFile
 from formerlab.data.dataset import source_fingerprint
-from formerlab.data.manifest import FILE_HASHES, files_state
+from formerlab.data.manifest import FILE_HASHES, MANIFEST, files_state
 from formerlab.data.text.tokenizer import ReleasedTokenizer
-from formerlab.errors import UserError
-from formerlab.files import fingerprint, read_json
+from formerlab.errors import UserError, near_misses
+from formerlab.files import fingerprint
 from formerlab.plan import loaded
 from formerlab.plan.code import HASHED, code_hash
 from formerlab.plan.cost import crowded, loader_of, loading_cost, processes_of, run_cost, totals
@@ -76,6 +76,10 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
     }
     every: list[AnyRun] = [*runs, *released]
     used = {name for run in every for name in chain(run.data, scale.data)}
+    for name in sorted(scale.data.keys() - used):  # one for studies that are not chosen now is no mistake
+        hint = near_misses(name, sorted(used))
+        if (file := sources.scale_tree.file_of("data", name)) != sources.scale_tree.file and "did you mean" in hint:
+            raise UserError(f"{file}: data.{name}: no run reads it{hint}")
     plan: dict[str, Any] = {
         "scale": config.scale,
         **scale.model_dump(include={"description", "memory_mb", "runtime_minutes", "hardware"}),
@@ -96,9 +100,9 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
     }
     for name, stage in MEASURED.items():
         plan[name] = measure_jobs(stage, every, sources, hardware, plan["suites"], root / results)
-    _check_files(plan, data, sources)
+    _check_files(plan, {name for name, job in data.items() if not _is_there(job, root)}, sources)
     for name, job in plan["data"].items():
-        job["lacks"] = check_public_data(name, scale.data[name], root, prepared=job["source"] is not None)
+        job["lacks"] = check_public_data(name, scale.data[name], root, prepared=_is_there(job, root))
     plan["draw"] = _drawn_together(_drawings(plan))
     plan["exact"] = {CLAIMS: {"code": code_hash("formerlab.evaluation.exact")}}
     parts: list[Study | StudyScale] = [*sources.studies.values(), *scale.studies.values()]
@@ -117,13 +121,11 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
 
 
 def _data_jobs(sources: Sources, root: Path, folder: str) -> dict[str, Any]:
-    """Return the job of every data set; a source that is not mounted now counts as unchanged since it was prepared."""
+    """Return the job of every data set; the source is None where it is not mounted now, which the judge lets pass."""
     jobs: dict[str, Any] = {}
     for name, spec in sources.scale.data.items():
         out = f"{folder}/{name}"
-        source, manifest = source_fingerprint(spec, root / out / FILE_HASHES), root / out / "manifest.json"
-        if source is None and manifest.exists():
-            source = read_json(manifest).get("source_fingerprint")
+        source = source_fingerprint(spec, root / out / FILE_HASHES)
         code = code_hash(type(spec).__module__, specs=[spec])
         above = next(iter(chain(name, sources.scale.data)[1:]), None)
         about = {"spec": spec.to_dict(), "recipe": fingerprint(spec.recipe()), "code": code, "source": source}
@@ -131,14 +133,19 @@ def _data_jobs(sources: Sources, root: Path, folder: str) -> dict[str, Any]:
     return jobs
 
 
-def _check_files(plan: Job, data: Job, sources: Sources) -> None:
-    """Refuse missing files of data sets, released models and suites that the user names. Files that the scale names may
-    come later, and data prepared before stay valid without them.
+def _is_there(job: Job, root: Path) -> bool:
+    """Say whether a data set can be read: its source is mounted, or it was prepared before."""
+    return job["source"] is not None or (root / job["out"] / MANIFEST).exists()
+
+
+def _check_files(plan: Job, absent: Container[str], sources: Sources) -> None:
+    """Refuse missing files of `absent` data sets, released models and suites that the user names. Files that the scale
+    names may come later, and data prepared before stay valid without them.
     """
     scale = sources.scale
     named: list[tuple[tuple[str, ...], str, Callable[[], object]]] = []
     for name, spec in scale.data.items():
-        if data[name]["source"] is None:
+        if name in absent:
             named.append((("data", name, "source"), f"data.{name}: ", spec.source.contents))
             tokenizer = getattr(spec, "tokenizer", None)
             if isinstance(tokenizer, TokenizerFile):

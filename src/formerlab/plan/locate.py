@@ -101,7 +101,7 @@ def ensure_plan(root: Path, given: dict[str, Any]) -> Path:
 
 def _make(root: Path, given: dict[str, Any], path: Path) -> None:
     """Have another process, which imports torch, write the plan."""
-    words = [sys.executable, "-m", "formerlab", "plan", "--given", json.dumps(given), "--write", str(path)]
+    words = [sys.executable, "-m", "formerlab", "plan", "--given", json.dumps(given, default=str), "--write", str(path)]
     done = subprocess.run(words, cwd=root, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]

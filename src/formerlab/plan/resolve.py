@@ -9,7 +9,7 @@ from formerlab.data import TextData
 from formerlab.data.text.tokenizer import ReleasedTokenizer
 from formerlab.errors import UserError, near_misses
 from formerlab.evaluation.timing.speed import EqualTime, Speed
-from formerlab.growth.tokens import continued_spec, growable, grown_spec
+from formerlab.growth.tokens import continued_spec, grown_spec
 from formerlab.plan.layers import Tree, at, fields, fill, grid_points, laid, may_fit, merge, named, parse, pattern_of
 from formerlab.plan.measure import deciding
 from formerlab.plan.schema import BesideSpec, Scale, StudyScale
@@ -75,7 +75,7 @@ def _check_patterns(study: str, names: list[str], sources: Sources) -> None:
     own, scale = sources.study_trees[study], sources.at_scale(study)
     known = [*names, *own.part("runs")]
     asked = [(own, "", path) for path in PATTERNS]
-    asked += [(scale, f"studies.{study}.", path) for path in (*PATTERNS, ("only",), ("runs",))]
+    asked += [(scale, f"studies.{study}.", path) for path in (*PATTERNS, ("only",), ("given",), ("runs",))]
     for tree, above, path in asked:
         given = at(tree, path)
         for pattern in given if isinstance(given, list | dict) else ():
@@ -246,7 +246,7 @@ def _grown(ordered: list[Run], trees: Mapping[str, Tree], scale: Scale) -> Itera
                 if run.growth is None:
                     model = continued_spec(parent.model, run.model)
                 else:
-                    model = grown_spec(growable(parent.model), growable(run.model), run.growth)
+                    model = grown_spec(parent.model, run.model, run.growth)
             except UserError as error:
                 files = tree.only({"init", "model"}).files_of()
                 raise UserError(f"{files}: runs.{run.name}.init: {run.init!r}: {error}") from None

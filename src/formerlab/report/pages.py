@@ -21,7 +21,6 @@ HEADINGS = {
     "top1_percent": "top-1 (%)",
     "top5_percent": "top-5 (%)",
     "top1_points": "top-1 minus compared (points)",
-    "gain_nats": "gain over plain (nats)",
     "layers": "blocks",
     "lr": "peak rate",
     "regime": "data set, schedule",
@@ -126,6 +125,7 @@ def _cell(name: str, value: Any, low: float, high: float, error: float) -> str:
     if math.isnan(low) and math.isnan(error):
         return number(name, value)
     largest = max(abs(one) for one in (value, low, high) if not math.isnan(one))
+    largest = min(largest, 100 * error) if error > 0 else largest  # an error is shown with a digit at least
     text = number(name, value, largest)
     text += "" if math.isnan(low) else f" [{number(name, low, largest)}, {number(name, high, largest)}]"
     return text if math.isnan(error) else f"{text} ± {number(name, error, largest)}"

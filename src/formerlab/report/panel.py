@@ -96,6 +96,10 @@ class Panel:
         own = {key: first[f"_{key}"] for key in _OWN if isinstance(first.get(f"_{key}"), str)}
         return look(str(first.get(self.style, name))) | own | (HOLLOW if rows["source"].eq("published").all() else {})
 
+    def has_numbers(self, rows: DataFrame) -> bool:
+        """Say whether rows have any number to show, which a forest has along x."""
+        return bool(rows[self.x if self.kind == "forest" else self.y].notna().any())
+
     def heading(self, rows: DataFrame) -> str:
         """Return the title of a panel of these rows."""
         words = filled(self.title, rows)
@@ -136,7 +140,7 @@ def sheet(
     def drawn(data: DataFrame) -> Figure:
         data = data.sort_values(order.split(), kind="stable") if order else data
         shown = [one for panel in panels for one in panel.split(data)]
-        shown = [(panel, rows) for panel, rows in shown if rows[panel.y].notna().any()] or shown
+        shown = [(one, rows) for one, rows in shown if one.has_numbers(rows)] or shown
         known = data[data.index.isin({at for _, rows in shown for at in rows.index})]
         present = [str(name) for name in known[panels[0].by].dropna().unique()]
         figure = _figure(data, shown, columns or data[panels[0].each].nunique(), height)

@@ -310,9 +310,11 @@ def seed_notes(rows: DataFrame) -> list[str]:
     if counts.empty:
         return []
     ends = [name for name in means if str(name).endswith("_low") and means[name].notna().any()]
-    spread = "bars and bands: 95 % Student t interval over seeds; dots and thin lines: seeds"
-    if counts.max() == 1:
-        spread = "bars: 95 % bootstrap over examples, of these models alone" if ends else "no interval"
+    spread = "no interval"
+    if ends and counts.max() > 1:
+        spread = "bars and bands: 95 % Student t interval over seeds; dots and thin lines: seeds"
+    elif "interval" in means and means["interval"].notna().any():
+        spread = "bars: 95 % bootstrap over examples, of these models alone"
     notes = [f"{n_seeds(counts)}; {spread}."]
     diverged = means[means["diverged"] > 0] if "diverged" in means else means[:0]
     if len(diverged):

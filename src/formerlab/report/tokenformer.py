@@ -99,7 +99,6 @@ def series_points(results: Results, runs: Sequence[str], *, chains: bool = True)
     """
     losses, frames = down_to_zero(results, runs), []
     points = with_ancestors(losses, "tokens", "training_time_s")
-    points["size"] = points["run"].str.extract(r"-(\d)$", expand=False).astype(float)
     for series, pattern in SERIES.items():
         names = [one.format(size=size) for size in (*SIZES, *LENGTHS) for one in pattern.split()]
         names = [run for run in names if run in points.index]

@@ -79,7 +79,8 @@ class Results:
                 frames.append(frame.assign(study=study_name, run=run, seed=seed))
         if not frames:
             return DataFrame(columns=[*KEYS, *required_columns(name)])
-        return pd.concat(frames, ignore_index=True)[[*KEYS, *frames[0].columns.drop(KEYS)]]
+        found = pd.concat(frames, ignore_index=True)
+        return found[[*KEYS, *found.columns.drop(KEYS)]]
 
     def rows_of(self, name: str, owner: str) -> DataFrame:
         """Return the rows of a file of a run, a study (`speed.csv`), or the scale (""); none where the file is missing

@@ -42,7 +42,7 @@ COLUMNS: dict[str, Type] = {
     "unsmoothed_nats": "number",  # loss_nats without label smoothing
     "label": "integer",  # true class
     "prediction": "integer",  # most probable class
-    "rank": "integer",  # place of the true class, from 1
+    "rank": "integer",  # place of the true class, from 0
     "confidence": "number",  # probability of the prediction
     "destination": "integer",  # block after which is mixed
     "source": "integer",  # block whose output is mixed in; 0 is the embedding
@@ -77,7 +77,7 @@ COLUMNS: dict[str, Type] = {
     "r": "integer",  # neighbourhood of restricted attention
     "path": "integer",  # longest path between two positions, layers
     "choice": "text",  # way of choosing alpha
-    "distance_to_ideal": "number",  # attention mass that the ideal mask keeps beyond
+    "distance_to_ideal": "number",  # 1 - cosine of attention rows and the ideal ones
     "group": "text",  # group of tokens
     "floor": "text",  # unigram, 5-gram, linear probe
     "mean": "number",  # score

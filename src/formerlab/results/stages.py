@@ -32,6 +32,8 @@ class Stage:
     """Of a measurement, the class of its settings, in a module below `evaluation/` with the function `measure`."""
     models: tuple[str, ...] = ()
     """Kinds of models that it measures; empty for all."""
+    resumes: bool = False
+    """Whether it goes on where it was stopped; any other begins anew."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "record", self.record or f"{self.name}.json")
@@ -81,7 +83,7 @@ STAGES = {stage.name: stage for stage in (
                                  "tokenizer is the run's own", "window tokens loss_nats document?"),
         "depth.csv": table("a learned mixing weight at an evaluation (DenseFormer runs)",
                            "step destination source weight"),
-    }, ("run.yaml", "weights.safetensors"), record="run.json"),
+    }, ("run.yaml", "weights.safetensors"), record="run.json", resumes=True),
     Stage("load", "load a released model in place of training one, and measure its loss on the held-out text", "run",
           {"test.csv": TEST}, ("run.yaml",), record="run.json"),
     Stage("zeroshot", "answer the zero-shot questions with a finished run", "run", {
@@ -106,12 +108,12 @@ STAGES = {stage.name: stage for stage in (
                                               "group alpha query mean low high missed"),
         "prune_one_shot.csv": table("a window whose first half was compressed in one shot",
                                     f"{CONFIGURATION} realised_budget prompt window tokens loss_nats"),
-    }, settings="pruning.prune.PruneSweep", models=("decoder", "released")),
+    }, settings="pruning.prune.PruneSweep", models=("decoder", "released"), resumes=True),
     Stage("passkey", "ask a finished run, under cache policies, for a number that stands in a long text", "run", {
         "passkey.csv": table("a hidden number under a policy",
                              f"{CONFIGURATION} realised_budget length depth number found log_prob",
                              value="found", by=f"{CONFIGURATION} length"),
-    }, settings="pruning.passkey.Passkey", models=("decoder", "released")),
+    }, settings="pruning.passkey.Passkey", models=("decoder", "released"), resumes=True),
     Stage("floors", "fit n-gram models, or a linear probe, to the data of a run: what its loss is to be seen against",
           "run", {
         "floors.csv": table("a window of the held-out stream (an image) under a model without depth",

@@ -117,9 +117,9 @@ def order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
     return np.random.Generator(np.random.Philox(key=mixed_seed(seed, "epoch", epoch))).permutation(count)
 
 
-def image_seeds(seed: int, step: int, count: int) -> list[int]:
-    """Return a seed for every image of a step."""
-    return [mixed_seed(seed, step, position) for position in range(count)]
+def image_seeds(seed: int, step: int, positions: Positions) -> list[int]:
+    """Return the seeds of the images at some positions of a step."""
+    return [mixed_seed(seed, step, int(position)) for position in positions]
 
 
 def step_indices(seed: int, place: int, batch: int, count: int) -> NDArray[np.int64]:
@@ -135,13 +135,15 @@ class TrainingImages(Dataset[Drawn]):
     """The training split as a row of batches.
 
     What needs decoding or drawing image by image is done ahead by as many processes as the job has threads; with one
-    thread, or for whole images, it is done in this process. The result is the same.
+    thread on a CPU, or for whole images, it is done in this process. The result is the same.
     """
 
     def __init__(self, images: ImageSet, augmentation: Augmentation | None, look: Look, batch: int) -> None:
         self.images, self.augmentation, self.look, self.batch = images, augmentation, look, batch
         needs_workers = isinstance(augmentation, TimmAugmentation) or not images.whole
-        self.workers = torch.get_num_threads() if needs_workers and torch.get_num_threads() > 1 else 0
+        # Beside a GPU images are drawn in a thread, which would share torch's generator with the main one.
+        alone = torch.get_num_threads() == 1 and not torch.cuda.is_available()
+        self.workers = torch.get_num_threads() if needs_workers and not alone else 0
         self._ahead: Iterator[Drawn] | None = None
         self._next: tuple[int, int, int, bytes] | None = None
 
@@ -165,13 +167,11 @@ class TrainingImages(Dataset[Drawn]):
         """Return images at some positions of a step, not yet normalised; worker processes ask for them too."""
         seed, draw, place, chosen = key
         indices = step_indices(seed, place, self.batch, len(self.images))[chosen]
-        seeds = image_seeds(seed, draw, self.batch)
         if isinstance(self.augmentation, TimmAugmentation):
-            own = [seeds[position] for position in chosen]
-            return drawn_by_timm(self.augmentation, self.images, indices, own, self.look)
+            return drawn_by_timm(self.augmentation, self.images, indices, image_seeds(seed, draw, chosen), self.look)
         pixels = whole(self.images, indices, self.look)
         if isinstance(self.augmentation, Shift):
-            pixels = shifted(pixels, self.augmentation, chosen, self.batch, seeds[0])
+            pixels = shifted(pixels, self.augmentation, chosen, self.batch, mixed_seed(seed, draw, 0))
         return nothing_erased(pixels)
 
     def _made_ahead(self, seed: int, draw: int, place: int, parts: list[Positions]) -> list[Drawn]:
@@ -182,14 +182,14 @@ class TrainingImages(Dataset[Drawn]):
         self._next = (seed, draw + 1, place + self.batch, asked)
         assert self._ahead is not None
         made = []
-        for _ in parts:
-            pieces = [next(self._ahead) for _ in range(self.workers)]
+        for part in parts:
+            pieces = [next(self._ahead) for _ in range(min(self.workers, len(part)))]
             made.append(Drawn(*map(torch.cat, zip(*pieces, strict=True))))
         return made
 
     def _from(self, seed: int, draw: int, place: int, parts: list[Positions]) -> Iterator[Drawn]:
         """Return the parts of all batches from one on, in order and each in pieces, as the workers make them."""
-        pieces = [piece for part in parts for piece in np.array_split(part, self.workers)]
+        pieces = [piece for part in parts for piece in np.array_split(part, min(self.workers, len(part)))]
         keys = ((seed, draw + k, place + k * self.batch, piece) for k in itertools.count() for piece in pieces)
         self._ahead = None  # another process could not take it
         how: dict[str, Any] = {"multiprocessing_context": "spawn", "worker_init_fn": _end_for_parent}

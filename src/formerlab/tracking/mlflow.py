@@ -6,6 +6,7 @@ again by the tag `formerlab.key`, left alone while the tag `formerlab.content` e
 else updated. That tag is written last, so what an interrupted sync left half done is done again.
 """
 
+import getpass
 import json
 import logging
 import os
@@ -154,8 +155,10 @@ class _Store:
     def __init__(self, uri: str, root: Path, *, weights: bool) -> None:
         self._client, self._database = client_of(uri)
         self._experiment, self._known, self._weights = "", dict[str, Any](), weights
-        place = os.path.relpath(root.resolve(), self._database.parent.resolve() if self._database else Path.cwd())
-        self._prefix = place.removeprefix("results/")
+        if self._database:
+            self._prefix = os.path.relpath(root.resolve(), self._database.parent.resolve()).removeprefix("results/")
+        else:  # a server may have the runs of several people and checkouts
+            self._prefix = f"{getpass.getuser()}:{root.resolve()}"
         self.done: dict[str, list[str]] = {"created": [], "updated": [], "unchanged": []}
 
     def open(self, scale: str, study: str) -> None:

@@ -84,11 +84,13 @@ def unfinished(root: Path) -> list[dict[str, Any]]:
         if note is None or (folder / "run.json").exists() or not (folder / "timing.csv").exists():
             continue
         spec = yaml.safe_load(path.read_text(encoding="utf-8"))
-        manifest = read_json(root / "data" / spec["data"] / "manifest.json")
+        manifest = root / "data" / spec["data"] / "manifest.json"
+        if not manifest.exists():  # the data are prepared anew, or gone
+            continue
         *_, study, run, seed = folder.parts
         record = {"id": f"{study}/{run}/{seed}", "study": study, "run": run, "seed": spec["seed"], "spec": spec}
         record |= {"status": note["state"], "started": note["since"]}
-        record |= {"data": {"name": spec["data"], "fingerprint": manifest["fingerprint"]}}
+        record |= {"data": {"name": spec["data"], "fingerprint": read_json(manifest)["fingerprint"]}}
         last = datetime.fromtimestamp((folder / "timing.csv").stat().st_mtime, UTC)
         found.append(record | {"finished": last.isoformat()})
     return found

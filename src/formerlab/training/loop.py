@@ -39,9 +39,18 @@ class Hooks:
 
     def __post_init__(self) -> None:
         self._next, self.due = time.monotonic() + self.checkpoint_seconds, False
+        self._asked, self._questions, self.longest = 0.0, 0, 0.0
 
     def asked(self) -> str | None:
-        """Return the reason to stop now, if there is one; all processes agree on it, and on whether a save is `due`."""
+        """Return the reason to stop now, if there is one; all processes agree on it, and on whether a save is `due`.
+
+        `longest` is the longest time between two questions, which hold a step, a validation or a part of the test; the
+        first step compiles and does not count.
+        """
+        now, self._questions = time.monotonic(), self._questions + 1
+        if self._questions > 2:
+            self.longest = max(self.longest, now - self._asked)
+        self._asked = now
         reason = self.stop()
         stops, self.due = processes.any_wants(reason is not None, time.monotonic() >= self._next)
         return reason or ("another process was asked to" if stops else None)
@@ -98,7 +107,8 @@ def train(
             state.training_time_s += spent
             run.task.after_step(state.model, state.step, run.steps, state.kept)
             if outcome and logged:
-                rate, speed = state.optimizer.param_groups[0]["lr"], state.tokens / state.training_time_s
+                rate = run.optimizer.lr * run.schedule.factor(step - 1, run.steps)
+                speed = state.tokens / state.training_time_s
                 state.rows["train"].append([step, state.tokens, outcome.loss, rate, outcome.norm, *outcome.beside])
                 state.rows["timing"].append([step, state.training_time_s, speed, peak_memory_bytes(state.device)])
                 progress.update(step, tokens_per_s=speed, loss=outcome.loss)

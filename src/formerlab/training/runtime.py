@@ -2,8 +2,9 @@
 
 import signal
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
+from typing import Any
 
 from formerlab.errors import UserError
 
@@ -30,6 +31,8 @@ class RuntimeConfig:
     """Let a GPU compute the same bits every time, with slower kernels; torch refuses operations that have none."""
     keep_optimizer: bool = False
     """Leave the optimizer's final state in optimizer.pt, for runs that grow from this one and carry it on."""
+    said: dict[str, Any] = field(default_factory=dict)
+    """What the record says beside what training knows."""
 
 
 class StopRequest:

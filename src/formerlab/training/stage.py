@@ -87,8 +87,8 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
                 write_curves(run, state, out)
             if processes.sharded():
                 processes.wait_for_all()
-            a_step = state.training_time_s / max(1, state.step)
-            stop.leave(a_step + 2 * (time.monotonic() - began))  # the present step, and a save twice as slow
+            # What lies between two questions, and a save twice as slow.
+            stop.leave(hooks.longest + 2 * (time.monotonic() - began))
 
         examples = run.task.load(data, "train")
         begins = next_place(readings(ancestor), manifest["fingerprint"])

@@ -29,7 +29,7 @@ class Random(Eviction):
     def initial_scores(self, positions: Times, head_groups: int, keys: Keys | None, layer: int) -> Entering | None:
         heads = torch.arange(head_groups, device=positions.device)[:, None]
         bits = _scrambled(_scrambled(positions.long() ^ mixed_seed("cache", self.seed, layer)) + heads * 0x9E3779B9)
-        return (bits >> 8).unsqueeze(0) / 2**24
+        return (bits >> 8).unsqueeze(0).float() / 2**24  # exact, whatever the default type is
 
 
 def _scrambled(x: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:

@@ -96,17 +96,18 @@ class ParallelData(DataSpec):
             while some := tuple(islice(pairs, BATCH)):
                 sentences = [sentence for pair in some for sentence in pair]
                 ids = encode(encoder, sentences, end)
-                taken = []
+                taken, size = [], 0
                 for pair, source_ids, target_ids in zip(some, ids[0::2], ids[1::2], strict=True):
                     if (reason := self._left_out(split, pair, len(source_ids), len(target_ids))) is not None:
                         dropped[reason] += 1
                         continue
                     taken += [source_ids, target_ids]
+                    size += sum(len(sentence.encode()) for sentence in pair)
                     sizes["pairs"] += 1
                     sizes["source_tokens"] += len(source_ids)
                     sizes["target_tokens"] += len(target_ids)
                 if taken:
-                    stream.append(np.concatenate(taken), len(taken), sum(len(text.encode()) for text in sentences))
+                    stream.append(np.concatenate(taken), len(taken), size)
                 bar.advance(len(some))
             if not sizes["pairs"]:
                 raise UserError(f"no pair is left for '{split}' ({dropped} left out); name more text")

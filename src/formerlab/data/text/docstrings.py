@@ -78,7 +78,9 @@ def _parsed(source: bytes) -> ast.Module:
 
 
 def _definitions(node: ast.AST) -> Iterator[Definition]:
-    """Yield functions and classes in source order, those inside classes and blocks too, those inside functions not."""
+    """Yield functions and classes in source order, also those inside classes, if, try and with, not those inside
+    functions, loops and except.
+    """
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Definition):
             yield child

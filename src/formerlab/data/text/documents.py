@@ -139,7 +139,8 @@ def batches(documents: Iterator[tuple[Split, str]]) -> Iterator[tuple[Split, lis
 
 def training_sample(shards: list[Shard], data: "TextData", size: int) -> Iterator[str]:
     """Yield up to `size` bytes of training text, evenly from up to 16 shards spread over the source."""
-    deduplicator = Deduplicator(data)  # to know what is held out
+    # It knows what is held out. Of a document only the beginning is taken here, so limits in bytes are for later.
+    deduplicator = Deduplicator(data.model_copy(update={"max_bytes": None}))
     deque(deduplicator.documents([shard for shard in shards if "train" not in shard.splits]), maxlen=0)
     training = [shard for shard in shards if "train" in shard.splits]
     count = min(SAMPLED_SHARDS, len(training))

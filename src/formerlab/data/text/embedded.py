@@ -123,5 +123,5 @@ def _dotted(path: PurePath) -> str:
 def _licence(package: metadata.Distribution) -> str:
     stated: Any = package.metadata
     classified = [line.split(" :: ")[-1] for line in stated.get_all("Classifier", ()) if line.startswith("License")]
-    licence = stated.get("License-Expression") or ", ".join(classified) or stated.get("License", "not stated")
-    return str(licence.strip().splitlines()[0])
+    licence = stated.get("License-Expression") or ", ".join(classified) or stated.get("License") or ""
+    return str((licence.strip() or "not stated").splitlines()[0])

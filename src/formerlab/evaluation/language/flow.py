@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
@@ -78,7 +77,7 @@ def cosines(model: DecoderModel, work: Callable[[], object]) -> Iterator[tuple[i
         if index == 0:
             origin[:] = inputs[:1]
         else:
-            found[index].append(F.cosine_similarity(inputs[0].float(), origin[0].float(), dim=-1).mean())
+            found[index].append(F.cosine_similarity(inputs[0].float(), origin[0].float(), dim=-1).flatten())
 
     readers = enumerate((*model.blocks, model.final_norm))
     with ExitStack() as hooks:
@@ -86,7 +85,7 @@ def cosines(model: DecoderModel, work: Callable[[], object]) -> Iterator[tuple[i
             hooks.enter_context(module.register_forward_pre_hook(partial(listen, index)))
         work()
     for index, values in found.items():
-        yield index, float(np.mean(torch.stack(values).tolist()))
+        yield index, torch.cat(values).double().mean().item()
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.tasks import TaskManager
 from tokenizers import Tokenizer
 
-from formerlab.errors import UserError
+from formerlab.errors import UserError, reason
 
 FEWSHOT_SEED = 1234  # the harness's own default
 Encoded = tuple[tuple[str, str] | None, list[int], list[int]]
@@ -38,9 +38,8 @@ def load_tasks(configs: Sequence[dict[str, Any] | str], *, offline: bool = True)
         try:
             tasks: dict[str, Any] = manager.load(list(configs))
         except (OSError, KeyError, ValueError) as error:  # of the harness, of data sets, of the hub
-            reason = str(error).strip().splitlines()[0]
             remedy = "prepare their data again, or name local copies"
-            raise UserError(f"the questions cannot be loaded ({reason}); {remedy}") from error
+            raise UserError(f"the questions cannot be loaded ({reason(error)}); {remedy}") from error
     return tasks
 
 

@@ -63,7 +63,7 @@ class _Suite(Spec):
     shots: AnyCount = 0
     """Solved examples in front of each question, the same for every model and policy."""
     limit: Count | None = None
-    """Examples at most; by default all."""
+    """Examples at most, of files of your own; by default all."""
     leading_token: bool = False
     """Put the token that ends documents in front of every context; the published accuracies have none."""
 
@@ -135,6 +135,12 @@ class HarnessSuite(_Suite):
     paths: dict[Literal["train", "validation", "test"], str] = {}
     """Local copies of the data set by split, in JSON lines or Parquet, with the fields that it has on the hub; every
     split that the task names must be there. Empty: the hub, or its cache where HF_HUB_OFFLINE is set."""
+
+    @model_validator(mode="after")
+    def _asks_all(self) -> "HarnessSuite":
+        if self.limit is not None:
+            raise ValueError("limit: a task of the harness asks all its examples; set question_limit of the stage")
+        return self
 
     def files(self, name: str = "<name>") -> dict[str, list[Path]]:
         for split, path in self.paths.items():

@@ -54,7 +54,7 @@ def mask_measures(windows: Windows, configurations: Sequence[Configuration]) -> 
             for metric, value in (kept_measures(kept) | distances).items():
                 layers[configuration, metric].append(value)
 
-    for numbers in windows.observed(observe):
+    for numbers in windows.observed(observe) if configurations else ():
         values = torch.stack([torch.stack(each).mean(0) for each in layers.values()]).tolist()
         for (configuration, metric), row in zip(layers, values, strict=True):
             for window, value in zip(numbers, row, strict=True):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch
+from pydantic import model_validator
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -34,6 +35,14 @@ class Complexity(Measurement):
     """r of restricted self-attention; it divides the lengths, for the timed form attends within blocks of r."""
     repeats: Count = 5
     """Timed calls, of which the fastest counts."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "Complexity":
+        if self.kernel < 3 or self.kernel % 2 == 0:
+            raise ValueError(f"kernel={self.kernel}: give an odd number, at least 3")
+        if odd := [n for n in self.lengths if n % self.neighbourhood]:
+            raise ValueError(f"neighbourhood={self.neighbourhood} does not divide lengths={odd}; change one of them")
+        return self
 
 
 def measure(run: Measured, settings: Complexity) -> None:

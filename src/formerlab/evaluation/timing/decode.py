@@ -15,7 +15,6 @@ import torch
 from pydantic import Field, model_validator
 
 from formerlab.cache import H2O, Budget, CachePolicy, Decay, Full, KVCache, Local, PrunedCache
-from formerlab.cache.eviction import Eviction
 from formerlab.cache.kv import bytes_of
 from formerlab.errors import UserError
 from formerlab.evaluation.measurement import Row, Rows
@@ -48,7 +47,7 @@ class DecodeSettings(Timing):
     @model_validator(mode="after")
     def _check(self) -> "DecodeSettings":
         for policy in self.policies:
-            if isinstance(policy, Full) or not (isinstance(policy, Eviction) and policy.is_online):
+            if isinstance(policy, Full) or not policy.is_online:
                 raise ValueError(f"policies: kind={policy.kind} cannot evict from a cache; remove it")
         return self
 
@@ -78,7 +77,7 @@ def measure(
     """Return a row per repetition, cache, length and number of sequences of each run; `load` gives released models.
 
     Seconds are those of a step, which takes in one token of every sequence, and those of the prompt; bytes those of the
-    keys and values held after the last step, and of the scores and positions that a pruned cache keeps of them.
+    keys and values held after the last step, and of a pruned cache's scores and positions, empty slots included.
     """
     rows = Rows()
     variants = variants_of(settings)

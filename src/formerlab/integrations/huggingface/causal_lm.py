@@ -241,7 +241,7 @@ class CausalLM(nn.Module):
         kinds = set(getattr(config, "layer_types", None) or ())
         if kinds - {"full_attention", "sliding_attention"}:
             names = ", ".join(sorted(kinds - {"full_attention"}))
-            raise UserError(f"{self.name}: has layers of {names}, which keep no keys")
+            raise UserError(f"{self.name}: has layers of {names}, which cannot run under a cache policy")
         window = getattr(config, "sliding_window", None)
         used = "sliding_attention" in kinds if kinds else getattr(config, "use_sliding_window", True)
         if used and window is not None and self.spec.context > window:

@@ -192,7 +192,6 @@ def prune(model: Any, policy: Policy, budget: Budget, *, context: int | None = N
         else:
             position = CausalLM(model, context).position
         new = functools.partial(PolicyCache, policy, budget, position, context)
-        new()  # refuse a policy or a budget here
         model.forward = _pruned(model, new)
         yield
     finally:
@@ -207,7 +206,7 @@ def prune(model: Any, policy: Policy, budget: Budget, *, context: int | None = N
 
 def _pruned(model: Any, new: Callable[[], PolicyCache]) -> Callable[..., Any]:
     """Return a model's forward pass with our cache in place of an empty or missing one."""
-    forward = model.forward
+    forward, ours = model.forward, new()  # refuses a policy or a budget
     signature = inspect.signature(forward)
     name = next((name for name in NAMES if name in signature.parameters), None)
     if name is None:
@@ -221,9 +220,8 @@ def _pruned(model: Any, new: Callable[[], PolicyCache]) -> Callable[..., Any]:
         if given.get("output_attentions", getattr(model.config, "output_attentions", False)):
             raise UserError("output_attentions: a pruned cache returns no attention; ask for it outside the block")
         cache, mine = take_cache(given), given.get("use_cache") is not False
+        _refuse_other(cache, ours)
         if not isinstance(cache, PolicyCache):
-            if cache is not None and cache.get_seq_length() > 0:
-                raise UserError(f"{FIELD}: this cache was begun without pruning; begin with an empty one")
             mine, cache = mine or cache is not None, new().in_place_of(cache)
         tokens = given.get("input_ids")
         tokens = given.get("inputs_embeds") if tokens is None else tokens
@@ -236,3 +234,13 @@ def _pruned(model: Any, new: Callable[[], PolicyCache]) -> Callable[..., Any]:
 
     pruned.is_pruned = True  # type: ignore[attr-defined]
     return pruned
+
+
+def _refuse_other(cache: Any, ours: PolicyCache) -> None:
+    """Refuse a cache that was begun without pruning, or under another policy or budget."""
+    if isinstance(cache, PolicyCache):
+        if (cache.policy, cache.budget) != (ours.policy, ours.budget):
+            begun = f"{cache.policy!r} and budget {cache.budget}"
+            raise UserError(f"{FIELD}: this cache was begun with {begun}; begin with an empty one")
+    elif cache is not None and cache.get_seq_length() > 0:
+        raise UserError(f"{FIELD}: this cache was begun without pruning; begin with an empty one")

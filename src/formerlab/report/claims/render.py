@@ -22,7 +22,7 @@ RULES = (
     "a verdict at the scale."
 )
 FIRST_SCREEN = {
-    "transformer-single-head-worse": "loss with one head minus with four, nats",
+    "transformer-single-head-worse": "loss with one head minus the base model, nats",
     "tokenformer-growth-beats-continuing": "nats grown minus trained on, at 0.4 and 0.8 of the parent's tokens",
     "tokenformer-growth-saves-cost": "FLOPs of the chain by those of a Transformer from scratch of equal loss",
     "tokenformer-continued-training-lower": "what tokens bring minus what padding brings at the last step, nats",

@@ -210,7 +210,7 @@ def p_value(verdict: Verdict, rows: Rows | None) -> float:
         return all(Item(verdict.claim, rows, {}, item.item, 1 - error).holds() for item in verdict.counted)
 
     low, high = 0.0, 1 - 1e-4
-    if not holds(high):
+    if any(item.outcome == "not_tested" for item in verdict.counted) or not holds(high):
         return 1.0
     while high - low > 1e-4:
         middle = (low + high) / 2

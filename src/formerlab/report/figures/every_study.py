@@ -20,7 +20,7 @@ from formerlab.results.read import Results, flatten
 RATE = "optimizer.lr"
 TOLD = (
     *("model.projection.kind", "model.norm.kind", "model.feedforward.activation", "model.feedforward.kind"),
-    *("model.width", "steps"),
+    *("model.width", "model.projection.tokens", "steps"),
 )
 """Keys of a spec that a reader tells models of the same name apart by, the telling ones first."""
 _LINES = ("-", "--", ":", "-.")
@@ -102,8 +102,8 @@ def rates(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     """Search for the rates of the study: validation loss at the end of training, in nats per token, target token or
     image, against the peak learning rate, for every model whose rate was searched: runs that differ in nothing else.
     Each depth, and what starts from a parent, has a panel; the best rate is ringed. To see: each ringed rate has a
-    higher and a lower one beside it in the grid; where it has not, the last sentence says so, and no comparison at that
-    rate is fair.
+    higher and a lower one beside it in the grid; where it has not, the caption says so at its end, and no comparison at
+    that rate is fair.
     """
     records = {record["id"]: record for record in results.records()}
     losses = at_end(validation_losses(results, study, runs))

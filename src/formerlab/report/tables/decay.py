@@ -7,6 +7,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report import pruning, questions
+from formerlab.report.claims.quantity import Examples
 from formerlab.report.drawings import shown_columns, table
 from formerlab.report.pruning import CONFIGURATION, beside, ordered, spread
 from formerlab.report.published import DECAY, published_cosines, published_rows
@@ -14,7 +15,7 @@ from formerlab.report.questions import AGAINST, LOCAL, MEAN, SUITES, accuracies,
 from formerlab.report.runs import ends
 from formerlab.report.two_fold import answers_of, choices, half_of
 from formerlab.results.read import Results
-from formerlab.statistics import bootstrap_means, interval_over, over_examples
+from formerlab.statistics import CONFIDENCE, over_examples
 
 STUDY = "decay"
 
@@ -175,8 +176,9 @@ def decay_tasks_table(results: Results, runs: Sequence[str]) -> DataFrame:
     """Does it pay to choose alpha per task? The questions of every suite are halved by a hash of their ids. Of each
     half, own is the alpha of the best accuracy on the other half of the same suite, common the one of the best mean
     over the other halves of all suites; both are judged where they were not chosen, per model. gain is own minus
-    common with its 95 % interval over questions and seeds. Reading the best alpha off the curve itself would make
-    it differ between tasks by chance. The grid is that of the sweep, without a recent part.
+    common with its 95 % interval over questions and seeds, which takes the alphas as given; that of the mean chooses
+    them anew in every resample. Reading the best alpha off the curve itself would make it differ between tasks by
+    chance. The grid is that of the sweep, without a recent part.
     """
     rows = answers(results, STUDY, runs)
     rows = rows[(rows["policy"] == "decay") & (rows["recent"] == 0)]
@@ -188,20 +190,20 @@ def decay_tasks_table(results: Results, runs: Sequence[str]) -> DataFrame:
         if len(alphas) < 2 or not grids:
             continue
         own, common = (choices(grids, halves, common=common) for common in (False, True))
-        gains = []
         for task, grid in grids.items():
             row = {"run": run, "budget": budget, "task": title(task)}
             for name, chosen in (("own", own[task]), ("common", common[task])):
                 row[f"{name} alphas"] = ", ".join(sorted({f"{alpha:g}" for alpha in alphas["alpha"][chosen.ravel()]}))
             of_own, of_common = (answers_of(grid, chosen[task], halves[task]) for chosen in (own, common))
             row |= {"acc_own": of_own.mean(), "acc_common": of_common.mean()}
-            gains.append(of_own - of_common)
-            found.append(
-                row | ends("gain", over_examples(gains[-1])) | {"seeds": len(of_own), "questions": grid.shape[2]}
-            )
-        of_seeds = np.mean([gain.mean(axis=1) for gain in gains], axis=0)
-        drawn = np.mean([bootstrap_means(gain, random_seed=place) for place, gain in enumerate(gains)], axis=0)
-        mean = interval_over(of_seeds, drawn, sum(gain.shape[1] for gain in gains))
+            row |= ends("gain", over_examples(of_own - of_common))
+            found.append(row | {"seeds": len(of_own), "questions": grid.shape[2]})
+        sides = tuple(
+            np.moveaxis(grid[:, :, halves[task] == half], 0, -1) for task, grid in grids.items() for half in (0, 1)
+        )
+        seeds = tuple(range(len(sides[0])))
+        by_own, by_common = (Examples(sides, seeds, {}, chosen=chosen).estimate() for chosen in ("own", "common"))
+        mean = (by_own - by_common).interval(CONFIDENCE)
         found.append({"run": run, "budget": budget, "task": "mean of these"} | ends("gain", mean))
     return DataFrame(found)
 

@@ -98,9 +98,8 @@ def denseformer_table(results: Results, runs: Sequence[str]) -> DataFrame:
     """
     ours = gains(results, runs).merge(speeds(results), on="run", how="left")
     ours = ours[ours["setting"] == "main"].assign(inference_batches_per_s=lambda rows: 1 / rows[f"{FORWARD}_time_s"])
-    losses, pairs = held_out_losses(results, STUDY), zip(ours["run"], ours["plain"], strict=True)
-    found = [paired(losses, *pair, "loss_minus_plain_nats", results=results) for pair in pairs]
-    ours = ours.assign(**DataFrame(found, ours.index))
+    for end, gain in (("", ""), ("_low", "_high"), ("_high", "_low")):
+        ours[f"loss_minus_plain_nats{end}"] = -ours[f"gain_nats{gain}"]
     ours["mixed"] = ours["spec.model.depth.kind"] != "identity"
     rows = main_first(ours, "layers", "mixed", "variant", "run")
     return pd.concat([language_floors(results, STUDY, runs), rows])

@@ -236,7 +236,7 @@ def tokenformer_methods(results: Results, runs: Sequence[str]) -> DataFrame:
 
 
 @table(reads="eval.csv test.csv", runs="modern-* classic-* matched-* *-modern-* *-classic-* *-matched-*",
-       columns="source run regime learning_rate best -parameters_non_embedding tokens -flops loss_nats[] -perplexity "
+       columns="source run regime learning_rate chosen -parameters_non_embedding tokens -flops loss_nats[] -perplexity "
                "tokenformer_minus_best_nats[] seeds -diverged")  # fmt: skip
 def tokenformer_modern(results: Results, runs: Sequence[str]) -> DataFrame:
     """A Tokenformer beside a modern and a classic Transformer. All are from scratch, with equal tokens and, but for
@@ -258,7 +258,7 @@ def tokenformer_modern(results: Results, runs: Sequence[str]) -> DataFrame:
     ours = points["arm"].str.replace("modern|classic", "matched", regex=True).map(best)
     pairs = zip(points["run"], ours.where(points["run"] == chosen), strict=True)
     found = [paired(losses, tokenformer, run, "tokenformer_minus_best_nats") for run, tokenformer in pairs]
-    points = points.assign(best=(points["run"] == chosen).map({True: "best", False: ""}))
+    points = points.assign(chosen=(points["run"] == chosen).map({True: "yes", False: ""}))
     points = points.join(DataFrame(found)).assign(diverged=points["diverged"].replace(0, None))
     return points.rename(columns={"spec.optimizer.lr": "learning_rate"})
 

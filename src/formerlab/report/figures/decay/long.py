@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 from pandas import DataFrame
-from scipy import special
 
 from formerlab.report.drawings import plot
 from formerlab.report.figures.decay.loss import looks
@@ -56,14 +54,6 @@ def decay_decode(results: Results, runs: Sequence[str]) -> DataFrame:
     )
 
 
-def binomial_ends(found: NDArray[np.int64], numbers: NDArray[np.int64]) -> tuple[NDArray[np.float64], ...]:
-    """Return both ends of the 95 % interval of a share by Clopper and Pearson."""
-    missed = numbers - found
-    low = np.where(found > 0, special.betaincinv(np.maximum(found, 1), missed + 1, 0.025), 0.0)
-    high = np.where(missed > 0, special.betaincinv(found + 1, np.maximum(missed, 1), 0.975), 1.0)
-    return low, high
-
-
 def _sizes(rows: DataFrame) -> list[str]:
     return [size_of(budget) for budget in rows.loc[rows["policy"] != "full", "budget"].unique()]
 
@@ -77,19 +67,18 @@ def _sizes(rows: DataFrame) -> list[str]:
 def decay_passkey(results: Results, runs: Sequence[str]) -> DataFrame:
     """Which policy still finds a number that stands once in a long and dull text and is asked for at its end (passkey
     retrieval, arXiv:2305.16300): log-probability of the number against the length of the text, a panel for each place
-    of the number; beside each policy how many numbers it found of all, every token as the most probable one. A policy
-    has to keep the number before it knows that it will be asked for. To see: which lines stay near that of the whole
-    cache, which is the bound; and whether a number that stands in a window of recent tokens is found for that.
+    of the number; beside each policy how many numbers it found, every token as the most probable one, over all lengths
+    and panels. A policy has to keep the number before it knows that it will be asked for. To see: which lines stay near
+    that of the whole cache, which is the bound; and whether a number that stands in a window of recent tokens is found
+    for that. Points of one length stand side by side.
     """
     rows = one_model(results.rows("passkey.csv", STUDY, runs))
     cells = rows.groupby([*CONFIGURATION, "length", "depth"], sort=False, dropna=False)
     found = cells.agg(found=("found", "mean"), numbers=("found", "size"), log_prob=("log_prob", "mean")).reset_index()
     totals = rows.groupby(CONFIGURATION, sort=False, dropna=False)["found"].agg(all_found="sum", all_numbers="size")
-    low, high = binomial_ends(totals["all_found"].to_numpy(), totals["all_numbers"].to_numpy())
-    totals = totals.assign(all_low=low, all_high=high).reset_index()
-    table = ordered(found.merge(totals, on=CONFIGURATION)).assign(source="ours")
+    table = ordered(found.merge(totals.reset_index(), on=CONFIGURATION)).assign(source="ours")
     sizes = ", " + table["budget"].map(size_of) if len(_sizes(table)) > 1 else ""
-    counts = ": " + table["all_found"].astype(str) + " of " + table["all_numbers"].astype(str) + " found"
+    counts = ": " + table["all_found"].astype(str) + " of " + table["all_numbers"].astype(str)
     return table.assign(
         _series=table["configuration"] + sizes + counts,
         _at=table["depth"].map("Number {:.0%} into the text".format),

@@ -125,11 +125,8 @@ def decay_scores(results: Results, runs: Sequence[str]) -> DataFrame:
     keys = ["run", "group", "alpha", "query"]
     means = rows.groupby(keys, as_index=False)[["mean", "low", "high", "missed"]].mean()
     named = means["alpha"].map("alpha {:g}".format)
-    record = results.stage_record(f"{STUDY}/{rows['run'].iloc[0]}/seed{rows['seed'].iloc[0]}", "prune")
-    windows = record.get("settings", {}).get("score_windows")
     return means.assign(
         seeds=rows["seed"].nunique(),
-        windows=windows,
         source="ours",
         _alpha=named,
         _title=named.replace({"alpha 0": "alpha 0: attention itself", "alpha 1": "alpha 1: the plain sum"}),

@@ -157,12 +157,11 @@ def denseformer_sparsity(results: Results, runs: Sequence[str]) -> DataFrame:
     dense = ours[(ours["dilation"] == 1) & (ours["period"] == 1)]
     if dense.empty:
         return DataFrame()
-    losses = held_out_losses(results, STUDY)
-    gain = summary(losses, "loss_nats", ["run"], dict(zip(ours["run"], ours["plain"], strict=True)), _GAIN)
-    seeds = gain[gain["part"] == "seed"].assign(gain_nats=lambda rows: -rows[_GAIN])
-    behind = summary(losses, "loss_nats", ["run"], dict.fromkeys(ours["run"], str(dense["run"].iloc[0])), _BEHIND)
-    ours = pd.concat([ours.assign(part="mean"), seeds.merge(ours[["run", "layers", "dilation", "period"]], on="run")])
-    ours = ours.merge(behind.drop(columns=["source", "seeds"]), on=["run", "part", "seed"], how="left")
+    against = dict.fromkeys(ours["run"], str(dense["run"].iloc[0]))
+    behind = summary(held_out_losses(results, STUDY), "loss_nats", ["run"], against, _BEHIND)
+    seeds = behind[behind["part"] == "seed"].merge(ours[["run", "layers", "dilation", "period"]], on="run")
+    means = behind.drop(columns=["source", "seeds"])
+    ours = pd.concat([ours.assign(part="mean").merge(means, on=["run", "part"], how="left"), seeds])
     rows: DataFrame = pd.concat([ours, _published_sparsity()], ignore_index=True)
     rows["follows"] = (rows["dilation"] > 1) & (rows["period"] % rows["dilation"] == 1)
     columns = f"source part run layers dilation period follows {_GAIN}[] {_BEHIND}[] {_TIME}[] interval seeds seed"

@@ -76,11 +76,11 @@ def _costs(column: str, label: str, title: str) -> Callable[[DataFrame], Figure]
 def tokenformer_cost(results: Results, runs: Sequence[str]) -> DataFrame:
     """Held-out loss against training cost, after Fig. 1 and 3 of Tokenformer (arXiv:2410.23168), in FLOPs of matrix
     products and attention. A grown model pays for all its ancestors; Tokenformers from scratch have the FLOPs of the
-    chain. Lines lead from a run to what started from it, and join sizes from scratch. All losses are on one test text;
-    where rates fell to zero, those runs alone are shown. To see: growing is worth it where its point lies below and to
-    the left of models trained from scratch, and below the parent trained on at equal FLOPs; the envelope of
-    Transformers from scratch stands in tokenformer_scaling. Published are models a thousand times larger and single
-    Transformers, so only the shape compares.
+    chain. Lines lead from a run to what started from it, and join sizes from scratch. Points of one cost stand side by
+    side. All losses are on one test text; where rates fell to zero, those runs alone are shown. To see: growing is
+    worth it where its point lies below and to the left of models trained from scratch, and below the parent trained on
+    at equal FLOPs; the envelope of Transformers from scratch stands in tokenformer_scaling. Published are models a
+    thousand times larger and single Transformers, so only the shape compares.
     """
     return _with_published(
         series_points(results, runs),
@@ -154,11 +154,12 @@ def _envelope(axes: Axes, rows: DataFrame) -> None:
     columns=1, height=2.6, order="_below tokens parameters_non_embedding"
 ))  # fmt: skip
 def tokenformer_scaling(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Tokenformers that grow or train on beside Transformers from scratch (arXiv:2410.23168). Those are of three sizes
-    and three lengths, every one with its own full schedule; these pay for all their ancestors. To see: growing saves
-    cost where a grown model lies below and to the left of the grey envelope; how much, at equal loss, is in the table
-    tokenformer_envelope. The parent that was trained on is the other control: growing helps where the grown model is
-    lower at equal FLOPs. The slopes are those of this range of small models.
+    """Tokenformers that grow or train on beside Transformers from scratch (arXiv:2410.23168). The Transformers are of
+    three sizes and three lengths, every one with its own full schedule; Tokenformers pay for all their ancestors.
+    Points of one cost stand side by side. To see: growing saves cost where a grown model lies below and to the left of
+    the grey envelope; how much, at equal loss, is in the table tokenformer_envelope. The parent that was trained on is
+    the other control: growing helps where the grown model is lower at equal FLOPs. The slopes are those of this range
+    of small models.
     """
     losses = down_to_zero(results, runs)
     points, grown = from_scratch(losses), chains(losses)
@@ -167,10 +168,8 @@ def tokenformer_scaling(results: Results, runs: Sequence[str]) -> DataFrame:
     parts = {"scratch": points, "chain": grown, "seed": seeds[columns]}
     frames = [frame.assign(source="ours", part=part) for part, frame in parts.items()]
     rows = pd.concat(frames, ignore_index=True)
-    records = results.runs(STUDY, runs).drop_duplicates("run").set_index("run")
     chain = rows[rows["part"] == "chain"].set_index("run")
-    rows["equal"] = rows["run"].map(equal_to_grown(chain))
-    return _named(rows.assign(lr=rows["run"].map(records["spec.optimizer.lr"])))
+    return _named(rows.assign(equal=rows["run"].map(equal_to_grown(chain))))
 
 
 STAGES = (27, 260)
