@@ -166,6 +166,7 @@ def test_rows_that_are_objected_to_are_left_out_and_listed(root):
         "speed study: changed since: configuration",
     ]
     assert results.left_out("study", ("a",))[0] == "train study/a/seed1: not in the plan"
+    assert results.left_out("study", ("depth.kind=dwa",)) == results.left_out("study"), "specs of these are not known"
     assert results.left_out("other") == []
     assert results.place("study") == "scale laptop, live results, without 3 that are not as planned"
     assert results.place("other") == Results(root).place() == "scale laptop, live results"

@@ -62,11 +62,17 @@ def some(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
+def resembling(word: str, known: list[str]) -> list[str]:
+    """Return up to three of the known names that a misspelt word may mean."""
+    names = sorted(set(known))
+    within = [name for name in names if word in re.split("[/:]", name)][:3]  # a run's name alone, say
+    return within or difflib.get_close_matches(word, names, n=3)
+
+
 def near_misses(word: str, known: list[str]) -> str:
     """Return what a misspelt word may mean, ready to stand at the end of a message."""
     names = sorted(set(known))
-    within = [name for name in names if word in re.split("[/:]", name)][:3]  # a run's name alone, say
-    if close := within or difflib.get_close_matches(word, names, n=3):
+    if close := resembling(word, names):
         return f"; did you mean {' or '.join(close)}?"
     more = ["..."] if len(names) > MOST_NAMED else []
     return f"; known are {', '.join([*names[:MOST_NAMED], *more]) or 'none'}"

@@ -26,6 +26,7 @@ LOCKS = "FORMERLAB_GPU_LOCKS"
 """Folder of the lock files; default: formerlab-<user id> among the machine's temporary files."""
 SHARE = "FORMERLAB_JOBS_PER_GPU"
 """Jobs that a GPU has at one time, where each needs one; default: 1. Small models leave most of it idle."""
+NO_GPU = "device: cuda: torch finds no GPU on this machine"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--local-ranks-filter=0")
 
 
@@ -43,7 +44,7 @@ def own_gpus(device: str, count: int = 1) -> Iterator[None]:
     visible = os.environ.get(VISIBLE)
     names = [name.strip() for name in visible.split(",")] if visible else [str(index) for index in range(gpu_count())]
     if not names:
-        raise UserError("device: cuda: torch finds no GPU on this machine; set device: cpu, or go where one is")
+        raise UserError(f"{NO_GPU}; set device: cpu, or go where one is")
     with ExitStack() as held:
         chosen = _lock(names, min(count, len(names)), held)
         os.environ[VISIBLE] = ",".join(chosen)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from formerlab.commands.context import add_verb, find_plan, load_plan
-from formerlab.commands.gpus import gpu_count
+from formerlab.commands.gpus import NO_GPU, gpu_count
 from formerlab.errors import UserError
 from formerlab.files import write_json
 from formerlab.plan.judge import Judge
@@ -69,8 +69,8 @@ def check(arguments: argparse.Namespace) -> None:
     left = [name for stage in stages for name in plan[stage] if not judge.verdict(stage, name).current]
     if arguments.here and plan["device"] == "cuda" and left and gpu_count() == 0:
         raise UserError(
-            f"device: cuda: torch finds no GPU on this machine, and {len(left)} jobs need one; set device: cpu, or run "
-            "them where there is one (--profile slurm)"
+            f"{NO_GPU}, and {len(left)} jobs need one; set device: cpu, or run them where there is one "
+            "(--profile slurm)"
         )
     missing = [job for run_id, job in plan["train"].items() if not judge.verdict("train", run_id).current]
     need = sum(job["cost"]["disk_bytes"] for job in missing) + (SPARE_BYTES if missing else 0)

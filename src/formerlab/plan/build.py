@@ -10,7 +10,7 @@ from formerlab.data import TokenizerFile
 from formerlab.data.dataset import source_fingerprint
 from formerlab.data.manifest import FILE_HASHES, MANIFEST, files_state
 from formerlab.data.text.tokenizer import ReleasedTokenizer
-from formerlab.errors import UserError, near_misses
+from formerlab.errors import UserError, near_misses, resembling
 from formerlab.files import fingerprint
 from formerlab.plan import loaded
 from formerlab.plan.code import HASHED, code_hash
@@ -77,9 +77,9 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
     every: list[AnyRun] = [*runs, *released]
     used = {name for run in every for name in chain(run.data, scale.data)}
     for name in sorted(scale.data.keys() - used):  # one for studies that are not chosen now is no mistake
-        hint = near_misses(name, sorted(used))
-        if (file := sources.scale_tree.file_of("data", name)) != sources.scale_tree.file and "did you mean" in hint:
-            raise UserError(f"{file}: data.{name}: no run reads it{hint}")
+        file = sources.scale_tree.file_of("data", name)
+        if file != sources.scale_tree.file and resembling(name, list(used)):
+            raise UserError(f"{file}: data.{name}: no run reads it{near_misses(name, list(used))}")
     plan: dict[str, Any] = {
         "scale": config.scale,
         **scale.model_dump(include={"description", "memory_mb", "runtime_minutes", "hardware"}),
@@ -100,9 +100,10 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
     }
     for name, stage in MEASURED.items():
         plan[name] = measure_jobs(stage, every, sources, hardware, plan["suites"], root / results)
-    _check_files(plan, {name for name, job in data.items() if not _is_there(job, root)}, sources)
+    there = {name for name, job in data.items() if job["source"] or (root / job["out"] / MANIFEST).exists()}
+    _check_files(plan, there, sources)
     for name, job in plan["data"].items():
-        job["lacks"] = check_public_data(name, scale.data[name], root, prepared=_is_there(job, root))
+        job["lacks"] = check_public_data(name, scale.data[name], root, prepared=name in there)
     plan["draw"] = _drawn_together(_drawings(plan))
     plan["exact"] = {CLAIMS: {"code": code_hash("formerlab.evaluation.exact")}}
     parts: list[Study | StudyScale] = [*sources.studies.values(), *scale.studies.values()]
@@ -133,19 +134,14 @@ def _data_jobs(sources: Sources, root: Path, folder: str) -> dict[str, Any]:
     return jobs
 
 
-def _is_there(job: Job, root: Path) -> bool:
-    """Say whether a data set can be read: its source is mounted, or it was prepared before."""
-    return job["source"] is not None or (root / job["out"] / MANIFEST).exists()
-
-
-def _check_files(plan: Job, absent: Container[str], sources: Sources) -> None:
-    """Refuse missing files of `absent` data sets, released models and suites that the user names. Files that the scale
-    names may come later, and data prepared before stay valid without them.
+def _check_files(plan: Job, there: Container[str], sources: Sources) -> None:
+    """Refuse missing files of data sets, released models and suites that the user names. Files that the scale names may
+    come later. Data sets that are `there`, mounted or prepared before, stay valid without them.
     """
     scale = sources.scale
     named: list[tuple[tuple[str, ...], str, Callable[[], object]]] = []
     for name, spec in scale.data.items():
-        if name in absent:
+        if name not in there:
             named.append((("data", name, "source"), f"data.{name}: ", spec.source.contents))
             tokenizer = getattr(spec, "tokenizer", None)
             if isinstance(tokenizer, TokenizerFile):

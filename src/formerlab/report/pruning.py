@@ -204,9 +204,9 @@ def decoding(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
     rows["speed_ratio"] = rows["time_s_full"] / rows["time_s"]
     rows["prompt_ratio"] = rows["prompt_s"] / rows["prompt_s_full"]
     rows["cache_share"] = rows["cache_bytes"] / rows["cache_bytes_full"]
-    table = []
-    for key, group in rows.groupby([*_POINT, *CONFIGURATION[1:]], sort=False, dropna=False):
-        row = dict(zip([*_POINT, *CONFIGURATION[1:]], key, strict=True))
+    table, keys = [], [*_POINT, *CONFIGURATION[1:]]
+    for key, group in rows.groupby(keys, sort=False, dropna=False):
+        row = dict(zip(keys, key, strict=True))
         for name in ("tokens_per_s", "speed_ratio", "prompt_s", "prompt_ratio"):
             low, middle, high = np.quantile(group[name], (0.25, 0.5, 0.75))
             row |= {name: middle, f"{name}_low": low, f"{name}_high": high}

@@ -38,6 +38,13 @@ def answers_of(grid: Grid, choice: Choice, halves: Int[ndarray, " examples"]) ->
     return answers
 
 
+def halved(
+    answers: Mapping[str, Float[ndarray, "seeds _ alphas"]], halves: Mapping[str, Int[ndarray, " _"]]
+) -> tuple[Float[ndarray, "seeds _ alphas"], ...]:
+    """Return the answers of the first and the second half of every task, one behind the other."""
+    return tuple(mine[:, halves[task] == half] for task, mine in answers.items() for half in (0, 1))
+
+
 def two_fold_means(
     halves: Sequence[Float[ndarray, "seeds examples alphas"]],
     counts: Sequence[Float[ndarray, "resamples examples"]],

@@ -170,8 +170,7 @@ def _write_pictures(drawing: Drawing, results: Results, paths: Sequence[Path], r
             f"'{results.scale}' has them yet, or what they have cannot be compared."
         )
     save(figure, *paths)
-    runs = ["*" if "=" in pattern else pattern for pattern in drawing.runs]  # names of what was left out, no specs
-    return f"{figure.get_label()} Rows: {results.place(drawing.study, runs)}."
+    return f"{figure.get_label()} Rows: {results.place(drawing.study, drawing.runs)}."
 
 
 def save(figure: Figure, pdf: Path, png: Path) -> None:

@@ -148,11 +148,12 @@ class Results:
         return bool(reason)
 
     def left_out(self, study: str = "*", runs: Sequence[str] = ("*",)) -> list[str]:
-        """Return everything left out so far, with the reason."""
+        """Return everything left out so far, with the reason; a pattern of specs (`key=value`) stands for any run."""
+        names = ["*" if "=" in pattern else pattern for pattern in runs]
         return [
             f"{stage} {name}: {reason}"
             for (stage, name), reason in self._left_out.items()
-            if fnmatchcase(name, study) or any(fnmatchcase(name, f"{study}/{pattern}/seed*") for pattern in runs)
+            if fnmatchcase(name, study) or any(fnmatchcase(name, f"{study}/{pattern}/seed*") for pattern in names)
         ]
 
     def warning(self) -> str:

@@ -142,8 +142,9 @@ class TrainingImages(Dataset[Drawn]):
         self.images, self.augmentation, self.look, self.batch = images, augmentation, look, batch
         needs_workers = isinstance(augmentation, TimmAugmentation) or not images.whole
         # Beside a GPU images are drawn in a thread, which would share torch's generator with the main one.
-        alone = torch.get_num_threads() == 1 and not torch.cuda.is_available()
-        self.workers = torch.get_num_threads() if needs_workers and not alone else 0
+        threads = torch.get_num_threads()
+        alone = threads == 1 and not torch.cuda.is_available()
+        self.workers = threads if needs_workers and not alone else 0
         self._ahead: Iterator[Drawn] | None = None
         self._next: tuple[int, int, int, bytes] | None = None
 
@@ -183,13 +184,17 @@ class TrainingImages(Dataset[Drawn]):
         assert self._ahead is not None
         made = []
         for part in parts:
-            pieces = [next(self._ahead) for _ in range(min(self.workers, len(part)))]
+            pieces = [next(self._ahead) for _ in self._pieces(part)]
             made.append(Drawn(*map(torch.cat, zip(*pieces, strict=True))))
         return made
 
+    def _pieces(self, part: Positions) -> list[Positions]:
+        """Return what the workers make of a part: a piece each, or an image each where there are fewer images."""
+        return np.array_split(part, min(self.workers, len(part)))
+
     def _from(self, seed: int, draw: int, place: int, parts: list[Positions]) -> Iterator[Drawn]:
         """Return the parts of all batches from one on, in order and each in pieces, as the workers make them."""
-        pieces = [piece for part in parts for piece in np.array_split(part, min(self.workers, len(part)))]
+        pieces = [piece for part in parts for piece in self._pieces(part)]
         keys = ((seed, draw + k, place + k * self.batch, piece) for k in itertools.count() for piece in pieces)
         self._ahead = None  # another process could not take it
         how: dict[str, Any] = {"multiprocessing_context": "spawn", "worker_init_fn": _end_for_parent}

@@ -111,7 +111,7 @@ class Translation(TaskSpec):
     ) -> list[Any]:
         """Return the sentences of a step; every epoch takes each pair once."""
         pairs = self._pairs(data, seed, step, start)
-        parts = np.array_split(pairs, min(self.accumulate, len(pairs)))
+        parts = np.array_split(pairs, self.part_count(data, seed, step, start))
         tokens = float(data.target_lengths[pairs].sum()) / len(parts)
         return [sentence_batch(data, parts[number % len(parts)], tokens) for number in share.numbers(len(parts))]
 

@@ -6,7 +6,6 @@ again by the tag `formerlab.key`, left alone while the tag `formerlab.content` e
 else updated. That tag is written last, so what an interrupted sync left half done is done again.
 """
 
-import getpass
 import json
 import logging
 import os
@@ -158,7 +157,7 @@ class _Store:
         if self._database:
             self._prefix = os.path.relpath(root.resolve(), self._database.parent.resolve()).removeprefix("results/")
         else:  # a server may have the runs of several people and checkouts
-            self._prefix = f"{getpass.getuser()}:{root.resolve()}"
+            self._prefix = f"{os.getuid()}:{root.resolve()}"
         self.done: dict[str, list[str]] = {"created": [], "updated": [], "unchanged": []}
 
     def open(self, scale: str, study: str) -> None:

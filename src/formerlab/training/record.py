@@ -127,32 +127,28 @@ def finish(
     chain = readings(parent)
     rate, time_s = provenance.matmul_flops_per_s(runtime.device, run.precision), state.training_time_s
     used = provenance.model_flops_utilisation(state.flops, time_s, rate, processes.count()) if time_s else None
-    record = (
-        record_of(run, manifest, runtime.code_hash, runtime.device)
-        | runtime.said
-        | {
-            "status": "finished" if diverged is None else "diverged",
-            "diverged_at_step": diverged,
-            "init": parent and {key: parent[key] for key in ("id", "weights_sha256")},
-            "read": [one.to_dict() for one in (*chain, reading_of(run, state, manifest["fingerprint"], data, chain))],
-            "tokens": state.tokens,
-            "flops": state.flops,
-            "flops_cumulative": state.flops + (parent["flops_cumulative"] if parent else 0),
-            "training_time_s": time_s,
-            "wall_time_s": state.wall_time_s,
-            "tokens_per_s": state.tokens / time_s if time_s else None,
-            "model_flops_utilisation": used,
-            "matmul_flops_per_s": rate,
-            "threads": runtime.threads,
-            "processes": processes.count(),
-            "kernels": state.kernels,
-            "started": state.started,
-            "weights_sha256": sha256(out / WEIGHTS),
-            "rows_sha256": hashes_of_rows(out, STAGES["train"].tables),
-            "final": final,
-        }
-    )
-    write_json(out / "run.json", record)
+    record = record_of(run, manifest, runtime.code_hash, runtime.device) | {
+        "status": "finished" if diverged is None else "diverged",
+        "diverged_at_step": diverged,
+        "init": parent and {key: parent[key] for key in ("id", "weights_sha256")},
+        "read": [one.to_dict() for one in (*chain, reading_of(run, state, manifest["fingerprint"], data, chain))],
+        "tokens": state.tokens,
+        "flops": state.flops,
+        "flops_cumulative": state.flops + (parent["flops_cumulative"] if parent else 0),
+        "training_time_s": time_s,
+        "wall_time_s": state.wall_time_s,
+        "tokens_per_s": state.tokens / time_s if time_s else None,
+        "model_flops_utilisation": used,
+        "matmul_flops_per_s": rate,
+        "threads": runtime.threads,
+        "processes": processes.count(),
+        "kernels": state.kernels,
+        "started": state.started,
+        "weights_sha256": sha256(out / WEIGHTS),
+        "rows_sha256": hashes_of_rows(out, STAGES["train"].tables),
+        "final": final,
+    }
+    write_json(out / "run.json", record | runtime.said)
     tidy(out, record["status"])
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from pandas import DataFrame, Series
 from scipy import special
 
-from formerlab.report.two_fold import half_of, two_fold_means
+from formerlab.report.two_fold import half_of, halved, two_fold_means
 from formerlab.statistics import RESAMPLES, Interval, half_width, interval_over, resampled, student
 
 MIN_UNITS = 20
@@ -267,8 +267,7 @@ def over_alphas(each: Sequence[Examples], run: str | None, chosen: Literal["own"
         return replace(first, groups=tuple(stack.mean(axis=-1) for stack in stacks))
     halves = {task: np.array([half_of(example) for example in names]) for task, names in first.names.items()}
     answers = {task: s[:, :, 0] for task, s in zip(halves, stacks, strict=True) if len(set(halves[task])) == 2}
-    groups = tuple(mine[:, halves[task] == half] for task, mine in answers.items() for half in (0, 1))
-    return Examples(groups, first.seeds, {task: first.names[task] for task in answers}, chosen=chosen)
+    return Examples(halved(answers, halves), first.seeds, {task: first.names[task] for task in answers}, chosen=chosen)
 
 
 def grouped(rows: DataFrame, example: str, run: str) -> Examples:

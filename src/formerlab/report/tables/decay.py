@@ -13,7 +13,7 @@ from formerlab.report.pruning import CONFIGURATION, beside, ordered, spread
 from formerlab.report.published import DECAY, published_cosines, published_rows
 from formerlab.report.questions import AGAINST, LOCAL, MEAN, SUITES, accuracies, answers, title
 from formerlab.report.runs import ends
-from formerlab.report.two_fold import answers_of, choices, half_of
+from formerlab.report.two_fold import answers_of, choices, half_of, halved
 from formerlab.results.read import Results
 from formerlab.statistics import CONFIDENCE, over_examples
 
@@ -198,9 +198,7 @@ def decay_tasks_table(results: Results, runs: Sequence[str]) -> DataFrame:
             row |= {"acc_own": of_own.mean(), "acc_common": of_common.mean()}
             row |= ends("gain", over_examples(of_own - of_common))
             found.append(row | {"seeds": len(of_own), "questions": grid.shape[2]})
-        sides = tuple(
-            np.moveaxis(grid[:, :, halves[task] == half], 0, -1) for task, grid in grids.items() for half in (0, 1)
-        )
+        sides = halved({task: np.moveaxis(grid, 0, -1) for task, grid in grids.items()}, halves)
         seeds = tuple(range(len(sides[0])))
         by_own, by_common = (Examples(sides, seeds, {}, chosen=chosen).estimate() for chosen in ("own", "common"))
         mean = (by_own - by_common).interval(CONFIDENCE)

@@ -49,10 +49,10 @@ def looks(rows: DataFrame) -> "Series[str]":
 def decay_budget(results: Results, runs: Sequence[str]) -> DataFrame:
     """What a pruned cache adds to the held-out loss of a decoder, against the share of tokens that it keeps, for each
     eviction policy. Budgets are the realised ones; the query's own key comes on top. Policies of one budget stand side
-    by side. To see: which policy stays
-    lowest as the budget shrinks, and whether the bars of two policies part. Decay is drawn at the published alpha of
-    0.2 where that was run, as published and with half of the budget for recent tokens, as H2O divides it. SpAtten's
-    rule sees later queries, which no real decoder cache can. No perplexities were published.
+    by side. To see: which policy stays lowest as the budget shrinks, and whether the bars of two policies part. Decay
+    is drawn at the published alpha of 0.2 where that was run, as published and with half of the budget for recent
+    tokens, as H2O divides it. SpAtten's rule sees later queries, which no real decoder cache can. No perplexities were
+    published.
     """
     table = pruning.configurations(results, STUDY, runs)
     table = with_half_recent(results, table[table["policy"].isin(["full", "streaming_llm", *ARTICLE])])

@@ -159,9 +159,10 @@ def denseformer_sparsity(results: Results, runs: Sequence[str]) -> DataFrame:
         return DataFrame()
     against = dict.fromkeys(ours["run"], str(dense["run"].iloc[0]))
     behind = summary(held_out_losses(results, STUDY), "loss_nats", ["run"], against, _BEHIND)
-    seeds = behind[behind["part"] == "seed"].merge(ours[["run", "layers", "dilation", "period"]], on="run")
-    means = behind.drop(columns=["source", "seeds"])
-    ours = pd.concat([ours.assign(part="mean").merge(means, on=["run", "part"], how="left"), seeds])
+    of_seed = behind["part"] == "seed"
+    seeds = behind[of_seed].merge(ours[["run", "layers", "dilation", "period"]], on="run")
+    ours = ours.merge(behind[~of_seed].drop(columns=["source", "seeds"]), on="run", how="left")
+    ours = pd.concat([ours.assign(part="mean"), seeds])
     rows: DataFrame = pd.concat([ours, _published_sparsity()], ignore_index=True)
     rows["follows"] = (rows["dilation"] > 1) & (rows["period"] % rows["dilation"] == 1)
     columns = f"source part run layers dilation period follows {_GAIN}[] {_BEHIND}[] {_TIME}[] interval seeds seed"
