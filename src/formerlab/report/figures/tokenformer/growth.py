@@ -122,7 +122,7 @@ def tokenformer_continued(results: Results, runs: Sequence[str]) -> DataFrame:
 
 
 @plot(reads="eval.csv test.csv",
-      runs="matched-* modern-* classic-* long-* annealed-m* annealed-classic-* annealed-long-*",
+      runs="matched-* modern-* classic-* long-* annealed-m* annealed-classic-* annealed-long-* annealed-whole-*",
       needs="long-matched-*", within=True, draw=sheet(
     Panel("difference_nats", "_label", by="_label", kind="forest", zero=0.0,
           xlabel="Tokenformer minus Transformer (nats per token)")
