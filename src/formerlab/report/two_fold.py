@@ -20,6 +20,11 @@ def half_of(example: str) -> int:
     return hashlib.blake2b(example.encode()).digest()[0] % 2
 
 
+def halves_of(names: Mapping[str, Sequence[str]]) -> dict[str, Int[ndarray, " examples"]]:
+    """Return by task the half of each of its examples."""
+    return {task: np.array([half_of(example) for example in examples]) for task, examples in names.items()}
+
+
 def choices(
     grids: Mapping[str, Grid], halves: Mapping[str, Int[ndarray, " examples"]], *, common: bool
 ) -> dict[str, Choice]:

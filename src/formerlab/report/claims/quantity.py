@@ -16,7 +16,7 @@ from jaxtyping import Float
 from pandas import DataFrame, Series
 from scipy import special
 
-from formerlab.report.two_fold import half_of, halved, two_fold_means
+from formerlab.report.two_fold import halved, halves_of, two_fold_means
 from formerlab.statistics import RESAMPLES, Interval, half_width, interval_over, resampled, student
 
 MIN_UNITS = 20
@@ -265,7 +265,7 @@ def over_alphas(each: Sequence[Examples], run: str | None, chosen: Literal["own"
     stacks = [np.stack(groups, axis=-1) for groups in zip(*(one.groups for one in each), strict=True)]
     if chosen is None:
         return replace(first, groups=tuple(stack.mean(axis=-1) for stack in stacks))
-    halves = {task: np.array([half_of(example) for example in names]) for task, names in first.names.items()}
+    halves = halves_of(first.names)
     answers = {task: s[:, :, 0] for task, s in zip(halves, stacks, strict=True) if len(set(halves[task])) == 2}
     return Examples(halved(answers, halves), first.seeds, {task: first.names[task] for task in answers}, chosen=chosen)
 

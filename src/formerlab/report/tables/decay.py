@@ -13,7 +13,7 @@ from formerlab.report.pruning import CONFIGURATION, beside, ordered, spread
 from formerlab.report.published import DECAY, published_cosines, published_rows
 from formerlab.report.questions import AGAINST, LOCAL, MEAN, SUITES, accuracies, answers, title
 from formerlab.report.runs import ends
-from formerlab.report.two_fold import answers_of, choices, half_of, halved
+from formerlab.report.two_fold import answers_of, choices, halved, halves_of
 from formerlab.results.read import Results
 from formerlab.statistics import CONFIDENCE, over_examples
 
@@ -185,7 +185,7 @@ def decay_tasks_table(results: Results, runs: Sequence[str]) -> DataFrame:
     found = []
     for (run, budget), group in rows.groupby(["run", "budget"], sort=False):
         alphas, grids, names = questions.grids(group.sort_values("alpha", kind="stable"))
-        halves = {task: np.array([half_of(example) for example in names[task]]) for task in grids}
+        halves = halves_of(names)
         grids = {task: grid for task, grid in grids.items() if len(set(halves[task])) == 2}
         if len(alphas) < 2 or not grids:
             continue
