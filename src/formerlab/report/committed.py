@@ -18,7 +18,7 @@ INDEX = Path("figures", "README.md")
 SKETCHES = ("smoke", "laptop")
 """Scales for tests and demos, which are drawn but not committed."""
 RATES_ALONE = ("pilot",)
-"""Scales that only chose rates."""
+"""Scales that only chose rates, and whose searches alone are committed."""
 KEPT = {"figure": ("png", "csv"), "table": ("md", "csv")}
 """Endings of the files that are committed."""
 _HEAD = """# Figures and tables of the committed rows
@@ -36,7 +36,7 @@ def place(root: Path, drawing: Drawing, scale: str, ending: str) -> Path:
 
 def is_kept(drawing: Drawing, scale: str) -> bool:
     """Say whether a drawing of a scale is committed, if it has rows."""
-    return scale not in SKETCHES and (scale not in RATES_ALONE or bool(drawing.varied))
+    return scale not in SKETCHES and bool(drawing.varied) == (scale in RATES_ALONE)
 
 
 def refresh(root: Path, *, look_only: bool = False) -> list[str]:
