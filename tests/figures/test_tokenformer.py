@@ -155,17 +155,22 @@ def test_the_scores_are_compared_with_the_default_of_their_block(results):
 
 
 def test_each_arm_is_taken_at_the_rate_that_validation_prefers(tmp_path):
-    for run, test, valid in (
-        ("matched-low", 3.0, 3.9),  # the best on the held-out text, which must not choose
-        ("matched-high", 3.2, 3.8),
-        ("modern-low", 2.9, 3.6),
-        ("modern-high", 2.8, 3.7),
+    for run, test, valid, rest in (
+        ("matched-low", 3.0, 3.9, {}),  # the best on the held-out text, which must not choose
+        ("matched-high", 3.2, 3.8, {}),
+        ("matched-gone", 3.1, 3.5, {"status": "diverged"}),
+        ("modern-low", 2.9, 3.6, {}),
+        ("modern-high", 2.8, 3.7, {}),
+        ("long-matched-low", 2.5, 3.0, {"tokens": 800}),  # another length, whatever its runs are called
+        ("whole-modern-low", 2.6, 3.0, {"tokens": 800}),
     ):
         for seed in (0, 1):
-            with_losses(tmp_path, run, seed, test + 0.1 * seed, {0: 6.0, 10: valid})
+            with_losses(tmp_path, run, seed, test + 0.1 * seed, {0: 6.0, 10: valid}, **rest)
     table = rows_of(catalogue()["tokenformer_modern"], Results(tmp_path)).set_index("run")
-    assert set(table.index[table["chosen"] == "yes"]) == {"matched-high", "modern-low"}
-    assert table.loc["modern-low", "tokenformer_minus_best_nats"] == pytest.approx(0.3)
+    chosen = {"matched-high", "modern-low", "long-matched-low", "whole-modern-low"}
+    assert set(table.index[table["chosen"] == "yes"]) == chosen
+    differences = table["tokenformer_minus_best_nats"].dropna().to_dict()
+    assert differences == pytest.approx({"modern-low": 0.3, "whole-modern-low": -0.1})
 
 
 def test_published_sizes_follow_from_the_formula():

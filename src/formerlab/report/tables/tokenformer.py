@@ -254,7 +254,7 @@ def tokenformer_modern(results: Results, runs: Sequence[str]) -> DataFrame:
     points["arm"] = points["run"].str.extract("(matched|modern|classic)-[^-]*$")[0]
     arm = ["regime", "tokens", "arm"]
     points = points.sort_values([*arm, "loss_nats"], ignore_index=True)
-    best = points.loc[points.groupby(arm)["validation"].idxmin()].set_index(arm)["run"]
+    best = points.loc[points[points["diverged"] == 0].groupby(arm)["validation"].idxmin()].set_index(arm)["run"]
     matched = best[best.index.get_level_values("arm") == "matched"].droplevel("arm").to_dict()
     chosen = points["run"].isin(best)
     ours = points.set_index(["regime", "tokens"]).index.map(matched).where(chosen)
