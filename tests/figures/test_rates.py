@@ -8,7 +8,7 @@ from fixtures.rows import grown, make_run, model, pattention, write_csv
 
 from formerlab.report.drawings import catalogue
 from formerlab.report.families import families
-from formerlab.report.figures.every_study import at_the_edge
+from formerlab.report.figures.every_study import at_the_edge, curves
 from formerlab.report.figures.every_study import rates as figure
 from formerlab.report.write import draw_all
 from formerlab.results.read import Results
@@ -96,6 +96,13 @@ def test_models_of_one_name_are_told_apart_by_their_specs(tmp_path):
     assert (
         rows.groupby("family")["panel"].first().to_dict()["Tokenformer, trained on"] == "text, 4 blocks, from a parent"
     )
+
+
+def test_curves_of_two_rates_have_a_line_each(tmp_path):
+    for run, rate in (("a", 1e-3), ("b", 2e-3)):
+        with_rate(tmp_path, run, rate, 4.0)
+    drawn = curves.rows(Results(tmp_path), ("*",), study="tokenformer").set_index("run")["family"]
+    assert drawn.to_dict() == {"a": "Transformer, lr 0.001", "b": "Transformer, lr 0.002"}
 
 
 def test_losses_of_a_second_domain_have_a_panel_of_their_own(tmp_path):

@@ -8,7 +8,19 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.claims.envelope import on_envelope
-from formerlab.report.runs import GROWN, TRAINED_ON, by_run, chain, losses_on_one_text, parent, summary, with_seeds
+from formerlab.report.runs import (
+    GROWN,
+    TRAINED_ON,
+    at_end,
+    by_run,
+    chain,
+    held_out_losses,
+    losses_on_one_text,
+    parent,
+    summary,
+    validation_losses,
+    with_seeds,
+)
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"
@@ -136,6 +148,23 @@ FAMILIES = ("transformer-", "tokenformer-", "grown-", "net2net-", "hypercloning-
 """Beginnings of the names of the runs that the study is about."""
 ELSEWHERE = ("score-", "layernorm-", "matched-", "modern-", "classic-", "long-", "continued-", "searched-", "annealed-")
 """The same of runs that have figures and tables of their own."""
+
+
+def families_at_best_rates(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return a row per run of the arms matched (the Tokenformer), modern and classic. `chosen` has, of those of its arm
+    on the same text for as many tokens, the lowest validation loss at its end; `tokenformer` is the chosen one there.
+    A run that diverged is never chosen.
+    """
+    losses = held_out_losses(results, STUDY, runs)
+    shared = {"data.name": "first", "regime": "first", "tokens": "first", "diverged": "any"}
+    found: DataFrame = losses.groupby("run").agg(shared).reset_index()
+    found["arm"] = found["run"].str.extract("(matched|modern|classic)-[^-]*$")[0]
+    validation = at_end(validation_losses(results, STUDY, runs)).groupby("run")["loss_nats"].mean()
+    ended = found["run"].map(validation).mask(found["diverged"]).dropna()
+    budget = ["regime", "tokens"]
+    found["chosen"] = found.index.isin(ended.groupby([found[key] for key in (*budget, "arm")]).idxmin())
+    ours = found[found["chosen"] & found["arm"].eq("matched")].set_index(budget)["run"]
+    return found.join(ours.rename("tokenformer"), on=budget)
 
 
 def means(curves: DataFrame, minus: Mapping[Hashable, str] | None = None) -> DataFrame:

@@ -40,7 +40,8 @@ def told_apart(firsts: Sequence[dict[str, Any]], scale: str) -> DataFrame:
     known = DataFrame({"panel": panels, "variant": [variant(one) for one in flat]})
     known["family"] = known["variant"].str.removeprefix(f"{GROWN}: ")
     others = (key.removeprefix("spec.") for one in flat for key in one)
-    for key in (key for key in dict.fromkeys([*TOLD, *others]) if key not in ("study", "name", "seed", RATE)):
+    keys = [key for key in dict.fromkeys([*TOLD, *others]) if key not in ("study", "name", "seed", RATE)]
+    for key in (*keys, RATE):  # last: it tells those apart that differ in nothing else
         values = Series([one.get(f"spec.{key}") for one in flat], dtype=object)
         groups = known.groupby(["panel", "family"]).groups if values.astype(str).nunique() > 1 else {}
         for alike in list(groups.values()):

@@ -39,6 +39,7 @@ from formerlab.report.tokenformer import (
     Shape,
     before_growth,
     chains,
+    families_at_best_rates,
     from_scratch,
     shape_of,
 )
@@ -244,23 +245,16 @@ def tokenformer_modern(results: Results, runs: Sequence[str]) -> DataFrame:
     positions; classic has LayerNorm, GeLU, biases and the Tokenformer's positions. Every arm has the rate, of those
     run on the same text for as many tokens, with the lowest validation loss at its end. Tokenformer minus best:
     held-out loss of the Tokenformer minus this arm's, each at its best rate, paired by seed, with its 95 % Student t
-    interval; above zero, the Tokenformer is worse. Third parties report 0.024 nats
-    (124M) and 0.15 bits per byte (17M, feed-forward only) above a modern Transformer.
+    interval; above zero, the Tokenformer is worse. Third parties report 0.024 nats (124M) and 0.15 bits per byte (17M,
+    feed-forward only) above a modern Transformer.
     """
     losses = held_out_losses(results, STUDY, runs)
-    points = by_run(losses, first=["regime", "spec.optimizer.lr"])
-    validation = at_end(validation_losses(results, STUDY, runs)).groupby("run")["loss_nats"].mean()
-    points["validation"] = points["run"].map(validation)
-    points["arm"] = points["run"].str.extract("(matched|modern|classic)-[^-]*$")[0]
-    arm = ["regime", "tokens", "arm"]
-    points = points.sort_values([*arm, "loss_nats"], ignore_index=True)
-    best = points.loc[points[points["diverged"] == 0].groupby(arm)["validation"].idxmin()].set_index(arm)["run"]
-    matched = best[best.index.get_level_values("arm") == "matched"].droplevel("arm").to_dict()
-    chosen = points["run"].isin(best)
-    ours = points.set_index(["regime", "tokens"]).index.map(matched).where(chosen)
-    pairs = zip(points["run"], ours, strict=True)
+    families = families_at_best_rates(results, runs)[["run", "arm", "chosen", "tokenformer"]]
+    points = by_run(losses, first=["regime", "spec.optimizer.lr"]).merge(families)
+    points = points.sort_values(["regime", "tokens", "arm", "loss_nats"], ignore_index=True)
+    pairs = zip(points["run"], points["tokenformer"].where(points["chosen"]), strict=True)
     found = [paired(losses, tokenformer, run, "tokenformer_minus_best_nats") for run, tokenformer in pairs]
-    points = points.assign(chosen=chosen.map({True: "yes", False: ""}))
+    points = points.assign(chosen=points["chosen"].map({True: "yes", False: ""}))
     points = points.join(DataFrame(found)).assign(diverged=points["diverged"].replace(0, None))
     return points.rename(columns={"spec.optimizer.lr": "learning_rate"})
 

@@ -13,7 +13,16 @@ from formerlab.report.panel import Panel, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published, published_rows
 from formerlab.report.runs import GROWN, at_end, differences, held_out_losses, labelled, summary, validation_losses
-from formerlab.report.tokenformer import METHODS, STAGES, STUDY, before_growth, equal_to_grown, means, with_ancestors
+from formerlab.report.tokenformer import (
+    METHODS,
+    STAGES,
+    STUDY,
+    before_growth,
+    equal_to_grown,
+    families_at_best_rates,
+    means,
+    with_ancestors,
+)
 from formerlab.results.read import Results
 
 _SAID = {
@@ -134,18 +143,12 @@ def tokenformer_gap(results: Results, runs: Sequence[str]) -> DataFrame:
     the gap shrinks, stays or changes its sign as both train longer. Published: against a modern Transformer.
     """
     losses = held_out_losses(results, STUDY, runs)
-    losses["arm"] = losses["run"].str.extract("(matched|modern|classic)-[^-]*$")[0]
-    losses["text"] = losses["data.name"].map(lambda name: data_set(name, None, results.scale))
-    ended = losses[["run", "seed", "arm", "text", "tokens", "diverged"]]
-    ended = ended.merge(at_end(validation_losses(results, STUDY, runs)))
-    ended = ended[~ended.groupby("run")["diverged"].transform("any")]
-    means_of = ended.groupby(["text", "arm", "tokens", "run"])["loss_nats"].mean()
-    best = {tuple(key): run for *key, run in means_of.groupby(["text", "arm", "tokens"]).idxmin()}
-    pairs = DataFrame(
-        {"series": f"minus {arm} Transformer, {text}", "tokens": float(tokens), "run": ours, "rival": run}
-        for (text, arm, tokens), run in best.items()
-        if arm != "matched" and (ours := best.get((text, "matched", tokens)))
-    )
+    families = families_at_best_rates(results, runs)
+    families["text"] = families["data.name"].map(lambda name: data_set(name, None, results.scale))
+    families["series"] = "minus " + families["arm"] + " Transformer, " + families["text"]
+    rivals = families[families["chosen"] & families["arm"].ne("matched")].dropna(subset="tokenformer")
+    rivals = rivals.sort_values(["text", "arm", "tokens"]).rename(columns={"run": "rival", "tokenformer": "run"})
+    pairs = rivals[["series", "tokens", "run", "rival"]]
     theirs = published("zzox531/nlp_tokenformer").query("metric == 'perplexity'").set_index("model")["value"]
     gap = float(np.log(float(theirs["TokenFormer"]) / float(theirs["Transformer"])))
     return labelled(differences(losses, pairs, "run", "rival"), gap, "third party, 124M parameters")
