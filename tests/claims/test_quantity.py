@@ -12,9 +12,9 @@ from formerlab.report.claims.quantity import (
     BATCHES,
     GUARD,
     Agreement,
+    Combination,
     Examples,
     Level,
-    Linear,
     MissingRowsError,
     residual_variance,
 )
@@ -27,7 +27,7 @@ POOL = (0.01, 12)
 
 
 def linear(name, values, pool=None, **more):
-    return Linear({Level(name, pd.Series(values), pooled=lambda levels: pool, **more): 1.0})
+    return Combination({Level(name, pd.Series(values), pooled=lambda levels: pool, **more): 1.0})
 
 
 def answered(*groups, seeds=None, **more):

@@ -7,7 +7,7 @@ import pytest
 from corpora import embedded_data
 
 from formerlab.data import load_stream, load_tokenizer, prepare
-from formerlab.data.text.docstrings import Entry, Module
+from formerlab.data.text.docstrings import Documented, Module
 from formerlab.data.text.questions import CHOICES, TASKS, last_words, make_questions, next_sentences, summaries
 from formerlab.errors import UserError
 from formerlab.evaluation.language.suites import embedded_tasks
@@ -26,7 +26,7 @@ def questions(out, task):
     return [json.loads(line) for line in (out / f"questions/{task}.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-ENTRY = Entry(
+ENTRY = Documented(
     "def fit(X, y):",
     (
         "Fit the linear model to the training data\nby least squares.",
@@ -41,7 +41,9 @@ ENTRY = Entry(
 def test_what_entries_yield():
     assert list(summaries(ENTRY)) == [("def fit(X, y):", "Fit the linear model to the training data by least squares.")]
     assert list(next_sentences(ENTRY)) == []
-    longer = Entry("m", ("The data are centred and scaled first. Then the equations are solved by factorisation.",))
+    longer = Documented(
+        "m", ("The data are centred and scaled first. Then the equations are solved by factorisation.",)
+    )
     assert list(next_sentences(longer)) == [
         ("The data are centred and scaled first.", "Then the equations are solved by factorisation.")
     ]
@@ -82,13 +84,13 @@ def test_wrong_choices_are_of_other_modules_and_drawn_like_the_right_one():
 
 
 def test_no_query_is_asked_twice():
-    same = [Module(f"m{m}", (Entry("def forward(x):", entry(m, m).paragraphs), entry(m, 0))) for m in range(9)]
+    same = [Module(f"m{m}", (Documented("def forward(x):", entry(m, m).paragraphs), entry(m, 0))) for m in range(9)]
     asked = make_questions(TASKS[0], same, 50)
     assert len({question["query"] for question in asked}) == len(asked) == 10
 
 
 def entry(module, number):
-    return Entry(f"def f{module}_{number}():", (f"Module{module:02} does {'very ' * (5 + number)}much {number}.",))
+    return Documented(f"def f{module}_{number}():", (f"Module{module:02} does {'very ' * (5 + number)}much {number}.",))
 
 
 def test_fewer_than_asked_are_taken_and_none_is_an_error(capsys):

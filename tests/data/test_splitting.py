@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formerlab.data.splitting import SPLITS, Seen, Shares, digest
+from formerlab.data.splitting import SPLITS, Digests, Shares, digest
 from formerlab.data.text.readers import parts
 
 SHARES = Shares(valid=0.1, test=0.2)
@@ -36,7 +36,7 @@ def test_digest_is_the_same_on_every_machine():
 
 @given(st.lists(st.integers(0, 40)), st.integers(1, 5))
 def test_seen_is_a_set(values, recent):
-    seen, plain = Seen(recent), set()
+    seen, plain = Digests(recent), set()
     for value in values:
         high = value * 2**57  # beyond what a signed or floating number holds exactly
         assert seen.add(high) == (high not in plain)

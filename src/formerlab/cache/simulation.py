@@ -30,7 +30,7 @@ Square = Float[Tensor, "batch heads time time"]
 SquareMask = Bool[Tensor, "batch heads time time"]
 
 
-class Seen(NamedTuple):
+class SimulatedLayer(NamedTuple):
     """One layer of a simulation, for figures and measures."""
 
     logits: Square
@@ -46,7 +46,7 @@ class Seen(NamedTuple):
         return simulate(policy, self.logits, budget, groups=groups, keys=self.keys, state=state, layer=layer)
 
 
-Observer = Callable[[int, Seen], None]
+Observer = Callable[[int, SimulatedLayer], None]
 """Called with the number of the layer and its simulation."""
 
 
@@ -164,7 +164,7 @@ class Simulation:
             self.policy, flat, self.budget, lengths=lengths, groups=groups, keys=k, state=self._state, layer=layer
         )
         if self.observe is not None:
-            self.observe(layer, Seen(flat, probabilities, visible, k))
+            self.observe(layer, SimulatedLayer(flat, probabilities, visible, k))
         out: Tensor = by_group(probabilities, groups) @ v.unsqueeze(2)
         true = on_device(lengths, q.device)
         last = visible[torch.arange(len(lengths), device=q.device), :, true - 1].sum(-1)

@@ -36,7 +36,7 @@ def digest(text: str) -> int:
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "big")
 
 
-class Seen:
+class Digests:
     """The set of digests met so far, at 8 bytes each once they are many.
 
     Two different texts share a digest with probability n^2 / 2^65: 2e-5 for 27 million documents.

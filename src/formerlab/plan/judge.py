@@ -32,7 +32,7 @@ def made_runs(plan: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {run: job for stage in MAKING for run, job in plan[stage].items()}
 
 
-class Verdict(NamedTuple):
+class ProductState(NamedTuple):
     """The state of a product, by its record alone."""
 
     state: str
@@ -53,10 +53,10 @@ class Judge:
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self.plan = plan
-        self._verdicts: dict[tuple[str, str], Verdict] = {}
+        self._verdicts: dict[tuple[str, str], ProductState] = {}
         self._read: dict[Path, Any] = {}
 
-    def verdict(self, stage: str, name: str) -> Verdict:
+    def verdict(self, stage: str, name: str) -> ProductState:
         """Return the verdict on a job of the plan."""
         if (stage, name) not in self._verdicts:
             self._verdicts[stage, name] = self._judge(stage, name)
@@ -115,13 +115,13 @@ class Judge:
         """Return the path of a job's record."""
         return self.folder(stage, name) / RECORDS[stage]
 
-    def _judge(self, stage: str, name: str) -> Verdict:
+    def _judge(self, stage: str, name: str) -> ProductState:
         path = self.record(stage, name)
         record = self._content(path)
         if record is None:
-            return Verdict("missing")
+            return ProductState("missing")
         if isinstance(record, UserError):
-            return Verdict("failed", str(record))
+            return ProductState("failed", str(record))
         wrong = set()
         for keys, (what, value) in self._expected(stage, name).items():
             found: Any = record
@@ -138,7 +138,7 @@ class Judge:
             reasons += [] if (path.parent / file).exists() else [f"{file} is missing"]
         bases = {base: self.verdict(*base) for base in self.bases(stage, name)}
         reasons += [f"{base[1]} is {verdict.state}" for base, verdict in bases.items() if not verdict.current]
-        return Verdict("stale", "; ".join(reasons)) if reasons else Verdict(record.get("status", "finished"))
+        return ProductState("stale", "; ".join(reasons)) if reasons else ProductState(record.get("status", "finished"))
 
     def _expected(self, stage: str, name: str) -> Told:
         """Return what the record must say to be up to date."""

@@ -20,7 +20,7 @@ from formerlab.data.dataset import DataSpec
 from formerlab.data.images.source import Digits, Gallery, ImageFolders, ImageHub, Picture
 from formerlab.data.images.store import Pixels, cut, decode
 from formerlab.data.manifest import MANIFEST
-from formerlab.data.splitting import SPLITS, Seen, Split, digest
+from formerlab.data.splitting import SPLITS, Digests, Split, digest
 from formerlab.data.threads import in_threads
 from formerlab.errors import UserError, reason
 from formerlab.files import replacing, sha256
@@ -148,7 +148,7 @@ class Written:
     """The images in the files of their splits, of identical ones only the first, and counts of what is left out."""
 
     def __init__(self, files: Mapping[Split, BinaryIO], data: ImageData) -> None:
-        self.data, self._files, self._seen = data, files, Seen()
+        self.data, self._files, self._seen = data, files, Digests()
         self.labels: dict[Split, list[int]] = {split: [] for split in SPLITS}
         self.sizes: dict[Split, list[int]] = {split: [] for split in SPLITS}
         self.duplicates = self.passed_over = 0

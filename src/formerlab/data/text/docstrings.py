@@ -10,7 +10,7 @@ from typing import NamedTuple
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
-class Entry(NamedTuple):
+class Documented(NamedTuple):
     """A documented module, class or function."""
 
     signature: str
@@ -25,7 +25,7 @@ class Module(NamedTuple):
     """The documented things of one module, in the order of its source."""
 
     name: str
-    entries: tuple[Entry, ...]
+    entries: tuple[Documented, ...]
 
     def render(self) -> str:
         """Return the module's document: each signature, then its paragraphs between blank lines."""
@@ -35,7 +35,7 @@ class Module(NamedTuple):
         """Return the module without the paragraphs that `keep` refuses, and without entries left empty."""
         marked = [(entry, [keep(paragraph) for paragraph in entry.paragraphs]) for entry in self.entries]
         left = (
-            Entry(entry.signature, tuple(compress(entry.paragraphs, kept)), entry.summary and kept[0])
+            Documented(entry.signature, tuple(compress(entry.paragraphs, kept)), entry.summary and kept[0])
             for entry, kept in marked
             if any(kept)
         )
@@ -51,7 +51,7 @@ def read_module(name: str, source: bytes) -> Module:
     for signature, node in documented:
         lines = cleandoc(ast.get_docstring(node, clean=False) or "").splitlines()
         if paragraphs := _paragraphs("\n".join(line.rstrip() for line in lines)):
-            entries.append(Entry(signature, paragraphs))
+            entries.append(Documented(signature, paragraphs))
     return Module(name, tuple(entries))
 
 
@@ -65,7 +65,7 @@ def read_code(name: str, source: bytes) -> Module:
         paragraphs = _paragraphs(ast.unparse(tree))
     except (ValueError, RecursionError):  # nested deeper than the interpreter goes
         return Module(name, ())
-    return Module(name, (Entry(name, paragraphs, summary=False),) if paragraphs else ())
+    return Module(name, (Documented(name, paragraphs, summary=False),) if paragraphs else ())
 
 
 def _parsed(source: bytes) -> ast.Module:

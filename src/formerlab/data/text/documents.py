@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from formerlab.data.dataset import DataSource
-from formerlab.data.splitting import SPLITS, Seen, Shares, Split, digest
+from formerlab.data.splitting import SPLITS, Digests, Shares, Split, digest
 from formerlab.data.text.docstrings import Module
 from formerlab.data.text.readers import parts
 from formerlab.errors import UserError
@@ -66,7 +66,7 @@ class Deduplicator:
         self._shares = data.shares
         self._limits = {"train": data.max_bytes, "valid": data.max_held_out_bytes, "test": data.max_held_out_bytes}
         self._bytes = dict.fromkeys(SPLITS, 0)
-        self._seen = Seen()
+        self._seen = Digests()
 
     def documents(self, shards: list[Shard]) -> Iterator[tuple[Split, str]]:
         """Yield documents with their splits. Raises UserError naming a shard without text."""

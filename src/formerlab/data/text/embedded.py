@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from formerlab.data.splitting import SPLITS, Seen, Shares, Split, digest
+from formerlab.data.splitting import SPLITS, Digests, Shares, Split, digest
 from formerlab.data.text.docstrings import Module, read_code, read_module
 from formerlab.data.text.documents import Corpus, Shard, TextSource
 from formerlab.errors import UserError
@@ -60,7 +60,7 @@ class Embedded(TextSource):
     def open(self, shares: Shares) -> Corpus:
         """Return one shard per split; a module once read is kept in memory, for all of them are about 34 MB."""
         located = self.located()
-        seen = Seen()
+        seen = Digests()
 
         def modules(split: Split) -> Iterator[Module]:
             chosen = [module for module in located if shares.split(digest(module[0]), SPLITS) == split]
@@ -95,7 +95,7 @@ class Embedded(TextSource):
         return {name: versions[0] for name, versions in found.items() if versions}
 
 
-def read_modules(located: list[Located], seen: Seen, content: Content = "docstrings") -> Iterator[Module]:
+def read_modules(located: list[Located], seen: Digests, content: Content = "docstrings") -> Iterator[Module]:
     """Yield the modules that document anything, without the longer paragraphs that came before."""
     read = read_code if content == "code" else read_module
     for name, path in located:

@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from formerlab.data.text.docstrings import Entry, Module
+from formerlab.data.text.docstrings import Documented, Module
 from formerlab.data.text.embedded import REPEATABLE_CHARACTERS
 from formerlab.errors import UserError
 from formerlab.files import sha256, write_text
@@ -36,11 +36,11 @@ class QuestionTask:
     name: str
     delimiter: str
     """Text between query and choice."""
-    candidates: Callable[[Entry], Iterator[tuple[str, str]]]
+    candidates: Callable[[Documented], Iterator[tuple[str, str]]]
     """Queries and answers that an entry yields."""
 
 
-def summaries(entry: Entry) -> Iterator[tuple[str, str]]:
+def summaries(entry: Documented) -> Iterator[tuple[str, str]]:
     """Yield a definition's signature and the sentence that sums it up."""
     summary = " ".join(entry.paragraphs[0].split())
     defines = entry.signature.startswith(("def ", "class "))
@@ -48,7 +48,7 @@ def summaries(entry: Entry) -> Iterator[tuple[str, str]]:
         yield entry.signature, summary
 
 
-def next_sentences(entry: Entry) -> Iterator[tuple[str, str]]:
+def next_sentences(entry: Documented) -> Iterator[tuple[str, str]]:
     """Yield the beginning of each paragraph of prose and its last sentence."""
     for text in prose(entry):
         *before, last = re.split(r"(?<=[.!?]) (?=[A-Z`])", text)
@@ -57,7 +57,7 @@ def next_sentences(entry: Entry) -> Iterator[tuple[str, str]]:
             yield beginning, last
 
 
-def last_words(entry: Entry) -> Iterator[tuple[str, str]]:
+def last_words(entry: Documented) -> Iterator[tuple[str, str]]:
     """Yield each paragraph of prose without its last word, and that word."""
     for text in prose(entry):
         before, _, last = text.removesuffix(".").rpartition(" ")
@@ -72,7 +72,7 @@ TASKS = (
 )
 
 
-def prose(entry: Entry) -> Iterator[str]:
+def prose(entry: Documented) -> Iterator[str]:
     """Yield the paragraphs that are running text and occur once in the whole corpus, on one line each."""
     for paragraph in entry.paragraphs:
         lines = paragraph.splitlines()

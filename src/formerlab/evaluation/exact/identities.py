@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from formerlab.cache import Decay, PrunedCache, Simulation
-from formerlab.cache.simulation import Seen
+from formerlab.cache.simulation import SimulatedLayer
 from formerlab.growth.modules import grow
 from formerlab.growth.tokens import TauRule
 from formerlab.layers import DepthWeightedAverage, Identity, LayerNorm, Pattention
@@ -137,7 +137,7 @@ def simulation_equals_eviction() -> dict[str, float]:
     policies = Decay(alpha=0.2), Decay(alpha=0.5), Decay(alpha=1.0, recent=0.5), Decay(alpha=0.95, recent=0.5)
     worst, different = 0.0, 0
     for spec, policy, budget in itertools.product(models, policies, (4, 8)):
-        model, cache, layers = spec.build(0).double(), PrunedCache(policy, budget), dict[int, Seen]()
+        model, cache, layers = spec.build(0).double(), PrunedCache(policy, budget), dict[int, SimulatedLayer]()
         with torch.no_grad():
             simulated = model(tokens, attend=Simulation(policy, budget, observe=layers.__setitem__))
             for now in range(tokens.shape[1]):

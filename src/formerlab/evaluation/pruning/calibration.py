@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from formerlab.cache import Budget, Decay, Simulation, distance_to_ideal, ideal_attention
-from formerlab.cache.simulation import Seen
+from formerlab.cache.simulation import SimulatedLayer
 from formerlab.evaluation.measurement import Row
 from formerlab.evaluation.pruning.windows import Configuration, Windows
 from formerlab.layers.attention import Heads, KeyHeads
@@ -54,7 +54,7 @@ def head_distances(
     """Return how far each head's attention under each alpha is from the ideal, mean over windows and queries."""
     collected: dict[tuple[float, int], list[Tensor]] = defaultdict(list)
 
-    def observe(layer: int, seen: Seen) -> None:
+    def observe(layer: int, seen: SimulatedLayer) -> None:
         key_heads = seen.keys.shape[1]
         for alpha in alphas:
             pruned, _ = seen.under(Decay(alpha=alpha), budget)

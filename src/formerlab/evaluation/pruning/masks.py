@@ -15,7 +15,7 @@ from torch import Tensor
 
 from formerlab.cache import H2O, Budget, Decay, Ideal, Local
 from formerlab.cache.measures import distance_to_ideal, ideal_attention, kept_measures
-from formerlab.cache.simulation import Seen, Square
+from formerlab.cache.simulation import SimulatedLayer, Square
 from formerlab.evaluation.measurement import Row
 from formerlab.evaluation.pruning.windows import Configuration, Windows
 
@@ -43,7 +43,7 @@ def mask_measures(windows: Windows, configurations: Sequence[Configuration]) -> 
     layers: dict[tuple[Configuration, str], list[Share]] = defaultdict(list)
     states: dict[Configuration, dict[str, Tensor]] = defaultdict(dict)
 
-    def observe(layer: int, seen: Seen) -> None:
+    def observe(layer: int, seen: SimulatedLayer) -> None:
         budgets = {configuration.budget for configuration in configurations}  # each ideal sorts every row
         ideals = {budget: ideal_attention(seen.probabilities, budget).double() for budget in budgets}
         for configuration in configurations:
@@ -67,7 +67,7 @@ def mask_dumps(windows: Windows, budgets: Sequence[Budget]) -> Iterator[Row]:
     """Yield the cells of prune_mask_dumps.csv: of the first window, what every query sees under each policy of Fig. 3,
     which all choose from the attention of the same unpruned pass, in head 0 of the middle layer.
     """
-    layers: list[Seen] = []
+    layers: list[SimulatedLayer] = []
     for _ in windows.observed(lambda _, seen: layers.append(seen)):
         middle = len(layers) // 2
         for budget in budgets:

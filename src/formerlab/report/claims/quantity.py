@@ -93,7 +93,7 @@ class Level:
 
 
 @dataclass(frozen=True, eq=False)
-class Linear(Quantity):
+class Combination(Quantity):
     """A sum of numbers of runs with coefficients, paired by seed."""
 
     terms: Mapping[Level, float]
@@ -113,14 +113,14 @@ class Linear(Quantity):
         parts = [self._between(float(values.var(ddof=1)), seeds), *self.documents()]
         return t_interval(float(values.mean()), parts, confidence, seeds=seeds, method="student")
 
-    def __mul__(self, factor: float) -> "Linear":
-        return Linear({level: factor * c for level, c in self.terms.items()}, factor * self.constant)
+    def __mul__(self, factor: float) -> "Combination":
+        return Combination({level: factor * c for level, c in self.terms.items()}, factor * self.constant)
 
-    def __add__(self, other: Any) -> "Linear":
-        if not isinstance(other, Linear):
+    def __add__(self, other: Any) -> "Combination":
+        if not isinstance(other, Combination):
             return replace(self, constant=self.constant + other)
         terms = {level: c + self.terms.get(level, 0.0) for level, c in other.terms.items()}
-        return Linear({**self.terms, **terms}, self.constant + other.constant)
+        return Combination({**self.terms, **terms}, self.constant + other.constant)
 
     def _between(self, own: float, seeds: int) -> tuple[float, float]:
         """Return the variance of the mean over seeds: pooled, unless its own one is larger than chance would have."""

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame, Series
 
-from formerlab.report.claims.quantity import Linear, MissingRowsError
+from formerlab.report.claims.quantity import Combination, MissingRowsError
 from formerlab.report.claims.registry import Arm, Claim, Condition
 from formerlab.report.claims.rows import Rows, policy_rows
 from formerlab.results.read import Results
@@ -242,7 +242,7 @@ def _value(quantity: str, arms: list[ArmRuns]) -> float:
     if quantity == "same_grid":
         return float(len({frozenset(f"{rate:.6g}" for rate in runs.searched["lr"]) for runs in arms}) == 1)
     if quantity == "gain_of_depth":
-        first, second = (Linear({runs.rows.level(runs.arm, "loss_nats"): 1.0}) for runs in arms)
+        first, second = (Combination({runs.rows.level(runs.arm, "loss_nats"): 1.0}) for runs in arms)
         return (first - second).ends(CONFIDENCE)[0]
     base, _, comparison = quantity.rpartition("_")
     if quantity == "parameters_apart":

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from simpleeval import simple_eval
 
-from formerlab.report.claims.quantity import Agreement, Level, Linear, MissingRowsError, Paired, Quantity
+from formerlab.report.claims.quantity import Agreement, Combination, Level, MissingRowsError, Paired, Quantity
 from formerlab.report.claims.regime import ArmRuns, arms_of, sizes, unmet
 from formerlab.report.claims.registry import Arm, Claim, ClaimArms, read_claims
 from formerlab.report.claims.rows import Rows
@@ -61,7 +61,7 @@ class Item:
         def text(value: Any) -> str:
             if not isinstance(value, Quantity):
                 return f"{value:.4g}"
-            own = float(value.by_seed.std()) if isinstance(value, Linear) and len(value.by_seed) > 1 else 0.0
+            own = float(value.by_seed.std()) if isinstance(value, Combination) and len(value.by_seed) > 1 else 0.0
             return str(value.interval(self.confidence)) + (f" (SD {own:.2g})" if own > 1e-12 else "")
 
         return {name: text(value) for name, value in self.names.items()}
@@ -112,7 +112,7 @@ class Item:
         """Evaluate the expressions of `let`."""
         for name, expression in self.claim.criterion.let.items():
             self.names[name] = found = self._evaluate(expression)
-            if isinstance(found, Linear):  # arms may have more than those they share, over which its interval goes
+            if isinstance(found, Combination):  # arms may have more than those they share, over which its interval goes
                 self._fewest_seeds = min(self._fewest_seeds, len(found.by_seed))
 
     def _evaluate(self, expression: str) -> Any:
@@ -139,15 +139,15 @@ class Item:
             raise MissingRowsError(f"the study maps no run to arm {name}" + (f" of {self.item}" if self.item else ""))
         return arms[name]
 
-    def _linear(self, arm: str, metric: str, *, ln: bool = False) -> Linear:
-        found = Linear({self.rows.level(self._arm(arm), metric, logarithm=ln): 1.0})
+    def _linear(self, arm: str, metric: str, *, ln: bool = False) -> Combination:
+        found = Combination({self.rows.level(self._arm(arm), metric, logarithm=ln): 1.0})
         self._fewest_seeds = min(self._fewest_seeds, len(found.by_seed))
         self.one_text |= metric == "loss_nats" and not found.documents()
         return found
 
-    def _ratio(self, a: str, b: str, metric: str) -> Linear:
+    def _ratio(self, a: str, b: str, metric: str) -> Combination:
         first, second = (self._linear(arm, metric).by_seed for arm in (a, b))
-        return Linear({Level("ratio", (first / second).loc[first.index.intersection(second.index)]): 1.0})
+        return Combination({Level("ratio", (first / second).loc[first.index.intersection(second.index)]): 1.0})
 
     def _paired(self, a: str, b: str, metric: str) -> Paired:
         paired = self.rows.paired(self._arm(a), self._arm(b), metric)
