@@ -145,12 +145,12 @@ def test_one_that_cannot_be_drawn_is_named_and_leaves_the_others(tmp_path, capsy
     make_decay(tmp_path / "results")
     module = import_module(DRAWINGS["decay_table"].module)
     monkeypatch.setattr(module, "decay_table", module.decay_table._replace(rows=broken))
-    names = ["decay_ideal_table", "decay_table", "decay_alfa", "decay_heads_table"]
+    names = ["decay_one_shot_table", "decay_table", "decay_alfa", "decay_heads_table"]
     assert draw_each(names, tmp_path / "results", tmp_path / "out") == ["decay_table", "decay_alfa"]
     said = capsys.readouterr().err
     assert said.startswith("decay_table not drawn: Traceback")
     assert "ZeroDivisionError: by its author\ndecay_alfa not drawn: no figure or table is called" in said
-    drawn = {"decay_ideal_table", "decay_heads_table"}
+    drawn = {"decay_one_shot_table", "decay_heads_table"}
     assert {path.stem for path in (tmp_path / "out").iterdir()} - {".decay_table"} == {*drawn, "decay_table"}
     assert "ZeroDivisionError: by its author" in (tmp_path / "out/decay_table.md").read_text()
     jobs = {"decay": {"drawings": dict.fromkeys([*drawn, "decay_table"])}}

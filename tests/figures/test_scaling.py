@@ -1,4 +1,4 @@
-"""Laws, envelopes and budgets, on made-up rows whose answers are known."""
+"""Envelopes and budgets, on made-up rows whose answers are known."""
 
 import numpy as np
 import pandas as pd
@@ -9,7 +9,6 @@ from fixtures.rows import (
     dwa,
     grown,
     make_run,
-    make_tokenformer,
     model,
     tokenformer,
     transformer,
@@ -19,16 +18,12 @@ from fixtures.rows import (
 from formerlab.report.claims.registry import Arm, ClaimArms
 from formerlab.report.claims.rows import Rows
 from formerlab.report.drawings import declaration
-from formerlab.report.scaling import power_law
 from formerlab.report.tables.denseformer import gains
-from formerlab.report.tables.tokenformer import tokenformer_envelope, tokenformer_laws
+from formerlab.report.tables.tokenformer import tokenformer_envelope
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 
 pytestmark = pytest.mark.xdist_group("drawings")
-
-SIZES, LENGTHS = np.meshgrid([1e5, 4e5, 9e5], [1e6, 4e6, 1.6e7])
-SIZES, LENGTHS = SIZES.ravel(), LENGTHS.ravel()
 
 
 def exact(root, study, run, seed, held_out, **rest):
@@ -37,41 +32,6 @@ def exact(root, study, run, seed, held_out, **rest):
     write_csv(folder / "test.csv", TABLES["test.csv"].required, [(0, 64, held_out)])
     write_csv(folder / "eval.csv", TABLES["eval.csv"].required, [(200, "valid", 0, 64, held_out)])
     return folder
-
-
-def test_a_power_law_is_found_again():
-    law = power_law(9 * SIZES**-0.076 * LENGTHS**-0.095, {"sizes": SIZES, "lengths": LENGTHS})
-    assert law["exponent"].tolist() == pytest.approx([-0.076, -0.095])
-    assert (law["exponent_high"] - law["exponent"]).tolist() == pytest.approx([0, 0], abs=1e-9)
-    assert power_law([3.0, 2.0], {"x": [1.0, 2.0]}).empty, "two points lie on any line"
-    assert power_law([3.0, 2.9, 2.8], {"x": [1.0, 1.0, 1.0]}).empty, "one size has no slope"
-
-
-def test_intervals_of_exponents_hold_the_truth_as_often_as_they_say():
-    random, held = np.random.default_rng(0), 0
-    for _ in range(150):
-        noise = np.exp(random.normal(0, 0.01, 9))
-        law = power_law(9 * SIZES**-0.05 * LENGTHS**-0.05 * noise, {"sizes": SIZES, "lengths": LENGTHS})
-        held += law["exponent_low"][0] <= -0.05 <= law["exponent_high"][0]
-    assert held / 150 == pytest.approx(0.95, abs=0.04)
-
-
-def test_an_irreducible_loss_is_found_where_there_is_one_and_missed_where_there_is_none():
-    flops = np.geomspace(1e12, 1e16, 9)
-    noise = np.exp(np.random.default_rng(1).normal(0, 1e-3, 9))
-    (bent,) = power_law((2 + 500 * flops**-0.2) * noise, {"flops": flops}).itertuples()
-    assert bent.best_offset_nats == pytest.approx(2, abs=0.1)
-    assert bent.offset_p < 1e-6
-    (straight,) = power_law(500 * flops**-0.2 * noise, {"flops": flops}).itertuples()
-    assert straight.offset_p > 0.05
-
-
-def test_the_laws_of_runs_are_those_of_their_means(tmp_path):
-    make_tokenformer(tmp_path, (0,))
-    rows = tokenformer_laws.rows(Results(tmp_path), ("envelope-*",)).set_index("loss_against")
-    assert rows.loc["parameters without embedding, at equal tokens", "exponent"] == pytest.approx(-0.05, abs=0.01)
-    assert rows.loc["tokens, at equal parameters", "exponent"] == pytest.approx(-0.04, abs=0.01)
-    assert list(rows["points"])[1:] == [9, 9]
 
 
 def with_chain(root):

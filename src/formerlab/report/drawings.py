@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from formerlab.report.families import families, is_of, main_regime, regime
+from formerlab.report.families import families, is_of, regime
 
 if TYPE_CHECKING:  # pandas takes a second to import; the plan reads the catalogue without it
     from pandas import DataFrame
@@ -104,7 +104,8 @@ class Drawing:
             regimes = {at: regime(spec) for at, (_, spec) in own.items()}
             enough = {regimes[at] for at, one in own.items() if is_of(*one, self.needs or ("*",))}
             wanted = [one for one in dict.fromkeys(regimes[at] for at in found) if one and one in enough]
-            main = main_regime([*own.values()], wanted) if wanted else ""
+            names = {(regimes[at], run) for at, (run, _) in own.items()}
+            main = max(wanted, key=lambda one: sum(name == one for name, _ in names), default="")
             found = [at for at in found if regimes[at] in ("", main)]
         return found if any(is_of(*own[at], self.needs or self.runs) for at in found) else []
 

@@ -5,7 +5,7 @@ Names decide nothing in the latter, so a search is found at every scale, whateve
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -57,14 +57,6 @@ def regime(spec: Spec) -> str:
     ends = {"cosine": schedule.get("floor"), "onecycle": 1 / (schedule.get("end_division") or 1), "trapezoid": 0.0}
     last = ends.get(kind)
     return f"{spec.get('data')}, {kind}" + ("" if last is None else f" to {last:g}")
-
-
-def main_regime(runs: Sequence[tuple[str, Spec]], wanted: Iterable[str]) -> str:
-    """Return the regime that most of the runs have, given by name and spec, of those `wanted`; of equals the first."""
-    names: dict[str, set[str]] = {}
-    for run, spec in runs:
-        names.setdefault(regime(spec), set()).add(run)
-    return max(wanted, key=lambda one: len(names[one]))
 
 
 def families(specs: Sequence[Spec], varied: str) -> list[int]:

@@ -21,7 +21,7 @@ from matplotlib.lines import Line2D
 from pandas import DataFrame
 
 from formerlab.report.marks import mark
-from formerlab.report.runs import missing_note, seed_notes
+from formerlab.report.runs import seed_notes
 from formerlab.report.style import BLACK, GREY, HOLLOW, LETTER, PUBLISHED_INK, WIDEST, Look, look, wrapped
 
 SETTING = "{setting}"
@@ -96,10 +96,6 @@ class Panel:
         own = {key: first[f"_{key}"] for key in _OWN if isinstance(first.get(f"_{key}"), str)}
         return look(str(first.get(self.style, name))) | own | (HOLLOW if rows["source"].eq("published").all() else {})
 
-    def has_numbers(self, rows: DataFrame) -> bool:
-        """Say whether rows have any number to show, which a forest has along x."""
-        return bool(rows[self.x if self.kind == "forest" else self.y].notna().any())
-
     def heading(self, rows: DataFrame) -> str:
         """Return the title of a panel of these rows."""
         words = filled(self.title, rows)
@@ -140,11 +136,14 @@ def sheet(
     def drawn(data: DataFrame) -> Figure:
         data = data.sort_values(order.split(), kind="stable") if order else data
         shown = [one for panel in panels for one in panel.split(data)]
-        shown = [(one, rows) for one, rows in shown if one.has_numbers(rows)] or shown
+        numbers = [rows[one.x if one.kind == "forest" else one.y] for one, rows in shown]
+        shown = [pair for pair, values in zip(shown, numbers, strict=True) if values.notna().any()] or shown
         known = data[data.index.isin({at for _, rows in shown for at in rows.index})]
         present = [str(name) for name in known[panels[0].by].dropna().unique()]
         figure = _figure(data, shown, columns or data[panels[0].each].nunique(), height)
-        figure.set_label(" ".join(filter(None, [*notes(known), *missing_note(present, wanted)])))
+        absent = [name for name in wanted if not any(have.startswith(name) for have in present)]
+        missing = [f"Missing, no finished runs: {', '.join(absent)}."] if absent else []
+        figure.set_label(" ".join(filter(None, [*notes(known), *missing])))
         return figure
 
     return drawn

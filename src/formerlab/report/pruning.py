@@ -16,7 +16,7 @@ NAMES = {"full": _POLICIES["full"], "dynamic_cache": "DynamicCache", **_POLICIES
 """Policies in the order in which they are shown, with their labels; DynamicCache is that of transformers."""
 
 CONFIGURATION = ["run", "policy", "alpha", "recent", "budget"]
-MINUS_H2O = ("minus_h2o_nats", "minus_h2o_nats_low", "minus_h2o_nats_high")
+MINUS_H2O = "minus_h2o_nats"
 PUBLISHED_ALPHA, PUBLISHED_BUDGET = 0.2, 0.4
 """The alpha of the Decay article, and the share of the tokens kept (Fig 4a, Table 2)."""
 
@@ -43,16 +43,12 @@ def configurations(results: Results, study: str, runs: Sequence[str] = ("*",)) -
     are that interval added to the loss of the whole cache: the uncertainty of the comparison, not of the level. Without
     rows of the whole cache both are empty.
     """
-    tables = [DataFrame(columns=["source", *CONFIGURATION])]
-    for _, rows in _shared(results.rows("prune.csv", study, runs)).groupby("run", sort=False):
-        table = beside(rows, "full")
-        level = table.loc[table["policy"] == "full", "loss_nats"].max()  # NaN without it
-        table = table.assign(increase_nats=table["loss_nats"] - level, increase_nats_low=table.pop("low"),
-                             increase_nats_high=table.pop("high"), perplexity=np.exp(table["loss_nats"]))  # fmt: skip
-        for end in ("low", "high"):
-            table[f"perplexity_{end}"] = np.exp(level + table[f"increase_nats_{end}"])
-        tables.append(table.drop(columns="more"))
-    return ordered(pd.concat(tables[1:], ignore_index=True).assign(source="ours")) if tables[1:] else tables[0]
+    table = beside(_shared(results.rows("prune.csv", study, runs)), ["run"], "full", "increase_nats")
+    full = table["policy"] == "full"
+    level = table["run"].map(table[full].groupby("run")["loss_nats"].max())  # NaN without it
+    table.loc[full, _ends("increase_nats")] = 0.0
+    bounds = {f"perplexity_{end}": np.exp(level + table[f"increase_nats_{end}"]) for end in ("low", "high")}
+    return ordered(table.assign(perplexity=np.exp(table["loss_nats"]), **bounds, source="ours"))
 
 
 def ordered(table: DataFrame) -> DataFrame:
@@ -64,25 +60,38 @@ def ordered(table: DataFrame) -> DataFrame:
     return table.drop(columns="place")
 
 
-def beside(rows: DataFrame, base: str, arm: Sequence[str] = CONFIGURATION) -> DataFrame:
-    """Return each `arm` of a run with its `loss_nats`, and how much `more` that is than with the `base`, a policy or a
-    choice, on the same windows of the same model, with its ends `low` and `high`; NaN without rows of the base.
+def beside(rows: DataFrame, by: Sequence[str], base: str, name: str, arm: Sequence[str] = CONFIGURATION) -> DataFrame:
+    """Return each `arm` with its `loss_nats`, and as `name` how much more that is than with the `base`, a policy or a
+    choice, on the same windows of the same model, with its ends; for each group of `by`.
+
+    There is no number for the base itself, and none without rows of it.
     """
+    found = [_beside(own, base, name, [*arm]) for _, own in rows.groupby([*by], sort=False)]
+    return pd.concat(found or [DataFrame(columns=[*arm, "loss_nats", *_ends(name)])], ignore_index=True)
+
+
+def _ends(name: str) -> list[str]:
+    return [f"{name}{end}" for end in ("", "_low", "_high")]
+
+
+def _beside(rows: DataFrame, base: str, name: str, arm: list[str]) -> DataFrame:
     rows, seeds = rows.sort_values([*arm, "seed", "window"]), rows["seed"].nunique()
     found, grids = [], []
-    for key, group in rows.groupby([*arm], sort=False, dropna=False):
+    for key, group in rows.groupby(arm, sort=False, dropna=False):
         grids.append(group["loss_nats"].to_numpy().reshape(seeds, -1))
         found.append(dict(zip(arm, key, strict=True)) | {"realised_budget": group["realised_budget"].mean()})
         weights = group["tokens"].to_numpy(dtype=float)[: grids[-1].shape[1]]
     losses, table = np.stack(grids), DataFrame(found).assign(seeds=seeds, windows=len(weights))
     table["loss_nats"] = np.average(losses, axis=2, weights=weights).mean(axis=1)
-    at = np.flatnonzero((table[[*arm]] == base).any(axis=1))
-    if not len(at):
-        return table.assign(more=np.nan, low=np.nan, high=np.nan)
-    more = losses - losses[at[0]]
-    of_seeds = np.average(more, axis=2, weights=weights)
-    low, high = mean_ends(of_seeds, bootstrap_means(more, weights), len(weights))
-    return table.assign(more=of_seeds.mean(axis=1), low=low, high=high)
+    table[_ends(name)] = np.nan
+    at = (table[arm] == base).any(axis=1)
+    if at.any():
+        more = losses - losses[np.argmax(at)]
+        of_seeds = np.average(more, axis=2, weights=weights)
+        low, high = mean_ends(of_seeds, bootstrap_means(more, weights), len(weights))
+        table[_ends(name)] = np.column_stack([of_seeds.mean(axis=1), low, high])
+        table.loc[at, _ends(name)] = np.nan
+    return table
 
 
 def minus_h2o(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
@@ -90,12 +99,10 @@ def minus_h2o(results: Results, study: str, runs: Sequence[str] = ("*",)) -> Dat
 
     There are no rows of a budget without H2O.
     """
-    rows, found = results.rows("prune.csv", study, runs), [DataFrame(columns=[*CONFIGURATION, *MINUS_H2O])]
-    rows = rows[rows["policy"].eq("decay") | rows["policy"].eq("h2o") & rows["recent"].eq(0.5)]
-    for _, of_budget in _shared(rows).groupby(["run", "budget"], sort=False):
-        table = beside(of_budget, "h2o").rename(columns=dict(zip(("more", "low", "high"), MINUS_H2O, strict=True)))
-        found.append(table.loc[table["policy"] == "decay", [*found[0]]].dropna(subset=MINUS_H2O[0]))
-    return pd.concat(found[1:] or found, ignore_index=True)
+    rows = results.rows("prune.csv", study, runs)
+    rows = _shared(rows[rows["policy"].eq("decay") | rows["policy"].eq("h2o") & rows["recent"].eq(0.5)])
+    table = beside(rows, ["run", "budget"], "h2o", MINUS_H2O)
+    return table.loc[table["policy"] == "decay", [*CONFIGURATION, *_ends(MINUS_H2O)]].dropna(subset=MINUS_H2O)
 
 
 def _shared(rows: DataFrame) -> DataFrame:
@@ -222,24 +229,12 @@ def size_of(budget: float) -> str:
     return f"{100 * budget:g} %" if budget < 1 else f"{budget:g} entries"
 
 
-def measured(rows: DataFrame, metrics: Sequence[str]) -> DataFrame:
-    """Return a row per configuration and metric, with the mean and its 95 % interval."""
-    rows = rows[rows["metric"].isin(metrics)]
-    if rows.empty:
-        return DataFrame(columns=["source", *CONFIGURATION, "metric", "value"])
-    table = []
+def measured(rows: DataFrame) -> DataFrame:
+    """Return a row per configuration and measure of masks, with the mean and its 95 % interval."""
+    table, rows = [], rows[rows["metric"].isin(PANELS)]
     for key, block in rows.groupby([*CONFIGURATION, "metric"], sort=False, dropna=False):
         grid = block.pivot(index="seed", columns="window", values="value").dropna(axis=1).to_numpy()
         interval = over_examples(grid, resamples=2000)
         cells = dict(zip([*CONFIGURATION, "metric"], key, strict=True))
         table.append(cells | ends("value", interval) | {"seeds": interval.seeds, "windows": interval.examples})
     return ordered(DataFrame(table)).assign(source="ours")
-
-
-def spread(rows: DataFrame, keys: Sequence[str], by: str, values: Sequence[str]) -> DataFrame:
-    """Return a row for each of `keys`, and for each value of the column `by` columns: of a mean and of its two ends."""
-    found = rows[[*keys]].drop_duplicates(ignore_index=True)
-    for name, block in rows.groupby(by, sort=False):
-        columns = dict(zip(values, (f"{name}{end}" for end in ("", "_low", "_high")), strict=True))
-        found = found.merge(block[[*keys, *values]].rename(columns=columns), on=[*keys], how="left")
-    return found

@@ -323,12 +323,6 @@ def seed_notes(rows: DataFrame) -> list[str]:
     return notes
 
 
-def missing_note(present: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """Return a note naming series without a finished run; a wanted name may be the beginning of a present one."""
-    absent = [name for name in wanted if not any(have.startswith(name) for have in present)]
-    return [f"Missing, no finished runs: {', '.join(absent)}."] if absent else []
-
-
 def short(value: float, digits: int = 2) -> str:
     """Return a count in a few digits, with k, M or B."""
     rounded = float(f"{value:.{digits}g}")

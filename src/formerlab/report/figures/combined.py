@@ -1,6 +1,5 @@
 """Do the three ideas add up? Ours alone: arXiv:2410.23168 x arXiv:2402.02622 x arXiv:2407.20485."""
 
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -29,7 +28,7 @@ def _of_policy(policy: str, name: str) -> tuple[Panel, Panel]:
     *_of_policy("h2o", "H2O"),
     *_of_policy("decay", "Decay")
 ))  # fmt: skip
-def combined_effects(results: Results, runs: Sequence[str]) -> DataFrame:
+def combined_effects(results: Results, runs: list[str]) -> DataFrame:
     """Parameters as tokens, averages over depth and a pruned cache together. Linear or Pattention x plain or DWA x
     Full, H2O or Decay (alpha 0.2, no recent part) at 40 % of the tokens, at equal tokens and about equal parameters.
     Left: held-out loss with the whole cache, and what each policy adds. Right: the factorial contrasts, paired by seed,

@@ -1,6 +1,5 @@
 """Figures of the translation study (arXiv:1706.03762)."""
 
-from collections.abc import Sequence
 from functools import partial
 
 from matplotlib.axes import Axes
@@ -48,18 +47,14 @@ def _draw_map(panel: Axes, rows: DataFrame) -> AxesImage:
         tokens = rows.drop_duplicates(side).sort_values(side)[f"{side}_token"].tolist()
         if side == "query" and rows["part"].iloc[0] == "cross":
             tokens = [*tokens[1:], _END]  # the decoder reads a piece to write the one after it
-        axis.set_ticks(range(len(tokens)), [_shown(str(token)) for token in tokens])
+        shown = ["</s>" if token == _END else token.replace(" ", "\u2423") for token in map(str, tokens)]
+        axis.set_ticks(range(len(tokens)), shown)
     panel.tick_params(axis="x", rotation=90)
     return image
 
 
-def _shown(token: str) -> str:
-    """Return a token with its leading space visible and the end of a sentence short."""
-    return "</s>" if token == _END else token.replace(" ", "\u2423")
-
-
 @plot(reads="attention.csv", runs="base", draw=draw_attention)
-def transformer_attention(results: Results, runs: Sequence[str]) -> DataFrame:
+def transformer_attention(results: Results, runs: list[str]) -> DataFrame:
     """Attention probabilities of the base model on one test sentence, after Figures 3 to 5 of arXiv:1706.03762. Large:
     of the heads from decoder to encoder in the last layer the one that chooses most sharply; a row is the piece that is
     written, a column a piece looked at. Small: heads of the same layer, in the encoder, in the decoder and from decoder
@@ -88,7 +83,7 @@ _length, _width = (partial(_panel, axis, where={"axis": axis}, xlabel=f"{word} {
         "Fastest of several calls on one machine; kernel k = {k}, neighbourhood r = {r}.".format_map(rows.iloc[0])
     ]
 ))  # fmt: skip
-def transformer_complexity(results: Results, runs: Sequence[str]) -> DataFrame:
+def transformer_complexity(results: Results, runs: list[str]) -> DataFrame:
     """Self-attention, recurrence, convolution and self-attention restricted to a neighbourhood, after Table 1 of
     arXiv:1706.03762: counted multiply-adds of the mixing operation and measured time of one call, against length n and
     width d. Both axes are logarithmic, so a slope is an exponent; the table transformer_layers has the fitted slopes

@@ -1,6 +1,5 @@
 """Figures of the vision study (Tokenformer, arXiv:2410.23168)."""
 
-from collections.abc import Sequence
 from textwrap import fill
 
 import pandas as pd
@@ -30,7 +29,7 @@ _COLUMNS = shown_columns("source part group run seed model top1_percent[] seeds 
           published={"title": "ImageNet-1K"}),
     order="_rank _order"
 ))  # fmt: skip
-def vision_accuracy(results: Results, runs: Sequence[str]) -> DataFrame:
+def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
     """Top-1 accuracy on test images of every run, after Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168).
     Parameter-matched is a Tokenformer with as many parameters as the ViT; the linear probe is a classifier of the
     pixels without any depth. Black: models; blue: scores and their norm; green: norms of blocks; orange: growth;
@@ -71,7 +70,7 @@ GROWTH = {
     Panel(tables.COMPARED, "_label", by="_label", kind="forest", zero=0.0, xlabel="top-1, points above the parent"),
     order="_below"
 ))  # fmt: skip
-def vision_growth(results: Results, runs: Sequence[str]) -> DataFrame:
+def vision_growth(results: Results, runs: list[str]) -> DataFrame:
     """Accuracy on test images of Tokenformers that grew, minus that of the model they grew from, paired by seed; beside
     them that model trained on for the FLOPs of the stage, and Tokenformers of the grown size from scratch. TFLOP count
     all training behind a model, its parent's included. To see: growing has helped where a grown model is right of the

@@ -46,13 +46,3 @@ def published_rows(
     wide = rows.pivot_table("value", [*by], "metric", sort=False).reset_index()
     wide = wide.rename(columns=names).rename_axis(columns=None)
     return wide.assign(**{name: factor * wide[name] for name, factor in (factors or {}).items() if name in wide})
-
-
-def published_cosines() -> DataFrame:
-    """Return the mean cosine of attention rows to the ideal ones, by policy at 20 % (A2SF, Table 2, LLaMA-2-7B)."""
-    rows = published(A2SF, "Table 2")
-    rows = rows[rows["setting"].str.contains("average")]
-    names = rows["model"].str.replace("(", " (").str.replace("=", " ")
-    return DataFrame(
-        {"run": "LLaMA-2-7B", "configuration": names, "budget": 0.2, "cosine": rows["value"].astype(float)}
-    )

@@ -77,7 +77,7 @@ def contrasts(cells: DataFrame) -> DataFrame:
 
 
 @table(reads="prune.csv", columns="source kind name loss_nats[] effect_nats[] seeds")
-def combined_table(results: Results, runs: Sequence[str]) -> DataFrame:
+def combined_table(results: Results, runs: list[str]) -> DataFrame:
     """Linear or Pattention x plain or DWA x Full, H2O or Decay at 40 % of the tokens: held-out loss of every cell, main
     effects, and interactions as differences of differences, zero where two ideas add up (of pruning: of what it costs).
     Brackets: 95 % Student t interval over seeds, each contrast computed by seed, not corrected for their number.

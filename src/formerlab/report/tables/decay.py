@@ -1,7 +1,5 @@
 """Tables of the pruning study (Decay, Jo and Shin 2024; A2SF, arXiv:2407.20485)."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pandas as pd
 from pandas import DataFrame
@@ -9,8 +7,8 @@ from pandas import DataFrame
 from formerlab.report import pruning, questions
 from formerlab.report.claims.quantity import Examples
 from formerlab.report.drawings import shown_columns, table
-from formerlab.report.pruning import CONFIGURATION, beside, ordered, spread
-from formerlab.report.published import DECAY, published_cosines, published_rows
+from formerlab.report.pruning import CONFIGURATION, beside, ordered
+from formerlab.report.published import DECAY, published_rows
 from formerlab.report.questions import AGAINST, LOCAL, MEAN, SUITES, accuracies, answers, title
 from formerlab.report.runs import ends
 from formerlab.report.two_fold import answers_of, choices, halved, halves_of
@@ -23,7 +21,7 @@ STUDY = "decay"
 @table(reads="prune.csv",
        columns="source run configuration policy -alpha -recent budget realised_budget perplexity -loss_nats "
                "increase_nats[] seeds windows", each="run")  # fmt: skip
-def decay_table(results: Results, runs: Sequence[str]) -> DataFrame:
+def decay_table(results: Results, runs: list[str]) -> DataFrame:
     """Held-out perplexity of every eviction policy at every budget. Loss minus Full is paired: the same windows of
     the same model, with the 95 % interval over windows, and over seeds where there are several, in brackets; with
     one seed it speaks of this model alone. Compare policies at equal realised budget. The table decay_answers_table
@@ -44,7 +42,7 @@ def _published(names: dict[str, str], factor: float) -> DataFrame:
        published=lambda: _published(
            {name: f"{name} (published)" for name in (*(f"{suite}_acc" for suite in SUITES), "average")}, 100
        ), each="run")  # fmt: skip
-def decay_answers_table(results: Results, runs: Sequence[str]) -> DataFrame:
+def decay_answers_table(results: Results, runs: list[str]) -> DataFrame:
     """Accuracies on every kind of question under every eviction policy and budget, after Fig. 4a and Table 2 of the
     Decay article (accuracies at 40 % of the tokens, zero-shot). After ±: one standard error over questions and
     seeds. The published models are OPT-2.7B and LLaMA-2-7B-chat on other questions.
@@ -73,7 +71,7 @@ def _published_suites() -> DataFrame:
        columns="source run configuration policy -realised_budget OpenBookQA~(%)[] WinoGrande~(%)[] ARC-e~(%)[] "
                "ARC-c~(%)[] PIQA~(%)[] mean~of~five~(%)[] minus~Full~(points)[] minus~H2O~(points)[] -SciQ~(%)[] "
                "-BLiMP~(%)[] seeds")  # fmt: skip
-def decay_suites_table(results: Results, runs: Sequence[str]) -> DataFrame:
+def decay_suites_table(results: Results, runs: list[str]) -> DataFrame:
     """Accuracies under every policy that keeps 40 % of the tokens (or the budget nearest to it), without examples
     in the prompt, after Fig. 4a and Table 2 of the Decay article. In brackets: 95 % interval over questions, and
     over seeds where there are several; the mean weighs the five suites alike. Minus Full and minus H2O are of the
@@ -92,7 +90,12 @@ def decay_suites_table(results: Results, runs: Sequence[str]) -> DataFrame:
         shown.append(means)
     long = pd.concat(shown, ignore_index=True)
     long[values] *= 100
-    return spread(long, [*CONFIGURATION, "configuration", "realised_budget", "seeds"], "name", values)
+    keys = [*CONFIGURATION, "configuration", "realised_budget", "seeds"]
+    found = long[keys].drop_duplicates(ignore_index=True)
+    for suite, block in long.groupby("name", sort=False):
+        columns = dict(zip(values, (f"{suite}{end}" for end in ("", "_low", "_high")), strict=True))
+        found = found.merge(block[[*keys, *values]].rename(columns=columns), on=keys, how="left")
+    return found
 
 
 RECENT = {"local": 1.0, "streaming_llm": 1.0, "full": None}
@@ -105,7 +108,7 @@ RECENT = {"local": 1.0, "streaming_llm": 1.0, "full": None}
            columns=["configuration", "budget", "recent_share", "selected_share"],
        ).assign(run="OPT-2.7B, LLaMA-2-7B-chat"),
        columns="source run configuration budget recent_share selected_share realised_budget seeds windows")  # fmt: skip
-def decay_ratio_table(results: Results, runs: Sequence[str]) -> DataFrame:
+def decay_ratio_table(results: Results, runs: list[str]) -> DataFrame:
     """How the methods divide the tokens they may keep, after Table 1 of the Decay article (Full 100 %; H2O 20 %
     recent and 20 % selected; Decay 0 % and 40 %), and the realised budget: the share of keys and values held at the
     end, counted. One rounding for all: the total is rounded half up, the recent part down, the rest is selected.
@@ -118,36 +121,6 @@ def decay_ratio_table(results: Results, runs: Sequence[str]) -> DataFrame:
     return ours.assign(recent_share=recent * ours["budget"], selected_share=(1 - recent) * ours["budget"])
 
 
-COSINES = {"distance_to_ideal": "cosine", "distance_to_ideal_without_first": "cosine_without_first"}
-
-
-@table(reads="prune_masks.csv", published=published_cosines,
-       columns="source run configuration policy -alpha -recent budget seeds windows early_share[] -early_share_10[] "
-               "mean_position[] cosine[] cosine_without_first[]")  # fmt: skip
-def decay_ideal_table(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Cosine between the attention rows under each policy and the ideal ones, which keep of the past the keys of
-    the largest unpruned attention, with and without position 0, whose attention decides the cosine alone; and where
-    the kept keys stand: share of the first 40 % and 10 % of the positions so far, and mean position (0.4, 0.1 and
-    0.5 are even). All choose from the attention of the same unpruned pass. In brackets: 95 % interval over windows
-    and seeds. Published: A2SF, Table 2, LLaMA-2-7B at 20 %.
-    """
-    rows = pruning.measured(results.rows("prune_masks.csv", STUDY, runs), list(pruning.PANELS))
-    values = ["value", "value_low", "value_high"]
-    cosines = rows["metric"].isin(COSINES)
-    rows.loc[cosines, values] = 1 - rows.loc[cosines, ["value", "value_high", "value_low"]].to_numpy()
-    keys = ["run", "configuration", "policy", "alpha", "recent", "budget", "seeds", "windows"]
-    return spread(rows.assign(metric=rows["metric"].replace(COSINES)), keys, "metric", values)
-
-
-def _beside(rows: DataFrame, by: list[str], base: str, arm: list[str], name: str) -> DataFrame:
-    """Return each `arm` with what it loses against the base, as `name`, for every group of `by`."""
-    ends = shown_columns(f"{name}[]")
-    found = pd.concat([beside(own, base, arm) for _, own in rows.groupby(by, sort=False)])
-    found = found.rename(columns=dict(zip(("more", "low", "high"), ends, strict=True)))
-    found.loc[(found[arm] == base).any(axis=1), ends] = np.nan
-    return found
-
-
 def _spread(alphas: pd.Series) -> str:
     """Return the chosen alphas for readers: their median and range where there are several."""
     low, middle, high = np.quantile(alphas, [0, 0.5, 1])
@@ -157,7 +130,7 @@ def _spread(alphas: pd.Series) -> str:
 @table(reads="prune_calibrated.csv prune_alphas.csv",
        columns="source run budget choice alphas loss_nats realised_budget minus_best_single_nats[] seeds "
                "windows")  # fmt: skip
-def decay_heads_table(results: Results, runs: Sequence[str]) -> DataFrame:
+def decay_heads_table(results: Results, runs: list[str]) -> DataFrame:
     """What a forgetting factor of its own brings to every layer and head. All choices are made on windows of the
     validation text, from the same grid of alphas; losses are those of the test text. per head: each head takes the
     alpha whose attention rows are nearest to the ideal ones. single by distance: one alpha for all, by the same
@@ -166,13 +139,13 @@ def decay_heads_table(results: Results, runs: Sequence[str]) -> DataFrame:
     the published codes has this.
     """
     rows, keys = results.rows("prune_calibrated.csv", STUDY, runs), ["run", "budget", "choice"]
-    table = _beside(rows, keys[:2], "single_by_loss", keys, "minus_best_single_nats")
+    table = beside(rows, keys[:2], "single_by_loss", "minus_best_single_nats", keys)
     alphas = results.rows("prune_alphas.csv", STUDY, runs).groupby(keys)["alpha"].agg(_spread).rename("alphas")
     return table.join(alphas, on=keys).assign(choice=table["choice"].str.replace("_", " "))
 
 
 @table(reads="prune_questions.csv")
-def decay_tasks_table(results: Results, runs: Sequence[str]) -> DataFrame:
+def decay_tasks_table(results: Results, runs: list[str]) -> DataFrame:
     """Does it pay to choose alpha per task? The questions of every suite are halved by a hash of their ids. Of each
     half, own is the alpha of the best accuracy on the other half of the same suite, common the one of the best mean
     over the other halves of all suites; both are judged where they were not chosen, per model. gain is own minus
@@ -209,20 +182,20 @@ def decay_tasks_table(results: Results, runs: Sequence[str]) -> DataFrame:
 @table(reads="prune_one_shot.csv",
        columns="source run configuration policy budget realised_budget perplexity -loss_nats increase_nats[] seeds "
                "windows")  # fmt: skip
-def decay_one_shot_table(results: Results, runs: Sequence[str]) -> DataFrame:
+def decay_one_shot_table(results: Results, runs: list[str]) -> DataFrame:
     """One-shot compression, as kvpress and SnapKV do it: the first half of each window is read as a prompt without
     pruning, a part of its keys is kept once, and the loss is that of the second half. Compare nothing here with the
     tables of step-by-step eviction, whose prompts are pruned while they are read: at the same ratio this is the easier
     task. Budgets are shares of the prompt. Loss minus Full is paired, with its 95 % interval over windows and seeds.
     """
-    found = _beside(results.rows("prune_one_shot.csv", STUDY, runs), ["run"], "full", CONFIGURATION, "increase_nats")
+    found = beside(results.rows("prune_one_shot.csv", STUDY, runs), ["run"], "full", "increase_nats")
     return ordered(found.assign(perplexity=np.exp(found["loss_nats"])))
 
 
 @table(reads="prune_questions.csv", runs="float32-* released-*", needs="float32-*",
        columns="source run configuration budget task acc_float32 acc_model difference[] judged_alike "
                "questions")  # fmt: skip
-def decay_precision_table(results: Results, runs: Sequence[str]) -> DataFrame:
+def decay_precision_table(results: Results, runs: list[str]) -> DataFrame:
     """What computing in the model's own precision (bfloat16 or float16) does to accuracies: the same questions under
     the same policies, once more in float32. The difference, of the model's precision minus float32, is paired, with its
     95 % interval over questions; judged_alike is the share of the questions that both answer rightly or both wrongly.
@@ -244,7 +217,7 @@ def decay_precision_table(results: Results, runs: Sequence[str]) -> DataFrame:
 @table(reads="decode.csv",
        columns="source run sequences length configuration policy decoded_tokens_per_s[] speed_ratio[] -prompt_s "
                "prompt_ratio -cache_megabytes cache_share metadata_megabytes repetitions")  # fmt: skip
-def decay_decode_table(results: Results, runs: Sequence[str]) -> DataFrame:
+def decay_decode_table(results: Results, runs: list[str]) -> DataFrame:
     """Decoding behind the longest prompt that was measured, with whole and pruned caches. Ratio: speed over that of
     Full, our whole cache, in the same repetition; in brackets: quartiles of the repetitions, no confidence
     interval. Prompt: seconds in which it was read, and that time over Full's. Cache: keys and values held, also as

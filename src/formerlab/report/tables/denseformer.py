@@ -1,7 +1,5 @@
 """What averages over depth gain, and what they cost in time, for tables and figures (DenseFormer, arXiv:2402.02622)."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pandas as pd
 from pandas import DataFrame
@@ -38,7 +36,7 @@ def plains(records: DataFrame) -> dict[str, str]:
 
 
 @once
-def gains(results: Results, runs: Sequence[str]) -> DataFrame:
+def gains(results: Results, runs: list[str]) -> DataFrame:
     """Return a row per run, by depth: its loss, spec, and how much lower than its plain Transformer's it is, in nats.
     The difference is paired by seed; `interval` says what its interval speaks of.
     """
@@ -90,7 +88,7 @@ def published_depths() -> DataFrame:
        columns="source run regime variant layers -parameters perplexity[]± -loss_nats[] -bits_per_byte "
                "loss_minus_plain_nats[] interval inference_batches_per_s -forward_sequences seeds "
                "-diverged")  # fmt: skip
-def denseformer_table(results: Results, runs: Sequence[str]) -> DataFrame:
+def denseformer_table(results: Results, runs: list[str]) -> DataFrame:
     """Depth, held-out perplexity and speed of every run, after Table 1 of DenseFormer (arXiv:2402.02622). Loss minus
     plain: to the plain Transformer of the same depth, data set and schedule, paired by seed. Brackets: 95 % Student t
     interval over seeds; with one seed a paired bootstrap over windows, of these two models alone. Inference batches are
@@ -114,7 +112,7 @@ STATIC = ("dwa", "last_k", "connect_to_last", "random_sparse", "softmax")
            sparsity=lambda rows: rows["sparsity"] / 100, layers=48.0),
        columns="source -run regime setting variant layers parameters_added sparsity perplexity[]± -loss_nats "
                "gain_nats[] -interval seeds -diverged")  # fmt: skip
-def denseformer_patterns(results: Results, runs: Sequence[str]) -> DataFrame:
+def denseformer_patterns(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of every way to mix the outputs of earlier blocks, after Tables 4 and 7 of DenseFormer
     (arXiv:2402.02622). Gain is the loss of the plain Transformer of the same depth and batch minus that of the run,
     paired by seed, with its 95 % interval over seeds (with one seed over windows). Sparsity is the exact share of
@@ -138,7 +136,7 @@ _ASKED = {"spec.optimizer.lr": "lr", "spec.task.batch": "batch", "spec.task.cont
            subset="perplexity"),
        columns="source setting -run regime variant layers lr -batch -context -data perplexity[]± -loss_nats "
                "gain_nats[] -interval seeds -diverged")  # fmt: skip
-def denseformer_settings(results: Results, runs: Sequence[str]) -> DataFrame:
+def denseformer_settings(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of DenseFormer and of its plain Transformer in other settings: a smaller batch, a longer
     context, a second corpus, a modern backbone (RMSNorm, SwiGLU, rotary positions) at several learning rates, and
     mixing weights without weight decay; after Tables 2 and 6 and section 4.2 of DenseFormer (arXiv:2402.02622).
@@ -162,7 +160,7 @@ def _published_delay() -> DataFrame:
 
 @table(reads="test.csv", runs="plain-* dwa-4x5-* late-*", published=_published_delay,
        columns="source run layers start_share perplexity[] -loss_nats gain_nats[] -interval kept seeds")  # fmt: skip
-def denseformer_delay(results: Results, runs: Sequence[str]) -> DataFrame:
+def denseformer_delay(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss where the mixing weights of DenseFormer 4x5 wait at the identity for a share of the steps,
     after Table 5 of DenseFormer (arXiv:2402.02622). Gain is the loss of the plain Transformer minus that of the
     run, paired by seed, with its 95 % interval. Kept is the mean gain as a share of that of the run whose weights
@@ -182,7 +180,7 @@ def denseformer_delay(results: Results, runs: Sequence[str]) -> DataFrame:
                                          training_time="training_time_hours"),
        columns="source run layers steps step_time_ratio training_time_s training_time_hours perplexity[]± -loss_nats "
                "gain_nats[] -interval seeds")  # fmt: skip
-def denseformer_equal_time(results: Results, runs: Sequence[str]) -> DataFrame:
+def denseformer_equal_time(results: Results, runs: list[str]) -> DataFrame:
     """A plain Transformer that trains for as long as a DenseFormer, after Table 3 of DenseFormer
     (arXiv:2402.02622). Its steps are those of the DenseFormer times the ratio of the two times of a step, measured
     beside each other, and its learning rate follows a schedule of its own length. The plain Transformer with as many
@@ -203,8 +201,21 @@ def denseformer_equal_time(results: Results, runs: Sequence[str]) -> DataFrame:
 _UNITS = {TRAINING: "training_steps_per_s", FORWARD: "forward_batches_per_s", DECODE: "decoded_tokens_per_s"}
 
 
-def speed(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per timed run, shallow before deep."""
+@table(reads="speed.csv",
+       published=lambda: published_table("Table 1", "Table 6", model="run", table_or_figure="variant",
+                                         inference_batches_per_second=_UNITS[FORWARD],
+                                         inference_batches_per_second_standard_error=f"{_UNITS[FORWARD]}_se"),
+       columns="source run variant layers -parameters training_steps_per_s[] training_step_time_ratio "
+               "-training_step_memory_ratio -training_step_megabytes forward_batches_per_s[] forward_time_ratio "
+               "-forward_memory_ratio -forward_megabytes decoded_tokens_per_s[] decode_time_ratio "
+               "-decode_memory_ratio -decode_megabytes -forward_sequences forward_batches_per_s_se")  # fmt: skip
+def denseformer_speed(results: Results, runs: list[str]) -> DataFrame:
+    """Speed of training, scoring and decoding, after Tables 1 and 6 of DenseFormer (arXiv:2402.02622). All are
+    measured in turns in one process, so that the load of the machine falls on all: medians over repetitions, in
+    brackets the quartiles. Beside them the ratio of the time to that of the plain Transformer of the same depth:
+    below 1 is faster. A forward pass is a batch of sequences without gradients, 64 in the paper, which names no GPU
+    and does not report decoding. Peak memory, the most that tensors hold at one time, stands in the CSV.
+    """
     records, timed = recorded(results, STUDY, runs), speeds(results)
     rows = timed.merge(records.drop_duplicates("run")[["run", "variant", "layers", "parameters"]], on="run")
     rows = rows[rows["run"].map(setting) == "main"].sort_values(["layers", "run"])
@@ -216,32 +227,3 @@ def speed(results: Results, runs: Sequence[str]) -> DataFrame:
             rows[f"{measure}_{label}"] = rows[f"{measure}_{what}"] / plain[f"{measure}_{what}"]
         rows[f"{measure}_megabytes"] = rows[f"{measure}_memory_bytes"] / 1e6
     return rows
-
-
-@table(reads="speed.csv",
-       published=lambda: published_table("Table 1", "Table 6", model="run", table_or_figure="variant",
-                                         inference_batches_per_second=_UNITS[FORWARD],
-                                         inference_batches_per_second_standard_error=f"{_UNITS[FORWARD]}_se"),
-       columns="source run variant layers -parameters training_steps_per_s[] training_step_time_ratio "
-               "-training_step_memory_ratio -training_step_megabytes forward_batches_per_s[] forward_time_ratio "
-               "-forward_memory_ratio -forward_megabytes decoded_tokens_per_s[] decode_time_ratio "
-               "-decode_memory_ratio -decode_megabytes -forward_sequences forward_batches_per_s_se")  # fmt: skip
-def denseformer_speed(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Speed of training, scoring and decoding, after Tables 1 and 6 of DenseFormer (arXiv:2402.02622). All are
-    measured in turns in one process, so that the load of the machine falls on all: medians over repetitions, in
-    brackets the quartiles. Beside them the ratio of the time to that of the plain Transformer of the same depth:
-    below 1 is faster. A forward pass is a batch of sequences without gradients, 64 in the paper, which names no GPU
-    and does not report decoding. The table denseformer_memory has the memory.
-    """
-    return speed(results, runs)
-
-
-@table(reads="speed.csv",
-       columns="source run variant layers training_step_megabytes training_step_memory_ratio forward_megabytes "
-               "forward_memory_ratio decode_megabytes decode_memory_ratio")  # fmt: skip
-def denseformer_memory(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Peak memory of training steps, full forward passes and decoding, and its ratio to that of the plain
-    Transformer of the same depth. It is the most that tensors hold at one time, weights included, and in training
-    gradients and AdamW's moments.
-    """
-    return speed(results, runs)

@@ -1,6 +1,5 @@
 """Tables of the Tokenformer study (arXiv:2410.23168)."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,6 @@ from formerlab.report.runs import (
     recorded,
     validation_losses,
 )
-from formerlab.report.scaling import power_law
 from formerlab.report.tokenformer import (
     FROM_SCRATCH,
     METHODS,
@@ -40,7 +38,6 @@ from formerlab.report.tokenformer import (
     before_growth,
     chains,
     families_at_best_rates,
-    from_scratch,
     shape_of,
 )
 from formerlab.results.read import Results
@@ -61,7 +58,7 @@ def _published_main() -> DataFrame:
 @table(reads="test.csv floors.csv", published=_published_main,
        columns="source run regime variant parameters -parameters_non_embedding tokens -flops flops_cumulative "
                "loss_nats[] -bits_per_byte perplexity[] seeds -diverged")  # fmt: skip
-def tokenformer_table(results: Results, runs: Sequence[str]) -> DataFrame:
+def tokenformer_table(results: Results, runs: list[str]) -> DataFrame:
     """Size, training cost and held-out loss of every run, after Tables 6 and 7 of Tokenformer (arXiv:2410.23168).
     Losses compare within one data set. Cumulative FLOPs include all ancestors of a grown model. Brackets: 95 %
     Student t interval over seeds. Perplexity is exp of the mean loss. A run that diverged counts as a uniform
@@ -78,7 +75,7 @@ def _published_zeroshot() -> DataFrame:
 
 
 @table(reads="zeroshot.csv", published=_published_zeroshot)
-def tokenformer_zeroshot(results: Results, runs: Sequence[str]) -> DataFrame:
+def tokenformer_zeroshot(results: Results, runs: list[str]) -> DataFrame:
     """Zero-shot accuracy, after Table 1 of Tokenformer (arXiv:2410.23168): a column per task and metric, the row
     chance says what guessing gives. acc takes the most probable answer, acc_norm the most probable per character,
     and acc_mutual_info the one that gains most from the question; small models are at chance in the first two.
@@ -123,7 +120,7 @@ def _published_formulas() -> DataFrame:
                "-parameters_feedforward parameters_formula -flops_token_token_coefficient -context -flops_projections "
                "-flops_token_token flops_formula parameters_difference flops_difference parameters_printed "
                "nearer_count_minus_printed_percent")  # fmt: skip
-def tokenformer_formulas(results: Results, runs: Sequence[str]) -> DataFrame:
+def tokenformer_formulas(results: Results, runs: list[str]) -> DataFrame:
     """Parameters and FLOPs of every size, after Table 3 of Tokenformer (arXiv:2410.23168). Formula: parameters
     without embedding and norms, 12 L d^2 or 2 L d (n_q + n_k + n_v + n_o + n_ff), and the forward FLOPs of one
     sequence, 2 N T + 4 L d T^2 (the paper heads that column training FLOPs; version 1 had half of the first term
@@ -155,7 +152,7 @@ DEFAULTS = {"score": "score-l2_gelu", "layernorm": "layernorm-none"}
            names={"table_or_figure": "block", "model": "run", "top1_accuracy": "ImageNet top-1 (%)"}),
        columns="source block run loss_nats[] perplexity loss_minus_default_nats[] seeds diverged "
                "ImageNet~top-1~(%)")  # fmt: skip
-def tokenformer_scores(results: Results, runs: Sequence[str]) -> DataFrame:
+def tokenformer_scores(results: Results, runs: list[str]) -> DataFrame:
     """Score functions and block norms of a Tokenformer from scratch on language, after Tables 4 and 5 of Tokenformer
     (arXiv:2410.23168), which are on ImageNet: held-out loss, and its difference to the default of each block
     (score-l2_gelu, layernorm-none), paired by seed; above zero is worse. In brackets: 95 % Student t interval over
@@ -176,7 +173,7 @@ PUBLISHED = "grown-random-sqrt-2"
 @table(reads="eval.csv test.csv",
        runs="tokenformer-1 long-matched-chosen grown-random-*-2 grown-zero-*-2 trained-on-2 trained-on-tokens-2",
        needs="grown-random-*-2 grown-zero-*-2")  # fmt: skip
-def tokenformer_ablation(results: Results, runs: Sequence[str]) -> DataFrame:
+def tokenformer_ablation(results: Results, runs: list[str]) -> DataFrame:
     """Ways to grow, at the end of the first stage. All are from the same parent on the same batches (Tokenformer,
     arXiv:2410.23168, sections 3.3 and 4.1); beside them the parent itself trained on, for the stage's FLOPs
     (trained-on-2) and for its tokens (trained-on-tokens-2). Start minus parent: validation loss before the first
@@ -211,7 +208,7 @@ def _published_methods() -> DataFrame:
        needs="grown-random-sqrt-2 net2net-* hypercloning-*", published=_published_methods,
        columns="source method stage run -parameters_non_embedding -tokens flops_token_token_coefficient -loss_nats[] "
                "perplexity[] seeds gain_nats[] tokenformers_lead_nats[] loss_minus_tokenformers_nats[]")  # fmt: skip
-def tokenformer_methods(results: Results, runs: Sequence[str]) -> DataFrame:
+def tokenformer_methods(results: Results, runs: list[str]) -> DataFrame:
     """Growing by tokens against growing in width, after Table 8 of Tokenformer (arXiv:2410.23168). Gain: how much
     lower the held-out loss is than that of the family's own model before growth. Tokenformer's lead: its gain minus
     the method's gain at the same stage, paired by seed; above zero, growing by tokens gains more. Loss minus
@@ -239,7 +236,7 @@ def tokenformer_methods(results: Results, runs: Sequence[str]) -> DataFrame:
 @table(reads="eval.csv test.csv", runs="modern-* classic-* matched-* *-modern-* *-classic-* *-matched-*",
        columns="source run regime learning_rate chosen -parameters_non_embedding tokens -flops loss_nats[] -perplexity "
                "tokenformer_minus_best_nats[] seeds -diverged")  # fmt: skip
-def tokenformer_modern(results: Results, runs: Sequence[str]) -> DataFrame:
+def tokenformer_modern(results: Results, runs: list[str]) -> DataFrame:
     """A Tokenformer beside a modern and a classic Transformer. All are from scratch, with equal tokens and, but for
     the embedding, equal parameters: matched is the Tokenformer; modern has RMSNorm, SwiGLU and full rotary
     positions; classic has LayerNorm, GeLU, biases and the Tokenformer's positions. Every arm has the rate, of those
@@ -262,7 +259,7 @@ def tokenformer_modern(results: Results, runs: Sequence[str]) -> DataFrame:
 @table(reads="test.csv", needs="envelope-*",
        columns="source run -variant parent parameters_non_embedding -tokens tokens_cumulative -flops flops_cumulative "
                "loss_nats[] -bits_per_byte flops_ratio[] envelope seeds")  # fmt: skip
-def tokenformer_envelope(results: Results, runs: Sequence[str]) -> DataFrame:
+def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
     """What grown models, and parents that were trained on, cost beside Transformers from scratch (Tokenformer,
     arXiv:2410.23168). FLOPs ratio: a run's cumulative FLOPs, its ancestors' included, by those at which the lower
     envelope of Transformers from scratch (those finished of three sizes and three lengths, every one with its own
@@ -281,22 +278,3 @@ def tokenformer_envelope(results: Results, runs: Sequence[str]) -> DataFrame:
         rows.append(row | ends("flops_ratio", student(ratios if known else [])))
         rows[-1]["envelope"] = None if known else "beyond its ends"
     return DataFrame(rows)
-
-
-@table(reads="test.csv", runs="envelope-* modern-chosen long-modern-chosen")
-def tokenformer_laws(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Power laws of the held-out loss of Transformers from scratch: loss = constant times FLOPs to the exponent, on
-    the runs of the lower envelope; and loss = constant times parameters and tokens, each to its exponent, on all
-    runs. In brackets: 95 % Student t interval of least squares on logarithms, over the points and not over seeds:
-    it says how well the law fits. Deviation: of the loss from the law, standard deviation. Best offset: the
-    irreducible loss with which the points would fit best; its p is that of the F test against none, so the plain
-    law is kept unless p is small. Larger models over wider ranges have exponents of -0.050, -0.076 and -0.095
-    (Kaplan et al., arXiv:2001.08361).
-    """
-    losses = held_out_losses(results, STUDY, runs)
-    points = from_scratch(losses)
-    lowest = points[points["lowest"]]
-    both = {"parameters without embedding, at equal tokens": points["parameters_non_embedding"],
-            "tokens, at equal parameters": points["tokens"]}  # fmt: skip
-    of_lowest = power_law(lowest["loss_nats"], {"FLOPs, lower envelope": lowest["flops_cumulative"]})
-    return pd.concat([of_lowest, power_law(points["loss_nats"], both)], ignore_index=True)

@@ -1,7 +1,5 @@
 """Scores of the translation study, of its tables and figures (arXiv:1706.03762)."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pandas as pd
 from pandas import DataFrame
@@ -26,7 +24,7 @@ def scores(results: Results, split: str) -> DataFrame:
     return bleu.unstack("metric").assign(exact_percent=100 * exact).reindex(columns=[*METRICS, "exact_percent"])
 
 
-def over_seeds(results: Results, split: str, runs: Sequence[str]) -> DataFrame:
+def over_seeds(results: Results, split: str, runs: list[str]) -> DataFrame:
     """Return one row per run: the means over seeds of losses and scores with Student intervals, and its record.
 
     Losses are in nats per target token, never smoothed. The split `test` is measured with the final weights; `valid`
@@ -38,7 +36,7 @@ def over_seeds(results: Results, split: str, runs: Sequence[str]) -> DataFrame:
     return by_run(records.join(measured, on=["run", "seed"]), SCORES, first=records.columns)
 
 
-def complexity(results: Results, runs: Sequence[str]) -> DataFrame:
+def complexity(results: Results, runs: list[str]) -> DataFrame:
     """Return the measured points, once: those of the first run that has them."""
     rows = results.rows("complexity.csv", STUDY, runs)
     chosen: DataFrame = rows[rows[["run", "seed"]].eq(rows[["run", "seed"]].iloc[0]).all(axis=1)] if len(rows) else rows
@@ -56,7 +54,7 @@ def _published_bleu() -> DataFrame:
 @table(reads="test.csv translate.csv bleu.csv", published=_published_bleu,
        columns="source run -data regime sacrebleu[] compound_split -tokenized_lowercase exact_percent bleu_en_de "
                "bleu_en_fr perplexity -parameters flops seeds")  # fmt: skip
-def transformer_bleu(results: Results, runs: Sequence[str]) -> DataFrame:
+def transformer_bleu(results: Results, runs: list[str]) -> DataFrame:
     """Translations of the test split and what training cost, after Table 2 of arXiv:1706.03762. The column
     sacrebleu is the score to compare with others; its signature stands in translate.json of each run.
     compound_split is tokenised, with hyphenated compounds split, as the 2017 paper reports (there with Moses'
@@ -78,7 +76,7 @@ _ROWS = ("base", "heads", "key", "layers", "width", "hidden", "dropout", "smooth
            factors={"parameters": 1e6}),
        columns="source run regime change -N -d_model -h -d_k -P_drop -smoothing -positions loss_nats[] perplexity "
                "sacrebleu[] bleu parameters seeds")  # fmt: skip
-def transformer_variations(results: Results, runs: Sequence[str]) -> DataFrame:
+def transformer_variations(results: Results, runs: list[str]) -> DataFrame:
     """Variations of the base model on the development split, after Table 3 of arXiv:1706.03762: (A) heads, (B) key
     width, (C) size, (D) dropout and label smoothing, (E) learned positions. Losses and perplexities are per word
     piece, without label smoothing, after the last step; BLEU is sacreBLEU. The paper averages no checkpoints here;
@@ -119,7 +117,7 @@ def slope(points: DataFrame, axis: str, column: str) -> float:
 
 
 @table(reads="complexity.csv", published=lambda: THEORY)
-def transformer_layers(results: Results, runs: Sequence[str]) -> DataFrame:
+def transformer_layers(results: Results, runs: list[str]) -> DataFrame:
     """The four layer types of Table 1 of arXiv:1706.03762: slopes of the logarithm of counted multiply-adds, measured
     time and held memory on the logarithm of length n and of width d, beside the exponents of the table. The table
     leaves out the projections of self-attention, O(n d^2), and so do the counts; time follows the exponents only where

@@ -3,7 +3,6 @@
 In all tables the linear probe, a floor, is logistic regression on the pixels.
 """
 
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -47,7 +46,7 @@ COLUMNS = (
 """Columns of the tables."""
 
 
-def accuracies(results: Results, runs: Sequence[str]) -> DataFrame:
+def accuracies(results: Results, runs: list[str]) -> DataFrame:
     """Return one row per run and seed: the columns of `recorded` with the metrics of its test images."""
     rows, records = results.rows("test.csv", STUDY, runs), recorded(results, STUDY, runs)
     metrics = [
@@ -74,16 +73,16 @@ def models(measured: DataFrame) -> DataFrame:
 def comparison(results: Results, arms: str) -> DataFrame:
     """Return our rows of a table of `arms`: words like `run:reference`, the run that it is compared with, or `run`."""
     compared = {run: reference for run, _, reference in (word.partition(":") for word in arms.split())}
-    measured = accuracies(results, tuple(compared))
+    measured = accuracies(results, [*compared])
     table = models(measured).set_index("run", drop=False)
     table = table.loc[[run for run in compared if run in table.index]].reset_index(drop=True)
     pairs = [(run, compared[run]) for run in table["run"]]
     points = [paired(measured, *pair, COMPARED, "top1_percent", results) for pair in pairs]
     said = [{"compared_with": other} | found if found else {} for (_, other), found in zip(pairs, points, strict=True)]
-    return pd.concat([image_floors(results, tuple(compared)), table.join(DataFrame(said))], ignore_index=True)
+    return pd.concat([image_floors(results, [*compared]), table.join(DataFrame(said))], ignore_index=True)
 
 
-def image_floors(results: Results, runs: Sequence[str]) -> DataFrame:
+def image_floors(results: Results, runs: list[str]) -> DataFrame:
     """Return a row per model without depth and data set."""
     groups = floors(results, STUDY, runs).groupby(["run", "floor"], sort=False)
     rows = [
@@ -100,7 +99,7 @@ def published_accuracies(place: str) -> DataFrame:
 
 @table(reads="test.csv floors.csv", runs="vit vit-wider tokenformer-matched tokenformer",
        published=partial(published_accuracies, "Table 2"), columns=COLUMNS)  # fmt: skip
-def vision_sizes(results: Results, runs: Sequence[str]) -> DataFrame:
+def vision_sizes(results: Results, runs: list[str]) -> DataFrame:
     """ViT and Tokenformer, with as many parameters and with a third more, after Table 2 of Tokenformer
     (arXiv:2410.23168). Points of top-1 are against another run, paired by seed. Brackets: 95 % Student t interval
     over seeds; with one seed a paired bootstrap over the test images. A run that diverged counts as a uniform
@@ -111,7 +110,7 @@ def vision_sizes(results: Results, runs: Sequence[str]) -> DataFrame:
 
 @table(reads="test.csv", runs="score-* tokenformer", needs="score-*",
        published=partial(published_accuracies, "Table 4"), columns=COLUMNS)  # fmt: skip
-def vision_scores(results: Results, runs: Sequence[str]) -> DataFrame:
+def vision_scores(results: Results, runs: list[str]) -> DataFrame:
     """What stands in place of softmax in the parameter attention, after Table 4 of Tokenformer (arXiv:2410.23168).
     Its rows change activation and norm, and from the second to the third also their order, so the same two in the
     other order stand here too. GeLU with the L1 norm is in neither official code; ours is GeLU, the sum of absolute
@@ -124,7 +123,7 @@ def vision_scores(results: Results, runs: Sequence[str]) -> DataFrame:
 
 @table(reads="test.csv", runs="norm-* tokenformer", needs="norm-*",
        published=partial(published_accuracies, "Table 5"), columns=COLUMNS)  # fmt: skip
-def vision_norms(results: Results, runs: Sequence[str]) -> DataFrame:
+def vision_norms(results: Results, runs: list[str]) -> DataFrame:
     """Tokenformers whose block norms learn gain and bias, bias alone or nothing, after Table 5 of Tokenformer
     (arXiv:2410.23168); the final norm learns both in all of them. A gain common to all channels cannot matter in
     front of Pattention, only its variation can. Points are paired by seed; brackets: 95 % Student t interval over
@@ -135,7 +134,7 @@ def vision_norms(results: Results, runs: Sequence[str]) -> DataFrame:
 
 @table(reads="test.csv floors.csv", runs="tokenformer* grown-* trained-on vit vit-dwa", needs="grown-* *-dwa",
        columns=COLUMNS)  # fmt: skip
-def vision_growth_table(results: Results, runs: Sequence[str]) -> DataFrame:
+def vision_growth_table(results: Results, runs: list[str]) -> DataFrame:
     """Tokenformers that grow on images, beside their parent trained on for the FLOPs of the stage and those trained
     from scratch, and models with averages over depth. Neither is published for images; the methods are those of
     Tokenformer (arXiv:2410.23168, section 3.3) and DenseFormer (arXiv:2402.02622). Points are paired by seed;

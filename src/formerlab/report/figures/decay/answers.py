@@ -1,6 +1,5 @@
 """Zero-shot accuracy under pruning, by suite and by the alpha of Decay (Decay article, Fig 4 and Table 2)."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -62,7 +61,7 @@ def _title(run: str, rows: DataFrame) -> str:
           xlabel="accuracy minus Full's (points)", alike="x"),
     notes=lambda rows: [], wanted=("H2O", "Decay", "Local"), order="source run _order"
 ))  # fmt: skip
-def decay_accuracy(results: Results, runs: Sequence[str]) -> DataFrame:
+def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
     """Zero-shot accuracy of a pruned cache minus that of the whole one, after Fig. 4a and Table 2 of the Decay article,
     whose values stand in panels of their own: other models, other questions. H2O (half recent), Decay (alpha 0.2, no
     recent part) and Local keep 40 % of the tokens, or the budget nearest to it. The suites are asked from local files
@@ -99,7 +98,7 @@ def decay_accuracy(results: Results, runs: Sequence[str]) -> DataFrame:
     ],
     wanted=["H2O"], columns=3, height=1.4
 ))  # fmt: skip
-def decay_alpha_accuracy(results: Results, runs: Sequence[str]) -> DataFrame:
+def decay_alpha_accuracy(results: Results, runs: list[str]) -> DataFrame:
     """Accuracy against the forgetting factor alpha, minus that with the whole cache; after Fig. 4b and 4c of the Decay
     article, whose points exist only as an image. Decay has no recent part; H2O (half recent) at the same budget is a
     line in the band of its interval. Bars: 95 % interval, paired by question. A point is filled where that of the

@@ -1,6 +1,5 @@
 """Long texts: speed and memory of decoding, and whether a number read long ago is found (passkey, arXiv:2305.16300)."""
 
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -29,7 +28,7 @@ def _notes(rows: DataFrame) -> list[str]:
     _cases("prompt_ratio", by="configuration", style="policy", log="x", ylabel="prompt: seconds\nover Full's"),
     notes=_notes, columns=0, height=1.7
 ))  # fmt: skip
-def decay_decode(results: Results, runs: Sequence[str]) -> DataFrame:
+def decay_decode(results: Results, runs: list[str]) -> DataFrame:
     """Decoding with whole and pruned caches: tokens per second, bytes of the keys and values held, and the time in
     which the prompt was read, against the tokens that were read before. Full is our whole cache, DynamicCache that of
     transformers. To see: where pruning pays for its own work; its bytes are its budget, whichever policy chooses.
@@ -64,7 +63,7 @@ def _sizes(rows: DataFrame) -> list[str]:
     notes=lambda rows: [f"Caches keep {' or '.join(_sizes(rows))} of the text."] * bool(_sizes(rows)),
     columns=1, order="depth"
 ))  # fmt: skip
-def decay_passkey(results: Results, runs: Sequence[str]) -> DataFrame:
+def decay_passkey(results: Results, runs: list[str]) -> DataFrame:
     """Which policy still finds a number that stands once in a long and dull text and is asked for at its end (passkey
     retrieval, arXiv:2305.16300): log-probability of the number against the length of the text, a panel for each place
     of the number; beside each policy how many numbers it found, every token as the most probable one, over all lengths

@@ -1,7 +1,5 @@
 """Loss by cache budget, policy and the alpha of Decay (Decay article, Fig 4b, 4c; A2SF, arXiv:2407.20485, Fig 5)."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -46,7 +44,7 @@ def looks(rows: DataFrame) -> "Series[str]":
     notes=pruning.interval_notes, wanted=[pruning.NAMES[name] for name in ARTICLE], columns=1, height=1.9,
     order="_after"
 ))  # fmt: skip
-def decay_budget(results: Results, runs: Sequence[str]) -> DataFrame:
+def decay_budget(results: Results, runs: list[str]) -> DataFrame:
     """What a pruned cache adds to the held-out loss of a decoder, against the share of tokens that it keeps, for each
     eviction policy. Budgets are the realised ones; the query's own key comes on top. Policies of one budget stand side
     by side. To see: which policy stays lowest as the budget shrinks, and whether the bars of two policies part. Decay
@@ -74,7 +72,7 @@ def decay_budget(results: Results, runs: Sequence[str]) -> DataFrame:
           xlabel="loss above the whole cache's (nats per token)"),
     notes=pruning.interval_notes, order="run budget _rank"
 ))  # fmt: skip
-def decay_baselines(results: Results, runs: Sequence[str]) -> DataFrame:
+def decay_baselines(results: Results, runs: list[str]) -> DataFrame:
     """What each cache in use today adds to the held-out loss, and the other algorithms called H2O, beside the whole
     cache (line), all evicting step by step; a panel per budget. Random is the floor; Ideal, which takes the best keys
     of each row anew and so is no cache, the bound. Decay is drawn as published and, like H2O, with half of the budget
@@ -118,7 +116,7 @@ def draw_alpha(data: DataFrame) -> Figure:
 
 
 @plot(reads="prune.csv", runs="decoder* released-*", draw=draw_alpha)
-def decay_alpha(results: Results, runs: Sequence[str]) -> DataFrame:
+def decay_alpha(results: Results, runs: list[str]) -> DataFrame:
     """Held-out perplexity against the forgetting factor alpha of Decay without a recent part, for each budget, with the
     whole cache and H2O (half recent) at the same budget as lines; after Fig. 4b and 4c of the Decay article, which show
     accuracies. alpha 0 keeps what the last query attended to, alpha 1 is the plain sum; dotted is 0.2, the published
@@ -135,9 +133,6 @@ def decay_alpha(results: Results, runs: Sequence[str]) -> DataFrame:
         return decay
     others = pruning.main_configurations(table[table["policy"].isin(["full", "h2o"])])
     others = others[(others["policy"] == "full") | others["budget"].isin(decay["budget"])]
-    table, differences = pd.concat([others, decay], ignore_index=True), pruning.minus_h2o(results, STUDY, runs)
-    if differences.empty:
-        table = table.assign(**dict.fromkeys(pruning.MINUS_H2O, np.nan))
-    else:
-        table = table.merge(differences, on=pruning.CONFIGURATION, how="left")
-    return table.assign(_series=table["policy"].map(pruning.NAMES), _level=level_with_h2o(table, pruning.MINUS_H2O[0]))
+    differences = pruning.minus_h2o(results, STUDY, runs)
+    table = pd.concat([others, decay], ignore_index=True).merge(differences, on=pruning.CONFIGURATION, how="left")
+    return table.assign(_series=table["policy"].map(pruning.NAMES), _level=level_with_h2o(table, pruning.MINUS_H2O))

@@ -1,7 +1,5 @@
 """Which keys are kept, and the scores that decide it (Decay article, Fig 3 and 5; A2SF, arXiv:2407.20485, Table 2)."""
 
-from collections.abc import Sequence
-
 import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
@@ -13,7 +11,7 @@ from formerlab.report.drawings import plot
 from formerlab.report.figures.decay.loss import mark_alpha
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.pruning import PANELS, measured, one_model, ordered, size_of
-from formerlab.report.published import published_cosines
+from formerlab.report.published import A2SF, published
 from formerlab.report.runs import n_seeds
 from formerlab.report.style import GREY
 from formerlab.results.read import Results
@@ -41,7 +39,7 @@ def draw_masks(data: DataFrame) -> Figure:
 
 
 @plot(reads="prune_mask_dumps.csv", runs="decoder released-*", draw=draw_masks)
-def decay_masks(results: Results, runs: Sequence[str]) -> DataFrame:
+def decay_masks(results: Results, runs: list[str]) -> DataFrame:
     """Which keys (across) each query (down) sees in one head of one trained decoder, at equal budgets; after Fig. 3 of
     the Decay article. All policies choose from the attention of the same unpruned pass. Ideal takes the best keys of
     each row, which no cache can. To see: vertical lines are keys kept for long, the diagonal are recent ones; H2O keeps
@@ -74,7 +72,7 @@ def _mark_even(axes: Axes, rows: DataFrame) -> None:
                         "windows, unpruned attention."],
     height=1.5, order="alpha"
 ))  # fmt: skip
-def decay_bias(results: Results, runs: Sequence[str]) -> DataFrame:
+def decay_bias(results: Results, runs: list[str]) -> DataFrame:
     """Which keys a cache of 20 % (or the budget nearest to it) keeps, against the forgetting factor alpha of Decay
     without a recent part; a policy without alpha is a level at the same
     budget. Share of the kept keys among the first 40 %
@@ -84,9 +82,12 @@ def decay_bias(results: Results, runs: Sequence[str]) -> DataFrame:
     2, LLaMA-2-7B at 20 %, mean of four suites: compare the order, not the heights. To see: whether the plain sum (alpha
     1) keeps the beginning and small alphas do not, and which lie nearest to the ideal.
     """
-    rows = measured(one_model(results.rows("prune_masks.csv", STUDY, runs)), list(PANELS))
-    theirs = published_cosines()
-    theirs = theirs.assign(source="published", metric="distance_to_ideal", value=1 - theirs["cosine"])
+    rows = measured(one_model(results.rows("prune_masks.csv", STUDY, runs)))
+    theirs = published(A2SF, "Table 2")
+    theirs = theirs[theirs["setting"].str.contains("average")]
+    named, cosine = theirs["model"].str.replace("(", " (").str.replace("=", " "), theirs["value"].astype(float)
+    theirs = DataFrame({"run": "LLaMA-2-7B", "configuration": named, "budget": 0.2, "cosine": cosine,
+                        "source": "published", "metric": "distance_to_ideal", "value": 1 - cosine})  # fmt: skip
     nearest = min(rows["budget"].unique(), key=lambda budget: abs(budget - 0.2))
     shown = rows["budget"].eq(nearest) & (rows["policy"].ne("decay") | rows["recent"].eq(0))
     rows = rows.assign(_series=rows["policy"].map(LEVELS).where(shown), _look=rows["policy"])
@@ -113,7 +114,7 @@ def draw_scores(data: DataFrame) -> Figure:
 
 
 @plot(reads="prune_score_trajectories.csv", runs="decoder released-*", draw=draw_scores)
-def decay_scores(results: Results, runs: Sequence[str]) -> DataFrame:
+def decay_scores(results: Results, runs: list[str]) -> DataFrame:
     """Attention to important and unimportant tokens, query by query, after Fig. 5 of the Decay article (an image
     without values), of unpruned attention over layers and heads. First, scores as each alpha remembers them (mean, and
     the middle 80 % of tokens as a band, cut at 0.00001). Important are the tenth of the tokens in the first half that

@@ -1,6 +1,5 @@
 """How Decay scores and drops tokens, on an example (Decay article, Fig 1 and 2): the rule itself, computed here."""
 
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -114,7 +113,7 @@ def _draw_scores(axes: Axes, rows: DataFrame, title: str) -> None:
 
 
 @plot(runs="decoder released-*", draw=draw)
-def decay_rule(results: Results, runs: Sequence[str]) -> DataFrame:
+def decay_rule(results: Results, runs: list[str]) -> DataFrame:
     """How Decay decides which tokens a cache keeps, with forgetting and without it, after Fig. 1 and 2 of the Decay
     article, drawn by the rule itself on an example of 16 tokens. Left: the attention with a whole cache. Middle: the
     scores of three tokens, query by query. Right: the tokens that each query finds in a cache of six, and its own. To

@@ -1,7 +1,5 @@
 """What averages over depth look like, learn and pass on (DenseFormer, arXiv:2402.02622, Fig 1, 5 to 10 and 13)."""
 
-from collections.abc import Sequence
-
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import SymLogNorm
@@ -63,7 +61,7 @@ def _draw_averages(axes: Axes, rows: DataFrame, layers: int, colour: str) -> Non
 
 
 @plot(runs="depth.kind=dwa", draw=draw_architecture)
-def denseformer_architecture(results: Results, runs: Sequence[str]) -> DataFrame:
+def denseformer_architecture(results: Results, runs: list[str]) -> DataFrame:
     """Where DenseFormer averages over depth and what each average reads, after Fig. 1 of DenseFormer
     (arXiv:2402.02622), drawn from the settings of the runs. Boxes are the embedding X0 and the raw outputs of the
     blocks, circles the averages that the next block reads: after every p-th block (period p) a weighted sum of that
@@ -102,7 +100,7 @@ _draw_weights = sheet(
 
 
 @plot(reads="depth.csv", runs="depth.kind=dwa", within=True, draw=_draw_weights)
-def denseformer_weights(results: Results, runs: Sequence[str]) -> DataFrame:
+def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
     """Mixing weights alpha that DenseFormer learned, after Fig. 5 of arXiv:2402.02622: row i is the average taken after
     block i, column j the source X_j, and X_0 the embedding. For each dilation and period the deepest model on a text is
     shown, as the mean over seeds. Training starts from 1 on the diagonal. To see: whether the pattern of the paper
@@ -128,7 +126,7 @@ PANELS = 6
 
 
 @plot(reads="depth.csv", runs=("depth.kind=dwa depth.dilation=1 depth.period=1",), within=True, draw=_draw_weights)
-def denseformer_evolution(results: Results, runs: Sequence[str]) -> DataFrame:
+def denseformer_evolution(results: Results, runs: list[str]) -> DataFrame:
     """Mixing weights of the deepest DenseFormer 1x1 at several times of training, after Fig. 10 of arXiv:2402.02622:
     row i is the average after block i, column j the source X_j, X_0 the embedding; the mean over seeds. To see: when
     the pattern of the end appears. In the paper it is there after 5000 of 40,000 steps; the number over each panel is
@@ -152,7 +150,7 @@ def denseformer_evolution(results: Results, runs: Sequence[str]) -> DataFrame:
     return means.assign(_title=means["step"].map("step {:.0f}".format) + known, _rank=means["step"])
 
 
-def compared(results: Results, rows: DataFrame, runs: Sequence[str]) -> DataFrame:
+def compared(results: Results, rows: DataFrame, runs: list[str]) -> DataFrame:
     """Return the rows of flow.csv of the deepest of the depths that most kinds of models share, with kind and depth."""
     records = recorded(results, STUDY, runs).drop_duplicates("run")
     records = records[records["run"].isin(rows["run"])]
@@ -167,7 +165,7 @@ def compared(results: Results, rows: DataFrame, runs: Sequence[str]) -> DataFram
     Panel("place", "value", kind="band", where={"measure": PRUNED}, title="Without the smallest mixing weights",
           xlabel="share of the mixing weights dropped", ylabel="added loss (nats per token)", name="none")
 ))  # fmt: skip
-def denseformer_flow(results: Results, runs: Sequence[str]) -> DataFrame:
+def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
     """How far information flows over depth. Left: mean cosine between what each block passes on, Y_i, and the embedding
     X_0, for the deepest models that were looked at, after Fig. 6 and 9 of DenseFormer (arXiv:2402.02622). To see: how
     much of the embedding is left after each block; in the paper a DenseFormer stays near it over most of its depth and
@@ -190,7 +188,7 @@ def denseformer_flow(results: Results, runs: Sequence[str]) -> DataFrame:
           ylabel="singular value / largest"),
     notes=lambda rows: [], columns=3, height=1.5
 ))  # fmt: skip
-def denseformer_spectra(results: Results, runs: Sequence[str]) -> DataFrame:
+def denseformer_spectra(results: Results, runs: list[str]) -> DataFrame:
     """Singular values of the weights of trained models, each over the largest of its matrix and averaged over blocks,
     after Fig. 13 of DenseFormer (arXiv:2402.02622), of the deepest models that were looked at. Query, key and value
     count as one matrix. Bands reach from the lowest seed to the highest. To see: whether averages over depth change how

@@ -1,6 +1,5 @@
 """Held-out loss of averages over depth: by depth, speed, budget and sparsity (DenseFormer, arXiv:2402.02622)."""
 
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -39,7 +38,7 @@ _beside_table_1 = partial(
     _beside_table_1("layers", xlabel="depth (blocks)", ticks="{:.0f}".format),
     wanted=[TRANSFORMER, f"{DENSEFORMER} 1x1"], height=2.6
 ))  # fmt: skip
-def denseformer_depth(results: Results, runs: Sequence[str]) -> DataFrame:
+def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of plain Transformers and DenseFormers against depth, after Table 1 of DenseFormer
     (arXiv:2402.02622); k x p is dilation k and period p. To see: how far a DenseFormer lies below the plain Transformer
     of its depth, and which depth the plain one needs to reach it. Where the plain line does not fall with depth, part
@@ -80,7 +79,7 @@ def _mark_depths(axes: Axes, rows: DataFrame) -> None:
                     finish=_mark_depths),
     height=2.6
 ))  # fmt: skip
-def denseformer_tradeoff(results: Results, runs: Sequence[str]) -> DataFrame:
+def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss against the speed of a full forward pass, after Fig. 3 of DenseFormer (arXiv:2402.02622): each
     point is a model, a number below it its blocks, the dotted line the Pareto front. To see: whether the front is
     made of DenseFormers, and how much faster one is than a plain Transformer that reaches its loss, where a scale has
@@ -104,7 +103,7 @@ def denseformer_tradeoff(results: Results, runs: Sequence[str]) -> DataFrame:
     Panel("difference_nats", "_label", by="_label", kind="forest", zero=0.0,
           xlabel="plain minus DenseFormer (nats per token)")
 ))  # fmt: skip
-def denseformer_gain(results: Results, runs: Sequence[str]) -> DataFrame:
+def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of the plain Transformer minus that of DenseFormer 1x1 of the same depth, for each depth, text and
     number of tokens seen, every run with its own full schedule (arXiv:2402.02622), paired by seed. To see: whether the
     gain grows with depth, and whether it lasts when both train longer or only makes the first steps easier.
@@ -143,7 +142,7 @@ _time = partial(_forest, "_slower", title="{setting}: time", xlabel="forward pas
     _time(where={"source": "published"}, title="48 blocks: time"),
     order="dilation period"
 ))  # fmt: skip
-def denseformer_sparsity(results: Results, runs: Sequence[str]) -> DataFrame:
+def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
     """What sparse averages over depth lose against the dense one (1 x 1) of the same depth, and what they save, by
     dilation k x period p, after Fig. 4, 11 and 12 of DenseFormer (arXiv:2402.02622). Left: held-out loss minus that of
     1 x 1, paired by seed. Right: time of a full forward pass, where it was measured. A star marks p = 1 mod k, where

@@ -3,7 +3,7 @@
 The published costs are TPU hours read from the figures, the published perplexities those of Tables 6 and 7.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -73,7 +73,7 @@ def _costs(column: str, label: str, title: str) -> Callable[[DataFrame], Figure]
 
 
 @plot(reads="test.csv", within=True, draw=_costs("flops_cumulative", "cumulative FLOPs", "{setting}: whole chains"))
-def tokenformer_cost(results: Results, runs: Sequence[str]) -> DataFrame:
+def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss against training cost, after Fig. 1 and 3 of Tokenformer (arXiv:2410.23168), in FLOPs of matrix
     products and attention. A grown model pays for all its ancestors; Tokenformers from scratch have the FLOPs of the
     chain. Lines lead from a run to what started from it, and join sizes from scratch. Points of one cost stand side by
@@ -97,7 +97,7 @@ def tokenformer_cost(results: Results, runs: Sequence[str]) -> DataFrame:
     needs="transformer-short-* grown-random-sqrt-3",
     draw=_costs("flops", "FLOPs of the stage", "{setting}: one stage"),
 )
-def tokenformer_stages(results: Results, runs: Sequence[str]) -> DataFrame:
+def tokenformer_stages(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss against the cost of the last stage alone, after Fig. 4 of Tokenformer (arXiv:2410.23168): what a
     size costs once the smaller one is there. To see: a grown model against the Transformer on the tokens of a stage,
     which has seen nothing before. What the ancestors cost is in the figure of cumulative cost. Below: the published
@@ -153,7 +153,7 @@ def _envelope(axes: Axes, rows: DataFrame) -> None:
     _loss_panel("tokens", by="_size", log="xy", title="From scratch, size by size", xlabel="tokens"),
     columns=1, height=2.6, order="_below tokens parameters_non_embedding"
 ))  # fmt: skip
-def tokenformer_scaling(results: Results, runs: Sequence[str]) -> DataFrame:
+def tokenformer_scaling(results: Results, runs: list[str]) -> DataFrame:
     """Tokenformers that grow or train on beside Transformers from scratch (arXiv:2410.23168). The Transformers are of
     three sizes and three lengths, every one with its own full schedule; Tokenformers pay for all their ancestors.
     Points of one cost stand side by side. To see: growing saves cost where a grown model lies below and to the left of
@@ -187,7 +187,7 @@ def _mark_paper(axes: Axes, rows: DataFrame) -> None:
     Panel("tokens_per_new_parameter", "difference_nats", log="x", zero=0.0, xlabel="tokens per new parameter",
           ylabel="grown minus trained on\n(nats per token)", finish=_mark_paper)
 ))  # fmt: skip
-def tokenformer_stage_length(results: Results, runs: Sequence[str]) -> DataFrame:
+def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of a grown Tokenformer minus that of its parent trained on for the same FLOPs, against the tokens
     of the stage per parameter that it adds (arXiv:2410.23168). Differences are paired by seed; below zero growing has
     helped. The band marks the stages of the paper. To see: whether growing needs a longer stage to pay. Every learning

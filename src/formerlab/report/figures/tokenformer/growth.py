@@ -1,6 +1,5 @@
 """What growth does to the loss, and a Tokenformer beside its rivals (Tokenformer, arXiv:2410.23168, Fig 6 and 7)."""
 
-from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
@@ -55,7 +54,7 @@ _ended = partial(_minus_parent, _LOSS, "label", kind="forest", xlabel="loss minu
                   xlabel="training cost since then (TFLOP)"),
     columns=1, height=2.4, order="_rank step"
 ))  # fmt: skip
-def tokenformer_growth(results: Results, runs: Sequence[str]) -> DataFrame:
+def tokenformer_growth(results: Results, runs: list[str]) -> DataFrame:
     """The first stage after growth: loss minus that of the parent (line at zero) at the end of its own training, by how
     the new keys start, whether tau keeps its value, whether the optimizer's moments are carried over and whether old
     tokens are trained (Tokenformer, arXiv:2410.23168, section 3.3 and Appendix B). The control is the parent trained
@@ -114,7 +113,7 @@ _domain = partial(Panel, "step", "loss_nats", kind="band", far=2.5, xlabel="step
             ylabel="minus the ungrown model's (nats)"),
     wanted=[*ARMS.values()], columns=1, height=2.3
 ))  # fmt: skip
-def tokenformer_continued(results: Results, runs: Sequence[str]) -> DataFrame:
+def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
     """Continued training on a second domain at a constant learning rate, after Fig. 6 of Tokenformer
     (arXiv:2410.23168): models grown one size, and models not grown. Above: validation loss on the new domain. Below:
     minus the loss of the ungrown model of the same family after as many steps, paired by seed. To see: a line below
@@ -136,7 +135,7 @@ def tokenformer_continued(results: Results, runs: Sequence[str]) -> DataFrame:
     Panel("difference_nats", "_label", by="_label", kind="forest", zero=0.0,
           xlabel="Tokenformer minus Transformer (nats per token)")
 ))  # fmt: skip
-def tokenformer_gap(results: Results, runs: Sequence[str]) -> DataFrame:
+def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of a Tokenformer minus that of Transformers of equal width and parameters, for each text and number
     of tokens seen, every run with its own full schedule; a modern Transformer (RMSNorm, SwiGLU) and a classic one. Each
     model has the rate, of those run, with the lowest validation loss; differences are paired by seed. To see: whether
@@ -191,7 +190,7 @@ def published_gains() -> DataFrame:
           ylabel="loss before growth minus loss after", published={"title": "Table 8", "ylabel": ""}),
     wanted=list(METHODS), columns=3
 ))  # fmt: skip
-def tokenformer_rivals(results: Results, runs: Sequence[str]) -> DataFrame:
+def tokenformer_rivals(results: Results, runs: list[str]) -> DataFrame:
     """Growing a Tokenformer by tokens against growing a Transformer in width, after Fig. 7 and Table 8 of Tokenformer
     (arXiv:2410.23168). Left: validation loss of the first stage, from before its first step. Middle: what the held-out
     loss has gained on the family's own model before growth, because the starts differ. To see: whose line lies highest

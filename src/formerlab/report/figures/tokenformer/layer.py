@@ -1,6 +1,5 @@
 """A Tokenformer's layers, how they grow, and its FLOPs, from the specs of runs (arXiv:2410.23168, Fig 2 and 5)."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -99,7 +98,7 @@ def _draw_counts(axes: Axes, data: DataFrame) -> None:
 
 
 @plot(runs="tokenformer-1 long-matched-chosen matched-chosen grown-random-sqrt-[2-4]", draw=draw)
-def tokenformer_layer(results: Results, runs: Sequence[str]) -> DataFrame:
+def tokenformer_layer(results: Results, runs: list[str]) -> DataFrame:
     """What a Tokenformer has in place of its matrices, and how it grows, after Fig. 2 of Tokenformer
     (arXiv:2410.23168), drawn from the settings of the runs. Left: a block, whose attention among the tokens of the text
     is that of a Transformer. Middle: a projection scores its input against n key tokens and sums n value tokens by
@@ -136,7 +135,7 @@ _WIDTHS = (("124M", 768, 576), ("354M", 1416, 2140), ("757M", 2104, 4850))
           ticks=lambda value: f"{value / 1024:g}k" if value >= 1024 else f"{value:g}",
           published={"title": "formula, sizes of Table 8", "ylabel": ""})
 ))  # fmt: skip
-def tokenformer_length(results: Results, runs: Sequence[str]) -> DataFrame:
+def tokenformer_length(results: Results, runs: list[str]) -> DataFrame:
     """FLOPs of a forward pass against the length of the text, 2 N T + 4 L d T^2, after Fig. 5 of Tokenformer
     (arXiv:2410.23168), drawn per token so that the lines part: computed, not measured, without the logits, and with the
     whole square of attention. To see: at equal parameters a Transformer that grows in width pays for its width in the
