@@ -67,6 +67,14 @@ def test_every_sequence_of_a_padded_batch_has_its_own_numbering():
         assert torch.allclose(together[row, :, :length], alone[0], atol=1e-12)
 
 
+@pytest.mark.parametrize("time", [1, 2, 3])
+def test_a_text_may_be_shorter_than_the_sink(time):
+    policy, (q, k, v) = StreamingLLM(sink=4, positions="reindexed"), (x[:, :, :time] for x in plain())
+    full, tensors = by_place(q, k, v, budget=9, sink=4), (*rotated(q, k), v)
+    for attend in (Simulation(policy, 9, position=Exact()), PrunedCache(policy, 9, position=Exact())):
+        assert torch.allclose(attend(0, *tensors), full, atol=1e-12)
+
+
 @pytest.mark.parametrize("prompt", [1, 2, 7, 20])
 def test_real_eviction_is_the_paper_s_way(prompt):
     q, k, v = plain()

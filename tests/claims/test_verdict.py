@@ -77,6 +77,15 @@ def test_rows_that_decide_nothing_are_shown_with_the_reason():
     assert item.reason.startswith("scale laptop decides nothing here: ")
 
 
+def test_two_ratios_of_one_claim_are_two_numbers():
+    losses = {"grown": [4.0, 2.1, 2.0], "scratch": [2.0, 1.0, 1.0]}
+    claim, numbers = claim_of(MATCHES), {(arm, "loss_nats"): values for arm, values in losses.items()}
+    apart = {"gap": "ratio('grown', 'scratch', 'loss_nats') - ratio('scratch', 'grown', 'loss_nats')"}
+    criterion = claim.criterion.model_copy(update={"let": apart, "holds": "lo(gap) > 1", "fails": "hi(gap) < 1"})
+    found = judge(claim.model_copy(update={"criterion": criterion}), Planted(claim, numbers), {}, "overnight")
+    assert found.outcome == "agrees"
+
+
 def test_what_a_claim_requires_is_not_met():
     full = np.ones((3, 400))
     lossless = {(arm, "accuracy"): full for arm in ("full", "h2o", "decay")}

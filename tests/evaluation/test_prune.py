@@ -45,8 +45,14 @@ def read(path):
 @pytest.fixture(scope="module")
 def out(model, streams, tokenizer, configs, tmp_path_factory):
     folder = tmp_path_factory.mktemp("prune")
-    prune(model, streams, Questions(load_tasks(configs), tokenizer, limit=4), SWEEP, folder)
+    documents = range(100, 200)  # number of a window + 100
+    prune(model, streams, Questions(load_tasks(configs), tokenizer, limit=4), SWEEP, folder, documents=documents)
     return folder
+
+
+def test_rows_of_windows_name_the_document(out):
+    for name in ("prune.csv", "prune_masks.csv"):
+        assert all(int(row["document"]) == int(row["window"]) + 100 for row in read(out / name))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +135,7 @@ def test_measures_are_those_of_each_configuration_alone(model, stream):
             for seen in layers
         ]
         cells = (*Configuration(policy, budget).cells(), "distance_to_ideal")
-        found = [row[-1] for row in rows if (*row[:4], row[5]) == cells]
+        found = [row[6] for row in rows if (*row[:4], row[5]) == cells]
         assert found == torch.stack(alone).mean(0).tolist()
 
 
@@ -193,6 +199,8 @@ def test_scores_are_weighted_means_of_attention(model, stream):
     rows = list(score_trajectories(Windows(model, stream, 20, [0, 2])))
     assert len(rows) == len(ALPHAS) * 2 * 10
     assert all(0 <= low <= high <= 1 and 0 <= missed <= 1 for *_, low, high, missed in rows)
+    odd = list(score_trajectories(Windows(model, stream, 15, [0])))
+    assert {query for _, _, query, *_ in odd} == {*range(7, 15)}
 
 
 def test_one_shot_compression_spares_the_prompt(model, stream):

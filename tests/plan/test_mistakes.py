@@ -49,7 +49,8 @@ MISTAKES = [
     (CONFIG, "seeds: [0, 1, 0]", "seeds: 0 stands here twice; keep one"),
     (SCALE, "defaults: {model: {heads: 3}}", "small.runs.plain.model: heads=3 does not divide width=16; change one of"),
     (STUDY, "measure: {prune: {context: 64}}", "small.measure.prune.context: 64 exceeds...; lower it"),
-    (STUDY, "defaults: {model: {vocabulary: 10}}", "small.runs.plain.model.vocabulary: 10 is ...; leave it out"),
+    (STUDY, "defaults: {model: {vocabulary: 10}}", "small.runs.plain.model.vocabulary: 10 does not ...; leave it out"),
+    (STUDY, "measure: {passkey: {lengths: []}}", "small.measure.passkey.lengths: Tuple should have at least 1 item"),
     (
         STUDY,
         "defaults: {optimizer: {kind: adamw_layerwise}}",

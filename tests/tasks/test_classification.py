@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from fixtures.rows import measured
+from pydantic import ValidationError
 from torch.nn import functional as F
 
 from formerlab.data import prepare
@@ -74,6 +75,14 @@ def test_worker_processes_make_the_same_batches(digits):
     for draw, place in ((5, 40), (6, 48)):  # on from a checkpoint
         pairs = zip(*(data.batches_of(1, draw, place, parts, None) for data in (alone, shared)), strict=True)
         assert all(same(*pair) for pair in pairs)
+
+
+@pytest.mark.parametrize("policy", ["rand-m9-mstd0.5-inc1", "augmix-m5-w4-d2", "original-mstd0.5", "3a"])
+def test_timm_reads_the_policies_that_are_accepted(policy):
+    timm_transform(TimmAugmentation(policy=policy), 8, (0.5,), (0.5,))
+    for wrong in ("autoaugment", "RandAugment", "rand-m9-foo", f"{policy}-"):
+        with pytest.raises(ValidationError, match="policy"):
+            TimmAugmentation(policy=wrong)
 
 
 def test_images_are_what_timm_makes_of_them_to_the_bit(digits):

@@ -187,7 +187,7 @@ class Simulation:
         missing = (torch.arange(time, device=logits.device) - held[:, None]).clamp(min=0)
         steps = max(time - min(budgets), 1)
         logits = logits.clone()
-        for key in range(max(sink)):
+        for key in range(min(max(sink), time)):
             places = position.rotate(keys[:, :, key : key + 1].expand(-1, -1, steps, -1), 0)
             index = missing[:, None, :, None].expand(-1, keys.shape[1], -1, keys.shape[3])
             column = (queries * places.gather(2, index).unsqueeze(2)).sum(-1)

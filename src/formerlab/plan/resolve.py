@@ -194,10 +194,11 @@ def _parse_run(study: str, name: str, tree: Tree, scale: Scale) -> Run:
             f"{tree.file_of('data')}: {subject}.data: {data!r} is {scale.data[data].kind}, but "
             f"task.kind={run.task.kind} reads {run.task.reads}; name another data set or task"
         )
-    vocabulary, given = known.get("model", {}).get("vocabulary", 0), getattr(run.model, "vocabulary", 0)
-    if given < vocabulary:
-        key = f"{tree.file_of('model', 'vocabulary')}: {subject}.model.vocabulary"
-        raise UserError(f"{key}: {given} is less than the {vocabulary} tokens of data set {data!r}; leave it out")
+    for name, size in known.get("model", {}).items():
+        given = getattr(run.model, name, size)
+        if (name in ("vocabulary", "classes") and given < size) or (name in ("image", "channels") and given != size):
+            key = f"{tree.file_of('model', name)}: {subject}.model.{name}"
+            raise UserError(f"{key}: {given} does not fit data set {data!r}, which has {size}; leave it out")
     return run
 
 

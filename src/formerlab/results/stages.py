@@ -91,12 +91,12 @@ STAGES = {stage.name: stage for stage in (
                               value="value", by="task metric"),
     }, settings="language.zeroshot.Zeroshot", models=("decoder", "released")),
     Stage("prune", "evaluate every cache policy on a finished run", "run", {
-        "prune.csv": table("a window under a policy", f"{CONFIGURATION} realised_budget window tokens loss_nats",
-                           value="loss_nats", by=CONFIGURATION),
+        "prune.csv": table("a window under a policy", f"{CONFIGURATION} realised_budget window tokens loss_nats "
+                           "document?", value="loss_nats", by=CONFIGURATION),
         "prune_questions.csv": table("a question under a policy", f"{CONFIGURATION} realised_budget "
                                      "task task_version example metric value choices?"),
         "prune_masks.csv": table("a measure of the keys kept in a window, on unpruned attention",
-                                 f"{CONFIGURATION} window metric value"),
+                                 f"{CONFIGURATION} window metric value document?"),
         "prune_alphas.csv": table("the alpha that a way of choosing gives a head",
                                   "budget choice layer head alpha distance_to_ideal"),
         "prune_calibrated.csv": table("a test window under a choice",

@@ -18,6 +18,11 @@ from formerlab.data.images.store import ImageSet, cut
 from formerlab.spec import AnyCount, Spec
 from formerlab.torchvision_shim import ensure_torchvision_imports
 
+POLICY = (
+    r"^(rand(-(m|n|p|mstd|mmax|inc)[\d.]+)*|augmix(-(m|w|d|mstd)[\d.]+)*|"
+    r"(original|originalr|v0|v0r|3a)(-mstd[\d.]+)?)$"
+)
+"""The names of policies that timm reads."""
 Probability = Annotated[float, Field(ge=0, le=1)]
 Bytes = NDArray[np.uint8]
 Pictures = Float[Tensor, "count channels rows columns"]
@@ -44,7 +49,7 @@ class TimmAugmentation(Spec):
     """Smallest share of the image's area that a random crop covers."""
     flip: Probability = 0.5
     """Share of the images that are mirrored."""
-    policy: str | None = "rand-m9-mstd0.5-inc1"
+    policy: Annotated[str, Field(pattern=POLICY)] | None = "rand-m9-mstd0.5-inc1"
     """RandAugment in timm's notation: magnitude 9, its standard deviation 0.5, increasing severity."""
     erase: Probability = 0.25
     """Share of the images in which a rectangle becomes noise (arXiv:1708.04896)."""

@@ -34,8 +34,10 @@ Missed = Bool[Tensor, "alphas sequences queries keys"]
 Importance = Float[Tensor, "sequences keys"]
 
 
-def mask_measures(windows: Windows, configurations: Sequence[Configuration]) -> Iterator[Row]:
-    """Yield the cells of prune_masks.csv: every measure of every configuration and window.
+def mask_measures(
+    windows: Windows, configurations: Sequence[Configuration], documents: Sequence[int] = ()
+) -> Iterator[Row]:
+    """Yield the cells of prune_masks.csv: every measure of every configuration and window, and its document.
 
     All choose from the attention logits of the same forward pass without pruning, so that the drift of pruned hidden
     states plays no part. Values are means over layers, heads and queries.
@@ -58,7 +60,7 @@ def mask_measures(windows: Windows, configurations: Sequence[Configuration]) -> 
         values = torch.stack([torch.stack(each).mean(0) for each in layers.values()]).tolist()
         for (configuration, metric), row in zip(layers, values, strict=True):
             for window, value in zip(numbers, row, strict=True):
-                yield *configuration.cells(), window, metric, value
+                yield *configuration.cells(), window, metric, value, documents[window] if documents else None
         layers.clear()
         states.clear()
 
@@ -104,7 +106,8 @@ def follow(attention: Square) -> tuple[Scores, Missed, Importance]:
 
 
 def score_trajectories(windows: Windows) -> Iterator[Row]:
-    """Yield the cells of prune_score_trajectories.csv: mean, 10 % and 90 % quantile of both groups at every query.
+    """Yield the cells of prune_score_trajectories.csv: mean, 10 % and 90 % quantile of both groups at every query
+    of the second half.
 
     Over all windows, layers and heads. Position 0, whose attention is that of a sink, belongs to neither group.
     """
@@ -115,7 +118,7 @@ def score_trajectories(windows: Windows) -> Iterator[Row]:
         return
     followed, missing, importances = zip(*found, strict=True)
     importance = torch.cat(importances)[:, 1:]
-    count = max(1, round(IMPORTANT * importance.shape[1]))
+    count, half = max(1, round(IMPORTANT * importance.shape[1])), importances[0].shape[1]
     best = torch.zeros_like(importance, dtype=torch.bool).scatter_(1, importance.topk(count, dim=1).indices, value=True)
     for index, alpha in enumerate(ALPHAS):
         scores, missed = (torch.cat([one[index] for one in each])[..., 1:] for each in (followed, missing))
@@ -124,4 +127,4 @@ def score_trajectories(windows: Windows) -> Iterator[Row]:
                 values = scores[:, step][members]
                 tenths = np.quantile(values.numpy(), [0.1, 0.9]).tolist()  # torch.quantile takes at most 2^24 values
                 share = missed[:, step][members].double().mean().item()
-                yield group, alpha, scores.shape[1] + step, values.double().mean().item(), *tenths, share
+                yield group, alpha, half + step, values.double().mean().item(), *tenths, share

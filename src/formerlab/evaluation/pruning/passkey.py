@@ -37,7 +37,7 @@ class Passkey(Measurement):
     """Policies to compare, beside the whole cache."""
     budgets: tuple[Budget, ...] = (0.4,)
     """Shares of the text's length, or entries."""
-    lengths: tuple[Size, ...] = (1024, 2048, 4096)
+    lengths: Annotated[tuple[Size, ...], Field(min_length=1)] = (1024, 2048, 4096)
     """Tokens of the text, the question and the number included."""
     depths: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
     """Positions of the number, as shares of the text."""

@@ -13,12 +13,14 @@ from torch.nn import functional as F
 from formerlab.cache import H2O, Budget, CachePolicy, CompressedCache, Decay, Full, KVCache, Local
 from formerlab.cache.policies.policy import Policy, check_configuration
 from formerlab.data import load_stream
+from formerlab.data.manifest import MANIFEST
 from formerlab.errors import UserError
 from formerlab.evaluation.language.questions import Questions, questions_of
 from formerlab.evaluation.measurement import QUESTION_TOKENS, Kept, Measured, Measurement, Row, Rows
 from formerlab.evaluation.pruning.calibration import calibrated
 from formerlab.evaluation.pruning.masks import mask_dumps, mask_measures, score_trajectories
 from formerlab.evaluation.pruning.windows import Configuration, Windows
+from formerlab.files import read_json
 from formerlab.layers.position import PositionEncoding
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
@@ -26,7 +28,7 @@ from formerlab.results.stages import STAGES
 from formerlab.results.write import write_rows
 from formerlab.spec import AnyCount, Count, Size
 from formerlab.tasks.scoring import evaluating
-from formerlab.tasks.window_losses import Stream, spread_windows
+from formerlab.tasks.window_losses import Stream, spread_windows, window_documents
 from formerlab.training.any_run import AnyRun
 
 FILES = {file: table.names for file, table in STAGES["prune"].tables.items()}
@@ -36,7 +38,8 @@ FILES = {file: table.names for file, table in STAGES["prune"].tables.items()}
 def configurations(policies: Iterable[Policy], budgets: Iterable[Budget]) -> list[Configuration]:
     """Return the full cache, and every policy at every budget, each once."""
     pruned = [policy for policy in dict.fromkeys(policies) if not isinstance(policy, Full)]
-    return [Configuration(Full(), 1.0), *(Configuration(policy, budget) for budget in budgets for policy in pruned)]
+    cells = [Configuration(policy, budget) for budget in dict.fromkeys(budgets) for policy in pruned]
+    return [Configuration(Full(), 1.0), *cells]
 
 
 def _accepted(check: Callable[[Policy], object], policy: Policy) -> Policy:
@@ -131,7 +134,9 @@ def measure(run: Measured, settings: PruneSweep) -> None:
     run.notes.update(versions={"lm_eval": version("lm_eval")}, cut=cut)
     streams = {split: load_stream(run.data, split) for split in ("valid", "test")}
     kept = Kept(run.folder / ".prune", *run.belongs_to, code_of=run.code_of)
-    prune(run.model, streams, questions, settings, run.folder, label=run.label, kept=kept)
+    end = read_json(run.data / MANIFEST)["tokenizer"]["end_of_text"]
+    documents = window_documents(streams["test"], settings.context or run.model.spec.context, end).tolist()
+    prune(run.model, streams, questions, settings, run.folder, label=run.label, kept=kept, documents=documents)
 
 
 def prune(
@@ -143,19 +148,21 @@ def prune(
     *,
     label: str = "prune",
     kept: Kept | None = None,
+    documents: Sequence[int] = (),
 ) -> None:
     """Write FILES into `out`.
 
     Pruning is simulated, on the stream `test`: it acts from the first token on, as if every sequence were fed token by
     token. The rows of one window, or of one question, differ in nothing but the policy. Choices are made on the stream
-    `valid`. Parts in `kept` are not computed again. Windows must fit the model's context.
+    `valid`. Parts in `kept` are not computed again. Windows must fit the model's context. `documents` are those of the
+    windows of `test`, where they are known.
     """
     kept, context = kept or Kept(), sweep.context or model.spec.context
-    rows = losses(model, streams["test"], context, sweep, kept, label)
+    rows = losses(model, streams["test"], context, sweep, kept, label, documents)
     write_rows(out / "prune.csv", FILES["prune.csv"], rows)
     rows = answers(model, questions, sweep, kept, label) if questions is not None else []
     write_rows(out / "prune_questions.csv", FILES["prune_questions.csv"], rows)
-    for name, rows_of in _extras(model, streams, context, sweep, label).items():
+    for name, rows_of in _extras(model, streams, context, sweep, label, documents).items():
         write_rows(out / name, FILES[name], kept.rows(rows_of, sweep, sweep.to_dict(), name))
     kept.tidy()
 
@@ -163,7 +170,15 @@ def prune(
 # Windows, questions and the rest are shown apart: a mean speed over such different work predicts nothing.
 
 
-def losses(model: DecoderModel, stream: Stream, context: int, sweep: PruneSweep, kept: Kept, label: str) -> Rows:
+def losses(
+    model: DecoderModel,
+    stream: Stream,
+    context: int,
+    sweep: PruneSweep,
+    kept: Kept,
+    label: str,
+    documents: Sequence[int],
+) -> Rows:
     """Return the loss of every window under every configuration, in the columns of prune.csv."""
     numbers, compared = spread_windows(stream, context, sweep.windows), sweep.configurations(sweep.budgets)
     batch, rows = sweep.batch_of(context), Rows()
@@ -172,7 +187,8 @@ def losses(model: DecoderModel, stream: Stream, context: int, sweep: PruneSweep,
         for done, configuration in enumerate(compared, 1):
             read = partial(windows.losses, partial(configuration.attend, position=model.position))
             found = kept.rows(read, *configuration.alone(sweep), "windows", numbers, context, batch)
-            rows += [(*configuration.cells(), realised, *loss) for *loss, realised in found]
+            for number, (*loss, realised) in zip(numbers, found, strict=True):
+                rows.append((*configuration.cells(), realised, *loss, documents[number] if documents else None))
             progress.reach(done * len(numbers))
     return rows
 
@@ -192,7 +208,12 @@ def answers(model: DecoderModel, questions: Questions, sweep: PruneSweep, kept: 
 
 
 def _extras(
-    model: DecoderModel, streams: Mapping[str, Stream], context: int, sweep: PruneSweep, label: str
+    model: DecoderModel,
+    streams: Mapping[str, Stream],
+    context: int,
+    sweep: PruneSweep,
+    label: str,
+    documents: Sequence[int],
 ) -> dict[str, Callable[[], Iterable[Row]]]:
     """Return, by file, the functions that make the other rows, each on its own number of windows."""
     batch, test = sweep.batch_of(context), spread_windows(streams["test"], context, sweep.windows)
@@ -218,7 +239,7 @@ def _extras(
             found = [calibrated(valid, tested, sweep.alphas, budget) for budget in budgets]
         return [row for chosen, _ in found for row in chosen], [row for _, losses in found for row in losses]
 
-    measures = partial(mask_measures, configurations=sweep.configurations(sweep.budgets)[1:])
+    measures = partial(mask_measures, configurations=sweep.configurations(sweep.budgets)[1:], documents=documents)
     one_shot = partial(one_shot_losses, compared)
     return {
         "prune_masks.csv": partial(read, "masks", sweep.mask_windows, min(batch, 16), measures),

@@ -101,7 +101,7 @@ class Rows:
             if rows.empty:
                 raise MissingRowsError(f"no timing of {arm.run}")
             self.used.add(str(arm.run))
-            return Level(f"{metric} {arm.run}", rows.set_index("repetition")[metric].astype(float))
+            return Level(f"{metric} {arm.measure} {arm.run}", rows.set_index("repetition")[metric].astype(float))
         run = self.run(arm)
         if metric in ("loss_nats", "error_rate"):
             kind = (metric, arm.at, logarithm)
@@ -246,8 +246,10 @@ class Rows:
         rows = policy_rows(rows, arm) if arm.policy else rows
         rows = rows[rows["metric"] == self.arms.metric]
         suites = (suite,) if suite else self.arms.suites
+        if missing := sorted({*suites} - {*rows["task"]}):
+            raise MissingRowsError(f"run {run} has no {self.arms.metric} of {', '.join(missing)}")
         rows = rows[rows["task"].isin(suites)] if suites else rows
-        guess = 1 / rows["choices"] if arm.chance or above_chance else 0.0
+        guess = (1 / rows["choices"]).fillna(0.0) if arm.chance or above_chance else 0.0  # 0: a free answer
         return grouped(rows.assign(value=guess if arm.chance else rows["value"] - guess), "example", run)
 
     def paired(self, left: Arm, right: Arm, metric: str) -> Paired:
@@ -289,7 +291,11 @@ def policy_rows(rows: DataFrame, arm: Arm) -> DataFrame:
         wanted &= np.isclose(rows["budget"], arm.budget)
     if not wanted.any():
         raise MissingRowsError(f"no rows of policy {arm.policy} alpha {arm.alpha} recent {arm.recent}")
-    return rows[wanted]
+    found = rows[wanted]
+    for key in ("recent", "budget"):
+        if found[key].nunique() > 1:
+            raise MissingRowsError(f"policy {arm.policy} has rows of several values of {key}; name one for the arm")
+    return found
 
 
 def alike(runs: DataFrame, own: Collection[str]) -> DataFrame:

@@ -147,7 +147,8 @@ class Item:
 
     def _ratio(self, a: str, b: str, metric: str) -> Combination:
         first, second = (self._linear(arm, metric).by_seed for arm in (a, b))
-        return Combination({Level("ratio", (first / second).loc[first.index.intersection(second.index)]): 1.0})
+        shared = first.index.intersection(second.index)
+        return Combination({Level(f"{metric} {a} / {b}", (first / second).loc[shared]): 1.0})
 
     def _paired(self, a: str, b: str, metric: str) -> Paired:
         paired = self.rows.paired(self._arm(a), self._arm(b), metric)
