@@ -4,8 +4,14 @@
 messages read.
 """
 
+from pathlib import Path
+
 import pytest
 import yaml
+
+from formerlab.errors import UserError
+from formerlab.plan.resolve import resolve_study
+from formerlab.plan.sources import read_sources
 
 CONFIG = "config.yaml"
 SCALE = "workflow/scales/smoke.yaml"
@@ -102,6 +108,19 @@ MISTAKES = [
         "runs.child.data: 'more' has another tokenizer than 'text', on which init='parent' is trained; give data set",
     ),
 ]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "needs"),
+    [
+        *(("transformer.model.context", 12, 114), ("vision.model.image", 16, 8)),
+        *(("vision.model.channels", 3, 1), ("vision.model.classes", 5, 10)),
+    ],
+)
+def test_a_model_whose_sizes_its_data_do_not_fit_is_refused(key, value, needs):
+    study, given = key.partition(".")[0], {"scale": "smoke", "set": {key: value}}
+    with pytest.raises(UserError, match=rf"{key.removeprefix(study)}: {value} does not fit .*needs {needs}; leave it out"):
+        resolve_study(study, read_sources(Path(__file__).parents[2], given | {"studies": [study]}))
 
 
 @pytest.mark.parametrize(

@@ -196,9 +196,10 @@ def _parse_run(study: str, name: str, tree: Tree, scale: Scale) -> Run:
         )
     for name, size in known.get("model", {}).items():
         given = getattr(run.model, name, size)
-        if (name in ("vocabulary", "classes") and given < size) or (name in ("image", "channels") and given != size):
+        least, exact = name in ("vocabulary", "classes", "context"), name in ("image", "channels")
+        if (least and given < size) or (exact and given != size):
             key = f"{tree.file_of('model', name)}: {subject}.model.{name}"
-            raise UserError(f"{key}: {given} does not fit data set {data!r}, which has {size}; leave it out")
+            raise UserError(f"{key}: {given} does not fit data set {data!r}, which needs {size}; leave it out")
     return run
 
 
