@@ -119,7 +119,9 @@ MISTAKES = [
 )
 def test_a_model_whose_sizes_its_data_do_not_fit_is_refused(key, value, needs):
     study, given = key.partition(".")[0], {"scale": "smoke", "set": {key: value}}
-    with pytest.raises(UserError, match=rf"{key.removeprefix(study)}: {value} does not fit .*needs {needs}; leave it out"):
+    with pytest.raises(
+        UserError, match=rf"{key.removeprefix(study)}: {value} does not fit .*needs {needs}; leave it out"
+    ):
         resolve_study(study, read_sources(Path(__file__).parents[2], given | {"studies": [study]}))
 
 

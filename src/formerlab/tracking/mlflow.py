@@ -23,8 +23,6 @@ from formerlab.results.read import Results, read_run
 from formerlab.results.stages import MAKING
 from formerlab.tracking.rows import Entry, configuration_entry, content_of, picture, seed_entry, study_entry, unfinished
 
-METRICS_PER_CALL, ITEMS_PER_CALL = 1000, 100
-"""The limits of MLflow's REST interface."""
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
@@ -181,15 +179,12 @@ class _Store:
         tags = {"mlflow.experimentKind": "custom_model_development", "mlflow.note.content": note}
         for key, value in (tags | {f"mlflow.sharedViewState.{VIEW}": json.dumps(_view())}).items():
             self._client.set_experiment_tag(self._experiment, key, value)
-        self._known, token = {}, None
-        while token != "":
-            page = self._client.search_runs([self._experiment], max_results=1000, page_token=token)
-            for run in page:
-                key = run.data.tags.get("formerlab.key", "")
-                if key and key in self._known:  # an experiment is restored with all that was ever deleted in it
-                    self._remove(run)
-                self._known.setdefault(key, run)
-            token = page.token or ""
+        self._known = {}
+        for run in self._client.search_runs([self._experiment], max_results=50_000):  # the most that MLflow takes
+            key = run.data.tags.get("formerlab.key", "")
+            if key and key in self._known:  # an experiment is restored with all that was ever deleted in it
+                self._remove(run)
+            self._known.setdefault(key, run)
 
     def upsert(self, names: Sequence[str], content: str, build: Callable[[], Entry], parent: str = "") -> str:
         """Make sure that an entry is there, once and with its present content; return the id of its MLflow run.
@@ -247,15 +242,8 @@ class _Store:
 
         points = [Metric(name, _rounded(value), at + later_ms, step)
                   for name, value, at, step in entry.thinned().itertuples(index=False, name=None)]  # fmt: skip
-        batches: dict[str, tuple[int, list[Any]]] = {
-            "tags": (ITEMS_PER_CALL, [RunTag(*item) for item in tags.items()]),
-            "params": (ITEMS_PER_CALL, [Param(*item) for item in entry.params.items()]),
-            "metrics": (METRICS_PER_CALL, points),
-        }
-        for kind, (size, items) in batches.items():
-            for first in range(0, len(items), size):
-                part: dict[str, Any] = {kind: items[first : first + size]}
-                self._client.log_batch(identity, **part)
+        params, said = ([kind(*item) for item in one.items()] for kind, one in ((Param, entry.params), (RunTag, tags)))
+        self._client.log_batch(identity, metrics=points, params=params, tags=said)
         for path in entry.files:
             self._client.log_artifact(identity, str(path))
         if entry.finished_ms is None:  # it goes on, maybe after a stop

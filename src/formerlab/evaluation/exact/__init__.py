@@ -1,6 +1,7 @@
 """The numeric checks of the exact claims: arithmetic on the built models, in float64, without training."""
 
 from collections.abc import Callable
+from functools import partial
 
 from formerlab.evaluation.exact import counts, identities
 
@@ -11,8 +12,8 @@ CHECKS: dict[str, Callable[[], dict[str, float]]] = {
     "transformer-training-flops": dict,  # its expressions have the numbers
     "tokenformer-parameter-counts": counts.tokenformer_parameters,
     "tokenformer-flops-formula": counts.tokenformer_flops,
-    "tokenformer-zero-keys-default-tau": identities.zero_keys_default_tau,
-    "tokenformer-zero-keys-kept-tau": identities.zero_keys_kept_tau,
+    "tokenformer-zero-keys-default-tau": partial(identities.zero_keys, "sqrt"),
+    "tokenformer-zero-keys-kept-tau": partial(identities.zero_keys, "keep"),
     "tokenformer-scale-invariance": identities.scale_invariance,
     "tokenformer-jacobian-appendix-a": identities.jacobian,
     "vision-parameter-counts": counts.vision_parameters,

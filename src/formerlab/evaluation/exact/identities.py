@@ -31,19 +31,10 @@ def sinusoid_linear_shift() -> dict[str, float]:
     return {"sinusoid_linear_shift": worst}
 
 
-def zero_keys_default_tau() -> dict[str, float]:
-    """Return the change of logits when a model grows twofold with zero keys and tau = sqrt(n + m)."""
-    return {"growth_zero_keys_tau_sqrt_relative": _growth("sqrt")[0]}
-
-
-def zero_keys_kept_tau() -> dict[str, float]:
-    """Return the change with tau kept, and the gradient that the new keys get at the first step."""
-    change, gradient = _growth("keep")
-    return {"growth_zero_keys_tau_keep_relative": change, "gradient_norm_new_keys": gradient}
-
-
-def _growth(tau: TauRule) -> tuple[float, float]:
-    """Return how far logits move when a small model grows with zero keys, and the norm of the new keys' gradient."""
+def zero_keys(tau: TauRule) -> dict[str, float]:
+    """Return how far logits move when a small model grows twofold with zero keys; with tau kept, the norm of the new
+    keys' gradient at the first step too.
+    """
     spec = Decoder(
         vocabulary=97, layers=3, width=32, heads=4, context=24, embedding_std=0.5,
         norm=LayerNorm(gain=False, bias=False), projection=Pattention(tokens=24), feedforward=Pattention(tokens=96),
@@ -59,7 +50,8 @@ def _growth(tau: TauRule) -> tuple[float, float]:
     for name, weight in grown.named_parameters():
         if name.endswith("keys") and weight.grad is not None:
             squares += float((weight.grad[model.state_dict()[name].shape[0] :] ** 2).sum())
-    return float((after - before).abs().max() / before.std()), math.sqrt(squares)
+    numbers = {f"growth_zero_keys_tau_{tau}_relative": float((after - before).abs().max() / before.std())}
+    return numbers | ({"gradient_norm_new_keys": math.sqrt(squares)} if tau == "keep" else {})
 
 
 def scale_invariance() -> dict[str, float]:

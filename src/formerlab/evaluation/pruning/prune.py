@@ -158,7 +158,16 @@ def prune(
     windows of `test`, where they are known.
     """
     kept, context = kept or Kept(), sweep.context or model.spec.context
-    rows = losses(model, streams["test"], context, sweep, kept, label, documents)
+    stream, batch, rows = streams["test"], sweep.batch_of(context), Rows()
+    numbers, compared = spread_windows(stream, context, sweep.windows), sweep.configurations(sweep.budgets)
+    with Progress(len(compared) * len(numbers), label, unit="window") as progress:
+        windows = Windows(model, stream, context, numbers, batch, progress)
+        for done, configuration in enumerate(compared, 1):
+            read = partial(windows.losses, partial(configuration.attend, position=model.position))
+            found = kept.rows(read, *configuration.alone(sweep), "windows", numbers, context, batch)
+            for number, (*loss, realised) in zip(numbers, found, strict=True):
+                rows.append((*configuration.cells(), realised, *loss, documents[number] if documents else None))
+            progress.reach(done * len(numbers))
     write_rows(out / "prune.csv", FILES["prune.csv"], rows)
     rows = answers(model, questions, sweep, kept, label) if questions is not None else []
     write_rows(out / "prune_questions.csv", FILES["prune_questions.csv"], rows)
@@ -168,29 +177,6 @@ def prune(
 
 
 # Windows, questions and the rest are shown apart: a mean speed over such different work predicts nothing.
-
-
-def losses(
-    model: DecoderModel,
-    stream: Stream,
-    context: int,
-    sweep: PruneSweep,
-    kept: Kept,
-    label: str,
-    documents: Sequence[int],
-) -> Rows:
-    """Return the loss of every window under every configuration, in the columns of prune.csv."""
-    numbers, compared = spread_windows(stream, context, sweep.windows), sweep.configurations(sweep.budgets)
-    batch, rows = sweep.batch_of(context), Rows()
-    with Progress(len(compared) * len(numbers), label, unit="window") as progress:
-        windows = Windows(model, stream, context, numbers, batch, progress)
-        for done, configuration in enumerate(compared, 1):
-            read = partial(windows.losses, partial(configuration.attend, position=model.position))
-            found = kept.rows(read, *configuration.alone(sweep), "windows", numbers, context, batch)
-            for number, (*loss, realised) in zip(numbers, found, strict=True):
-                rows.append((*configuration.cells(), realised, *loss, documents[number] if documents else None))
-            progress.reach(done * len(numbers))
-    return rows
 
 
 def answers(model: DecoderModel, questions: Questions, sweep: PruneSweep, kept: Kept, label: str) -> Rows:

@@ -56,23 +56,15 @@ def current_attend() -> Attend | None:
 
 
 def attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    **others: Any,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **others: Any
 ) -> tuple[Tensor, None]:
     """Return the current `attend`'s output for one layer, as (batch, time, heads, d_head). Without one, as in a plain
     call of the model, it is that of `sdpa` with its mask. Queries may come scaled (OPT),
     or with another factor than 1/sqrt(d_head); what an `attend` gets is to be divided by sqrt(d_head).
     """
-    attend = _current.get()
+    attend, scaling = _current.get(), others.get("scaling")
     if attend is None:
-        given = {"dropout": dropout, "scaling": scaling} | others
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **given)[0], None
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **others)[0], None
     for name in FOREIGN:
         if others.get(name) is not None:
             raise UserError(f"{type(module).__name__}: attention with {name} cannot run under a cache policy")

@@ -81,7 +81,6 @@ class FormerlabConfig(PreTrainedConfig):  # type: ignore[misc]
 
     model_type = MODEL_TYPE
     keys_to_ignore_at_inference = list(NAMES)
-    has_no_defaults_at_init = False
 
     def __init__(self, spec: dict[str, Any] | None = None, **others: Any) -> None:
         """Take a plain spec of a `Decoder` (default: its default); sizes among `others` follow from it."""
@@ -131,8 +130,6 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
     """
 
     config_class = FormerlabConfig
-    base_model_prefix = ""
-    main_input_name = "input_ids"
     _supports_sdpa = True
     _no_split_modules = ["Block"]
 
@@ -150,13 +147,6 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
         """Return the embedding as a module, a view of the decoder's matrix."""
         view: nn.Module = nn.Embedding.from_pretrained(self.decoder.embedding, freeze=False)  # type: ignore[no-untyped-call]
         return view
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        """Refuse: the vocabulary is part of the spec."""
-        raise NotImplementedError("the vocabulary of a formerlab model is part of its spec; build another model")
-
-    def get_output_embeddings(self) -> None:
-        """There is no module: the head is a matrix of the decoder, or its embedding."""
 
     def forward(
         self,
