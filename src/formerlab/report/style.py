@@ -93,7 +93,7 @@ _LOOKS = {
     "streaming_llm positions=reindexed": _look(LEAF, "h"),
     "Transformer, full budget": _look(BLACK, "o", "--"),
     "Transformer, tokens of a stage": _look(GREY, "X", ":"),
-    "Tokenformer, FLOPs of the chain": _look(SKY, "s", "--"),
+    "Tokenformer from scratch": _look(SKY, "s", "--"),
     "before growth": _look(BLACK, "s", ""),
     "grown, half the tokens": _look(ORANGE, "v"),
     "grown (as published)": _look(VERMILION, "^"),

@@ -28,7 +28,7 @@ SIZES = (1, 2, 3, 4)
 SERIES = {
     "Transformer, full budget": "transformer-{size}",
     "Transformer, tokens of a stage": "transformer-short-{size}",
-    "Tokenformer, FLOPs of the chain": "tokenformer-scratch-{size}",
+    "Tokenformer from scratch": "tokenformer-scratch-{size} annealed-scratch-{size}",
     "grown, half the tokens": "grown-half-{size}",
     "grown (as published)": "grown-random-sqrt-{size} annealed-random-sqrt-{size}",
     "grown, twice the tokens": "grown-double-{size}",
