@@ -21,6 +21,7 @@ LATER = {
         "tokenformer-growth-gap-shrinks-with-stage": "not_tested -> agrees",
         "tokenformer-worse-than-modern-transformer": "not_tested -> agrees",
         "tokenformer-growth-saves-cost": "not_tested -> contradicts",
+        "tokenformer-growth-equal-total-flops": "not_tested -> contradicts",
         "tokenformer-gap-shrinks-with-training": "not_tested -> agrees",
         "denseformer-better-at-equal-depth": "not_tested -> agrees, by books_24",
         "denseformer-weight-pattern": "not_tested -> contradicts",

@@ -25,6 +25,7 @@ FIRST_SCREEN = {
     "transformer-single-head-worse": "loss with one head minus the base model, nats",
     "tokenformer-growth-beats-continuing": "nats grown minus trained on, at 0.4 and 0.8 of the parent's tokens",
     "tokenformer-growth-saves-cost": "FLOPs of the chain by those of a Transformer from scratch of equal loss",
+    "tokenformer-growth-equal-total-flops": "nats grown minus from scratch",
     "tokenformer-continued-training-lower": "what tokens bring minus what padding brings at the last step, nats",
     "vision-matches-vit-equal-parameters": "log ratio of error rates (as good: at most 0.05)",
     "denseformer-better-at-equal-depth": "loss of plain minus 1x1, nats",
