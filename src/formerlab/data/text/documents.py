@@ -47,6 +47,10 @@ class TextSource(DataSource, ABC):
     def open(self, shares: Shares) -> Corpus:
         """Open the source. Raises UserError, now or while reading, naming what is missing, empty or unreadable."""
 
+    def by_paragraph(self) -> "TextSource | None":
+        """Return the same text with paragraphs as documents, if its documents are whole files."""
+        return None
+
 
 class Deduplicator:
     """Reads shards once, divides their documents, drops repeated ones and stops where the splits are full.

@@ -111,8 +111,8 @@ class TextData(DataSpec):
         empty, documents = without_documents(corpus.shards, self)
         if not empty:
             return corpus, []
-        if isinstance(self.source, Files) and self.source.documents == "file":
-            corpus = self.source.model_copy(update={"documents": "paragraph"}).open(self.shares)
+        if (finer := self.source.by_paragraph()) is not None:
+            corpus = finer.open(self.shares)
             if not without_documents(corpus.shards, self)[0]:
                 what = "1 document" if documents == 1 else f"{documents} documents"
                 return corpus, [f"{what} cannot be divided into train, valid and test, so paragraphs are the documents"]
