@@ -77,7 +77,9 @@ def test_worker_processes_make_the_same_batches(digits):
         assert all(same(*pair) for pair in pairs)
 
 
-@pytest.mark.parametrize("policy", ["rand-m9-mstd0.5-inc1", "augmix-m5-w4-d2", "original-mstd0.5", "3a"])
+@pytest.mark.parametrize(
+    "policy", ["rand-m9-mstd0.5-inc1", "rand-m9-t3a", "augmix-m5-w4-d2-a1.0-b1", "original-mstd0.5", "3a"]
+)
 def test_timm_reads_the_policies_that_are_accepted(policy):
     timm_transform(TimmAugmentation(policy=policy), 8, (0.5,), (0.5,))
     for wrong in ("autoaugment", "RandAugment", "rand-m9-foo", f"{policy}-"):

@@ -8,6 +8,7 @@ caption, from the source, so these are literals.
 """
 
 import ast
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -104,8 +105,8 @@ class Drawing:
             regimes = {at: regime(spec) for at, (_, spec) in own.items()}
             enough = {regimes[at] for at, one in own.items() if is_of(*one, self.needs or ("*",))}
             wanted = [one for one in dict.fromkeys(regimes[at] for at in found) if one and one in enough]
-            names = {(regimes[at], run) for at, (run, _) in own.items()}
-            main = max(wanted, key=lambda one: sum(name == one for name, _ in names), default="")
+            counts = Counter(name for name, _ in {(regimes[at], run) for at, (run, _) in own.items()})
+            main = max(wanted, key=counts.__getitem__, default="")
             found = [at for at in found if regimes[at] in ("", main)]
         return found if any(is_of(*own[at], self.needs or self.runs) for at in found) else []
 

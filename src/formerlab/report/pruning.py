@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
+from formerlab.report.drawings import shown_columns
 from formerlab.report.names import RELEASED, names
 from formerlab.report.runs import ends, n_seeds
 from formerlab.results.read import Results
@@ -46,7 +47,7 @@ def configurations(results: Results, study: str, runs: Sequence[str] = ("*",)) -
     table = beside(_shared(results.rows("prune.csv", study, runs)), ["run"], "full", "increase_nats")
     full = table["policy"] == "full"
     level = table["run"].map(table[full].groupby("run")["loss_nats"].max())  # NaN without it
-    table.loc[full, _ends("increase_nats")] = 0.0
+    table.loc[full, shown_columns("increase_nats[]")] = 0.0
     bounds = {f"perplexity_{end}": np.exp(level + table[f"increase_nats_{end}"]) for end in ("low", "high")}
     return ordered(table.assign(perplexity=np.exp(table["loss_nats"]), **bounds, source="ours"))
 
@@ -67,11 +68,7 @@ def beside(rows: DataFrame, by: Sequence[str], base: str, name: str, arm: Sequen
     There is no number for the base itself, and none without rows of it.
     """
     found = [_beside(own, base, name, [*arm]) for _, own in rows.groupby([*by], sort=False)]
-    return pd.concat(found or [DataFrame(columns=[*arm, "loss_nats", *_ends(name)])], ignore_index=True)
-
-
-def _ends(name: str) -> list[str]:
-    return [f"{name}{end}" for end in ("", "_low", "_high")]
+    return pd.concat(found or [DataFrame(columns=[*arm, "loss_nats", *shown_columns(f"{name}[]")])], ignore_index=True)
 
 
 def _beside(rows: DataFrame, base: str, name: str, arm: list[str]) -> DataFrame:
@@ -83,14 +80,14 @@ def _beside(rows: DataFrame, base: str, name: str, arm: list[str]) -> DataFrame:
         weights = group["tokens"].to_numpy(dtype=float)[: grids[-1].shape[1]]
     losses, table = np.stack(grids), DataFrame(found).assign(seeds=seeds, windows=len(weights))
     table["loss_nats"] = np.average(losses, axis=2, weights=weights).mean(axis=1)
-    table[_ends(name)] = np.nan
-    at = (table[arm] == base).any(axis=1)
+    columns, at = shown_columns(f"{name}[]"), (table[arm] == base).any(axis=1)
+    table[columns] = np.nan
     if at.any():
         more = losses - losses[np.argmax(at)]
         of_seeds = np.average(more, axis=2, weights=weights)
         low, high = mean_ends(of_seeds, bootstrap_means(more, weights), len(weights))
-        table[_ends(name)] = np.column_stack([of_seeds.mean(axis=1), low, high])
-        table.loc[at, _ends(name)] = np.nan
+        table[columns] = np.column_stack([of_seeds.mean(axis=1), low, high])
+        table.loc[at, columns] = np.nan
     return table
 
 
@@ -102,7 +99,9 @@ def minus_h2o(results: Results, study: str, runs: Sequence[str] = ("*",)) -> Dat
     rows = results.rows("prune.csv", study, runs)
     rows = _shared(rows[rows["policy"].eq("decay") | rows["policy"].eq("h2o") & rows["recent"].eq(0.5)])
     table = beside(rows, ["run", "budget"], "h2o", MINUS_H2O)
-    return table.loc[table["policy"] == "decay", [*CONFIGURATION, *_ends(MINUS_H2O)]].dropna(subset=MINUS_H2O)
+    return table.loc[table["policy"] == "decay", [*CONFIGURATION, *shown_columns(f"{MINUS_H2O}[]")]].dropna(
+        subset=MINUS_H2O
+    )
 
 
 def _shared(rows: DataFrame) -> DataFrame:

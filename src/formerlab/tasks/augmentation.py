@@ -19,7 +19,7 @@ from formerlab.spec import AnyCount, Spec
 from formerlab.torchvision_shim import ensure_torchvision_imports
 
 POLICY = (
-    r"^(rand(-(m|n|p|mstd|mmax|inc)[\d.]+)*|augmix(-(m|w|d|mstd)[\d.]+)*|"
+    r"^(rand(-((m|n|p|mstd|mmax|inc)[\d.]+|t\w+))*|augmix(-(m|w|d|a|b|mstd)[\d.]+)*|"
     r"(original|originalr|v0|v0r|3a)(-mstd[\d.]+)?)$"
 )
 """The names of policies that timm reads."""

@@ -76,8 +76,10 @@ class Files(TextSource):
         return Corpus(sorted(shards, key=lambda shard: ("train" in shard.splits, shard.splits)))
 
     def by_paragraph(self) -> "Files | None":
-        """Return the same files with paragraphs as documents, where they are whole files."""
-        return self.model_copy(update={"documents": "paragraph"}) if self.documents == "file" else None
+        """Return the same files with paragraphs as documents; nothing where no document is a text file."""
+        formats = {self._format(path) for files in self.named().values() for path in files.values()}
+        finer = self.documents == "file" and "text" in formats
+        return self.model_copy(update={"documents": "paragraph"}) if finer else None
 
     def named(self) -> dict[str, dict[str, Path]]:
         """Return the files by label (paths, train, valid, test) and by name below their common folder, sorted."""

@@ -148,6 +148,10 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
         view: nn.Module = nn.Embedding.from_pretrained(self.decoder.embedding, freeze=False)  # type: ignore[no-untyped-call]
         return view
 
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Refuse: the vocabulary is part of the spec."""
+        raise NotImplementedError("the vocabulary of a formerlab model is part of its spec; build another model")
+
     def forward(
         self,
         input_ids: Int[Tensor, "batch time"],

@@ -282,7 +282,7 @@ class Rows:
 
 
 def policy_rows(rows: DataFrame, arm: Arm) -> DataFrame:
-    """Return the rows of an arm's policy."""
+    """Return the rows of an arm's policy. Raises MissingRowsError for none, or for those of several configurations."""
     wanted = rows["policy"] == arm.policy
     wanted &= rows["alpha"].isna() if arm.alpha is None else np.isclose(rows["alpha"], arm.alpha)
     if arm.recent is not None:
