@@ -118,6 +118,7 @@ def test_plan_follows_scale_set_and_overlay(project, capsys):
     [
         (["--set", "small.stepps=3"], "command line: set: small.stepps: unknown key (value 3); did you mean steps?"),
         (["--set", "small.steps"], "--set small.steps: expected KEY=VALUE"),
+        (["--set", "scale={1: 2, a: 3}"], "command line: set: scale: 1: unknown key (value 2); remove it"),
         (["--set", "small.steps=[3"], "--set small.steps=[3: '[3' is no YAML value; put it in quotes"),
         (["--overlay", "mine.yaml"], "mine.yaml: no such file; did you mean config.yaml?"),
         (["--plan", "missing.json"], "missing.json: no plan ([Errno 2]"),

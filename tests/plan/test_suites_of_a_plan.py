@@ -31,9 +31,11 @@ def test_suites_are_asked_beside_or_without_embedded_questions(project, words):
 
 
 def test_a_sweep_names_the_suites_that_it_asks(project, words):
-    only = project.plan(**suites(words), set={"scale.studies.small.measure.prune.suites": ["arc_*"]})
+    only = project.plan(**suites(words), set={"scale.studies.small.measure.prune.suites": []})
     assert only["prune"][RUNS[0]]["suites"] == {}
     assert only["zeroshot"][RUNS[0]]["suites"] != {}
+    with pytest.raises(UserError, match=r"prune\.suites: no suite fits 'word_\*'; known are words_local"):
+        project.plan(**suites(words), set={"scale.studies.small.measure.prune.suites": ["word_*", "*"]})
 
 
 def test_changed_files_change_jobs_and_the_plan(project, words):

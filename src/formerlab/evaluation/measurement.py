@@ -31,9 +31,9 @@ class Measurement(Spec):
         """
         return self
 
-    def asks(self, suite: str) -> bool:
-        """Say whether the questions of a suite are asked."""
-        return False
+    def asked(self, suites: Sequence[str]) -> list[str]:
+        """Return those of a scale's suites whose questions are asked. Raises UserError for a pattern that fits none."""
+        return []
 
     def reading(self, run: AnyRun, questions: int) -> int | None:
         """Return about how many tokens a run with so many questions reads, for its cost; None where that is unknown."""

@@ -38,7 +38,8 @@ def plan_path(root: Path, given: dict[str, Any]) -> Path:
     # The scale's own files lie below a variable; without it they cannot be looked at.
     scales = {tree["scale"] for tree in trees if isinstance(tree.get("scale"), str)}
     trees += [_read(root / "workflow" / "scales" / f"{scale}.yaml") for scale in sorted(scales)]
-    digest = hashlib.sha256(json.dumps(given, sort_keys=True, default=str).encode())
+    told = json.loads(json.dumps(given, default=str))  # as `_make` hands it on: every key a text, so that keys sort
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
     for path in watched:
         digest.update(f"\n{path.name}:".encode())
         digest.update(path.read_bytes() if path.is_file() else b"-")

@@ -1,5 +1,6 @@
 """The stage `zeroshot`: a finished run answers all questions, those of its data and those of the scale's suites."""
 
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Self
 
@@ -26,8 +27,8 @@ class Zeroshot(Measurement):
     def of(self, run: AnyRun, *, questions: bool) -> Self | None:
         return self if questions else None
 
-    def asks(self, suite: str) -> bool:
-        return True
+    def asked(self, suites: Sequence[str]) -> list[str]:
+        return list(suites)
 
     def reading(self, run: AnyRun, questions: int) -> int:
         return min(self.question_limit or questions, questions) * QUESTION_TOKENS

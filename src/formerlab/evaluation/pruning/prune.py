@@ -14,7 +14,7 @@ from formerlab.cache import H2O, Budget, CachePolicy, CompressedCache, Decay, Fu
 from formerlab.cache.policies.policy import Policy, check_configuration
 from formerlab.data import load_stream
 from formerlab.data.manifest import MANIFEST
-from formerlab.errors import UserError
+from formerlab.errors import UserError, near_misses
 from formerlab.evaluation.language.questions import Questions, questions_of
 from formerlab.evaluation.measurement import QUESTION_TOKENS, Kept, Measured, Measurement, Row, Rows
 from formerlab.evaluation.pruning.calibration import calibrated
@@ -123,8 +123,11 @@ class PruneSweep(Measurement):
             tokens += len(self.configurations(self.question_budgets)) * asked * QUESTION_TOKENS
         return tokens
 
-    def asks(self, suite: str) -> bool:
-        return self.questions and any(fnmatchcase(suite, pattern) for pattern in self.suites)
+    def asked(self, suites: Sequence[str]) -> list[str]:
+        fitting = {pattern: {name for name in suites if fnmatchcase(name, pattern)} for pattern in self.suites}
+        if unmet := [pattern for pattern, names in fitting.items() if not names and pattern != "*"]:
+            raise UserError(f"suites: no suite fits {unmet[0]!r}{near_misses(unmet[0], list(suites))}")
+        return [name for name in suites if self.questions and any(name in names for names in fitting.values())]
 
 
 def measure(run: Measured, settings: PruneSweep) -> None:
