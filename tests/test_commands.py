@@ -122,6 +122,11 @@ def test_plan_follows_scale_set_and_overlay(project, capsys):
         (["--set", "small.steps=[3"], "--set small.steps=[3: '[3' is no YAML value; put it in quotes"),
         (["--overlay", "mine.yaml"], "mine.yaml: no such file; did you mean config.yaml?"),
         (["--plan", "missing.json"], "missing.json: no plan ([Errno 2]"),
+        (
+            ["--plan", "missing.json", "--set", "seeds=[1]"],
+            "--plan: a plan is whole, --set and --overlay do not change",
+        ),
+        (["--set", "results=2025-31-01"], "--set results=2025-31-01: '2025-31-01' is no YAML value; put it in quotes"),
     ],
 )
 def test_mistakes_are_one_line(project, capsys, words, line):

@@ -10,7 +10,7 @@ import pytest
 from fixtures.rows import make_denseformer, make_run, write_csv
 
 from formerlab.errors import UserError
-from formerlab.results.read import Results
+from formerlab.results.read import Results, read_rows
 from formerlab.results.stages import TABLES
 from formerlab.results.write import hashes_of_rows, write_rows
 
@@ -49,6 +49,14 @@ def test_rows_come_back_bit_for_bit(root):
     rows = Results(root).rows("test.csv", "study", ("b",))
     assert list(rows.columns) == ["study", "run", "seed", "window", "tokens", "loss_nats"]
     assert rows["loss_nats"].tolist() == values
+
+
+def test_a_token_that_reads_like_a_missing_value_is_one(tmp_path):
+    texts, table = ["None", "NA", "null", "nan"], TABLES["attention.csv"]
+    row = {name: "0" for name in table.required}
+    path = tmp_path / "attention.csv"
+    write_csv(path, table.required, [(row | {"query_token": text}).values() for text in texts])
+    assert read_rows(path)["query_token"].tolist() == texts
 
 
 def test_files_that_not_every_run_has_and_headers_alone_give_no_rows(tmp_path):

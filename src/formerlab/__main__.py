@@ -24,6 +24,8 @@ GROUPS = {
 
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 """Another user's file or folder, or one on a read-only disk."""
+MISPLACED = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
+"""A folder where a file is to be, or a file where a folder is."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -87,6 +89,8 @@ def _mistake(error: Exception) -> str | None:
         return str(NoRoom(Path(getattr(error, "filename", None) or "a file")))
     if isinstance(error, OSError) and error.errno in REFUSED and error.filename is not None:
         return f"{error.filename}: {error.strerror}; give this user the right to it, or name another folder"
+    if isinstance(error, OSError) and error.errno in MISPLACED and error.filename is not None:
+        return f"{error.filename2 or error.filename}: {error.strerror}; name another file or folder"
     if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("formerlab"):
         return f"this {missing_package(error)}"
     return None

@@ -1,7 +1,7 @@
 """The numbers that claims are judged by, from rows whose answers are known."""
 
 import pytest
-from fixtures.rows import WINDOWS, make_decay, make_run, write
+from fixtures.rows import WINDOWS, make_decay, make_run, write, write_csv
 
 from formerlab.report.claims.quantity import MissingRowsError
 from formerlab.report.claims.registry import Arm, ClaimArms
@@ -22,6 +22,27 @@ def test_chance_is_zero_where_the_answer_is_free(tmp_path):
     arms = ClaimArms(arms={"own": own}, suites=("piqa", "hellaswag"))
     with pytest.raises(MissingRowsError, match="run one has no acc of hellaswag"):
         Rows(Results(tmp_path), "tokenformer", arms).sample(own, "accuracy")
+
+
+def test_a_file_of_free_answers_alone_has_no_choices(tmp_path):
+    columns = ("task", "task_version", "example", "metric", "value")
+    rows = [("lambada", 1, example, "acc", 1.0) for example in "ab"]
+    write_csv(make_run(tmp_path, "tokenformer", "one") / "zeroshot.csv", columns, rows)
+    arms = ClaimArms(arms={"one": Arm(run="one")})
+    found = Rows(Results(tmp_path), "tokenformer", arms).sample(Arm(run="one"), "above_chance")
+    assert found.groups[0].mean() == 1.0
+
+
+def test_a_run_that_diverged_ends_as_a_uniform_guess(tmp_path):
+    """Rule 6 of claims.md, for losses of a curve too."""
+    make_run(tmp_path, "tokenformer", "good", loss=3.0)
+    gone = make_run(tmp_path, "tokenformer", "gone", loss=3.0, status="diverged", diverged_at_step=100)
+    write(gone / "test.csv", [(window, 64, 6.0) for window in range(WINDOWS)])
+    write(gone / "eval.csv", [(step, "valid", 0, 512, 3.0) for step in (0, 100)])  # of 200 steps
+    rows = Rows(Results(tmp_path), "tokenformer", ClaimArms(arms={}))
+    assert rows._validation("good", "last_step")[0] == pytest.approx(3.06, abs=0.05)
+    assert rows._validation("gone", "last_step")[0] == 6.0
+    assert rows._validation("gone", "area_under_curve")[0] == (3.0 + 4.5) / 2
 
 
 def test_an_arm_is_one_policy(tmp_path):

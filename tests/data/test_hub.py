@@ -69,3 +69,11 @@ def test_fingerprint_is_of_name_and_revision_and_needs_no_network():
     first = source_fingerprint(folder_data(Path("x"), source=Hub(name="a/b")))
     assert first == source_fingerprint(folder_data(Path("x"), source=Hub(name="a/b", column="body")))
     assert first != source_fingerprint(folder_data(Path("x"), source=Hub(name="a/b", revision="1")))
+
+
+def test_a_folder_whose_files_change_is_prepared_anew(hub):
+    data = folder_data(Path("x"), source=Hub(name=str(hub)))
+    before = source_fingerprint(data)
+    assert source_fingerprint(data) == before
+    (hub / "train.jsonl").write_text(json.dumps({"text": "other"}))
+    assert source_fingerprint(data) != before

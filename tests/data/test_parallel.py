@@ -78,6 +78,11 @@ def test_prepared_pairs_are_the_lines(tmp_path):
     texts = [[tokenizer.decode(pairs.sentence(i, side)[:-1].tolist()) for side in (0, 1)] for i in range(2)]
     assert texts == [["eins zwei\u2028 drei", "one two"], ["vier", "four"]]
     assert all(pairs.sentence(i, side)[-1] == pairs.end for i in range(2) for side in (0, 1))
+    for path in tmp_path.glob("*.de*"):
+        path.unlink()
+    with pytest.raises(UserError, match="no such file"):
+        prepare("pairs", data.model_copy(update={"max_tokens": 39}), tmp_path / "out")
+    assert read_manifest(tmp_path / "out") == manifest, "what cannot be replaced stays"
 
 
 def test_files_whose_lines_do_not_correspond_are_refused(tmp_path):

@@ -9,7 +9,7 @@ from formerlab.report.figures.decay.answers import published_accuracies
 from formerlab.report.figures.decay.long import decay_passkey
 from formerlab.report.figures.decay.loss import decay_alpha, decay_budget, level_with_h2o
 from formerlab.report.names import data_set
-from formerlab.report.pruning import decoding, minus_h2o
+from formerlab.report.pruning import at_budget, decoding, minus_h2o
 from formerlab.report.questions import MEAN, SUITES, accuracies
 from formerlab.report.tables.decay import decay_precision_table, decay_suites_table
 from formerlab.results.read import Results
@@ -126,6 +126,12 @@ def test_the_table_of_suites_compares_at_the_published_budget_and_in_percent(tmp
     assert table["minus Full (points)"].tolist() == pytest.approx([np.nan, -40, -30], nan_ok=True)
     assert table["minus H2O (points)"].tolist() == pytest.approx([30, -10, np.nan], nan_ok=True)
     assert table.loc["Local", "minus Full (points)_low"] < -40 < table.loc["Local", "minus Full (points)_high"] < 0
+
+
+def test_each_run_shows_the_nearest_budget_that_it_has():
+    cells = [("a", "full", 1.0), ("a", "h2o", 0.2), ("a", "h2o", 0.4), ("b", "full", 1.0), ("b", "h2o", 0.2)]
+    rows = pd.DataFrame(cells, columns=["run", "policy", "budget"])
+    assert at_budget(rows).index.tolist() == [0, 2, 3, 4]
 
 
 def test_numbers_are_counted_by_length_and_place(tmp_path):

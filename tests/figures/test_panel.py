@@ -73,6 +73,14 @@ def test_points_of_one_x_stand_side_by_side_and_what_has_no_x_is_a_line_across(r
     assert (first < second).all()
     assert first + second == pytest.approx([2, 4])
     assert "level" in {text.get_text() for text in axes.texts}
+    (axes,) = sheet(panel(where={"source": "published"}))(rows).axes
+    assert all(list(bars.lines[0].get_xdata()) == [1, 2] for bars in axes.containers), "no bars, so nothing is moved"
+
+
+def test_a_series_whose_last_value_is_missing_keeps_its_name(rows):
+    gone = rows["variant"].eq("Transformer") & rows["size"].eq(2)
+    (axes,) = sheet(panel())(rows.assign(loss_nats=rows["loss_nats"].mask(gone))).axes
+    assert {text.get_text() for text in axes.texts} == {"Transformer", "Tokenformer"}
 
 
 def test_a_panel_for_each_value_and_no_figure_is_wider_than_a_page(rows):

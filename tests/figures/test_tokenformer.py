@@ -110,6 +110,16 @@ def test_a_chain_begins_where_it_started_and_pays_for_it(tmp_path):
     )
 
 
+def test_runs_whose_parent_is_not_there_are_drawn_without_it(tmp_path):
+    for seed, run in ((0, "tokenformer-1"), (1, "grown-random-sqrt-2")):  # no seed in common
+        rest = grown("tokenformer-1") if run.startswith("grown") else {}
+        with_losses(tmp_path, run, seed, 4.0, {0: 6.0, 10: 4.0}, **tokenformer(2) | rest)
+    assert rows_of(catalogue()["tokenformer_growth"], Results(tmp_path)).empty
+    with_losses(tmp_path / "other", "grown-random-sqrt-2", 0, 4.0, {10: 4.0}, **tokenformer(2) | grown("tokenformer-1"))
+    rows = rows_of(catalogue()["tokenformer_cost"], Results(tmp_path / "other"))
+    assert set(rows.loc[rows["source"] == "ours", "run"]) == {"grown-random-sqrt-2"}
+
+
 def test_gains_are_measured_from_each_familys_own_start(tmp_path):
     for seed in (0, 1):
         shift = 0.3 * seed

@@ -52,6 +52,13 @@ MISTAKES = [
     (CONFIG, "set: {small.steps.all: 3}", "set: small.runs.plain.steps: {'all': 3}...; write a value in both, or keys"),
     (STUDY, "runs: {plain: {model: {projection: {kind: lin}}}}", "model.projection: unknown kind 'lin'; did you mean"),
     (STUDY, "title: null", "title: missing key; add it"),
+    (CONFIG, "seeds: ['0', '1']", "seeds.0: '0' is text, not a number; write"),
+    (CONFIG, "suites: {x_local: {paths: [x]}}", "suites.x_local: missing key kind; add it"),
+    (
+        CONFIG,
+        "data: {text: {source: {paths: [a]}}}",
+        "data.text.source.paths: no key of this place or kind (value ['a'])",
+    ),
     (CONFIG, "seeds: [0, 1, 0]", "seeds: 0 stands here twice; keep one"),
     (SCALE, "defaults: {model: {heads: 3}}", "small.runs.plain.model: heads=3 does not divide width=16; change one of"),
     (STUDY, "measure: {prune: {context: 64}}", "small.measure.prune.context: 64 exceeds...; lower it"),
@@ -82,6 +89,7 @@ MISTAKES = [
     (STUDY, "defaults: {data: txt}", "small.runs.plain.data: no data set 'txt' at this scale; did you mean text?"),
     (CONFIG, "set: {small.runs.plian.steps: 3}", "set: small.runs.plian: no such run; did you mean plain?"),
     (SCALE, small("only: [plan]"), "studies.small.only: 'plan' matches no run; did you mean plain or parent?"),
+    (SCALE, small("only: [deep-5]"), "studies.small.only: 'deep-5' matches no run at this scale; did you mean deep-4"),
     (SCALE, small("given: [plan]"), "studies.small.given: 'plan' matches no run; did you mean plain or parent?"),
     (OVERLAY, "data: {txt: {questions: 1}}", "data.txt: no run reads it; did you mean text?"),
     (SCALE, small("measure: {prune: {by_run: {'plx*': {}}}}"), "studies.small.measure.prune.by_run: 'plx*' matches no"),
@@ -137,7 +145,7 @@ def test_a_mistake_is_answered_in_one_line_that_names_its_file(project, file, te
         project.lay_over(file, text)
     message = project.mistake(**given)
     parts = answer.split("...")
-    assert all(part in message for part in parts)
+    assert all(part in message for part in parts), message
     assert file in message.partition(parts[0])[0] or "second run" in answer
     assert "\n" not in message
 

@@ -60,7 +60,7 @@ def given_values(arguments: argparse.Namespace) -> dict[str, Any]:
             raise UserError(f"--set {item}: expected KEY=VALUE")
         try:
             given.setdefault("set", {})[key] = yaml.safe_load(value)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, ValueError):  # a date that there is not
             raise UserError(f"--set {item}: {value!r} is no YAML value; put it in quotes") from None
     return given
 
@@ -69,6 +69,8 @@ def find_plan(arguments: argparse.Namespace) -> Path:
     """Return the plan that the arguments name, else the environment's, else that of the configuration."""
     given = given_values(arguments)
     if arguments.plan is not None:
+        if arguments.set or arguments.overlay:
+            raise UserError("--plan: a plan is whole, --set and --overlay do not change it; leave one of them out")
         return Path(arguments.plan)
     if VARIABLE in os.environ and not given:
         return Path(os.environ[VARIABLE])

@@ -14,7 +14,7 @@ import yaml
 
 from formerlab.commands.context import add_verb, given_values
 from formerlab.commands.results import write_report
-from formerlab.errors import EXIT_STOPPED_EARLY, EXIT_USER_ERROR
+from formerlab.errors import EXIT_STOPPED_EARLY, EXIT_USER_ERROR, UserError
 from formerlab.plan.judge import Judge
 from formerlab.plan.locate import ensure_plan, read_plan
 from formerlab.results.notes import SAFE
@@ -50,6 +50,8 @@ def _run(arguments: argparse.Namespace) -> int:
     from formerlab.report.headline import headline
 
     given = given_values(arguments)
+    if arguments.plan is not None:
+        raise UserError("--plan: Snakemake plans by itself; give --scale, --set or --overlay")
     plan = read_plan(ensure_plan(Path.cwd(), given))
     status = _snakemake(given, "--cores", str(arguments.cores), "--keep-going")
     if status and any(LOCKS.glob("*.lock")):

@@ -45,8 +45,10 @@ def own_gpus(device: str, count: int = 1) -> Iterator[None]:
     names = [name.strip() for name in visible.split(",")] if visible else [str(index) for index in range(gpu_count())]
     if not names:
         raise UserError(f"{NO_GPU}; set device: cpu, or go where one is")
+    if len(names) < count:
+        raise UserError(f"gpus: {count}, but only {len(names)} can be used here ({', '.join(names)}); lower gpus")
     with ExitStack() as held:
-        chosen = _lock(names, min(count, len(names)), held)
+        chosen = _lock(names, count, held)
         os.environ[VISIBLE] = ",".join(chosen)
         try:
             yield

@@ -62,6 +62,8 @@ def status(arguments: argparse.Namespace) -> None:
 def check(arguments: argparse.Namespace) -> None:
     """Check before a start that the disk has room for the plan, and set back times in the future."""
     plan = load_plan(arguments)
+    for line in plan.get("unread", ()):
+        print(line, file=sys.stderr)
     results = Path(plan["results"])
     _leave_the_future(plan)
     judge = Judge(plan)

@@ -58,21 +58,21 @@ def papers_block(root: Path) -> str:
     """Return a line for every figure and table that follows one of a paper, then those without a counterpart."""
     studies = sorted(path.stem for path in (root / "workflow" / "studies").glob("*.yaml"))
     runs = {}
-    for scale in ("workstation", "paper"):
+    for scale in ("laptop", "overnight", "workstation", "paper"):
         sources = read_sources(root, {"scale": scale, "studies": studies})
         both = [run for name in studies for make in (resolve_study, resolve_released) for run in make(name, sources)]
         runs[scale] = [(run.study, run.name, run.to_dict()) for run in both]
     rows = []
     for drawing in catalogue().values():
         for item, paper in _AFTER.findall(" ".join(drawing.caption.split()))[:1]:
-            planned = [scale for scale, found in runs.items() if drawing.chosen(found)]
+            smallest = next(scale for scale, found in runs.items() if drawing.chosen(found))
             paths = [place(root, drawing, scale, KEPT[drawing.kind][0]) for scale in ("overnight", "pretrained")]
             links = [f"[{one.parent.name}](../{one.relative_to(root).as_posix()})" for one in paths if one.exists()]
-            rows.append((PAPERS.get(paper, paper), item, f"`{drawing.name}`", ", ".join(links), planned))
+            rows.append((PAPERS.get(paper, paper), item, f"`{drawing.name}`", ", ".join(links), smallest))
     order = list(PAPERS.values())
     rows.sort(key=lambda row: (order.index(row[0]), row[1].startswith("Table"), int(re.findall(r"\d+", row[1])[0])))
-    lines = ["| paper | figure or table | ours | committed | planned at |", "|---|---|---|---|---|"]
-    lines += [f"| {' | '.join(row)} | {', '.join(planned)} |" for *row, planned in rows]
+    lines = ["| paper | figure or table | ours | committed | smallest scale |", "|---|---|---|---|---|"]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
     lines += ["", "Without a counterpart, or with one that the committed rows cannot draw:", ""]
     missing = read_yaml(root, "docs/no_counterpart.yaml")
     lines += [f"- {paper}, {item}: {why}." for paper, items in missing.items() for item, why in items.items()]

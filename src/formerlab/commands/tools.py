@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from formerlab.commands.context import add_verb, load_plan
-from formerlab.errors import UserError
+from formerlab.errors import UserError, reason
 from formerlab.files import read_json, write_text
 
 SECONDS_BETWEEN_SYNCS = 60
@@ -38,7 +38,7 @@ def add_parsers(verbs: Any) -> None:
     parser.add_argument("data", type=Path, help="folder of prepared images, such as results/live/laptop/data/images")
     parser.add_argument("--split", choices=("train", "valid", "test"), default="test")
     parser.add_argument("--batch", type=int, default=64, help="images at a time; default 64")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda; default cpu")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default cpu")
     parser.add_argument("--out", type=Path, help="CSV file for a row per image")
 
     parser = add_verb(verbs, ui)
@@ -121,7 +121,16 @@ def ui(arguments: argparse.Namespace) -> None:
     uri = plan["tracking_uri"]
     if not uri:
         raise UserError("config.yaml: tracking_uri is empty; set it to sqlite:///mlflow.db and run `formerlab track`")
-    first = landing(uri, plan["scale"], list(plan["studies"]))
+    if not uri.startswith("sqlite:"):
+        raise UserError(
+            f"tracking_uri: {uri} has a page of its own; open that, `formerlab track` brings the runs there"
+        )
+    try:
+        first = landing(uri, plan["scale"], list(plan["studies"]))
+    except Exception as error:  # whatever MLflow or its database throws
+        raise UserError(
+            f"{uri}: not a database of this MLflow ({reason(error)}); delete it, `track` makes it"
+        ) from None
     words = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, "--port", str(arguments.port)]
     words += ["--host", "127.0.0.1"]  # else MLFLOW_HOST may open it to the network
     print(f"MLflow UI: http://127.0.0.1:{arguments.port}{first}", file=sys.stderr)

@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from formerlab.data.dataset import DataSource
+from formerlab.data.manifest import file_hashes
 from formerlab.errors import UserError, reason
+from formerlab.file_search import files_below
 
 
 class HubSource(DataSource):
@@ -32,8 +34,12 @@ class HubSource(DataSource):
     """The licence of the content, for the manifest."""
 
     def contents(self, cache: Path | None = None) -> list[Any]:
-        """Return name and revision; the hub is not asked."""
-        return [self.name, self.subset, self.revision]
+        """Return name and revision, and of a folder the names and hashes of its files; the hub is not asked."""
+        stated = [self.name, self.subset, self.revision]
+        if not Path(self.name).is_dir():
+            return stated
+        known = file_hashes([Path(path) for path, _ in files_below(self.name)], cache)
+        return [*stated, [[path.relative_to(self.name).as_posix(), digest] for path, digest in known.items()]]
 
     def rows(self, split: str, **options: Any) -> Any:
         """Return a split of theirs as `datasets` does, with its `options`. Raises UserError in one line."""

@@ -29,6 +29,10 @@ def classify(
     resized as when they are prepared. With `out`, a row per image is written there, in the form of a run's test.csv.
     Raises UserError where it is no classifier, or of other channels or classes.
     """
+    if batch < 1:
+        raise UserError(f"batch={batch}: give at least 1")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("device=cuda: torch finds no GPU on this machine; leave it out")
     images = load_images(data, split)
     model, run = load_model(folder, "vision_transformer")
     task, spec = cast(Classification, run.task), cast(VisionTransformer, run.model)

@@ -76,10 +76,13 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
     }
     every: list[AnyRun] = [*runs, *released]
     used = {name for run in every for name in chain(run.data, scale.data)}
+    unread = list[str]()
     for name in sorted(scale.data.keys() - used):  # one for studies that are not chosen now is no mistake
         file = sources.scale_tree.file_of("data", name)
-        if file != sources.scale_tree.file and resembling(name, list(used)):
-            raise UserError(f"{file}: data.{name}: no run reads it{near_misses(name, list(used))}")
+        if file != sources.scale_tree.file:
+            unread.append(f"{file}: data.{name}: no run reads it{near_misses(name, list(used))}")
+            if resembling(name, list(used)):
+                raise UserError(unread[-1])
     plan: dict[str, Any] = {
         "scale": config.scale,
         **scale.model_dump(include={"description", "memory_mb", "runtime_minutes", "hardware"}),
@@ -89,6 +92,7 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
         "threads": threads,
         "basis": hardware.basis + ("; speed as scale.flops_per_s" if scale.flops_per_s else ""),
         "tracking_uri": config.tracking_uri or "",
+        "unread": unread,
         "studies": {
             name: study.model_dump(include={"title", "paper", "question"}) for name, study in sources.studies.items()
         },

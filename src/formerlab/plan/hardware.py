@@ -84,7 +84,8 @@ def find_hardware(config: Tree, name: str) -> Hardware:
         known, given = dict(TABLE.get(one, {})), own.part(one)
         if replaced := sorted(known.keys() & given.keys()):
             known["basis"] = f"{known['basis']}; {', '.join(replaced)} as configured"
-        table[one] = parse(Hardware, merge(Tree(known, "hardware table"), given), f"hardware.{one}")
+        below = Tree(known, "hardware table" if known else given.file)
+        table[one] = parse(Hardware, merge(below, given), f"hardware.{one}")
     if name not in table:
         raise UserError(f"scale.hardware: {name!r} is not in the table{near_misses(name, list(table))}")
     return table[name]

@@ -133,7 +133,8 @@ def parse(kind: type[SomeSpec], tree: Tree, subject: str = "", remedy: str = "re
         errors = caught.errors()
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{tree.file}: {error}; write plain keys and values") from None
-    worst = min(errors, key=lambda error: error["type"].endswith("_type"))  # another mistake says more than a type
+    # Another mistake says more than a type, but a list whose items are of the wrong type passes for empty.
+    worst = min(errors, key=lambda error: (error["type"] == "too_short", error["type"].endswith("_type")))
     path = _path_in_tree(worst, tree)
     file = tree.files_of(*path) if worst["type"] == "value_error" else tree.file_of(*path)
     key = ".".join(str(part) for part in (subject, *path) if part != "")
@@ -157,10 +158,14 @@ def _reason(error: ErrorDetails, spec: type[Spec], remedy: str) -> str:
     kind, value = error["type"], error["input"]
     if kind == "missing":
         return "missing key; add it"
+    if kind == "union_tag_not_found":
+        return "missing key kind; add it"
     if kind == "extra_forbidden":
         schema = spec.model_json_schema()
         known = {name for part in (schema, *schema.get("$defs", {}).values()) for name in part.get("properties", ())}
-        near = difflib.get_close_matches(str(error["loc"][-1]), sorted(known), n=1, cutoff=0.7)
+        if (name := str(error["loc"][-1])) in known:
+            return f"no key of this place or kind (value {shown(value)}); give another kind, or move it"
+        near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.7)
         return f"unknown key (value {shown(value)}); " + (f"did you mean {near[0]}?" if near else remedy)
     if kind == "union_tag_invalid":
         kinds = [tag.strip("'") for tag in error["ctx"]["expected_tags"].split(", ")]

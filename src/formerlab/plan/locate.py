@@ -24,7 +24,7 @@ from formerlab.plan import loaded
 FAST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """Of libyaml, where PyYAML was built with it."""
 VARIABLE = "FORMERLAB_PLAN"
-FILES = frozenset(("paths", "shots_from", "train", "valid", "validation", "test", "path"))
+FILES = frozenset(("paths", "shots_from", "train", "valid", "validation", "test", "path", "name"))
 """Keys of a data set, a suite or a released model that name files."""
 
 
@@ -36,7 +36,8 @@ def plan_path(root: Path, given: dict[str, Any]) -> Path:
         watched.append(root / str(overlay))
         trees.append(_read(watched[-1]))
     # The scale's own files lie below a variable; without it they cannot be looked at.
-    scales = {tree["scale"] for tree in trees if isinstance(tree.get("scale"), str)}
+    sets = [tree["set"] for tree in trees if isinstance(tree.get("set"), dict)]
+    scales = {tree["scale"] for tree in (*trees, *sets) if isinstance(tree.get("scale"), str)}
     trees += [_read(root / "workflow" / "scales" / f"{scale}.yaml") for scale in sorted(scales)]
     told = json.loads(json.dumps(given, default=str))  # as `_make` hands it on: every key a text, so that keys sort
     digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
@@ -116,7 +117,9 @@ def read_plan(path: Path) -> dict[str, Any]:
         if "results" not in plan:
             raise ValueError("something else")
     except (OSError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: no plan ({error}); leave --plan and ${VARIABLE} out and it is made anew") from None
+        raise UserError(
+            f"{path}: no plan ({error}); delete it, or leave --plan and ${VARIABLE} out, and it is made anew"
+        ) from None
     return plan
 
 

@@ -82,6 +82,10 @@ def _check_patterns(study: str, names: list[str], sources: Sources) -> None:
             if isinstance(pattern, str) and not any(may_fit(name, pattern) for name in known):
                 key = f"{tree.file_of(*path)}: {above}{'.'.join(path)}"
                 raise UserError(f"{key}: {pattern!r} matches no run{near_misses(pattern, known)}")
+    only = sources.scale.studies.get(study, StudyScale()).only
+    if only and not any(fnmatchcase(name, pattern) for pattern in only for name in names):
+        key = f"{scale.file_of('only')}: studies.{study}.only"
+        raise UserError(f"{key}: {only[0]!r} matches no run at this scale{near_misses(only[0], names)}")
     for tree in sources.overrides:
         for name in tree.part(study, "runs"):
             if name not in names:

@@ -41,7 +41,7 @@ def table(plan: dict[str, Any], *, seeds: bool = False) -> str:
         if costs := [job["cost"] for job in plan[stage].values() if "cost" in job]:
             tokens, flops, hours = (sum(cost[key] for cost in costs) for key in ("tokens", "flops", "hours"))
             lines.append(f"{stage} reads {short(tokens)} tokens with {flops:.2e} FLOPs: {duration(hours)}")
-    lines += [line for job in plan["data"].values() if (line := job["lacks"])]
+    lines += [*(line for job in plan["data"].values() if (line := job["lacks"])), *plan.get("unread", ())]
     return "\n".join(lines)
 
 

@@ -6,6 +6,7 @@ A data set that takes the tokenizer of another, or of a released model, is given
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import create_model
@@ -91,7 +92,7 @@ def read_sources(root: Path, given: dict[str, Any]) -> Sources:
             if name not in known:
                 key = f"{tree.file_of(*path)}: {'.'.join(path)}"
                 raise UserError(f"{key}: no study {name!r}{near_misses(name, known)}")
-    scale = scale.model_copy(update={"data": with_vocabularies(scale.data, scale_tree.file, scale.released)})
+    scale = scale.model_copy(update={"data": with_vocabularies(scale.data, scale_tree, scale.released)})
     tracked = {name: read_tree(root, study_file(name)) for name in config.studies}
     trees = {
         name: laid([tree, *(Tree(o.part("study", name), f"{o.file}: study.{name}") for o in overrides)], name)
@@ -119,21 +120,25 @@ def _form_of_overrides(studies: list[str]) -> type[Spec]:
     return create_model("Overrides", __base__=Spec, **keys)
 
 
-def with_vocabularies(data: DataSets, file: str, released: Mapping[str, ReleasedModel]) -> DataSets:
+def with_vocabularies(data: DataSets, tree: Tree, released: Mapping[str, ReleasedModel]) -> DataSets:
     """Return the data sets, each behind the one whose tokenizer it uses and with the vocabulary of that one. One that
     uses the tokenizer of a released model has that model's files and vocabulary. Raises UserError where the owner of
     the tokenizer does not exist, has another vocabulary, or uses that of the data set itself.
     """
-    chains = {name: chain(name, data, file) for name in data}
+    files = {name: tree.file_of("data", name, "tokenizer") for name in data}
+    chains = {name: chain(name, data, files) for name in data}
     filled: dict[str, DataSpec] = {}
     for name in sorted(data, key=lambda name: len(chains[name])):
-        spec, key, more = data[name], f"{file}: data.{name}.tokenizer", dict[str, object]()
+        spec, key, more = data[name], f"{files[name]}: data.{name}.tokenizer", dict[str, object]()
         tokenizer = getattr(spec, "tokenizer", None)
         if isinstance(tokenizer, ReleasedTokenizer):
             if (owner := tokenizer.model) not in released:
                 near = near_misses(owner, list(released))
                 raise UserError(f"{key}.model: no released model {owner!r} at this scale{near}")
-            more = {"vocabulary": sizes_of(owner, released[owner], file).vocabulary, "source": released[owner]}
+            more = {
+                "vocabulary": sizes_of(owner, released[owner], tree.file_of("released", owner)).vocabulary,
+                "source": released[owner],
+            }
         elif isinstance(tokenizer, TokenizerOf):
             more = {"vocabulary": getattr(filled[tokenizer.data], "vocabulary", None)}
         if tokenizer is not None and more:
@@ -153,11 +158,11 @@ def sizes_of(model: str, source: ReleasedModel, file: str) -> Sizes:
         raise UserError(f"{file}: released.{model}: {error}; or state its sizes") from None
 
 
-def chain(name: str, data: DataSets, file: str = "") -> list[str]:
+def chain(name: str, data: DataSets, files: Mapping[str, str] = MappingProxyType({})) -> list[str]:
     """Return the data set, the one whose tokenizer it takes, and so on. Raises UserError where that leads nowhere."""
     found = [name]
     while isinstance(tokenizer := getattr(data[found[-1]], "tokenizer", None), TokenizerOf):
-        key, lender = f"{file}: data.{found[-1]}.tokenizer.data", tokenizer.data
+        key, lender = f"{files.get(found[-1], '')}: data.{found[-1]}.tokenizer.data", tokenizer.data
         texts = [other for other, spec in data.items() if isinstance(spec, TextData)]
         if lender not in texts:
             raise UserError(f"{key}: no data set {lender!r} of text at this scale{near_misses(lender, texts)}")

@@ -24,7 +24,7 @@ KEPT = {"figure": ("png", "csv"), "table": ("md", "csv")}
 _HEAD = """# Figures and tables of the committed rows
 
 Written by `make readme`, not by hand. Everything here is drawn from the rows in `results/cached`; `make figures`
-draws it again, in PDF too. Scale `overnight` are small models on two CPU cores, `pilot` the search for their rates,
+draws it again, in PDF too. Scale `overnight` are small models, mostly on CPUs, `pilot` the search for their rates,
 `pretrained` a released model. [docs/verdicts.md](../docs/verdicts.md) says what follows for the claims of the papers.
 """
 

@@ -92,7 +92,10 @@ def _ends(points: DataFrame, y: str) -> Any:
 
 
 def _moved(panel: "Panel", points: DataFrame, means: DataFrame, name: object, aside: float = 0.0) -> Series:
-    """Return the x of points, moved sideways so that no series hides another that has the same x, or nearly."""
+    """Return the x of points; where there are bars, moved sideways so that no series hides another of nearly that x."""
+    ends = _ends(means, panel.y)
+    if ends is None or not ends.any():
+        return points[panel.x]
     away = np.log if "x" in panel.log else np.asarray
     found, x = away(means[panel.x].astype(float)), away(points[panel.x].astype(float))
     span = float(np.ptp(found)) or 1.0
@@ -127,7 +130,9 @@ def _lines(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame) -> li
                 if column:
                     some = points[column].eq(True)
                     axes.plot(at[some], points[y][some], **style | {"linestyle": "", "zorder": 3} | shown)
-        labels.append(Label(at.iloc[-1], points[y].iloc[-1], str(name), colour))
+        known = points[y].notna()  # a rate that diverged has a row without a value, and stands last
+        if known.any():
+            labels.append(Label(at[known].iloc[-1], points.loc[known, y].iloc[-1], str(name), colour))
     return labels
 
 

@@ -125,7 +125,8 @@ def _cell(name: str, value: Any, low: float, high: float, error: float) -> str:
     if math.isnan(low) and math.isnan(error):
         return number(name, value)
     largest = max(abs(one) for one in (value, low, high) if not math.isnan(one))
-    largest = min(largest, 100 * error) if error > 0 else largest  # an error is shown with a digit at least
+    if not math.isnan(error):  # an error is shown with a digit at least, one that was printed as 0.00 with two decimals
+        largest = min(largest, 100 * error or 1.0)
     text = number(name, value, largest)
     text += "" if math.isnan(low) else f" [{number(name, low, largest)}, {number(name, high, largest)}]"
     return text if math.isnan(error) else f"{text} ± {number(name, error, largest)}"

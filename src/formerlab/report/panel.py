@@ -212,8 +212,8 @@ def _draw_bar(figure: Figure, image: Any, words: str) -> None:
     """Draw the bar of the colours of a heat map above all panels."""
     height = figure.get_figheight()
     beside = figure.add_axes((0.6, 1 - 0.17 / height, 0.37, 0.1 / height))
-    marks = image.norm.inverse(np.linspace(0, 1, 5))
-    figure.colorbar(image, beside, orientation="horizontal", ticks=marks, format="%.2g")
+    marks = [float(f"{value:.0e}") for value in image.norm.inverse(np.linspace(0, 1, 5))]
+    figure.colorbar(image, beside, orientation="horizontal", ticks=marks, format="%g")
     beside.set_ylabel(words, rotation=0, ha="right", va="center")
 
 

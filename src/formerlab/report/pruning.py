@@ -146,10 +146,10 @@ def _labels(table: DataFrame) -> list[str]:
 
 
 def at_budget(rows: DataFrame, budget: float = PUBLISHED_BUDGET) -> DataFrame:
-    """Return the rows of the whole cache, and of pruned ones those at this budget, or at the one nearest to it."""
+    """Return the rows of the whole cache, and of pruned ones those at this budget, or at the nearest that a run has."""
     pruned = rows["policy"] != "full"
-    nearest = min(rows.loc[pruned, "budget"].unique(), key=lambda one: abs(one - budget), default=None)
-    return rows[~pruned | (rows["budget"] == nearest)]
+    away = (rows["budget"] - budget).abs().where(pruned)
+    return rows[~pruned | (away == away.groupby(rows["run"]).transform("min"))]
 
 
 def main_configurations(table: DataFrame) -> DataFrame:
@@ -172,12 +172,12 @@ def interval_notes(table: DataFrame) -> list[str]:
     """Return notes on seeds, windows and what the bars mean, for the foot of a figure."""
     seeds, fewest, most = int(table["seeds"].max()), int(table["windows"].min()), int(table["windows"].max())
     windows = f"{most}" if fewest == most else f"{fewest} to {most}"
-    models = "of this one model only" if seeds == 1 else "and over seeds"
+    models = "of this one model only" if seeds == 1 else "and over seeds where there are several"
     bars = f"bars: 95 % interval of the paired difference to Full, over {windows} windows {models}"
     if table["increase_nats_low"].isna().all():
         bars = "no rows of Full, so no paired interval"
     dots = "; small dots: seeds" if "part" in table and (table["part"] == "seed").any() else ""
-    return [f"{n_seeds([seeds])}; {bars}{dots}."]
+    return [f"{n_seeds(table['seeds'])}; {bars}{dots}."]
 
 
 PANELS = {
@@ -223,9 +223,9 @@ def decoding(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
     return found.sort_values(["run", "sequences", "length"], kind="stable", ignore_index=True)
 
 
-def size_of(budget: float) -> str:
-    """Return the budget of a pruned cache in words."""
-    return f"{100 * budget:g} %" if budget < 1 else f"{budget:g} entries"
+def size_of(budget: float, of: str = "") -> str:
+    """Return the budget of a pruned cache in words; `of` stands behind a share."""
+    return f"{100 * budget:g} %{of}" if budget < 1 else f"{budget:g} entries"
 
 
 def measured(rows: DataFrame) -> DataFrame:

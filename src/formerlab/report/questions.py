@@ -86,7 +86,8 @@ def accuracies(rows: DataFrame, against: Sequence[str] = ("full",)) -> DataFrame
             of_seeds, size = means[task], sizes[task]
             low, high = mean_ends(of_seeds, replicates, size)
             table = configurations.assign(task=task, accuracy=of_seeds.mean(axis=1), low=low, high=high)
-            for name, base in ((AGAINST[policy], configurations["policy"].eq(policy)) for policy in against):
+            half = configurations["recent"].fillna(0.5).eq(0.5)  # H2O as the papers divide it
+            for name, base in ((AGAINST[policy], configurations["policy"].eq(policy) & half) for policy in against):
                 more, first = of_seeds - of_seeds[base.argmax()], [int(base.argmax())]
                 parts = more.mean(axis=1), *mean_ends(more, replicates - replicates[:, first], size)
                 for end, part in zip(("", "_low", "_high"), parts, strict=True):

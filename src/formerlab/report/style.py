@@ -60,7 +60,8 @@ HOLLOW: Look = {"markerfacecolor": "white"}
 
 
 def _look(colour: str, marker: str, line: str = "-") -> Look:
-    return {"color": colour, "marker": marker, "linestyle": line}
+    # dashes lie over a solid line of the same values, which shows between them
+    return {"color": colour, "marker": marker, "linestyle": line, "zorder": 2 if line == "-" else 2.1}
 
 
 _LOOKS = {
@@ -124,9 +125,9 @@ _LOOKS = {
     "depth": _look(PURPLE, "o"),
     "floor": _look(GREY, "o"),
     "self-attention": _look(BLACK, "o"),
-    "recurrent": _look(VERMILION, "o", "--"),
-    "convolution": _look(BLUE, "o"),
-    "restricted": _look(GREEN, "o"),
+    "recurrent": _look(VERMILION, "s", "--"),
+    "convolution": _look(BLUE, "^"),
+    "restricted": _look(GREEN, "D"),
     "main": _look(BLACK, "o"),
     "interaction": _look(VERMILION, "o"),
     "important": _look(PURPLE, ""),

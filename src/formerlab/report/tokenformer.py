@@ -67,14 +67,14 @@ The smallest ones of the shortest and of the longest budget are runs of their ow
 
 def from_scratch(losses: DataFrame) -> DataFrame:
     """Return a row per run of the envelope, by size and length; `lowest` marks those on the lower envelope."""
-    points = by_run(losses[losses["run"].str.startswith(FROM_SCRATCH)])
+    points = by_run(losses[losses["run"].str.startswith(FROM_SCRATCH)], first=["lent"])
     points["lowest"] = points.index.isin(on_envelope(points["flops_cumulative"], points["loss_nats"]))
     return points.sort_values(["parameters_non_embedding", "tokens"], ignore_index=True)
 
 
 def with_ancestors(losses: DataFrame, *sums: str) -> DataFrame:
     """Return a row per run: the run that it started from as `parent`, and `sums` that count its ancestors' too."""
-    points = by_run(losses).set_index("run", drop=False)
+    points = by_run(losses, first=["lent"]).set_index("run", drop=False)
     points["parent"] = [parent(losses, run) for run in points.index]
     for name in sums:
         points[f"{name}_cumulative"] = [points.loc[chain(losses, run), name].sum() for run in points.index]
@@ -115,7 +115,7 @@ def series_points(results: Results, runs: Sequence[str], *, chains: bool = True)
         names = [one.format(size=size) for size in (*SIZES, *LENGTHS) for one in pattern.split()]
         names = [run for run in names if run in points.index]
         if series.startswith(GROWN) and chains and names:
-            names = list(dict.fromkeys([points["parent"][names[0]] or names[0], *names]))
+            names = list(dict.fromkeys([*points.loc[names[:1], "parent"].dropna(), *names]))
         frames.append(points.loc[names].assign(series=series))
     own = points[~points["run"].str.startswith((*FAMILIES, *ELSEWHERE))].sort_values("parameters", kind="stable")
     known = {run for frame in frames for run in frame["run"]}

@@ -192,7 +192,10 @@ def fewer_colours(colours: Image.Image) -> Image.Image:
 
 
 def with_settings(rows: DataFrame, records: DataFrame, scale: str) -> DataFrame:
-    """Return rows with data set and model of each run, which titles name, where they do not say it themselves."""
+    """Return rows with data set and model of each run, which titles name, where they do not say it themselves.
+
+    Losses on the text of another data set (`lent`) name none: the runs of that one beside them do.
+    """
     if "run" not in rows:
         return rows
     columns = {"spec.model.layers": "_blocks", "spec.model.width": "_wide", "spec.released": "_released"}
@@ -202,7 +205,8 @@ def with_settings(rows: DataFrame, records: DataFrame, scale: str) -> DataFrame:
     names = [data_set(str(name), model, scale) for name, model in zip(known["data.name"], released, strict=True)]
     known = known.assign(_data_set=names, _released=released.map(lambda name: RELEASED.get(name, name)))
     new = [name for name in ("_data_set", *columns.values()) if name not in rows]
-    return rows.assign(**{name: rows["run"].map(known[name]) for name in new})
+    found = rows.assign(**{name: rows["run"].map(known[name]) for name in new})
+    return found.assign(_data_set=found["_data_set"].mask(found["lent"].eq(True))) if "lent" in found else found
 
 
 def _texts(drawing: Drawing, results: Results, table: DataFrame) -> tuple[str, str]:

@@ -239,7 +239,9 @@ def read_rows(path: Path, stated: str | None = None) -> DataFrame:
     columns = TABLES[path.name].columns if path.name in TABLES else COLUMNS
     texts = {name: "str" for name, kind in columns.items() if kind == "text"}
     try:
-        frame: DataFrame = pd.read_csv(io.BytesIO(content), dtype=texts)
+        header = pd.read_csv(io.BytesIO(content), nrows=0).columns
+        unknown = {name: [""] if name in texts else ["", "nan"] for name in header}  # a token may be None, NA or null
+        frame: DataFrame = pd.read_csv(io.BytesIO(content), dtype=texts, na_values=unknown, keep_default_na=False)
     except ValueError as error:
         raise UserError(f"{path}: cannot be read ({reason(error)}); {AGAIN}") from None
     if missing := [column for column in required_columns(path.name) if column not in frame]:

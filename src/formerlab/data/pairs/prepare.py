@@ -66,7 +66,11 @@ class ParallelData(DataSpec):
 
     def write(self, out: Path) -> dict[str, Any]:
         """Write streams and tokenizer."""
-        (out / MANIFEST).unlink(missing_ok=True)
+        for split in SPLITS:
+            next(self.source.pairs(split, self.shares), None)
+        if isinstance(self.tokenizer, TokenizerFile):
+            self.tokenizer.load()
+        (out / MANIFEST).unlink(missing_ok=True)  # not before it is clear that source and tokenizer are there
         tokenizer = write_tokenizer(self.tokenizer, out / "tokenizer.json", self._sample)
         written = {split: self._write_split(split, out, tokenizer) for split in reversed(SPLITS)}  # small ones first
         splits = {split: written[split] for split in SPLITS}

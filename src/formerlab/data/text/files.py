@@ -1,6 +1,5 @@
 """Where text comes from: files (plain, JSON lines or Parquet, in folders, by globs, compressed or not), or the hub."""
 
-import codecs
 import os
 from collections.abc import Iterator
 from functools import partial
@@ -49,8 +48,8 @@ class Files(TextSource):
     @classmethod
     def _known_encoding(cls, value: str) -> str:
         try:
-            codecs.lookup(value)
-        except LookupError:
+            "".encode(value)
+        except (LookupError, UnicodeError):
             raise ValueError(f"'{value}' is no encoding Python knows; for example utf-8, latin-1, cp1252") from None
         return value
 

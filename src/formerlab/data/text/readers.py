@@ -112,7 +112,7 @@ def opened(path: Path, encoding: str = "utf-8", newline: str | None = None) -> I
                 raise UserError(f"{path}: not {error.encoding}{at} ({error.reason}); {remedy}") from None
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
+    except (OSError, EOFError, lzma.LZMAError, zlib.error, UnicodeError) as error:  # UTF-16 without its first mark
         raise UserError(f"{path}: cannot be read ({reason(error)})") from None
 
 

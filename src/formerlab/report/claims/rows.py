@@ -154,10 +154,17 @@ class Rows:
         return weighted_means(rows, ["seed", "step"]).reset_index().sort_values(["seed", "step"])
 
     def _validation(self, run: str, at: str) -> Series:
-        """Return the validation loss by seed at the first or last step, or its mean over the steps."""
-        found = {}
+        """Return the validation loss by seed at the first or last step, or its mean over the steps.
+
+        A run that diverged has at its last step the loss of a uniform guess, as on the test split.
+        """
+        found, records = {}, self.records(run).set_index("seed")
+        gone = records.index[records["status"] == "diverged"]
+        guess = weighted_means(self.rows("test.csv", run), ["seed"]) if len(gone) else Series(dtype=float)
         for seed, group in self.curve(run).groupby("seed"):
             steps, losses = group["step"].to_numpy(float), group["loss_nats"].to_numpy(float)
+            if seed in gone:
+                steps, losses = np.append(steps, records["spec.steps"][seed]), np.append(losses, guess[seed])
             if at == "first_step" and steps[0] > 0:
                 raise MissingRowsError(f"run {run} was not evaluated before its first step")
             area = at == "area_under_curve" and len(steps) > 1
@@ -249,7 +256,8 @@ class Rows:
         if missing := sorted({*suites} - {*rows["task"]}):
             raise MissingRowsError(f"run {run} has no {self.arms.metric} of {', '.join(missing)}")
         rows = rows[rows["task"].isin(suites)] if suites else rows
-        guess = (1 / rows["choices"]).fillna(0.0) if arm.chance or above_chance else 0.0  # 0: a free answer
+        choices = rows.get("choices", Series(np.nan, rows.index))  # a file of free answers alone lacks the column
+        guess = (1 / choices).fillna(0.0) if arm.chance or above_chance else 0.0  # 0: a free answer
         return grouped(rows.assign(value=guess if arm.chance else rows["value"] - guess), "example", run)
 
     def paired(self, left: Arm, right: Arm, metric: str) -> Paired:

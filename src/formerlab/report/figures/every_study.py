@@ -96,15 +96,15 @@ def _notes(rows: DataFrame) -> list[str]:
 
 @plot(studies="transformer tokenformer denseformer vision", reads="eval.csv", varied="optimizer.lr", draw=sheet(
     Panel("lr", "loss_nats", by="family", each="panel", log="x", ring="chosen", style="variant",
-          xlabel="peak learning rate", ylabel="validation loss at the end (nats)", ticks="{:.2g}".format),
+          xlabel="peak learning rate", ylabel="validation loss at the end (nats)", ticks="{:.3g}".format),
     notes=_notes, height=1.7
 ))  # fmt: skip
 def rates(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     """Search for the rates of the study: validation loss at the end of training, in nats per token, target token or
     image, against the peak learning rate, for every model whose rate was searched: runs that differ in nothing else.
     Each depth, and what starts from a parent, has a panel; the best rate is ringed. To see: each ringed rate has a
-    higher and a lower one beside it in the grid; where it has not, the caption says so at its end, and no comparison at
-    that rate is fair.
+    higher and a lower one beside it in the grid; where it has not, the caption says so at its end, and a comparison at
+    that rate may be unfair.
     """
     records = {record["id"]: record for record in results.records()}
     losses = at_end(validation_losses(results, study, runs))

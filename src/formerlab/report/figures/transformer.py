@@ -56,10 +56,10 @@ def _draw_map(panel: Axes, rows: DataFrame) -> AxesImage:
 @plot(reads="attention.csv", runs="base", draw=draw_attention)
 def transformer_attention(results: Results, runs: list[str]) -> DataFrame:
     """Attention probabilities of the base model on one test sentence, after Figures 3 to 5 of arXiv:1706.03762. Large:
-    of the heads from decoder to encoder in the last layer the one that chooses most sharply; a row is the piece that is
-    written, a column a piece looked at. Small: heads of the same layer, in the encoder, in the decoder and from decoder
-    to encoder (cross). To see: a trace of which source piece each target piece is written from, across the different
-    word orders of the two languages.
+    of the first four heads from decoder to encoder in the last layer the one that chooses most sharply; a row is the
+    piece that is written, a column a piece looked at. Small: these heads, in the encoder, in the decoder and from
+    decoder to encoder (cross). To see: a trace of which source piece each target piece is written from, across the
+    different word orders of the two languages.
     """
     rows = results.rows("attention.csv", STUDY, runs)
     first = rows.iloc[0]

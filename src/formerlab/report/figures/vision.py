@@ -81,9 +81,11 @@ def vision_growth(results: Results, runs: list[str]) -> DataFrame:
     if _PARENT not in set(measured["run"]):
         return DataFrame()
     rows = []
-    for run in [run for run in GROWTH if run in set(measured["run"])]:
+    for run in GROWTH:
         points, parents = (held_out(measured, one, "top1_percent") for one in (run, _PARENT))
-        mean = paired(measured, run, _PARENT, tables.COMPARED, "top1_percent", results) | {"compared_with": _PARENT}
+        if not (mean := paired(measured, run, _PARENT, tables.COMPARED, "top1_percent", results)):
+            continue  # not finished, or no seed in common
+        mean |= {"compared_with": _PARENT}
         cost = held_out(measured, run, "flops_cumulative").mean()
         shared = {"source": "ours", "run": run, "model": GROWTH[run], "parent": _PARENT}
         shared |= {"_below": -mean[tables.COMPARED], "_look": GROWTH[run].split("\n")[0]}

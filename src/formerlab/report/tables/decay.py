@@ -226,6 +226,8 @@ def decay_decode_table(results: Results, runs: list[str]) -> DataFrame:
     ratio on one machine says little about another, and one on a CPU nothing about a GPU.
     """
     rows = pruning.decoding(results, STUDY, runs)
+    if rows.empty:
+        return rows
     rows = rows[rows["length"] == rows.groupby(["run", "sequences"])["length"].transform("max")]
     rows = rows.rename(columns=lambda name: name.replace("tokens_per_s", "decoded_tokens_per_s"))
     return rows.assign(cache_megabytes=rows["cache_bytes"] / 1e6, metadata_megabytes=rows["metadata_bytes"] / 1e6)

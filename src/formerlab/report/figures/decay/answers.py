@@ -9,7 +9,7 @@ from pandas import DataFrame
 from formerlab.report.drawings import plot, shown_columns
 from formerlab.report.figures.decay.loss import level_with_h2o, mark_alpha
 from formerlab.report.panel import Panel, sheet
-from formerlab.report.pruning import NAMES, PUBLISHED_ALPHA, at_budget, model_of, one_model
+from formerlab.report.pruning import NAMES, PUBLISHED_ALPHA, at_budget, model_of, one_model, size_of
 from formerlab.report.published import DECAY, published
 from formerlab.report.questions import MEAN, SUITES, accuracies, answers, chance, title
 from formerlab.report.runs import n_seeds
@@ -53,7 +53,7 @@ def _title(run: str, rows: DataFrame) -> str:
     """Return the title of the panel of a run: the model, and the budget that it came to where rows know it."""
     held = sorted(set((100 * rows["realised_budget"].dropna()).map("{:.1f}".format)))
     realised = f", realised {' to '.join(held)} %" if held else ""
-    return f"{model_of(run)}, budget {100 * rows['budget'].iloc[0]:g} %{realised}"
+    return f"{model_of(run)}, budget {size_of(rows['budget'].iloc[0])}{realised}"
 
 
 @plot(reads="prune_questions.csv", runs="decoder* released-*", draw=sheet(
@@ -94,7 +94,7 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
     Panel("alpha", "_difference", by="_series", each="_title", zero=0.0, name="legend", empty="_level",
           xlabel="alpha", ylabel="minus Full's (points)", style="policy", finish=mark_alpha, alike="y"),
     notes=lambda rows: [
-        f"Budget {100 * rows['budget'].iloc[0]:g} % of the tokens; {n_seeds([rows['seeds'].max()])}."
+        f"Budget {size_of(rows['budget'].iloc[0], ' of the tokens')}; {n_seeds([rows['seeds'].max()])}."
     ],
     wanted=["H2O"], columns=3, height=1.4
 ))  # fmt: skip

@@ -69,7 +69,7 @@ def decay_passkey(results: Results, runs: list[str]) -> DataFrame:
     of the number; beside each policy how many numbers it found, every token as the most probable one, over all lengths
     and panels. A policy has to keep the number before it knows that it will be asked for. To see: which lines stay near
     that of the whole cache, which is the bound; and whether a number that stands in a window of recent tokens is found
-    for that. Points of one length stand side by side.
+    for that.
     """
     rows = one_model(results.rows("passkey.csv", STUDY, runs))
     cells = rows.groupby([*CONFIGURATION, "length", "depth"], sort=False, dropna=False)

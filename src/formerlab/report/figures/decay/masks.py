@@ -68,7 +68,7 @@ def _mark_even(axes: Axes, rows: DataFrame) -> None:
     ),
     Panel("value", "_series", by="_series", kind="forest", where={"source": "published"}, title="Distance to Ideal",
           log="x", xlabel="1 - cosine similarity"),
-    notes=lambda rows: [f"Budget {100 * rows['budget'].iloc[0]:g} % of the tokens, {rows['windows'].max():.0f} "
+    notes=lambda rows: [f"Budget {size_of(rows['budget'].iloc[0], ' of the tokens')}, {rows['windows'].max():.0f} "
                         "windows, unpruned attention."],
     height=1.5, order="alpha"
 ))  # fmt: skip

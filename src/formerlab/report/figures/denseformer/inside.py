@@ -91,7 +91,8 @@ def _frame(axes: Axes, rows: DataFrame) -> None:
 
 
 _draw_weights = sheet(
-    Panel("source_block", "destination", "weight", kind="heat", each="_title", bar="weight", finish=_frame,
+    Panel("source_block", "destination", "weight", kind="heat", each="_title", finish=_frame,
+          bar="weight (linear within 0.05, then logarithmic)",
           colours={"cmap": "RdBu_r", "norm": SymLogNorm(0.05, vmin=-1.0, vmax=1.0, base=10)},
           xlabel="source j (0: embedding)", ylabel="average after block i"),
     notes=lambda rows: [f"Mean over {n_seeds(rows['seeds'])}; grey cells: no weight."],
@@ -161,7 +162,7 @@ def compared(results: Results, rows: DataFrame, runs: list[str]) -> DataFrame:
 
 @plot(reads="flow.csv", runs="depth.kind=identity depth.kind=dwa", draw=sheet(
     Panel("place", "value", kind="band", where={"measure": COSINE}, title="What each block passes on",
-          xlabel="block i", ylabel="cosine of Y_i with the embedding"),
+          ticks="{:.0f}".format, xlabel="block i", ylabel="cosine of Y_i with the embedding"),
     Panel("place", "value", kind="band", where={"measure": PRUNED}, title="Without the smallest mixing weights",
           xlabel="share of the mixing weights dropped", ylabel="added loss (nats per token)", name="none")
 ))  # fmt: skip

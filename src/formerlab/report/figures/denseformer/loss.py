@@ -18,6 +18,7 @@ from formerlab.report.runs import (
     differences,
     held_out_losses,
     labelled,
+    seed_notes,
     summary,
     with_seeds,
 )
@@ -140,14 +141,15 @@ _time = partial(_forest, "_slower", title="{setting}: time", xlabel="forward pas
     _time(where={"source": "ours"}),
     _sparse(where={"source": "published"}, title="48 blocks"),
     _time(where={"source": "published"}, title="48 blocks: time"),
-    order="dilation period"
+    notes=lambda rows: seed_notes(rows.drop(columns="interval")), order="dilation period"
 ))  # fmt: skip
 def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
     """What sparse averages over depth lose against the dense one (1 x 1) of the same depth, and what they save, by
     dilation k x period p, after Fig. 4, 11 and 12 of DenseFormer (arXiv:2402.02622). Left: held-out loss minus that of
-    1 x 1, paired by seed. Right: time of a full forward pass, where it was measured. A star marks p = 1 mod k, where
-    the next average reads the block after the last one. To see: which bars lie right of zero, where the sparse one is
-    worse, and whether the time that it saves is worth it. Below: Tables 1 and 4, as differences of ln perplexity.
+    1 x 1, paired by seed. Right: time of a full forward pass, where it was measured; bars there are quartiles of the
+    repetitions. A star marks p = 1 mod k, where the next average reads the block after the last one. To see: which
+    bars lie right of zero, where the sparse one is worse, and whether the time that it saves is worth it. Below:
+    Tables 1 and 4, as differences of ln perplexity.
     """
     ours = tables.gains(results, runs)
     ours["dilation"], ours["period"] = ours["spec.model.depth.dilation"], ours["spec.model.depth.period"]

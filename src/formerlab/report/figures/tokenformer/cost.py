@@ -164,7 +164,7 @@ def tokenformer_scaling(results: Results, runs: list[str]) -> DataFrame:
     losses = down_to_zero(results, runs)
     points, grown = from_scratch(losses), chains(losses)
     seeds = losses[losses["run"].isin({*points["run"], *grown["run"]})]
-    columns = ["run", "seed", "variant", "loss_nats", "flops_cumulative", "tokens", "parameters_non_embedding"]
+    columns = ["run", "seed", "variant", "loss_nats", "flops_cumulative", "tokens", "parameters_non_embedding", "lent"]
     parts = {"scratch": points, "chain": grown, "seed": seeds[columns]}
     frames = [frame.assign(source="ours", part=part) for part, frame in parts.items()]
     rows = pd.concat(frames, ignore_index=True)

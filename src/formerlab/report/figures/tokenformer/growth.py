@@ -78,6 +78,8 @@ def tokenformer_growth(results: Results, runs: list[str]) -> DataFrame:
         ended = summary(rows, "loss_nats", ["run"], started, _LOSS)
         parts.append(ended.assign(part=ended["part"].replace("mean", "end") + text))
     rows = pd.concat(parts, ignore_index=True)
+    if rows.empty:  # no seed in common with the parent
+        return DataFrame()
     first = losses.drop_duplicates("run").set_index("run")
     first["parent"] = first.index.map(started)
     equal = equal_to_grown(first)

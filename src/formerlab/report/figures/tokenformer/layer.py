@@ -133,7 +133,7 @@ _WIDTHS = (("124M", 768, 576), ("354M", 1416, 2140), ("757M", 2104, 4850))
     Panel("length", "_per_token", by="_series", log="xy", kind="band", xlabel="length of the text (tokens)",
           ylabel="forward FLOPs per token", title="Formula: {setting}",
           ticks=lambda value: f"{value / 1024:g}k" if value >= 1024 else f"{value:g}",
-          published={"title": "formula, sizes of Table 8", "ylabel": ""})
+          published={"title": "formula, sizes of Table 8"})
 ))  # fmt: skip
 def tokenformer_length(results: Results, runs: list[str]) -> DataFrame:
     """FLOPs of a forward pass against the length of the text, 2 N T + 4 L d T^2, after Fig. 5 of Tokenformer
