@@ -1,5 +1,6 @@
 """Real caches against whole-sequence attention: the same numbers token by token."""
 
+import copy
 import functools
 import itertools
 import math
@@ -190,11 +191,15 @@ def test_sequences_that_change_places_go_on_as_if_they_had_always_stood_there(ma
         moved(0, *(x[:, :, start:end] for x in (q, k, v)))
         placed(0, *(x[rows, :, start:end] for x in (q, k, v)))
     moved.reorder(rows)
+    copied = copy.deepcopy(placed)  # has buffers of its own, and so has its compiled step
     for now in range(10, 14):
         one = [x[rows, :, now : now + 1] for x in (q, k, v)]
-        assert torch.equal(moved(0, *one), placed(0, *one))
+        expected = placed(0, *one)
+        assert torch.equal(moved(0, *one), expected)
+        assert torch.equal(copied(0, *one), expected)
     if not isinstance(moved, KVCache):
         assert torch.equal(moved.kept(0), placed.kept(0))
+        assert torch.equal(copied.kept(0), placed.kept(0))
 
 
 def test_a_batch_does_not_change_its_size():

@@ -54,9 +54,11 @@ def test_spread_windows_are_full_distinct_and_reach_both_ends(stream):
 def test_the_mode_of_the_model_and_its_gradients_come_back(stream):
     model = Decoder(vocabulary=290, layers=1, width=8, heads=1, context=16, dropout=0.5).build()
     model.train()
+    model.blocks[0].eval()  # a part that is frozen
+    before = [module.training for module in model.modules()]
     first, second = (window_losses(model, stream, 16) for _ in range(2))
     assert first == second  # no dropout
-    assert model.training
+    assert [module.training for module in model.modules()] == before
     assert model(torch.zeros(1, 2, dtype=torch.int64)).requires_grad
 
 

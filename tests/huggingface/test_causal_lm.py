@@ -151,3 +151,14 @@ def test_attention_with_more_in_it_is_found_out(monkeypatch):
     monkeypatch.setattr(modeling_llama, "eager_attention_forward", louder)
     with pytest.raises(UserError, match=r"its attention is more than softmax\(q k\^T\) v"):
         CausalLM(model)
+
+
+@pytest.mark.parametrize("kind", ["llama", "cohere"])
+def test_in_half_precision_the_nearest_rotation_is_taken(kind):
+    """Neighbouring channels and halves are both close to large keys whose other pairs are small."""
+    model = build(kind).bfloat16()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            rows = layer.self_attn.k_proj.weight.unflatten(0, (2, 8))
+            rows[:, [6, 7] if kind == "cohere" else [3, 7]] *= 20  # the pair that turns least
+    assert CausalLM(model).position.interleaved == (kind == "cohere")

@@ -7,6 +7,7 @@ import pytest
 import torch
 from variation import counted_params, label, settings
 
+from formerlab.errors import UserError
 from formerlab.layers import (
     AttentionResiduals,
     ConnectToLast,
@@ -66,6 +67,13 @@ def stack(mixer, x, updates, calls=None):
 
 def inputs(layers=LAYERS, **options):
     return torch.randn(2, 3, WIDTH, **options), [torch.randn(2, 3, WIDTH, **options) for _ in range(2 * layers)]
+
+
+def test_what_needs_a_width_says_so():
+    for spec in (ManifoldHyperConnections(), DynamicHyperConnections(), AttentionResiduals(), DynamicDense()):
+        with pytest.raises(UserError, match="its size depends on the width; give width="):
+            spec.build(layers=3)
+    DepthWeightedAverage().build(layers=3)
 
 
 @every_mixer

@@ -188,3 +188,34 @@ def test_outputs_are_let_go_after_their_last_reader():
             sizes.append(sorted(history.kept))
     assert sizes[:4] == [[1], [1, 2], [2, 3], [3, 4]]
     assert sizes[-1] == []
+
+
+def test_blocks_count_from_1():
+    mixer = DepthWeightedAverage().build(layers=3)
+    x, history = mixer.begin(torch.zeros(1, 2, 4))
+    for index in (0, 4):
+        with pytest.raises(ValueError, match=f"block {index} of 3: blocks count from 1"):
+            mixer.mix(index, x, history)
+
+
+def test_a_trace_computes_the_average():
+    """A kernel called by its address is in no trace."""
+
+    class Stack(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+            self.mixer = DepthWeightedAverage().build(layers=3)
+
+        def forward(self, x):
+            x, history = self.mixer.begin(x)
+            for index, block in enumerate(self.blocks, start=1):
+                x = self.mixer.mix(index, block(x), history)
+            return x
+
+    torch.manual_seed(0)
+    model, (first, second) = Stack(), torch.randn(2, 1, 5, 4)
+    with torch.no_grad():
+        for weights in model.mixer.parameters():
+            weights.normal_()
+        torch.testing.assert_close(torch.jit.trace(model, first)(second), model(second))

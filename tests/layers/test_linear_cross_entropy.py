@@ -74,3 +74,9 @@ def test_compiled_logits_are_made_in_products_of_a_bounded_size(monkeypatch):
     found = torch.compile(module.linear_cross_entropy, backend=counting)(x, weight, targets)
     assert rows == [2, 2, 2, 1]
     torch.testing.assert_close(found, torch.nn.functional.cross_entropy(x @ weight.T, targets))
+
+
+def test_targets_of_another_length_are_refused(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the tests' own check of types comes first
+    with pytest.raises(ValueError, match="3 targets for 4 rows"):
+        linear_cross_entropy(torch.zeros(4, 2), torch.zeros(5, 2), torch.zeros(3, dtype=torch.long))

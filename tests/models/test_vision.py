@@ -150,3 +150,10 @@ def test_timm_sorts_the_parameters_by_depth():
             expected = (4 * scale.pop(one), 0.05) if one in mixing else (scale.pop(one), decay[one])
             assert (group["lr_factor"], group["weight_decay"]) == expected
     assert not scale
+
+
+def test_timms_train_py_may_state_that_nothing_is_dropped():
+    small(drop_rate=0.0)
+    for given in ({"drop_rate": 0.1}, {"global_pool": "max"}):
+        with pytest.raises(ValueError, match=f"{next(iter(given))}[:=]"):
+            small(**given)

@@ -45,22 +45,22 @@ class Step:
         batch, _, capacity, d_head = keys.shape
         self._units = batch * state.positions.shape[1]
         self._held = (
-            keys.view(self._units, -1, capacity, d_head).numpy(),
-            values.view(self._units, -1, d_head, capacity).numpy(),
-            state.positions.flatten(0, 1).numpy(),
-            state.scores.flatten(0, 1).numpy(),
-        )
+            keys.view(self._units, -1, capacity, d_head),
+            values.view(self._units, -1, d_head, capacity),
+            state.positions.flatten(0, 1),
+            state.scores.flatten(0, 1),
+        )  # as tensors, whose copies share memory with those of the cache, as numpy's would not
         self._rule, self._bounds = _rule(policy, d_head), np.array(policy.bounds(budgets))
-        self._none = np.empty((self._units, 0), self._held[3].dtype)
+        self._none = np.empty((self._units, 0), self._held[3].numpy().dtype)
         self._large = 2 * keys.numel() >= LARGE
 
     def __call__(self, q: Heads, k: KeyHeads, v: KeyHeads, now: int, initial: Scores | None) -> Heads:
         """Take in the token at position `now`; return its attention output."""
         out = torch.empty(q.shape, dtype=q.dtype)
         first = self._none if initial is None else initial.contiguous().flatten(0, 1).numpy()
-        tensors = (x.contiguous().numpy() for x in (q, k, v, out))
+        tensors, held = ([x.contiguous().numpy() for x in of] for of in ((q, k, v, out), self._held))
         parts = _threads(self._units if self._large else 1)
-        pruned_attention_cpu.one_token(parts, self._rule, self._bounds, *tensors, first, *self._held, now)
+        pruned_attention_cpu.one_token(parts, self._rule, self._bounds, *tensors, first, *held, now)
         return out
 
 

@@ -61,6 +61,10 @@ for _name in NAMES:
 
 def _build(cfg: VisionTransformer, *, num_classes: int, global_pool: str | None = None, **given: Any) -> Any:
     """Build the model with the arguments of timm and its user; initial values follow torch's global generator."""
+    if given.pop("drop_rate", None):  # timm's train.py always gives one, by default 0
+        raise ValueError("drop_rate: nothing is dropped in front of the head; use drop_path_rate")
+    if global_pool not in (None, *POOLS):
+        raise ValueError(f"global_pool={global_pool}: these models know {', '.join(filter(None, POOLS))} and ''")
     ours = {"in_chans": "channels", "drop_path_rate": "drop_path"}
     fields = {ours.get(key, key): value for key, value in given.items() if value is not None}
     size = fields.pop("img_size", cfg.image)

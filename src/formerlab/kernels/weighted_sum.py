@@ -58,8 +58,10 @@ def _kernel() -> ctypes._CFuncPtr | None:
 
 
 def _fits(tensors: Sequence[Tensor], dtype: torch.dtype) -> bool:
-    """Say whether the kernel can read these tensors: plain memory of one known type."""
-    return dtype in _TYPES and all(
+    """Say whether the kernel can read these tensors, plain memory of one known type, and no trace has to see it."""
+    tracing = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
+    known = dtype in _TYPES and not tracing
+    return known and all(
         type(tensor) is Tensor and tensor.device.type == "cpu" and tensor.dtype == dtype and tensor.is_contiguous()
         for tensor in tensors
     )

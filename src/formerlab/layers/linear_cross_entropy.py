@@ -28,6 +28,8 @@ def linear_cross_entropy(
     and sums are float32 at least; under autocast products are those of its type. Second derivatives are not available.
     torch.nn.functional.linear_cross_entropy works the same way, but sums in another order: its bits are not these.
     """
+    if len(targets) != len(x):
+        raise ValueError(f"{len(targets)} targets for {len(x)} rows: give one for each, the token after it")
     x, weight = operands(x, weight)
     if torch.compiler.is_compiling():  # the compiler fuses it itself
         rows = max(1, MOST_COMPILED // len(weight))

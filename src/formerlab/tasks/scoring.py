@@ -31,13 +31,14 @@ class Scores(NamedTuple):
 @contextmanager
 def evaluating(model: nn.Module, without: Callable[[], Any] = torch.inference_mode) -> Iterator[None]:
     """Switch off dropout and, by `without`, gradients; afterwards the model has its mode back."""
-    training = model.training
+    training = [module for module in model.modules() if module.training]
     model.eval()
     try:
         with without():
             yield
     finally:
-        model.train(training)
+        for module in training:
+            module.training = True
 
 
 def check_finite(values: Tensor) -> None:

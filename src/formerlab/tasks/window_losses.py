@@ -44,7 +44,7 @@ def window_losses(
     Window w reads tokens w T, ..., (w + 1) T - 1 and predicts tokens w T + 1, ..., (w + 1) T, each from the 1 to T
     tokens before it in the window, T being the context: windows of T + 1 tokens at a stride of T, so that every token
     but the first is predicted once. The last window may be shorter; it counts with its own number of tokens.
-    `windows` names the windows to take, in rising order (default: all). Log-softmax is float32, means are float64.
+    `windows` names the windows to take, in rising order (default: all). Log-softmax is float32 at least, means float64.
 
     Raises UserError for a stream of fewer than 2 tokens.
     """

@@ -121,9 +121,13 @@ def find_positions(model: nn.Module, first: list[KeyHeads], later: list[KeyHeads
         if hasattr(module, "inv_freq") and getattr(module, "rope_type", "default") in STATIC:
             if not isinstance(module(first[0], torch.zeros(1, 1, dtype=torch.long, device=first[0].device)), tuple):
                 continue  # complex angles, of a part of the channels (DeepSeek V2)
-            for rotation in (BorrowedRotation(module, interleaved) for interleaved in (False, True)):
-                if all(_close(rotation.rotate(key, distance), there) for key, there in zip(first, later, strict=True)):
-                    return rotation
+            keys = list(zip(first, later, strict=True))
+            nearest = min(  # in half precision both may be close
+                (BorrowedRotation(module, interleaved) for interleaved in (False, True)),
+                key=lambda one: sum((one.rotate(key, distance) - there).abs().sum().item() for key, there in keys),
+            )
+            if all(_close(nearest.rotate(key, distance), there) for key, there in keys):
+                return nearest
     rotates = any(name.endswith("inv_freq") for name, _ in model.named_buffers())
     return UnknownRotation() if rotates else FixedPositions()
 

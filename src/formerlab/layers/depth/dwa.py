@@ -67,7 +67,7 @@ class DepthWeightedAverageLayer(Mixer, of=Averages):
 
     def __init__(self, layers: int, width: int | None, spec: Averages) -> None:
         super().__init__()
-        table, self.start = spec.table(layers), spec.start
+        table, self.start, self.layers = spec.table(layers), spec.start, layers
         self.layout = Layout(table)
         self.alphas = nn.ParameterDict({str(i): nn.Parameter(torch.empty(len(js))) for i, js in table.items()})
         self.reset_parameters()
@@ -89,6 +89,8 @@ class DepthWeightedAverageLayer(Mixer, of=Averages):
         return x, [x]
 
     def mix(self, index: int, x: Stream, history: "FusedHistory | list[Stream]") -> Stream:
+        if not 1 <= index <= self.layers:
+            raise ValueError(f"block {index} of {self.layers}: blocks count from 1")
         if isinstance(history, FusedHistory):
             return history.mix(index, x)
         history.append(x)

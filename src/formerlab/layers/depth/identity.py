@@ -4,6 +4,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import nn
 
+from formerlab.errors import UserError
 from formerlab.layers.initial import Part
 from formerlab.layers.position import Stream as Stream
 
@@ -22,6 +23,8 @@ class DepthSpec(Part):
 
     def build(self, layers: int, width: int | None = None) -> "Mixer":
         """Return the module for `layers` blocks."""
+        if width is None and self.params(layers, 1) != self.params(layers, 2):
+            raise UserError(f"{type(self).__name__}: its size depends on the width; give width=...")
         mixer: Mixer = self.module(layers, width, self)
         return mixer
 
