@@ -81,7 +81,9 @@ class _Released(Spec):
             config = AutoConfig.from_pretrained(**arguments, trust_remote_code=False)
             with torch.device("meta"):
                 return sizes_of(AutoModelForCausalLM.from_config(config, trust_remote_code=False), self.context)
-        except (OSError, ValueError, KeyError, ImportError) as error:
+        except UserError:
+            raise
+        except Exception as error:  # a broken or unknown configuration may raise any error
             raise UserError(f"{shown_place(arguments)}: no causal model of transformers ({reason(error)})") from None
 
 
@@ -187,12 +189,14 @@ ReleasedModel = Annotated[Folder | Gguf | HubModel, Field(discriminator="kind")]
 def sizes_of(model: Any, context: int | None = None) -> Sizes:
     """Return the sizes of a model of transformers; `context` counts where its config gives no longest sequence."""
     config = model.config.get_text_config(decoder=True)
+    if (longest := getattr(config, "max_position_embeddings", None) or context) is None:
+        raise UserError("its configuration gives no longest sequence; state context")
     return Sizes(
         layers=config.num_hidden_layers,
         width=config.hidden_size,
         attention_width=_attention_width(config),
         vocabulary=config.vocab_size,
-        context=getattr(config, "max_position_embeddings", None) or context,
+        context=longest,
         parameters=model.num_parameters(),
         tied=bool(model.config.tie_word_embeddings),
     )

@@ -61,6 +61,23 @@ def test_attention_is_counted_by_the_channels_of_the_heads(kind, changes, width,
         assert model(foreign.tokens(1, 9)).past_key_values.bytes() == sizes.kv_bytes(9)
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("mpt", {}, "gives no longest sequence; state context"),
+        ("gpt2", {"n_head": 0}, "no causal model of transformers"),
+    ],
+)
+def test_a_configuration_without_sizes_is_one_line(kind, changes, message, tmp_path):
+    from transformers import AutoConfig
+
+    AutoConfig.for_model(kind, n_layer=1, n_layers=1, **changes).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=message):
+        Folder(path=str(tmp_path)).known_sizes()
+    if kind == "mpt":
+        assert Folder(path=str(tmp_path), context=64).known_sizes().context == 64
+
+
 @pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\n", None])
 def test_weights_that_are_cut_or_a_pointer_are_one_line(folder, tmp_path, content):
     copy = shutil.copytree(folder, tmp_path / "copy")
