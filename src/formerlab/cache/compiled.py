@@ -44,23 +44,31 @@ class Step:
     def __init__(self, policy: Eviction, keys: Tensor, values: Tensor, state: CacheState, budgets: list[int]) -> None:
         batch, _, capacity, d_head = keys.shape
         self._units = batch * state.positions.shape[1]
-        self._held = (
+        self._tensors = (
             keys.view(self._units, -1, capacity, d_head),
             values.view(self._units, -1, d_head, capacity),
             state.positions.flatten(0, 1),
             state.scores.flatten(0, 1),
-        )  # as tensors, whose copies share memory with those of the cache, as numpy's would not
+        )
+        self._held = tuple(tensor.numpy() for tensor in self._tensors)
         self._rule, self._bounds = _rule(policy, d_head), np.array(policy.bounds(budgets))
-        self._none = np.empty((self._units, 0), self._held[3].numpy().dtype)
+        self._none = np.empty((self._units, 0), self._held[3].dtype)
         self._large = 2 * keys.numel() >= LARGE
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy is made of: its tensors share memory with those of the copied cache, arrays would not."""
+        return {name: value for name, value in self.__dict__.items() if name != "_held"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _held=tuple(tensor.numpy() for tensor in state["_tensors"]))
 
     def __call__(self, q: Heads, k: KeyHeads, v: KeyHeads, now: int, initial: Scores | None) -> Heads:
         """Take in the token at position `now`; return its attention output."""
         out = torch.empty(q.shape, dtype=q.dtype)
         first = self._none if initial is None else initial.contiguous().flatten(0, 1).numpy()
-        tensors, held = ([x.contiguous().numpy() for x in of] for of in ((q, k, v, out), self._held))
+        tensors = (x.contiguous().numpy() for x in (q, k, v, out))
         parts = _threads(self._units if self._large else 1)
-        pruned_attention_cpu.one_token(parts, self._rule, self._bounds, *tensors, first, *held, now)
+        pruned_attention_cpu.one_token(parts, self._rule, self._bounds, *tensors, first, *self._held, now)
         return out
 
 
