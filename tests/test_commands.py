@@ -153,6 +153,24 @@ def test_the_ui_refuses_a_port_where_it_cannot_listen(project, capsys):
             assert refused(capsys, "ui", "--port", port).startswith(f"--port: {port} is taken or no port; choose")
 
 
+def test_the_ui_of_a_server_is_the_servers(project, capsys):
+    line = refused(capsys, "ui", "--set", "tracking_uri=http://127.0.0.1:9")
+    assert line.startswith("tracking_uri: http://127.0.0.1:9 has a page of its own; open that")
+
+
+def test_a_file_in_the_way_of_a_folder_is_one_line(project, capsys):
+    assert refused(capsys, "init", "config.yaml/mine").startswith("config.yaml/mine: Not a directory; name another")
+
+
+def test_the_demo_makes_its_own_plan(project, capsys):
+    assert refused(capsys, "demo", "--plan", "mine.json").startswith("--plan: Snakemake plans by itself")
+
+
+def test_data_that_no_run_reads_are_named(project, capsys):
+    project.lay_over(project.config, "data: {corpus: {kind: text, source: {kind: files, paths: [config.yaml]}}}")
+    assert "config.yaml: data.corpus: no run reads it; known are text" in said(capsys, "plan")
+
+
 def test_jobs_keep_the_plan_that_they_were_started_with(project, capsys, monkeypatch):
     monkeypatch.setenv(VARIABLE, str(ensure_plan(project.root, {})))
     project.lay_over(project.config, "seeds: [4]")

@@ -70,6 +70,12 @@ def test_without_a_gpu_a_job_does_not_wait_for_one(here, monkeypatch):
         pass
 
 
+def test_a_job_of_more_gpus_than_there_are_is_refused(here, monkeypatch):
+    monkeypatch.setenv(VISIBLE, "0")
+    with pytest.raises(UserError, match=r"gpus: 4, but only 1 can be used here \(0\); lower gpus"), own_gpus("cuda", 4):
+        pass
+
+
 def test_a_job_of_two_gets_both_or_none(start):
     one = start()
     free = {"0", "3"} - {one.stdout.readline().strip()}

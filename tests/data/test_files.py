@@ -63,6 +63,7 @@ def test_named_splits_come_first_and_decide(tmp_path):
         ({"paths": ("a",), "train": ("b",)}, "either paths, or train"),
         ({"valid": ("b",)}, "either paths, or train"),
         ({"paths": ("a",), "encoding": "utf-9"}, "'utf-9' is no encoding"),
+        ({"paths": ("a",), "encoding": "base64"}, "'base64' is no encoding"),
     ],
 )
 def test_contradictions_are_refused(settings, message):

@@ -113,6 +113,12 @@ def test_broken_files_are_named(tmp_path, kind):
     assert "\n" not in str(caught.value)
 
 
+def test_utf_16_without_its_first_mark_is_named(tmp_path):
+    (tmp_path / "a.txt").write_bytes("text".encode("utf-16-le"))
+    with pytest.raises(UserError, match=r"a\.txt: cannot be read .*BOM"):
+        list(read_text(tmp_path / "a.txt", "utf-16", "file"))
+
+
 def test_unknown_ending_asks_for_the_format():
     with pytest.raises(UserError, match=r"table\.csv: the ending '\.csv' tells no format; set source\.format"):
         format_of(Path("table.csv"))

@@ -1,5 +1,6 @@
 """The factorial contrasts find planted effects and nothing else; the combined study compares like with like."""
 
+import pandas as pd
 import pytest
 from fixtures.checkout import ROOT
 from fixtures.combined import make_combined
@@ -29,6 +30,17 @@ def test_contrasts_are_the_planted_effects(tmp_path):
         assert row["effect_nats_low"] < row["effect_nats"] < row["effect_nats_high"]
         if name in PLANTED:
             assert abs(row["effect_nats"]) > row["effect_nats_high"] - row["effect_nats"], name
+
+
+def test_other_budgets_and_shares_of_a_sweep_do_not_count(tmp_path):
+    make_combined(tmp_path / "live/smoke")
+    before = cells(Results(tmp_path / "live/smoke"))
+    for path in (tmp_path / "live/smoke").glob("combined/*/*/prune.csv"):
+        rows = pd.read_csv(path)
+        pruned = rows[rows["policy"] != "full"].assign(loss_nats=9.0)
+        half, quarter = pruned.assign(budget=0.2), pruned.assign(recent=0.25)
+        pd.concat([rows, half, quarter]).to_csv(path, index=False, lineterminator="\n")
+    pd.testing.assert_frame_equal(cells(Results(tmp_path / "live/smoke")), before)
 
 
 def test_a_seed_without_all_cells_does_not_count(tmp_path):

@@ -9,9 +9,9 @@ from formerlab.report.figures.decay.answers import published_accuracies
 from formerlab.report.figures.decay.long import decay_passkey
 from formerlab.report.figures.decay.loss import decay_alpha, decay_budget, level_with_h2o
 from formerlab.report.names import data_set
-from formerlab.report.pruning import at_budget, decoding, minus_h2o
-from formerlab.report.questions import MEAN, SUITES, accuracies
-from formerlab.report.tables.decay import decay_precision_table, decay_suites_table
+from formerlab.report.pruning import at_budget, decoding, minus_h2o, size_of
+from formerlab.report.questions import AGAINST, MEAN, SUITES, accuracies
+from formerlab.report.tables.decay import decay_decode_table, decay_precision_table, decay_suites_table
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 
@@ -59,6 +59,12 @@ def test_the_mean_weighs_suites_alike_however_many_questions_they_have():
     assert f"{MEAN} (local)" not in set(without["task"])
 
 
+def test_decay_is_minus_h2o_as_the_papers_divide_it():
+    shares = [answered("piqa", "h2o", right).assign(recent=recent) for right, recent in ((10, 0.25), (30, 0.5))]
+    table = accuracies(pd.concat([*shares, answered("piqa", "decay", 30, alpha=0.2)]), against=("h2o",))
+    assert table.set_index("policy").loc["decay", AGAINST["h2o"]] == 0
+
+
 def test_questions_that_an_arm_lacks_do_not_count():
     rows = pd.concat([answered("piqa", "full", 30, budget=1.0), answered("piqa", "h2o", 5, examples=10)])
     table = accuracies(rows).set_index("policy")
@@ -88,6 +94,7 @@ def test_decoding_is_compared_within_a_repetition(tmp_path):
     assert table["cache_share"].tolist() == [1.0, 0.25]
     assert table["metadata_bytes"].tolist() == [0, 30]
     assert decoding(Results(tmp_path), "decay", ("other",)).empty
+    assert decay_decode_table.rows(Results(tmp_path), ("other",)).empty, "timing runs first"
 
 
 def test_precisions_are_compared_on_the_same_questions(tmp_path):
@@ -132,6 +139,7 @@ def test_each_run_shows_the_nearest_budget_that_it_has():
     cells = [("a", "full", 1.0), ("a", "h2o", 0.2), ("a", "h2o", 0.4), ("b", "full", 1.0), ("b", "h2o", 0.2)]
     rows = pd.DataFrame(cells, columns=["run", "policy", "budget"])
     assert at_budget(rows).index.tolist() == [0, 2, 3, 4]
+    assert [size_of(budget, " of the tokens") for budget in (0.4, 64)] == ["40 % of the tokens", "64 entries"]
 
 
 def test_numbers_are_counted_by_length_and_place(tmp_path):

@@ -126,6 +126,7 @@ def test_what_is_edited_while_it_is_planned_is_planned_anew(project, monkeypatch
         ({"overlay": "other.yaml"}, "other.yaml"),
         ({"data": {"text": {"source": {"paths": ["text *.txt"]}}}}, "text [1].txt"),
         ({"set": {"scale.data.text.source.train": "text [1].txt"}}, "text [1].txt"),
+        ({"data": {"text": {"source": {"kind": "hub", "name": "folder [1]"}}}}, "folder [1]/train.jsonl"),
         ({"data": {"text": {"source": {"kind": "hub", "files": {"mine": ["text [1].txt"]}}}}}, "text [1].txt"),
     ],
 )

@@ -109,6 +109,8 @@ MISTAKES = [
         "runs.child.optimizer.kind: 'muon' cannot go on with the moments of init='parent', which has 'adamw'; make",
     ),
     (SCALE, "data: {more: {tokenizer: {kind: of, data: txt, vocabulary: 300}}}", "data.more.tokenizer.data: no data"),
+    (CONFIG, "data: {text: {tokenizer: {kind: of, data: txt, vocabulary: 300}}}", "data.text.tokenizer.data: no data"),
+    (CONFIG, "hardware: {mine: {memory_gb: 80}}", "hardware.mine.float32_tflops: missing key; add it"),
     (SCALE, "data: {more: {tokenizer: {kind: of, data: text, vocabulary: 299}}}", "data.more.tokenizer.vocabulary"),
     (
         SCALE,
