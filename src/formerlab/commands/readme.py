@@ -65,7 +65,7 @@ def papers_block(root: Path) -> str:
     rows = []
     for drawing in catalogue().values():
         for item, paper in _AFTER.findall(" ".join(drawing.caption.split()))[:1]:
-            smallest = next(scale for scale, found in runs.items() if drawing.chosen(found))
+            smallest = next((scale for scale, found in runs.items() if drawing.chosen(found)), "")
             paths = [place(root, drawing, scale, KEPT[drawing.kind][0]) for scale in ("overnight", "pretrained")]
             links = [f"[{one.parent.name}](../{one.relative_to(root).as_posix()})" for one in paths if one.exists()]
             rows.append((PAPERS.get(paper, paper), item, f"`{drawing.name}`", ", ".join(links), smallest))

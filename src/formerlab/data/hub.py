@@ -34,12 +34,15 @@ class HubSource(DataSource):
     """The licence of the content, for the manifest."""
 
     def contents(self, cache: Path | None = None) -> list[Any]:
-        """Return name and revision, and of a folder the names and hashes of its files; the hub is not asked."""
-        stated = [self.name, self.subset, self.revision]
+        """Return name and revision, and what tells of local files; the hub is not asked."""
+        return [self.name, self.subset, self.revision, *self.stamps(cache)]
+
+    def stamps(self, cache: Path | None) -> list[Any]:
+        """Return the names and hashes of the files of a folder; nothing for a data set of the hub."""
         if not Path(self.name).is_dir():
-            return stated
+            return []
         known = file_hashes([Path(path) for path, _ in files_below(self.name)], cache)
-        return [*stated, [[path.relative_to(self.name).as_posix(), digest] for path, digest in known.items()]]
+        return [[[path.relative_to(self.name).as_posix(), digest] for path, digest in known.items()]]
 
     def rows(self, split: str, **options: Any) -> Any:
         """Return a split of theirs as `datasets` does, with its `options`. Raises UserError in one line."""

@@ -1,5 +1,8 @@
 """What autocast does to the operands of our own matrix products."""
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,6 +13,11 @@ def autocasts(tensor: Tensor) -> bool:
     """
     device = tensor.device.type
     return device != "meta" and torch.is_autocast_enabled(device)
+
+
+def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
+    """Return a context in which products of a tensor are of its own type."""
+    return torch.autocast(tensor.device.type, enabled=False) if autocasts(tensor) else nullcontext()
 
 
 def operands(*tensors: Tensor) -> tuple[Tensor, ...]:

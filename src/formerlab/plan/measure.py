@@ -71,11 +71,11 @@ def measure_jobs(
         questions = int(getattr(sources.scale.data[run.data], "questions", 0) or 0)
         try:
             settings: Measurement = one.settings(run.name).of(run, questions=bool(questions or sources.scale.suites))
-            names = settings.asked(list(sources.scale.suites)) if settings else []
+            if settings is None:
+                continue
+            names = settings.asked(list(sources.scale.suites))
         except UserError as error:
             raise UserError(f"{one.tree.files_of()}: {one.subject}.{error}") from None
-        if settings is None:
-            continue
         of_run = {name: sources.scale.suites[name] for name in names}
         states = {name: suites[name]["state"] for name in of_run}
         record = results / run.id / stage.record

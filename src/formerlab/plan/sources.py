@@ -6,7 +6,6 @@ A data set that takes the tokenizer of another, or of a released model, is given
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from pydantic import create_model
@@ -125,20 +124,18 @@ def with_vocabularies(data: DataSets, tree: Tree, released: Mapping[str, Release
     uses the tokenizer of a released model has that model's files and vocabulary. Raises UserError where the owner of
     the tokenizer does not exist, has another vocabulary, or uses that of the data set itself.
     """
-    files = {name: tree.file_of("data", name, "tokenizer") for name in data}
-    chains = {name: chain(name, data, files) for name in data}
+    chains = {name: chain(name, data, tree) for name in data}
     filled: dict[str, DataSpec] = {}
     for name in sorted(data, key=lambda name: len(chains[name])):
-        spec, key, more = data[name], f"{files[name]}: data.{name}.tokenizer", dict[str, object]()
+        spec, more = data[name], dict[str, object]()
+        key = f"{tree.file_of('data', name, 'tokenizer')}: data.{name}.tokenizer"
         tokenizer = getattr(spec, "tokenizer", None)
         if isinstance(tokenizer, ReleasedTokenizer):
             if (owner := tokenizer.model) not in released:
                 near = near_misses(owner, list(released))
                 raise UserError(f"{key}.model: no released model {owner!r} at this scale{near}")
-            more = {
-                "vocabulary": sizes_of(owner, released[owner], tree.file_of("released", owner)).vocabulary,
-                "source": released[owner],
-            }
+            sizes = sizes_of(owner, released[owner], tree.file_of("released", owner))
+            more = {"vocabulary": sizes.vocabulary, "source": released[owner]}
         elif isinstance(tokenizer, TokenizerOf):
             more = {"vocabulary": getattr(filled[tokenizer.data], "vocabulary", None)}
         if tokenizer is not None and more:
@@ -158,11 +155,12 @@ def sizes_of(model: str, source: ReleasedModel, file: str) -> Sizes:
         raise UserError(f"{file}: released.{model}: {error}; or state its sizes") from None
 
 
-def chain(name: str, data: DataSets, files: Mapping[str, str] = MappingProxyType({})) -> list[str]:
+def chain(name: str, data: DataSets, tree: Tree | None = None) -> list[str]:
     """Return the data set, the one whose tokenizer it takes, and so on. Raises UserError where that leads nowhere."""
     found = [name]
     while isinstance(tokenizer := getattr(data[found[-1]], "tokenizer", None), TokenizerOf):
-        key, lender = f"{files.get(found[-1], '')}: data.{found[-1]}.tokenizer.data", tokenizer.data
+        file = tree.file_of("data", found[-1], "tokenizer") if tree else ""
+        key, lender = f"{file}: data.{found[-1]}.tokenizer.data", tokenizer.data
         texts = [other for other, spec in data.items() if isinstance(spec, TextData)]
         if lender not in texts:
             raise UserError(f"{key}: no data set {lender!r} of text at this scale{near_misses(lender, texts)}")

@@ -145,6 +145,12 @@ def _labels(table: DataFrame) -> list[str]:
     return names
 
 
+def as_published(rows: DataFrame) -> "pd.Series[bool]":
+    """Say which rows are of H2O and Decay as published: half of the budget recent; alpha 0.2 and nothing recent."""
+    policy, recent = rows["policy"], rows["recent"]
+    return policy.eq("h2o") & recent.eq(0.5) | policy.eq("decay") & recent.eq(0) & rows["alpha"].eq(PUBLISHED_ALPHA)
+
+
 def at_budget(rows: DataFrame, budget: float = PUBLISHED_BUDGET) -> DataFrame:
     """Return the rows of the whole cache, and of pruned ones those at this budget, or at the nearest that a run has."""
     pruned = rows["policy"] != "full"

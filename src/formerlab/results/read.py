@@ -238,9 +238,8 @@ def read_rows(path: Path, stated: str | None = None) -> DataFrame:
         raise UserError(f"{path}: changed since its stage wrote it; {AGAIN}")
     columns = TABLES[path.name].columns if path.name in TABLES else COLUMNS
     texts = {name: "str" for name, kind in columns.items() if kind == "text"}
+    unknown = {name: [""] if name in texts else ["", "nan"] for name in columns}  # a token may be None, NA or null
     try:
-        header = pd.read_csv(io.BytesIO(content), nrows=0).columns
-        unknown = {name: [""] if name in texts else ["", "nan"] for name in header}  # a token may be None, NA or null
         frame: DataFrame = pd.read_csv(io.BytesIO(content), dtype=texts, na_values=unknown, keep_default_na=False)
     except ValueError as error:
         raise UserError(f"{path}: cannot be read ({reason(error)}); {AGAIN}") from None

@@ -141,10 +141,11 @@ class ImageHub(HubSource):
     streaming: bool = False
     """Whether to read over the network without a copy on disk."""
 
-    def contents(self, cache: Path | None = None) -> list[Any]:
-        """Return name and revision, and the names and sizes of files; the hub is not asked."""
-        stamps = [(path.name, path.stat().st_size) for group in self._files().values() for path in group]
-        return [*super().contents(), stamps]
+    def stamps(self, cache: Path | None) -> list[Any]:
+        """Return the names and sizes of local files, whose contents are not read, as in a folder of images."""
+        below = files_below(self.name) if Path(self.name).is_dir() else ()
+        sizes = [(Path(path).name, status.st_size) for path, status in below]
+        return [sizes + [(path.name, path.stat().st_size) for group in self._files().values() for path in group]]
 
     def open(self) -> Gallery:
         """Open the data set. Raises UserError where it, a split or a column is missing."""

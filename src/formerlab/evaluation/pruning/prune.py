@@ -124,10 +124,11 @@ class PruneSweep(Measurement):
         return tokens
 
     def asked(self, suites: Sequence[str]) -> list[str]:
-        fitting = {pattern: {name for name in suites if fnmatchcase(name, pattern)} for pattern in self.suites}
-        if unmet := [pattern for pattern, names in fitting.items() if not names and pattern != "*"]:
-            raise UserError(f"suites: no suite fits {unmet[0]!r}{near_misses(unmet[0], list(suites))}")
-        return [name for name in suites if self.questions and any(name in names for names in fitting.values())]
+        for pattern in self.suites:
+            if pattern != "*" and not any(fnmatchcase(name, pattern) for name in suites):
+                raise UserError(f"suites: no suite fits {pattern!r}{near_misses(pattern, list(suites))}")
+        wanted = self.suites if self.questions else ()
+        return [name for name in suites if any(fnmatchcase(name, pattern) for pattern in wanted)]
 
 
 def measure(run: Measured, settings: PruneSweep) -> None:

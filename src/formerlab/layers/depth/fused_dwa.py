@@ -12,7 +12,6 @@ very end, when all gradients of the weights are complete. Each node saves its ow
 """
 
 import functools
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import Function, once_differentiable
 
 from formerlab.kernels.weighted_sum import Weight, weighted_sum, weighted_sum_and_products
-from formerlab.layers.autocast import autocasts
+from formerlab.layers.autocast import without_autocast
 from formerlab.layers.depth.identity import Stream
 
 Signal = Float[Tensor, ""]
@@ -86,7 +85,7 @@ class FusedHistory:
 def _in_one_product(streams: list[Stream], weights: Flat) -> Stream:
     """Return the weighted sum with two launches, however many streams there are; summed in float32 at least."""
     wide = torch.promote_types(streams[0].dtype, torch.float32)
-    with torch.autocast(weights.device.type, enabled=False) if autocasts(weights) else nullcontext():
+    with without_autocast(weights):
         total = torch.mv(torch.stack(streams).flatten(1).to(wide).T, weights.to(wide))
     return total.to(streams[0].dtype).view_as(streams[0])
 

@@ -1,6 +1,5 @@
 """Several residual streams that every sub-layer reads from, mixes and writes to."""
 
-from contextlib import nullcontext
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -8,7 +7,7 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor, nn
 
-from formerlab.layers.autocast import autocasts
+from formerlab.layers.autocast import without_autocast
 from formerlab.layers.depth.identity import DepthSpec, Mixer, Stream
 
 Streams = Float[Tensor, "batch time streams width"]
@@ -147,5 +146,5 @@ def product(
 ) -> Float[Tensor, "batch time *rows columns"]:
     """Return the matrix product, in float32 at least, also under autocast."""
     wide = torch.promote_types(right.dtype, torch.float32)
-    with torch.autocast(right.device.type, enabled=False) if autocasts(right) else nullcontext():
+    with without_autocast(right):
         return left.to(wide) @ right.to(wide)

@@ -17,7 +17,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.drawings import table
-from formerlab.report.pruning import PUBLISHED_ALPHA, at_budget
+from formerlab.report.pruning import as_published, at_budget
 from formerlab.report.runs import ends
 from formerlab.results.read import Results
 from formerlab.statistics import student, weighted_means
@@ -36,10 +36,8 @@ PRUNED = {"h2o": "H2O", "decay": "Decay"}
 
 def cells(results: Results, runs: Sequence[str] = ("*",)) -> DataFrame:
     """Return the losses of every seed that has all twelve, in nats per token: a column per run and policy."""
-    rows = at_budget(results.rows("prune.csv", STUDY, runs))
-    half, plain = rows["recent"].eq(0.5), rows["recent"].eq(0) & rows["alpha"].eq(PUBLISHED_ALPHA)
-    policy = rows["policy"]
-    rows = rows[policy.eq("full") | policy.eq("h2o") & half | policy.eq("decay") & plain]
+    rows = results.rows("prune.csv", STUDY, runs)
+    rows = at_budget(rows[as_published(rows) | rows["policy"].eq("full")])
     wanted = pd.MultiIndex.from_product([MODELS, ["full", *PRUNED]], names=["run", "policy"])
     losses = weighted_means(rows, ["seed", "run", "policy"]).unstack(["run", "policy"])
     return DataFrame(losses).reindex(columns=wanted).sort_index().dropna()

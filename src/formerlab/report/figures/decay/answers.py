@@ -9,7 +9,7 @@ from pandas import DataFrame
 from formerlab.report.drawings import plot, shown_columns
 from formerlab.report.figures.decay.loss import level_with_h2o, mark_alpha
 from formerlab.report.panel import Panel, sheet
-from formerlab.report.pruning import NAMES, PUBLISHED_ALPHA, at_budget, model_of, one_model, size_of
+from formerlab.report.pruning import NAMES, as_published, at_budget, model_of, one_model, size_of
 from formerlab.report.published import DECAY, published
 from formerlab.report.questions import MEAN, SUITES, accuracies, answers, chance, title
 from formerlab.report.runs import n_seeds
@@ -71,9 +71,7 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
     the alpha of LLaMA-2-7B-chat.
     """
     rows = answers(results, STUDY, runs)
-    policy, alpha, recent = rows["policy"], rows["alpha"], rows["recent"]
-    half, plain = policy.eq("h2o") & recent.eq(0.5), policy.eq("decay") & recent.eq(0) & alpha.eq(PUBLISHED_ALPHA)
-    table = accuracies(at_budget(rows[half | plain | policy.isin(["local", "full"])]))
+    table = accuracies(at_budget(rows[as_published(rows) | rows["policy"].isin(["local", "full"])]))
     table = table.assign(series=table["policy"].map(NAMES), chance=table["task"].map(chance(rows)))
     rows = pd.concat([table, published_accuracies()], ignore_index=True)
     order = {task: number for number, task in enumerate((*SUITES, *(f"{suite}_local" for suite in SUITES)))}
