@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -19,6 +19,7 @@ from formerlab.integrations.huggingface.causal_lm import CausalLM, attending, cu
 from formerlab.integrations.huggingface.modeling import FIELD, NAMES, FormerlabForCausalLM, count_padding, take_cache
 from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.layers.position import PositionEncoding
+from formerlab.tasks.scoring import evaluating
 
 
 class PolicyCache(Cache):  # type: ignore[misc]
@@ -181,27 +182,25 @@ def prune(model: Any, policy: Policy, budget: Budget, *, context: int | None = N
         )
     if hasattr(model.forward, "is_pruned"):
         raise UserError(f"this {type(model).__name__} is pruned already; leave that block first")
-    training = [module for module in model.modules() if module.training]
     inner = (getattr(model.config, key) for key in model.config.sub_configs)
     found = [config for config in (model.config, *inner) if config is not None]
     configs = [(config, config._attn_implementation_internal) for config in found]
     forward = model.__dict__.get("forward")
-    try:
-        if isinstance(model, FormerlabForCausalLM):
-            position = model.eval().decoder.position
-        else:
-            position = CausalLM(model, context).position
-        new = functools.partial(PolicyCache, policy, budget, position, context)
-        model.forward = _pruned(model, new)
-        yield
-    finally:
-        model.__dict__.pop("forward", None)
-        if forward is not None:
-            model.forward = forward
-        for config, implementation in configs:  # `set_attn_implementation` refuses some, such as MPT's None
-            config._attn_implementation_internal = implementation
-        for module in training:
-            module.training = True
+    with evaluating(model, nullcontext):
+        try:
+            if isinstance(model, FormerlabForCausalLM):
+                position = model.decoder.position
+            else:
+                position = CausalLM(model, context).position
+            new = functools.partial(PolicyCache, policy, budget, position, context)
+            model.forward = _pruned(model, new)
+            yield
+        finally:
+            model.__dict__.pop("forward", None)
+            if forward is not None:
+                model.forward = forward
+            for config, implementation in configs:  # `set_attn_implementation` refuses some, such as MPT's None
+                config._attn_implementation_internal = implementation
 
 
 def _pruned(model: Any, new: Callable[[], PolicyCache]) -> Callable[..., Any]:
