@@ -7,6 +7,7 @@ import pytest
 from corpora import document, folder_data
 
 from formerlab.data import Hub, source_fingerprint
+from formerlab.data.images.source import ImageHub
 from formerlab.data.splitting import Shares
 from formerlab.errors import UserError
 
@@ -77,3 +78,13 @@ def test_a_folder_whose_files_change_is_prepared_anew(hub):
     assert source_fingerprint(data) == before
     (hub / "train.jsonl").write_text(json.dumps({"text": "other"}))
     assert source_fingerprint(data) != before
+
+
+def test_a_folder_of_images_is_stamped_and_not_read(hub, monkeypatch):
+    """There may be millions of them."""
+    monkeypatch.setattr("formerlab.data.hub.file_hashes", lambda *_: pytest.fail("read"))
+    source = ImageHub(name=str(hub))
+    before = source.contents()
+    (hub / "train.jsonl").write_text("{}")
+    assert source.contents() != before
+    assert ImageHub(name="owner/name").contents() == ["owner/name", None, None, []]
