@@ -1,10 +1,12 @@
 """Reading documents out of files, and what is said of files that cannot be read."""
 
 import bz2
+import csv
 import gzip
 import json
 import lzma
 import tracemalloc
+from functools import partial
 from pathlib import Path
 
 import pyarrow
@@ -12,7 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from formerlab.data.text import readers
-from formerlab.data.text.readers import format_of, read_jsonl, read_parquet, read_text
+from formerlab.data.text.readers import format_of, read_jsonl, read_parquet, read_table, read_text
 from formerlab.errors import UserError
 
 TEXT = "First line, café.\nsecond line\n\n\nSecond paragraph.\n"
@@ -71,6 +73,23 @@ def test_parquet_column(tmp_path):
         list(read_parquet(path, "size"))
 
 
+@pytest.mark.parametrize("format", ["csv", "tsv"])
+def test_a_column_of_a_table(tmp_path, format):
+    """As other programs write it: quotes, delimiters and line breaks within fields, a mark in front, blank lines."""
+    texts = ['He said "no", twice.', "two\r\nlines", "a\ttab", "", "café"]
+    path = tmp_path / f"a.{format}.gz"
+    with gzip.open(path, "wt", encoding="utf-8-sig", newline="") as file:
+        rows = csv.writer(file, "excel" if format == "csv" else "excel-tab")
+        rows.writerows([["id", "body"], *enumerate(texts), []])
+    assert format_of(path) == format
+    assert list(read_table(path, "utf-8", "body", format)) == texts
+
+
+def test_a_field_of_a_table_may_be_a_long_document(tmp_path):
+    (tmp_path / "a.csv").write_text("text\n" + "word " * 100_000 + "\n")
+    assert [len(text) for text in read_table(tmp_path / "a.csv", "utf-8", "text", "csv")] == [500_000]
+
+
 def test_lone_surrogates_are_replaced(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a\\ud83d b \\ud83d\\ude00"}\n')
@@ -89,6 +108,11 @@ BROKEN = {
     "zst": ("a.txt.zst", b"hello", "cannot be read"),
     "bytes in zst": ("a.txt.zst", zstandard(b"caf\xe9"), "not utf-8 .*set source.encoding"),
     "value": ("a.jsonl", b'{"text": 7}\n', "line 1: field 'text' holds int, not text"),
+    "column": ("a.csv", b"id,body\n1,x\n", "no column 'text' among id, body; set source.column"),
+    "comma": ("a.csv", b"id,text\n1,fine\n2,red, blue\n", "line 3: 3 fields, but 2 columns; quote"),
+    "quote": ("a.tsv", b'id\ttext\n1\t"No," he said.\n', "line 2: not TSV .*write each of its quotes twice"),
+    "open quote": ("a.csv", b'text\n"one\ntwo\n', "line 3: not CSV"),
+    "bytes in a table": ("a.csv", b"text\ncaf\xe9\n", "not utf-8 .*set source.encoding"),
     "parquet": ("a.parquet", b"PAR1 but not really", "not a readable Parquet file"),
 }
 
@@ -107,6 +131,7 @@ def test_broken_files_are_named(tmp_path, kind):
     path = tmp_path / name
     path.write_bytes(content)
     read = {"text": lambda: read_text(path, "utf-8", "line"), "jsonl": lambda: read_jsonl(path, "utf-8", "text")}
+    read |= {format: partial(read_table, path, "utf-8", "text", format) for format in ("csv", "tsv")}
     with pytest.raises(UserError, match=message) as caught:
         list(read.get(format_of(path), lambda: read_parquet(path, "text"))())
     assert str(path) in str(caught.value)
@@ -120,8 +145,8 @@ def test_utf_16_without_its_first_mark_is_named(tmp_path):
 
 
 def test_unknown_ending_asks_for_the_format():
-    with pytest.raises(UserError, match=r"table\.csv: the ending '\.csv' tells no format; set source\.format"):
-        format_of(Path("table.csv"))
+    with pytest.raises(UserError, match=r"table\.xlsx: the ending '\.xlsx' tells no format; set source\.format"):
+        format_of(Path("table.xlsx"))
 
 
 @pytest.mark.parametrize("documents", ["file", "paragraph", "line"])

@@ -1,4 +1,4 @@
-"""Where text comes from: files (plain, JSON lines or Parquet, in folders, by globs, compressed or not), or the hub."""
+"""Where text comes from: files (text, JSON lines, CSV, TSV, Parquet; folders, globs, compressed or not), or the hub."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,16 @@ from formerlab.data.hub import HubSource
 from formerlab.data.manifest import file_hashes
 from formerlab.data.splitting import SPLITS, Shares, Split
 from formerlab.data.text.documents import Corpus, Shard, TextSource
-from formerlab.data.text.readers import Documents, Format, format_of, read_jsonl, read_parquet, read_text, text_of
+from formerlab.data.text.readers import (
+    Documents,
+    Format,
+    format_of,
+    read_jsonl,
+    read_parquet,
+    read_table,
+    read_text,
+    text_of,
+)
 from formerlab.errors import UserError
 from formerlab.file_search import files_named
 
@@ -34,13 +43,14 @@ class Files(TextSource):
     test: tuple[str, ...] = ()
     """Test text."""
     format: Literal["auto"] | Format = "auto"
-    """What the files hold; `auto` tells it by the ending: .txt .text .md .rst, .jsonl .ndjson, .parquet."""
+    """What the files hold; `auto` tells it by the ending: .txt .text .md .rst, .jsonl .ndjson, .csv, .tsv,
+    .parquet."""
     column: str = "text"
-    """The field or column that holds the text, in JSON lines and Parquet."""
+    """The field or column that holds the text, in JSON lines, CSV, TSV and Parquet."""
     documents: Documents = "file"
     """What one document of a plain text file is: the file, a paragraph (between blank lines) or a line."""
     encoding: str = "utf-8"
-    """Character encoding of text and JSON lines; a byte that does not fit is an error."""
+    """Character encoding of text, JSON lines, CSV and TSV; a byte that does not fit is an error."""
     licence: str = "not stated"
     """The licence of the text, for the manifest."""
 
@@ -104,6 +114,8 @@ class Files(TextSource):
             return read_parquet(path, self.column)
         if format == "jsonl":
             return read_jsonl(path, self.encoding, self.column)
+        if format == "csv" or format == "tsv":
+            return read_table(path, self.encoding, self.column, format)
         return read_text(path, self.encoding, self.documents)
 
 

@@ -1,7 +1,8 @@
-"""Documents out of one file: text, JSON lines or Parquet, compressed or not."""
+"""Documents out of one file: text, JSON lines, CSV, TSV or Parquet, compressed or not."""
 
 import bz2
 import codecs
+import csv
 import gzip
 import io
 import json
@@ -10,22 +11,27 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Literal, TextIO
+from typing import IO, Any, Literal, TextIO, get_args
 
 from formerlab.errors import UserError, reason
 from formerlab.files import is_utf8
 
-Format = Literal["text", "jsonl", "parquet"]
+Format = Literal["text", "jsonl", "csv", "tsv", "parquet"]
 Documents = Literal["file", "paragraph", "line"]
 
 DOCUMENT_CHARACTERS = 4 << 20
 """A longer document is cut at white space into parts of at most this size, so that memory stays constant."""
+
+LARGEST_FIELD = 1 << 26
+"""Characters of a field of CSV or TSV; a longer one is taken for a quote that is never closed."""
 
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": None}
 
 FORMATS: dict[str, Format] = {
     **dict.fromkeys(("", ".txt", ".text", ".md", ".rst"), "text"),
     **dict.fromkeys((".jsonl", ".ndjson"), "jsonl"),
+    ".csv": "csv",
+    ".tsv": "tsv",
     ".parquet": "parquet",
 }
 
@@ -35,8 +41,8 @@ def format_of(path: Path) -> Format:
     name = path.with_suffix("") if path.suffix.lower() in OPENERS else path
     if name.suffix.lower() not in FORMATS:
         raise UserError(
-            f"{path}: the ending '{name.suffix}' tells no format; set source.format to text, jsonl or parquet, "
-            "or name fewer files"
+            f"{path}: the ending '{name.suffix}' tells no format; set source.format to "
+            f"{', '.join(get_args(Format))}, or name fewer files"
         )
     return FORMATS[name.suffix.lower()]
 
@@ -67,6 +73,30 @@ def json_lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, dict[
                 yield number, row
             elif line.strip():
                 raise UserError(f"{path}, line {number}: no JSON object but a {type(row).__name__}")
+
+
+def read_table(path: Path, encoding: str, column: str, format: Literal["csv", "tsv"]) -> Iterator[str]:
+    """Yield the texts of a column of a CSV or TSV file, whose first row names its columns.
+
+    A field with a delimiter, a quote or a line break stands in double quotes. Raises UserError naming file and line.
+    """
+    csv.field_size_limit(LARGEST_FIELD)
+    with opened(path, encoding, newline="") as handle:
+        rows = csv.reader(handle, "excel" if format == "csv" else "excel-tab", strict=True)
+        try:
+            names = next(rows, [])
+            if column not in names:
+                raise UserError(f"{path}: no column '{column}' among {', '.join(names)}; set source.column")
+            index = names.index(column)
+            for row in filter(None, rows):
+                if len(row) != len(names):
+                    remedy = f"quote fields that hold a {'comma' if format == 'csv' else 'tab'}"
+                    fields = f"{len(row)} fields, but {len(names)} columns"
+                    raise UserError(f"{path}, line {rows.line_num}: {fields}; {remedy}")
+                yield row[index]
+        except csv.Error as error:
+            remedy = "put double quotes around a field with quotes, and write each of its quotes twice"
+            raise UserError(f"{path}, line {rows.line_num}: not {format.upper()} ({error}); {remedy}") from None
 
 
 def read_parquet(path: Path, column: str) -> Iterator[str]:
