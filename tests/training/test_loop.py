@@ -146,7 +146,7 @@ def test_compile_trains_and_evaluates_the_compiled_model_and_saves_the_plain_one
     """What torch.compile makes needs a minute and a C++ compiler."""
     calls = []
 
-    def compiled(model):
+    def compiled(model, dynamic):
         return lambda *tokens, **targets: calls.append(1) or model(*tokens, **targets)
 
     monkeypatch.setattr(torch, "compile", compiled)

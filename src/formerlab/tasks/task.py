@@ -75,6 +75,9 @@ class TaskSpec(Spec, ABC):
     """Columns of train.csv behind those of all tasks: what `losses` returns beside what is minimised."""
     test_columns: ClassVar[tuple[str, ...]] = ("window", "tokens", "loss_nats")
     """Columns of test.csv; all start with these three."""
+    dynamic_shapes: ClassVar[bool | None] = False
+    """The `dynamic` of torch.compile. False: every shape has a static graph of its own, also where validation, which
+    comes first, has other batch sizes than training. None: a second shape makes the graph symbolic."""
 
     accumulate: Count = 1
     """Parts in which a step is processed, one after another; they divide `batch`, where a task has one."""

@@ -84,6 +84,7 @@ class Translation(TaskSpec):
     reads: ClassVar[str] = "parallel"
     trains: ClassVar[str] = "translator"
     train_columns: ClassVar[tuple[str, ...]] = ("unsmoothed_nats",)
+    dynamic_shapes: ClassVar[bool | None] = None  # lengths differ from step to step
 
     kind: Literal["translation"] = "translation"
     tokens: Count = 25000

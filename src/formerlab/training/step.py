@@ -85,14 +85,15 @@ class Steps:
         self._summing = processes.summing_gradients(state.model, some_rest=run.optimizer.mixing_start_step > 0)
         self.model = self._summing
         """What is called in the model's place."""
+        dynamic = run.task.dynamic_shapes
         if run.compile and processes.sharded():
             # FSDP's hooks around blocks and norms would break a graph, and depth mixers need one for every length.
             model: Any = state.model
             for block in model.blocks:
-                block.attention.compile()
-                block.feedforward.compile()
+                block.attention.compile(dynamic=dynamic)
+                block.feedforward.compile(dynamic=dynamic)
         elif run.compile:
-            self.model = torch.compile(self._summing)  # type: ignore[assignment]
+            self.model = torch.compile(self._summing, dynamic=dynamic)  # type: ignore[assignment]
 
     def take(self) -> None:
         """Take the next step, unless loss or gradient are not finite; then it changes no weight."""

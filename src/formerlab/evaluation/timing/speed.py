@@ -99,7 +99,9 @@ class Turn:
     def __init__(self, run: Run, model: DecoderModel, speed: Speed, device: torch.device) -> None:
         assert isinstance(run.task, LanguageModeling)  # the plan lets decoders in alone
         self.run, self.task, self.model, self.speed, self.device = run, run.task, model, speed, device
-        self.compiled: nn.Module = torch.compile(model) if run.compile else model  # type: ignore[assignment]
+        self.compiled: nn.Module = (
+            torch.compile(model, dynamic=False) if run.compile else model  # type: ignore[assignment]
+        )
         self.decoded = min(speed.decoded_tokens, self.task.context)
         batch, sequences, context = self.task.batch, speed.forward_sequences, self.task.context
         self.sizes = {TRAINING: (batch, batch * context), FORWARD: (sequences, sequences * context), DECODE: (1, 1)}
@@ -126,7 +128,8 @@ class Turn:
     def _train(self, steps: int) -> list[float]:
         """Train the model for some steps; return the seconds spent before each step, and at the end."""
         self.model.train()
-        task = self.task.model_copy(update={"valid_windows": 1})
+        micro_batch = self.task.batch // self.task.accumulate  # one size, so that nothing more is compiled
+        task = self.task.model_copy(update={"valid_windows": micro_batch})
         changes = {"task": task, "steps": steps, "evaluate_every": steps, "log_every": steps}
         state = State(self.model, self.run.optimizer.build(self.model))
         spent: list[float] = []
