@@ -10,13 +10,14 @@ from fixtures.rows import make_denseformer, make_run, make_tokenformer, write, w
 from pandas.testing import assert_frame_equal
 
 from formerlab.errors import UserError
+from formerlab.files import locked
 from formerlab.plan.judge import UNPLANNED
 from formerlab.report.ledger import ledger
 from formerlab.report.runs import by_run, held_out_losses
 from formerlab.report.write import draw
 from formerlab.results import export as exporting
 from formerlab.results.export import export
-from formerlab.results.read import Results
+from formerlab.results.read import Results, has_runs
 from formerlab.results.stages import TABLES
 from formerlab.tracking.rows import seed_entry
 
@@ -101,6 +102,52 @@ def test_what_a_killed_export_left_is_removed(live, cached):
         (cached / f".denseformer.{ending}").mkdir(parents=True)
     export(live, cached)
     assert [path.name for path in cached.iterdir()] == ["denseformer"]
+
+
+def killed_between_its_renames(live, cached):
+    """Leave what an export of all runs, killed between its two renames, leaves; the live rows of half of them go."""
+    export(live, cached)
+    whole = files(cached)
+    shutil.copytree(cached / "denseformer", cached / ".denseformer.new")
+    (cached / "denseformer").rename(cached / ".denseformer.old")
+    shutil.rmtree(live / "denseformer/plain-4")
+    return whole
+
+
+def test_an_export_that_was_killed_between_its_renames_and_is_repeated_loses_no_run(live, cached):
+    whole = killed_between_its_renames(live, cached)
+    export(live, cached)
+    assert files(cached) == whole
+
+
+def test_an_export_of_another_study_brings_the_killed_one_back(live, cached):
+    whole = killed_between_its_renames(live, cached)
+    shutil.rmtree(live / "denseformer")
+    make_tokenformer(live, (0,))
+    export(live, cached)
+    assert {name: content for name, content in files(cached).items() if name.startswith("denseformer/")} == whole
+    assert {path.name for path in cached.iterdir()} == {"denseformer", "tokenformer"}
+
+
+def test_readers_refuse_a_study_that_a_killed_export_took_away(live, cached):
+    killed_between_its_renames(live, cached)
+    assert has_runs(cached)
+    with pytest.raises(UserError, match=r"\.denseformer\.old: holds study denseformer.*rename the folder"):
+        Results(cached)
+
+
+def test_readers_see_no_study_in_the_folders_of_an_export_under_way(live, cached):
+    export(live, cached)
+    for ending in ("new", "old"):
+        shutil.copytree(cached / "denseformer", cached / f".denseformer.{ending}")
+    assert len(Results(cached).records()) == 6
+
+
+def test_an_export_reads_what_was_exported_before_only_while_no_other_export_writes(live, cached):
+    export(live, cached)
+    (cached / "denseformer/records.jsonl").write_text("half written by the other one")
+    with locked(cached / ".denseformer.lock", str), pytest.raises(UserError, match="another export of it is under way"):
+        export(live, cached)
 
 
 @pytest.mark.parametrize("when", ["write_study", "os.replace"])

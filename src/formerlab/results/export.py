@@ -45,13 +45,17 @@ def export(
             f"{cached_root}: scale '{cached_root.name}' is not that of {live_root}; export to {live_root.name} instead"
         )
     results = Results(live_root, objection)
+    for old in cached_root.glob(".*.old"):
+        with _claimed(cached_root / old.name[1:].removesuffix(".old")):
+            pass  # it brings back what a killed export took away
     report: dict[str, Any] = {"exported": [], "diverged": [], "unfinished": {}}
     for study in sorted({path.parts[-3] for path in live_root.glob("*/*/seed*/")}):
         records = [record for record in results.records() if record["study"] == study]
         unfinished = _unfinished(results, study, records, seeds or {})
         complete = [record for record in records if record["id"] not in unfinished]
         if complete:
-            _export_study(results, cached_root / study, complete)
+            with _replacing(cached_root / study) as fresh:
+                _export_study(results, cached_root / study, complete, fresh)
         report["exported"] += [record["id"] for record in complete]
         report["diverged"] += [record["id"] for record in complete if record["status"] == "diverged"]
         report["unfinished"] |= unfinished
@@ -87,10 +91,11 @@ def _unfinished(
     return reasons
 
 
-def _export_study(results: Results, target: Path, records: list[Record]) -> None:
-    """Write the runs of a study, beside those that were exported before and are not among them with any seed.
+def _export_study(results: Results, target: Path, records: list[Record], fresh: Path) -> None:
+    """Write the runs of a study into the folder `fresh`, beside those of `target` that are not among them with any
+    seed.
 
-    A file of the study replaces the one before it.
+    A file of the study replaces the one before it. The caller holds the lock of `target`.
     """
     rows, stages = _read(results, target.name, records)
     if (target / read.RECORDS).exists():
@@ -108,8 +113,7 @@ def _export_study(results: Results, target: Path, records: list[Record]) -> None
         if prints.setdefault(data["name"], data["fingerprint"]) != data["fingerprint"]:
             what = f"runs read different states of data '{data['name']}'"
             raise UserError(f"{results.root / target.name}: {what}; train the older again, or delete {target}")
-    with _replacing(target) as fresh:
-        write_study(fresh, records, rows, stages)
+    write_study(fresh, records, rows, stages)
 
 
 def _read(results: Results, study: str, records: Sequence[Record]) -> tuple[Rows, Stages]:
@@ -128,24 +132,37 @@ def _read(results: Results, study: str, records: Sequence[Record]) -> tuple[Rows
 
 
 @contextmanager
-def _replacing(target: Path) -> Iterator[Path]:
-    """Yield a new folder beside `target`, which replaces it where nothing goes wrong."""
+def _claimed(target: Path) -> Iterator[tuple[Path, Path]]:
+    """Hold the lock of an exported study; yield the paths of its next and its last folder, neither of which exists.
+
+    If an export was killed between its two renames, its last folder is the study: it gets its name back first.
+    """
     fresh, old, lock = (target.with_name(f".{target.name}.{ending}") for ending in ("new", "old", "lock"))
+
+    def clear() -> None:
+        if old.exists() and not target.exists():
+            os.replace(old, target)
+        for left in (fresh, old):
+            shutil.rmtree(left, ignore_errors=True)
+
     with locked(lock, lambda: f"{target}: another export of it is under way; wait for it and export again"):
         try:
-            for left in (fresh, old):
-                shutil.rmtree(left, ignore_errors=True)  # by a killed export
-            fresh.mkdir()
-            yield fresh
-            if target.exists():
-                os.replace(target, old)
-            os.replace(fresh, target)
+            clear()
+            yield fresh, old
         finally:
-            if old.exists() and not target.exists():
-                os.replace(old, target)
-            for left in (fresh, old):
-                shutil.rmtree(left, ignore_errors=True)
+            clear()
             lock.unlink(missing_ok=True)
+
+
+@contextmanager
+def _replacing(target: Path) -> Iterator[Path]:
+    """Yield a new folder that replaces `target` if the block succeeds; no other export touches `target` meanwhile."""
+    with _claimed(target) as (fresh, old):
+        fresh.mkdir()
+        yield fresh
+        if target.exists():
+            os.replace(target, old)
+        os.replace(fresh, target)
 
 
 def write_study(folder: Path, records: Sequence[Record], rows: Rows, stages: Stages) -> None:

@@ -51,7 +51,11 @@ class Results:
         self.scale, self.tree = root.resolve().name, root.resolve().parent.name
         self._left_out: dict[tuple[str, str], str] = {}
         self._frames: dict[Path, DataFrame] = {}
-        self.exported = {path.parent.name: ExportedStudy(path.parent) for path in sorted(root.glob(f"*/{RECORDS}"))}
+        self.exported = {path.parent.name: ExportedStudy(path.parent) for path in sorted(root.glob(f"[!.]*/{RECORDS}"))}
+        for old in root.glob(f".*.old/{RECORDS}"):
+            if (study := old.parent.name[1:].removesuffix(".old")) not in self.exported:
+                what = f"holds study {study}, which an export was about to replace"
+                raise UserError(f"{old.parent}: {what}; export again, or rename the folder to {study}")
 
     def runs(self, study: str | None = None, runs: Sequence[str] = ("*",)) -> DataFrame:
         """Return one row per finished run and seed, in the order of study, run and seed.
@@ -221,7 +225,7 @@ class ExportedStudy:
 
 def has_runs(root: Path) -> bool:
     """Say whether a scale (results/<tree>/<scale>) has finished runs, in either form."""
-    return any(True for form in (f"*/*/seed*/{RUN}", f"*/{RECORDS}") for _ in root.glob(form))
+    return any(True for form in (f"*/*/seed*/{RUN}", f"*/{RECORDS}", f".*.old/{RECORDS}") for _ in root.glob(form))
 
 
 def read_rows(path: Path, stated: str | None = None) -> DataFrame:
