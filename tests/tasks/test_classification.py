@@ -7,16 +7,25 @@ import numpy as np
 import pytest
 import torch
 from fixtures.rows import measured
+from PIL import Image
 from pydantic import ValidationError
 from torch.nn import functional as F
 
 from formerlab.data import prepare
 from formerlab.data.images import Digits, ImageData, load_images
+from formerlab.data.images.store import MODES
 from formerlab.errors import UserError
 from formerlab.models.vision import VisionTransformer
 from formerlab.seeding import mixed_seed
 from formerlab.tasks import Classification
-from formerlab.tasks.augmentation import Shift, TimmAugmentation, channels_first, own_randomness, timm_transform
+from formerlab.tasks.augmentation import (
+    Shift,
+    TimmAugmentation,
+    channels_first,
+    own_randomness,
+    posterized,
+    timm_transform,
+)
 from formerlab.tasks.image_batches import image_seeds, step_indices
 from formerlab.tasks.task import BEGINNING
 from formerlab.training.run import Run
@@ -82,9 +91,31 @@ def test_worker_processes_make_the_same_batches(digits):
 )
 def test_timm_reads_the_policies_that_are_accepted(policy):
     timm_transform(TimmAugmentation(policy=policy), 8, (0.5,), (0.5,))
-    for wrong in ("autoaugment", "RandAugment", "rand-m9-foo", f"{policy}-"):
+    wrong = ("autoaugment", "RandAugment", "rand-m9-foo", "rand-m9.5", "rand-mstd.5", "rand-n20-tweights", "rand-tfoo")
+    for refused in (*wrong, "augmix-w0", "augmix-a0", f"{policy}-"):
         with pytest.raises(ValidationError, match="policy"):
-            TimmAugmentation(policy=wrong)
+            TimmAugmentation(policy=refused)
+
+
+FULL_MAGNITUDE = ["rand-m10-inc1-n9", "rand-m20-mmax20-inc1", "rand-m0-t3aw", "rand-m9-n9-tweights-mstd101-inc1"]
+FULL_MAGNITUDE += ["augmix-m10-mstd1-w9", "augmix-m99-b1", "original-mstd9", "originalr-mstd9", "v0-mstd9", "v0r-mstd9"]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_every_draw_of_a_policy_is_an_image(channels):
+    pixels = np.random.Generator(np.random.Philox(key=0)).integers(0, 256, (10, 12, 3), dtype=np.uint8)
+    picture = Image.fromarray(pixels).convert(MODES[channels])
+    for policy, draws in {TimmAugmentation().policy: 2000, **dict.fromkeys(FULL_MAGNITUDE, 200)}.items():
+        transform = timm_transform(TimmAugmentation(policy=policy), 8, (0.5,) * channels, (0.5,) * channels)
+        with own_randomness() as reseed:
+            for seed in range(draws):
+                reseed(seed)
+                assert transform(picture).shape == (channels, 8, 8), f"{policy}, seed {seed}"
+
+
+def test_no_bit_left_is_black():
+    picture = Image.new("RGB", (2, 2), "white")
+    assert [posterized(picture, bits).getpixel((0, 0))[0] for bits in (-4, 0, 1, 4, 8)] == [0, 0, 128, 240, 255]
 
 
 def test_images_are_what_timm_makes_of_them_to_the_bit(digits):

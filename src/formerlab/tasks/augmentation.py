@@ -1,6 +1,7 @@
 """What happens to training images before the model sees them; every draw is a function of (seed, step, position)."""
 
 import functools
+import itertools
 import math
 import random
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int, UInt8
 from numpy.typing import NDArray
+from PIL.Image import Image, new
 from pydantic import Field
 from torch import Tensor
 
@@ -18,11 +20,12 @@ from formerlab.data.images.store import ImageSet, cut
 from formerlab.spec import AnyCount, Spec
 from formerlab.torchvision_shim import ensure_torchvision_imports
 
+NUMBER = r"\d+(\.\d+)?"
 POLICY = (
-    r"^(rand(-((m|n|p|mstd|mmax|inc)[\d.]+|t\w+))*|augmix(-(m|w|d|a|b|mstd)[\d.]+)*|"
-    r"(original|originalr|v0|v0r|3a)(-mstd[\d.]+)?)$"
+    rf"^(rand(-((m|mmax|inc)\d+|n[1-9]|(p|mstd){NUMBER}|t(weights|3aw?)))*|"
+    rf"augmix(-((m|d|b)\d+|w[1-9]|a([1-9]\d*(\.\d+)?|0\.0*[1-9]\d*)|mstd{NUMBER}))*|(original|originalr|v0|v0r|3a)(-mstd{NUMBER})?)$"
 )
-"""The names of policies that timm reads."""
+"""The policies that timm reads without an error and as they are written."""
 Probability = Annotated[float, Field(ge=0, le=1)]
 Bytes = NDArray[np.uint8]
 Pictures = Float[Tensor, "count channels rows columns"]
@@ -187,9 +190,10 @@ def own_randomness() -> Iterator[Any]:
 def timm_transform(augmentation: TimmAugmentation, side: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Any:
     """Return timm's function from an image to a normalised tensor."""
     ensure_torchvision_imports()
+    from timm.data.auto_augment import posterize
     from timm.data.transforms_factory import create_transform
 
-    return create_transform(
+    transform = create_transform(
         (len(mean), side, side),
         is_training=True,
         scale=(augmentation.smallest_crop, 1.0),
@@ -202,3 +206,18 @@ def timm_transform(augmentation: TimmAugmentation, side: int, mean: tuple[float,
         re_prob=augmentation.erase,
         re_mode="pixel",
     )
+    for step in transform.transforms:
+        for operation in itertools.chain(getattr(step, "ops", ()), *getattr(step, "policy", ())):
+            if operation.aug_fn is posterize:
+                operation.aug_fn = posterized
+    return transform
+
+
+def posterized(image: Image, bits: int, **_: Any) -> Image:
+    """Keep the first `bits` of every channel. Zero bits, which timm asks for at full magnitude, are a black image.
+
+    Pillow refuses zero bits; its versions before that returned black.
+    """
+    from timm.data.auto_augment import posterize
+
+    return posterize(image, bits) if bits > 0 else new(image.mode, image.size)
