@@ -34,12 +34,42 @@ def chain_flops(runs, name):
     return run.flops + (chain_flops(runs, run.init) if run.init else 0)
 
 
-def test_headlines_have_five_seeds_and_nothing_but_the_envelope_fewer_than_three(studies):
+def test_headlines_have_five_seeds_and_comparisons_at_least_three(studies):
     of_study = studies["tokenformer"]
     assert [seeds(of_study, f"{arm}-chosen") for arm in ARMS] == [[0, 1, 2, 3, 4]] * 3
     for study, of_all in studies.items():
         for name in {run.name for run in of_all if not run.name.startswith(("envelope-", "annealed-large-"))}:
-            assert len(seeds(of_all, name)) >= 3, (study, name)
+            searched = name.startswith(("annealed-whole-", "annealed-shallow-")) or "-long-" in name
+            assert len(seeds(of_all, name)) >= (1 if searched else 3), (study, name)
+
+
+@pytest.mark.parametrize(
+    ("study", "chosen", "searched"),
+    [
+        ("tokenformer", "annealed-trained-on-long", "annealed-trained-on-long-"),
+        ("tokenformer", "annealed-random-sqrt-long", "annealed-random-sqrt-long-"),
+        ("tokenformer", "annealed-zero-keep-long", "annealed-zero-keep-long-"),
+        ("denseformer", "annealed-plain-24", "annealed-whole-plain-"),
+        ("denseformer", "annealed-dwa-1x1-24", "annealed-whole-dwa-"),
+        ("denseformer", "annealed-dwa-4x5-24", "annealed-whole-sparse-"),
+    ],
+)
+def test_rates_searched_at_the_full_length_differ_from_the_arm_in_rate_alone(studies, study, chosen, searched):
+    arm = next(run for run in studies[study] if run.name == chosen)
+    others = {run.name: run for run in studies[study] if run.name.startswith(searched)}
+    assert len(others) >= 2
+    for name, run in others.items():
+        assert run.optimizer.lr == pytest.approx(int(name.removeprefix(searched)) / 1e6, rel=2e-3)
+        assert run.model_copy(update={"name": chosen, "optimizer": arm.optimizer, "seed": arm.seed}) == arm
+
+
+def test_growth_and_scratch_on_the_whole_text_read_it_as_often_as_the_longer_run_reads_its_own(runs):
+    grown, scratch = runs["annealed-random-sqrt-all"], runs["annealed-scratch-all"]
+    assert (grown.tokens, grown.task, grown.schedule) == (scratch.tokens, scratch.task, scratch.schedule)
+    assert grown.tokens == runs["annealed-random-sqrt-long"].tokens
+    longer = runs["annealed-scratch-long"]
+    first, end = longer.task.stretch
+    assert longer.tokens / (end - first) < 2 * grown.tokens  # epochs: nothing twice as often
 
 
 def test_combined_shares_no_seed_with_the_runs_it_repeats(studies):
@@ -67,7 +97,8 @@ def test_two_budgets_differ_in_steps_alone(runs):
 
 def test_stages_and_their_controls_read_what_no_run_from_scratch_reads(runs):
     for run in (run for run in runs.values() if run.data != "second" and "-large-" not in run.name):
-        assert run.task.stretch == ((0.8, 1.0) if run.init else (0.0, 0.8)), run.name
+        if not run.name.endswith("-all"):
+            assert run.task.stretch == ((0.8, 1.0) if run.init else (0.0, 0.8)), run.name
 
 
 def test_a_stage_has_a_tenth_of_its_parents_tokens(runs):
