@@ -103,7 +103,7 @@ def main() -> None:
 
     for budget in (0.4, 0.1):
         for policy in (Local(), Decay(alpha=0.2)):
-            name = f"{budget:.0%} of the cache, {policy.label}"
+            name = f"{budget:.0%} of the cache, {type(policy).__name__}"
             rows[name] = held_out(larger, test, Simulation(policy, budget))
 
     print("\nheld-out loss, nats per byte")

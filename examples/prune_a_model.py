@@ -35,7 +35,7 @@ def main() -> None:
     print(f"whole cache: {continued()}")
     for policy in (Local(), H2O(), Decay(alpha=0.2)):
         with prune(model, policy, budget=arguments.budget):
-            print(f"{policy.label}, {arguments.budget:.0%} of {length} tokens: {continued()}")
+            print(f"{type(policy).__name__}, {arguments.budget:.0%} of {length} tokens: {continued()}")
 
 
 if __name__ == "__main__":

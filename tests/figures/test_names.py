@@ -1,4 +1,4 @@
-"""A new mixer, projection or policy has a label and a look of its own in figures and tables; no other file knows it."""
+"""A new mixer, projection or policy gets its label and plot style in figures and tables from names.yaml alone."""
 
 import os
 import re
@@ -13,11 +13,11 @@ import formerlab
 from formerlab.cache import CachePolicy
 from formerlab.layers.depth.union import DepthMixer
 from formerlab.layers.projection import Projection
-from formerlab.report.names import called, names
+from formerlab.report.names import all_names, called
 from formerlab.spec import variants
 
 SPEC = '''
-from typing import ClassVar, Literal
+from typing import Literal
 
 from formerlab.spec import Spec
 
@@ -25,21 +25,27 @@ from formerlab.spec import Spec
 class {name}(Spec):
     """Nothing yet."""
 
-    label: ClassVar[str] = "{label}"
-    look: ClassVar[tuple[str, str]] = ("{colour}", "*")
     kind: Literal["{kind}"] = "{kind}"
     rank: int = 1
 '''
 NEW = {
     "Skip": (
+        "mixer",
         "layers/depth/union.py",
         r"DepthMixer = Annotated\[\s*",
         "skip",
         "Skips of rank {rank}",
         "#123456",
     ),
-    "LowRank": ("layers/projection.py", r"Projection = Annotated\[", "low_rank", "Low rank {rank}", "#234567"),
-    "Peak": ("cache/__init__.py", r"CachePolicy = Annotated\[\s*", "peak", "Peak attention", "#345678"),
+    "LowRank": (
+        "projection",
+        "layers/projection.py",
+        r"Projection = Annotated\[",
+        "low_rank",
+        "Low rank {rank}",
+        "#234567",
+    ),
+    "Peak": ("policy", "cache/__init__.py", r"CachePolicy = Annotated\[\s*", "peak", "Peak attention", "#345678"),
 }
 USE = """
 import json, shutil, sys
@@ -108,14 +114,17 @@ assert not {"torch"} & set(sys.modules)
 def test_a_new_part_names_itself_in_every_figure_that_shows_such_parts(tmp_path):
     package = tmp_path / "src/formerlab"
     shutil.copytree(Path(formerlab.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
-    for name, (union, before, kind, label, colour) in NEW.items():
+    for name, (axis, union, before, kind, label, colour) in NEW.items():
         module = Path(union).parent / f"{kind}.py"
-        (package / module).write_text(SPEC.format(name=name, label=label, colour=colour, kind=kind))
+        (package / module).write_text(SPEC.format(name=name, kind=kind))
         text = (package / union).read_text()
         opening = re.search(before, text)[0]
         added = f"from formerlab.{module.with_suffix('').as_posix().replace('/', '.')} import {name}\n"
         text = text.replace(opening, f"{opening}{name} | ").replace("from formerlab.", f"{added}from formerlab.", 1)
         (package / union).write_text(text)
+        line = f'  {kind}: {{label: "{label}", color: "{colour}", marker: "*"}}\n'
+        table = package / "report/names.yaml"
+        table.write_text(table.read_text().replace(f"{axis}:\n", f"{axis}:\n{line}", 1))
     environment = os.environ | {"PYTHONPATH": str(tmp_path / "src")}
     words = [sys.executable, "-c", USE, str(Path(__file__).parents[1])]
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -123,12 +132,13 @@ def test_a_new_part_names_itself_in_every_figure_that_shows_such_parts(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("part", "union"), [("mixer", DepthMixer), ("projection", Projection), ("policy", CachePolicy)]
+    ("axis", "union"), [("mixer", DepthMixer), ("projection", Projection), ("policy", CachePolicy)]
 )
-def test_names_are_those_of_the_specs(part, union):
-    said = {cls.model_fields["kind"].default: (cls.label, getattr(cls, "look", None)) for cls in variants(union)}
-    assert names(part) == said
-    assert list(names(part)) == list(said)
+def test_names_are_those_of_the_specs(axis, union):
+    kinds = [variant.model_fields["kind"].default for variant in variants(union)]
+    names = all_names()[axis]
+    assert set(names) <= set(kinds)
+    assert len({name.label for name in names.values()}) == len(names)
 
 
 def test_a_label_shows_the_settings_of_the_run():

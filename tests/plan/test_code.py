@@ -179,7 +179,6 @@ READ = {
     "attribute docstring": lambda text: text.replace(KIND, f'{KIND}\n    """New."""'),
     "format": lambda text: text.replace(PERIOD, "\n  self.period,  layers + 1, self.period,"),
     "comment on an import": lambda text: text.replace("import Layers", "import Layers  # why"),
-    "what figures call it": lambda text: text.replace('label: ClassVar[str] = "Dense', 'label: ClassVar[str] = "dense'),
 }
 COMPUTED = {
     "value": lambda text: text.replace("alpha[-1] = self.start[1]", "alpha[-1] = 2.0"),

@@ -1,7 +1,7 @@
 """The linear projection of the original Transformer."""
 
 import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 from torch import nn
 
@@ -16,8 +16,6 @@ class Linear(Part):
     the residual stream (the GPT-2 convention, also that of DenseFormer, arXiv:2402.02622, official code).
     """
 
-    label: ClassVar[str] = "Transformer"
-    look: ClassVar[tuple[str, str]] = ("#222222", "o")
     kind: Literal["linear"] = "linear"
     bias: bool = False
     """Add a learned bias."""

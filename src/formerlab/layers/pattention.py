@@ -8,7 +8,7 @@ The choice never depends on timings, so an interrupted run goes on with the same
 """
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -36,8 +36,6 @@ class Pattention(Part):
     `growth/tokens.py`. The default score is computed by `lean_pattention`, the others as written in `score.py`.
     """
 
-    label: ClassVar[str] = "Tokenformer"
-    look: ClassVar[tuple[str, str]] = ("#0072B2", "s")
     kind: Literal["pattention"] = "pattention"
     tokens: Size = 768
     """Number of parameter tokens n."""

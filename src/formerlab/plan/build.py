@@ -23,7 +23,7 @@ from formerlab.plan.resolve import beside, match_times, resolve_released, resolv
 from formerlab.plan.schema import Study, StudyScale
 from formerlab.plan.sources import Sources, chain, read_sources
 from formerlab.report.drawings import Drawing, catalogue
-from formerlab.report.names import UNIONS, names
+from formerlab.report.names import all_names
 from formerlab.results.schema import CLAIMS
 from formerlab.results.stages import MEASURED, STAGES, TIMED, WRITER
 from formerlab.training.any_run import AnyRun
@@ -191,7 +191,7 @@ def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
     jobs = {}
     made = list(made_runs(plan).values())
     runs = [(job["study"], job["run"], job["spec"]) for job in made]
-    named = fingerprint([[kind, *name] for part in UNIONS for kind, name in names(part).items()])
+    named = fingerprint(all_names())
     for name, drawing in catalogue().items():
         inputs, seeds = list[str](), dict[str, list[str]]()
         for job in (made[place] for place in drawing.chosen(runs)):

@@ -112,8 +112,6 @@ def _tree(module: str) -> ast.Module:
 def _is_for_readers(node: ast.stmt) -> bool:
     if isinstance(node, ast.If):
         return ast.unparse(node.test) == "TYPE_CHECKING"
-    if isinstance(node, ast.AnnAssign):  # what a spec is called and looks like (report/names.py)
-        return "ClassVar" in ast.unparse(node.annotation) and ast.unparse(node.target) in ("label", "look")
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 

@@ -1,91 +1,59 @@
-"""Names and looks of the parts of a run for readers: the `label` and the `look` of their specs.
+"""Labels, colours and markers of the variants of a run, read from names.yaml, and labels of data sets."""
 
-A mixer, projection or policy says both itself. They are read from the source, through the union of the part's variants,
-because code that draws may not import torch. So they hold for old rows too.
-"""
-
-import ast
 import re
 from collections.abc import Hashable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-PACKAGE = Path(__file__).parents[1]
-UNIONS = {
-    "mixer": ("layers/depth/union.py", "DepthMixer"),
-    "projection": ("layers/projection.py", "Projection"),
-    "policy": ("cache/__init__.py", "CachePolicy"),
-}
-"""The file with the union of each part's variants, and its name."""
+import yaml
+
+TABLE = Path(__file__).with_suffix(".yaml")
 
 
 class Name(NamedTuple):
-    """Name and look of a variant."""
+    """Label and plot style of a variant."""
 
     label: str
-    """Its name for readers, with settings in braces, as in `Last-K, K = {outputs}`; empty for the plain variant. What
-    stands in brackets is left out of rows without the setting."""
-    look: tuple[str, str] | None
-    """Colour and marker."""
+    color: str | None = None
+    marker: str | None = None
 
 
 @cache
-def names(part: str) -> dict[str, Name]:
-    """Return the variants of a mixer, projection or policy by kind, in the order of their union."""
-    file, union = UNIONS[part]
-    modules: dict[str, str] = {}
-    listed = ""
-    for node in ast.parse((PACKAGE / file).read_text(encoding="utf-8")).body:
-        match node:
-            case ast.ImportFrom(module=str(module), names=aliases) if module.startswith("formerlab."):
-                modules |= {alias.name: module for alias in aliases}
-            case ast.Assign([ast.Name(name)], value) if name == union:
-                listed = ast.unparse(value)
-    found = {}
-    for name in re.findall(r"\b[A-Z]\w+", listed):
-        if name in modules:
-            said = _said(PACKAGE.joinpath(*modules[name].split(".")[1:]).with_suffix(".py"), name)
-            found[said["kind"]] = Name(said.get("label", said["kind"].replace("_", " ")), said.get("look"))
-    return found
+def all_names() -> dict[str, dict[str, Name]]:
+    """Return {"mixer" | "projection" | "policy": {kind: name}}, in the order of names.yaml."""
+    table = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
+    return {axis: {kind: Name(**name) for kind, name in kinds.items()} for axis, kinds in table.items()}
 
 
-def _said(path: Path, name: str) -> dict[str, Any]:
-    """Return kind, label and look in the body of a class."""
-    said: dict[str, Any] = {}
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        for field in node.body if isinstance(node, ast.ClassDef) and node.name == name else ():
-            match field:
-                case ast.AnnAssign(ast.Name("kind" | "label" | "look" as key), value=ast.expr() as value):
-                    said[key] = ast.literal_eval(value)
-    return said
-
-
-def called(part: str, record: Mapping[Hashable, Any], prefix: str) -> str:
-    """Return the readers' name of the part of a run whose settings are the columns `<prefix>kind`, `<prefix>...`."""
+def called(axis: str, record: Mapping[Hashable, Any], prefix: str) -> str:
+    """Return the label of a run's mixer, projection or policy from its settings in columns `<prefix>kind`, ..."""
     kind = record.get(f"{prefix}kind")
     if not isinstance(kind, str):
         return ""
-    known = names(part).get(kind)
-    label = known.label if known is not None else kind.replace("_", " ")  # rows of a part that is not in this checkout
-    label = re.sub(r"\[(.*\{(\w+)\})\]", lambda part: part[1] * isinstance(record.get(prefix + part[2]), str), label)
-    return re.sub(r"\{(\w+)\}", lambda field: _shown(record.get(prefix + field[1])), label)
+    label = all_names()[axis].get(kind, Name(kind.replace("_", " "))).label
+    label = re.sub(r"\[(.*\{(\w+)\})\]", lambda match: match[1] * isinstance(record.get(prefix + match[2]), str), label)
+    return re.sub(r"\{(\w+)\}", lambda match: _format(record.get(prefix + match[1])), label)
 
 
-def _shown(value: object) -> str:
+def _format(value: object) -> str:
     return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
-def look_of(name: str) -> tuple[str, str] | None:
-    """Return the look of a policy by its kind, or of a mixer or projection by its readers' name."""
-    if name in names("policy"):
-        return names("policy")[name].look
-    for part in ("mixer", "projection"):
-        for label, look in names(part).values():
-            pattern = re.sub(r"\\\{\w+\\\}", ".+", re.escape(label)).replace(r"\[", "(").replace(r"\]", ")?")
-            if label and re.fullmatch(pattern, name):
-                return look
+def color_and_marker(name: str) -> tuple[str, str] | None:
+    """Return the plot style of a policy, given by its kind, or of a mixer or projection, given by its label."""
+    axes = all_names()
+    if (policy := axes["policy"].get(name)) is not None:
+        return _style(policy)
+    for variant in (*axes["mixer"].values(), *axes["projection"].values()):
+        pattern = re.sub(r"\\\{\w+\\\}", ".+", re.escape(variant.label)).replace(r"\[", "(").replace(r"\]", ")?")
+        if variant.label and re.fullmatch(pattern, name):
+            return _style(variant)
     return None
+
+
+def _style(name: Name) -> tuple[str, str] | None:
+    return None if name.color is None or name.marker is None else (name.color, name.marker)
 
 
 EVIDENCE = ("overnight", "pilot", "pretrained")

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from formerlab.report.drawings import shown_columns
-from formerlab.report.names import RELEASED, names
+from formerlab.report.names import RELEASED, all_names
 from formerlab.report.runs import ends, n_seeds
 from formerlab.results.read import Results
 from formerlab.statistics import bootstrap_means, mean_ends, over_examples, weighted_means
 
-_POLICIES = {kind: name.label for kind, name in names("policy").items()}
+_POLICIES = {kind: name.label for kind, name in all_names()["policy"].items()}
 NAMES = {"full": _POLICIES["full"], "dynamic_cache": "DynamicCache", **_POLICIES}
 """Policies in the order in which they are shown, with their labels; DynamicCache is that of transformers."""
 
@@ -50,6 +50,11 @@ def configurations(results: Results, study: str, runs: Sequence[str] = ("*",)) -
     table.loc[full, shown_columns("increase_nats[]")] = 0.0
     bounds = {f"perplexity_{end}": np.exp(level + table[f"increase_nats_{end}"]) for end in ("low", "high")}
     return ordered(table.assign(perplexity=np.exp(table["loss_nats"]), **bounds, source="ours"))
+
+
+def labels(kinds: "Series[str]") -> "Series[str]":
+    """Return the label of each policy; a kind that names.yaml does not list is its own label."""
+    return kinds.map(NAMES).fillna(kinds)
 
 
 def ordered(table: DataFrame) -> DataFrame:

@@ -14,11 +14,11 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.families import regime
-from formerlab.report.names import called, names
+from formerlab.report.names import all_names, called
 from formerlab.results.read import Results
 from formerlab.statistics import Interval, over_examples, student, weighted_means
 
-TRANSFORMER, TOKENFORMER = (names("projection")[kind].label for kind in ("linear", "pattention"))
+TRANSFORMER, TOKENFORMER = (all_names()["projection"][kind].label for kind in ("linear", "pattention"))
 DENSEFORMER = "DenseFormer"
 GROWN = "grown"
 TRAINED_ON = "trained on"

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 from scipy.optimize import isotonic_regression
 
-from formerlab.report.names import look_of
+from formerlab.report.names import color_and_marker
 
 BLACK, GREY = "#222222", "#7f7f7f"
 BLUE, SKY, GREEN, YELLOW = "#0072B2", "#56B4E9", "#009E73", "#D9B500"
@@ -144,7 +144,7 @@ def look(name: str) -> Look:
     """Return the look of a policy by its kind, or of another variant or series by its readers' name. Specs have their
     own; a name without one always gets the same spare look.
     """
-    own = look_of(name)
+    own = color_and_marker(name)
     return _LOOKS.get(name) or (_look(*own) if own else _SPARE[zlib.crc32(name.encode()) % len(_SPARE)])
 
 

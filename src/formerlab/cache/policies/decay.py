@@ -1,6 +1,6 @@
 """Decay: accumulated attention with a forgetting factor."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -18,8 +18,6 @@ class Decay(Eviction):
     alpha = 1 is the accumulated score of H2O, alpha = 0 the last row alone.
     """
 
-    label: ClassVar[str] = "Decay"
-    look: ClassVar[tuple[str, str]] = ("#0072B2", "s")
     kind: Literal["decay"] = "decay"
     alpha: float = Field(default=0.2, ge=0.0, le=1.0)
     """Forgetting factor per step."""

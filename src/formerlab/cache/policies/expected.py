@@ -1,6 +1,6 @@
 """Expected Attention: keys that queries like those of the prompt would attend to matter."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -22,8 +22,6 @@ class ExpectedAttention(OneShot):
     statistics are those of a finished prompt.
     """
 
-    label: ClassVar[str] = "Expected Attention"
-    look: ClassVar[tuple[str, str]] = ("#4E9A9A", "H")
     kind: Literal["expected_attention"] = "expected_attention"
     future: Size = 512
     """Positions after the prompt that queries are expected at."""

@@ -1,7 +1,7 @@
 """No pruning."""
 
 import sys
-from typing import ClassVar, Literal
+from typing import Literal
 
 from jaxtyping import Bool
 from torch import Tensor
@@ -13,8 +13,6 @@ from formerlab.cache.policies.policy import Layer
 class Full(Eviction):
     """Keep every key: causal attention (arXiv:1706.03762, section 3.2.3). The budget is ignored."""
 
-    label: ClassVar[str] = "Full"
-    look: ClassVar[tuple[str, str]] = ("#222222", "o")
     kind: Literal["full"] = "full"
 
     def capacity(self, budget: int) -> int:

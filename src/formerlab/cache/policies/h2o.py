@@ -1,6 +1,6 @@
 """H2O: heavy hitters of the accumulated attention, beside a recent window."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Bool
@@ -20,8 +20,6 @@ class H2O(Eviction):
     Four algorithms go by this name in the official code, none of them quite the paper's; three rules are named here.
     """
 
-    label: ClassVar[str] = "H2O"
-    look: ClassVar[tuple[str, str]] = ("#E69F00", "v")
     kind: Literal["h2o"] = "h2o"
     recent: float = Field(default=0.5, ge=0.0, le=1.0)
     """Share of the budget reserved for the most recent tokens, rounded down."""

@@ -1,6 +1,6 @@
 """The ideal: what a policy with the same budget could see at best."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Bool
@@ -17,8 +17,6 @@ class Ideal(Policy):
     leaves out may be the next one's best.
     """
 
-    label: ClassVar[str] = "Ideal"
-    look: ClassVar[tuple[str, str]] = ("#56B4E9", "d")
     kind: Literal["ideal"] = "ideal"
 
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:

@@ -1,6 +1,6 @@
 """KeyDiff: keys that differ from the others matter."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch.nn import functional as F
@@ -18,8 +18,6 @@ class KeyDiff(Eviction):
     their own mean are equal, and rounding errors must not decide.
     """
 
-    label: ClassVar[str] = "KeyDiff"
-    look: ClassVar[tuple[str, str]] = ("#6A51A3", "*")
     kind: Literal["keydiff"] = "keydiff"
     needs = ("keys",)
 

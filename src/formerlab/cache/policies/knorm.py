@@ -1,6 +1,6 @@
 """Knorm: keys of small norm matter."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from formerlab.cache.eviction import Entering, Eviction, Keys, Times
 from formerlab.cache.policies.policy import precise
@@ -13,8 +13,6 @@ class Knorm(Eviction):
     bits: rotations leave them alone, so those of a repeated token differ by rounding errors, which must not decide.
     """
 
-    label: ClassVar[str] = "Knorm"
-    look: ClassVar[tuple[str, str]] = ("#8C564B", "h")
     kind: Literal["knorm"] = "knorm"
     needs = ("keys",)
 

@@ -1,6 +1,6 @@
 """Random: the floor that every rule must beat."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Int
@@ -20,8 +20,6 @@ class Random(Eviction):
     The draw is a function of (seed, layer, head group, position), so simulation, cache and all sequences draw alike.
     """
 
-    label: ClassVar[str] = "Random"
-    look: ClassVar[tuple[str, str]] = ("#B8B8B8", "x")
     kind: Literal["random"] = "random"
     seed: Seed = 0
     """Seed of the draw."""

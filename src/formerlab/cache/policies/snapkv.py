@@ -1,6 +1,6 @@
 """SnapKV: keys that the end of a prompt attends to matter."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import model_validator
 from torch.nn import functional as F
@@ -18,8 +18,6 @@ class SnapKV(OneShot):
     of a finished prompt. A window that would fill more than half of the budget, as on short prompts, is cut to half.
     """
 
-    label: ClassVar[str] = "SnapKV"
-    look: ClassVar[tuple[str, str]] = ("#D9B500", "p")
     kind: Literal["snapkv"] = "snapkv"
     window: Size = 64
     """Queries at the end of the prompt that are observed."""

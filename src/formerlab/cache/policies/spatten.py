@@ -20,8 +20,6 @@ class SpAtten(Policy):
     the same, as in `Simulation`, the first one's scores decide.
     """
 
-    label: ClassVar[str] = "SpAtten"
-    look: ClassVar[tuple[str, str]] = ("#CC79A7", "D")
     kind: Literal["spatten"] = "spatten"
 
     needs: ClassVar[tuple[str, ...]] = ("state",)

@@ -1,6 +1,6 @@
 """TOVA: keys that the newest query attends to matter."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from formerlab.cache.eviction import Eviction, Scores
 
@@ -11,8 +11,6 @@ class TOVA(Eviction):
     The sum and the paper's mean rank keys alike. The newest key is never the one to go.
     """
 
-    label: ClassVar[str] = "TOVA"
-    look: ClassVar[tuple[str, str]] = ("#D55E00", "^")
     kind: Literal["tova"] = "tova"
     scope: Literal["group", "layer"] = "layer"
     """Heads that choose together; the paper's are all heads of a layer."""

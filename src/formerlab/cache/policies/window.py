@@ -1,6 +1,6 @@
 """Windows: policies that look at positions alone."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from formerlab.cache.eviction import Eviction
 from formerlab.spec import AnyCount
@@ -24,8 +24,6 @@ class Local(Window):
     It includes no sink: once token 0 falls out of the window, attention collapses.
     """
 
-    label: ClassVar[str] = "Local"
-    look: ClassVar[tuple[str, str]] = ("#7f7f7f", "X")
     kind: Literal["local"] = "local"
     sink: Literal[0] = 0
     """None."""
@@ -34,8 +32,6 @@ class Local(Window):
 class StreamingLLM(Window):
     """Query q sees the first `sink` tokens, the last budget - sink, and itself (arXiv:2309.17453, section 3.2)."""
 
-    label: ClassVar[str] = "StreamingLLM"
-    look: ClassVar[tuple[str, str]] = ("#009E73", "P")
     kind: Literal["streaming_llm"] = "streaming_llm"
     sink: AnyCount = 4
     """First positions kept for ever, in tokens; a smaller budget keeps only as many as fit."""

@@ -1,6 +1,6 @@
 """Attention over depth in place of residual connections."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -27,8 +27,6 @@ class AttentionResiduals(DepthSpec):
     uniformly and is not the plain Transformer.
     """
 
-    label: ClassVar[str] = "Attention Residuals, blocks of {block_size}"
-    look: ClassVar[tuple[str, str]] = ("#D55E00", "<")
     kind: Literal["attention_residuals"] = "attention_residuals"
     block_size: Layers = 1
     """S: sub-layers that add up to one source; 1 is Full AttnRes, the paper's ablation of Block AttnRes has 4."""

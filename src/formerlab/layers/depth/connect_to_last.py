@@ -1,6 +1,6 @@
 """One average over all outputs, in front of the final norm."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -15,8 +15,6 @@ class ConnectToLast(Averages):
     bit, the plain Transformer; others = 0 starts at the identity, as the averages of DenseFormer do.
     """
 
-    label: ClassVar[str] = "Connect-to-Last"
-    look: ClassVar[tuple[str, str]] = ("#CC79A7", "X")
     kind: Literal["connect_to_last"] = "connect_to_last"
     others: float = Field(default=1e-4, ge=-10.0, le=10.0)
     """Initial weight of all outputs but the last, whose weight starts at 1."""

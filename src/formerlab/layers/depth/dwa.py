@@ -1,6 +1,6 @@
 """Depth-weighted averages of DenseFormer, and the module of all mixers with one weight per destination and source."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +50,6 @@ class DepthWeightedAverage(Dilated):
     where k divides i; when p does not divide the depth the last block is not mixed.
     """
 
-    label: ClassVar[str] = "DenseFormer {dilation}x{period}"
     kind: Literal["dwa"] = "dwa"
 
 

@@ -29,8 +29,6 @@ class DynamicHyperConnections(HyperConnections):
     The norm is a LayerNorm of every stream without gain and bias, as in the models of the paper.
     """
 
-    label: ClassVar[str] = "Hyper-Connections, dynamic, n = {streams}"
-    look: ClassVar[tuple[str, str]] = ("#4E9A9A", "H")
     kind: Literal["dynamic_hyper_connections"] = "dynamic_hyper_connections"
     passes: ClassVar[int] = HyperConnections.passes + 11
     """Forward the norm reads and writes them, and its product and the sub-layer read them. Backward they are read for

@@ -1,6 +1,6 @@
 """Learned gains on the residual connections."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -15,8 +15,6 @@ class SkipsWithGains(DepthSpec):
     The gains start at 1, so a fresh model is the plain Transformer, bit for bit.
     """
 
-    label: ClassVar[str] = "Skips with Gains"
-    look: ClassVar[tuple[str, str]] = ("#8C564B", "h")
     kind: Literal["gains"] = "gains"
 
     def moved(self, layers: int, width: int) -> int:

@@ -64,8 +64,6 @@ class StaticHyperConnections(HyperConnections):
     compared by seed; the paper scales their standard deviation by the root of n.
     """
 
-    label: ClassVar[str] = "Hyper-Connections, static, n = {streams}"
-    look: ClassVar[tuple[str, str]] = ("#56B4E9", "d")
     kind: Literal["static_hyper_connections"] = "static_hyper_connections"
 
 

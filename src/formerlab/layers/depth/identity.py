@@ -47,8 +47,6 @@ class DepthSpec(Part):
 class Identity(DepthSpec):
     """Y_i = X_i: the plain Transformer (arXiv:1706.03762)."""
 
-    label: ClassVar[str] = ""
-    look: ClassVar[tuple[str, str]] = ("#222222", "o")
     kind: Literal["identity"] = "identity"
 
     def kept(self, width: int) -> int:

@@ -1,6 +1,6 @@
 """Averages over the last few blocks."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from formerlab.layers.depth.dwa import Averages
 from formerlab.spec import Layers
@@ -13,8 +13,6 @@ class LastK(Averages):
     at 48 blocks fits other readings. All three are here, and all start at the identity.
     """
 
-    label: ClassVar[str] = "Last-K, K = {outputs}, X_0 {embedding}"
-    look: ClassVar[tuple[str, str]] = ("#009E73", "P")
     kind: Literal["last_k"] = "last_k"
     outputs: Layers = 4
     """K: number of last outputs that are averaged."""

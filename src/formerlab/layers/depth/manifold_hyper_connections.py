@@ -36,8 +36,6 @@ class ManifoldHyperConnections(HyperConnections):
     so a fresh model computes what the plain one does, up to scales that the norms undo.
     """
 
-    label: ClassVar[str] = "mHC, n = {streams}[, start {start}]"
-    look: ClassVar[tuple[str, str]] = ("#1B7837", "D")
     kind: Literal["manifold_hyper_connections"] = "manifold_hyper_connections"
     passes: ClassVar[int] = HyperConnections.passes + 7
     """Forward norm, product and sub-layer read them. Backward the product's gradients read and write them, and the sum

@@ -1,6 +1,6 @@
 """Dense connections over depth whose weights depend on the token."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +23,6 @@ class DynamicDense(Dilated):
     dilation k and period p.
     """
 
-    label: ClassVar[str] = "MUDD"
-    look: ClassVar[tuple[str, str]] = ("#D9B500", ">")
     kind: Literal["mudd"] = "mudd"
     eps: Epsilon = 1e-5
     """Added to the mean square in RMSNorm."""

@@ -1,6 +1,6 @@
 """Averages over a random pattern of earlier outputs."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -18,8 +18,6 @@ class RandomSparse(Averages):
     seed of the run. DenseFormer 4x5 keeps 53 of 1176 connections at 48 blocks, a density of 0.045.
     """
 
-    label: ClassVar[str] = "random pattern"
-    look: ClassVar[tuple[str, str]] = ("#7f7f7f", "p")
     kind: Literal["random_sparse"] = "random_sparse"
     density: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
     """Share of the connections to earlier outputs that are kept."""

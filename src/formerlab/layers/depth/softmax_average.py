@@ -1,6 +1,6 @@
 """Averages over depth whose weights are positive and sum to one."""
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -18,8 +18,6 @@ class SoftmaxAverage(Dilated):
     for the residual connection around attention; here the blocks keep theirs.
     """
 
-    label: ClassVar[str] = "softmax weights"
-    look: ClassVar[tuple[str, str]] = ("#6A51A3", "*")
     kind: Literal["softmax"] = "softmax"
     own: float = Field(default=1.0, ge=-100.0, le=100.0)
     """Initial logit of the block's own output; the larger, the nearer the start is to the plain Transformer."""

@@ -9,7 +9,7 @@ from pandas import DataFrame
 from formerlab.report.drawings import plot, shown_columns
 from formerlab.report.figures.decay.loss import level_with_h2o, mark_alpha
 from formerlab.report.panel import Panel, sheet
-from formerlab.report.pruning import NAMES, as_published, at_budget, model_of, one_model, size_of
+from formerlab.report.pruning import as_published, at_budget, labels, model_of, one_model, size_of
 from formerlab.report.published import DECAY, published
 from formerlab.report.questions import MEAN, SUITES, accuracies, answers, chance, title
 from formerlab.report.runs import n_seeds
@@ -72,7 +72,7 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
     """
     rows = answers(results, STUDY, runs)
     table = accuracies(at_budget(rows[as_published(rows) | rows["policy"].isin(["local", "full"])]))
-    table = table.assign(series=table["policy"].map(NAMES), chance=table["task"].map(chance(rows)))
+    table = table.assign(series=labels(table["policy"]), chance=table["task"].map(chance(rows)))
     rows = pd.concat([table, published_accuracies()], ignore_index=True)
     order = {task: number for number, task in enumerate((*SUITES, *(f"{suite}_local" for suite in SUITES)))}
     whole = rows["series"] == "Full"
@@ -121,7 +121,7 @@ def decay_alpha_accuracy(results: Results, runs: list[str]) -> DataFrame:
         chance=table["task"].map(chance(rows)),
         **(100 * table[[*ENDS]]).add_prefix("_"),
         _title=told,
-        _series=table["policy"].map(NAMES).where(some),
+        _series=labels(table["policy"]).where(some),
         _level=level_with_h2o(table, "minus_h2o"),
         _data_set="",
     )

@@ -135,4 +135,4 @@ def decay_alpha(results: Results, runs: list[str]) -> DataFrame:
     others = others[(others["policy"] == "full") | others["budget"].isin(decay["budget"])]
     differences = pruning.minus_h2o(results, STUDY, runs)
     table = pd.concat([others, decay], ignore_index=True).merge(differences, on=pruning.CONFIGURATION, how="left")
-    return table.assign(_series=table["policy"].map(pruning.NAMES), _level=level_with_h2o(table, pruning.MINUS_H2O))
+    return table.assign(_series=pruning.labels(table["policy"]), _level=level_with_h2o(table, pruning.MINUS_H2O))
