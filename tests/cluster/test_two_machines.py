@@ -28,21 +28,39 @@ def two_nodes(installed, tmp_path_factory):
         cluster.stop()
 
 
+@pytest.fixture
+def laboratory(two_nodes, tmp_path, request):
+    """Return a checkout with a run of two processes that has ended on so many of the nodes."""
+    laboratory = Laboratory(tmp_path, TWO.replace("scale.nodes: 2", f"scale.nodes: {request.param}"))
+    laboratory.start(two_nodes, laboratory.runs[:1])
+    try:
+        laboratory.ends()
+    finally:
+        laboratory.process.kill()
+    return laboratory
+
+
 def losses(folder):
     with open(folder / "train.csv", newline="") as file:
         return [float(row["loss_nats"]) for row in csv.DictReader(file)]
 
 
-def test_a_run_split_over_two_nodes_learns_what_one_process_does(two_nodes, tmp_path):
-    laboratory = Laboratory(tmp_path, TWO)
+@pytest.mark.parametrize("laboratory", [2], indirect=True)
+def test_a_run_split_over_two_nodes_learns_what_one_process_does(laboratory, two_nodes):
     run = laboratory.runs[0]
-    laboratory.start(two_nodes, [run])
-    try:
-        laboratory.ends()
-    finally:
-        laboratory.process.kill()
     assert history(two_nodes, laboratory, run, "State", "NNodes") == [("COMPLETED", "2")]
     laboratory.plan["train"][run]["gpus"] = 1
     laboratory.left_alone(run)
     alone = laboratory.root / "alone" / run
     assert losses(laboratory.results / run) == pytest.approx(losses(alone), rel=1e-4)
+
+
+@pytest.mark.parametrize("laboratory", [1], indirect=True)
+def test_several_processes_on_one_machine_are_asked_for_on_one_machine(laboratory, two_nodes):
+    """Slurm would otherwise be free to give the GPUs of the job on both nodes."""
+    run = laboratory.runs[0]
+    ((job, state, machines),) = history(two_nodes, laboratory, run, "JobID", "State", "NNodes")
+    assert (state, machines) == ("COMPLETED", "1")
+    assert laboratory.plan["train"][run]["gpus"] == 2
+    submitted = dict(two_nodes.accounts("JobID", "SubmitLine"))
+    assert "--nodes=1" in submitted[job].split()

@@ -125,19 +125,25 @@ def gpus(wildcards):
 
 
 def nodes(wildcards):
-    """Return the machines of a run that has several; Slurm has a task on each, in which torchrun starts."""
-    count = PLAN["train"][wildcards.id]["nodes"]
-    return count if count > 1 else None
+    """Return the number of machines of a run. It is stated for one machine too: Slurm may otherwise spread the GPUs of
+    a job over several machines, and the run starts on the first alone.
+    """
+    return PLAN["train"][wildcards.id]["nodes"]
+
+
+def tasks(wildcards):
+    """Return the number of Slurm tasks of a run on several machines: torchrun starts in one on each machine."""
+    return nodes(wildcards) if nodes(wildcards) > 1 else None
 
 
 def launcher(wildcards):
     """Return the option with which the executor leaves the step of a job on several machines to its command."""
-    return "srun" if nodes(wildcards) else None
+    return "srun" if tasks(wildcards) else None
 
 
 def spread(wildcards):
     """Return how many GPUs are asked for on each of several machines."""
-    several = nodes(wildcards) and PLAN["device"] == "cuda"
+    several = tasks(wildcards) and PLAN["device"] == "cuda"
     return f"--gpus-per-node={on_a_node(wildcards)}" if several else None
 
 

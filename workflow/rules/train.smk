@@ -40,7 +40,7 @@ rule train:
         runtime=minutes("train"),
         gpu=gpus,
         nodes=nodes,
-        tasks=nodes,
+        tasks=tasks,
         mpi=launcher,
         slurm_extra=spread,
     shell:
