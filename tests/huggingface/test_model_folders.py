@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -112,6 +114,42 @@ def test_a_model_travels_without_this_package(tmp_path):
         assert kind == (name.partition(",")[0] if name in NATIVE else "FormerlabForCausalLM")
         torch.testing.assert_close(logits, own_logits, rtol=0, atol=1e-5, msg=name)
         assert made[0].tolist() == own, name
+
+
+def test_a_folder_uses_names_that_transformers_4_and_5_know(tokenizer, tmp_path):
+    """Version 4.57 ignores `rope_parameters`, and looks up the class of the tokenizer by name."""
+    for name, older in {
+        "GPTNeoXForCausalLM, pairs": {"rotary_pct": 0.5, "rotary_emb_base": 10000.0},
+        "LlamaForCausalLM": {"rope_theta": 10000.0},
+        "plain": {},
+    }.items():
+        save_folder(build(**(VARIANTS | NATIVE)[name]), tokenizer, tmp_path / name, end_of_text=0)
+        assert older.items() <= json.loads((tmp_path / name / "config.json").read_text()).items()
+        settings = json.loads((tmp_path / name / "tokenizer_config.json").read_text())
+        assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"
+        assert settings["model_input_names"] == ["input_ids", "attention_mask"]
+    code = (tmp_path / "plain/modeling_formerlab.py").read_text()
+    imported = set(", ".join(re.findall(r"^from transformers\S* import (.*)", code, re.MULTILINE)).split(", "))
+    in_both = {"PretrainedConfig", "PreTrainedModel", "GenerationMixin", "CausalLMOutputWithPast"}
+    assert imported == in_both | {"Cache", "DynamicCache", "StaticCache"}
+
+
+def test_the_documented_calls_ask_nothing_at_the_terminal(tokenizer, tmp_path):
+    """Without `trust_remote_code` transformers asks whether to run the code of the folder, for the tokenizer too."""
+    page = (Path(__file__).parents[2] / "docs/existing_models.md").read_text()
+    (example,) = [block for block in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if '"plain-4"' in block]
+    head = ELSEWHERE.partition("import torch\n")[0]
+    asked = "import builtins, os\nbuiltins.input = lambda *_: os._exit(3)\n"
+    save_folder(build(**VARIANTS["plain"]).float(), tokenizer, tmp_path / "plain-4", end_of_text=0)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", head + asked + example, torchvision_shim.__file__],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=os.environ | {"HF_HOME": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "the dog ran to" in done.stdout
 
 
 def loaded_by_us(folder):

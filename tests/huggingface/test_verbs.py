@@ -29,7 +29,7 @@ def test_a_finished_run_is_exported_with_its_tokenizer(finished, tmp_path, capsy
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     assert main(["export-huggingface", str(finished), "--out", str(tmp_path / "out"), "--licence", "MIT"]) == 0
-    assert "trust_remote_code (modeling_formerlab.py)" in capsys.readouterr().out
+    assert "trust_remote_code=True (modeling_formerlab.py)" in capsys.readouterr().out
     card = (tmp_path / "out/README.md").read_text()
     assert 'license_name: "MIT"' in card
     assert "Data: `text`, fingerprint 0123; licence: not stated" in card
@@ -52,6 +52,19 @@ def test_a_run_is_exported_by_its_name_in_the_plan(finished, tmp_path, capsys):
     made = load_any(Folder(path=str(tmp_path / "out"))).model.state_dict()
     assert all(torch.equal(state[name], tensor) for name, tensor in made.items())
     assert "no job 'study/run/seed1'" in refused(capsys, "export-huggingface", "study/run/seed1", *words)
+
+
+def test_an_exported_run_is_named_by_its_id_at_any_scale(finished, tmp_path, monkeypatch, capsys):
+    """As `generate` does it: the scale of the configuration, here laptop, says nothing about the run."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results/live").mkdir(parents=True)
+    (tmp_path / "results/live/smoke").symlink_to(finished.parents[2])
+    assert main(["export-huggingface", "study/run/seed0", "--out", "out"]) == 0
+    assert (tmp_path / "out/model.safetensors").is_file()
+    assert "no finished run there" in refused(capsys, "export-huggingface", "study/run/seed1", "--out", "out")
+    (tmp_path / "results/live/laptop").symlink_to(finished.parents[2])
+    line = refused(capsys, "export-huggingface", "study/run/seed0", "--out", "out")
+    assert "name results/live/laptop/study/run/seed0 or results/live/smoke/study/run/seed0" in line
 
 
 def test_a_released_checkpoint_becomes_a_folder(tokenizer, tmp_path, capsys):

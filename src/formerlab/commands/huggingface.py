@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from formerlab.commands.context import add_verb, job_of, load_plan
+from formerlab.commands.context import add_verb, given_values, job_of, load_plan
 from formerlab.errors import UserError
 from formerlab.files import read_json
 
@@ -12,7 +12,7 @@ from formerlab.files import read_json
 def add_parsers(verbs: Any) -> None:
     """Add the verbs."""
     parser = add_verb(verbs, export_huggingface)
-    parser.add_argument("run", help="a run, such as denseformer/plain-4/seed0, or the folder of a finished run")
+    parser.add_argument("run", help="folder of a finished run, or its id, such as denseformer/plain-4/seed0")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--licence", default="not stated", help="of the weights, for the model card")
 
@@ -28,13 +28,15 @@ def export_huggingface(arguments: argparse.Namespace) -> None:
     from formerlab.data import load_tokenizer
     from formerlab.integrations.huggingface.export import CODE, card_of, save_folder
     from formerlab.models.decoder import DecoderModel
-    from formerlab.training.load import load_model
+    from formerlab.training.load import found, load_model
 
-    folder, out = Path(arguments.run), arguments.out
-    if not (folder / "run.json").is_file():  # a run of the plan
+    run_id, out = arguments.run, arguments.out
+    if arguments.plan or given_values(arguments):
         plan = load_plan(arguments)
-        job_of(plan, "train", arguments.run)
-        folder = Path(plan["results"], arguments.run)
+        job_of(plan, "train", run_id)
+        folder = Path(plan["results"], run_id)
+    else:
+        folder = found(run_id)
     model, run = load_model(folder)
     if not isinstance(model, DecoderModel):
         raise UserError(f"{folder}: a {run.model.kind}; only decoders can be exported")
@@ -43,7 +45,8 @@ def export_huggingface(arguments: argparse.Namespace) -> None:
     card = card_of(read_json(folder / "run.json"), arguments.licence, manifest.get("licence", "not stated"))
     save_folder(model, load_tokenizer(data), out, end_of_text=manifest["tokenizer"]["end_of_text"], card=card)
     own = (out / CODE).is_file()
-    print(f"{out}: AutoModelForCausalLM reads it" + (f", with trust_remote_code ({CODE})" if own else ""))
+    with_code = f", with trust_remote_code=True ({CODE})" if own else ""
+    print(f"{out}: AutoModelForCausalLM and AutoTokenizer read it{with_code}")
 
 
 def import_tokenformer(arguments: argparse.Namespace) -> None:

@@ -34,7 +34,7 @@ def add_parsers(verbs: Any) -> None:
     parser.add_argument("--seed", type=int, default=0)
 
     parser = add_verb(verbs, classify, configured=False)
-    parser.add_argument("model", type=Path, help="folder of a finished run")
+    parser.add_argument("model", type=Path, help="folder of a finished run, or its id")
     parser.add_argument("data", type=Path, help="folder of prepared images, such as results/live/laptop/data/images")
     parser.add_argument("--split", choices=("train", "valid", "test"), default="test")
     parser.add_argument("--batch", type=int, default=64, help="images at a time; default 64")
@@ -101,9 +101,10 @@ def generate(arguments: argparse.Namespace) -> None:
 def classify(arguments: argparse.Namespace) -> None:
     """Evaluate a finished image model on prepared images."""
     from formerlab.evaluation import vision
+    from formerlab.training.load import found
 
     given = {name: getattr(arguments, name) for name in ("split", "batch", "device", "out")}
-    print(vision.classify(arguments.model, arguments.data, **given))
+    print(vision.classify(found(arguments.model), arguments.data, **given))
 
 
 def ui(arguments: argparse.Namespace) -> None:

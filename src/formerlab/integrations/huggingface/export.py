@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from formerlab.errors import UserError
+from formerlab.files import read_json, write_json
 from formerlab.integrations.huggingface.modeling import FormerlabConfig, FormerlabForCausalLM
 from formerlab.integrations.huggingface.native import native
 from formerlab.layers.initial import Part
@@ -60,8 +61,28 @@ def save_folder(
         ends = {"eos_token": end, "pad_token": end, "padding_side": "left"}
         context = model.spec.context
         PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=context, **ends).save_pretrained(out)
+    _add_older_names(out)
     if card:
         (out / "README.md").write_text(card, encoding="utf-8")
+
+
+def _add_older_names(out: Path) -> None:
+    """Write into a saved folder the names by which transformers 4 knows the tokenizer's class and the rotation.
+
+    transformers 5 reads both. Without them 4.57 finds no tokenizer, and rotates a quarter of each head of GPT-NeoX.
+    """
+    path = out / "config.json"
+    config = read_json(path)
+    if rope := config.get("rope_parameters"):
+        older = {"rope_theta": rope["rope_theta"]}
+        if config["model_type"] == "gpt_neox":
+            older = {"rotary_emb_base": rope["rope_theta"], "rotary_pct": rope["partial_rotary_factor"]}
+        write_json(path, config | older)
+    path = out / "tokenizer_config.json"
+    if path.is_file():
+        inputs = ["input_ids", "attention_mask"]  # 4.57 adds token_type_ids, which no causal model takes
+        older = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs}
+        write_json(path, read_json(path) | older)
 
 
 def card_of(record: dict[str, Any], licence: str, data: str) -> str:
@@ -78,7 +99,8 @@ def card_of(record: dict[str, Any], licence: str, data: str) -> str:
     }
     rows = [f"- {name}: {'not recorded' if value in (None, '') else value}" for name, value in said.items()]
     head = ["---", "library_name: transformers", "license: other", f"license_name: {json.dumps(licence)}", "---", ""]
-    use = f"`AutoModelForCausalLM.from_pretrained(folder)` loads it; give `trust_remote_code` beside `{CODE}`."
+    use = "`AutoModelForCausalLM.from_pretrained(folder)` and `AutoTokenizer.from_pretrained(folder)` load it in "
+    use += f"transformers 4.57 and 5; give both `trust_remote_code=True` if the folder has `{CODE}`."
     return "\n".join([*head, f"# {record['id']}", "", *rows, "", use, ""])
 
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import DynamicCache, GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, StaticCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
@@ -76,7 +76,7 @@ class RowPositions(PositionEncoding):
         return self._by_row(x, 2, self.encoding.rotate)
 
 
-class FormerlabConfig(PreTrainedConfig):  # type: ignore[misc]
+class FormerlabConfig(PretrainedConfig):  # type: ignore[misc]
     """The config of a decoder: `spec` says everything; the other sizes repeat it under transformers' names."""
 
     model_type = MODEL_TYPE
