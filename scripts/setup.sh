@@ -4,7 +4,7 @@
 #   scripts/setup.sh .venv               (what `make setup` calls)
 #
 # PYTHON       which Python makes the environment, python3 unless told
-# TORCH_INDEX  package index for torch and torchvision alone, such as https://download.pytorch.org/whl/cpu
+# TORCH_INDEX  package index for torch and torchvision alone (scripts/install_torch.sh chooses one)
 #
 # What is there already and matches the lock is kept, so a second call, or one after an interruption, needs only what
 # is missing; and a torch 2.13.0+cpu that pip finds, or that is installed, stands for the lock's torch 2.13.0.
@@ -57,31 +57,28 @@ show_progress() {
     done
 }
 
-hint_at_cpu_build() {
-    if [[ -z ${TORCH_INDEX:-} ]] && ! command -v nvidia-smi >/dev/null; then
-        say "no NVIDIA GPU here: unless pip finds a CPU build of torch, it fetches the CUDA build, about 3 GB;" \
-            "TORCH_INDEX=https://download.pytorch.org/whl/cpu fetches 0.2 GB"
-    fi
-}
-
 # An environment names its folder in every script, so one that came here with a moved or copied checkout is made anew.
 if [[ $environment != /* && -f $environment/pyvenv.cfg && -f $environment/.ready && $(<"$environment/.ready") != "$(pwd -P)" ]]; then
     rm -rf "$environment"
 fi
 if ! "$environment/bin/python" -m pip --version >/dev/null 2>&1; then
     make_environment
-    hint_at_cpu_build
 fi
-if [[ -n ${TORCH_INDEX:-} ]]; then
-    say "torch and torchvision from $TORCH_INDEX"
-    pip_install --quiet --no-deps --constraint "$lock" --index-url "$TORCH_INDEX" torch torchvision
-fi
+scripts/install_torch.sh "$environment" "$lock"
 pip_install --requirement "$lock" | show_progress
 pip_install --quiet --no-deps --no-build-isolation --editable .
 "$environment/bin/python" - >&2 <<'PYTHON'
 import platform
 from importlib.metadata import version
 
-versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "formerlab"))
-print(f"setup: ready, Python {platform.python_version()}, {versions}")
+import torch
+
+print(f"setup: ready, Python {platform.python_version()}, torch {torch.__version__}, formerlab {version('formerlab')}")
+try:
+    import torchvision  # noqa: F401
+except RuntimeError:
+    print(
+        "setup: torchvision is made for another build of torch. formerlab takes care of it;",
+        "code of your own imports formerlab.integrations.huggingface before transformers",
+    )
 PYTHON

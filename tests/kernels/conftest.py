@@ -11,7 +11,7 @@ from fixtures.own_process import own_process
 def triton():
     """Return Triton; without it skip the test, or fail it where FORMERLAB_CI=1 says it must run."""
     if find_spec("triton") is None:
-        reason = "triton is not installed; `make setup` installs it on Linux"
+        reason = "triton is not installed; `make test` installs it on Linux"
         pytest.fail(reason) if os.environ.get("FORMERLAB_CI") == "1" else pytest.skip(reason)
     import triton
 

@@ -26,7 +26,7 @@ class FusedAdamW(torch.optim.AdamW):
 class MuonAndAdamW(FusedAdamW):
     """AdamW for most groups; torch's Muon for those with a momentum."""
 
-    muon: torch.optim.Muon
+    muon: torch.optim.Optimizer
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over a state; AdamW's own way looks for its moments in every group."""
@@ -39,7 +39,7 @@ class MuonAndAdamW(FusedAdamW):
         self.muon.state, self.muon.param_groups = self.state, [group for group in groups if "momentum" in group]
         weights = [weight for group in self.muon.param_groups for weight in group["params"]]
         before = [weight.clone() for weight in weights] if bad is not None else []
-        _MUON_STEP(self.muon)
+        inspect.unwrap(type(self.muon).step)(self.muon)
         if bad is not None:
             for weight, old in zip(weights, before, strict=True):
                 weight.copy_(torch.where(bad > 0, old, weight))
@@ -48,7 +48,7 @@ class MuonAndAdamW(FusedAdamW):
         self.param_groups = groups
 
 
-_ADAMW_STEP, _MUON_STEP = (inspect.unwrap(kind.step) for kind in (torch.optim.AdamW, torch.optim.Muon))
+_ADAMW_STEP = inspect.unwrap(torch.optim.AdamW.step)
 
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 

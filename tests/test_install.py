@@ -1,0 +1,136 @@
+"""The set-up takes torch from an index that answers, and from the configured index otherwise."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PINS = {"torch": "2.13.0", "torchvision": "0.28.0"}
+TOOLS = ("bash", "mktemp", "rmdir", "sed", "timeout")
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("environment")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    (folder / "lock").write_text("".join(f"{name}=={version}  # pinned\n" for name, version in PINS.items()))
+    return folder
+
+
+@pytest.fixture
+def install(environment: Path, tmp_path: Path) -> Iterator[Callable[..., tuple[str, list[str]]]]:
+    """Run the script with a PATH of its own; return its messages and what it installed."""
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for tool in TOOLS:
+        (programs / tool).symlink_to(str(shutil.which(tool)))
+
+    def run(**settings: str) -> tuple[str, list[str]]:
+        command = ("bash", ROOT / "scripts/install_torch.sh", environment, environment / "lock")
+        kept = {key: value for key, value in os.environ.items() if key not in ("TORCH_INDEX", "NO_PROXY", "no_proxy")}
+        done = subprocess.run(command, env=kept | {"PATH": str(programs)} | settings, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stderr, sorted(path.name for path in environment.glob("lib/*/site-packages/torch*.dist-info"))
+
+    yield run
+    for folder in environment.glob("lib/*/site-packages/torch*.dist-info"):
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Serve wheels that consist of metadata alone; return the address of their index."""
+    root = tmp_path / "index"
+    root.mkdir()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(root)))
+    Thread(target=server.serve_forever, daemon=True).start()
+
+    def serve(**versions: str) -> str:
+        for name, version in versions.items():
+            folder, about = root / name, f"{name}-{version}.dist-info"
+            folder.mkdir()
+            file = folder / f"{name}-{version}-py3-none-any.whl"
+            with zipfile.ZipFile(file, "w") as wheel:
+                wheel.writestr(f"{about}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+                wheel.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+                wheel.writestr(f"{about}/RECORD", "")
+            (folder / "index.html").write_text(f'<a href="{file.name}">{file.name}</a>')
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield serve
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def port() -> Iterator[socket.socket]:
+    """Return a socket with a port of its own, which accepts nothing unless it listens."""
+    with socket.socket() as unanswered:
+        unanswered.bind(("127.0.0.1", 0))
+        yield unanswered
+
+
+def test_an_index_with_the_pinned_torch_gives_both_packages(install, index) -> None:
+    address = index(torch="2.13.0+cpu", torchvision="0.28.0+cpu")
+    installed = ["torch-2.13.0+cpu.dist-info", "torchvision-0.28.0+cpu.dist-info"]
+    assert install(TORCH_INDEX=address) == (f"setup: torch 2.13.0 comes from {address}\n", installed)
+    assert install(TORCH_INDEX="http://127.0.0.1:9") == ("", installed)  # a second call asks no index
+
+
+@pytest.mark.parametrize("versions", [{}, {"torch": "2.12.1+cpu"}, {"torch": "12.13.0"}], ids=str)
+def test_an_index_without_the_pinned_torch_is_left(install, index, versions) -> None:
+    address = index(**versions)
+    said_of_fallback(address, *install(TORCH_INDEX=address))
+
+
+def test_an_index_that_refuses_is_left(install, port) -> None:
+    address = f"http://127.0.0.1:{port.getsockname()[1]}"
+    said_of_fallback(address, *install(TORCH_INDEX=address))
+
+
+def test_an_index_that_hangs_is_left_within_seconds(install, port) -> None:
+    port.listen()
+    address = f"http://127.0.0.1:{port.getsockname()[1]}"
+    said_of_fallback(address, *install(TORCH_INDEX=address))
+
+
+def said_of_fallback(address: str, said: str, installed: list[str]) -> None:
+    assert said.startswith(f"setup: {address} does not answer or has no torch 2.13.0: it comes from the configured")
+    assert (said.count("\n"), installed) == (1, [])
+
+
+def test_without_a_gpu_the_index_of_cpu_builds_is_asked(install, port) -> None:
+    proxy = f"http://127.0.0.1:{port.getsockname()[1]}"
+    said_of_fallback("https://download.pytorch.org/whl/cpu", *install(https_proxy=proxy, HTTPS_PROXY=proxy))
+
+
+@pytest.mark.parametrize(("program", "reason"), [("nvidia-smi", "NVIDIA GPU found"), ("sbatch", "Slurm found")])
+def test_with_gpus_here_or_behind_slurm_no_index_is_asked(install, tmp_path, program, reason) -> None:
+    (tmp_path / "bin" / program).write_text("#!/bin/bash\necho 'GPU 0: NVIDIA H100'\n")
+    (tmp_path / "bin" / program).chmod(0o755)
+    said, installed = install()
+    assert said.startswith(f"setup: {reason}, torch 2.13.0 comes from the configured package index")
+    assert installed == []
+
+
+@pytest.mark.parametrize(("target", "adds"), [("demo", False), ("figures", False), ("test", True), ("lint", True)])
+def test_tools_for_development_come_with_the_targets_that_use_them(tmp_path, target, adds) -> None:
+    command = ("make", "-n", target, f"VENV={tmp_path / 'new'}")
+    plan = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "scripts/setup.sh" in plan
+    assert ("requirements-develop.lock" in plan) is adds
