@@ -16,10 +16,13 @@ LAYERS = {
     "run": ("workflow/studies/small.yaml", "runs: {{plain: {{steps: {}}}}}"),
     "pattern": ("workflow/scales/smoke.yaml", "studies: {{small: {{runs: {{'pl*': {{steps: {}}}}}}}}}"),
     "run at the scale": ("workflow/scales/smoke.yaml", "studies: {{small: {{runs: {{plain: {{steps: {}}}}}}}}}"),
+    "config": ("config.yaml", "small: {{steps: {}}}"),
+    "config of the run": ("config.yaml", "small: {{runs: {{plain: {{steps: {}}}}}}}"),
     "overlay": ("mine.yaml", "small.steps: {}"),
     "overlay of the run": ("mine.yaml", "small.runs.plain.steps: {}"),
     "set": ("config.yaml", "set: {{small.steps: {}}}"),
     "set of the run": ("config.yaml", "set: {{small.runs.plain.steps: {}}}"),
+    "set of the overlay": ("mine.yaml", "set: {{small: {{runs: {{plain: {{steps: {}}}}}}}}}"),
 }
 """The layers of a run's key, each above the one before it."""
 
@@ -112,17 +115,31 @@ OVERRIDES = [
 
 
 @pytest.mark.parametrize(("key", "value", "text", "file"), OVERRIDES, ids=[key for key, *_ in OVERRIDES])
-def test_overlay_set_command_line_and_an_edited_file_say_the_same(project, key, value, text, file):
+def test_every_way_to_give_a_key_says_the_same(project, key, value, text, file):
+    """Beside `set` or below it, in config.yaml, in an overlay and on the command line; or the edited file itself."""
     before = project.plan()
     on_command_line = project.plan(set={key: value})
     assert on_command_line != before
-    project.write("mine.yaml", yaml.safe_dump({key: value}))
-    assert project.plan(overlay="mine.yaml") == on_command_line
-    project.lay_over("config.yaml", yaml.safe_dump({"set": {key: value}}))
-    assert project.plan() == on_command_line
-    project.lay_over("config.yaml", "set: null")
+    config = (project.root / "config.yaml").read_text()
+    for layer in ({key: value}, {"set": {key: value}}):
+        assert project.plan(**layer) == on_command_line
+        project.write("mine.yaml", yaml.safe_dump(layer))
+        assert project.plan(overlay="mine.yaml") == on_command_line
+        project.lay_over("config.yaml", yaml.safe_dump(layer))
+        assert project.plan() == on_command_line
+        project.write("config.yaml", config)
     project.lay_over(file, text)
     assert project.plan() == on_command_line
+
+
+def test_the_scale_of_the_command_line_wins_over_files(project):
+    """Also where a file has keys of the scale below that name."""
+    scale = project.plan()["scale"]
+    project.write("mine.yaml", "scale: laptop")
+    assert project.plan(overlay="mine.yaml", scale=scale)["scale"] == scale
+    project.lay_over("config.yaml", "scale: null")
+    project.write("mine.yaml", "scale: {defaults: {steps: 77}}")
+    assert project.plan(overlay="mine.yaml", scale=scale) == project.plan(scale=scale, set={"scale.defaults.steps": 77})
 
 
 def test_a_field_keeps_its_type_where_it_stands_alone():

@@ -27,7 +27,11 @@ def small(text):
 MISTAKES = [
     # Keys that do not exist, in every file.
     (CONFIG, "scal: laptop", "scal: unknown key (value 'laptop'); did you mean scale?"),
-    (CONFIG, "small: {steps: 3}", "small: unknown key (value {'steps': 3}); keys of runs and scales go below `set`"),
+    (CONFIG, "smal: {steps: 3}", "smal: unknown key (value {'steps': 3}); did you mean small?"),
+    (CONFIG, "small: {stepps: 3}", "small.stepps: unknown key (value 3); did you mean steps?"),
+    (CONFIG, "set: 5", "set: Input should be an object (got 5)"),
+    (OVERLAY, "overlay: other.yaml", "overlay: an overlay names no other one; write the keys of both into one file"),
+    (OVERLAY, "set: {small.plain.steps: 3}", "set: small.plain: unknown key (value ...; write <study>.<key>, <study>"),
     (SCALE, small("onlyy: [plain]"), "studies.small.onlyy: unknown key (value ['plain']); did you mean only?"),
     (STUDY, "runs: {plain: {stepps: 3}}", "small.runs.plain.stepps: unknown key (value 3); did you mean steps?"),
     (SCALE, "defaults: {optimizer: {learning_rate: 3.0}}", "small.runs.plain.optimizer.learning_rate:...; remove it"),

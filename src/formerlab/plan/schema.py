@@ -94,10 +94,11 @@ class Config(Spec):
     """Laid over the table of processors that the estimates know (plan/hardware.py): measured utilisation, your
     own machine."""
     overlay: Annotated[str, Field(min_length=1)] | None = None
-    """A YAML file whose keys are laid over everything else, in the form of `set`."""
+    """A YAML file laid over this one; it takes the same keys, but for `overlay`."""
     set: dict[str, Any] = {}
-    """Values laid over single keys: <study>.<key of a run>, <study>.runs.<run>.<key>, scale.<key>, study.<study>.<key>,
-    or a key of this file."""
+    """Values laid over single keys of config.yaml and of the overlay: <study>.<key of a run>,
+    <study>.runs.<run>.<key>, scale.<key>, study.<study>.<key>, or a key of this file. They may also be written beside
+    `set`; then the `set` of any file wins over them."""
 
 
 class BesideSpec(Spec):

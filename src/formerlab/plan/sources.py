@@ -27,7 +27,7 @@ DataSets = Mapping[str, DataSpec]
 _OF_THE_FILE = {"study", "name", "seed"}
 RUN_KEYS = (frozenset(Run.model_fields) | frozenset(ReleasedRun.model_fields)) - _OF_THE_FILE
 CONFIG_KEYS = frozenset(Config.model_fields) - {"overlay", "set"}
-"""Keys of config.yaml that an override may give; `scale` with a mapping below it means the file of the scale."""
+"""Keys of config.yaml about all studies; `scale` with a mapping below it means the file of the scale."""
 FORMS = "write <study>.<key>, <study>.runs.<run>.<key>, scale.<key>, study.<study>.<key> or a key of config.yaml"
 
 
@@ -43,7 +43,7 @@ class Sources:
     study_trees: dict[str, Tree]
     overrides: list[Tree]
     added: dict[str, frozenset[str]]
-    """Runs that an overlay or `set` adds to a study; they exist at every scale."""
+    """Runs that config.yaml, an overlay or `set` adds to a study; they exist at every scale."""
 
     def at_scale(self, study: str, *path: str) -> Tree:
         """Return the scale's settings below a path of a study."""
@@ -67,19 +67,16 @@ def read_tree(root: Path, file: str) -> Tree:
 def read_sources(root: Path, given: dict[str, Any]) -> Sources:
     """Read config, scale and studies below `root`; `given` are the values of the command line."""
     known = sorted(path.stem for path in (root / "workflow" / "studies").glob("*.yaml"))
-    own = [read_tree(root, "config.yaml"), Tree(given, "command line")]
-    config = parse(Config, laid(own), remedy="keys of runs and scales go below `set`")
-    overrides = [] if config.overlay is None else [nested(read_yaml(root, config.overlay), config.overlay)]
-    overrides += [nested(tree.part("set"), f"{tree.file}: set") for tree in own]
+    overrides = _overrides(root, given)
     form = _form_of_overrides(known)
     for tree in overrides:
         parse(form, tree, remedy=FORMS)
     of_files = [tree for tree in overrides if isinstance(tree.get("scale"), dict)]
     of_config = [tree.without("scale") if tree in of_files else tree for tree in overrides]
-    config_tree = laid([*own, *(tree.only(CONFIG_KEYS) for tree in of_config)])
+    config_tree = laid([tree.only(CONFIG_KEYS) for tree in of_config])
     config = parse(Config, config_tree)
     scale_tree = _as_text(read_tree(root, f"workflow/scales/{config.scale}.yaml"))
-    mine = [tree.only({key for key in ("data", "suites", "released") if tree.get(key)}) for tree in (*own, *overrides)]
+    mine = [tree.only({key for key in ("data", "suites", "released") if tree.get(key)}) for tree in overrides]
     for tree in (*mine, *(Tree(tree.part("scale"), f"{tree.file}: scale") for tree in of_files)):
         scale_tree = _as_text(merge(scale_tree, tree))
     scale = parse(Scale, scale_tree)
@@ -100,6 +97,30 @@ def read_sources(root: Path, given: dict[str, Any]) -> Sources:
     studies = {name: parse(Study, tree) for name, tree in trees.items()}
     added = {name: frozenset(trees[name].part("runs").keys() - tracked[name].part("runs").keys()) for name in trees}
     return Sources(config, scale, studies, config_tree, scale_tree, trees, overrides, added)
+
+
+def _overrides(root: Path, given: dict[str, Any]) -> list[Tree]:
+    """Return the keys of config.yaml, of the overlay and of the command line, and then the `set` of each: later ones
+    win. All take the same keys, nested or dotted; only an overlay names no overlay.
+    """
+    files = [read_tree(root, "config.yaml"), Tree(given, "command line")]
+    if (overlay := parse(Config, laid([tree.only({"overlay"}) for tree in files])).overlay) is not None:
+        files.insert(1, read_tree(root, overlay))
+        if "overlay" in files[1]:
+            raise UserError(f"{overlay}: overlay: an overlay names no other one; write the keys of both into one file")
+    for tree in files:
+        parse(Config, tree.only({"set"}))
+    keys = [part for tree in files for part in _nested(tree.without("overlay", "set"), tree.file)]
+    return [*keys, *(part for tree in files for part in _nested(tree.part("set"), f"{tree.file}: set"))]
+
+
+def _nested(tree: Tree, file: str) -> list[Tree]:
+    """Turn keys with dots into mappings, except in names of processors.
+
+    The name of the scale is in a tree of its own, beside keys of the scale's file.
+    """
+    named = tree.only({"hardware"} if isinstance(tree.get("scale"), dict | None) else {"hardware", "scale"})
+    return [Tree(named, file), nested(tree.without(*named), file)]
 
 
 def _as_text(tree: Tree) -> Tree:

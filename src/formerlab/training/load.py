@@ -30,7 +30,8 @@ def found(run: str | Path) -> Path:
     if not (folder / "run.json").is_file() and not folder.is_absolute():
         config = read_yaml(Path(), "config.yaml") if Path("config.yaml").is_file() else {}
         overlay = read_yaml(Path(), config["overlay"]) if config.get("overlay") else {}
-        named = [layer.get("results") for layer in (config.get("set") or {}, overlay, config)]
+        layers = (overlay.get("set") or {}, config.get("set") or {}, overlay, config)  # as a plan lays them
+        named = [layer.get("results") for layer in layers]
         results = next(filter(None, named), "results")
         live = [path.parent for path in sorted(Path(results, "live").glob(f"*/{folder}/run.json"))]
         if len(live) > 1:
