@@ -19,6 +19,10 @@ class UserError(Exception):
         super().__init__("".join(letter if letter.isprintable() else " " for letter in message))
 
 
+class ArgumentError(UserError, ValueError):
+    """An argument of a call is wrong: a ValueError too, as callers of transformers' models expect it."""
+
+
 class StoppedEarly(Exception):
     """A stage stopped itself with its work saved: a signal came or its time ran out.
 

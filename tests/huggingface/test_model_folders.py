@@ -219,6 +219,68 @@ def test_padding_of_either_side_changes_no_logit(tmp_path):
         loaded(prompt, attention_mask=torch.tensor([[0, 1, 1, 0, 1, 1]]))
 
 
+@pytest.mark.parametrize("kind", ["plain", "densetokenformer", "StaticHyperConnectionsLayer"])
+def test_hidden_states_are_inputs_of_the_blocks_and_the_final_norm(kind, tmp_path):
+    loaded, prompt = saved(build(**VARIANTS[kind]), None, tmp_path / "model"), tokens(2, 12)
+    mask = torch.ones_like(prompt)
+    mask[0, :5] = 0
+    read = []
+    hooks = [
+        block.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0])) for block in loaded.decoder.blocks
+    ]
+    with torch.no_grad():
+        out = loaded(prompt, attention_mask=mask, output_hidden_states=True, logits_to_keep=1)
+    for hook in hooks:
+        hook.remove()
+    assert out.logits.shape[1] == 1
+    assert all(map(torch.equal, out.hidden_states[:-1], read))
+    assert len(out.hidden_states) == loaded.config.num_hidden_layers + 1
+    assert torch.equal((out.hidden_states[-1] @ loaded.decoder.embedding.T)[:, -1:], out.logits)
+    options = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None, "return_dict_in_generate": True}
+    made = loaded.generate(prompt, output_hidden_states=True, **options)
+    assert [len(states) for states in made.hidden_states] == [len(out.hidden_states)] * 3
+    loaded.config.output_hidden_states, loaded.config.return_dict = True, False
+    assert len(loaded(prompt)) == 3, "logits, cache and hidden states"
+
+
+def test_the_tokens_to_keep_may_be_listed(tmp_path):
+    loaded, prompt = saved(build(position=Learned()), None, tmp_path / "model"), tokens(1, 6)
+    kept = loaded(prompt, logits_to_keep=torch.tensor([2])).logits
+    torch.testing.assert_close(kept[:, 0], loaded(prompt).logits[:, 2], rtol=0, atol=1e-12)
+
+
+TWICE = torch.arange(3).repeat(2)[None]
+SWALLOWED = {
+    "position_ids: not those of the cache and mask; give each text a row": {"position_ids": TWICE},
+    "position_ids: not those of the cache": {"position_ids": torch.arange(6)[None] + 1},
+    "position_ids: not those": {"position_ids": TWICE, "attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]])},
+    "seq_idx: this model does not keep packed texts apart": {"seq_idx": torch.tensor([[0, 0, 0, 1, 1, 1]])},
+    "cu_seq_lens_q: this model does not keep": {"cu_seq_lens_q": torch.tensor([0, 3, 6]), "max_length_q": 3},
+    "output_attentions: this model does not compute it": {"output_attentions": True},
+    "inputs_embeds: this model does not compute it": {"inputs_embeds": torch.zeros(1, 6, 16)},
+    "attention_maks: this model does not compute it": {"attention_maks": torch.ones(1, 6)},
+    r"attention_mask of shape \(1, 3\)": {"attention_mask": torch.ones(1, 3, dtype=torch.int64)},
+}
+
+
+@pytest.mark.parametrize("message", SWALLOWED)
+def test_an_argument_that_would_change_nothing_is_refused(message, tmp_path):
+    loaded = saved(build(position=Learned()), None, tmp_path / "model")
+    with pytest.raises(UserError, match=message) as caught:
+        loaded(tokens(1, 6), **SWALLOWED[message])
+    assert isinstance(caught.value, ValueError), "as transformers' own models raise"
+
+
+def test_positions_that_are_those_of_the_model_are_taken(tmp_path):
+    loaded, batch = saved(build(position=Learned()), None, tmp_path / "model"), tokens(2, 6)
+    for mask in (torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6]), torch.tensor([[1, 1, 1, 1, 0, 0], [1] * 6])):
+        positions = (mask.cumsum(1) - 1).masked_fill(mask == 0, 1)
+        expected = loaded(batch, attention_mask=mask).logits
+        assert torch.equal(loaded(batch, attention_mask=mask, position_ids=positions).logits, expected)
+    cache = loaded(batch).past_key_values
+    loaded(batch, past_key_values=cache, position_ids=torch.arange(6, 12)[None])
+
+
 def test_the_loss_is_the_mean_over_the_predicted_tokens(tmp_path):
     loaded = saved(build(position=Learned()), None, tmp_path / "model")
     prompt = tokens(2, 12)

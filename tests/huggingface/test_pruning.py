@@ -118,6 +118,20 @@ def test_a_call_gives_the_logits_of_a_simulation_and_no_gradient(models):
     assert model(text, labels=text).loss.requires_grad
 
 
+def test_positions_that_follow_each_other_are_taken(models):
+    """Those of a text that begins elsewhere, and of padding in front, which may be any."""
+    model, text = models["llama"], tokens(2, 6)
+    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
+    places = (mask.cumsum(1) - 1).masked_fill(mask == 0, 1)
+    with prune(model, Full(), 6):
+        for given in ({"position_ids": places, "attention_mask": mask}, {"position_ids": torch.arange(9, 15)[None]}):
+            pruned_logits = model(text, **given).logits
+            model.forward, inside = type(model).forward.__get__(model), model.forward
+            with torch.no_grad():
+                torch.testing.assert_close(pruned_logits[:, -1], model(text, **given).logits[:, -1])
+            model.forward = inside
+
+
 def test_a_cache_holds_its_budget(models):
     model, text = models["llama"], tokens(1, 20)
     with prune(model, Decay(), 6):
@@ -239,6 +253,15 @@ WRONG_CALLS = {
     ),
     "cannot come back": lambda model: generated(model, tokens(1, 20), prompt_lookup_num_tokens=2),
     "output_attentions: a pruned cache returns no attention": lambda model: model(tokens(1, 4), output_attentions=True),
+    "position_ids: the tokens of a row do not follow each other": lambda model: model(
+        tokens(1, 6), position_ids=torch.arange(3).repeat(2)[None], use_cache=False
+    ),
+    "position_ids: the tokens of a row do not follow each other; give each text": lambda model: model(
+        inputs_embeds=model.get_input_embeddings()(tokens(2, 6)),
+        position_ids=torch.tensor([[0, 1, 2, 3, 4, 5], [0, 0, 1, 2, 0, 1]]),
+        attention_mask=torch.tensor([[1] * 6, [0] + [1] * 5]),
+    ),
+    "attention with cu_seq_lens_q": lambda model: model(tokens(1, 6), cu_seq_lens_q=torch.tensor([0, 3, 6])),
     "10 tokens exceed the context of 9": lambda model: model(tokens(1, 10)),
 }
 BEGUN = {}

@@ -17,6 +17,7 @@ from formerlab.layers import (
     DynamicHyperConnections,
     Identity,
     ManifoldHyperConnections,
+    Mixer,
     RandomSparse,
     StaticHyperConnections,
 )
@@ -167,3 +168,28 @@ def test_the_weights_that_are_recorded_are_those_that_mix(spec):
         expected[i] += weight * streams[j]
     for i, value in expected.items():
         torch.testing.assert_close(mixed[i - 1][0, 0, 0], value)
+
+
+@every_mixer
+def test_sub_layers_and_blocks_count_from_1(spec):
+    """A mixer counted from 0 computes something else, or nothing: it says so."""
+    acts_on_additions = type(built(spec)).add is not Mixer.add
+    for call, number, what in (("add", 2 * LAYERS, "sub-layer"), ("mix", LAYERS, "block")):
+        if (call == "add") != acts_on_additions or type(spec) is Identity:
+            continue
+        for wrong in (0, -1, number + 1):
+            x, history = (mixer := built(spec)).begin(torch.ones(1, 2, WIDTH))
+            arguments = (x, x, history) if call == "add" else (x, history)
+            with pytest.raises(ValueError, match=f"{what} {wrong} of {number}: {what}s count from 1 to {number}"):
+                getattr(mixer, call)(wrong, *arguments)
+
+
+@pytest.mark.parametrize("spec", [DepthWeightedAverage(), DynamicDense()], ids=label)
+def test_a_block_that_is_left_out_is_named(spec):
+    mixer = built(spec)
+    mixer.fused = False
+    x, history = mixer.begin(torch.ones(1, 2, WIDTH))
+    mixer.mix(1, x, history)
+    for index in (1, 3):
+        with pytest.raises(ValueError, match=f"block {index} after 1 blocks: give every block's output once, in turn"):
+            mixer.mix(index, x, history)

@@ -7,7 +7,7 @@ difference of the rules.
 """
 
 from decimal import ROUND_HALF_UP, Decimal
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -17,6 +17,19 @@ EVERYTHING = 10**7
 """The largest count of entries, which no text reaches."""
 Budget = Annotated[int, Field(ge=1, le=EVERYTHING)] | Annotated[float, Field(gt=0, le=1)]
 """A count of entries (int) or a share of the sequence's own length (float): 1 is one entry, 1.0 is everything."""
+
+
+def plain_budget(budget: Any) -> Any:
+    """Return a budget out of numpy or torch as Python's own number; anything else as it is.
+
+    A float of less than 64 bits is the decimal number that it prints as, so that a float32 of 0.29 is 0.29.
+    """
+    if isinstance(budget, int | float) or getattr(budget, "ndim", None) != 0:
+        return float(budget) if isinstance(budget, float) else budget
+    number = budget.item()
+    if isinstance(number, float) and budget.dtype.itemsize < 8:
+        return float(f"{number:.{6 if budget.dtype.itemsize == 4 else 3}g}")
+    return number
 
 
 def resolve_budget(budget: int | float, length: int) -> int:
@@ -29,12 +42,13 @@ def resolve_budget(budget: int | float, length: int) -> int:
 
     Raises UserError for a count below 1 or a ratio outside (0, 1].
     """
+    budget = plain_budget(budget)
     if isinstance(budget, int) and not isinstance(budget, bool) and budget >= 1:
         return budget
     if isinstance(budget, float) and budget == 1:
         return EVERYTHING
     if isinstance(budget, float) and 0 < budget < 1:
-        return int((_decimal(budget) * length).quantize(Decimal(1), rounding=ROUND_HALF_UP))
+        return int((_decimal(budget) * int(length)).quantize(Decimal(1), rounding=ROUND_HALF_UP))
     raise UserError(f"budget {budget!r}: give a count of entries (an int, at least 1) or a ratio (a float in (0, 1])")
 
 

@@ -44,7 +44,7 @@ class CompressedCache(KVCache):
 
     def __init__(self, policy: Policy, budget: Budget, position: PositionEncoding | None = None) -> None:
         super().__init__()
-        check_configuration(policy, budget, stepwise=False)
+        budget = check_configuration(policy, budget, stepwise=False)
         if not (isinstance(policy, OneShot) or (isinstance(policy, Eviction) and policy.is_online)):
             raise UserError(f"{policy!r} cannot compress a prompt: it masks whole sequences; run it as a Simulation")
         if isinstance(policy, Eviction) and coefficients(policy) is None:
@@ -57,6 +57,7 @@ class CompressedCache(KVCache):
         self._kept: dict[int, Int[Tensor, "batch key_heads kept"]] = {}
         self._lengths: dict[int, int] = {}
 
+    @torch.inference_mode(False)  # what a cache holds must stay writable outside inference mode
     @torch.no_grad()
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         """Take in the new keys and values; return softmax(q k^T / sqrt(d_head)) v over the keys each query finds."""

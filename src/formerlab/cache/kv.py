@@ -41,6 +41,8 @@ class KVCache:
         self._capacity = capacity
         self._layers: dict[int, Buffer] = {}
 
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def take(self, layer: int, k: AnyHeads, v: AnyHeads) -> tuple[AnyHeads, AnyHeads]:
         """Take in new keys and values; return all that the layer holds."""
         if layer not in self._layers:
@@ -50,6 +52,7 @@ class KVCache:
         held.append(k, v)
         return held.keys[:, :, : held.length], held.values[:, :, : held.length]
 
+    @torch.inference_mode(False)  # what a cache holds must stay writable outside inference mode
     @torch.no_grad()
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         """Take in the new keys and values; return softmax(q k^T / sqrt(d_head)) v over all no later than each query."""

@@ -92,7 +92,7 @@ class PrunedCache:
     def __init__(
         self, policy: Policy, budget: Budget, position: PositionEncoding | None = None, *, length: int | None = None
     ) -> None:
-        check_configuration(policy, budget)
+        budget = check_configuration(policy, budget)
         if not (isinstance(policy, Eviction) and policy.is_online):
             raise UserError(f"{policy!r} cannot evict: it looks at more than a cache holds; run it as a Simulation")
         self.policy = policy
@@ -103,6 +103,7 @@ class PrunedCache:
         if isinstance(budget, int) or budget == 1.0 or length is not None:
             self._settle(length or 0)
 
+    @torch.inference_mode(False)  # what a cache holds must stay writable outside inference mode
     @torch.no_grad()
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         """Take in the tokens one by one; return softmax(q k^T / sqrt(d_head)) v over the keys that each finds."""

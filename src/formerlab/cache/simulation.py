@@ -116,7 +116,7 @@ class Simulation:
         position: PositionEncoding | None = None,
         engine: Engine | None = None,
     ) -> None:
-        check_configuration(policy, budget)
+        budget = check_configuration(policy, budget)
         self.policy = policy
         self.budget = budget
         self.lengths = lengths

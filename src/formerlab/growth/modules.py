@@ -2,7 +2,9 @@
 
 import copy
 import math
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from numbers import Integral, Real
 from typing import Any, TypeVar, cast, get_args
 
 import torch
@@ -22,7 +24,7 @@ PLACES = {"projection": "blocks.*.attention.*", "feedforward": "blocks.*.feedfor
 
 def grow(
     model: AnyModule,
-    factor: int | float = 2,
+    factor: int | float | None = None,
     init: InitialKeys = "zero",
     tau: TauRule = "keep",
     *,
@@ -31,26 +33,22 @@ def grow(
 ) -> AnyModule:
     """Return a copy of a model with more parameter tokens, by default one that computes the same function.
 
-    Every Pattention's token count is multiplied by `factor` and rounded; `tokens` names counts instead, per kind of
-    layer ({"projection": 1024, "feedforward": 4096}), and what it leaves out keeps its count. In somebody else's module
-    the Pattentions bear their own names ({"encoder.0.up": 256}), and decoders and vision transformers that it holds
-    grow with their specs, by a factor only.
+    Every Pattention's token count is multiplied by `factor`, 2 unless given, and rounded. `tokens` names counts
+    instead, per kind of layer ({"projection": 1024, "feedforward": 4096}), and what it leaves out keeps its count. In
+    somebody else's module the Pattentions bear their own names ({"encoder.0.up": 256}), and decoders and vision
+    transformers that it holds grow with their specs, by a factor only.
 
     Old keys and values become the leading rows; new rows are drawn from the seed and the name of the layer, as at the
     start of training. All else is copied as it is now, also what was put into a model after it was built.
 
     Raises UserError for a model without Pattention, layers that share weights or whose weights are computed from
-    others, unknown names and rules and fewer tokens.
+    others, models wrapped by DDP or FSDP, unknown names and rules, fewer tokens, and a factor that adds no token.
     """
     for key, value, known in (("init", init, get_args(InitialKeys)), ("tau", tau, get_args(TauRule))):
         if value not in known:
             raise UserError(f"cannot grow with {key}={value!r}; use {' or '.join(known)}")
-    growth = Growth(keys=init, tau=tau)
-    if not 1 <= factor < math.inf:
-        raise UserError(f"cannot grow by factor={factor}: growth never removes tokens; use a factor of at least 1")
-    for name, count in (tokens or {}).items():
-        if type(count) is not int:
-            raise UserError(f"cannot grow {name} to {count!r} tokens; write a whole number")
+    _refuse_wrapped(model)
+    growth, factor = Growth(keys=init, tau=tau), _check_sizes(model, factor, tokens)
     if type(model) not in (DecoderModel, VisionTransformerModel):
         return _grow_foreign(model, factor, growth, tokens, seed)
     spec: Any = model.spec
@@ -61,6 +59,44 @@ def grow(
     grown: Any = _grow_layers(model, factor, growth, tokens, seed)
     grown.spec = child
     return cast(AnyModule, grown)
+
+
+WRAPPERS = {
+    "DistributedDataParallel": "its hooks belong to the old weights; grow model.module and wrap the result",
+    "FullyShardedDataParallel": "its weights are split; grow the model before it is wrapped",
+    "FSDPModule": "its weights are split; grow the model before fully_shard",
+    "DeepSpeedEngine": "its optimizer holds the old weights; grow the model before deepspeed.initialize",
+}
+"""Classes that hold on to the weights they were given, why, and the remedy."""
+
+
+def _refuse_wrapped(model: nn.Module) -> None:
+    for module in model.modules():
+        for name in (cls.__name__ for cls in type(module).__mro__):
+            if name in WRAPPERS:
+                raise UserError(f"cannot grow a {name}: {WRAPPERS[name]}")
+
+
+def _check_sizes(model: nn.Module, factor: int | float | None, tokens: Any) -> int | float:
+    """Return the factor, 2 by default. Raises UserError unless it is one, or `tokens` are whole numbers by name."""
+    if tokens is not None and factor is not None:
+        raise UserError(f"cannot grow by factor={factor} to tokens={tokens}; give one of them")
+    factor = 2 if factor is None else factor
+    if not (isinstance(factor, Real) and 1 <= factor < math.inf):
+        raise UserError(f"cannot grow by factor={factor}: growth never removes tokens; use a factor of at least 1")
+    if not isinstance(tokens, Mapping | None):
+        names = (
+            list(pattentions(model.spec))
+            if isinstance(getattr(model, "spec", None), AnyModel)
+            else list(_layers(model))
+        )
+        raise UserError(
+            f"cannot grow to tokens={tokens!r}; name the layers, tokens={{{next(iter(names), 'name')!r}: ...}}"
+        )
+    for name, count in (tokens or {}).items():
+        if not isinstance(count, Integral) or isinstance(count, bool):
+            raise UserError(f"cannot grow {name} to {count!r} tokens; write a whole number")
+    return factor
 
 
 def _grow_foreign(
@@ -94,9 +130,11 @@ def _grow_layers(
     grown.zero_grad()  # a copy has the gradients too
     for name, layer in layers.items():
         old = len(layer.keys)
-        new = round(old * factor) if tokens is None else tokens.get(name, old)
+        new = round(old * factor) if tokens is None else int(tokens.get(name, old))
         if new < old:
             raise UserError(f"cannot grow {name} from {old} tokens to {new}: growth never removes any; ask for more")
+        if tokens is None and new == old and factor > 1:
+            raise UserError(f"cannot grow {name} by factor={factor}: {old} tokens stay {old}; use a larger factor")
         _extend(cast(PattentionLayer, grown.get_submodule(name)), new, growth, mixed_seed(seed, name))
     return grown
 
@@ -144,6 +182,6 @@ def _with_tokens(spec: AnyModel, factor: int | float, tokens: dict[str, int] | N
         raise UserError(f"cannot grow {', '.join(unknown)}: the Pattentions of this model are {known}")
     grown = {}
     for name, part in parts.items():
-        count = round(part.tokens * factor) if tokens is None else tokens.get(name, part.tokens)
+        count = round(part.tokens * factor) if tokens is None else int(tokens.get(name, part.tokens))
         grown[name] = part.model_copy(update={"tokens": count, "tau": None})
     return spec.model_copy(update=grown)

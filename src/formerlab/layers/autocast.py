@@ -1,4 +1,4 @@
-"""What autocast does to the operands of our own matrix products."""
+"""What autocast does to the operands of our own matrix products, and whether torch.func transforms what is computed."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -13,6 +13,14 @@ def autocasts(tensor: Tensor) -> bool:
     """
     device = tensor.device.type
     return device != "meta" and torch.is_autocast_enabled(device)
+
+
+def transforms() -> bool:
+    """Say whether torch.func (vmap, grad, jvp, ...) or forward-mode AD is at work.
+
+    They follow torch's own operations; autograd functions and kernels of ours then give way to the plain formula.
+    """
+    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from formerlab.layers.autocast import operands
+from formerlab.layers.autocast import operands, transforms
 
 LARGEST = 2**25
 """Logits that are in memory at one time, at most, as long as a row has fewer."""
@@ -31,7 +31,7 @@ def linear_cross_entropy(
     if len(targets) != len(x):
         raise ValueError(f"{len(targets)} targets for {len(x)} rows: give one for each, the token after it")
     x, weight = operands(x, weight)
-    if torch.compiler.is_compiling():  # the compiler fuses it itself
+    if torch.compiler.is_compiling() or transforms():  # the compiler fuses it itself
         rows = max(1, MOST_COMPILED // len(weight))
         sums = [
             F.cross_entropy(F.linear(some, weight).to(_wide(weight)), wanted, reduction="sum")

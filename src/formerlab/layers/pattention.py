@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from formerlab.kernels import norm_gelu_cpu
-from formerlab.layers.autocast import operands
+from formerlab.layers.autocast import operands, transforms
 from formerlab.layers.initial import Part
 from formerlab.layers.score import SCORES, SMALLEST_NORM, RowFactor, ScoreName, Scores, row_factor
 from formerlab.spec import Size
@@ -33,7 +33,8 @@ class Pattention(Part):
     K (tokens x d_in) and V (tokens x d_out) are learned; the norm runs over the parameter tokens, tau = sqrt(tokens).
     There is no bias and no 1/sqrt(d). As a feed-forward it is one Pattention from d to d. Adding tokens with zero keys
     keeps the function only while tau keeps its value (Appendix B fixes it, the default does not): see
-    `growth/tokens.py`. The default score is computed by `lean_pattention`, the others as written in `score.py`.
+    `growth/tokens.py`. The default score is computed by `lean_pattention`, the others (and under torch.func all) as
+    written in `score.py`.
     """
 
     kind: Literal["pattention"] = "pattention"
@@ -61,6 +62,13 @@ class Pattention(Part):
         return 2 * self.tokens * (d_in + d_out)
 
 
+class AnyName(nn.ModuleDict):
+    """A ModuleDict whose keys may be names of its own methods."""
+
+    def __setitem__(self, key: str, module: nn.Module) -> None:
+        self._modules[key] = module
+
+
 class PattentionLayer(nn.Module):
     """The module of `Pattention`."""
 
@@ -72,6 +80,10 @@ class PattentionLayer(nn.Module):
         self.keys = nn.Parameter(torch.empty(spec.tokens, d_in))
         self.values = nn.Parameter(torch.empty(spec.tokens, d_out))
         self.reset_parameters()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Let torch.nn.utils.parametrize compute the keys and values: its own ModuleDict reserves both names."""
+        super().__setattr__(name, AnyName() if name == "parametrizations" else value)
 
     def reset_parameters(self) -> None:
         (tokens, d_in), d_out = self.keys.shape, self.values.shape[1]
@@ -98,7 +110,7 @@ class PattentionLayer(nn.Module):
             errors.append(f"{prefix}tau is {self.tau:g} and was {tau:g} for these weights; build with tau={tau!r}")
 
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
-        if self.score == "l2_gelu":
+        if self.score == "l2_gelu" and not transforms():
             return lean_pattention(x, self.keys, self.values, self.tau)
         return SCORES[self.score](x @ self.keys.T, self.tau) @ self.values
 

@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from formerlab.kernels import rotary_cpu
+from formerlab.layers.autocast import transforms
 from formerlab.spec import Spec, Std
 
 Stream = Float[Tensor, "batch time width"]
@@ -172,7 +173,7 @@ class RotaryEncoding(PositionEncoding):
         if (end := start + x.shape[2]) > len(self.cosine):
             raise ValueError(f"{end} positions exceed the context of {len(self.cosine)}; build the encoding for more")
         cosine, sine = (table[start : start + x.shape[2]] for table in (self.cosine, self.sine))
-        if torch.compiler.is_compiling():  # the compiler derives and fuses the gradient itself
+        if torch.compiler.is_compiling() or transforms():  # which derive the gradient themselves
             return self.rotate_pairs(x, cosine, sine)
         rotated: Tensor = _Rotation.apply(x, cosine, sine, self, False)  # type: ignore[no-untyped-call]
         return rotated

@@ -3,13 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from formerlab.cache.budget import resolve_budget
+from formerlab.cache.budget import plain_budget, resolve_budget
 from formerlab.errors import UserError
 from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.layers.position import PositionEncoding
@@ -150,14 +150,18 @@ class OneShot(Policy):
         raise NotImplementedError("it chooses once")
 
 
-def check_configuration(policy: object, budget: int | float, *, stepwise: bool = True) -> None:
-    """Raise UserError for a wrong type, for a policy without a rule for single steps, and for an impossible budget."""
+def check_configuration(policy: object, budget: int | float, *, stepwise: bool = True) -> Any:
+    """Return the budget as a number of Python's own, which may have come from numpy or torch.
+
+    Raises UserError for a wrong type, for a policy without a rule for single steps, and for an impossible budget.
+    """
     if not isinstance(policy, Policy):
         name = policy.__name__ if isinstance(policy, type) else "Decay"
         raise UserError(f"policy={policy!r}: give a policy of formerlab.cache itself, such as {name}()")
     if stepwise and isinstance(policy, OneShot):
         raise UserError(f"{policy!r} chooses once, after a whole prompt; run it as a CompressedCache")
     resolve_budget(budget, 1)
+    return plain_budget(budget)
 
 
 def by_group(

@@ -26,7 +26,7 @@ from formerlab.released import sizes_of
 
 NAME = "formerlab"
 """What `set_attn_implementation` calls our function."""
-FOREIGN = ("softcap", "position_bias", "s_aux", "sinks")
+FOREIGN = ("softcap", "position_bias", "s_aux", "sinks", "cu_seq_lens_q", "cu_seq_lens_k")
 """Arguments that change attention in ways that an `attend` cannot follow."""
 STATIC = ("default", "linear", "llama3")
 """Kinds of rotation whose angles do not depend on the length of the text."""

@@ -148,6 +148,8 @@ class UserError(ValueError):
     """What a caller can mend."""
 
 
+ArgumentError = UserError
+
 class Layout:
     """The sources of averages over depth."""
 

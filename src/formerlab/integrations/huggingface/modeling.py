@@ -1,19 +1,20 @@
 """Our decoders as models of transformers: from_pretrained, save_pretrained, generate."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import DynamicCache, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, StaticCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from formerlab.errors import UserError
+from formerlab.errors import ArgumentError, UserError
 from formerlab.integrations.huggingface.causal_lm import current_attend
 from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.layers.position import PositionEncoding, Stream
@@ -51,6 +52,30 @@ def count_padding(mask: Int[Tensor, "batch keys"]) -> list[int]:
         raise UserError("attention_mask: padding between tokens; pad batches on the left (padding_side='left')")
     front: list[int] = (real.cumsum(1) == 0).sum(1).tolist()
     return front
+
+
+PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
+"""Arguments that mark where texts begin in a row of several."""
+UNPACK = "give each text a row of its own, padded on the left, with its attention_mask"
+
+
+def check_positions(
+    position_ids: Int[Tensor, "#batch time"], real: Bool[Tensor, "batch time"], first: list[int] | None = None
+) -> None:
+    """Raise ArgumentError where the real tokens of a row do not stand at consecutive positions.
+
+    Positions that begin anew within a row mark several texts packed into it. `first` is the position that the first
+    column of each row must have; without it any will do.
+    """
+    if position_ids.ndim != 2 or position_ids.shape[1] != real.shape[1] or len(position_ids) not in (1, len(real)):
+        raise ArgumentError(f"position_ids of shape {tuple(position_ids.shape)}: give one number per row and token")
+    shifts = (position_ids.to(real.device) - torch.arange(real.shape[1], device=real.device)).expand(real.shape)
+    expected = shifts.gather(1, real.long().argmax(1, keepdim=True))
+    if first is not None:
+        expected = torch.tensor(first, device=real.device)[:, None]
+    if ((shifts != expected) & real).any():
+        count = "the tokens of a row do not follow each other" if first is None else "not those of the cache and mask"
+        raise ArgumentError(f"position_ids: {count}; {UNPACK}")
 
 
 class RowPositions(PositionEncoding):
@@ -129,6 +154,9 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
     Batches may be padded on the left, as `generate` wants them, or on the right.
     """
 
+    IGNORED = ("token_type_ids", "mm_token_type_ids", "cache_position", "num_items_in_batch")
+    """Arguments of transformers' own callers that change no logits."""
+
     config_class = FormerlabConfig
     _supports_sdpa = True
     _no_split_modules = ["Block"]
@@ -159,35 +187,82 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
         past_key_values: Cache | None = None,
         labels: Int[Tensor, "batch time"] | None = None,
         use_cache: bool | None = None,
-        logits_to_keep: int = 0,
+        logits_to_keep: int | Int[Tensor, " kept"] = 0,
         return_dict: bool | None = None,
         cache: Cache | None = None,
+        position_ids: Int[Tensor, "#batch time"] | None = None,
+        output_hidden_states: bool | None = None,
         **others: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Return the logits of the token after each, the cache, and with `labels` the mean loss in nats.
 
-        `cache` and `past_key_values` are two names of one argument. Positions follow from the cache and the mask;
-        whatever else is given (`position_ids` among it) changes nothing, but another kind of cache is refused.
+        `cache` and `past_key_values` are two names of one argument. Positions follow from the cache and the mask.
+        With `output_hidden_states` the output also has what each block reads (first the embedded tokens) and the
+        output of the final norm, each (batch, time, width). Raises UserError for another kind of cache, for
+        `position_ids` that differ, as those of packed texts do, and for any other argument that would change nothing.
         """
         cache = take_cache(others | {"cache": cache, "past_key_values": past_key_values})
+        self._refuse(others, with_loss=labels is not None)
         if isinstance(cache, StaticCache):
             raise UserError(f"{FIELD}: this model would read a StaticCache beyond the text; give a DynamicCache")
         use_cache = not self.training if use_cache is None else use_cache
         if use_cache and cache is None:
             cache = DynamicCache()
         start = 0 if cache is None else cache.get_seq_length()
+        columns = start + input_ids.shape[1]
+        if attention_mask is not None and attention_mask.shape[1:] != (columns,):
+            given = tuple(attention_mask.shape)
+            raise ArgumentError(
+                f"attention_mask of shape {given}: give a number for each of the {columns} tokens of a row"
+            )
         padding = None if attention_mask is None else count_padding(attention_mask)
         padding = padding if padding and any(padding) else None
+        if position_ids is not None:
+            time = input_ids.shape[1]
+            real = torch.ones_like(input_ids) if attention_mask is None else attention_mask[:, -time:]
+            check_positions(position_ids, real.bool(), [start - count for count in padding or [0] * len(input_ids)])
         attend, model = current_attend(), self.decoder
         attend = CacheAttend(cache, padding) if attend is None else attend
         if padding is not None:
             first = [start - count for count in padding]
             model, start = copy.copy(self.decoder), max(*first, 0)
             model._modules = {**self.decoder._modules, "position": RowPositions(self.decoder.position, first)}
-        last = logits_to_keep or None if labels is None else None
-        logits = model(input_ids, attend=attend, start=start, last=last)
+        hidden = None
+        if self.config.output_hidden_states if output_hidden_states is None else output_hidden_states:
+            hidden = list[Stream]()
+        count = logits_to_keep if isinstance(logits_to_keep, int) else 0
+        last = count or None if labels is None and hidden is None else None
+        with self._noting(hidden):
+            logits = model(input_ids, attend=attend, start=start, last=last)
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **others)
-        out = CausalLMOutputWithPast(loss=loss, logits=logits[:, -logits_to_keep:], **{FIELD: cache})
-        return out if return_dict is not False else out.to_tuple()
+        kept = logits[:, -count:] if isinstance(logits_to_keep, int) else logits[:, logits_to_keep]
+        states = None if hidden is None else tuple(hidden)
+        out = CausalLMOutputWithPast(loss=loss, logits=kept, hidden_states=states, **{FIELD: cache})
+        return out if (self.config.return_dict if return_dict is None else return_dict) else out.to_tuple()
+
+    def _refuse(self, others: dict[str, Any], with_loss: bool) -> None:
+        """Raise ArgumentError for an argument that asks for what is not computed; the loss takes some of its own."""
+        attentions = others.get("output_attentions", self.config.output_attentions)
+        for name, value in (others | {"output_attentions": attentions}).items():
+            if name in PACKED and value is not None:
+                raise ArgumentError(f"{name}: this model does not keep packed texts apart; {UNPACK}")
+            known = name in (*NAMES, *self.IGNORED) or (with_loss and name in ("shift_labels", "ignore_index"))
+            if not (known or value is None or value is False):
+                raise ArgumentError(f"{name}: this model does not compute it; leave it out")
+
+    @contextmanager
+    def _noting(self, hidden: list[Stream] | None) -> Iterator[None]:
+        """Append to `hidden`, if given, what each block reads and what the final norm gives."""
+        if hidden is None:
+            yield
+            return
+        note_input = lambda module, inputs: hidden.append(inputs[0])  # noqa: E731
+        hooks = [block.register_forward_pre_hook(note_input) for block in self.decoder.blocks]
+        hooks.append(self.decoder.final_norm.register_forward_hook(lambda module, inputs, out: hidden.append(out)))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()

@@ -12,11 +12,18 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from formerlab.cache import Budget, CompressedCache, Full, KVCache, PrunedCache, resolve_budget
-from formerlab.cache.policies.policy import OneShot, Policy
+from formerlab.cache import Budget, CompressedCache, Full, KVCache, PrunedCache
+from formerlab.cache.policies.policy import OneShot, Policy, check_configuration
 from formerlab.errors import UserError
 from formerlab.integrations.huggingface.causal_lm import CausalLM, attending, current_attend
-from formerlab.integrations.huggingface.modeling import FIELD, NAMES, FormerlabForCausalLM, count_padding, take_cache
+from formerlab.integrations.huggingface.modeling import (
+    FIELD,
+    NAMES,
+    FormerlabForCausalLM,
+    check_positions,
+    count_padding,
+    take_cache,
+)
 from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.layers.position import PositionEncoding
 from formerlab.tasks.scoring import evaluating
@@ -32,7 +39,7 @@ class PolicyCache(Cache):  # type: ignore[misc]
         self, policy: Policy, budget: Budget, position: PositionEncoding | None, context: int | None = None
     ) -> None:
         super().__init__(layers=[])
-        resolve_budget(budget, 1)  # refuse an impossible budget here
+        budget = check_configuration(policy, budget, stepwise=False)  # refuse an impossible budget here
         self.policy, self.budget, self.position, self.context = policy, budget, position, context
         self._rows: list[tuple[Int[Tensor, " some"], int, PrunedCache | CompressedCache | KVCache]] = []
         """Rows with equally much padding, that number, and the cache that they share."""
@@ -53,7 +60,7 @@ class PolicyCache(Cache):  # type: ignore[misc]
         kind = CompressedCache if isinstance(self.policy, OneShot) else PrunedCache
         return kind(self.policy, self.budget, self.position)
 
-    def expect(self, tokens: Tensor, mask: Any) -> None:
+    def expect(self, tokens: Tensor, mask: Any, position_ids: Tensor | None = None) -> None:
         """Prepare for new tokens of each row; raise UserError where they do not go on from those before."""
         begun, new = self.get_seq_length() > 0, tokens.shape[1]
         columns = self.get_seq_length() + new
@@ -64,6 +71,7 @@ class PolicyCache(Cache):  # type: ignore[misc]
             padding = _padding(mask, columns, padding if begun and new == 1 else None)
         if self.context is not None and columns - min(padding) > self.context:
             raise UserError(f"{columns - min(padding)} tokens exceed the context of {self.context} given to prune")
+        _refuse_packed(position_ids, new, [count - columns + new for count in padding])
         whole = isinstance(self.policy, Full) or self.budget == 1.0
         share = isinstance(self.budget, float) and not whole
         if begun and padding != self._padding:
@@ -143,6 +151,18 @@ class PolicyCache(Cache):  # type: ignore[misc]
     def bytes(self) -> int:
         """Bytes of the keys and values held."""
         return sum(cache.bytes() for _, _, cache in self._rows)
+
+
+def _refuse_packed(position_ids: Tensor | None, new: int, padding: list[int]) -> None:
+    """Raise UserError where the new tokens of a row, behind its padding, belong to several texts.
+
+    Positions of several axes (images) are not checked, except the first of four, which counts text.
+    """
+    if position_ids is not None and position_ids.ndim == 3 and len(position_ids) == 4:
+        position_ids = position_ids[0]
+    if position_ids is not None and position_ids.ndim == 2 and new > 1:
+        columns = torch.arange(new, device=position_ids.device)
+        check_positions(position_ids, columns >= torch.tensor(padding, device=position_ids.device)[:, None])
 
 
 def _padding(mask: Tensor, columns: int, known: list[int] | None) -> list[int]:
@@ -225,7 +245,7 @@ def _pruned(model: Any, new: Callable[[], PolicyCache]) -> Callable[..., Any]:
         tokens = given.get("input_ids")
         tokens = given.get("inputs_embeds") if tokens is None else tokens
         if tokens is not None:
-            cache.expect(tokens, given.get("attention_mask"))
+            cache.expect(tokens, given.get("attention_mask"), given.get("position_ids"))
         if mine:
             given[name] = cache
         with torch.no_grad(), attending(cache):

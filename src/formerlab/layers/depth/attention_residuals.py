@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from formerlab.layers.depth.fused_dwa import FEW
-from formerlab.layers.depth.identity import DepthSpec, Mixer, Stream
+from formerlab.layers.depth.identity import DepthSpec, Mixer, Stream, check_index
 from formerlab.spec import Epsilon, Layers
 
 
@@ -73,6 +73,7 @@ class AttentionResidualsLayer(Mixer, of=AttentionResiduals):
 
     def add(self, site: int, x: Stream, update: Stream, history: Sources) -> Stream:
         """Keep the update, and return what the next sub-layer reads."""
+        check_index("sub-layer", site, len(self.queries))
         first = (site - 1) % self.spec.block_size == 0
         value = update if first else history[site - 1][0] + update
         history[site] = (value, self._key(value))

@@ -5,8 +5,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from formerlab.layers.autocast import transforms
 from formerlab.layers.depth.fused_dwa import FusedHistory, Layout
-from formerlab.layers.depth.identity import DepthSpec, Mixer, Stream
+from formerlab.layers.depth.identity import DepthSpec, Mixer, Stream, append, check_index
 from formerlab.spec import Layers
 
 
@@ -62,7 +63,7 @@ class DepthWeightedAverageLayer(Mixer, of=Averages):
     """
 
     fused: bool = True
-    """Take the fast path where it applies (everywhere but under torch.compile)."""
+    """Take the fast path where it applies (everywhere but under torch.compile and torch.func)."""
 
     def __init__(self, layers: int, width: int | None, spec: Averages) -> None:
         super().__init__()
@@ -83,16 +84,15 @@ class DepthWeightedAverageLayer(Mixer, of=Averages):
         return alpha
 
     def begin(self, x: Stream) -> "tuple[Stream, FusedHistory | list[Stream]]":
-        if self.fused and self.layout.table and not torch.compiler.is_compiling():
+        if self.fused and self.layout.table and not (torch.compiler.is_compiling() or transforms()):
             return x, FusedHistory(self.layout, torch.cat([self.row(i) for i in self.layout.table]), x)
         return x, [x]
 
     def mix(self, index: int, x: Stream, history: "FusedHistory | list[Stream]") -> Stream:
-        if not 1 <= index <= self.layers:
-            raise ValueError(f"block {index} of {self.layers}: blocks count from 1")
+        check_index("block", index, self.layers)
         if isinstance(history, FusedHistory):
             return history.mix(index, x)
-        history.append(x)
+        append(index, x, history)
         if index not in self.layout.table:
             return x
         wide = torch.promote_types(x.dtype, torch.float32)

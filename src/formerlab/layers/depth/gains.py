@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from formerlab.layers.depth.identity import DepthSpec, History, Mixer, Stream
+from formerlab.layers.depth.identity import DepthSpec, History, Mixer, Stream, check_index
 
 
 class SkipsWithGains(DepthSpec):
@@ -35,6 +35,7 @@ class SkipsWithGainsLayer(Mixer, of=SkipsWithGains):
 
     def add(self, site: int, x: Stream, update: Stream, history: History) -> Stream:
         """Return g x + update, summed in float32 at least."""
+        check_index("sub-layer", site, len(self.gains))
         stream = torch.promote_types(x.dtype, update.dtype)
         wide = torch.promote_types(stream, torch.float32)
         return (self.gains[site - 1].to(wide) * x.to(wide) + update).to(stream)

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from formerlab.layers.autocast import without_autocast
-from formerlab.layers.depth.identity import DepthSpec, Mixer, Stream
+from formerlab.layers.depth.identity import DepthSpec, Mixer, Stream, check_index
 
 Streams = Float[Tensor, "batch time streams width"]
 Weights = tuple[
@@ -103,6 +103,7 @@ class HyperConnectionsLayer(Mixer):
 
     def add(self, site: int, x: Stream, update: Stream, history: History) -> Stream:
         """Carry the streams past the sub-layer, write its output to them, and return what the next one reads."""
+        check_index("sub-layer", site, self.sites)
         streams, (_, carry, write) = history[site]
         if not torch.is_grad_enabled():
             del history[site]

@@ -12,6 +12,19 @@ History = Any
 """What a mixer keeps during one forward pass; only the mixer itself looks inside."""
 
 
+def check_index(what: str, index: int, count: int) -> None:
+    """Raise ValueError unless the sub-layer or block of that index exists; both count from 1."""
+    if not 1 <= index <= count:
+        raise ValueError(f"{what} {index} of {count}: {what}s count from 1 to {count}")
+
+
+def append(index: int, x: Stream, history: list[Stream]) -> None:
+    """Append X_index to the outputs of the earlier blocks; raise ValueError where the history has others."""
+    if len(history) != index:
+        raise ValueError(f"block {index} after {len(history) - 1} blocks: give every block's output once, in turn")
+    history.append(x)
+
+
 class DepthSpec(Part):
     """Base of the specs of depth mixers: `build`, `params`, `moved` and `products` take (layers, width).
 
@@ -81,15 +94,19 @@ class Mixer(nn.Module):
         return x, None
 
     def add(self, site: int, x: Stream, update: Stream, history: History) -> Stream:
-        """Return what stands for x + update, the stream after sub-layer `site`.
+        """Return the residual stream after sub-layer `site`: by default x + update.
 
-        Sub-layers count from 1: attention of block i is 2i - 1, its feed-forward 2i. x is the stream that the sub-layer
-        read (before its norm) and `update` what it gave.
+        Sub-layers count from 1 to 2 x layers: attention of block i is 2i - 1, its feed-forward 2i. x is the stream that
+        the sub-layer read (before its norm) and `update` its output. Raises ValueError for another `site` wherever it
+        would change the result.
         """
         return x + update
 
     def mix(self, index: int, x: Stream, history: History) -> Stream:
-        """Return Y_index, what block index + 1 reads, given the raw output X_index of block `index` (from 1)."""
+        """Return Y_index, which block index + 1 reads, given the raw output X_index of block `index`, from 1 to layers.
+
+        Raises ValueError for another `index` wherever it would change the result.
+        """
         return x
 
     def weights(self) -> list[tuple[int, int, float]]:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from formerlab.layers.depth.dwa import Dilated
-from formerlab.layers.depth.identity import Mixer, Stream
+from formerlab.layers.depth.identity import Mixer, Stream, append, check_index
 from formerlab.spec import Epsilon
 
 
@@ -44,7 +44,7 @@ class DynamicDenseLayer(Mixer, of=DynamicDense):
 
     def __init__(self, layers: int, width: int, spec: DynamicDense) -> None:
         super().__init__()
-        self.table, self.eps = spec.table(layers), spec.eps
+        self.table, self.eps, self.layers = spec.table(layers), spec.eps, layers
         sizes = {str(i): len(js) for i, js in self.table.items()}
         self.inner = nn.ParameterDict({i: nn.Parameter(torch.empty(n, width)) for i, n in sizes.items()})
         self.outer = nn.ParameterDict({i: nn.Parameter(torch.empty(n, n)) for i, n in sizes.items()})
@@ -64,7 +64,8 @@ class DynamicDenseLayer(Mixer, of=DynamicDense):
 
     def mix(self, index: int, x: Stream, history: list[Stream]) -> Stream:
         """Return Y_index and keep X_index; weights and sum are in float32 at least."""
-        history.append(x)
+        check_index("block", index, self.layers)
+        append(index, x, history)
         if index not in self.table:
             return x
         wide, i = torch.promote_types(x.dtype, torch.float32), str(index)
