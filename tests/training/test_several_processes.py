@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 from fixtures.forked import forked, joining
@@ -78,6 +79,47 @@ def test_on_two_machines_of_a_cluster_job_that_split_it_they_do_so_too(train, da
     asked = "--nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1 --kill-on-bad-exit=1"
     assert calls.read_text().startswith(asked)
     learned_as_alone(tmp_path / "results" / WHOLE.id, data, tmp_path, WHOLE)
+
+
+FAULTY = """
+import os
+import time
+
+if "RANK" in os.environ:
+    import torch
+
+    from formerlab.training.step import Steps
+
+    def take(steps):
+        if os.environ["RANK"] == "1":
+            raise {error}
+        time.sleep(3600)  # as in a sum of gradients on GPUs, to which the other process does not come
+
+    Steps.take = take
+"""
+FULL = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 79.19 GiB"
+FAILURES = {
+    "a GPU that is full": (f"torch.OutOfMemoryError({FULL!r})", 2, "error: train study/run/seed3: CUDA out of memory"),
+    "a crash": ("ValueError('no such thing')", 1, "process 1 failed: no such thing"),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_process_that_fails_ends_the_other_one_and_its_error_is_shown(failure, train, tmp_path):
+    error, status, line = FAILURES[failure]
+    (tmp_path / "sitecustomize.py").write_text(FAULTY.format(error=error))
+    began = time.monotonic()
+    done = train(run=WHOLE, environment={"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"})
+    assert time.monotonic() - began < 60
+    assert done.returncode == status, done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(line)
+    if status == 2:
+        assert all(word in last for word in ("task.accumulate", "checkpoint_activations", "gpus", "2.00 GiB"))
+    assert "process 1 of 2 failed" in done.stderr
+    note = json.loads((tmp_path / "results" / WHOLE.id / ".train.state.json").read_text())
+    assert (note["state"], note["mistake"]) == ("failed", status == 2)
+    assert note["reason"] in last
 
 
 def test_steps_of_fewer_sentences_than_parts_are_shared_out_too(tmp_path):

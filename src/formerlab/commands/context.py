@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from formerlab.commands.gpus import own_gpus
+from formerlab.commands.gpus import fitting, own_gpus
 from formerlab.errors import UserError, near_misses, some
 from formerlab.plan import code, loaded
 from formerlab.plan.judge import Judge
@@ -112,7 +112,7 @@ def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[bool]:
         if not found.current and found.state != "missing":
             print(f"{job}: made again, for it is {found}", file=sys.stderr)
         before = set(sys.modules)
-        with own_gpus("cpu" if stage in WITHOUT_GPU else plan["device"]):
+        with own_gpus("cpu" if stage in WITHOUT_GPU else plan["device"]), fitting(stage, name):
             yield found.current
         if not first:
             return

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from formerlab.commands.context import Plan, add_verb, as_planned, find_plan, job_of, load_plan
-from formerlab.commands.gpus import on_several, own_gpus
+from formerlab.commands.gpus import failing_together, on_several, own_gpus
 from formerlab.errors import UserError
 from formerlab.files import read_json, sha256, write_json, write_text
 from formerlab.plan.judge import Judge, made_runs, maker
@@ -88,7 +88,7 @@ def train(arguments: argparse.Namespace) -> None:
             on_several(path, job, arguments, gpus, out)
         return
     parent = Path(plan["results"], job["init"]) if job["init"] else None
-    with as_planned(plan, "train", arguments.id) as current:
+    with failing_together(), as_planned(plan, "train", arguments.id) as current:
         run, said = Run.model_validate(job["spec"]), dict[str, Any]()
         if job.get("equal_time"):
             steps, said = _steps_of_equal_time(plan, job)

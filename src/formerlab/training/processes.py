@@ -11,16 +11,22 @@ environment: how many there are, and whether tensors are split, is no part of wh
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 
+from formerlab.errors import StoppedEarly
 from formerlab.growth.tokens import Growth
 from formerlab.layers.norm import NormLayer
 from formerlab.training.optimizer import Muon
 from formerlab.training.run import Run
 from formerlab.training.runtime import SHARDED
+
+LONGEST_WAIT = timedelta(minutes=10)
+"""How long a process waits for the others, at most: while the first one hashes the data or writes a checkpoint. NCCL's
+own default; gloo's is 30 minutes."""
 
 
 @contextmanager
@@ -32,11 +38,13 @@ def joined(device: str) -> Iterator[str]:
     own = f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" else device
     if device == "cuda":
         torch.cuda.set_device(own)
-    distributed.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo")
+    distributed.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", timeout=LONGEST_WAIT)
     try:
         yield own
-    finally:
+    except StoppedEarly:
         distributed.destroy_process_group()
+        raise
+    distributed.destroy_process_group()  # not after an error: it would wait for the other processes
 
 
 def count() -> int:
