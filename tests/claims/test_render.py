@@ -8,7 +8,7 @@ from fixtures.rows import make_decay, make_tokenformer
 
 from formerlab.commands.readme import BEGIN, END, judged, outdated, written
 from formerlab.errors import UserError
-from formerlab.plan.sources import read_arms
+from formerlab.plan.arms import read_arms
 from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
 from formerlab.report.claims.render import FIRST_SCREEN, best, counts, first_screen, frame, html
 from formerlab.report.claims.verdict import verdicts

@@ -5,8 +5,9 @@ from functools import cache
 from pathlib import Path
 
 from formerlab.errors import UserError
+from formerlab.plan.arms import read_arms
 from formerlab.plan.resolve import resolve_released, resolve_study
-from formerlab.plan.sources import read_arms, read_sources
+from formerlab.plan.sources import read_sources
 from formerlab.report.claims.render import all_block, first_screen
 from formerlab.report.claims.verdict import Verdict, verdicts
 from formerlab.report.committed import KEPT, place

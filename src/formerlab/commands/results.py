@@ -109,7 +109,7 @@ def exact(arguments: argparse.Namespace) -> None:
 
 def claims(arguments: argparse.Namespace) -> None:
     """Judge the registered claims by the live results."""
-    from formerlab.plan.sources import read_arms
+    from formerlab.plan.arms import read_arms
     from formerlab.report.claims.render import counts, frame
     from formerlab.report.claims.verdict import verdicts
 
@@ -157,7 +157,7 @@ def runs(arguments: argparse.Namespace) -> None:
 
 
 def _write_claims(results: "Results", out: Path) -> list[Path]:
-    from formerlab.plan.sources import read_arms
+    from formerlab.plan.arms import read_arms
     from formerlab.report.claims.render import write_claims
 
     paths = write_claims(results, read_arms(Path(), results.scale), out)

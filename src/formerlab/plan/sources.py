@@ -15,9 +15,8 @@ from formerlab.data.dataset import DataSpec
 from formerlab.data.text.tokenizer import ReleasedTokenizer
 from formerlab.errors import UserError, near_misses
 from formerlab.plan.layers import Tree, laid, merge, nested, parse
-from formerlab.plan.schema import Config, Scale, Study, StudyScale
+from formerlab.plan.schema import Config, Scale, Study
 from formerlab.released import ReleasedModel, Sizes
-from formerlab.report.claims.registry import ClaimArms, read_claims
 from formerlab.spec import Spec
 from formerlab.training.any_run import ReleasedRun
 from formerlab.training.run import Run
@@ -197,28 +196,3 @@ def same_tokenizer(one: str, other: str, data: DataSets) -> bool:
     given = getattr(data[first], "tokenizer", None)
     fixed = isinstance(given, TokenizerFile | ReleasedTokenizer)
     return first == second or (fixed and given == getattr(data[second], "tokenizer", None))
-
-
-def read_arms(root: Path, scale: str) -> dict[str, dict[str, ClaimArms]]:
-    """Return which runs stand for which arms, by study and claim, as the key `claims` of studies and scale says."""
-    found = {}
-    registered = {claim.id: claim for claim in read_claims().claims}
-    at_scale = read_tree(root, f"workflow/scales/{scale}.yaml")
-    for path in sorted((root / "workflow" / "studies").glob("*.yaml")):
-        own = read_tree(root, study_file(path.stem))
-        arms = parse(Study, own).claims
-        differing = parse(StudyScale, at_scale.part("studies", path.stem), f"studies.{path.stem}").claims
-        for file, claims in ((own.file, arms), (at_scale.file, differing)):
-            for name, mapped in claims.items():
-                if (claim := registered.get(name)) is None:
-                    raise UserError(f"{file}: claims: no claim {name!r}{near_misses(name, list(registered))}")
-                used = {arm for arms in (mapped.arms, *mapped.items.values()) for arm in arms}
-                for key, given, known in (
-                    ("items", mapped.items, claim.criterion.for_each),
-                    ("arms", used, claim.arms),
-                ):
-                    if unknown := sorted(set(given) - set(known)):
-                        has = ", ".join(known) or "none"
-                        raise UserError(f"{file}: claims.{name}.{key}: no {unknown[0]!r}; the claim has {has}")
-        found[path.stem] = arms | differing
-    return found

@@ -1,0 +1,50 @@
+"""Read which runs stand for the arms of the registered claims. Nothing here imports torch, as evaluating claims needs
+no model; `plan/sources.py` checks the other keys of the same files.
+"""
+
+from pathlib import Path
+
+from formerlab.errors import UserError, near_misses
+from formerlab.plan.layers import Tree, parse
+from formerlab.report.claims.registry import ClaimArms, read_claims
+from formerlab.spec import Spec
+from formerlab.yaml_files import read_yaml
+
+
+class _Claims(Spec):
+    """The key `claims` of a study, or of a study's settings at a scale."""
+
+    claims: dict[str, ClaimArms] = {}
+
+
+def _read(root: Path, file: str) -> Tree:
+    return Tree(read_yaml(root, file), file)
+
+
+def _claims(tree: Tree, subject: str = "") -> dict[str, ClaimArms]:
+    return parse(_Claims, tree.only({"claims"}), subject).claims
+
+
+def read_arms(root: Path, scale: str) -> dict[str, dict[str, ClaimArms]]:
+    """Return which runs stand for which arms, by study and claim, as the key `claims` of studies and scale says."""
+    found = {}
+    registered = {claim.id: claim for claim in read_claims().claims}
+    at_scale = _read(root, f"workflow/scales/{scale}.yaml")
+    for path in sorted((root / "workflow" / "studies").glob("*.yaml")):
+        of_study = _read(root, f"workflow/studies/{path.name}")
+        arms = _claims(of_study)
+        differing = _claims(at_scale.part("studies", path.stem), f"studies.{path.stem}")
+        for file, claims in ((of_study.file, arms), (at_scale.file, differing)):
+            for name, mapped in claims.items():
+                if (claim := registered.get(name)) is None:
+                    raise UserError(f"{file}: claims: no claim {name!r}{near_misses(name, list(registered))}")
+                used = {arm for arms in (mapped.arms, *mapped.items.values()) for arm in arms}
+                for key, given, known in (
+                    ("items", mapped.items, claim.criterion.for_each),
+                    ("arms", used, claim.arms),
+                ):
+                    if unknown := sorted(set(given) - set(known)):
+                        has = ", ".join(known) or "none"
+                        raise UserError(f"{file}: claims.{name}.{key}: no {unknown[0]!r}; the claim has {has}")
+        found[path.stem] = arms | differing
+    return found

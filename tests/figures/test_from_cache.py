@@ -1,0 +1,40 @@
+"""`formerlab figures`, all of it: it draws what is committed, and needs no torch."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from formerlab.report.write import same_rows
+from formerlab.results.read import has_runs
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = "import sys\nsys.modules['torch'] = None\n"
+"""Every process that starts runs sitecustomize.py, also the workers of a pool; None makes `import torch` fail."""
+
+
+@pytest.mark.slow
+def test_every_figure_and_verdict_is_drawn_without_torch_as_committed(tmp_path):
+    project, blocked = tmp_path / "project", tmp_path / "blocked"
+    project.mkdir()
+    for name in ("results", "workflow", "config.yaml"):
+        (project / name).symlink_to(ROOT / name)
+    blocked.mkdir()
+    (blocked / "sitecustomize.py").write_text(BLOCK)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(blocked), str(ROOT / "src")])}
+    python = [sys.executable, "-c", "import torch"]
+    assert b"import of torch halted" in subprocess.run(python, env=environment, capture_output=True).stderr
+    command = [sys.executable, "-m", "formerlab", "figures"]
+    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+    drawn = project / "figures/cached"
+    for scale in (path.name for path in (ROOT / "results/cached").glob("*/") if has_runs(path)):
+        assert {"claims.csv", "runs.csv"} <= {path.name for path in (drawn / scale).glob("*.csv")}
+    committed = {path.relative_to(ROOT / "figures/cached") for path in (ROOT / "figures/cached").rglob("*.csv")}
+    assert len(committed) > 50
+    rows = {path: pd.read_csv(drawn / path) for path in committed}
+    assert not [str(path) for path in committed if not same_rows(ROOT / "figures/cached" / path, rows[path])]
