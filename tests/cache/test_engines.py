@@ -10,6 +10,8 @@ import torch
 from formerlab.cache import (
     H2O,
     TOVA,
+    CachePolicy,
+    CompressedCache,
     Decay,
     KeyDiff,
     Knorm,
@@ -22,8 +24,10 @@ from formerlab.cache import (
     pruned,
 )
 from formerlab.cache import resolve_budget as count
-from formerlab.cache.eviction import coefficients
+from formerlab.cache.eviction import Eviction, coefficients
 from formerlab.cache.policies.policy import Prompt
+from formerlab.errors import UserError
+from formerlab.spec import variants
 
 POLICIES = [
     Local(),
@@ -141,24 +145,68 @@ def test_compiled_decoding_equals_torch(policy, d_head, compiled, monkeypatch):
     assert torch.allclose(outs[0], Simulation(policy, 9)(0, q, k, v), atol=1e-12)
 
 
-def test_the_formula_says_what_can_be_compiled():
-    class Squared(Decay):
-        def score(self, past, attention):
-            return self.alpha * past + attention.square()
+@pytest.mark.parametrize(
+    "policy", [policy() for policy in variants(CachePolicy) if issubclass(policy, Eviction)], ids=repr
+)
+def test_a_score_is_what_its_policy_declares(policy):
+    decay, gain = policy.linear
+    past, attention = 10 ** torch.empty(2, 1, 1, 999, dtype=torch.float64).uniform_(-6, 3)
+    torch.testing.assert_close(policy.score(past, attention), decay * past + gain * attention, rtol=1e-12, atol=0)
 
-    class Smoothed(Decay):
-        def score(self, past, attention):
-            return past + (attention + attention.roll(1, -1)) / 2
 
+class Clamped(Decay):
+    """Its score is linear below 10."""
+
+    def score(self, past, attention):
+        return super().score(past, attention).clamp(max=10)
+
+
+class LargestHead(Decay):
+    def reduce_over_heads(self, heads):
+        return heads.amax(2)
+
+
+class Squared(Decay):
+    def rescore(self, state, attention, own, initial):
+        super().rescore(state, attention.square(), own, initial)
+
+
+class Newest(Decay):
+    def eviction_priority(self, state, keys, now):
+        return -state.positions.to(state.scores.dtype)
+
+
+OWN_RULES = [Clamped(alpha=1.0), LargestHead(), Squared(), Newest()]
+
+
+@pytest.mark.parametrize("policy", OWN_RULES, ids=repr)
+def test_a_rule_that_compiled_code_does_not_know_runs_in_torch(policy, compiled, monkeypatch):
+    """In a simulation, and step by step; a declaration that a subclass inherits says nothing about its own rule."""
+    q, k, v = tensors(2, 4, 2, 90, 16, torch.float32)
+    given = prompt(policy, 30, [90, 90], q, k, v)
+    for part in (engine, pruned):
+        monkeypatch.setattr(part, "WORTHWHILE", 0)
+    assert engine.choose(Decay(), given) is compiled.run
+    assert engine.choose(policy, given) is engine.run
+    cache = PrunedCache(policy, 30)
+    steps = [cache(0, *(x[:, :, now : now + 1] for x in (q, k, v))) for now in range(90)]
+    torch.testing.assert_close(torch.cat(steps, 2), engine.run(policy, given).out)
+
+
+def test_a_prompt_is_compressed_by_a_declared_score_only():
     class AddedFirst(Decay):
+        @property
+        def linear(self):
+            return self.alpha, self.alpha
+
         def score(self, past, attention):
             return self.alpha * (past + attention)
 
-    assert coefficients(Decay(alpha=0.3)) == (0.3, 1.0)
-    assert coefficients(TOVA()) == (0.0, 1.0)
-    assert coefficients(Local()) == coefficients(Knorm()) == (1.0, 0.0)
     assert coefficients(AddedFirst(alpha=0.25)) == (0.25, 0.25)
-    assert coefficients(Squared()) is coefficients(Smoothed()) is None
+    assert coefficients(Newest()) == (0.2, 1.0)
+    for policy in OWN_RULES[:3]:
+        with pytest.raises(UserError, match="its score is not declared linear"):
+            CompressedCache(policy, 6)
 
 
 def test_large_work_is_compiled_and_small_work_is_not(compiled, monkeypatch):

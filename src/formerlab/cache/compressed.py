@@ -48,7 +48,7 @@ class CompressedCache(KVCache):
         if not (isinstance(policy, OneShot) or (isinstance(policy, Eviction) and policy.is_online)):
             raise UserError(f"{policy!r} cannot compress a prompt: it masks whole sequences; run it as a Simulation")
         if isinstance(policy, Eviction) and coefficients(policy) is None:
-            raise UserError(f"{policy!r} cannot compress: its score is not of the form decay S + gain p")
+            raise UserError(f"{policy!r} cannot compress: its score is not declared linear, decay S + gain p")
         if policy.reindexes_positions:
             raise UserError(f"{policy!r}: compression keeps positions; use positions='kept'")
         self.policy = policy

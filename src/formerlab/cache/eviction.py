@@ -1,6 +1,5 @@
 """Step-by-step eviction: every query admits its own key, attends, and drops the worst key if there is one too many."""
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -113,6 +112,14 @@ class Eviction(Policy):
         """Each step needs past attention alone."""
         return True
 
+    @property
+    def linear(self) -> tuple[float, float] | None:
+        """(decay, gain) of a `score` that is decay S + gain p in every slot, which compiled engines can run.
+
+        None where it is not. A class that replaces `score` declares its own, or runs in torch.
+        """
+        return 1.0, 0.0
+
     def score(self, past: Scores, attention: Scores) -> Scores:
         """Return the scores after a step: `past` before it, `attention` received in it, summed over a head group."""
         return past
@@ -214,20 +221,23 @@ def _count(counts: Sequence[int], device: torch.device) -> int | Int[Tensor, "ba
     return on_device(counts, device).int()[:, None, None]
 
 
-@functools.lru_cache(maxsize=256)
 def coefficients(policy: Eviction) -> tuple[float, float] | None:
-    """Return (decay, gain) if the policy's score is decay S + gain p in every slot, read off its formula; else nothing.
+    """Return the policy's `linear`, or None where it does not hold for its whole rule.
 
-    A policy states its formula once, in torch. It is asked for the scores of (1, 0) and (0, 1), and of a few numbers
-    that a formula of another form would not map as these two say.
+    It does not where a subclass replaces `score` without its own `linear`, or how attention becomes scores.
     """
-    past = torch.tensor([[[1.0, 0.0, 0.0, 0.31, 2.7, 5.9, 1e-3]]], dtype=torch.float64)
-    attention = torch.tensor([[[0.0, 1.0, 0.0, 0.83, 0.07, 3.1, 0.4]]], dtype=torch.float64)
-    scores = policy.score(past, attention)
-    decay, gain = scores[0, 0, 0].item(), scores[0, 0, 1].item()
-    return (decay, gain) if torch.allclose(scores, decay * past + gain * attention, rtol=1e-12, atol=0) else None
+    bases = type(policy).__mro__
+    declared, defined = (next(i for i, cls in enumerate(bases) if name in vars(cls)) for name in ("linear", "score"))
+    if declared > defined or _replaces(policy, "rescore", "reduce_over_heads"):
+        return None
+    return policy.linear
 
 
 def decides_by_score(policy: Eviction) -> bool:
     """Say whether a score of the form decay S + gain p decides alone, which is what compiled engines can run."""
-    return type(policy).eviction_priority is Eviction.eviction_priority and coefficients(policy) is not None
+    return coefficients(policy) is not None and not _replaces(policy, "eviction_priority", "empty_state", "trace")
+
+
+def _replaces(policy: Eviction, *names: str) -> bool:
+    """Say whether the policy has a method of its own in place of one of `Eviction`."""
+    return any(getattr(type(policy), name) is not getattr(Eviction, name) for name in names)

@@ -26,6 +26,10 @@ class Decay(Eviction):
     sink: AnyCount = 0
     """First positions kept for ever, in tokens (the `streaming_budget` of A2SF's code)."""
 
+    @property
+    def linear(self) -> tuple[float, float] | None:
+        return self.alpha, 1.0
+
     def score(self, past: Scores, attention: Scores) -> Scores:
         return self.alpha * past + attention
 

@@ -40,6 +40,10 @@ class H2O(Eviction):
         """The official masks read attention that a cache which has evicted cannot know."""
         return self.variant == "accumulated"
 
+    @property
+    def linear(self) -> tuple[float, float] | None:
+        return 1.0, 1.0
+
     def score(self, past: Scores, attention: Scores) -> Scores:
         return past + attention
 

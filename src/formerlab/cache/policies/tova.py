@@ -15,6 +15,10 @@ class TOVA(Eviction):
     scope: Literal["group", "layer"] = "layer"
     """Heads that choose together; the paper's are all heads of a layer."""
 
+    @property
+    def linear(self) -> tuple[float, float] | None:
+        return 0.0, 1.0
+
     def score(self, past: Scores, attention: Scores) -> Scores:
         return attention
 
