@@ -24,7 +24,7 @@ from formerlab.kernels import weighted_sum as nary
 from formerlab.kernels.native import keep_memory
 from formerlab.layers import DepthWeightedAverage
 from formerlab.layers.depth.identity import Mixer
-from formerlab.layers.initial import initialise
+from formerlab.layers.initialization import initialise
 from formerlab.models import Decoder
 from formerlab.models.decoder import DecoderModel
 from formerlab.training.optimizer import AdamW

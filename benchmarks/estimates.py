@@ -46,7 +46,7 @@ BARE = Hardware(memory_gb=80, float32_tflops=1, bfloat16_tflops=1, memory_base_m
 def tracked_bytes(run: Run) -> int:
     """Return the peak of two steps of a part each, as MemTracker sees it."""
     model = run.model
-    count = run.task.part_tokens
+    count = run.task.micro_batch_tokens
     with FakeTensorMode():
         built = model.build()
         optimizer = run.optimizer.build(built)
@@ -153,7 +153,7 @@ def rows(parts, runs):
         small = model.model_copy(update={"vocabulary": 32, "width": 64, "heads": 2, "context": TIME, "layers": 6})
         found = counted_bytes(small)[1]
         plain = found if plain is None else plain
-        yield "moved", name, "kB a token", small.depth.moved(6, 64) / 1e3, (found - plain) / 1e3
+        yield "moved", name, "kB a token", small.depth.bytes_moved(6, 64) / 1e3, (found - plain) / 1e3
     for name in ("plain", "dwa-4x5", "dwa-1x1", "attention-residuals", "mudd") if "launches" in parts else ():
         for cache in (KVCache(), PrunedCache(Decay(), 2)):
             held = launches(cache, 48, depth=models[name].depth)

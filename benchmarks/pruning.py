@@ -71,7 +71,7 @@ def variants(time, options):
     from torch.nn import functional as F
 
     from formerlab.cache import H2O, Decay, Simulation, resolve_budget
-    from formerlab.cache.engine import load_compiled, load_fused, run
+    from formerlab.cache.torch_engine import load_numba, load_triton, run
 
     generator = torch.Generator().manual_seed(0)
     shape = options.batch, options.heads, time, options.d_head
@@ -86,7 +86,7 @@ def variants(time, options):
         "full attention": lambda: F.scaled_dot_product_attention(q, k, v, is_causal=True),
         "torch": simulation(Decay(), run),
     }
-    name, engine = ("fused", load_fused()) if options.device == "cuda" else ("compiled", load_compiled())
+    name, engine = ("fused", load_triton()) if options.device == "cuda" else ("compiled", load_numba())
     if engine is not None:
         runs |= {name: simulation(Decay(), engine.run), f"{name}, H2O": simulation(H2O(), engine.run)}
     if name == "fused":

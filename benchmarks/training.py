@@ -24,6 +24,7 @@ from rounds import Bar, report, rounds_of, setting
 from torch.nn import functional as F
 
 from formerlab.cache import KVCache
+from formerlab.data.images.batches import ImageBatch
 from formerlab.data.pairs.streams import PairStream
 from formerlab.integrations.huggingface.native import native
 from formerlab.kernels.native import keep_memory
@@ -31,7 +32,6 @@ from formerlab.layers import LayerNorm, Mlp, Pattention, RMSNorm
 from formerlab.models import Decoder, Translator
 from formerlab.models.vision import VisionTransformer
 from formerlab.tasks import Classification, LanguageModeling, Translation
-from formerlab.tasks.image_batches import ImageBatch
 from formerlab.tasks.translation import smoothed_loss
 from formerlab.torchvision_shim import ensure_torchvision_imports
 from formerlab.training.optimizer import LayerwiseAdamW

@@ -39,9 +39,9 @@ UNIONS = {
     "Cache policies": (CachePolicy,),
 }
 FUNCTIONS = {
-    "Growth": ("formerlab.growth.tokens.Growth", "formerlab.growth.width.widen"),
+    "Growth": ("formerlab.growth.stage.Growth", "formerlab.growth.width.widen"),
     "Caches": (
-        "formerlab.cache.pruned.PrunedCache",
+        "formerlab.cache.evicting.PrunedCache",
         "formerlab.cache.simulation.simulate",
         "formerlab.cache.budget.resolve_budget",
     ),

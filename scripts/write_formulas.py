@@ -35,7 +35,7 @@ TOPICS = {
         "tasks/translation.py",
         "evaluation/translation",
         "calibration.py",
-        "report/tokenformer.py",
+        "report/studies/tokenformer.py",
         "evaluation/timing/complexity.py",
     ),
 }

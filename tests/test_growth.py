@@ -11,7 +11,7 @@ from variation import label, settings
 from formerlab.errors import UserError
 from formerlab.growth.modules import grow
 from formerlab.growth.optimizer import grow_optimizer_state
-from formerlab.growth.tokens import Growth, grow_into, grown_spec
+from formerlab.growth.stage import Growth, grow_into, grown_spec
 from formerlab.layers import DepthMixer, DepthWeightedAverage, LayerNorm, Learned, Linear, Mlp, Pattention
 from formerlab.layers.score import SCORES
 from formerlab.models import Decoder, VisionTransformer

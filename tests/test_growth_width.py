@@ -5,7 +5,7 @@ import torch
 from variation import counted_params, label, settings
 
 from formerlab.errors import UserError
-from formerlab.growth.tokens import Growth, grow_into, grown_spec
+from formerlab.growth.stage import Growth, grow_into, grown_spec
 from formerlab.layers import (
     DepthMixer,
     DepthWeightedAverage,

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from formerlab.report.two_fold import answers_of, choices, half_of
+from formerlab.report.studies.two_fold import answers_of, choices, half_of
 
 
 def test_alpha_per_task_is_judged_where_it_was_not_chosen():

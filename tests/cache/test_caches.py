@@ -24,7 +24,7 @@ from formerlab.cache import (
     SnapKV,
     SpAtten,
     StreamingLLM,
-    pruned,
+    evicting,
     resolve_budget,
 )
 from formerlab.errors import UserError
@@ -183,7 +183,7 @@ REORDERED |= {"everything": KVCache, "compressed": lambda: CompressedCache(SnapK
 @pytest.mark.parametrize("make", REORDERED.values(), ids=REORDERED)
 def test_sequences_that_change_places_go_on_as_if_they_had_always_stood_there(make, worthwhile, monkeypatch):
     """Beam search: the step after a change reads buffers that a compiled step may hold on to."""
-    monkeypatch.setattr(pruned, "WORTHWHILE", worthwhile)
+    monkeypatch.setattr(evicting, "WORTHWHILE", worthwhile)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(3, heads, 14, 16, generator=generator, dtype=torch.float64) for heads in (4, 2, 2))
     rows, moved, placed = torch.tensor([2, 0, 2]), make(), make()

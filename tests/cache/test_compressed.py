@@ -27,8 +27,8 @@ from formerlab.cache import (
     resolve_budget,
     simulate,
 )
-from formerlab.cache.compressed import accumulated
 from formerlab.cache.eviction import coefficients
+from formerlab.cache.one_shot import accumulated
 from formerlab.cache.policies.expected import rotations, unrotated
 from formerlab.cache.policies.policy import OneShot, Prompt
 from formerlab.errors import UserError

@@ -1,4 +1,4 @@
-"""The engines give the same: torch everywhere, and compiled for the CPU."""
+"""The torch and numba engines agree."""
 
 import logging
 import subprocess
@@ -20,8 +20,8 @@ from formerlab.cache import (
     Random,
     Simulation,
     StreamingLLM,
-    engine,
-    pruned,
+    evicting,
+    torch_engine,
 )
 from formerlab.cache import resolve_budget as count
 from formerlab.cache.eviction import Eviction, coefficients
@@ -44,11 +44,11 @@ POLICIES = [
 
 
 @pytest.fixture(scope="module")
-def compiled():
+def numba_engine():
     pytest.importorskip("numba")
-    from formerlab.cache import compiled
+    from formerlab.cache import numba_engine
 
-    return compiled
+    return numba_engine
 
 
 def tensors(batch, heads, key_heads, time, d_head, dtype=torch.float64, seed=0):
@@ -73,19 +73,19 @@ def same(one, other, lengths, exact=1e-12):
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_compiled_equals_torch(policy, compiled):
+def test_compiled_equals_torch(policy, numba_engine):
     for time, key_heads, d_head in ((1, 4, 16), (37, 4, 16), (64, 2, 5), (50, 1, 8)):
         lengths = [time, max(1, time - 13), max(1, time // 3)]
         q, k, v = tensors(3, 4, key_heads, time, d_head)
         for budget in (0.4, 3, 0.9):
             given = prompt(policy, budget, lengths, q, k, v)
-            same(compiled.run(policy, given), engine.run(policy, given), lengths)
+            same(numba_engine.run(policy, given), torch_engine.run(policy, given), lengths)
 
 
-@pytest.mark.parametrize("engine_name", ["loop", "compiled"])
-def test_an_engine_equals_the_masks(engine_name, compiled):
+@pytest.mark.parametrize("engine_name", ["loop", "numba_engine"])
+def test_an_engine_equals_the_masks(engine_name, numba_engine):
     """With an observer a simulation goes by masks."""
-    run = engine.run if engine_name == "loop" else compiled.run
+    run = torch_engine.run if engine_name == "loop" else numba_engine.run
     q, k, v = tensors(2, 4, 2, 45, 8)
     for policy in [*POLICIES, *([KeyDiff()] if engine_name == "loop" else [])]:
         by_engine = Simulation(policy, 0.4, [45, 30], engine=run)
@@ -94,26 +94,26 @@ def test_an_engine_equals_the_masks(engine_name, compiled):
         assert by_engine.realised_budget.tolist() == pytest.approx(by_mask.realised_budget.tolist()), policy
 
 
-def test_of_equal_scores_the_older_key_loses_in_every_engine(compiled):
+def test_of_equal_scores_the_older_key_loses_in_every_engine(numba_engine):
     k = torch.zeros(1, 2, 40, 16)
-    for run in (engine.run, compiled.run):
+    for run in (torch_engine.run, numba_engine.run):
         last = run(Decay(alpha=0.0), prompt(Decay(), 6, [40], k, k, k)).last
         assert last[0, 0].tolist() == [*range(6, 40), *[40] * 6], "as in a window"
 
 
-def test_threads_change_no_bit(compiled):
+def test_threads_change_no_bit(numba_engine):
     q, k, v = tensors(3, 4, 4, 70, 16, torch.float32)
     given = prompt(H2O(), 0.3, [70, 20, 50], q, k, v)
-    alone = compiled.run(H2O(), given)
+    alone = numba_engine.run(H2O(), given)
     torch.set_num_threads(3)
-    together = compiled.run(H2O(), given)
+    together = numba_engine.run(H2O(), given)
     assert torch.equal(alone.out[0], together.out[0])
     assert torch.equal(alone.last, together.last)
 
 
 def test_the_start_of_the_engine_leaves_torch_its_number_of_threads():
     pytest.importorskip("numba")
-    program = "import torch; torch.set_num_threads(1); import formerlab.cache.compiled; "
+    program = "import torch; torch.set_num_threads(1); import formerlab.cache.numba_engine; "
     program += "print(torch.get_num_threads())"
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "1\n"
 
@@ -122,22 +122,22 @@ def test_the_start_of_the_engine_leaves_torch_its_number_of_threads():
 def test_threads_and_slices_share_the_sequences_in_torch(policy, monkeypatch):
     lengths = [70, 20, 50, 3, 64]
     given = prompt(policy, 0.3, lengths, *tensors(5, 4, 2, 70, 16))
-    alone = engine.run(policy, given)
-    monkeypatch.setattr(engine, "LARGEST", 1)
-    same(alone, engine.run(policy, given), lengths)
+    alone = torch_engine.run(policy, given)
+    monkeypatch.setattr(torch_engine, "LARGEST", 1)
+    same(alone, torch_engine.run(policy, given), lengths)
     torch.set_num_threads(3)
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
-        same(alone, engine.run(policy, given), lengths)
+        same(alone, torch_engine.run(policy, given), lengths)
 
 
 @pytest.mark.parametrize("d_head", [16, 5])
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_compiled_decoding_equals_torch(policy, d_head, compiled, monkeypatch):
+def test_compiled_decoding_equals_torch(policy, d_head, numba_engine, monkeypatch):
     q, k, v = tensors(2, 4, 2, 40, d_head)
     tokens = [slice(token, token + 1) for token in range(40)]
     outs = []
     for least in (0, 10**9):
-        monkeypatch.setattr(pruned, "WORTHWHILE", least)
+        monkeypatch.setattr(evicting, "WORTHWHILE", least)
         cache = PrunedCache(policy, 9)
         outs.append(torch.cat([cache(0, q[:, :, now], k[:, :, now], v[:, :, now]) for now in tokens], 2))
         assert (cache._layers[0].step is not None) == (least == 0)
@@ -180,17 +180,17 @@ OWN_RULES = [Clamped(alpha=1.0), LargestHead(), Squared(), Newest()]
 
 
 @pytest.mark.parametrize("policy", OWN_RULES, ids=repr)
-def test_a_rule_that_compiled_code_does_not_know_runs_in_torch(policy, compiled, monkeypatch):
+def test_a_rule_that_compiled_code_does_not_know_runs_in_torch(policy, numba_engine, monkeypatch):
     """In a simulation, and step by step; a declaration that a subclass inherits says nothing about its own rule."""
     q, k, v = tensors(2, 4, 2, 90, 16, torch.float32)
     given = prompt(policy, 30, [90, 90], q, k, v)
-    for part in (engine, pruned):
+    for part in (torch_engine, evicting):
         monkeypatch.setattr(part, "WORTHWHILE", 0)
-    assert engine.choose(Decay(), given) is compiled.run
-    assert engine.choose(policy, given) is engine.run
+    assert torch_engine.choose(Decay(), given) is numba_engine.run
+    assert torch_engine.choose(policy, given) is torch_engine.run
     cache = PrunedCache(policy, 30)
     steps = [cache(0, *(x[:, :, now : now + 1] for x in (q, k, v))) for now in range(90)]
-    torch.testing.assert_close(torch.cat(steps, 2), engine.run(policy, given).out)
+    torch.testing.assert_close(torch.cat(steps, 2), torch_engine.run(policy, given).out)
 
 
 def test_a_prompt_is_compressed_by_a_declared_score_only():
@@ -209,24 +209,24 @@ def test_a_prompt_is_compressed_by_a_declared_score_only():
             CompressedCache(policy, 6)
 
 
-def test_large_work_is_compiled_and_small_work_is_not(compiled, monkeypatch):
+def test_large_work_is_compiled_and_small_work_is_not(numba_engine, monkeypatch):
     q, k, v = tensors(2, 4, 4, 40, 16)
     given = prompt(Decay(), 0.4, [40, 40], q, k, v)
-    assert engine.choose(Decay(), given) is engine.run
-    monkeypatch.setattr(engine, "WORTHWHILE", 2 * 4 * 40 * 16)
-    assert engine.choose(Decay(), given) is compiled.run
-    assert engine.choose(KeyDiff(), given) is engine.run, "it decides by more than a sum of attention"
+    assert torch_engine.choose(Decay(), given) is torch_engine.run
+    monkeypatch.setattr(torch_engine, "WORTHWHILE", 2 * 4 * 40 * 16)
+    assert torch_engine.choose(Decay(), given) is numba_engine.run
+    assert torch_engine.choose(KeyDiff(), given) is torch_engine.run, "it decides by more than a sum of attention"
     half = [x.bfloat16() for x in (q, k, v)]
-    assert engine.choose(Decay(), prompt(Decay(), 0.4, [40, 40], *half)) is engine.run
+    assert torch_engine.choose(Decay(), prompt(Decay(), 0.4, [40, 40], *half)) is torch_engine.run
 
 
 def test_without_numba_torch_takes_over_and_the_log_says_so(monkeypatch, caplog):
-    engine.load_compiled.cache_clear()
-    monkeypatch.setitem(sys.modules, "formerlab.cache.compiled", None)
-    monkeypatch.delattr("formerlab.cache.compiled", raising=False)
-    monkeypatch.setattr(engine, "WORTHWHILE", 0)
+    torch_engine.load_numba.cache_clear()
+    monkeypatch.setitem(sys.modules, "formerlab.cache.numba_engine", None)
+    monkeypatch.delattr("formerlab.cache.numba_engine", raising=False)
+    monkeypatch.setattr(torch_engine, "WORTHWHILE", 0)
     q, k, v = tensors(2, 4, 4, 40, 16)
     with caplog.at_level(logging.INFO, "formerlab.cache"):
-        assert engine.choose(Decay(), prompt(Decay(), 0.4, [40, 40], q, k, v)) is engine.run
+        assert torch_engine.choose(Decay(), prompt(Decay(), 0.4, [40, 40], q, k, v)) is torch_engine.run
         assert "runs in torch" in caplog.text
-    engine.load_compiled.cache_clear()
+    torch_engine.load_numba.cache_clear()

@@ -19,7 +19,7 @@ from formerlab.report.claims.quantity import (
     residual_variance,
 )
 from formerlab.report.claims.rows import alike
-from formerlab.report.two_fold import answers_of, choices
+from formerlab.report.studies.two_fold import answers_of, choices
 from formerlab.statistics import resampled
 
 NOISE = np.random.default_rng(0)

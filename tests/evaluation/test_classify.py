@@ -9,12 +9,12 @@ import torch
 from formerlab.__main__ import main
 from formerlab.data import prepare
 from formerlab.data.images import ImageData, load_images
+from formerlab.data.images.augmentation import Look, channels_first
 from formerlab.data.images.store import cut
 from formerlab.errors import UserError
 from formerlab.evaluation.vision import classify
 from formerlab.models.vision import VisionTransformer
 from formerlab.tasks import Classification
-from formerlab.tasks.augmentation import Look, channels_first
 from formerlab.training.load import load_model
 from formerlab.training.run import Run
 from formerlab.training.runtime import RuntimeConfig

@@ -9,8 +9,8 @@ from formerlab.report.figures.decay.answers import published_accuracies
 from formerlab.report.figures.decay.long import decay_passkey
 from formerlab.report.figures.decay.loss import decay_alpha, decay_budget, level_with_h2o
 from formerlab.report.names import data_set
-from formerlab.report.pruning import at_budget, decoding, minus_h2o, size_of
-from formerlab.report.questions import AGAINST, MEAN, SUITES, accuracies
+from formerlab.report.studies.pruning import at_budget, decoding, minus_h2o, size_of
+from formerlab.report.studies.questions import AGAINST, MEAN, SUITES, accuracies
 from formerlab.report.tables.decay import decay_decode_table, decay_precision_table, decay_suites_table
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES

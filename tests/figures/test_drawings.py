@@ -34,8 +34,8 @@ from formerlab.report import write
 from formerlab.report.drawings import catalogue, shown_columns
 from formerlab.report.headline import headline
 from formerlab.report.pages import number, readable, title, without_constants
-from formerlab.report.pruning import configurations, main_configurations, with_seeds
 from formerlab.report.runs import by_run, chain, held_out_losses, variant
+from formerlab.report.studies.pruning import configurations, main_configurations, with_seeds
 from formerlab.report.write import draw_all, draw_each
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES

@@ -7,8 +7,8 @@ from fixtures.rows import draw_one, grown, make_run, make_tokenformer, tokenform
 
 from formerlab.report.drawings import catalogue, rows_of
 from formerlab.report.runs import at_end, held_out, minus, validation_losses
+from formerlab.report.studies.tokenformer import Shape, means
 from formerlab.report.tables.tokenformer import tokenformer_formulas
-from formerlab.report.tokenformer import Shape, means
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 

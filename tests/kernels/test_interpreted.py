@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from formerlab.cache import H2O, TOVA, Decay, Knorm, Local, StreamingLLM, engine
+from formerlab.cache import H2O, TOVA, Decay, Knorm, Local, StreamingLLM, torch_engine
 from formerlab.cache import resolve_budget as count
 from formerlab.cache.policies.policy import Prompt
 
@@ -26,12 +26,12 @@ def in_single_precision(given):
 
 def check_pruned_attention(policy, given, chunk=None):
     """Compare with the reference on the same numbers in single precision, in which the kernel counts."""
-    from formerlab.cache import fused
+    from formerlab.cache import triton_engine
     from formerlab.kernels import pruned_attention
 
     pruned_attention.CHUNK = chunk or 64
-    found = fused.run(policy, given)
-    wanted = engine.run(policy, in_single_precision(given))
+    found = triton_engine.run(policy, given)
+    wanted = torch_engine.run(policy, in_single_precision(given))
     eps = torch.finfo(given.q.dtype).eps
     assert found.out.dtype == given.q.dtype
     for row, length in enumerate(given.lengths):
@@ -83,14 +83,14 @@ def check_waits(heads, queries):
     """Count the reductions of a block of queries, each of which the threads of a program wait for."""
     from triton.runtime import interpreter
 
-    from formerlab.cache import fused
+    from formerlab.cache import triton_engine
 
     counted, reduce = [], interpreter.ReduceOps.apply_impl
     given = prompt(Decay(), 4, [queries], heads, 1, 16)
     given.q.mul_(0.1)  # no key is far above the others
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interpreter.ReduceOps, "apply_impl", lambda self, given: counted.append(1) or reduce(self, given))
-        fused.run(Decay(), given)
+        triton_engine.run(Decay(), given)
     bounds, evictions = heads, queries - 4
     assert len(counted) == heads * queries + evictions + bounds
 
@@ -101,10 +101,10 @@ def test_a_query_waits_for_a_sum_of_each_head_and_one_minimum(interpreted, heads
 
 
 def check_equals():
-    from formerlab.cache import fused
+    from formerlab.cache import triton_engine
 
     k = torch.zeros(1, 1, 24, 16)
-    last = fused.run(Decay(alpha=0.0), Prompt(k, k, k, [6], [24])).last
+    last = triton_engine.run(Decay(alpha=0.0), Prompt(k, k, k, [6], [24])).last
     assert last[0, 0].tolist() == [*range(6, 24), *[24] * 6]
 
 
@@ -114,11 +114,11 @@ def test_of_equal_scores_the_older_key_loses(interpreted):
 
 def check_without_numbers():
     """A key that is not a number leaves after some queries, and takes no other place than its own."""
-    from formerlab.cache import fused
+    from formerlab.cache import triton_engine
 
     given = prompt(Decay(), 6, [24], 1, 1, 16)
     given.k[:, :, 3] = math.nan
-    found = fused.run(Decay(), given)
+    found = triton_engine.run(Decay(), given)
     held = (found.last[0, 0] >= torch.arange(24)[:, None]) & (torch.arange(24) <= torch.arange(24)[:, None])
     assert held.sum(1).tolist() == [min(query + 1, 7) for query in range(24)]
 
@@ -135,14 +135,14 @@ class Elsewhere(torch.Tensor):
 
 def test_a_simulation_on_a_gpu_takes_the_kernel_where_it_can(triton, monkeypatch, caplog):
     from formerlab import kernels
-    from formerlab.cache import KeyDiff, fused
+    from formerlab.cache import KeyDiff, triton_engine
 
     given = prompt(Decay(), 0.4, [40], 2, 2, 16)
     there = replace(given, q=given.q.as_subclass(Elsewhere))
-    assert engine.choose(Decay(), there) is fused.run
-    assert engine.choose(KeyDiff(), there) is engine.run, "it decides by more than a sum of attention"
+    assert torch_engine.choose(Decay(), there) is triton_engine.run
+    assert torch_engine.choose(KeyDiff(), there) is torch_engine.run, "it decides by more than a sum of attention"
     monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: None)
     kernels.usable.cache_clear()
-    assert engine.choose(Decay(), there) is engine.run
+    assert torch_engine.choose(Decay(), there) is torch_engine.run
     assert "pruned attention runs in plain torch" in caplog.text
     kernels.usable.cache_clear()

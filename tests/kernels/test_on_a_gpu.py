@@ -7,7 +7,7 @@ import pytest
 import torch
 from test_interpreted import DTYPES, POLICIES, in_single_precision, prompt
 
-from formerlab.cache import Decay, engine
+from formerlab.cache import Decay, torch_engine
 from formerlab.layers.pattention import lean_pattention
 from formerlab.layers.score import l2_gelu
 
@@ -42,9 +42,9 @@ def test_pruned_attention_is_the_reference_nearly_everywhere(triton, policy, dty
     lengths = [500, 311, 64]
     given = prompt(policy, 0.4, lengths, 4, 2, 64, dtype)
     there = replace(given, q=given.q.cuda(), k=given.k.cuda(), v=given.v.cuda())
-    run = engine.choose(policy, there)
-    assert run is not engine.run
-    found, wanted = run(policy, there), engine.run(policy, in_single_precision(given))
+    run = torch_engine.choose(policy, there)
+    assert run is not torch_engine.run
+    found, wanted = run(policy, there), torch_engine.run(policy, in_single_precision(given))
     for row, length in enumerate(lengths):
         left, leaves = (pruned.last[row, :, :length].cpu().clamp(max=length) for pruned in (found, wanted))
         assert (left == leaves).double().mean() > 0.98

@@ -84,10 +84,10 @@ def spilled(ptx, capability):
 
 
 def pruned_attention(policy, dtype, heads, key_heads, time, d_head):
-    from formerlab.cache import fused
+    from formerlab.cache import triton_engine
 
     q, k, v = (torch.zeros(1, time, number, d_head, dtype=dtype).transpose(1, 2) for number in (heads, key_heads, 1))
-    fused.run(policy, Prompt(q, k, v.expand_as(k), [int(0.4 * time)], [time]))
+    triton_engine.run(policy, Prompt(q, k, v.expand_as(k), [int(0.4 * time)], [time]))
 
 
 SMALL, LARGE = (2, 2, 130, 16), (4, 2, 1024, 64)

@@ -22,7 +22,7 @@ from formerlab.layers import (
     StaticHyperConnections,
 )
 from formerlab.layers.depth.dwa import Averages
-from formerlab.layers.initial import initialise
+from formerlab.layers.initialization import initialise
 
 SPECS = [
     *settings(DepthMixer),

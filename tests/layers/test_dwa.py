@@ -5,7 +5,7 @@ import torch
 
 from formerlab.kernels import weighted_sum
 from formerlab.layers import DepthWeightedAverage, LastK
-from formerlab.layers.initial import initialise
+from formerlab.layers.initialization import initialise
 
 BLOCKS = 48
 

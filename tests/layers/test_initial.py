@@ -13,7 +13,7 @@ from formerlab.layers import (
     Pattention,
     initialise,
 )
-from formerlab.layers.initial import without_values
+from formerlab.layers.initialization import without_values
 from formerlab.models import Decoder, Translator, VisionTransformer
 from formerlab.seeding import mixed_seed
 
@@ -67,7 +67,7 @@ def test_every_part_draws_from_a_stream_of_its_own_that_seed_and_place_give():
 
 
 def test_without_values_models_have_their_shapes_and_torch_imports_no_compiler():
-    code = "import sys; from formerlab.layers.initial import without_values; from formerlab.models import *\n"
+    code = "import sys; from formerlab.layers.initialization import without_values; from formerlab.models import *\n"
     code += "with without_values():\n"
     for spec in MODELS:
         code += f"    {type(spec).__name__}.model_validate_json({spec.model_dump_json()!r}).build()\n"

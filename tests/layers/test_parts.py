@@ -7,7 +7,7 @@ import torch
 
 from formerlab.layers import LayerNorm, Linear, Mlp, Pattention, RMSNorm
 from formerlab.layers.attention import Attention, causal_attention
-from formerlab.layers.initial import initialise
+from formerlab.layers.initialization import initialise
 from formerlab.layers.position import PositionEncoding
 from formerlab.models import Decoder
 

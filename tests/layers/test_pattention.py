@@ -7,7 +7,7 @@ import torch
 from torch.distributions import Normal
 
 from formerlab.layers import Pattention
-from formerlab.layers.initial import initialise
+from formerlab.layers.initialization import initialise
 from formerlab.layers.score import SCORES
 
 NORMAL = Normal(torch.tensor(0.0, dtype=torch.float64), torch.tensor(1.0, dtype=torch.float64))

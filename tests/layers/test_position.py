@@ -4,7 +4,7 @@ from variation import label, settings
 
 from formerlab.kernels import rotary_cpu
 from formerlab.layers import Position, Rotary
-from formerlab.layers.initial import initialise
+from formerlab.layers.initialization import initialise
 
 every_position = pytest.mark.parametrize("spec", settings(Position), ids=label)
 every_rotary = pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_closed_forms_equal_what_pytorch_counts(spec):
     if isinstance(spec.depth, HyperConnections):
         return  # their products stand in the blocks
     in_blocks = sum(count for module, count in counts.items() if module.removeprefix("DecoderModel.blocks.").isdigit())
-    between_blocks = TIME * spec.depth.products(spec.layers, spec.width)
+    between_blocks = TIME * spec.depth.matmul_flops(spec.layers, spec.width)
     assert in_blocks == 2 * (spec.flops(TIME, head=False) - between_blocks)
 
 

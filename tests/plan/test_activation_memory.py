@@ -42,7 +42,7 @@ def test_a_compiled_block_keeps_what_the_plan_counts(name):
 
 
 MIXERS = [mixer for mixer in reversed(settings(DepthMixer)) if mixer.kind != "identity"]
-FORMULAS = {(type(mixer).moved, getattr(mixer, "passes", 0)): mixer for mixer in MIXERS}
+FORMULAS = {(type(mixer).bytes_moved, getattr(mixer, "passes", 0)): mixer for mixer in MIXERS}
 """A mixer for every formula."""
 
 
@@ -55,7 +55,7 @@ def moved_with(depth):
 def test_a_compiled_step_moves_the_bytes_that_the_hours_follow_from(mixer):
     """Weights of a token and half of a small model's streams, which kernels share, are not in the formulas."""
     mixer = mixer.model_copy(update={"iterations": 2} if hasattr(mixer, "iterations") else {})
-    assert moved_with(mixer) - moved_with(PLAIN.depth) == pytest.approx(mixer.moved(2, WIDTH), rel=0.25)
+    assert moved_with(mixer) - moved_with(PLAIN.depth) == pytest.approx(mixer.bytes_moved(2, WIDTH), rel=0.25)
 
 
 TASK = LanguageModeling(context=128, batch=64)

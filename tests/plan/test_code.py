@@ -8,7 +8,7 @@ import pytest
 from formerlab.cache import Decay, Local
 from formerlab.data import Files, TextData
 from formerlab.evaluation.pruning.prune import PruneSweep
-from formerlab.growth.tokens import Growth
+from formerlab.growth.stage import Growth
 from formerlab.layers import DepthWeightedAverage, Mlp, Pattention
 from formerlab.models import Decoder
 from formerlab.plan import code
@@ -126,7 +126,7 @@ def new_code(text):
         # DepthWeightedAverage is a Mixer, which stands beside Identity.
         ("layers/depth/identity.py", MODELS),
         ("models/decoder.py", MODELS),
-        ("growth/tokens.py", {"train grown"}),
+        ("growth/stage.py", {"train grown"}),
         ("training/loop.py", TRAIN),
         ("tasks/language.py", TRAIN),
         ("tasks/window_losses.py", TRAIN | jobs("prune")),
@@ -141,7 +141,7 @@ def new_code(text):
         ("data/text/files.py", {"data of files"}),
         ("data/pairs/sources.py", set()),
         ("report/figures/decay/loss.py", {"draw decay_alpha"}),
-        ("report/pruning.py", {"draw decay_alpha", "draw decay_table"}),
+        ("report/studies/pruning.py", {"draw decay_alpha", "draw decay_table"}),
         ("report/style.py", jobs("draw")),
         ("results/read.py", jobs("draw")),
         ("errors.py", set()),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formerlab.plan.build import build_plan
-from formerlab.plan.layers import Tree, fill, merge
+from formerlab.plan.merging import Tree, fill, merge
 
 LAYERS = {
     "scale": ("workflow/scales/smoke.yaml", "defaults: {{steps: {}}}"),

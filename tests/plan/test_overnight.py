@@ -5,7 +5,7 @@ from fixtures.checkout import ROOT
 
 from formerlab.plan.resolve import resolve_study
 from formerlab.plan.sources import read_sources
-from formerlab.report.tokenformer import FROM_SCRATCH
+from formerlab.report.studies.tokenformer import FROM_SCRATCH
 
 STUDIES = ("transformer", "tokenformer", "denseformer", "decay", "combined", "vision")
 ARMS = ("matched", "modern", "classic")

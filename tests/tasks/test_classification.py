@@ -13,12 +13,7 @@ from torch.nn import functional as F
 
 from formerlab.data import prepare
 from formerlab.data.images import Digits, ImageData, load_images
-from formerlab.data.images.store import MODES
-from formerlab.errors import UserError
-from formerlab.models.vision import VisionTransformer
-from formerlab.seeding import mixed_seed
-from formerlab.tasks import Classification
-from formerlab.tasks.augmentation import (
+from formerlab.data.images.augmentation import (
     Shift,
     TimmAugmentation,
     channels_first,
@@ -26,8 +21,13 @@ from formerlab.tasks.augmentation import (
     posterized,
     timm_transform,
 )
-from formerlab.tasks.image_batches import image_seeds, step_indices
-from formerlab.tasks.task import BEGINNING
+from formerlab.data.images.batches import image_seeds, step_indices
+from formerlab.data.images.store import MODES
+from formerlab.errors import UserError
+from formerlab.models.vision import VisionTransformer
+from formerlab.seeding import mixed_seed
+from formerlab.tasks import Classification
+from formerlab.tasks.task import START
 from formerlab.training.run import Run
 
 MODEL = VisionTransformer(image=8, channels=1, classes=10, patch=4, layers=1, width=8, heads=2)
@@ -149,7 +149,7 @@ def test_images_are_what_timm_makes_of_them_to_the_bit(digits):
 def test_a_run_goes_on_where_its_ancestors_ended(task, digits):
     """With their batch it makes the batches that they would have made; with another it takes the next images."""
     data = task.load(digits, "train")
-    start = task.place_after(data, task.place_after(data, BEGINNING, 30), 20)
+    start = task.position_after(data, task.position_after(data, START, 30), 20)
     assert (start.chain_steps, start.steps, start.position) == (50, 50, 400)
     assert same(task.step_batches(data, 0, 3, start)[0], task.step_batches(data, 0, 53)[0])
     larger = task.model_copy(update={"batch": 12})
@@ -157,17 +157,17 @@ def test_a_run_goes_on_where_its_ancestors_ended(task, digits):
     if task.augmentation is None:
         labels = [label for step in range(60) for label in ready(task.step_batches(data, 0, step)[0]).targets.tolist()]
         assert batch.targets.tolist() == labels[400 + 36 : 400 + 48]
-    assert larger.place_after(data, start, 3).position == 400 + 36
+    assert larger.position_after(data, start, 3).position == 400 + 36
 
 
 @pytest.mark.parametrize("batch", [8, 16])
 def test_no_change_to_an_image_is_drawn_twice_in_a_chain(batch, digits, monkeypatch):
     """Whatever the batch of a stage, though there are fewer steps to its place than its ancestors made."""
     drawn = []
-    monkeypatch.setattr("formerlab.tasks.image_batches.shifted", lambda *key: drawn.append(key[-1]) or key[0])
+    monkeypatch.setattr("formerlab.data.images.batches.shifted", lambda *key: drawn.append(key[-1]) or key[0])
     task = TASKS[1].model_copy(update={"batch": batch})
     parent = TASKS[1].load(digits, "train")
-    start = TASKS[1].place_after(parent, BEGINNING, 6)
+    start = TASKS[1].position_after(parent, START, 6)
     for step in range(6):
         TASKS[1].step_batches(parent, 0, step)
     data = task.load(digits, "train")
@@ -241,7 +241,7 @@ def test_the_average_of_weights_is_timms():
     ("wrong", "message"),
     [
         ({"batch": 8, "accumulate": 3}, "accumulate=3 does not divide task.batch=8"),
-        ({"batch": 12, "accumulate": 4, "mixup": 0.8}, "task.accumulate=4 makes parts of 3 images"),
+        ({"batch": 12, "accumulate": 4, "mixup": 0.8}, "task.accumulate=4 makes micro-batches of 3 images"),
         ({"normalise": "imagenet"}, "normalise=imagenet needs colour"),
     ],
 )

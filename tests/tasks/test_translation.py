@@ -12,7 +12,7 @@ from formerlab.data.pairs.streams import PairStream
 from formerlab.errors import StoppedEarly
 from formerlab.models import Translator
 from formerlab.tasks import Translation
-from formerlab.tasks.task import BEGINNING
+from formerlab.tasks.task import START
 from formerlab.tasks.translation import NO_TARGET, sentence_batch, smoothed_loss
 from formerlab.training.loop import Hooks, train
 from formerlab.training.run import Run
@@ -57,8 +57,8 @@ def test_batches_are_pure_in_the_step_whatever_was_asked_before():
 
 def test_the_counts_of_a_step_are_those_of_its_batch():
     size = len(DATA.batches(40))
-    start = TASK.place_after(DATA, BEGINNING, 2)
-    for step, begins in ((0, BEGINNING), (size + 3, BEGINNING), (3, start)):
+    start = TASK.position_after(DATA, START, 2)
+    for step, begins in ((0, START), (size + 3, START), (3, start)):
         (batch,) = TASK.step_batches(DATA, 5, step, begins)
         sources, targets = batch.real.sum(1).tolist(), (batch.target_out != NO_TARGET).sum(1).tolist()
         flops = 3 * sum(MODEL.flops(s, t) for s, t in zip(sources, targets, strict=True))
@@ -68,7 +68,7 @@ def test_the_counts_of_a_step_are_those_of_its_batch():
 
 def test_a_run_goes_on_where_its_ancestors_ended():
     size = len(DATA.batches(40))
-    start = TASK.place_after(DATA, TASK.place_after(DATA, BEGINNING, size - 2), 5)
+    start = TASK.position_after(DATA, TASK.position_after(DATA, START, size - 2), 5)
     assert (start.steps, start.position) == (size + 3, size + 3)
     for step in (0, size - 1):
         again, wanted = TASK.step_batches(DATA, 5, step, start)[0], TASK.step_batches(DATA, 5, size + 3 + step)[0]
@@ -78,13 +78,13 @@ def test_a_run_goes_on_where_its_ancestors_ended():
 @pytest.mark.parametrize(("epochs", "more", "begins"), [(1, 0, 1), (2, 3, 3)])
 def test_with_batches_of_another_size_a_run_begins_with_the_next_epoch(epochs, more, begins):
     """Pairs fall into other batches then, so the rest of an epoch cannot be told."""
-    start, larger = TASK.place_after(DATA, BEGINNING, epochs * len(DATA.batches(40)) + more), Translation(tokens=70)
+    start, larger = TASK.position_after(DATA, START, epochs * len(DATA.batches(40)) + more), Translation(tokens=70)
     size = len(DATA.batches(70))
     assert size != len(DATA.batches(40))
     batches = [larger.step_batches(DATA, 5, step, start)[0] for step in range(size)]
     assert torch.equal(batches[0].source, larger.step_batches(DATA, 5, begins * size)[0].source)
     assert sum(batch.tokens for batch in batches) == TASK.epoch_tokens(DATA)
-    assert larger.place_after(DATA, start, 2).position == begins * size + 2
+    assert larger.position_after(DATA, start, 2).position == begins * size + 2
 
 
 def test_a_batch_holds_sources_and_shifted_targets():

@@ -9,8 +9,8 @@ import pytest
 import torch
 from test_golden_trajectories import IMAGES, PICTURES, RUNS, data_of, run
 
-from formerlab.tasks.augmentation import TimmAugmentation
-from formerlab.tasks.task import WHOLE, Place, Share
+from formerlab.data.images.augmentation import TimmAugmentation
+from formerlab.tasks.task import SINGLE_PROCESS, DataPosition, Shard
 from formerlab.training import processes
 from formerlab.training.step import AHEAD, batches
 
@@ -21,7 +21,7 @@ CASES = {
     "images": (run(IMAGES, PICTURES), {"accumulate": 4}),
     "mixed images": (run(IMAGES, PICTURES), MIXED),
 }
-START = Place(chain_steps=5, steps=3, position=2)
+START = DataPosition(chain_steps=5, steps=3, position=2)
 CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")
 
 
@@ -45,7 +45,7 @@ def same(one, other):
 @pytest.mark.parametrize("parts", [6, 4, 3, 2, 1])
 @pytest.mark.parametrize("processes", [1, 2, 3, 6])
 def test_every_part_is_one_process_s_and_all_have_equally_many(parts, processes):
-    shares = [Share(rank, processes).numbers(parts) for rank in range(processes)]
+    shares = [Shard(rank, processes).numbers(parts) for rank in range(processes)]
     assert len({len(share) for share in shares}) == 1
     assert sorted(number for share in shares for number in share if number < parts) == list(range(parts))
 
@@ -54,12 +54,12 @@ def test_a_share_is_its_parts_of_the_whole(case):
     """To the bit, also of images that are mixed with others."""
     run, data = case
     for step in range(3):
-        count = run.task.part_count(data, 3, step, START)
-        whole = run.task.step_batches(data, 3, step, START, WHOLE)
+        count = run.task.micro_batch_count(data, 3, step, START)
+        whole = run.task.step_batches(data, 3, step, START, SINGLE_PROCESS)
         assert len(whole) == count
-        for share in (Share(0, 2), Share(1, 2)):
-            parts = run.task.step_batches(data, 3, step, START, share)
-            wanted = [whole[number % count] for number in share.numbers(count)]
+        for shard in (Shard(0, 2), Shard(1, 2)):
+            parts = run.task.step_batches(data, 3, step, START, shard)
+            wanted = [whole[number % count] for number in shard.micro_batches(count)]
             assert all(map(same, parts, wanted))
             assert len(parts) == len(wanted)
 
@@ -87,7 +87,7 @@ def test_they_are_made_in_a_thread_before_they_are_asked_for_and_not_beyond_the_
         return draw(task, stream, seed, step, *chosen)
 
     monkeypatch.setattr(type(run.task), "train_batch", noted)
-    coming = batches(run, data, Place(), 5, ELSEWHERE)
+    coming = batches(run, data, DataPosition(), 5, ELSEWHERE)
     next(coming)
     while len(made) < 1 + AHEAD:
         time.sleep(0.001)

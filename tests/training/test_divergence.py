@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from small_runs import RUN, TOKENFORMER, VOCABULARY, bits, interrupted, rows, small, trained
 
 from formerlab.errors import UserError
-from formerlab.growth.tokens import Growth
+from formerlab.growth.stage import Growth
 from formerlab.tasks import LanguageModeling
 from formerlab.training import loop
 from formerlab.training import step as stepping

@@ -22,9 +22,11 @@ import pytest
 import torch
 from small_runs import MODEL, TOKENFORMER, small
 
+from formerlab.data.images.augmentation import Look, Shift
+from formerlab.data.images.batches import TrainingImages
 from formerlab.data.images.store import ImageSet
 from formerlab.data.pairs.streams import PairStream
-from formerlab.growth.tokens import Growth, grow_into, grown_spec
+from formerlab.growth.stage import Growth, grow_into, grown_spec
 from formerlab.kernels.weighted_sum import path as path_of_sums
 from formerlab.layers import (
     AttentionResiduals,
@@ -48,8 +50,6 @@ from formerlab.layers import (
 from formerlab.models import Translator
 from formerlab.models.vision import VisionTransformer
 from formerlab.tasks import Classification, LanguageModeling, Translation
-from formerlab.tasks.augmentation import Look, Shift
-from formerlab.tasks.image_batches import TrainingImages
 from formerlab.training.loop import Hooks, train
 from formerlab.training.optimizer import AdamW, LayerwiseAdamW
 from formerlab.training.provenance import device_name

@@ -13,9 +13,9 @@ from torch import nn
 from formerlab.data import load_stream
 from formerlab.errors import UserError
 from formerlab.growth.optimizer import hold_old_tokens
-from formerlab.growth.tokens import Growth, grown_spec
+from formerlab.growth.stage import Growth, grown_spec
 from formerlab.layers import Mlp, Pattention
-from formerlab.tasks.task import Place
+from formerlab.tasks.task import DataPosition
 from formerlab.training.loop import Hooks, train
 from formerlab.training.optimizer import AdamW
 from formerlab.training.schedule import Constant
@@ -107,7 +107,7 @@ def test_carry_goes_on_with_the_parents_moments(parent, data, tmp_path):
     state = State(model, run.optimizer.build(model))
     state.optimizer.load_state_dict(torch.load(parent / "optimizer.pt", weights_only=True))
     hooks = Hooks(lambda state: None, lambda: None, math.inf)
-    ended = Place(chain_steps=12, steps=12)
+    ended = DataPosition(chain_steps=12, steps=12)
     train(run, state, load_stream(data, "train"), load_stream(data, "valid"), hooks, ended)
     found = load_file(tmp_path / "weights.safetensors")
     assert all(torch.equal(found[name], weight) for name, weight in state.model.state_dict().items())

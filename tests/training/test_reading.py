@@ -7,7 +7,7 @@ from small_runs import MODEL, interrupted, small, trained
 
 from formerlab.data import BytePairs, Files, TextData, load_stream, prepare
 from formerlab.tasks import LanguageModeling
-from formerlab.tasks.task import Place
+from formerlab.tasks.task import DataPosition
 from formerlab.training.record import readings
 
 DROPPING = MODEL.model_copy(update={"dropout": 0.1})
@@ -74,8 +74,8 @@ def test_after_a_stage_on_other_data_a_run_goes_on_where_it_left_the_first(data,
     first, second, third = readings(record)
     assert [part.run for part in (first, second, third)] == [f"study/{name}/seed3" for name in "abc"]
     assert first.end == third.start.model_copy(update={"chain_steps": 4})
-    assert second.start == Place(chain_steps=4)
-    assert third.end == Place(chain_steps=9, steps=6, position=6, step_tokens=32)
+    assert second.start == DataPosition(chain_steps=4)
+    assert third.end == DataPosition(chain_steps=9, steps=6, position=6, step_tokens=32)
     assert (third.tokens, third.tokens_cumulative) == (2 * 32, 6 * 32)
     stream = load_stream(data, "train")
     assert third.epochs == pytest.approx(2 * 32 / (len(stream) - 1))

@@ -14,7 +14,7 @@ from small_runs import MODEL, TOKENFORMER, rows, small, trained
 
 from formerlab.errors import StoppedEarly
 from formerlab.files import read_json
-from formerlab.growth.tokens import Growth
+from formerlab.growth.stage import Growth
 from formerlab.layers.depth.dwa import DepthWeightedAverage
 from formerlab.plan.cost import BYTES_WEIGHT, STATE_ELEMENTS
 from formerlab.tasks import LanguageModeling

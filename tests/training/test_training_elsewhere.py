@@ -11,7 +11,7 @@ from small_runs import RUN, TOKENFORMER, rows, small
 from test_golden_trajectories import RUNS, data_of
 
 from formerlab.errors import StoppedEarly
-from formerlab.growth.tokens import Growth
+from formerlab.growth.stage import Growth
 from formerlab.layers import Pattention
 from formerlab.training.loop import Hooks, train
 from formerlab.training.runtime import RuntimeConfig, StopRequest

@@ -14,14 +14,14 @@ from small_runs import bits, interrupted, rows, trained
 
 from formerlab.data import prepare
 from formerlab.data.images import ImageData
+from formerlab.data.images.augmentation import TimmAugmentation
+from formerlab.data.images.batches import TrainingImages
 from formerlab.errors import StoppedEarly
 from formerlab.growth.modules import grow
-from formerlab.growth.tokens import Growth, grown_spec
+from formerlab.growth.stage import Growth, grown_spec
 from formerlab.layers import LayerNorm, Pattention
 from formerlab.models.vision import VisionTransformer
 from formerlab.tasks import Classification
-from formerlab.tasks.augmentation import TimmAugmentation
-from formerlab.tasks.image_batches import TrainingImages
 from formerlab.training.load import load_model
 from formerlab.training.optimizer import LayerwiseAdamW
 from formerlab.training.run import Run

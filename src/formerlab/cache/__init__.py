@@ -9,10 +9,11 @@ from pydantic import Field
 
 from formerlab.cache.budget import Budget as Budget
 from formerlab.cache.budget import resolve_budget as resolve_budget
-from formerlab.cache.compressed import CompressedCache as CompressedCache
+from formerlab.cache.evicting import PrunedCache as PrunedCache
 from formerlab.cache.kv import KVCache as KVCache
 from formerlab.cache.measures import distance_to_ideal as distance_to_ideal
 from formerlab.cache.measures import ideal_attention as ideal_attention
+from formerlab.cache.one_shot import CompressedCache as CompressedCache
 from formerlab.cache.policies.decay import Decay as Decay
 from formerlab.cache.policies.expected import ExpectedAttention as ExpectedAttention
 from formerlab.cache.policies.full import Full as Full
@@ -26,7 +27,6 @@ from formerlab.cache.policies.spatten import SpAtten as SpAtten
 from formerlab.cache.policies.tova import TOVA as TOVA
 from formerlab.cache.policies.window import Local as Local
 from formerlab.cache.policies.window import StreamingLLM as StreamingLLM
-from formerlab.cache.pruned import PrunedCache as PrunedCache
 from formerlab.cache.simulation import Simulation as Simulation
 from formerlab.cache.simulation import simulate as simulate
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from formerlab.cache.policies.policy import Layer, Logits, Policy, Prompt, on_device, precise
 from formerlab.kernels import EMPTY
-from formerlab.layers.attention import Heads
+from formerlab.layers.shapes import Heads
 
 Scores = Float[Tensor, "batch head_groups slots"]
 Positions = Int[Tensor, "batch head_groups slots"]

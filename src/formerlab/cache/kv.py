@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from formerlab.layers.attention import AnyHeads, Heads, KeyHeads
+from formerlab.layers.shapes import AnyHeads, Heads, KeyHeads
 
 
 @dataclass

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from formerlab.cache.budget import Budget, resolve_budget
-from formerlab.cache.engine import evict
 from formerlab.cache.eviction import Engine, Eviction
 from formerlab.cache.policies.policy import (
     Layer,
@@ -23,8 +22,9 @@ from formerlab.cache.policies.policy import (
     on_device,
     true_lengths,
 )
-from formerlab.layers.attention import Heads, KeyHeads
+from formerlab.cache.torch_engine import evict
 from formerlab.layers.position import PositionEncoding
+from formerlab.layers.shapes import Heads, KeyHeads
 
 Square = Float[Tensor, "batch heads time time"]
 SquareMask = Bool[Tensor, "batch heads time time"]

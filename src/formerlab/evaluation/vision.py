@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from formerlab.calibration import expected_calibration_error
+from formerlab.data.images.batches import held_out_batches
 from formerlab.data.images.store import load_images
 from formerlab.errors import UserError
 from formerlab.models.vision import VisionTransformer
@@ -16,7 +17,6 @@ from formerlab.progress import Progress
 from formerlab.results.write import write_rows
 from formerlab.tasks import Classification
 from formerlab.tasks.classification import Prediction, predictions
-from formerlab.tasks.image_batches import held_out_batches
 from formerlab.training.load import data_of, load_model
 
 

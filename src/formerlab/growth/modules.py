@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from formerlab.errors import UserError
-from formerlab.growth.tokens import AnyModel, Growth, InitialKeys, TauRule, grown_spec, pattentions, with_tau
+from formerlab.growth.stage import AnyModel, Growth, InitialKeys, TauRule, grown_spec, pattentions, with_tau
 from formerlab.layers.pattention import PattentionLayer
 from formerlab.models.decoder import DecoderModel
 from formerlab.models.vision import VisionTransformerModel

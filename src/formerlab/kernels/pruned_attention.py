@@ -8,14 +8,14 @@ For q = 0, 1, ... of a sequence, in each head group (`cache/eviction.py`, Decay 
 One program works on a sequence and a head group. The positions and scores of the keys held stay in its registers.
 Queries come in blocks of 16: a block meets the held keys and its own in one product, which reads each of them once and
 bounds the logits of each query; then the rule acts row by row; then the probabilities meet the values. Sums are float32
-for all tensors, so logits in half precision are not rounded, as `cache/engine.py`, the reference, rounds them.
+for all tensors, so logits in half precision are not rounded, as `cache/torch_engine.py`, the reference, rounds them.
 
 Memory, besides `out`: a program notes 16 logits per slot and head of its group and two positions per slot, 4 bytes
 each, where slots are the next power of two above budget + 16. Time: the products of T queries with budget + 16 keys,
 which full attention has with T / 2 keys on average, and T times a sum for each head of the group and a minimum over
 the slots, one after another, which take longer than the products; sequences and head groups run side by side.
 
-`cache/fused.py` starts it. With TRITON_INTERPRET=1, set before this module is imported, the same code runs on
+`cache/triton_engine.py` starts it. With TRITON_INTERPRET=1, set before this module is imported, the same code runs on
 the CPU.
 """
 

@@ -19,7 +19,7 @@ from formerlab.layers.depth.mudd import DynamicDense as DynamicDense
 from formerlab.layers.depth.random_sparse import RandomSparse as RandomSparse
 from formerlab.layers.depth.softmax_average import SoftmaxAverage as SoftmaxAverage
 from formerlab.layers.depth.union import DepthMixer as DepthMixer
-from formerlab.layers.initial import initialise as initialise
+from formerlab.layers.initialization import initialise as initialise
 from formerlab.layers.linear import Linear as Linear
 from formerlab.layers.mlp import Mlp as Mlp
 from formerlab.layers.norm import LayerNorm as LayerNorm

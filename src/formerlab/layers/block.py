@@ -63,4 +63,4 @@ def activation_elements(width: int, projection: Projection, feedforward: FeedFor
     inner = inner_elements(width, feedforward)
     if projection.kind == "pattention":
         inner += 4 * projection.tokens
-    return 11 * width + inner + depth.kept(width)
+    return 11 * width + inner + depth.saved_elements(width)

@@ -5,11 +5,11 @@ from typing import Literal
 
 from torch import nn
 
-from formerlab.layers.initial import Part
+from formerlab.layers.layer_spec import LayerSpec
 from formerlab.spec import Std
 
 
-class Linear(Part):
+class Linear(LayerSpec):
     """y = x W^T (+ b): the linear projection (arXiv:1706.03762, section 3.2.2).
 
     Initial values are normal with standard deviation `std`, divided by sqrt(2 layers) where the projection writes to

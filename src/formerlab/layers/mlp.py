@@ -9,12 +9,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from formerlab.layers.initial import Part
+from formerlab.layers.layer_spec import LayerSpec
 from formerlab.layers.linear import Linear
 from formerlab.spec import Size, Std
 
 
-class Mlp(Part):
+class Mlp(LayerSpec):
     """y = f(x W1^T) W2^T with f = gelu or relu (arXiv:1706.03762, eq. 2), or (silu(x W1^T) * x W3^T) W2^T for swiglu
     (arXiv:2002.05202, eq. 6).
     """

@@ -8,11 +8,11 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from formerlab.layers.initial import Part
+from formerlab.layers.layer_spec import LayerSpec
 from formerlab.spec import Epsilon
 
 
-class LayerNorm(Part):
+class LayerNorm(LayerSpec):
     """y = (x - mean) / sqrt(variance + eps) * gain + bias (arXiv:1607.06450, eq. 4).
 
     Without gain and bias it is the non-parametric norm of Tokenformer (arXiv:2410.23168, section 4.4).
@@ -31,7 +31,7 @@ class LayerNorm(Part):
         return NormLayer(width, self.eps, gain=self.gain, bias=self.bias, centred=True)
 
 
-class RMSNorm(Part):
+class RMSNorm(LayerSpec):
     """y = x / sqrt(mean(x^2) + eps) * gain (arXiv:1910.07467, eq. 4)."""
 
     kind: Literal["rmsnorm"] = "rmsnorm"

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from formerlab.kernels import norm_gelu_cpu
 from formerlab.layers.autocast import operands, transforms
-from formerlab.layers.initial import Part
+from formerlab.layers.layer_spec import LayerSpec
 from formerlab.layers.score import SCORES, SMALLEST_NORM, RowFactor, ScoreName, Scores, row_factor
 from formerlab.spec import Size
 
@@ -27,13 +27,13 @@ TRUNCATED_STD = 0.8796256610342398
 """Standard deviation of a standard normal variable that is cut off at -2 and 2."""
 
 
-class Pattention(Part):
+class Pattention(LayerSpec):
     """y = gelu(tau x K^T / ||x K^T||_2) V: token-parameter attention (arXiv:2410.23168, eq. 4; version 1, eq. 5).
 
     K (tokens x d_in) and V (tokens x d_out) are learned; the norm runs over the parameter tokens, tau = sqrt(tokens).
     There is no bias and no 1/sqrt(d). As a feed-forward it is one Pattention from d to d. Adding tokens with zero keys
     keeps the function only while tau keeps its value (Appendix B fixes it, the default does not): see
-    `growth/tokens.py`. The default score is computed by `lean_pattention`, the others (and under torch.func all) as
+    `growth/stage.py`. The default score is computed by `lean_pattention`, the others (and under torch.func all) as
     written in `score.py`.
     """
 

@@ -9,11 +9,8 @@ from torch import Tensor, nn
 
 from formerlab.kernels import rotary_cpu
 from formerlab.layers.autocast import transforms
+from formerlab.layers.shapes import Heads, Stream
 from formerlab.spec import Spec, Std
-
-Stream = Float[Tensor, "batch time width"]
-Heads = Float[Tensor, "batch heads time d_head"]
-"""Channels of every head: queries, or keys where every head has its own."""
 
 
 class WithoutParameters(Spec):

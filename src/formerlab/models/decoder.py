@@ -14,7 +14,7 @@ from formerlab.layers.attention import Attend, causal_attention
 from formerlab.layers.block import Block, activation_elements
 from formerlab.layers.depth.identity import Identity
 from formerlab.layers.depth.union import DepthMixer
-from formerlab.layers.initial import seeded
+from formerlab.layers.initialization import seeded
 from formerlab.layers.linear import Linear
 from formerlab.layers.linear_cross_entropy import linear_cross_entropy
 from formerlab.layers.mlp import Mlp
@@ -84,13 +84,13 @@ class Decoder(Spec):
         return seeded(lambda: DecoderModel(self), seed)
 
     @property
-    def key_width(self) -> int:
+    def kv_width(self) -> int:
         """Channels of all heads of keys."""
         return self.width // self.heads * (self.key_heads or self.heads)
 
     def params(self, *, embedding: bool = True) -> int:
         """Count of parameters, with or without embedding, learned positions and head."""
-        projections = 2 * sum(self.projection.params(self.width, width) for width in (self.width, self.key_width))
+        projections = 2 * sum(self.projection.params(self.width, width) for width in (self.width, self.kv_width))
         if self.query_key_norm is not None:
             projections += 2 * self.query_key_norm.params(self.width // self.heads)
         block = projections + self.feedforward.params(self.width, self.width) + 2 * self.norm.params(self.width)
@@ -107,10 +107,10 @@ class Decoder(Spec):
         2 per multiply-add. Attention counts the full time x time square, as the papers and PyTorch's counter do,
         although half of it is masked.
         """
-        projections = 2 * sum(self.projection.flops(self.width, width) for width in (self.width, self.key_width))
+        projections = 2 * sum(self.projection.flops(self.width, width) for width in (self.width, self.kv_width))
         block = projections + self.feedforward.flops(self.width, self.width)
         tokens = self.layers * block + (2 * self.vocabulary * self.width if head else 0)
-        tokens += self.depth.products(self.layers, self.width)
+        tokens += self.depth.matmul_flops(self.layers, self.width)
         return time * tokens + self.attention_flops(time)
 
     def attention_flops(self, time: int) -> int:
@@ -123,7 +123,7 @@ class Decoder(Spec):
 
     def kv_bytes(self, time: int) -> int:
         """Bytes of keys and values kept for `time` tokens of one sequence, in float32."""
-        return 4 * 2 * self.layers * self.key_width * time
+        return 4 * 2 * self.layers * self.kv_width * time
 
 
 def _dropout(share: float) -> nn.Module:

@@ -13,16 +13,17 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from formerlab.layers.attention import AnyHeads, Mask, MultiHead, xavier_std
 from formerlab.layers.block import Add, inner_elements
 from formerlab.layers.depth.identity import Identity, Mixer, Stream
 from formerlab.layers.depth.union import DepthMixer
-from formerlab.layers.initial import seeded
+from formerlab.layers.initialization import seeded
 from formerlab.layers.linear import Linear
 from formerlab.layers.mlp import Mlp, MlpLayer
 from formerlab.layers.norm import LayerNorm, Norm
 from formerlab.layers.position import Position, PositionEncoding, Rotary, Sinusoidal
 from formerlab.layers.projection import FeedForward, Projection
+from formerlab.layers.shapes import AnyHeads, Mask
+from formerlab.models.multi_head import MultiHead, xavier_std
 from formerlab.spec import Layers, Size, Spec, Std
 
 Tokens = Int[Tensor, "batch time"]
@@ -85,8 +86,10 @@ class Translator(Spec):
     def _check(self) -> "Translator":
         if self.width % self.heads and None in (self.d_key, self.d_value):
             raise ValueError(f"heads={self.heads} does not divide width={self.width}; give d_key and d_value")
-        if isinstance(self.position, Rotary) and int(self.key_width * self.position.fraction) < 2:
-            raise ValueError(f"rotary positions need 2 channels per head, but position.fraction of {self.key_width}")
+        if isinstance(self.position, Rotary) and int(self.effective_d_key * self.position.fraction) < 2:
+            raise ValueError(
+                f"rotary positions need 2 channels per head, but position.fraction of {self.effective_d_key}"
+            )
         if self.relu_dropout and self.feedforward.kind != "mlp":
             raise ValueError(f"relu_dropout={self.relu_dropout} needs feedforward.kind=mlp")
         if self.depth.module.add is not Mixer.add:
@@ -94,12 +97,12 @@ class Translator(Spec):
         return self
 
     @property
-    def key_width(self) -> int:
+    def effective_d_key(self) -> int:
         """Channels of a head's keys in force (d_k)."""
         return self.width // self.heads if self.d_key is None else self.d_key
 
     @property
-    def value_width(self) -> int:
+    def effective_d_value(self) -> int:
         """Channels of a head's values in force (d_v)."""
         return self.width // self.heads if self.d_value is None else self.d_value
 
@@ -130,9 +133,9 @@ class Translator(Spec):
         tokens = self.layers * (source + target) * (query + key + value + output + feedforward)
         tokens += self.layers * (target * (query + output) + source * (key + value))
         tokens += target * 2 * self.vocabulary * self.width
-        tokens += (source + target) * self.depth.products(self.layers, self.width)
+        tokens += (source + target) * self.depth.matmul_flops(self.layers, self.width)
         pairs = source * source + target * target + target * source
-        return tokens + 2 * self.layers * self.heads * (self.key_width + self.value_width) * pairs
+        return tokens + 2 * self.layers * self.heads * (self.effective_d_key + self.effective_d_value) * pairs
 
     def activation_elements(self) -> int:
         """Return an estimate of the numbers that blocks keep per token of a sentence pair for the backward pass."""
@@ -140,7 +143,7 @@ class Translator(Spec):
 
     @property
     def _projections(self) -> tuple[tuple[int, int], ...]:
-        keys, values = self.heads * self.key_width, self.heads * self.value_width
+        keys, values = self.heads * self.effective_d_key, self.heads * self.effective_d_value
         return (self.width, keys), (self.width, keys), (self.width, values), (values, self.width)
 
 
@@ -255,7 +258,7 @@ class TranslatorModel(nn.Module):
     def __init__(self, spec: Translator) -> None:
         super().__init__()
         self.spec = spec
-        width, d_head = spec.width, spec.key_width
+        width, d_head = spec.width, spec.effective_d_key
         self.embedding = nn.Parameter(torch.empty(spec.vocabulary, width))
         self.target_embedding, self.head = (
             None if spec.tied else nn.Parameter(torch.empty(spec.vocabulary, width)) for _ in range(2)

@@ -9,16 +9,16 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.layers.block import Block, activation_elements
 from formerlab.layers.depth.identity import Identity, Stream
 from formerlab.layers.depth.union import DepthMixer
-from formerlab.layers.initial import seeded
+from formerlab.layers.initialization import seeded
 from formerlab.layers.linear import Linear
 from formerlab.layers.mlp import Mlp
 from formerlab.layers.norm import LayerNorm, Norm
 from formerlab.layers.position import Learned, Position, check_rotation
 from formerlab.layers.projection import FeedForward, Projection
+from formerlab.layers.shapes import Heads, KeyHeads
 from formerlab.spec import Layers, Size, Spec, Std
 
 Images = Float[Tensor, "batch channels rows columns"]
@@ -106,7 +106,7 @@ class VisionTransformer(Spec):
     def flops(self) -> int:
         """FLOPs of matrix products and attention in the forward pass of one image, 2 per multiply-add."""
         block = 4 * self.projection.flops(self.width, self.width) + self.feedforward.flops(self.width, self.width)
-        tokens = self.layers * block + self.depth.products(self.layers, self.width)
+        tokens = self.layers * block + self.depth.matmul_flops(self.layers, self.width)
         patches = 2 * self.patches * self.channels * self.patch**2 * self.width
         attention = 4 * self.layers * self.width * self.context**2
         return self.context * tokens + attention + patches + 2 * self.width * self.classes

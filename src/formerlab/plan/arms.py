@@ -5,7 +5,7 @@ no model; `plan/sources.py` checks the other keys of the same files.
 from pathlib import Path
 
 from formerlab.errors import UserError, near_misses
-from formerlab.plan.layers import Tree, parse
+from formerlab.plan.merging import Tree, parse
 from formerlab.report.claims.registry import ClaimArms, read_claims
 from formerlab.spec import Spec
 from formerlab.yaml_files import read_yaml

@@ -4,6 +4,7 @@ from math import ceil
 from typing import Any
 
 from formerlab.data.dataset import DataSpec
+from formerlab.data.images.augmentation import TimmAugmentation
 from formerlab.errors import UserError
 from formerlab.layers.linear_cross_entropy import LARGEST
 from formerlab.models import Decoder, Model
@@ -11,7 +12,6 @@ from formerlab.models.vision import VisionTransformer
 from formerlab.plan.hardware import Hardware
 from formerlab.plan.schema import Scale
 from formerlab.tasks import Classification, LanguageModeling
-from formerlab.tasks.augmentation import TimmAugmentation
 from formerlab.tasks.task import TRAINING_PASSES
 from formerlab.training.any_run import AnyRun, Pretrained, ReleasedRun
 from formerlab.training.processes import unsplittable
@@ -59,7 +59,7 @@ def memory_bytes(run: Run, hardware: Hardware, shards: int = 1) -> int:
         inside = model.params(embedding=False)
         whole = model.params() - inside + GATHERED * inside // max(1, getattr(model, "layers", 1))
         state = state // shards + 2 * whole * BYTES_WEIGHT
-    activations = run.task.part_tokens * elements * _bytes_activation(run) + logits_bytes(run)
+    activations = run.task.micro_batch_tokens * elements * _bytes_activation(run) + logits_bytes(run)
     return int(hardware.memory_base_mb * 2**20 + hardware.memory_factor * (state + activations))
 
 
@@ -69,7 +69,7 @@ def logits_bytes(run: Run) -> int:
     A compiled decoder has all logits once, in their own type; otherwise its loss makes slices of them, eight bytes a
     logit (`linear_cross_entropy`).
     """
-    logits = run.task.part_tokens * getattr(run.model, "vocabulary", 0)
+    logits = run.task.micro_batch_tokens * getattr(run.model, "vocabulary", 0)
     if not isinstance(run.model, Decoder):
         return 2 * logits * _bytes_activation(run)
     return logits * _bytes_activation(run) if run.compile else 2 * BYTES_WEIGHT * min(logits, LARGEST)
@@ -177,9 +177,9 @@ def hours(run: Run, scale: Scale, hardware: Hardware, count: int = 1) -> float:
     parts = trained / sharing + evaluated / TRAINING_PASSES  # every process validates, all training is shared out
     products = (run.flops / sharing + evaluated * run.forward_flops) / rate
     starting = hardware.start_s + (hardware.compile_s * blocks(run.model) if run.compile else 0.0)
-    moved = run.model.depth.moved(run.model.layers, run.model.width) if isinstance(run.model, Decoder) else 0
+    moved = run.model.depth.bytes_moved(run.model.layers, run.model.width) if isinstance(run.model, Decoder) else 0
     mixing = parts * moved / (STREAMED * hardware.memory_gb_per_s * 1e9)
-    return (starting + products + mixing + parts / run.task.part_tokens * around) / 3600
+    return (starting + products + mixing + parts / run.task.micro_batch_tokens * around) / 3600
 
 
 def blocks(model: Model | Pretrained) -> int:

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from formerlab.errors import UserError, near_misses
-from formerlab.plan.layers import Tree, merge, parse
+from formerlab.plan.merging import Tree, merge, parse
 from formerlab.spec import Spec
 
 Positive = Annotated[float, Field(ge=1e-6, le=1e9)]

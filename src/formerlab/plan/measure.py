@@ -17,7 +17,7 @@ from formerlab.files import fingerprint, read_json
 from formerlab.plan.code import code_hash
 from formerlab.plan.cost import forward_cost
 from formerlab.plan.hardware import Hardware
-from formerlab.plan.layers import laid, parse
+from formerlab.plan.merging import laid, parse
 from formerlab.plan.schema import Which
 from formerlab.plan.sources import Sources
 from formerlab.results.stages import Stage

@@ -17,7 +17,7 @@ from formerlab.data.dataset import DataSpec
 from formerlab.data.manifest import file_hashes
 from formerlab.errors import UserError
 from formerlab.file_search import files_below
-from formerlab.plan.layers import Tree, parse
+from formerlab.plan.merging import Tree, parse
 from formerlab.spec import Count, Spec
 from formerlab.yaml_files import read_yaml
 

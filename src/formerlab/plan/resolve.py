@@ -9,9 +9,9 @@ from formerlab.data import TextData
 from formerlab.data.text.tokenizer import ReleasedTokenizer
 from formerlab.errors import UserError, near_misses
 from formerlab.evaluation.timing.speed import EqualTime, Speed
-from formerlab.growth.tokens import continued_spec, grown_spec
-from formerlab.plan.layers import Tree, at, fields, fill, grid_points, laid, may_fit, merge, named, parse, pattern_of
+from formerlab.growth.stage import continued_spec, grown_spec
 from formerlab.plan.measure import deciding
+from formerlab.plan.merging import Tree, at, fields, fill, grid_points, laid, may_fit, merge, named, parse, pattern_of
 from formerlab.plan.schema import BesideSpec, Scale, StudyScale
 from formerlab.plan.sources import RUN_KEYS, Sources, same_tokenizer, sizes_of, study_file
 from formerlab.results.stages import MEASURED, TIMED

@@ -14,7 +14,7 @@ from formerlab.data import TextData, TokenizerFile, TokenizerOf
 from formerlab.data.dataset import DataSpec
 from formerlab.data.text.tokenizer import ReleasedTokenizer
 from formerlab.errors import UserError, near_misses
-from formerlab.plan.layers import Tree, laid, merge, nested, parse
+from formerlab.plan.merging import Tree, laid, merge, nested, parse
 from formerlab.plan.schema import Config, Scale, Study
 from formerlab.released import ReleasedModel, Sizes
 from formerlab.spec import Spec

@@ -6,7 +6,7 @@ from pandas import DataFrame
 
 from formerlab.report.drawings import catalogue, rows_of
 from formerlab.report.pages import plain
-from formerlab.report.pruning import at_budget, main_configurations
+from formerlab.report.studies.pruning import at_budget, main_configurations
 from formerlab.results.read import Objection, Results
 
 BLOCKS = {

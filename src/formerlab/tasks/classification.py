@@ -12,14 +12,14 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from formerlab.data.images.augmentation import Augmentation, Look, Probability, Shift
+from formerlab.data.images.batches import ImageBatch, ImageBytes, TrainingImages, drawn_mix, held_out_batches
 from formerlab.data.images.store import ImageSet, load_images
 from formerlab.errors import UserError
 from formerlab.seeding import mixed_seed
 from formerlab.spec import Count
-from formerlab.tasks.augmentation import Augmentation, Look, Probability, Shift
-from formerlab.tasks.image_batches import ImageBatch, ImageBytes, TrainingImages, drawn_mix, held_out_batches
 from formerlab.tasks.scoring import evaluating
-from formerlab.tasks.task import BEGINNING, WHOLE, Measures, Place, Row, Share, TaskSpec
+from formerlab.tasks.task import SINGLE_PROCESS, START, DataPosition, Measures, Row, Shard, TaskSpec
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and standard deviation of ImageNet's pixels, as commonly used."""
@@ -73,10 +73,10 @@ class Classification(TaskSpec):
 
     def check(self, model: Any) -> None:
         super().check(model)
-        if (self.mixup or self.cutmix) and self.part_tokens % 2:
+        if (self.mixup or self.cutmix) and self.micro_batch_tokens % 2:
             raise ValueError(
-                f"task.batch={self.batch} with task.accumulate={self.accumulate} makes parts of {self.part_tokens} "
-                "images, but mixup and cutmix pair the images of a part; make them even"
+                f"task.batch={self.batch} with task.accumulate={self.accumulate} makes micro-batches of "
+                f"{self.micro_batch_tokens} images, but mixup and cutmix pair images in it; make it even"
             )
         if self.normalise == "imagenet" and model.channels != 3:
             raise ValueError(f"task.normalise=imagenet needs colour, but model.channels={model.channels}; use data")
@@ -95,7 +95,7 @@ class Classification(TaskSpec):
         return Look(side=images.form["side"], mean=mean, std=std, crop=crop)
 
     def step_batches(
-        self, data: TrainingImages, seed: int, step: int, start: Place = BEGINNING, share: Share = WHOLE
+        self, data: TrainingImages, seed: int, step: int, start: DataPosition = START, shard: Shard = SINGLE_PROCESS
     ) -> list[ImageBytes]:
         """Return the images of a step in equal parts, which are normalised and mixed on their device."""
         draw, mix = start.steps + step, None
@@ -107,13 +107,13 @@ class Classification(TaskSpec):
             positions = np.concatenate((halves, self.batch - 1 - halves[:, ::-1]), axis=1)
         else:
             positions = np.arange(self.batch).reshape(self.accumulate, -1)
-        parts = [positions[number] for number in share.numbers(self.accumulate)]
+        parts = [positions[number] for number in shard.micro_batches(self.accumulate)]
         return data.batches_of(seed, draw, self._position(data, start, step), parts, mix)
 
     def valid_batches(self, data: ImageSet) -> list[ImageBytes]:
         count = min(self.valid_images, len(data))
         indices = np.linspace(0, len(data) - 1, count).astype(np.int64)
-        return list(held_out_batches(data, indices, self.look(data, self.crop), self.part_tokens))
+        return list(held_out_batches(data, indices, self.look(data, self.crop), self.micro_batch_tokens))
 
     def losses(self, model: nn.Module, batch: ImageBatch) -> tuple[Tensor, ...]:
         """Return the mean cross-entropy with the targets, smoothed and mixed, nats, in float32."""
@@ -128,10 +128,10 @@ class Classification(TaskSpec):
         return len(losses), losses.mean(), top1, top5
 
     def test_groups(self, data: ImageSet) -> list[NDArray[np.int64]]:
-        return np.split(np.arange(len(data)), range(self.part_tokens, len(data), self.part_tokens))
+        return np.split(np.arange(len(data)), range(self.micro_batch_tokens, len(data), self.micro_batch_tokens))
 
     def test_rows(self, model: Any, data: ImageSet, group: NDArray[np.int64]) -> list[Row]:
-        (batch,) = held_out_batches(data, group, self.look(data, self.crop), self.part_tokens)
+        (batch,) = held_out_batches(data, group, self.look(data, self.crop), self.micro_batch_tokens)
         ready = batch.to(next(model.parameters()).device)
         with evaluating(model):
             made = predictions(model(ready.images), ready.targets)
@@ -150,7 +150,7 @@ class Classification(TaskSpec):
     def epoch_tokens(self, data: TrainingImages) -> int:
         return len(data)
 
-    def _position(self, data: TrainingImages, start: Place, step: int) -> int:
+    def _position(self, data: TrainingImages, start: DataPosition, step: int) -> int:
         """Count images, so that epochs go on where the parent's ended, whatever the batch."""
         return start.position + step * self.batch
 
@@ -158,7 +158,7 @@ class Classification(TaskSpec):
         return self.batch * int(model.flops())
 
     @property
-    def part_tokens(self) -> int:
+    def micro_batch_tokens(self) -> int:
         return self.batch // self.accumulate
 
     def after_step(self, model: nn.Module, step: int, steps: int, averaging: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from formerlab.data.manifest import read_manifest
 from formerlab.data.text.streams import load_stream
 from formerlab.errors import UserError
 from formerlab.spec import Count, Size
-from formerlab.tasks.task import BEGINNING, WHOLE, Measures, Place, Row, Share, TaskSpec
+from formerlab.tasks.task import SINGLE_PROCESS, START, DataPosition, Measures, Row, Shard, TaskSpec
 from formerlab.tasks.window_losses import window_documents, window_groups, window_losses
 
 Windows = Int[Tensor, "batch window"]
@@ -75,11 +75,16 @@ class LanguageModeling(TaskSpec):
         return stream[first:end]
 
     def step_batches(
-        self, data: NDArray[np.unsignedinteger], seed: int, step: int, start: Place = BEGINNING, share: Share = WHOLE
+        self,
+        data: NDArray[np.unsignedinteger],
+        seed: int,
+        step: int,
+        start: DataPosition = START,
+        shard: Shard = SINGLE_PROCESS,
     ) -> list[Windows]:
         """Return the windows of a step in equal parts."""
         size, step = self.batch // self.accumulate, start.steps + step
-        firsts = [size * number for number in share.numbers(self.accumulate)]
+        firsts = [size * number for number in shard.micro_batches(self.accumulate)]
         return [self.train_batch(data, seed, step, slice(first, first + size)) for first in firsts]
 
     def train_batch(
@@ -137,7 +142,7 @@ class LanguageModeling(TaskSpec):
         return self.batch * int(model.flops(self.context))
 
     @property
-    def part_tokens(self) -> int:
+    def micro_batch_tokens(self) -> int:
         return self.batch // self.accumulate * self.context
 
     def _windows(self, stream: NDArray[np.unsignedinteger], starts: NDArray[np.int64]) -> Windows:

@@ -16,7 +16,7 @@ Row = Sequence[Cell]
 Measures = tuple[int | float | Tensor, ...]
 
 
-class Place(Spec):
+class DataPosition(Spec):
     """Where a run of a chain begins in its training data, behind all that its ancestors read."""
 
     chain_steps: NonNegativeInt = 0
@@ -29,28 +29,28 @@ class Place(Spec):
     """Tokens of a step of the parent; batches of sentences change with them."""
 
 
-BEGINNING = Place()
+START = DataPosition()
 
 
 @dataclass(frozen=True)
-class Share:
+class Shard:
     """Which parts of a step one of several processes has."""
 
     rank: int = 0
     """Number of the process."""
     processes: int = 1
 
-    def numbers(self, parts: int) -> list[int]:
+    def micro_batches(self, count: int) -> list[int]:
         """Return the numbers of its parts among the `parts` of a step.
 
         A step may have fewer parts than others (of few sentences, say). All processes work on equally many, since all
         take part in every sum: one with too few repeats parts of others, numbered from `parts` on, which do not count.
         """
-        rounds = -(-parts // self.processes)
+        rounds = -(-count // self.processes)
         return list(range(self.rank, rounds * self.processes, self.processes))
 
 
-WHOLE = Share()
+SINGLE_PROCESS = Shard()
 """All parts."""
 TRAINING_PASSES = 3
 """One forward, and a backward of twice its products: gradients by inputs and by weights."""
@@ -94,13 +94,13 @@ class TaskSpec(Spec, ABC):
     def load(self, folder: Path, split: str) -> Any:
         """Return a split (train, valid, test) of the data prepared in `folder`. Raises UserError for damaged files."""
 
-    def part_count(self, data: Any, seed: int, step: int, start: Place = BEGINNING) -> int:
+    def micro_batch_count(self, data: Any, seed: int, step: int, start: DataPosition = START) -> int:
         """Return the number of parts of optimizer step `step` (0-based), by default that of all steps."""
         return self.accumulate
 
     @abstractmethod
     def step_batches(
-        self, data: Any, seed: int, step: int, start: Place = BEGINNING, share: Share = WHOLE
+        self, data: Any, seed: int, step: int, start: DataPosition = START, shard: Shard = SINGLE_PROCESS
     ) -> Sequence[Any]:
         """Return the batch of optimizer step `step` (0-based) in the parts that are processed one after another.
 
@@ -152,23 +152,25 @@ class TaskSpec(Spec, ABC):
 
     @property
     @abstractmethod
-    def part_tokens(self) -> int:
+    def micro_batch_tokens(self) -> int:
         """Positions whose activations are in memory at once."""
 
     @abstractmethod
     def epoch_tokens(self, data: Any) -> int:
         """Tokens that there are to predict in the training split."""
 
-    def place_after(self, data: Any, start: Place, step: int) -> Place:
+    def position_after(self, data: Any, start: DataPosition, step: int) -> DataPosition:
         """Return where a run that begins at `start` is after `step` steps: where the next of its chain goes on."""
         position, steps = self._position(data, start, step), start.steps + step
-        return Place(chain_steps=start.chain_steps + step, steps=steps, position=position, step_tokens=self.step_tokens)
+        return DataPosition(
+            chain_steps=start.chain_steps + step, steps=steps, position=position, step_tokens=self.step_tokens
+        )
 
-    def _position(self, data: Any, start: Place, step: int) -> int:
+    def _position(self, data: Any, start: DataPosition, step: int) -> int:
         """Return the position of step `step` of a run that begins at `start`."""
         return start.steps + step
 
-    def step_counts(self, model: Any, data: Any, seed: int, step: int, start: Place = BEGINNING) -> tuple[int, int]:
+    def step_counts(self, model: Any, data: Any, seed: int, step: int, start: DataPosition = START) -> tuple[int, int]:
         """Return the tokens that step `step` (0-based) predicts, and its training FLOPs."""
         return self.step_tokens, TRAINING_PASSES * self.step_flops(model)
 

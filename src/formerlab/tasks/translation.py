@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from formerlab.data.pairs.streams import Numbers, PairStream, load_pairs
 from formerlab.spec import AnyCount, Count
 from formerlab.tasks.scoring import evaluating
-from formerlab.tasks.task import BEGINNING, TRAINING_PASSES, WHOLE, Measures, Place, Row, Share, TaskSpec
+from formerlab.tasks.task import SINGLE_PROCESS, START, TRAINING_PASSES, DataPosition, Measures, Row, Shard, TaskSpec
 
 ASSUMED_LENGTH = 25
 """Tokens of a sentence, assumed in costs before there are data."""
@@ -103,23 +103,23 @@ class Translation(TaskSpec):
     def load(self, folder: Path, split: str) -> PairStream:
         return load_pairs(folder, split)
 
-    def part_count(self, data: PairStream, seed: int, step: int, start: Place = BEGINNING) -> int:
+    def micro_batch_count(self, data: PairStream, seed: int, step: int, start: DataPosition = START) -> int:
         """Return the number of parts: fewer than `accumulate` where there are fewer sentences."""
         return min(self.accumulate, len(self._pairs(data, seed, step, start)))
 
     def step_batches(
-        self, data: PairStream, seed: int, step: int, start: Place = BEGINNING, share: Share = WHOLE
+        self, data: PairStream, seed: int, step: int, start: DataPosition = START, shard: Shard = SINGLE_PROCESS
     ) -> list[Any]:
         """Return the sentences of a step; every epoch takes each pair once."""
         pairs = self._pairs(data, seed, step, start)
-        parts = np.array_split(pairs, self.part_count(data, seed, step, start))
+        parts = np.array_split(pairs, self.micro_batch_count(data, seed, step, start))
         tokens = float(data.target_lengths[pairs].sum()) / len(parts)
-        return [sentence_batch(data, parts[number % len(parts)], tokens) for number in share.numbers(len(parts))]
+        return [sentence_batch(data, parts[number % len(parts)], tokens) for number in shard.micro_batches(len(parts))]
 
     def valid_batches(self, data: PairStream) -> list[Any]:
         count = min(self.valid_pairs, len(data))
         chosen = np.unique(np.linspace(0, len(data) - 1, count).round().astype(np.int64))
-        batches = (np.intersect1d(batch, chosen) for batch in data.batches(max(self.part_tokens, data.longest)))
+        batches = (np.intersect1d(batch, chosen) for batch in data.batches(max(self.micro_batch_tokens, data.longest)))
         return [sentence_batch(data, batch) for batch in batches if len(batch)]
 
     def losses(self, model: nn.Module, batch: Any) -> tuple[Tensor, ...]:
@@ -135,7 +135,7 @@ class Translation(TaskSpec):
         return batch.tokens, losses.double().sum() / batch.tokens
 
     def test_groups(self, data: PairStream) -> list[Numbers]:
-        return data.batches(max(self.part_tokens, data.longest))
+        return data.batches(max(self.micro_batch_tokens, data.longest))
 
     def test_rows(self, model: Any, data: PairStream, group: Numbers) -> list[Row]:
         batch = sentence_batch(data, group).to(next(model.parameters()).device)
@@ -157,14 +157,14 @@ class Translation(TaskSpec):
         return self.tokens * int(model.flops(ASSUMED_LENGTH, ASSUMED_LENGTH)) // ASSUMED_LENGTH
 
     @property
-    def part_tokens(self) -> int:
+    def micro_batch_tokens(self) -> int:
         return -(-self.tokens // self.accumulate)
 
     def epoch_tokens(self, data: PairStream) -> int:
         return int(data.target_lengths.sum())
 
     def step_counts(
-        self, model: Any, data: PairStream, seed: int, step: int, start: Place = BEGINNING
+        self, model: Any, data: PairStream, seed: int, step: int, start: DataPosition = START
     ) -> tuple[int, int]:
         """Count target tokens, and FLOPs, without padding."""
         pairs = self._pairs(data, seed, step, start)
@@ -185,12 +185,12 @@ class Translation(TaskSpec):
             means = {name: total / averaging["snapshots"] for name, total in averaging["sums"].items()}
             model.load_state_dict(means)
 
-    def _pairs(self, data: PairStream, seed: int, step: int, start: Place) -> Numbers:
+    def _pairs(self, data: PairStream, seed: int, step: int, start: DataPosition) -> Numbers:
         """Return the numbers of the pairs of a step."""
         epoch, number = divmod(self._position(data, start, step), data.epoch_size(self.tokens))
         return data.epoch(self.tokens, seed, epoch)[number]
 
-    def _position(self, data: PairStream, start: Place, step: int) -> int:
+    def _position(self, data: PairStream, start: DataPosition, step: int) -> int:
         """Count batches of the row of epochs, from where the ancestors ended; after ancestors with batches of another
         size, from the next epoch.
         """

@@ -15,7 +15,7 @@ from formerlab.data.manifest import lender
 from formerlab.errors import StoppedEarly
 from formerlab.progress import Progress
 from formerlab.tasks.scoring import evaluating
-from formerlab.tasks.task import BEGINNING, Place
+from formerlab.tasks.task import START, DataPosition
 from formerlab.training import processes
 from formerlab.training.provenance import peak_memory_bytes
 from formerlab.training.run import Run
@@ -74,7 +74,7 @@ class Hooks:
 
 
 def train(
-    run: Run, state: State, train_data: Any, valid_data: Any, hooks: Hooks, start: Place = BEGINNING
+    run: Run, state: State, train_data: Any, valid_data: Any, hooks: Hooks, start: DataPosition = START
 ) -> int | None:
     """Train to the last step and return nothing, or the step at which the run diverged.
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from formerlab.errors import StoppedEarly
-from formerlab.growth.tokens import Growth
+from formerlab.growth.stage import Growth
 from formerlab.layers.norm import NormLayer
 from formerlab.training.optimizer import Muon
 from formerlab.training.run import Run

@@ -14,7 +14,7 @@ from formerlab.files import read_json, replacing, sha256, write_json
 from formerlab.results.stages import OPTIMIZER, STAGES, TABLES
 from formerlab.results.write import hashes_of_rows, write_rows
 from formerlab.spec import Spec
-from formerlab.tasks.task import Place, Row
+from formerlab.tasks.task import DataPosition, Row
 from formerlab.training import processes, provenance
 from formerlab.training.any_run import AnyRun
 from formerlab.training.run import Run
@@ -48,9 +48,9 @@ class Reading(Spec):
     """Fingerprint of the data set."""
     stretch: tuple[float, float]
     """Where the part of the training split that the run drew from begins and ends, as shares of it."""
-    start: Place
+    start: DataPosition
     """Where the run began."""
-    end: Place
+    end: DataPosition
     """Where it ended, and the next run of the chain on the same data goes on."""
     tokens: NonNegativeInt
     """Tokens that it predicted (images, where the task is classification)."""
@@ -67,17 +67,17 @@ def readings(record: Record | None) -> list[Reading]:
     return [Reading.model_validate(reading) for reading in record["read"]] if record else []
 
 
-def next_place(chain: Sequence[Reading], data: str) -> Place:
+def next_position(chain: Sequence[Reading], data: str) -> DataPosition:
     """Return where a run on the data of this fingerprint begins, whose ancestors read what `chain` says."""
     if not chain:
-        return Place()
-    last = next((reading.end for reading in reversed(chain) if reading.data == data), Place())
+        return DataPosition()
+    last = next((reading.end for reading in reversed(chain) if reading.data == data), DataPosition())
     return last.model_copy(update={"chain_steps": chain[-1].end.chain_steps})
 
 
 def reading_of(run: Run, state: State, fingerprint: str, data: Any, chain: Sequence[Reading]) -> Reading:
     """Return what a run read so far of the `data` that its task loaded, as a descendant of `chain`."""
-    start = next_place(chain, fingerprint)
+    start = next_position(chain, fingerprint)
     low, high = stretch = getattr(run.task, "stretch", (0.0, 1.0))
     epochs = state.tokens / run.task.epoch_tokens(data)
     before = [reading for reading in chain if reading.data == fingerprint]
@@ -87,7 +87,7 @@ def reading_of(run: Run, state: State, fingerprint: str, data: Any, chain: Seque
         data=fingerprint,
         stretch=stretch,
         start=start,
-        end=run.task.place_after(data, start, state.step),
+        end=run.task.position_after(data, start, state.step),
         tokens=state.tokens,
         epochs=epochs,
         tokens_cumulative=state.tokens + sum(reading.tokens for reading in before),

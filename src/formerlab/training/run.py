@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
-from formerlab.growth.tokens import Growth
+from formerlab.growth.stage import Growth
 from formerlab.models import Model
 from formerlab.spec import Count
 from formerlab.tasks import LanguageModeling, Task

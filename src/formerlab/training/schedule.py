@@ -7,14 +7,14 @@ from pydantic import Field
 
 from formerlab.spec import Count, Spec
 
-Share = Annotated[float, Field(ge=0.0, lt=1.0)]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Constant(Spec):
     """1, after a linear warm-up (the EnWik8 runs of Tokenformer, arXiv:2410.23168, Appendix E)."""
 
     kind: Literal["constant"] = "constant"
-    warmup: Share = 0.0
+    warmup: Fraction = 0.0
     """Share of the steps with a linear rise from zero."""
 
     def factor(self, step: int, steps: int) -> float:
@@ -28,9 +28,9 @@ class Trapezoid(Spec):
     """
 
     kind: Literal["trapezoid"] = "trapezoid"
-    warmup: Share = 0.01
+    warmup: Fraction = 0.01
     """Share of the steps with a linear rise from zero."""
-    cooldown: Share = 0.2
+    cooldown: Fraction = 0.2
     """Share of the steps with a linear fall to zero."""
 
     def factor(self, step: int, steps: int) -> float:
@@ -42,7 +42,7 @@ class Cosine(Spec):
     """Linear warm-up, then floor + (1 - floor) (1 + cos(pi t)) / 2 (arXiv:1608.03983, eq. 5, one period)."""
 
     kind: Literal["cosine"] = "cosine"
-    warmup: Share = 0.01
+    warmup: Fraction = 0.01
     """Share of the steps with a linear rise from zero."""
     floor: float = Field(default=0.1, ge=0.0, le=1.0)
     """Final factor: 0.1 in both codes of Tokenformer; 0, in its paper, falls to zero."""
@@ -61,7 +61,7 @@ class OneCycle(Spec):
     """
 
     kind: Literal["onecycle"] = "onecycle"
-    warmup: Share = 0.05
+    warmup: Fraction = 0.05
     """Share of the steps that rise."""
     start_division: float = Field(default=100.0, ge=1.0, le=1e9)
     """The first rate is the peak divided by this."""

@@ -19,9 +19,9 @@ from formerlab.data.manifest import read_manifest, verify
 from formerlab.errors import UserError
 from formerlab.files import read_json, sha256, write_text
 from formerlab.growth.optimizer import grow_optimizer_state, hold_old_tokens
-from formerlab.growth.tokens import continued_spec, grow_into, grown_spec
+from formerlab.growth.stage import continued_spec, grow_into, grown_spec
 from formerlab.kernels.native import keep_memory, kernel_path
-from formerlab.layers.initial import without_values
+from formerlab.layers.initialization import without_values
 from formerlab.results.stages import OPTIMIZER, STAGES
 from formerlab.training import processes, provenance
 from formerlab.training.checkpoint import Content, differences, found_checkpoint, load_tensors, save_checkpoint
@@ -32,7 +32,7 @@ from formerlab.training.record import (
     Record,
     finish,
     load_record,
-    next_place,
+    next_position,
     readings,
     tidy,
     write_curves,
@@ -91,7 +91,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
             stop.leave(hooks.longest + 2 * (time.monotonic() - began))
 
         examples = run.task.load(data, "train")
-        begins = next_place(readings(ancestor), manifest["fingerprint"])
+        begins = next_position(readings(ancestor), manifest["fingerprint"])
         hooks = Hooks(save, stop, runtime.checkpoint_seconds)
         diverged = train(run, state, examples, run.task.load(data, "valid"), hooks, begins)
         measure(run, state, data, hooks, diverged)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from formerlab.tasks.task import Place
+from formerlab.tasks.task import DataPosition
 from formerlab.training import processes
 from formerlab.training.run import Run
 
@@ -45,7 +45,7 @@ class State:
         """Where the model is."""
         return next(self.model.parameters()).device
 
-    def count(self, run: Run, data: Any, start: Place, steps: int) -> int:
+    def count(self, run: Run, data: Any, start: DataPosition, steps: int) -> int:
         """Count so many steps more, or fewer where negative; return the number of the next step."""
         sign = 1 if steps > 0 else -1
         for _ in range(abs(steps)):

@@ -12,7 +12,7 @@ from torch import Tensor, distributed, nn
 from torch.utils.checkpoint import checkpoint
 
 from formerlab.seeding import mixed_seed
-from formerlab.tasks.task import Place, Share
+from formerlab.tasks.task import DataPosition, Shard
 from formerlab.training import processes
 from formerlab.training.any_run import AnyRun
 from formerlab.training.run import Run
@@ -25,7 +25,7 @@ Batch = tuple[int, list[tuple[int, Any]]]
 and do not count."""
 
 
-def batches(run: Run, data: Any, start: Place, first: int, device: torch.device) -> Generator[Batch]:
+def batches(run: Run, data: Any, start: DataPosition, first: int, device: torch.device) -> Generator[Batch]:
     """Yield the batches of steps `first`, first + 1, ..., each pure in its step.
 
     Where the model computes on another device than the CPU, a thread makes them ahead of time, and for CUDA in memory
@@ -33,11 +33,11 @@ def batches(run: Run, data: Any, start: Place, first: int, device: torch.device)
     """
 
     def make(step: int) -> Batch:
-        key, share = (data, run.seed, step, start), Share(processes.rank(), processes.count())
-        count, parts = run.task.part_count(*key), run.task.step_batches(*key, share)
+        key, shard = (data, run.seed, step, start), Shard(processes.rank(), processes.count())
+        count, parts = run.task.micro_batch_count(*key), run.task.step_batches(*key, shard)
         if device.type == "cuda":
             parts = [part.pin_memory() for part in parts]
-        return count, list(zip(share.numbers(count), parts, strict=True))
+        return count, list(zip(shard.micro_batches(count), parts, strict=True))
 
     thread = None if device.type == "cpu" else ThreadPoolExecutor(1, "batches")
     made = deque[Future[Batch]]()
@@ -75,7 +75,7 @@ class Steps:
     no weight, and `progress` reads what it decided when it is asked for.
     """
 
-    def __init__(self, run: Run, state: State, data: Any, start: Place) -> None:
+    def __init__(self, run: Run, state: State, data: Any, start: DataPosition) -> None:
         self.run, self.state, self.start, self.device = run, state, start, state.device
         self.batches = batches(run, data, start, state.step, self.device)
         self.waits = waiting_is_free(self.device)

@@ -6,10 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from formerlab.cache.compressed import QUERIES
+from formerlab.cache.one_shot import QUERIES
 from formerlab.cache.policies.policy import Importance, OneShot, Prompt, UnknownRotation, by_group, precise
 from formerlab.errors import UserError
-from formerlab.layers.position import Heads, PositionEncoding, RotaryEncoding
+from formerlab.layers.position import PositionEncoding, RotaryEncoding
+from formerlab.layers.shapes import Heads
 from formerlab.spec import AnyCount, Size
 
 

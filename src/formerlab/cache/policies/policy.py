@@ -11,8 +11,8 @@ from torch import Tensor
 
 from formerlab.cache.budget import plain_budget, resolve_budget
 from formerlab.errors import UserError
-from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.layers.position import PositionEncoding
+from formerlab.layers.shapes import Heads, KeyHeads
 from formerlab.spec import Spec
 
 State = dict[str, Tensor]

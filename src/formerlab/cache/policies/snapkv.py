@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import model_validator
 from torch.nn import functional as F
 
-from formerlab.cache.compressed import attention_rows
+from formerlab.cache.one_shot import attention_rows
 from formerlab.cache.policies.policy import Importance, OneShot, Prompt
 from formerlab.layers.position import PositionEncoding
 from formerlab.spec import Size

@@ -29,7 +29,7 @@ from formerlab.spec import Size, fingerprint
 
 ImageOrigin = Annotated[Digits | ImageFolders | ImageHub, Field(discriminator="kind")]
 
-Share = Annotated[float, Field(ge=0, lt=0.5)]
+Fraction = Annotated[float, Field(ge=0, lt=0.5)]
 
 
 class ImageData(DataSpec):
@@ -49,9 +49,9 @@ class ImageData(DataSpec):
     storage: Literal["pixels", "encoded"] = "pixels"
     """pixels: every image cut to `side` once and stored as bytes, for small images. encoded: the files as they are,
     packed into one and decoded again for every batch in worker processes, for images that are cropped at random."""
-    valid_share: Share = 0.05
+    valid_share: Fraction = 0.05
     """Share of the training images that become validation images, where the source has no validation split."""
-    test_share: Share = 0.1
+    test_share: Fraction = 0.1
     """Share of the training images that become test images, where the source has no test split."""
     keep: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the training images that is kept, by a hash of their names."""

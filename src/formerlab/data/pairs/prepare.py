@@ -22,7 +22,7 @@ from formerlab.errors import UserError
 from formerlab.progress import Progress
 from formerlab.spec import Count, Size, fingerprint
 
-Share = Annotated[float, Field(gt=0, lt=0.5)]
+Fraction = Annotated[float, Field(gt=0, lt=0.5)]
 
 Pairs = Annotated[Phrases | LinePairs | HubPairs, Field(discriminator="kind")]
 
@@ -43,9 +43,9 @@ class ParallelData(DataSpec):
     """Where the pairs come from."""
     tokenizer: BytePairs | TokenizerFile = Field(default=BytePairs(vocabulary=512), discriminator="kind")
     """What turns both languages into tokens; bpe is learned from the training pairs of both."""
-    valid_share: Share = 0.025
+    valid_share: Fraction = 0.025
     """Share of the pairs that become validation pairs, where the source does not say which."""
-    test_share: Share = 0.025
+    test_share: Fraction = 0.025
     """Share of the pairs that become test pairs, where the source does not say which."""
     max_pairs: Count | None = None
     """Training pairs at most; None keeps all."""

@@ -25,7 +25,7 @@ from formerlab.spec import AnyCount, Bytes, fingerprint
 
 Source = Annotated[Embedded | Files | Hub, Field(discriminator="kind")]
 
-Share = Annotated[float, Field(gt=0, lt=0.5)]
+Fraction = Annotated[float, Field(gt=0, lt=0.5)]
 
 
 class TextData(DataSpec):
@@ -38,9 +38,9 @@ class TextData(DataSpec):
     """Where the text comes from."""
     tokenizer: Tokenizer = BytePairs()
     """What turns it into tokens."""
-    valid_share: Share = 0.05
+    valid_share: Fraction = 0.05
     """Share of the documents that become validation text, where the source does not say which."""
-    test_share: Share = 0.05
+    test_share: Fraction = 0.05
     """Share of the documents that become test text, where the source does not say which."""
     max_bytes: Bytes | None = None
     """Training text ends with the document that reaches this size; None keeps all."""

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from formerlab.cache import Decay, KVCache, PrunedCache
 from formerlab.evaluation.timing.complexity import LAYERS, Complexity, layers_needed, longest_path, multiply_adds
 from formerlab.layers import DepthWeightedAverage, LayerNorm, Mlp
-from formerlab.layers.initial import without_values
+from formerlab.layers.initialization import without_values
 from formerlab.models.decoder import Decoder, DecoderModel
 from formerlab.models.published import PUBLISHED, create_model
 from formerlab.models.translator import Translator, TranslatorModel

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from formerlab.cache import Decay, PrunedCache, Simulation
 from formerlab.cache.simulation import SimulatedLayer
 from formerlab.growth.modules import grow
-from formerlab.growth.tokens import TauRule
+from formerlab.growth.stage import TauRule
 from formerlab.layers import DepthWeightedAverage, Identity, LayerNorm, Pattention
 from formerlab.layers.position import Learned, Rotary, sinusoids
 from formerlab.layers.score import l2_gelu

@@ -28,7 +28,7 @@ from formerlab.tasks.language import LanguageModeling
 from formerlab.tasks.window_losses import Stream, mean_loss, spread_windows, window_losses
 from formerlab.training.any_run import AnyRun
 
-Share = Annotated[float, Field(ge=0.0, lt=1.0)]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Flow(Measurement):
@@ -36,7 +36,7 @@ class Flow(Measurement):
 
     windows: Count = 256
     """Windows of the held-out stream, evenly spread."""
-    shares: tuple[Share, ...] = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
+    shares: tuple[Fraction, ...] = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
     """Shares of the mixing weights that are dropped, the smallest first (Fig 7: 0 to 50 %)."""
 
     def reading(self, run: AnyRun, questions: int) -> int:

@@ -17,7 +17,7 @@ from formerlab.cache import Budget, Decay, Simulation, distance_to_ideal, ideal_
 from formerlab.cache.simulation import SimulatedLayer
 from formerlab.evaluation.measurement import Row
 from formerlab.evaluation.pruning.windows import Configuration, Windows
-from formerlab.layers.attention import Heads, KeyHeads
+from formerlab.layers.shapes import Heads, KeyHeads
 from formerlab.tasks.window_losses import mean_loss
 
 

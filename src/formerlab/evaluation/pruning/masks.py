@@ -19,7 +19,7 @@ from formerlab.cache.simulation import SimulatedLayer, Square
 from formerlab.evaluation.measurement import Row
 from formerlab.evaluation.pruning.windows import Configuration, Windows
 
-Share = Float[Tensor, " batch"]
+Fraction = Float[Tensor, " batch"]
 DUMPED = (Ideal(), Local(), H2O(), Decay(alpha=0.2), Decay(alpha=0.8))
 """The policies of Fig. 3 of the Decay article."""
 ALPHAS = (0.0, 0.2, 0.8, 1.0)
@@ -42,7 +42,7 @@ def mask_measures(
     All choose from the attention logits of the same forward pass without pruning, so that the drift of pruned hidden
     states plays no part. Values are means over layers, heads and queries.
     """
-    layers: dict[tuple[Configuration, str], list[Share]] = defaultdict(list)
+    layers: dict[tuple[Configuration, str], list[Fraction]] = defaultdict(list)
     states: dict[Configuration, dict[str, Tensor]] = defaultdict(dict)
 
     def observe(layer: int, seen: SimulatedLayer) -> None:

@@ -20,7 +20,7 @@ from formerlab.errors import UserError
 from formerlab.evaluation.measurement import Row, Rows
 from formerlab.evaluation.pruning.windows import Configuration
 from formerlab.evaluation.timing.timing import Timing, random_tokens, seconds, take_in, turns
-from formerlab.layers.attention import AnyHeads
+from formerlab.layers.shapes import AnyHeads
 from formerlab.models.decoder import Decoder, DecoderModel
 from formerlab.progress import Progress
 from formerlab.spec import Count, Size

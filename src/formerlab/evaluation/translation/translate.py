@@ -17,7 +17,7 @@ from formerlab.evaluation.measurement import Measured, Measurement
 from formerlab.evaluation.translation.beam import Hypothesis, beam_search
 from formerlab.evaluation.translation.bleu import METRICS, signature, statistics
 from formerlab.files import write_text
-from formerlab.layers.attention import MultiHead
+from formerlab.models.multi_head import MultiHead
 from formerlab.models.translator import TranslatorModel
 from formerlab.progress import Progress
 from formerlab.spec import AnyCount, Count, Size

@@ -20,8 +20,9 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from formerlab.cache.policies.policy import UnknownRotation
 from formerlab.errors import UserError
-from formerlab.layers.attention import Attend, Heads, KeyHeads, causal_attention
-from formerlab.layers.position import PositionEncoding, Stream
+from formerlab.layers.attention import Attend, causal_attention
+from formerlab.layers.position import PositionEncoding
+from formerlab.layers.shapes import Heads, KeyHeads, Stream
 from formerlab.released import sizes_of
 
 NAME = "formerlab"

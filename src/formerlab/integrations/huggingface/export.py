@@ -21,7 +21,7 @@ from formerlab.errors import UserError
 from formerlab.files import read_json, write_json
 from formerlab.integrations.huggingface.modeling import FormerlabConfig, FormerlabForCausalLM
 from formerlab.integrations.huggingface.native import native
-from formerlab.layers.initial import Part
+from formerlab.layers.layer_spec import LayerSpec
 from formerlab.models.decoder import Decoder, DecoderModel
 from formerlab.spec import Spec
 
@@ -134,7 +134,7 @@ class Spec:
         return {key: value.to_dict() if isinstance(value, Spec) else value for key, value in vars(self).items()}
 
 
-Part = Spec
+LayerSpec = Spec
 
 
 class _Shape:
@@ -194,7 +194,7 @@ def code_of(spec: Decoder) -> str:
     """Return the file of code that builds and runs a model: its layers, and the class of transformers around them."""
     own = [cls.__module__ for part in spec.parts() for cls in reversed(type(part).__mro__)]
     first, last = ([f"formerlab.{name}" for name in names] for names in (FIRST, LAST))
-    around = {*last, Spec.__module__, Part.__module__}
+    around = {*last, Spec.__module__, LayerSpec.__module__}
     modules = [name for name in dict.fromkeys([*first, *own]) if name.startswith("formerlab.") and name not in around]
     imports: dict[str, set[str]] = {"": {"torch"}, "typing": {"Any", "ClassVar"}}
     bodies, wanted = [], set[str]()

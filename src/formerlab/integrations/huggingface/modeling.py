@@ -16,8 +16,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from formerlab.errors import ArgumentError, UserError
 from formerlab.integrations.huggingface.causal_lm import current_attend
-from formerlab.layers.attention import Heads, KeyHeads
-from formerlab.layers.position import PositionEncoding, Stream
+from formerlab.layers.position import PositionEncoding
+from formerlab.layers.shapes import Heads, KeyHeads, Stream
 from formerlab.models.decoder import Decoder, DecoderModel
 
 MODEL_TYPE = "formerlab"

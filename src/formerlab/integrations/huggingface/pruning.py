@@ -24,8 +24,8 @@ from formerlab.integrations.huggingface.modeling import (
     count_padding,
     take_cache,
 )
-from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.layers.position import PositionEncoding
+from formerlab.layers.shapes import Heads, KeyHeads
 from formerlab.tasks.scoring import evaluating
 
 

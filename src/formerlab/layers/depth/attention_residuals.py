@@ -37,7 +37,7 @@ class AttentionResiduals(DepthSpec):
         """Return the sites whose sums are attended to after sub-layer `site`: 0, the ends of earlier blocks, itself."""
         return [0, *range(self.block_size, site, self.block_size), site]
 
-    def moved(self, layers: int, width: int) -> int:
+    def bytes_moved(self, layers: int, width: int) -> int:
         """For every pair the source is read on both passes, bfloat16 as sub-layers give it, and the gradient once."""
         return (2 * 2 + 4) * sum(len(self.sources(site)) for site in range(1, 2 * layers + 1)) * width
 

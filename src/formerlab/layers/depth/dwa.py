@@ -23,7 +23,7 @@ class Averages(DepthSpec):
         """Initial weights of the others' outputs and of a block's own; by default the identity."""
         return 0.0, 1.0
 
-    def moved(self, layers: int, width: int) -> int:
+    def bytes_moved(self, layers: int, width: int) -> int:
         """For every pair the source is read for the sum and the weight's gradient, Y's gradient for the source's."""
         return 3 * 4 * sum(map(len, self.table(layers).values())) * width
 

@@ -40,13 +40,13 @@ class DynamicHyperConnections(HyperConnections):
     def shapes(self, width: int | None) -> dict[str, tuple[int, ...]]:
         return super().shapes(width) | {"dynamic": (self.streams + 2, width or 0), "scale": (2,)}
 
-    def products(self, layers: int, width: int) -> int:
+    def matmul_flops(self, layers: int, width: int) -> int:
         """FLOPs of matrix products per token: what every sub-layer reads and carries, and its weights."""
-        return super().products(layers, width) + 2 * (2 * layers * self.streams * width * (self.streams + 2))
+        return super().matmul_flops(layers, width) + 2 * (2 * layers * self.streams * width * (self.streams + 2))
 
-    def kept(self, width: int) -> int:
+    def saved_elements(self, width: int) -> int:
         """Estimate of the numbers kept per token and block: the normalised streams as well, which are float32."""
-        return super().kept(width) + (4 * self.streams + 2) * width
+        return super().saved_elements(width) + (4 * self.streams + 2) * width
 
 
 class DynamicHyperConnectionsLayer(StaticHyperConnectionsLayer, of=DynamicHyperConnections):

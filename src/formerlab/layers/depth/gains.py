@@ -17,7 +17,7 @@ class SkipsWithGains(DepthSpec):
 
     kind: Literal["gains"] = "gains"
 
-    def moved(self, layers: int, width: int) -> int:
+    def bytes_moved(self, layers: int, width: int) -> int:
         """Every addition's stream and its gradient are read for the gradient of the gain."""
         return 2 * 4 * 2 * layers * width
 

@@ -43,14 +43,14 @@ class HyperConnections(DepthSpec):
     carries them and the sum with the output read and write them. Backward the product's gradients read them three times
     and write them once, and the sum with the gradient of what was read reads and writes them."""
 
-    def moved(self, layers: int, width: int) -> int:
+    def bytes_moved(self, layers: int, width: int) -> int:
         return 4 * self.passes * self.streams * 2 * layers * width
 
-    def products(self, layers: int, width: int) -> int:
+    def matmul_flops(self, layers: int, width: int) -> int:
         """FLOPs of matrix products per token: what every sub-layer reads and carries."""
         return 2 * (2 * layers * self.streams * (self.streams + 1) * width)
 
-    def kept(self, width: int) -> int:
+    def saved_elements(self, width: int) -> int:
         """Estimate of the numbers kept per token and block: in both sub-layers the streams, and what is written."""
         return 2 * (self.streams + 1) * width
 

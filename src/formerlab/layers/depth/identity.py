@@ -5,8 +5,8 @@ from typing import Any, ClassVar, Literal
 from torch import nn
 
 from formerlab.errors import UserError
-from formerlab.layers.initial import Part
-from formerlab.layers.position import Stream as Stream
+from formerlab.layers.layer_spec import LayerSpec
+from formerlab.layers.shapes import Stream as Stream
 
 History = Any
 """What a mixer keeps during one forward pass; only the mixer itself looks inside."""
@@ -25,8 +25,8 @@ def append(index: int, x: Stream, history: list[Stream]) -> None:
     history.append(x)
 
 
-class DepthSpec(Part):
-    """Base of the specs of depth mixers: `build`, `params`, `moved` and `products` take (layers, width).
+class DepthSpec(LayerSpec):
+    """Base of the specs of depth mixers: `build`, `params`, `bytes_moved` and `matmul_flops` take (layers, width).
 
     Mixers whose size does not depend on the width can be asked without it.
     """
@@ -41,18 +41,18 @@ class DepthSpec(Part):
         mixer: Mixer = self.module(layers, width, self)
         return mixer
 
-    def moved(self, layers: int, width: int) -> int:
+    def bytes_moved(self, layers: int, width: int) -> int:
         """Estimate of the bytes per token that a compiled training step in bfloat16 reads and writes for the mixer.
 
         They are those beyond the plain model, whose stream is float32.
         """
         return 0
 
-    def products(self, layers: int, width: int) -> int:
+    def matmul_flops(self, layers: int, width: int) -> int:
         """FLOPs of matrix products per token (2 per multiply-add)."""
         return 0
 
-    def kept(self, width: int) -> int:
+    def saved_elements(self, width: int) -> int:
         """Estimate of the numbers kept per token and block for the backward pass, beyond those of the plain block."""
         return width
 
@@ -62,7 +62,7 @@ class Identity(DepthSpec):
 
     kind: Literal["identity"] = "identity"
 
-    def kept(self, width: int) -> int:
+    def saved_elements(self, width: int) -> int:
         return 0
 
 

@@ -56,13 +56,13 @@ class ManifoldHyperConnections(HyperConnections):
         """Return those of b, phi and alpha; the numbers of H_pre, H_post and H_res follow each other."""
         return {"static": (sum(self.sizes),), "dynamic": (sum(self.sizes), self.streams * (width or 0)), "scale": (3,)}
 
-    def products(self, layers: int, width: int) -> int:
+    def matmul_flops(self, layers: int, width: int) -> int:
         """FLOPs of matrix products per token: what every sub-layer reads and carries, and its weights."""
-        return super().products(layers, width) + 2 * (2 * layers * self.streams * width * sum(self.sizes))
+        return super().matmul_flops(layers, width) + 2 * (2 * layers * self.streams * width * sum(self.sizes))
 
-    def kept(self, width: int) -> int:
+    def saved_elements(self, width: int) -> int:
         """Estimate of the numbers kept per token and block: streams and the factors of every iteration, in float32."""
-        return super().kept(width) + 2 * self.streams * (width + 6 * self.streams + 4 * self.iterations)
+        return super().saved_elements(width) + 2 * self.streams * (width + 6 * self.streams + 4 * self.iterations)
 
 
 class ManifoldHyperConnectionsLayer(HyperConnectionsLayer, of=ManifoldHyperConnections):

@@ -27,15 +27,15 @@ class DynamicDense(Dilated):
     eps: Epsilon = 1e-5
     """Added to the mean square in RMSNorm."""
 
-    def moved(self, layers: int, width: int) -> int:
+    def bytes_moved(self, layers: int, width: int) -> int:
         """Those of the averages, and for every one the norm in front of its weights.
 
         It is written in bfloat16, read by the product and its gradient; its own gradient is written and read; X_i and
         its gradient are read, and the sum of both gradients written.
         """
-        return super().moved(layers, width) + (5 * 2 + 3 * 4) * len(self.table(layers)) * width
+        return super().bytes_moved(layers, width) + (5 * 2 + 3 * 4) * len(self.table(layers)) * width
 
-    def products(self, layers: int, width: int) -> int:
+    def matmul_flops(self, layers: int, width: int) -> int:
         return sum(2 * n * (width + n) for n in map(len, self.table(layers).values()))
 
 

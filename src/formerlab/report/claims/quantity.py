@@ -16,7 +16,7 @@ from jaxtyping import Float
 from pandas import DataFrame, Series
 from scipy import special
 
-from formerlab.report.two_fold import halved, halves_of, two_fold_means
+from formerlab.report.studies.two_fold import halved, halves_of, two_fold_means
 from formerlab.statistics import RESAMPLES, Interval, half_width, interval_over, resampled, student
 
 MIN_UNITS = 20

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field, model_validator
 from formerlab.spec import Spec
 
 Moment = Literal["end", "first_step", "last_step", "area_under_curve"]
-Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class Registered(Spec):
@@ -150,13 +150,13 @@ class Arm(Spec):
     the steps by the trapezoidal rule."""
     policy: str | None = None
     """Kind of cache policy, as in the rows of the pruning stage."""
-    alpha: Share | None = None
+    alpha: Fraction | None = None
     """Decay factor of the policy."""
-    alphas: tuple[Share, ...] = ()
+    alphas: tuple[Fraction, ...] = ()
     """Several decay factors, whose mean is taken example by example, or among which `chosen` chooses."""
     chosen: Literal["own", "common"] | None = None
     """Which of `alphas` counts: the best on the other half of the questions of the same task, or of all tasks."""
-    recent: Share | None = None
+    recent: Fraction | None = None
     """Share of the budget for the newest tokens."""
     budget: Annotated[int, Field(ge=1, le=10**7)] | Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     """Cache budget as asked for."""

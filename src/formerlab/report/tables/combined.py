@@ -17,8 +17,8 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.drawings import table
-from formerlab.report.pruning import as_published, at_budget
 from formerlab.report.runs import ends
+from formerlab.report.studies.pruning import as_published, at_budget
 from formerlab.results.read import Results
 from formerlab.statistics import student, weighted_means
 

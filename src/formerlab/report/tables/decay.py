@@ -4,14 +4,14 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report import pruning, questions
 from formerlab.report.claims.quantity import Examples
 from formerlab.report.drawings import shown_columns, table
-from formerlab.report.pruning import CONFIGURATION, beside, ordered
 from formerlab.report.published import DECAY, published_rows
-from formerlab.report.questions import AGAINST, LOCAL, MEAN, SUITES, accuracies, answers, title
 from formerlab.report.runs import ends
-from formerlab.report.two_fold import answers_of, choices, halved, halves_of
+from formerlab.report.studies import pruning, questions
+from formerlab.report.studies.pruning import CONFIGURATION, beside, ordered
+from formerlab.report.studies.questions import AGAINST, LOCAL, MEAN, SUITES, accuracies, answers, title
+from formerlab.report.studies.two_fold import answers_of, choices, halved, halves_of
 from formerlab.results.read import Results
 from formerlab.statistics import CONFIDENCE, over_examples
 

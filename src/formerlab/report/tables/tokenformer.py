@@ -10,7 +10,6 @@ from formerlab.report.claims.envelope import flops_at_loss, of_seed
 from formerlab.report.drawings import table
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published, published_rows
-from formerlab.report.questions import CHANCE, accuracy_columns
 from formerlab.report.runs import (
     TOKENFORMER,
     TRAINED_ON,
@@ -29,7 +28,8 @@ from formerlab.report.runs import (
     recorded,
     validation_losses,
 )
-from formerlab.report.tokenformer import (
+from formerlab.report.studies.questions import CHANCE, accuracy_columns
+from formerlab.report.studies.tokenformer import (
     FROM_SCRATCH,
     METHODS,
     STAGES,

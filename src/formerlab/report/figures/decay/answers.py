@@ -9,10 +9,10 @@ from pandas import DataFrame
 from formerlab.report.drawings import plot, shown_columns
 from formerlab.report.figures.decay.loss import level_with_h2o, mark_alpha
 from formerlab.report.panel import Panel, sheet
-from formerlab.report.pruning import as_published, at_budget, labels, model_of, one_model, size_of
 from formerlab.report.published import DECAY, published
-from formerlab.report.questions import MEAN, SUITES, accuracies, answers, chance, title
 from formerlab.report.runs import n_seeds
+from formerlab.report.studies.pruning import as_published, at_budget, labels, model_of, one_model, size_of
+from formerlab.report.studies.questions import MEAN, SUITES, accuracies, answers, chance, title
 from formerlab.results.read import Results
 
 STUDY = "decay"

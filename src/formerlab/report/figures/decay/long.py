@@ -8,7 +8,7 @@ from pandas import DataFrame
 from formerlab.report.drawings import plot
 from formerlab.report.figures.decay.loss import looks
 from formerlab.report.panel import Panel, sheet
-from formerlab.report.pruning import CONFIGURATION, decoding, model_of, one_model, ordered, size_of
+from formerlab.report.studies.pruning import CONFIGURATION, decoding, model_of, one_model, ordered, size_of
 from formerlab.results.read import Results
 
 STUDY = "decay"

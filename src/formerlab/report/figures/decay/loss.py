@@ -6,10 +6,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
-from formerlab.report import pruning
 from formerlab.report.drawings import plot
 from formerlab.report.names import data_set
 from formerlab.report.panel import Panel, sheet
+from formerlab.report.studies import pruning
 from formerlab.report.style import GREY
 from formerlab.results.read import Results
 

@@ -10,9 +10,9 @@ from pandas import DataFrame
 from formerlab.report.drawings import plot
 from formerlab.report.figures.decay.loss import mark_alpha
 from formerlab.report.panel import Panel, sheet
-from formerlab.report.pruning import PANELS, measured, one_model, ordered, size_of
 from formerlab.report.published import A2SF, published
 from formerlab.report.runs import n_seeds
+from formerlab.report.studies.pruning import PANELS, measured, one_model, ordered, size_of
 from formerlab.report.style import GREY
 from formerlab.results.read import Results
 

@@ -11,7 +11,7 @@ from pandas import DataFrame
 
 from formerlab.report.drawings import plot
 from formerlab.report.marks import heat
-from formerlab.report.pruning import PUBLISHED_ALPHA
+from formerlab.report.studies.pruning import PUBLISHED_ALPHA
 from formerlab.report.style import BLUE, GREY, ORANGE, VERMILION, WIDEST, Label, label_at_edge
 from formerlab.results.read import Results
 

@@ -19,8 +19,15 @@ from formerlab.report.panel import Panel, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
 from formerlab.report.runs import GROWN, TOKENFORMER, TRAINED_ON, differences, held_out_losses, short
+from formerlab.report.studies.tokenformer import (
+    STUDY,
+    chains,
+    down_to_zero,
+    equal_to_grown,
+    from_scratch,
+    series_points,
+)
 from formerlab.report.style import GREY, PUBLISHED_INK, look
-from formerlab.report.tokenformer import STUDY, chains, down_to_zero, equal_to_grown, from_scratch, series_points
 from formerlab.results.read import Results
 
 _loss_panel = partial(Panel, y="loss_nats", ylabel="held-out loss (nats per token)")

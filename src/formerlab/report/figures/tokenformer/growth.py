@@ -12,7 +12,7 @@ from formerlab.report.panel import Panel, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published, published_rows
 from formerlab.report.runs import GROWN, at_end, differences, held_out_losses, labelled, summary, validation_losses
-from formerlab.report.tokenformer import (
+from formerlab.report.studies.tokenformer import (
     METHODS,
     STAGES,
     STUDY,

@@ -10,8 +10,8 @@ from pandas import DataFrame
 from formerlab.report.drawings import plot
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.runs import chain, short
+from formerlab.report.studies.tokenformer import Shape, shape_of
 from formerlab.report.style import BLACK, BLUE, GREEN, PURPLE, VERMILION, WIDEST, arrow, box
-from formerlab.report.tokenformer import Shape, shape_of
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"

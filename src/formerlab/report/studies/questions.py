@@ -8,7 +8,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from pandas import DataFrame
 
-from formerlab.report.pruning import CONFIGURATION, ordered
+from formerlab.report.studies.pruning import CONFIGURATION, ordered
 from formerlab.results.read import Results
 from formerlab.statistics import bootstrap_means, mean_ends, standard_error
 

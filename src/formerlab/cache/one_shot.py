@@ -21,8 +21,8 @@ from formerlab.cache.policies.policy import (
     precise,
 )
 from formerlab.errors import UserError
-from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.layers.position import PositionEncoding
+from formerlab.layers.shapes import Heads, KeyHeads
 
 QUERIES = 128  # whose attention is held at a time
 

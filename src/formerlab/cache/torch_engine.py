@@ -1,4 +1,4 @@
-"""Engines simulate step-by-step eviction over whole sequences: fused on a GPU, compiled, or this loop everywhere."""
+"""Simulate step-by-step eviction over a whole sequence with the engine that fits: Triton, numba, or this torch loop."""
 
 import functools
 import logging
@@ -15,29 +15,29 @@ from formerlab.cache.policies.policy import Prompt, by_group, masked_softmax
 log = logging.getLogger(__name__)
 
 WORTHWHILE = 2**17
-"""Pairs of query and held key, over a batch and its heads, from which on loading compiled code pays."""
+"""Pairs of query and held key, over a batch and its heads, from which on loading the numba engine pays."""
 LARGEST = 2**26
 """Numbers of logits that the torch engine holds at a time, as long as a single sequence has fewer."""
 
 
 def evict(policy: Eviction, prompt: Prompt, engine: Engine | None = None) -> Pruned:
     """Simulate eviction by an engine (default: the fastest that can); half precision is widened on a CPU."""
-    narrow = prompt.q.device.type == "cpu" and prompt.q.dtype.itemsize == 2  # which compiled code cannot read
+    narrow = prompt.q.device.type == "cpu" and prompt.q.dtype.itemsize == 2  # which numba cannot read
     wide = replace(prompt, q=prompt.q.float(), k=prompt.k.float(), v=prompt.v.float()) if narrow else prompt
     pruned = (engine or choose(policy, wide))(policy, wide)
     return pruned._replace(out=pruned.out.to(prompt.q.dtype))
 
 
 def choose(policy: Eviction, prompt: Prompt) -> Engine:
-    """Return the engine for a prompt: the fused one on a GPU, the compiled one on a CPU where that pays, else torch."""
+    """Return the engine for a prompt: Triton on a GPU, numba on a CPU where it pays, otherwise torch."""
     engine, heads = None, prompt.q.shape[1]
     if prompt.q.is_cuda:
-        engine = load_fused()
+        engine = load_triton()
     elif prompt.q.device.type == "cpu":
         counts = zip(prompt.budgets, prompt.lengths, strict=True)
         pairs = heads * sum(length * min(policy.capacity(budget), length) for budget, length in counts)
-        engine = load_compiled() if pairs >= WORTHWHILE else None
-    alike = prompt.v.shape == prompt.k.shape  # compiled code knows no values of another width (DeepSeek)
+        engine = load_numba() if pairs >= WORTHWHILE else None
+    alike = prompt.v.shape == prompt.k.shape  # the numba engine has no values of another width (DeepSeek)
     if engine is None or not alike or prompt.k.dtype not in engine.DTYPES or not decides_by_score(policy):
         return run
     chosen: Engine = engine.run
@@ -45,24 +45,24 @@ def choose(policy: Eviction, prompt: Prompt) -> Engine:
 
 
 @functools.cache
-def load_compiled() -> ModuleType | None:
-    """Return the compiled engine, or None where numba is missing; the log says once which engine runs."""
+def load_numba() -> ModuleType | None:
+    """Return the numba engine, or None where numba is missing; the log says once which engine runs."""
     try:
-        from formerlab.cache import compiled
+        from formerlab.cache import numba_engine
     except ImportError as error:
         log.info("pruned attention runs in torch: %s", error)
         return None
     log.info("pruned attention on the CPU runs compiled by numba, with %d threads", torch.get_num_threads())
-    return compiled
+    return numba_engine
 
 
-def load_fused() -> ModuleType | None:
+def load_triton() -> ModuleType | None:
     """Return the engine of GPUs, or None where Triton is missing."""
     if not kernels.usable("pruned attention"):
         return None
-    from formerlab.cache import fused
+    from formerlab.cache import triton_engine
 
-    return fused
+    return triton_engine
 
 
 def run(policy: Eviction, prompt: Prompt) -> Pruned:

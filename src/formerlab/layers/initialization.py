@@ -6,7 +6,6 @@ values that depend on its seed and on a parameter's place and on nothing else, s
 meaningful.
 """
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -16,7 +15,6 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from formerlab.seeding import mixed_seed
-from formerlab.spec import Spec
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -70,17 +68,3 @@ class _NothingDrawn(TorchFunctionMode):
         if getattr(function, "__name__", "") in ("normal_", "uniform_", "trunc_normal_", "kaiming_uniform_"):
             return args[0] if args else given["tensor"]
         return function(*args, **given)
-
-
-class Part(Spec):
-    """A part of a model, whose module `build(*sizes)` returns."""
-
-    def params(self, *sizes: int) -> int:
-        """Count of parameters: those of its module, which is built without memory."""
-        return _count(self, sizes)
-
-
-@functools.cache
-def _count(part: Any, sizes: tuple[int, ...]) -> int:
-    with without_values():
-        return sum(weight.numel() for weight in part.build(*sizes).parameters())

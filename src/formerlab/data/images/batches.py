@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from formerlab.data.images.store import ImageSet
-from formerlab.seeding import mixed_seed
-from formerlab.tasks.augmentation import (
+from formerlab.data.images.augmentation import (
     Augmentation,
     Drawn,
     Look,
@@ -33,6 +31,8 @@ from formerlab.tasks.augmentation import (
     shifted,
     whole,
 )
+from formerlab.data.images.store import ImageSet
+from formerlab.seeding import mixed_seed
 from formerlab.torchvision_shim import ensure_torchvision_imports
 
 Positions = NDArray[np.int64]

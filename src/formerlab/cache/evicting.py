@@ -9,15 +9,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from formerlab.cache.budget import Budget, resolve_budget
-from formerlab.cache.engine import evict, load_compiled
 from formerlab.cache.eviction import CacheState, Eviction, Scores, decides_by_score
 from formerlab.cache.kv import bytes_of
 from formerlab.cache.policies.policy import Policy, Prompt, by_group, check_configuration, places, precise
 from formerlab.cache.simulation import Simulation
+from formerlab.cache.torch_engine import evict, load_numba
 from formerlab.errors import UserError
 from formerlab.kernels import EMPTY
-from formerlab.layers.attention import Heads, KeyHeads
 from formerlab.layers.position import PositionEncoding
+from formerlab.layers.shapes import Heads, KeyHeads
 
 ROOM = 64  # slots reserved at first, where the budget allows as many
 SIMD = 16  # slots of a vector of the machine; in whole vectors no loop has a remainder
@@ -158,7 +158,7 @@ class PrunedCache:
         compiled, alike = None, store.keys.shape[3] == store.values.shape[2]  # compiled code knows one width
         large = store.keys.device.type == "cpu" and store.keys.numel() >= WORTHWHILE
         if large and alike and decides_by_score(self.policy):
-            compiled = load_compiled()
+            compiled = load_numba()
         if compiled is not None and store.keys.dtype in compiled.DTYPES:
             budgets = [self._budget] * store.keys.shape[0]
             store.step = compiled.Step(self.policy, store.keys, store.values, store.state, budgets)

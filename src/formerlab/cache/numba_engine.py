@@ -11,7 +11,7 @@ from torch import Tensor
 from formerlab.cache.eviction import CacheState, Eviction, Pruned, Scores, coefficients
 from formerlab.cache.policies.policy import Prompt
 from formerlab.kernels import pruned_attention_cpu
-from formerlab.layers.attention import Heads, KeyHeads
+from formerlab.layers.shapes import Heads, KeyHeads
 
 Array = NDArray[Any]
 DTYPES = (torch.float32, torch.float64)
