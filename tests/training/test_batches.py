@@ -45,7 +45,7 @@ def same(one, other):
 @pytest.mark.parametrize("parts", [6, 4, 3, 2, 1])
 @pytest.mark.parametrize("processes", [1, 2, 3, 6])
 def test_every_part_is_one_process_s_and_all_have_equally_many(parts, processes):
-    shares = [Shard(rank, processes).numbers(parts) for rank in range(processes)]
+    shares = [Shard(rank, processes).micro_batches(parts) for rank in range(processes)]
     assert len({len(share) for share in shares}) == 1
     assert sorted(number for share in shares for number in share if number < parts) == list(range(parts))
 
