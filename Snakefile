@@ -8,6 +8,7 @@ from pathlib import Path
 from snakemake.exceptions import WorkflowError
 
 from formerlab.errors import UserError
+from formerlab.results.notes import SAFE
 from formerlab.results.schema import CLAIMS
 from formerlab.results.stages import MAKING, MEASURED, STAGES, TIMED
 from formerlab.plan.attempts import take_away_stale
@@ -28,9 +29,6 @@ if workflow.is_main_process:
         os.environ[VARIABLE] = str(ensure_plan(ROOT, typed(config)))
     except UserError as error:
         raise WorkflowError(f"{error}") from None
-    # A closed terminal ends Snakemake as Ctrl-C does: jobs are stopped, which saves their work, and its lock is freed.
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # not under nohup
-        signal.signal(signal.SIGHUP, signal.default_int_handler)
 
 
 envvars:
@@ -71,6 +69,16 @@ rule all:
         f"{RESULTS}/mlflow.json",
 
 
+# A closed terminal ends Snakemake as Ctrl-C does: jobs are stopped, which saves their work, and its lock is freed.
+if workflow.is_main_process:
+    for number, usual in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, signal.SIG_DFL),  # not under nohup
+    ):
+        if signal.getsignal(number) == usual:
+            signal.signal(number, interrupt)
+
+
 include: "workflow/rules/targets.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/train.smk"
@@ -87,4 +95,8 @@ onstart:
 
 
 onerror:
-    shell("python -m formerlab rescue || true")
+    after_a_failure()
+
+
+onsuccess:
+    count_failed_drawings()

@@ -14,9 +14,11 @@ from fixtures.project import Project, finish
 from formerlab import __main__, errors
 from formerlab.__main__ import build_parser, main
 from formerlab.commands.context import VARIABLE
+from formerlab.files import write_json
 from formerlab.plan import locate
 from formerlab.plan.build import build_plan
 from formerlab.plan.locate import ensure_plan
+from formerlab.report.drawings import catalogue
 from formerlab.results.stages import MAKING, MEASURED, TIMED
 
 
@@ -193,6 +195,21 @@ def test_rescue_says_what_failed_and_goes_on(project, capsys):
     text = said(capsys, "rescue")
     assert text.startswith("no stage failed once it had begun\n")
     assert text.endswith("the same command goes on where this one stopped.\n")
+
+
+def test_rescue_draws_only_what_is_asked_for_and_has_rows(project, capsys, monkeypatch):
+    """A failure in one study once left hundreds of figures that say they have no rows."""
+    names = ["tokenformer_growth", "denseformer_depth"]
+    drawings = {name: {"outputs": [f"figures/{file}" for file in catalogue()[name].outputs]} for name in names}
+    write_json(project.root / "plan.json", project.plan() | {"draw": {"all": {"drawings": drawings}}})
+    (project.root / "results/live/smoke").mkdir(parents=True)
+    assert "no stage failed" in said(capsys, "rescue", "--plan", "plan.json")
+    assert not (project.root / "figures").exists()
+    asked = []
+    monkeypatch.setattr("formerlab.report.write.draw_each", lambda names, *_, where_rows: asked.append(names))
+    for words in ([], ["--only", "denseformer_depth"], ["--only"]):
+        said(capsys, "rescue", "--plan", "plan.json", *words)
+    assert asked == [names, ["denseformer_depth"]]
 
 
 def commands(script):

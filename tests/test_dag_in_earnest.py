@@ -105,6 +105,26 @@ def test_moved_elsewhere_nothing_runs_again_and_figures_are_redrawn(tiny, monkey
         elsewhere.rename(home)
 
 
+def test_a_drawing_that_failed_fails_the_call_keeps_its_files_and_is_drawn_again(tiny):
+    """A date that no PDF can bear lets every figure fail, for as long as the environment says it; no table fails."""
+    figures = tiny.root / "figures/live/smoke"
+    pictures = {path: path.read_bytes() for path in figures.glob("tokenformer_*.png")}
+    (figures / "tokenformer_growth.csv").unlink()
+    for _ in range(2):
+        done = tiny.snakemake("--cores", "1", SOURCE_DATE_EPOCH="soon")
+        assert done.returncode == 1
+        number = re.search(r"(\d+) of the figures and tables could not be drawn", done.stderr)[1]
+        assert done.stderr.rstrip().endswith("status says why; the same command draws them again")
+        assert "warning: tokenformer_" in done.stderr
+        assert {path: path.read_bytes() for path in pictures} == pictures
+        assert (figures / "tokenformer_growth.csv").read_text() == "source\n"
+        assert len(list(figures.glob(".*.failed"))) == int(number)
+        assert "draw_tokenformer_growth" in tiny.to_do()
+    assert tiny.snakemake("--cores", "1").returncode == 0
+    assert (figures / "tokenformer_growth.csv").read_text().startswith("source,")
+    assert tiny.to_do() == set()
+
+
 def test_after_a_failure_the_rest_is_finished_drawn_and_the_failure_is_named(tiny):
     weights = tiny.root / "results/live/smoke" / RUNS[1] / "weights.safetensors"
     intact = weights.read_bytes()

@@ -28,6 +28,7 @@ from fixtures.rows import (
 from matplotlib.figure import Figure
 
 from formerlab.errors import UserError
+from formerlab.files import NoRoom
 from formerlab.files import write_text
 from formerlab.plan.show import failed_drawings
 from formerlab.report import write
@@ -148,11 +149,12 @@ def test_one_that_cannot_be_drawn_is_named_and_leaves_the_others(tmp_path, capsy
     names = ["decay_one_shot_table", "decay_table", "decay_alfa", "decay_heads_table"]
     assert draw_each(names, tmp_path / "results", tmp_path / "out") == ["decay_table", "decay_alfa"]
     said = capsys.readouterr().err
-    assert said.startswith("decay_table not drawn: Traceback")
-    assert "ZeroDivisionError: by its author\ndecay_alfa not drawn: no figure or table is called" in said
+    assert said.startswith("Traceback")
+    assert "warning: decay_table could not be drawn: ZeroDivisionError: by its author\nwarning: decay_alfa" in said
+    assert "could not be drawn: no figure or table is called 'decay_alfa'" in said
     drawn = {"decay_one_shot_table", "decay_heads_table"}
     assert {path.stem for path in (tmp_path / "out").iterdir()} - {".decay_table"} == {*drawn, "decay_table"}
-    assert "ZeroDivisionError: by its author" in (tmp_path / "out/decay_table.md").read_text()
+    assert "decay_table could not be drawn" in (tmp_path / "out/decay_table.md").read_text()
     jobs = {"decay": {"drawings": dict.fromkeys([*drawn, "decay_table"])}}
     ((name, reason),) = failed_drawings({"figures": str(tmp_path / "out"), "draw": jobs})
     assert name == "decay_table"
@@ -160,6 +162,32 @@ def test_one_that_cannot_be_drawn_is_named_and_leaves_the_others(tmp_path, capsy
     monkeypatch.undo()
     assert draw_each(["decay_table"], tmp_path / "results", tmp_path / "out") == []
     assert failed_drawings({"figures": str(tmp_path / "out"), "draw": jobs}) == []
+
+
+def test_what_was_drawn_before_stays_where_a_drawing_fails(tmp_path, monkeypatch):
+    make_decay(tmp_path / "results")
+    names, out = ["decay_budget", "decay_table"], tmp_path / "out"
+    assert draw_each(names, tmp_path / "results", out) == []
+    (out / "decay_table.md").unlink()
+    (out / "decay_budget.png").unlink()
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    monkeypatch.setattr(write, "rows_of", lambda drawing, results: 1 / 0)
+    assert draw_each(names, tmp_path / "results", out) == names
+    after = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert {name: after[name] for name in before} == before
+    added = {"decay_table.md", "decay_budget.png", ".decay_table.failed", ".decay_budget.failed"}
+    assert after.keys() - before.keys() == added
+
+
+def test_a_full_disk_ends_drawing(tmp_path, monkeypatch):
+    def full(*_):
+        raise NoRoom(tmp_path / "out/decay_table.csv")
+
+    make_decay(tmp_path / "results")
+    monkeypatch.setattr(write, "write", full)
+    with pytest.raises(NoRoom, match="is the disk full"):
+        draw_each(["decay_table"], tmp_path / "results", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 @UNSAVED

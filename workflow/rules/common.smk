@@ -5,7 +5,9 @@ import re
 from snakemake.dag import DAG
 from snakemake.jobs import Job
 
+from formerlab.errors import some
 from formerlab.plan.attempts import Attempts, under_way
+from formerlab.report.drawings import failure_of
 
 ON_A_GPU = 1 if PLAN["device"] == "cuda" else 0
 JUDGE = Judge(PLAN)
@@ -13,7 +15,20 @@ REPORTED = {"png": "picture", "html": "table", "csv": "its numbers (CSV file)"}
 ATTEMPTS = Attempts(JUDGE.folder)
 # Within a cluster job nothing is judged: it was submitted to run.
 STALE = JUDGE.stale() if workflow.is_main_process else {}
-STALE_LIST = JUDGE.write_stale(ROOT / ".formerlab/stale") if STALE else None
+
+
+def failed_drawings(job):
+    """Return the notes of the figures and tables of a job that could not be drawn, by name."""
+    notes = {name: failure_of(Path(FIGURES), name) for name in job["drawings"]}
+    return {name: note for name, note in notes.items() if note.exists()}
+
+
+FAILURES = [
+    note for job in PLAN["draw"].values() for note in failed_drawings(job).values()
+]
+STALE_LIST = None
+if workflow.is_main_process and (STALE or FAILURES):
+    STALE_LIST = JUDGE.write_stale(ROOT / ".formerlab/stale", FAILURES)
 
 
 def name_of(wildcards):
@@ -172,20 +187,13 @@ def reported(file, study):
     )
 
 
-# A stage owns its files: it replaces them, and refuses to work beside another process that does the same work.
-# Snakemake would delete them before the stage starts and after it fails, even those of that other process.
-def but_for_stages(method):
-    """Return a method of Snakemake's jobs that does nothing for stages."""
-
-    async def chosen(job, *arguments):
-        if job.rule.name not in STAGES:
-            await method(job, *arguments)
-
-    return chosen
+# Every job replaces its files one by one, whole, and a stage refuses to work beside another process that does the same
+# work. Snakemake would delete them before the job starts and after it fails, even those of that other process.
+async def keep_files(job, *arguments):
+    """Delete nothing, in place of the methods of Snakemake's jobs that delete files."""
 
 
-Job.remove_existing_output = but_for_stages(Job.remove_existing_output)
-Job.cleanup = but_for_stages(Job.cleanup)
+Job.remove_existing_output = Job.cleanup = keep_files
 
 
 # `--until train` would end at every run, even at one that others grow from: Snakemake then finds jobs left that it
@@ -229,3 +237,36 @@ def start_nothing_twice():
     stages = [job for job in jobs if job[0] in STAGES]
     if busy := under_way(stages, JUDGE.folder, ROOT):
         raise WorkflowError(busy)
+
+
+def drawn_here():
+    """Return the jobs of this call that draw."""
+    rules = {job.rule.name for job in workflow.dag.jobs}
+    return [job for name, job in PLAN["draw"].items() if f"draw_{name}" in rules]
+
+
+def count_failed_drawings():
+    """Stop with the number of figures and tables of this call that could not be drawn, if there are any."""
+    if failed := [name for job in drawn_here() for name in failed_drawings(job)]:
+        what = f"{len(failed)} of the figures and tables could not be drawn ({some(failed)})"
+        again = "the same command draws them again"
+        raise WorkflowError(f"{what}: python -m formerlab status says why; {again}")
+
+
+# SIGINT and SIGHUP; Snakemake itself notes SIGTERM, after which it waits for the jobs that run.
+SIGNALS = []
+
+
+def interrupt(number, frame):
+    """End Snakemake as Ctrl-C does, and note the signal."""
+    SIGNALS.append(number)
+    raise KeyboardInterrupt
+
+
+def after_a_failure():
+    """Draw and list what there is of this call's products; after a signal, end at once."""
+    if SIGNALS or workflow.scheduler._user_kill:
+        print(SAFE, file=sys.stderr)
+        return
+    names = [name for job in drawn_here() for name in job["drawings"]]
+    shell("python -m formerlab rescue --only {names:q} || true")

@@ -8,6 +8,7 @@ for name, job in PLAN["draw"].items():
             f"draw_{name}"
         input:
             job["inputs"],
+            [STALE_LIST] if STALE_LIST and failed_drawings(job) else [],
         output:
             [reported(file, job["study"]) for file in job["outputs"]],
         log:

@@ -35,7 +35,8 @@ def add_parsers(verbs: Any) -> None:
     parser.add_argument("--problems", action="store_true", help="only failed, killed and stopped jobs, with their logs")
     parser = add_verb(verbs, check)
     parser.add_argument("--here", action="store_true", help="check also that this machine has the GPU of the jobs")
-    add_verb(verbs, rescue)
+    parser = add_verb(verbs, rescue)
+    parser.add_argument("--only", nargs="*", metavar="name", help="of these figures and tables; default: all")
 
 
 def plan(arguments: argparse.Namespace) -> None:
@@ -102,17 +103,16 @@ def _leave_the_future(plan: dict[str, Any]) -> None:
 
 
 def rescue(arguments: argparse.Namespace) -> None:
-    """After a failure: draw what can be drawn, list what failed and its logs."""
+    """After a failure: draw missing figures and tables that have rows, list what failed and its logs."""
     from formerlab.plan.show import report
-    from formerlab.report.drawings import failure_of
     from formerlab.report.write import draw_each
 
     plan = load_plan(arguments)
     drawings = {name: drawing for job in plan["draw"].values() for name, drawing in job["drawings"].items()}
-    figures = Path(plan["figures"])
-    missing = [name for name, drawing in drawings.items() if not all(map(os.path.exists, drawing["outputs"]))]
-    missing += [name for name in drawings if failure_of(figures, name).exists()]
-    if Path(plan["results"]).is_dir():
-        draw_each(missing, Path(plan["results"]), figures, Judge(plan).objection)
+    wanted = drawings if arguments.only is None else {name: drawings[name] for name in arguments.only}
+    missing = [name for name, drawing in wanted.items() if not any(map(os.path.exists, drawing["outputs"]))]
+    results = Path(plan["results"])
+    if missing and results.is_dir():
+        draw_each(missing, results, Path(plan["figures"]), Judge(plan).objection, where_rows=True)
     print(report(plan, problems_only=True))
     print(SAFE)

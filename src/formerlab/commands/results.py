@@ -29,7 +29,7 @@ def add_parsers(verbs: Any) -> None:
 
     parser = add_verb(verbs, draw)
     parser.add_argument("names", nargs="+", metavar="name", help="figure or table, such as denseformer_depth")
-    text = "succeed although one cannot be drawn; its files and `status` say so"
+    text = "succeed although one cannot be drawn; `status` says so, and snakemake draws it again"
     parser.add_argument("--go-on", action="store_true", help=text)
 
     add_verb(verbs, figures, configured=False)

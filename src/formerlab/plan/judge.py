@@ -8,6 +8,7 @@ or parent have been replaced, and where one of these is stale.
 import hashlib
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,12 +68,14 @@ class Judge:
         found = {(stage, name): self.verdict(stage, name) for stage in RECORDS for name in self.plan[stage]}
         return {job: detail for job, (state, detail) in found.items() if state in ("stale", "failed")}
 
-    def write_stale(self, folder: Path) -> Path | None:
-        """Write the stale products and reasons into a file of `folder` that is younger than all of them, if there are
-        any. Snakemake runs each rule again that reads this file. Its name follows from its content, so that no other
-        process writes it again, which would make it younger still.
+    def write_stale(self, folder: Path, failures: Sequence[Path] = ()) -> Path | None:
+        """Write the stale products with reasons, and the notes of drawings that failed (`failures`), into a file of
+        `folder` that is younger than all of them, if there are any. Snakemake runs each rule again that reads this
+        file. Its name follows from its content, so that no other process writes it again, which would make it younger
+        still.
         """
-        now, lines, stamps = time.time(), [], []
+        now, lines = time.time(), [f"{note}\n" for note in failures]
+        stamps = [note.stat().st_mtime_ns for note in failures]
         for (stage, name), reason in self.stale().items():
             record = self.record(stage, name)
             if record.stat().st_mtime > now:  # clocks differ

@@ -21,7 +21,7 @@ from pandas.testing import assert_frame_equal
 from PIL import Image
 
 from formerlab.errors import UserError, near_misses, some
-from formerlab.files import replacing, write_text
+from formerlab.files import NoRoom, replacing, write_text
 from formerlab.report import pages
 from formerlab.report.drawings import Drawing, catalogue, declaration, failure_of, rows_of, shown_columns
 from formerlab.report.names import RELEASED, data_set
@@ -56,9 +56,14 @@ def draw(name: str, results: Results, out: Path, *, where_rows: bool = False) ->
     return []
 
 
-def draw_each(names: Iterable[str], root: Path, out: Path, objection: Objection | None = None) -> list[str]:
-    """Draw several from the rows in `root` (results/<tree>/<scale>); return the names of those that cannot be drawn."""
-    return [name for name, files in _drawn(Results(root, objection), out, names).items() if files is None]
+def draw_each(
+    names: Iterable[str], root: Path, out: Path, objection: Objection | None = None, *, where_rows: bool = False
+) -> list[str]:
+    """Draw several from the rows in `root` (results/<tree>/<scale>), by default also those without rows of ours; return
+    the names of those that cannot be drawn. Raises NoRoom where the disk is full.
+    """
+    drawn = _drawn(Results(root, objection), out, names, where_rows=where_rows)
+    return [name for name, files in drawn.items() if files is None]
 
 
 def draw_all(tree_root: Path, out_root: Path, *, pool: Executor | None = None) -> list[Path]:
@@ -94,29 +99,39 @@ def _share(root: Path, study: str, out_root: Path) -> dict[str, list[Path] | Non
 def _drawn(results: Results, out: Path, names: Iterable[str], **how: bool) -> dict[str, list[Path] | None]:
     """Draw several of the same rows and return the files written, by drawing; say what rows were left out.
 
-    Whatever is wrong with one, its files say so and the others are wanted; each reason is said once.
+    If one cannot be drawn, the others are; each reason is said once. The files that it has already stay. Those that it
+    lacks say that it failed, since Snakemake asks for all files of a job. Raises NoRoom where the disk is full.
     """
     found, reasons = dict[str, list[Path] | None](), dict[str, list[str]]()
     for name in names:
         try:
             found[name] = draw(name, results, out, **how)
             failure_of(out, name).unlink(missing_ok=True)
+        except NoRoom:
+            raise
         except Exception as error:
             found[name] = None
             reason = str(error) if isinstance(error, UserError) else traceback.format_exc().rstrip()
             reasons.setdefault(reason, []).append(name)
             if name in catalogue():
-                words = f"{name} could not be drawn: {reason.splitlines()[-1]}"
-                for path in (out / file for file in catalogue()[name].outputs):
-                    write_text(path, "source\n" if path.suffix == ".csv" else f"{words}\n")
-                if catalogue()[name].kind == "figure":
-                    save(empty(words), out / f"{name}.pdf", out / f"{name}.png")
                 write_text(failure_of(out, name), f"{reason}\n")
+                _fill_in(catalogue()[name], out)
     for reason, alike in reasons.items():
-        print(f"{some(alike)} not drawn: {reason}", file=sys.stderr)
+        *details, last = reason.splitlines()
+        print(*details, f"warning: {some(alike)} could not be drawn: {last}", sep="\n", file=sys.stderr)
     if warning := results.warning():
         print(f"{results.scale}: {warning}", file=sys.stderr)
     return found
+
+
+def _fill_in(drawing: Drawing, out: Path) -> None:
+    """Write those files of a figure or table that failed which do not exist; they say so."""
+    words = f"{drawing.name} could not be drawn; `python -m formerlab status` says why."
+    for path in (path for file in drawing.outputs if not (path := out / file).exists()):
+        if path.suffix in (".pdf", ".png"):
+            save(empty(words), path)
+        else:
+            write_text(path, "source\n" if path.suffix == ".csv" else f"{words}\n")
 
 
 def write(drawing: Drawing, results: Results, out: Path, rows: DataFrame) -> list[Path]:
@@ -173,15 +188,20 @@ def _write_pictures(drawing: Drawing, results: Results, paths: Sequence[Path], r
     return f"{figure.get_label()} Rows: {results.place(drawing.study, drawing.runs)}."
 
 
-def save(figure: Figure, pdf: Path, png: Path) -> None:
-    """Save a figure in both forms, each whole or not at all; the same figure gives the same bytes."""
-    with replacing(pdf) as temporary:
-        figure.savefig(temporary, format="pdf", metadata={"CreationDate": None})
-    pixels = io.BytesIO()
-    figure.savefig(pixels, format="raw", dpi=DOTS_PER_INCH)
-    width, height = (int(inches * DOTS_PER_INCH) for inches in figure.get_size_inches())
-    with replacing(png) as temporary:
-        fewer_colours(Image.frombytes("RGBA", (width, height), pixels.getvalue()).convert("RGB")).save(temporary, "PNG")
+def save(figure: Figure, *paths: Path) -> None:
+    """Save a figure as PDF or PNG, by the ending of each path, whole or not at all; the same figure gives the same
+    bytes.
+    """
+    for path in paths:
+        with replacing(path) as temporary:
+            if path.suffix == ".pdf":
+                figure.savefig(temporary, format="pdf", metadata={"CreationDate": None})
+                continue
+            pixels = io.BytesIO()
+            figure.savefig(pixels, format="raw", dpi=DOTS_PER_INCH)
+            width, height = (int(inches * DOTS_PER_INCH) for inches in figure.get_size_inches())
+            picture = Image.frombytes("RGBA", (width, height), pixels.getvalue()).convert("RGB")
+            fewer_colours(picture).save(temporary, "PNG")
 
 
 def fewer_colours(colours: Image.Image) -> Image.Image:
