@@ -14,7 +14,8 @@ from fixtures.project import Project, finish
 from formerlab import __main__, errors
 from formerlab.__main__ import build_parser, main
 from formerlab.commands.context import VARIABLE
-from formerlab.files import write_json
+from formerlab.data.manifest import MANIFEST, SCHEMA
+from formerlab.files import read_json, sha256, write_json
 from formerlab.plan import locate
 from formerlab.plan.build import build_plan
 from formerlab.plan.locate import ensure_plan
@@ -189,6 +190,22 @@ def test_check_stops_where_the_disk_is_too_small(project, capsys, monkeypatch):
     line = refused(capsys, "check")
     assert "1B free, but the 10 missing runs need about 1" in line
     assert line.endswith("make room, or set results: to another disk")
+
+
+def test_check_reads_anew_the_prepared_data_of_what_is_left_to_do(project, capsys):
+    plan = project.plan()
+    finish(plan, ("data", "text"))
+    out = Path(plan["data"]["text"]["out"])
+    (out / "train.npy").write_bytes(b"tokens")
+    splits = {"train": {"file": "train.npy", "sha256": sha256(out / "train.npy")}}
+    write_json(
+        out / MANIFEST, read_json(out / MANIFEST) | {"schema": SCHEMA, "spec": {}, "splits": splits, "questions": []}
+    )
+    assert said(capsys, "check") == ""
+    (out / "train.npy").write_bytes(b"token5")
+    assert "train.npy: damaged or changed" in refused(capsys, "check")
+    finish(plan)
+    assert said(capsys, "check") == ""
 
 
 def test_rescue_says_what_failed_and_goes_on(project, capsys):

@@ -10,7 +10,7 @@ from fixtures.rows import make_denseformer, make_run, make_tokenformer, write, w
 from pandas.testing import assert_frame_equal
 
 from formerlab.errors import UserError
-from formerlab.files import locked
+from formerlab.files import locked, write_record
 from formerlab.plan.judge import UNPLANNED
 from formerlab.report.ledger import ledger
 from formerlab.report.runs import by_run, held_out_losses
@@ -127,6 +127,17 @@ def test_an_export_of_another_study_brings_the_killed_one_back(live, cached):
     export(live, cached)
     assert {name: content for name, content in files(cached).items() if name.startswith("denseformer/")} == whole
     assert {path.name for path in cached.iterdir()} == {"denseformer", "tokenformer"}
+
+
+def test_an_exported_record_that_was_edited_is_refused(live, cached):
+    record = live / "denseformer/plain-4/seed0/run.json"
+    write_record(record, json.loads(record.read_text()))
+    export(live, cached)
+    assert len(Results(cached).records()) == 6
+    lines = cached / "denseformer/records.jsonl"
+    lines.write_text(lines.read_text().replace('"flops_cumulative": 1', '"flops_cumulative": 2'))
+    with pytest.raises(UserError, match=r"records\.jsonl: cannot be read \(changed since its stage wrote it\)"):
+        Results(cached).records()
 
 
 def test_readers_refuse_a_study_that_a_killed_export_took_away(live, cached):

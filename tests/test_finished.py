@@ -78,5 +78,6 @@ def test_other_weights_than_those_recorded_are_refused(damage, tmp_path):
     write_run(tmp_path, MODELS["plain"])
     path = tmp_path / "weights.safetensors"
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(UserError, match=r"not the weights that run.json describes; train study/run/seed7 again"):
+    message = "not the weights that run.json describes; delete this file and train study/run/seed7 again"
+    with pytest.raises(UserError, match=message):
         load_model(tmp_path)

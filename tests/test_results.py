@@ -10,6 +10,7 @@ import pytest
 from fixtures.rows import make_denseformer, make_run, write_csv
 
 from formerlab.errors import UserError
+from formerlab.files import RECORD_HASH
 from formerlab.results.read import Results, read_rows
 from formerlab.results.stages import TABLES
 from formerlab.results.write import hashes_of_rows, write_rows
@@ -99,7 +100,8 @@ def test_damaged_rows_are_named(root, content, message):
         (lambda record: json.dumps(record | {"schema": 2}), "schema 2, but this version reads schema 1"),
         (lambda record: json.dumps(record | {"id": "study/z/seed0"}), "is not its study, run and seed"),
         (lambda record: json.dumps({key: record[key] for key in record if key != "status"}), "lacks status"),
-        (lambda record: '{"schema": 1,', r"b/seed0/run\.json: not valid JSON"),
+        (lambda record: '{"schema": 1,', r"b/seed0/run\.json: cannot be read"),
+        (lambda record: json.dumps(record | {RECORD_HASH: "0"}), r"b/seed0/run\.json: .*changed since its stage"),
     ],
 )
 def test_damaged_records_are_named_or_left_out_where_somebody_objects(root, damage, message):

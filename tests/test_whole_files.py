@@ -5,7 +5,7 @@ import os
 import pytest
 
 from formerlab.errors import UserError
-from formerlab.files import read_json, replacing, write_json
+from formerlab.files import RECORD_HASH, read_json, read_record, replacing, write_json, write_record
 
 
 @pytest.fixture
@@ -67,6 +67,44 @@ def test_a_broken_json_file_is_one_line_with_a_remedy(content, tmp_path):
     with pytest.raises(UserError, match=r"broken.json: no such file"):
         read_json(tmp_path / "broken.json")
     (tmp_path / "broken.json").write_bytes(content)
-    with pytest.raises(UserError, match=r"broken.json: not valid JSON \(.+\); delete it and run the stage") as caught:
+    with pytest.raises(UserError, match=r"broken.json: cannot be read \(.+\); delete it and run the stage") as caught:
         read_json(tmp_path / "broken.json")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"a": 1, "b": {"c": 1, "c": 2}}', "'c' twice"),
+        ('{"a": [1, Infinity]}', "Infinity is no finite number"),
+        ('{"a": NaN}', "NaN is no finite number"),
+        ('{"a": -1e999}', "-1e999 is no finite number"),
+        ('{"a": 2, "record_sha256": "0123"}', "changed since its stage wrote it"),
+    ],
+)
+def test_a_file_that_says_a_thing_twice_or_no_number_or_was_edited_is_refused(text, reason, tmp_path):
+    path = tmp_path / "run.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=rf"run.json: cannot be read \({reason}\); delete it and run the stage"):
+        read_json(path)
+    assert text.startswith('{"a": 2') or "twice" in reason or "a" in read_json(path, finite=False)
+
+
+def test_a_record_is_guarded_by_its_hash_whatever_the_order_of_its_keys(tmp_path):
+    path = tmp_path / "run.json"
+    write_record(path, {"flops": 1e12, "name": "Müller", "sizes": {2: (1.0, float("inf"))}, "loss": float("nan")})
+    record = read_record(path, "flops")
+    told = {"flops": 1e12, "name": "Müller", "sizes": {"2": [1.0, None]}, "loss": None}
+    assert record == told | {RECORD_HASH: record[RECORD_HASH]}
+    write_json(path, dict(reversed(record.items())))
+    assert read_record(path) == record
+    write_json(path, record | {"flops": 2e12})
+    with pytest.raises(UserError, match="changed since its stage wrote it"):
+        read_record(path)
+    write_json(path, told)  # as older versions did
+    assert read_record(path) == told
+    with pytest.raises(UserError, match=r"run.json: lacks tokens; delete it"):
+        read_record(path, "tokens")
+    path.write_text("[]")
+    with pytest.raises(UserError, match=r"run.json: is not a record; delete it"):
+        read_record(path)

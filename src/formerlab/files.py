@@ -4,6 +4,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import socket
@@ -24,6 +25,8 @@ _NO_ROOM_MESSAGES = re.compile(
     r"|\d requested and \d+ written|Not enough free space to write"
 )
 """The words of safetensors, torch and NumPy, whose writers raise errors of their own."""
+RECORD_HASH = "record_sha256"
+"""The key of a record that guards its other keys; records of older versions lack it."""
 SECONDS_FOR_A_LOOK = 1.0
 """`is_locked` itself takes a lock for a moment; a lock that is free again within this time had no other holder."""
 
@@ -120,14 +123,67 @@ def is_utf8(text: str) -> bool:
     return text.encode("utf-8", "ignore").decode() == text
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file; a missing or broken one is named."""
+def write_record(path: Path, record: dict[str, Any]) -> None:
+    """Write the record of a stage whole, with the SHA-256 of all that it says; numbers that are not finite become null,
+    since JSON has none.
+    """
+    record = json.loads(json.dumps(record), parse_constant=lambda _: None)
+    write_json(path, record | {RECORD_HASH: record_hash(record)})
+
+
+def record_hash(record: dict[str, Any]) -> str:
+    """Return the SHA-256 of a record without its own hash, independent of the order of its keys."""
+    told = {key: value for key, value in record.items() if key != RECORD_HASH}
+    return hashlib.sha256(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def parse_json(text: str, *, finite: bool = True) -> Any:
+    """Return a JSON value. Raises ValueError where a key occurs twice in a mapping, a number is not `finite`, or a
+    record is not the one that its stage wrote.
+    """
+    number = _finite if finite else float
+    return json.loads(text, object_pairs_hook=_checked, parse_constant=number, parse_float=number)
+
+
+def _checked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"{next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))!r} twice")
+    if RECORD_HASH in found and found[RECORD_HASH] != record_hash(found):
+        raise ValueError("changed since its stage wrote it")
+    return found
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(number := float(text)):
+        raise ValueError(f"{text} is no finite number")
+    return number
+
+
+def read_json(path: Path, *, finite: bool = True) -> Any:
+    """Read a JSON file as `parse_json` does; a missing or broken one is named."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"), finite=finite)
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not valid JSON ({error}); delete it and run the stage that writes it again") from None
+        raise UserError(f"{path}: cannot be read ({error}); delete it and run the stage that writes it again") from None
+
+
+def read_record(path: Path, *keys: str) -> dict[str, Any]:
+    """Read the record of a stage. Raises UserError where it is not one, or lacks one of these keys."""
+    record = read_json(path)
+    if not isinstance(record, dict) or (missing := [key for key in keys if key not in record]):
+        what = f"lacks {', '.join(missing)}" if isinstance(record, dict) else "is not a record"
+        raise UserError(f"{path}: {what}; delete it and run the stage that writes it again")
+    return record
+
+
+def stamp(status: os.stat_result) -> list[int]:
+    """Return numbers that change when a file does: size, time of change, inode, and the time of the inode's change,
+    which a program cannot set back.
+    """
+    return [status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns]
 
 
 def sha256(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import shutil
 
 import numpy as np
@@ -14,7 +15,7 @@ from formerlab.data import BytePairs, Files, TextData, load_stream, load_tokeniz
 from formerlab.data.manifest import CHECKED, read_manifest
 from formerlab.data.splitting import SPLITS
 from formerlab.errors import UserError
-from formerlab.files import sha256
+from formerlab.files import read_json, sha256, write_record
 
 DOCUMENTS = [document(number) for number in range(60)]
 
@@ -200,6 +201,36 @@ def test_damaged_results_are_named(out, tmp_path):
         load_tokenizer(tmp_path)
 
 
+def test_a_stream_that_was_changed_with_its_old_time_is_found_and_a_restored_one_is_taken(out, tmp_path):
+    shutil.copytree(out, tmp_path, dirs_exist_ok=True)
+    verify(tmp_path)
+    stream = tmp_path / "valid.npy"
+    whole, status = stream.read_bytes(), stream.stat()
+
+    def change(content):
+        stream.write_bytes(content)
+        os.utime(stream, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+    change(whole[:-1] + bytes([whole[-1] ^ 1]))
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"valid\.npy: damaged or changed"):
+            verify(tmp_path)
+    assert not any("valid.npy" in path for path in read_json(tmp_path / CHECKED))
+    change(whole)
+    verify(tmp_path)
+
+
+def test_a_check_anew_trusts_no_stamp(out, tmp_path, monkeypatch):
+    """As after a fault of the disk, which changes no time."""
+    shutil.copytree(out, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr("formerlab.data.manifest.stamp", lambda status: [0])
+    verify(tmp_path)
+    (tmp_path / "valid.npy").write_bytes(b"something else")
+    verify(tmp_path)
+    with pytest.raises(UserError, match=r"valid\.npy: damaged or changed"):
+        verify(tmp_path, anew=True)
+
+
 def test_a_tokenizer_file_is_taken_as_it_is(out, source, tmp_path):
     given = {"kind": "file", "path": str(out / "tokenizer.json"), "vocabulary": 70_000}
     prepare("text", folder_data(source, tokenizer=given), tmp_path)
@@ -222,7 +253,7 @@ def test_another_data_set_lends_its_tokenizer(out, tmp_path, capsys):
     with pytest.raises(UserError, match="was prepared with 300 tokens"):
         prepare("more", folder_data(tmp_path / "more texts", tokenizer=borrowed | {"vocabulary": 299}), tmp_path / "m")
     lent["tokenizer"]["sha256"] = "0" * 64
-    (tmp_path / "text/manifest.json").write_text(json.dumps(lent))
+    write_record(tmp_path / "text/manifest.json", lent)
     with pytest.raises(UserError, match=r"tokenizer\.json: damaged or changed"):
         prepare("more", more, tmp_path / "more")
 

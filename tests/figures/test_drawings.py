@@ -28,8 +28,7 @@ from fixtures.rows import (
 from matplotlib.figure import Figure
 
 from formerlab.errors import UserError
-from formerlab.files import NoRoom
-from formerlab.files import write_text
+from formerlab.files import NoRoom, write_text
 from formerlab.plan.show import failed_drawings
 from formerlab.report import write
 from formerlab.report.drawings import catalogue, shown_columns

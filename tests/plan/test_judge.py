@@ -3,9 +3,11 @@
 import os
 import time
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
-from formerlab.files import read_json, write_json
+from formerlab.files import read_json, write_json, write_record
 from formerlab.plan.judge import OPTIMIZER, RECORDS, UNPLANNED, Judge
 
 RUN = "small/plain/seed0"
@@ -52,6 +54,28 @@ def test_a_product_whose_rows_were_deleted_is_stale_and_the_file_is_named(plan):
         assert Judge(plan).verdict(stage, RUN) == ("stale", f"{file} is missing")
         path.touch()
         assert Judge(plan).verdict(stage, RUN).current
+
+
+def test_a_run_whose_weights_were_cut_short_is_stale_and_so_is_what_is_made_of_it(plan):
+    path = Judge(plan).record("train", RUN).with_name("weights.safetensors")
+    save_file({"weight": np.zeros((3, 5), np.float32)}, path)
+    assert Judge(plan).verdict("train", RUN).current
+    whole = path.read_bytes()
+    for damaged in (whole[:-1], whole + b"0", whole[:4], b"", b"\xff" * len(whole)):
+        path.write_bytes(damaged)
+        assert Judge(plan).verdict("train", RUN) == ("stale", "weights.safetensors is damaged")
+        assert Judge(plan).verdict("prune", RUN) == ("stale", f"{RUN} is stale")
+    path.unlink()
+
+
+def test_a_record_whose_numbers_were_edited_is_made_again(plan):
+    path = Judge(plan).record("train", RUN)
+    write_record(path, read_json(path))
+    assert Judge(plan).verdict("train", RUN).current
+    change(plan, "train", RUN, flops_cumulative=1.0)
+    judge = Judge(plan)
+    assert "changed since its stage wrote it" in judge.verdict("train", RUN).detail
+    assert ("train", RUN) in judge.stale()
 
 
 def test_a_run_whose_spec_was_edited_is_stale(plan):

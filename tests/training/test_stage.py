@@ -8,7 +8,7 @@ from small_runs import MODEL, RUN, bits, interrupted, rows, small, trained
 
 from formerlab.data import load_stream
 from formerlab.data.manifest import read_manifest
-from formerlab.files import write_json
+from formerlab.files import write_record
 from formerlab.layers import DepthWeightedAverage
 from formerlab.results.stages import STAGES
 from formerlab.tasks.window_losses import window_losses
@@ -50,7 +50,7 @@ def test_the_test_text_that_lends_its_tokenizer_is_measured_beside_the_runs_own(
     manifest = read_manifest(data)
     spec = manifest["spec"] | {"tokenizer": {"kind": "of", "data": "other"}}
     shutil.copytree(data, tmp_path / "own")
-    write_json(tmp_path / "own" / "manifest.json", manifest | {"spec": spec})
+    write_record(tmp_path / "own" / "manifest.json", manifest | {"spec": spec})
     trained(RUN, tmp_path / "own", tmp_path / "run")
     assert rows(finished, "lender_test") == []
     assert rows(tmp_path / "run", "lender_test") == rows(tmp_path / "run", "test") == rows(finished, "test")

@@ -6,7 +6,7 @@ from typing import Any
 
 from formerlab.commands.context import add_verb, given_values, job_of, load_plan
 from formerlab.errors import UserError
-from formerlab.files import read_json
+from formerlab.files import read_json, read_record
 
 
 def add_parsers(verbs: Any) -> None:
@@ -42,7 +42,7 @@ def export_huggingface(arguments: argparse.Namespace) -> None:
         raise UserError(f"{folder}: a {run.model.kind}; only decoders can be exported")
     data = folder.resolve().parents[2] / "data" / run.data
     manifest = read_json(data / "manifest.json")
-    card = card_of(read_json(folder / "run.json"), arguments.licence, manifest.get("licence", "not stated"))
+    card = card_of(read_record(folder / "run.json"), arguments.licence, manifest.get("licence", "not stated"))
     save_folder(model, load_tokenizer(data), out, end_of_text=manifest["tokenizer"]["end_of_text"], card=card)
     own = (out / CODE).is_file()
     with_code = f", with trust_remote_code=True ({CODE})" if own else ""

@@ -14,7 +14,7 @@ from formerlab.commands.context import add_verb, find_plan, load_plan
 from formerlab.commands.gpus import NO_GPU, gpu_count
 from formerlab.errors import UserError
 from formerlab.files import write_json
-from formerlab.plan.judge import Judge
+from formerlab.plan.judge import Judge, maker
 from formerlab.plan.locate import read_plan
 from formerlab.progress import short
 from formerlab.results.notes import SAFE
@@ -61,7 +61,11 @@ def status(arguments: argparse.Namespace) -> None:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Check before a start that the disk has room for the plan, and set back times in the future."""
+    """Check before a start that the disk has room for the plan and that prepared data are whole, and set back times in
+    the future.
+    """
+    from formerlab.data.manifest import verify_all
+
     plan = load_plan(arguments)
     for line in plan.get("unread", ()):
         print(line, file=sys.stderr)
@@ -84,6 +88,10 @@ def check(arguments: argparse.Namespace) -> None:
             f"{folder}: {short(free)}B free, but the {len(missing)} missing runs need about {short(need)}B; "
             "make room, or set results: to another disk"
         )
+    read = {plan[maker(plan, run)][run]["data"] for stage in (*MAKING, *MEASURED) for run in plan[stage] if run in left}
+    for name in sorted(read):
+        if judge.verdict("data", name).current:
+            verify_all(Path(plan["data"][name]["out"]), anew=True)
 
 
 def _leave_the_future(plan: dict[str, Any]) -> None:

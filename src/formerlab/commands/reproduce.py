@@ -11,7 +11,7 @@ from formerlab.commands.context import Plan, add_verb, load_plan
 from formerlab.errors import UserError, near_misses
 from formerlab.files import read_json, sha256
 from formerlab.results.notes import noted
-from formerlab.results.stages import TABLES
+from formerlab.results.stages import TABLES, WEIGHTS
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -69,7 +69,6 @@ def reproduce(arguments: argparse.Namespace) -> None:
 def _made(record: Record, child: Record | None, parent: Path | None, out: Path, plan: Plan, other: list[str]) -> Path:
     """Return the folder of a run: of an ancestor the live one where its weights are those, else it is made again."""
     from formerlab.plan.code import code_hash
-    from formerlab.training.record import WEIGHTS
     from formerlab.training.run import Run
     from formerlab.training.runtime import RuntimeConfig
     from formerlab.training.stage import train_stage

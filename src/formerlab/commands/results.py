@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from formerlab.commands.context import Plan, add_verb, as_planned, load_plan
 from formerlab.errors import UserError
-from formerlab.files import write_json, write_text
+from formerlab.files import write_json, write_record, write_text
 from formerlab.plan.judge import Judge, failed_syncs
 from formerlab.results.schema import CLAIMS, EXACT
 from formerlab.results.stages import MAKING, MEASURED, STAGES, TIMED
@@ -104,7 +104,7 @@ def exact(arguments: argparse.Namespace) -> None:
         rows = [(claim, name, value) for claim, check in CHECKS.items() for name, value in check().items()]
         write_rows(root / EXACT, ("claim", "name", "value"), rows)
         record = {"schema": 1, "code_hash": plan["exact"][CLAIMS]["code"]}
-        write_json(root / "exact.json", record | {"rows_sha256": hashes_of_rows(root, [EXACT])})
+        write_record(root / "exact.json", record | {"rows_sha256": hashes_of_rows(root, [EXACT])})
 
 
 def claims(arguments: argparse.Namespace) -> None:

@@ -14,7 +14,7 @@ import psutil
 from formerlab.commands.context import Plan, add_verb, as_planned, find_plan, job_of, load_plan
 from formerlab.commands.gpus import failing_together, on_several, own_gpus
 from formerlab.errors import UserError
-from formerlab.files import read_json, sha256, write_json, write_text
+from formerlab.files import read_record, sha256, write_record, write_text
 from formerlab.plan.judge import Judge, made_runs, maker
 from formerlab.plan.locate import read_plan
 from formerlab.results.stages import MEASURED, STAGES, TIMED, Stage
@@ -140,13 +140,14 @@ def measure(stage: Stage, arguments: argparse.Namespace) -> None:
         notes = (_measure_run if one else _time_runs)(stage, plan, name, folder)
         hashes = hashes_of_rows(folder, stage.tables)
         record = {"schema": 1, "code_hash": job["code"], "rows_sha256": hashes if one else next(iter(hashes.values()))}
-        write_json(folder / stage.record, record | notes)
+        write_record(folder / stage.record, record | notes)
 
 
 def _measure_run(stage: Stage, plan: Plan, name: str, folder: Path) -> dict[str, Any]:
     """Measure a finished run; of one that diverged the files are headers alone. Return what its record says of it."""
     from pydantic import TypeAdapter
 
+    from formerlab.data.manifest import verify
     from formerlab.evaluation.language.suites import Suite
     from formerlab.evaluation.measurement import Measured
     from formerlab.kernels.native import keep_memory
@@ -155,9 +156,12 @@ def _measure_run(stage: Stage, plan: Plan, name: str, folder: Path) -> dict[str,
     from formerlab.training.load import load_model
     from formerlab.training.run import Run
 
-    job, record, began = plan[stage.name][name], read_json(folder / "run.json"), time.monotonic()
+    job, began = plan[stage.name][name], time.monotonic()
+    record = read_record(folder / "run.json", "spec", "data", "status", "weights_sha256")
     notes: dict[str, Any] = {"id": name, "weights_sha256": record["weights_sha256"]}
     notes |= {key: job[key] for key in ("settings", "suites")}
+    data = Path(plan["data"][plan[maker(plan, name)][name]["data"]]["out"])
+    verify(data)
     keep_memory(LARGEST_KEPT)
     if stage.models and record["status"] != "finished":
         for file, table in stage.tables.items():
@@ -182,7 +186,7 @@ def _measure_run(stage: Stage, plan: Plan, name: str, folder: Path) -> dict[str,
             model=model,
             device=plan["device"],
             folder=folder,
-            data=Path(plan["data"][plan[maker(plan, name)][name]["data"]]["out"]),
+            data=data,
             label=f"{stage.name} {name}",
             suites={asked: (spec, job["suites"][asked]) for asked, spec in specs.items()},
             belongs_to=(record["weights_sha256"], record["data"]["fingerprint"], job["suites"]),

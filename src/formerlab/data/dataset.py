@@ -13,7 +13,7 @@ from formerlab import __version__
 from formerlab.data.manifest import FILE_HASHES, MANIFEST, SCHEMA, read_manifest, verify
 from formerlab.data.splitting import SPLITS, Shares, Split
 from formerlab.errors import UserError
-from formerlab.files import NoRoom, write_json
+from formerlab.files import NoRoom, write_record
 from formerlab.spec import Spec, fingerprint
 
 
@@ -105,7 +105,7 @@ def prepare(name: str, data: DataSpec, out: Path, *, code_hash: str = "") -> Non
         seen["source_fingerprint"] = source
     with suppress(UserError):
         if read_manifest(out).items() >= (seen | data.lent(out)).items():
-            verify(out)
+            verify(out, anew=True)
             print(f"{out}: already prepared", file=sys.stderr)
             return
     try:
@@ -130,7 +130,7 @@ def prepare(name: str, data: DataSpec, out: Path, *, code_hash: str = "") -> Non
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": versions | data.source.versions(),
     }
-    write_json(out / MANIFEST, manifest)
+    write_record(out / MANIFEST, manifest)
 
 
 def source_fingerprint(data: DataSpec, cache: Path | None = None) -> str | None:

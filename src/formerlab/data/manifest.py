@@ -1,5 +1,5 @@
 """The manifest of prepared data, written last, which proves that they are whole; and the SHA-256 of files, remembered
-while size and time of change stay the same.
+while the files stay untouched.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ from typing import Any
 
 from formerlab.data.threads import in_threads
 from formerlab.errors import UserError
-from formerlab.files import read_json, sha256, write_json
+from formerlab.files import read_json, sha256, stamp, write_json
 from formerlab.progress import Progress
 from formerlab.released import WEIGHTS, ReleasedModel
 
@@ -23,12 +23,17 @@ CHECKED = "checked_hashes.json"
 """File beside a manifest: the SHA-256 of files that `verify` has read, while they are unchanged."""
 
 
-def file_hashes(paths: Iterable[Path], cache: Path | None) -> dict[Path, str]:
-    """Return the SHA-256 of each file, reading only those whose size or time of change is not that in the cache."""
-    stamps = {path: [(status := path.stat()).st_size, status.st_mtime_ns] for path in paths}
+def file_hashes(
+    paths: Iterable[Path], cache: Path | None, expected: Mapping[Path, str] | None = None, *, anew: bool = False
+) -> dict[Path, str]:
+    """Return the SHA-256 of each file, reading only those whose `stamp` is not that in the cache, or with `anew` all.
+
+    The cache remembers the digests; with `expected`, only those that are expected.
+    """
+    stamps = {path: stamp(path.stat()) for path in paths}
     digests: dict[Path, str] = {}
     with suppress(UserError, LookupError, ValueError, TypeError, AttributeError):  # a broken cache is ignored
-        known = read_json(cache) if cache is not None else {}
+        known = read_json(cache) if cache is not None and not anew else {}
         digests = {path: known[str(path)][1] for path in stamps if known.get(str(path), [None])[0] == stamps[path]}
     if unknown := [path for path in stamps if path not in digests]:
         size = sum(stamps[path][0] for path in unknown)
@@ -37,8 +42,9 @@ def file_hashes(paths: Iterable[Path], cache: Path | None) -> dict[Path, str]:
                 digests[path] = digest
                 bar.advance(stamps[path][0])
         if cache is not None:
+            sure = {path for path in stamps if expected is None or digests[path] == expected[path]}
             with suppress(OSError):  # without it files are read again
-                write_json(cache, {str(path): [stamps[path], digests[path]] for path in stamps})
+                write_json(cache, {str(path): [stamps[path], digests[path]] for path in stamps if path in sure})
     return digests
 
 
@@ -76,10 +82,10 @@ def lender(out: Path) -> Path | None:
     return out.parent / tokenizer["data"] if tokenizer.get("kind") == "of" else None
 
 
-def verify(out: Path) -> None:
+def verify(out: Path, *, anew: bool = False) -> None:
     """Check all files of prepared data of any kind. Raises UserError naming the first whose SHA-256 differs.
 
-    Files that were checked before are read again only where size or time of change differ.
+    Files that were checked before are read again only if they were touched since, or with `anew`.
     """
     manifest = read_manifest(out)
     entries = [*manifest["splits"].values(), *manifest["questions"]]
@@ -88,15 +94,21 @@ def verify(out: Path) -> None:
     expected |= {out / entry["offsets"]: None for entry in entries if "offsets" in entry}
     if "tokenizer" in manifest:
         expected[out / "tokenizer.json"] = manifest["tokenizer"]["sha256"]
-    check_hashes(expected, out / CHECKED)
+    check_hashes(expected, out / CHECKED, anew=anew)
 
 
-def check_hashes(expected: Mapping[Path, str | None], cache: Path | None = None) -> None:
+def verify_all(out: Path, *, anew: bool = False) -> None:
+    """Check prepared data, and those whose tokenizer they use, on whose test text a run is measured too."""
+    for folder in filter(None, (out, lender(out))):
+        verify(folder, anew=anew)
+
+
+def check_hashes(expected: Mapping[Path, str | None], cache: Path | None = None, *, anew: bool = False) -> None:
     """Raise UserError naming the first file that is missing or has another SHA-256 than it is known to have."""
     for path in expected:
         if not path.is_file():
             raise UserError(f"{path}: no such file; {REMEDY}")
     known = {path: due for path, due in expected.items() if due is not None}
-    for path, found in file_hashes(known, cache).items():
+    for path, found in file_hashes(known, cache, known, anew=anew).items():
         if found != (due := known[path]):
             raise UserError(f"{path}: damaged or changed (SHA-256 {found[:16]}..., expected {due[:16]}...); {REMEDY}")

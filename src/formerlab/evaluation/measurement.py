@@ -91,7 +91,7 @@ class Kept:
         self._used.add(path.name)
         if not path.exists():
             write_json(path, list(make()))
-        rows: Rows = read_json(path)
+        rows: Rows = read_json(path, finite=False)  # a score may be infinite
         return rows
 
     def tidy(self) -> None:

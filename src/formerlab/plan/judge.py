@@ -6,16 +6,18 @@ or parent have been replaced, and where one of these is stale.
 """
 
 import hashlib
+import json
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from formerlab.errors import UserError
-from formerlab.files import fingerprint, read_json, write_text
+from formerlab.files import fingerprint, read_json, read_record, write_text
 from formerlab.results.schema import UNPLANNED
-from formerlab.results.stages import MAKING, MEASURED, OPTIMIZER, STAGES, TIMED
+from formerlab.results.stages import MAKING, MEASURED, OPTIMIZER, STAGES, TIMED, WEIGHTS
 
 RECORDS = {stage.name: stage.record for stage in STAGES.values()}
 """The record of each stage, which it writes last; parents stand before what is made from them."""
@@ -136,9 +138,7 @@ class Judge:
         reasons = [f"changed since: {', '.join(sorted(wrong))}"] if wrong else []
         if self.plan[stage][name].get("keep_optimizer") and not (path.parent / OPTIMIZER).exists():
             reasons.append(f"no {OPTIMIZER}, which another run goes on with")
-        stated = record.get("rows_sha256")
-        for file in stated if isinstance(stated, dict) else ():
-            reasons += [] if (path.parent / file).exists() else [f"{file} is missing"]
+        reasons += _spoilt(stage, path.parent, record)
         bases = {base: self.verdict(*base) for base in self.bases(stage, name)}
         reasons += [f"{base[1]} is {verdict.state}" for base, verdict in bases.items() if not verdict.current]
         return ProductState("stale", "; ".join(reasons)) if reasons else ProductState(record.get("status", "finished"))
@@ -177,12 +177,28 @@ class Judge:
         """Return a record, the reason why it cannot be read, or None where it is missing."""
         if path not in self._read:
             try:
-                self._read[path] = read_json(path) if path.exists() else None
-                if not isinstance(self._read[path], dict | None):
-                    raise UserError(f"{path}: not a record; delete it and run the stage that writes it again")
+                self._read[path] = read_record(path) if path.exists() else None
             except UserError as error:
                 self._read[path] = error
         return self._read[path]
+
+
+def _spoilt(stage: str, folder: Path, record: dict[str, Any]) -> list[str]:
+    """Return which files of a product are missing or damaged, as far as this is known without reading them."""
+    stated, weights = record.get("rows_sha256"), folder / WEIGHTS
+    files = stated if isinstance(stated, dict) else ()
+    found = [f"{file} is missing" for file in files if not (folder / file).exists()]
+    return [*found, f"{WEIGHTS} is damaged"] if stage == "train" and weights.exists() and not _whole(weights) else found
+
+
+def _whole(weights: Path) -> bool:
+    """Return whether a safetensors file is as long as its header says; who reads the weights checks their SHA-256."""
+    with open(weights, "rb") as file, suppress(ValueError, LookupError, TypeError, AttributeError):
+        size, length = os.fstat(file.fileno()).st_size, int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(min(length, size)))
+        ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+        return size == 8 + length + max(ends, default=0)
+    return False
 
 
 def failed_syncs(results: Path) -> int:

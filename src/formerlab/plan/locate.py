@@ -19,6 +19,7 @@ import yaml
 
 from formerlab.errors import UserError
 from formerlab.file_search import files_below, matches
+from formerlab.files import stamp
 from formerlab.plan import loaded
 
 FAST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -44,8 +45,8 @@ def plan_path(root: Path, given: dict[str, Any]) -> Path:
     for path in watched:
         digest.update(f"\n{path.name}:".encode())
         digest.update(path.read_bytes() if path.is_file() else b"-")
-    for stamp in (loaded.digests(), sys.version_info[:2], os.environ.get("FORMERLAB_DATA"), *_texts(root, trees)):
-        digest.update(f"\n{stamp}".encode())
+    for state in (loaded.digests(), sys.version_info[:2], os.environ.get("FORMERLAB_DATA"), *_texts(root, trees)):
+        digest.update(f"\n{state}".encode())
     return root / ".formerlab" / "plans" / f"{digest.hexdigest()[:16]}.json"
 
 
@@ -64,7 +65,7 @@ def _texts(root: Path, trees: list[dict[str, Any]]) -> Iterator[object]:
     for pattern in sorted({pattern for tree in trees for pattern in _patterns(tree)}):
         for match in matches(pattern, root):
             for path, status in files_below(match):
-                yield path, status.st_size, status.st_mtime_ns
+                yield path, *stamp(status)
 
 
 def _patterns(tree: Any) -> Iterator[str]:

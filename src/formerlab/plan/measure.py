@@ -5,6 +5,7 @@ settings, beside `runs`, the patterns of run names, and `by_run`, settings that 
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from formerlab.errors import UserError
 from formerlab.evaluation.language.suites import Suite
 from formerlab.evaluation.measurement import Measurement
 from formerlab.evaluation.timing.timing import Timing
-from formerlab.files import fingerprint, read_json
+from formerlab.files import fingerprint, read_record
 from formerlab.plan.code import code_hash
 from formerlab.plan.cost import forward_cost
 from formerlab.plan.hardware import Hardware
@@ -80,7 +81,8 @@ def measure_jobs(
         states = {name: suites[name]["state"] for name in of_run}
         record = results / run.id / stage.record
         if None in states.values() and record.exists():  # a suite that is not mounted now counts as unchanged
-            before = read_json(record).get("suites", {})
+            with suppress(UserError):  # then the judge says so
+                before = read_record(record).get("suites", {})
             states = {name: before.get(name) if state is None else state for name, state in states.items()}
         code = code_of_measuring(stage, run, settings, list(of_run.values()))
         jobs[run.id] = {"settings": settings.to_dict(), "code": code, "suites": states}

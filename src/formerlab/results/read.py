@@ -20,7 +20,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.errors import UserError, reason
-from formerlab.files import read_json
+from formerlab.files import parse_json, read_json, read_record
 from formerlab.results.schema import CLAIMS, COLUMNS
 from formerlab.results.stages import MAKING, STAGES, TABLES, WRITER
 
@@ -138,10 +138,7 @@ class Results:
         if exported := self.exported.get(owner.partition("/")[0]):
             return dict(exported.records.get(owner, {}).get("stages", {}).get(stage, {}))
         path = self.root / owner / STAGES[stage].record
-        record = read_json(path) if path.is_file() and not self._leaves_out(path.name, owner or CLAIMS) else {}
-        if not isinstance(record, dict):
-            raise UserError(f"{path}: is not a JSON object; {AGAIN}")
-        return record
+        return read_record(path) if path.is_file() and not self._leaves_out(path.name, owner or CLAIMS) else {}
 
     def _leaves_out(self, file: str, name: str) -> bool:
         """Say whether a file of a run or of a study is left out, as the objection to its stage says."""
@@ -190,7 +187,7 @@ class ExportedStudy:
             *lines, rest = path.read_text(encoding="utf-8").split("\n")
             if rest or not lines:
                 raise ValueError("cut short")
-            return {line["id"]: line for line in map(json.loads, lines)}
+            return {line["id"]: line for line in map(parse_json, lines)}
         except (ValueError, TypeError, KeyError) as error:
             raise UserError(f"{path}: cannot be read ({reason(error)}); {RESTORE}") from None
 

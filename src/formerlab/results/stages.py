@@ -11,6 +11,11 @@ from typing import Any, Literal
 
 from formerlab.results.schema import NGRAMS, Table, table
 
+WEIGHTS = "weights.safetensors"
+"""The final weights of a trained run."""
+OPTIMIZER = "optimizer.pt"
+"""The state of the optimizer, which `train` writes beside its files where another run goes on with it."""
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -83,7 +88,7 @@ STAGES = {stage.name: stage for stage in (
                                  "tokenizer is the run's own", "window tokens loss_nats document?"),
         "depth.csv": table("a learned mixing weight at an evaluation (DenseFormer runs)",
                            "step destination source weight"),
-    }, ("run.yaml", "weights.safetensors"), record="run.json", resumes=True),
+    }, ("run.yaml", WEIGHTS), record="run.json", resumes=True),
     Stage("load", "load a released model in place of training one, and measure its loss on the held-out text", "run",
           {"test.csv": TEST}, ("run.yaml",), record="run.json"),
     Stage("zeroshot", "answer the zero-shot questions with a finished run", "run", {
@@ -153,6 +158,3 @@ TABLES = {file: found for stage in STAGES.values() for file, found in stage.tabl
 """Every file of rows, by name."""
 WRITER = {file: stage.name for stage in reversed(STAGES.values()) for file in stage.written}
 """The stage that writes a file, or the first of several (`MAKING`: the judge knows which it was)."""
-
-OPTIMIZER = "optimizer.pt"
-"""What `train` writes beside its files where another run goes on with the optimizer."""

@@ -10,8 +10,8 @@ from pydantic import NonNegativeFloat, NonNegativeInt
 from safetensors.torch import save_file
 
 from formerlab.errors import UserError
-from formerlab.files import read_json, replacing, sha256, write_json
-from formerlab.results.stages import OPTIMIZER, STAGES, TABLES
+from formerlab.files import read_record, replacing, sha256, write_record
+from formerlab.results.stages import OPTIMIZER, STAGES, TABLES, WEIGHTS
 from formerlab.results.write import hashes_of_rows, write_rows
 from formerlab.spec import Spec
 from formerlab.tasks.task import DataPosition, Row
@@ -25,17 +25,17 @@ Record = dict[str, Any]
 SCHEMA = 1
 CHECKPOINT = "checkpoint/last.pt"
 SUPERSEDED = "checkpoint.superseded"
-WEIGHTS = "weights.safetensors"
 
 
 def load_record(folder: Path) -> Record:
     """Read run.json and check that it describes the weights beside it."""
-    record: Record = read_json(folder / "run.json")
+    record: Record = read_record(folder / "run.json", "id", "spec", "weights_sha256")
     weights = folder / WEIGHTS
     if not weights.is_file():
         raise UserError(f"{weights}: no such file; train {record['id']} again")
     if sha256(weights) != record["weights_sha256"]:
-        raise UserError(f"{weights}: not the weights that run.json describes; train {record['id']} again")
+        what = "not the weights that run.json describes"
+        raise UserError(f"{weights}: {what}; delete this file and train {record['id']} again")
     return record
 
 
@@ -148,7 +148,7 @@ def finish(
         "rows_sha256": hashes_of_rows(out, STAGES["train"].tables),
         "final": final,
     }
-    write_json(out / "run.json", record | runtime.said)
+    write_record(out / "run.json", record | runtime.said)
     tidy(out, record["status"])
 
 

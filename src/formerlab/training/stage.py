@@ -15,20 +15,19 @@ import yaml
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from formerlab.data.manifest import read_manifest, verify
+from formerlab.data.manifest import read_manifest, verify_all
 from formerlab.errors import UserError
-from formerlab.files import read_json, sha256, write_text
+from formerlab.files import read_record, sha256, write_text
 from formerlab.growth.optimizer import grow_optimizer_state, hold_old_tokens
 from formerlab.growth.stage import continued_spec, grow_into, grown_spec
 from formerlab.kernels.native import keep_memory, kernel_path
 from formerlab.layers.initialization import without_values
-from formerlab.results.stages import OPTIMIZER, STAGES
+from formerlab.results.stages import OPTIMIZER, STAGES, WEIGHTS
 from formerlab.training import processes, provenance
 from formerlab.training.checkpoint import Content, differences, found_checkpoint, load_tensors, save_checkpoint
 from formerlab.training.loop import Hooks, measure, train
 from formerlab.training.record import (
     CHECKPOINT,
-    WEIGHTS,
     Record,
     finish,
     load_record,
@@ -57,7 +56,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
         with processes.first_in_turn():
             if not runtime.replace and is_finished(run, out, belongs_to, keep_optimizer=runtime.keep_optimizer):
                 return
-            verify(data)  # the record will name these data
+            verify_all(data)  # the record will name these data
 
         # Start.
         clock = time.monotonic() - runtime.before_s
@@ -135,7 +134,7 @@ def is_finished(run: Run, out: Path, belongs_to: dict[str, str], *, keep_optimiz
     path = out / "run.json"
     if not path.exists():
         return False
-    record = read_json(path)
+    record = read_record(path, "spec_hash", "data", "code_hash", "init", "status", "weights_sha256")
     found = identity(record["spec_hash"], record["data"], record["code_hash"], record["init"])
     if differing := differences(found, belongs_to):
         raise UserError(f"{path}: result of another run ({differing}); delete it, or train in another folder")

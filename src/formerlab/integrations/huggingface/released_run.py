@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 import yaml
 
-from formerlab.data.manifest import files_state, read_manifest
+from formerlab.data.manifest import files_state, read_manifest, verify
 from formerlab.data.text.streams import load_stream
 from formerlab.errors import UserError
-from formerlab.files import read_json, write_json, write_text
+from formerlab.files import read_record, write_record, write_text
 from formerlab.integrations.huggingface.causal_lm import CausalLM
 from formerlab.integrations.huggingface.load import load_any
 from formerlab.kernels.native import keep_memory
@@ -37,6 +37,7 @@ def load_stage(run: ReleasedRun, data: Path, out: Path, *, device: str, threads:
     provenance.git_state()
     torch.set_num_threads(threads)
     keep_memory()
+    verify(data)
     manifest = read_manifest(data)
     weights = files_state(run.model.source, out / HASHES)
     model = load_released_model(run, device)
@@ -66,7 +67,7 @@ def load_stage(run: ReleasedRun, data: Path, out: Path, *, device: str, threads:
         "rows_sha256": hashes_of_rows(out, STAGES["load"].tables),
         "final": {"train_loss_nats": None, "valid_loss_nats": None, "test_loss_nats": mean_loss(losses)},
     }
-    write_json(out / "run.json", record)
+    write_record(out / "run.json", record)
 
 
 def load_released_model(run: ReleasedRun, device: str = "cpu") -> CausalLM:
@@ -79,7 +80,7 @@ def load_released_model(run: ReleasedRun, device: str = "cpu") -> CausalLM:
 
 def load_released_run(folder: Path, device: str = "cpu") -> tuple[CausalLM, ReleasedRun]:
     """Return the model of a run that took a released one, and the run."""
-    record = read_json(folder / "run.json")
+    record = read_record(folder / "run.json", "spec", "weights_sha256")
     run = ReleasedRun.model_validate(record["spec"])
     model = load_released_model(run, device)
     if files_state(run.model.source, folder / HASHES) != record["weights_sha256"]:
