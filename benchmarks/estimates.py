@@ -31,10 +31,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from formerlab.cache import Decay, KVCache, PrunedCache
 from formerlab.layers.block import activation_elements
-from formerlab.models import Decoder
+from formerlab.models import Decoder, Translator
 from formerlab.plan.build import build_plan
 from formerlab.plan.cost import memory_bytes
 from formerlab.plan.hardware import Hardware
+from formerlab.tasks.translation import ASSUMED_LENGTH, SentenceBatch
 from formerlab.training.run import Run
 
 ROOT = Path(__file__).parents[1]
@@ -50,19 +51,25 @@ def tracked_bytes(run: Run) -> int:
     with FakeTensorMode():
         built = model.build()
         optimizer = run.optimizer.build(built)
-        if isinstance(model, Decoder):
+        if isinstance(model, Translator):
+            tokens = torch.zeros(count // ASSUMED_LENGTH, ASSUMED_LENGTH, dtype=torch.int64)
+            given = (SentenceBatch(tokens, torch.ones_like(tokens, dtype=torch.bool), tokens, tokens, count, count),)
+        elif isinstance(model, Decoder):
             given = (torch.zeros(count // run.task.context, run.task.context, dtype=torch.int64),)
         else:
             given = (torch.zeros(count, model.channels, model.image, model.image),)
         tracker = MemTracker()
-        tracker.track_external(built, optimizer, *given)
+        tracker.track_external(built, optimizer, *(x for x in given if isinstance(x, torch.Tensor)))
         for _ in range(2):
             tracker.reset_mod_stats()
             with tracker:
                 with torch.autocast("cpu", dtype=torch.bfloat16, enabled=run.precision == "bfloat16"):
-                    loss = (
-                        built(*given, targets=given[0]) if isinstance(model, Decoder) else built(*given).float().mean()
-                    )
+                    if isinstance(model, Translator):
+                        loss, _ = run.task.losses(built, *given)
+                    elif isinstance(model, Decoder):
+                        loss = built(*given, targets=given[0])
+                    else:
+                        loss = built(*given).float().mean()
                 loss.backward()
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
@@ -130,6 +137,7 @@ def launches(cache, layers, **parts) -> int:
 
 MEMORY = [f"tokenformer/{kind}-1" for kind in ("transformer", "tokenformer")]
 MEMORY += [f"tokenformer/transformer-{size}" for size in (2, 4)] + ["denseformer/plain-48", "vision/tokenformer-large"]
+MEMORY += ["transformer/base"]
 """Of 124M, 354M and 1.3B, and the largest of the other studies without a mixer, whose steps as written keep far more
 than compiled ones."""
 MIXERS = ["plain", "gains", "connect-to-last", "dwa-4x5", "dwa-1x1", "last-4-window", "softmax", "mudd"]

@@ -14,7 +14,7 @@ from formerlab.errors import UserError, near_misses, resembling
 from formerlab.files import fingerprint
 from formerlab.plan import loaded
 from formerlab.plan.code import HASHED, code_hash
-from formerlab.plan.cost import crowded, loader_of, loading_cost, processes_of, run_cost, totals
+from formerlab.plan.cost import crowded, loader_of, loading_cost, loading_hours, processes_of, run_cost, totals
 from formerlab.plan.hardware import find_hardware
 from formerlab.plan.judge import RECORDS, made_runs, maker
 from formerlab.plan.measure import measure_jobs, timing_jobs
@@ -54,6 +54,7 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
         cost = run_cost(run, scale, hardware, gpus, gpus if processes["sharded"] else 1)
         more = device == "cuda" and config.threads is None
         loader = loader_of(run, scale.data[run.data], cost["hours"], gpus, threads=threads, may_have_more=more)
+        cost["hours"] = max(cost["hours"], loading_hours(run, scale.data[run.data], gpus, loader["threads"]))
         weights_given = scale.studies.get(run.study, StudyScale()).given
         train[run.id] = _run_job(run, "formerlab.training.stage") | {
             "init": run.init_id,

@@ -25,12 +25,17 @@ GATHERED = 2
 """Blocks whose weights and gradients are whole at a time where all else is split: one computes, one is on its way."""
 IMAGES_PER_S = {"encoded": 75, "pixels": 1000}
 """Images that a worker makes in a second, by how they are stored: files of ImageNet's size, pixels of small images."""
+CPUS_PER_GPU = 12
+"""CPU threads that a run asks for at most for each of its GPUs to make images: nodes have 12 to 16 of them."""
 WORKER_BYTES = 450 * 2**20
 """Of a process that has imported torch and timm."""
 STEPS_HELD = AHEAD + 4
 """Steps whose images are held: made ahead, trained on, and one being made, which is in pieces, whole and pinned."""
 WITH_NOISE = 1.2
 """Bytes of a made image over those of its pixels: erased rectangles bring noise along, in float32."""
+LOGIT_BYTES = 12
+"""Bytes that a logit of a translator takes at the peak: its log-probability and its gradient in float32, and twice the
+logit itself in bfloat16 or once in float32."""
 CHECKPOINT_ELEMENTS = 3 * 3
 """Float32 numbers per parameter on disk: weight and two moments in the last checkpoint, its forerunner, the next."""
 BYTES_PER_TOKEN = 3
@@ -67,11 +72,11 @@ def logits_bytes(run: Run) -> int:
     """Return the memory of the logits of a part and of their softmax.
 
     A compiled decoder has all logits once, in their own type; otherwise its loss makes slices of them, eight bytes a
-    logit (`linear_cross_entropy`).
+    logit (`linear_cross_entropy`). A translator has all of them, with their log-probabilities and gradients in float32.
     """
     logits = run.task.micro_batch_tokens * getattr(run.model, "vocabulary", 0)
     if not isinstance(run.model, Decoder):
-        return 2 * logits * _bytes_activation(run)
+        return LOGIT_BYTES * logits
     return logits * _bytes_activation(run) if run.compile else 2 * BYTES_WEIGHT * min(logits, LARGEST)
 
 
@@ -120,24 +125,36 @@ def loader_of(
     """Return `threads` of a process, and as `loader_bytes` the host memory of worker processes and batches.
 
     Threads are the scale's, or where a run `may_have_more` as many as keep up with one of its `gpus`, whose speed
-    follows from the predicted time of the run.
+    follows from the predicted time of the run, but not more than `CPUS_PER_GPU`.
     """
-    images, storage = 0.0, getattr(data, "storage", "pixels")
-    augmented = isinstance(run.task, Classification) and isinstance(run.task.augmentation, TimmAugmentation)
-    if (
-        isinstance(run.task, Classification)
-        and isinstance(run.model, VisionTransformer)
-        and (storage != "pixels" or augmented)
-    ):
+    images, each = 0.0, _images_per_s(run, data)
+    if each:
+        assert isinstance(run.task, Classification)
+        assert isinstance(run.model, VisionTransformer)
         if may_have_more:
-            threads = max(threads, ceil(run.tokens / (3600 * hours) / gpus / IMAGES_PER_S[storage]))
+            threads = max(threads, min(CPUS_PER_GPU, ceil(run.tokens / (3600 * hours) / gpus / each)))
         images = STEPS_HELD * WITH_NOISE * run.task.batch / gpus + run.task.valid_images
         images *= run.model.image**2 * run.model.channels
     return {"threads": threads, "loader_bytes": threads * WORKER_BYTES + int(images) if images and threads > 1 else 0}
 
 
+def loading_hours(run: Run, data: DataSpec, gpus: int, threads: int) -> float:
+    """Return the time in which so many threads for each GPU make the images of a run; 0 for other runs."""
+    each = _images_per_s(run, data)
+    return run.tokens / (3600 * each * threads * gpus) if each else 0.0
+
+
+def _images_per_s(run: Run, data: DataSpec) -> float | None:
+    """Return the speed of one thread that makes images; None for a run that makes none in threads of its own."""
+    storage = getattr(data, "storage", "pixels")
+    if not isinstance(run.task, Classification) or not isinstance(run.model, VisionTransformer):
+        return None
+    plain = storage == "pixels" and not isinstance(run.task.augmentation, TimmAugmentation)
+    return None if plain else IMAGES_PER_S[storage]
+
+
 def run_cost(run: Run, scale: Scale, hardware: Hardware, gpus: int, shards: int) -> Cost:
-    """Return parameters, tokens, FLOPs, bytes of memory and disk, and hours of a run on so many of `hardware`,
+    """Return parameters, tokens, FLOPs, bytes of memory and disk, and hours of a run on so many processors (`gpus`),
     its tensors split into so many shards.
     """
     parameters = run.model.params()
@@ -148,6 +165,7 @@ def run_cost(run: Run, scale: Scale, hardware: Hardware, gpus: int, shards: int)
         "memory_bytes": memory_bytes(run, hardware, shards),
         "disk_bytes": parameters * (1 + CHECKPOINT_ELEMENTS) * BYTES_WEIGHT,
         "hours": hours(run, scale, hardware, gpus),
+        "processors": gpus,
     }
 
 
@@ -169,17 +187,27 @@ def evaluation_tokens(run: Run, scale: Scale) -> int:
 
 
 def hours(run: Run, scale: Scale, hardware: Hardware, count: int = 1) -> float:
-    """Return the time of a run on `count` processors: products, what surrounds them, evaluation, and the start."""
-    rate = scale.flops_per_s or hardware.flops_per_s(run.precision)
+    """Return the time of a run on `count` processors: products, what surrounds them, evaluation, and the start.
+
+    With `checkpoint_activations` a step has a second forward pass, here of the whole model and not of its blocks alone.
+    """
+    rate = scale.flops_per_s or _rate(run, hardware, run.precision)
     trained, evaluated = run.tokens, evaluation_tokens(run, scale)
     around = (blocks(run.model) * hardware.block_us + hardware.part_us) / 1e6
     sharing = count * (SHARING if count > 1 else 1.0)
     parts = trained / sharing + evaluated / TRAINING_PASSES  # every process validates, all training is shared out
-    products = (run.flops / sharing + evaluated * run.forward_flops) / rate
+    recomputed = (TRAINING_PASSES + 1) / TRAINING_PASSES if run.checkpoint_activations else 1.0
+    products = (recomputed * run.flops / sharing + evaluated * run.forward_flops) / rate
     starting = hardware.start_s + (hardware.compile_s * blocks(run.model) if run.compile else 0.0)
     moved = run.model.depth.bytes_moved(run.model.layers, run.model.width) if isinstance(run.model, Decoder) else 0
     mixing = parts * moved / (STREAMED * hardware.memory_gb_per_s * 1e9)
     return (starting + products + mixing + parts / run.task.micro_batch_tokens * around) / 3600
+
+
+def _rate(run: AnyRun, hardware: Hardware, precision: str) -> float:
+    """Return the FLOP/s of the model of a run, by the kind of its projections."""
+    kinds = {getattr(getattr(run.model, part, None), "kind", None) for part in ("projection", "feedforward")}
+    return hardware.flops_per_s(precision, pattention="pattention" in kinds)
 
 
 def blocks(model: Model | Pretrained) -> int:
@@ -190,12 +218,12 @@ def blocks(model: Model | Pretrained) -> int:
 def forward_cost(run: AnyRun, tokens: int, hardware: Hardware, *, cached: bool = False) -> Cost:
     """Return FLOPs and hours of reading so many tokens, roughly; one by one where a cache policy looks at each."""
     flops, steps = tokens * run.forward_flops, tokens * blocks(run.model) * cached
-    seconds = hardware.start_s + flops / hardware.flops_per_s(run.measured_in) + steps * hardware.cache_us / 1e6
+    seconds = hardware.start_s + flops / _rate(run, hardware, run.measured_in) + steps * hardware.cache_us / 1e6
     return {"tokens": tokens, "flops": flops, "hours": seconds / 3600}
 
 
 def totals(costs: list[Cost]) -> Cost:
-    """Return the sums over runs; memory is that of the largest."""
-    keys = ("tokens", "flops", "disk_bytes", "hours")
-    summed = {key: sum(cost[key] for cost in costs) for key in keys}
+    """Return the sums over runs; hours are those of all processors together, and memory is that of the largest run."""
+    summed = {key: sum(cost[key] for cost in costs) for key in ("tokens", "flops", "disk_bytes")}
+    summed["hours"] = sum(cost["hours"] * cost.get("processors", 1) for cost in costs)
     return summed | {"runs": len(costs), "memory_bytes": max((cost["memory_bytes"] for cost in costs), default=0)}

@@ -26,7 +26,9 @@ class Hardware(Spec):
     bfloat16_tflops: Positive
     """Peak of dense products of bfloat16 numbers, 10^12 FLOP/s; of one thread on a CPU."""
     utilisation: float = Field(default=0.4, ge=1e-6, le=1.0)
-    """Share of the peak that the products of large models reach in training."""
+    """Fraction of the peak that large models reach in training."""
+    pattention_utilisation: float | None = Field(default=None, ge=1e-6, le=1.0)
+    """The same for models with Pattention, whose norm and GeLU of the scores take longer; null: no difference."""
     block_us: NonNegative = 250.0
     """Time of a block, forward and backward, beside its products, microseconds."""
     part_us: NonNegative = 4000.0
@@ -46,27 +48,28 @@ class Hardware(Spec):
     basis: str = "as configured"
     """Where these numbers come from, in words: what is measured, and what is not."""
 
-    def flops_per_s(self, precision: str) -> float:
-        """Return what matrix products of training reach, FLOP/s."""
+    def flops_per_s(self, precision: str, *, pattention: bool) -> float:
+        """Return the FLOP/s that training reaches, with or without Pattention in the model."""
         peak = self.bfloat16_tflops if precision == "bfloat16" else self.float32_tflops
-        return peak * 1e12 * self.utilisation
+        return peak * 1e12 * ((pattention and self.pattention_utilisation) or self.utilisation)
 
 
 def _gpu(memory_gb: float, memory_gb_per_s: float, float32: float, bfloat16: float, **more: float) -> dict[str, Any]:
     utilisation = "measured on an H100" if more else "assumed"
     basis = f"memory and peaks from data sheets; utilisation {utilisation}, overheads assumed"
     sizes = {"memory_gb": memory_gb, "memory_gb_per_s": memory_gb_per_s}
-    return {"basis": basis, **sizes, "float32_tflops": float32, "bfloat16_tflops": bfloat16, **more}
+    reached = {"utilisation": 0.4, "pattention_utilisation": 0.34} | more
+    return {"basis": basis, **sizes, "float32_tflops": float32, "bfloat16_tflops": bfloat16, **reached}
 
 
 # GPUs: NVIDIA's data sheets of A100 80 GB SXM, H100 SXM, H200 SXM, GeForce RTX 4090. On an H100 a Transformer of 354M
 # reaches 0.445 of the bfloat16 peak, a Tokenformer 0.362 (docs/performance.md); elsewhere 0.4 is what compiled
-# GPT-2-sized models commonly report. CPU: its peak is that of a 1024 x 1024 float32 product, and the rest
-# follows from the runs in results/cached/laptop.
+# GPT-2-sized models commonly report, and 0.34 has the same ratio to it. CPU: its peak is that of a 1024 x 1024 float32
+# product, and the rest follows from the runs in results/cached/laptop.
 TABLE: dict[str, dict[str, Any]] = {
     "A100": _gpu(80.0, 2039.0, 19.5, 312.0),
-    "H100": _gpu(80.0, 3350.0, 67.0, 989.0, utilisation=0.42),
-    "H200": _gpu(141.0, 4800.0, 67.0, 989.0, utilisation=0.42),
+    "H100": _gpu(80.0, 3350.0, 67.0, 989.0, utilisation=0.42, pattention_utilisation=0.36),
+    "H200": _gpu(141.0, 4800.0, 67.0, 989.0, utilisation=0.42, pattention_utilisation=0.36),
     "RTX4090": _gpu(24.0, 1008.0, 82.6, 165.0),
     "CPU": {
         "basis": "one thread of an AMD EPYC, measured in float32; memory and bfloat16_tflops assumed",

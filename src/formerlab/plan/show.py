@@ -34,6 +34,7 @@ def table(plan: dict[str, Any], *, seeds: bool = False) -> str:
     rows.append((f"= all: {plan['totals']['runs']} runs", "", *_cells(plan["totals"])[1:], ""))
     lines += aligned(rows, left=(0, len(COLUMNS) - 1))
     lines += [] if seeds else ["x: seeds of a run, each at this cost; --seeds shows a row for each"]
+    lines += _times(plan)
     lines += ["", *_hardware(plan), ""]
     others = ", ".join(f"{len(plan[stage])} {stage}" for stage in BESIDES if plan[stage])
     lines.append(f"Jobs beside training: {others}. The memory of a total is that of its largest run.")
@@ -56,6 +57,20 @@ def _rows(jobs: dict[str, Any], seeds: bool) -> list[tuple[str, ...]]:
         name = f"{run} x {1 + len(others)}" if others else run
         rows.append((name, *_cells(jobs[first]["cost"]), init if seeds else init.rpartition("/")[0]))
     return rows
+
+
+def _times(plan: dict[str, Any]) -> list[str]:
+    """Return the time of all runs together, and that of the longest."""
+    if not plan["train"]:
+        return []
+    hours = plan["totals"]["hours"]
+    run, cost = max(((run, job["cost"]) for run, job in plan["train"].items()), key=lambda item: item[1]["hours"])
+    several = f" on {count} processors" if (count := cost["processors"]) > 1 else ""
+    total = f"{hours:.0f} hours" if hours >= 10 else duration(hours)
+    return [
+        f"The time of a total is that of all processors (GPUs) together: {total} for all runs. "
+        f"The longest run, {run}, takes {duration(cost['hours'])}{several}."
+    ]
 
 
 def _hardware(plan: dict[str, Any]) -> list[str]:

@@ -40,6 +40,10 @@ class Dilated(Averages):
         destinations = range(self.period, layers + 1, self.period)
         return {i: list(range(i % self.dilation, i + 1, self.dilation)) for i in destinations}
 
+    def kept(self, width: int) -> int:
+        """Count a float32 vector beside the stream, two bfloat16 numbers each, for every average."""
+        return 2 * width // self.period
+
 
 class DepthWeightedAverage(Dilated):
     """Y_i = sum over j in S_i of alpha_ij X_j, S_i = {j <= i : j = i mod k}, where p divides i; else Y_i = X_i
