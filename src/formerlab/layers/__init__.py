@@ -1,6 +1,6 @@
-"""The parts of a Transformer, one idea per file: a spec with its formula, and the module that it builds.
+"""Layers of a Transformer, one idea per file: a spec with its formula, and the module that it builds.
 
-A module draws its initial values when it is built, from torch's generator, and again by `reset_parameters()`.
+A module draws its initial values from torch's generator when it is built; `reset_parameters()` draws them again.
 """
 
 from formerlab.layers.attention import Attend as Attend

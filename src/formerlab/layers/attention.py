@@ -1,4 +1,4 @@
-"""Multi-head attention within a sequence, and, as the paper of 2017 has it, with masks and across sequences."""
+"""Multi-head self-attention; the caller chooses what each query may see."""
 
 import functools
 from typing import Any, Protocol, runtime_checkable
@@ -13,13 +13,13 @@ from formerlab.layers.shapes import Heads, KeyHeads, Stream
 
 @runtime_checkable
 class Attend(Protocol):
-    """How queries meet keys and values in layer `layer`: plain causal attention, a cache, a pruning simulation.
+    """The attention function of a model: causal attention, a KV cache, or a pruning simulation.
 
-    It is an argument of a model's forward, so one model serves training, cached decoding and pruning unchanged.
+    A model's forward takes it as an argument, so the same model serves training, cached decoding and pruning.
     """
 
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
-        """Return softmax(q k^T / sqrt(d_head)) v over the keys that each query may see."""
+        """Return softmax(q k^T / sqrt(d_head)) v over the keys that each query may see, in layer `layer` (from 0)."""
         ...
 
 
@@ -31,13 +31,13 @@ def causal_attention(layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
 class Attention(nn.Module):
     """Concatenated heads of softmax(q k^T / sqrt(d_head)) v, projected (arXiv:1706.03762, section 3.2.2).
 
-    The four projections are of one kind. With fewer key heads than heads each serves as many neighbouring queries
-    (arXiv:2305.13245, section 2.2); with `query_key_norm` queries and keys are normalised head by head, before their
-    positions are marked (arXiv:2302.05442, section 2).
+    All four projections are of the kind `spec.projection`. Grouped-query attention (fewer key heads than heads) follows
+    arXiv:2305.13245, section 2.2. With `query_key_norm`, queries and keys are normalised per head before the position
+    encoding (arXiv:2302.05442, section 2).
     """
 
     def __init__(self, spec: Any) -> None:
-        """`spec` is that of a model of whole blocks."""
+        """Build the projections of one block; `spec` is the spec of a Decoder or VisionTransformer."""
         super().__init__()
         width, self.d_head = spec.width, spec.width // spec.heads
         grouped, norm = getattr(spec, "kv_width", width), getattr(spec, "query_key_norm", None)

@@ -1,4 +1,4 @@
-"""What autocast does to the operands of our own matrix products, and whether torch.func transforms what is computed."""
+"""Helpers for autograd functions of our own: casts under autocast, and a check for torch.func transforms."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -8,28 +8,29 @@ from torch import Tensor
 
 
 def autocasts(tensor: Tensor) -> bool:
-    """Say whether autocast is on where a tensor lies. torch has none for the device `meta`, and its own question for
-    that, `is_autocast_available`, breaks compiled graphs before release 2.13.
+    """Return whether autocast is enabled on the tensor's device.
+
+    The device `meta` has no autocast. torch's own check, `is_autocast_available`, breaks compiled graphs before 2.13.
     """
     device = tensor.device.type
     return device != "meta" and torch.is_autocast_enabled(device)
 
 
 def transforms() -> bool:
-    """Say whether torch.func (vmap, grad, jvp, ...) or forward-mode AD is at work.
+    """Return whether a torch.func transform (vmap, grad, jvp, ...) or forward-mode AD is active.
 
-    They follow torch's own operations; autograd functions and kernels of ours then give way to the plain formula.
+    Transforms can trace torch's own operations only, so our autograd functions and kernels use the plain formula then.
     """
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
-    """Return a context in which products of a tensor are of its own type."""
+    """Return a context in which matrix products keep the dtype of the tensor."""
     return torch.autocast(tensor.device.type, enabled=False) if autocasts(tensor) else nullcontext()
 
 
 def operands(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return tensors in the type that autocast gives to the operands of a matrix product; float64 stays."""
+    """Cast tensors as autocast casts the operands of a matrix product; float64 tensors are returned unchanged."""
     if not autocasts(tensors[0]) or tensors[0].dtype == torch.float64:
         return tensors
     lowered = torch.get_autocast_dtype(tensors[0].device.type)

@@ -1,9 +1,8 @@
-"""Initial values of a whole model, from torch's own random numbers or from a seed.
+"""Initial values of a whole model, from torch's generators or from a seed.
 
-Every layer draws its values when it is built, by its `reset_parameters`, as PyTorch's own layers do. A run wants more:
-values that depend on its seed and on a parameter's place and on nothing else, so that two models that share a part
-(with and without a depth mixer, say) start with the same values there, which is what makes paired comparisons by seed
-meaningful.
+Each layer draws its values in `reset_parameters` when it is built, as PyTorch's layers do. With a seed, the values of a
+parameter depend on the seed and on the parameter's name alone. Two models that share a module (for example with and
+without a depth mixer) therefore start with equal values in it, which makes comparisons paired by seed meaningful.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,11 +19,11 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def initialise(module: nn.Module, seed: int | None = None) -> None:
-    """Draw all initial values of a module and of every module in it anew, by their `reset_parameters`.
+    """Call `reset_parameters` of a module and of all its submodules.
 
-    With a seed every module draws from a stream of its own, given by the seed and its qualified name, and torch's
-    generators are left as they were; without one all draw from torch's generators, in turn. Call it after `to_empty`
-    on a model that was built on the meta device.
+    With a seed, each submodule draws from its own stream of random numbers, given by the seed and the qualified name of
+    the submodule, and torch's generators keep their state. Without a seed, all draw from torch's generators in turn.
+    Call this after `to_empty` on a model that was built on the meta device.
     """
     parts = [(name, part) for name, part in module.named_modules() if callable(getattr(part, "reset_parameters", None))]
     if seed is None:
@@ -45,7 +44,7 @@ def initialise(module: nn.Module, seed: int | None = None) -> None:
 
 
 def seeded(make: Callable[[], Module], seed: int) -> Module:
-    """Return the module that `make` gives with values drawn from the seed; torch's generator is left as it was."""
+    """Build a module with initial values drawn from the seed; torch's generator keeps its state."""
     with torch.random.fork_rng(devices=[]):
         module = make()
     initialise(module, seed)
@@ -54,9 +53,9 @@ def seeded(make: Callable[[], Module], seed: int) -> Module:
 
 @contextmanager
 def without_values() -> Iterator[None]:
-    """Let modules be built with shapes alone: on the meta device, and no value is drawn.
+    """Build modules on the meta device without drawing any values.
 
-    To draw none there torch imports its compiler, which takes two seconds of a process.
+    torch itself imports its compiler to draw values on the meta device, which takes two seconds.
     """
     with torch.device("meta"), _NothingDrawn():
         yield

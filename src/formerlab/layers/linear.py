@@ -12,8 +12,8 @@ from formerlab.spec import Std
 class Linear(LayerSpec):
     """y = x W^T (+ b): the linear projection (arXiv:1706.03762, section 3.2.2).
 
-    Initial values are normal with standard deviation `std`, divided by sqrt(2 layers) where the projection writes to
-    the residual stream (the GPT-2 convention, also that of DenseFormer, arXiv:2402.02622, official code).
+    Initial values are normal with standard deviation `std`, divided by sqrt(2 layers) if the projection writes to the
+    residual stream (GPT-2's convention; DenseFormer's official code, arXiv:2402.02622, does the same).
     """
 
     kind: Literal["linear"] = "linear"
@@ -25,12 +25,12 @@ class Linear(LayerSpec):
     """Divide `std` by sqrt(2 layers) in the projections that write to the residual stream."""
 
     def build(self, d_in: int, d_out: int, *, layers: int = 1, residual: bool = False) -> "LinearProjection":
-        """Return the module; `layers` and `residual` say where in a model it stands and only change initial values."""
+        """Return the module; `layers` (depth of the model) and `residual` only change the initial values."""
         std = self.std / math.sqrt(2 * layers) if residual and self.scale_residual else self.std
         return LinearProjection(d_in, d_out, bias=self.bias, std=std)
 
     def flops(self, d_in: int, d_out: int) -> int:
-        """FLOPs of matrix products to map one token forward (2 per multiply-add)."""
+        """Return the FLOPs of the matrix products of one token's forward pass (2 per multiply-add)."""
         return 2 * d_in * d_out
 
 

@@ -1,4 +1,4 @@
-"""The loss of a linear head over a large vocabulary, without keeping its logits."""
+"""Cross-entropy of a linear head over a large vocabulary without storing the logits."""
 
 from typing import Any
 
@@ -11,10 +11,10 @@ from torch.nn import functional as F
 from formerlab.layers.autocast import operands, transforms
 
 LARGEST = 2**25
-"""Logits that are in memory at one time, at most, as long as a row has fewer."""
+"""Upper limit of logits in memory at a time (at least one row)."""
 
 MOST_COMPILED = 2**31 - 1
-"""Logits of one product in a compiled graph, at most: kernels count elements in 32 bits."""
+"""Upper limit of logits of one product in a compiled graph, whose kernels count elements in 32 bits."""
 
 
 def linear_cross_entropy(
@@ -22,11 +22,11 @@ def linear_cross_entropy(
 ) -> Float[Tensor, ""]:
     """Return the mean over rows i of -log softmax(W x_i)[target_i], in nats.
 
-    With P = softmax(X W^T), one row per token, and ones Y at the targets, the gradient by the logits is (P - Y) / rows.
-    It is made where the logits are, in their memory, and goes straight into the gradients of X and W; so nothing of the
-    size of the logits outlives the forward pass, and a large vocabulary is worked through in slices of rows. Softmax
-    and sums are float32 at least; under autocast products are those of its type. Second derivatives are not available.
-    torch.nn.functional.linear_cross_entropy works the same way, but sums in another order: its bits are not these.
+    With P = softmax(X W^T) and one-hot targets Y, the gradient of the logits is (P - Y) / rows. The forward pass
+    computes it in the memory of the logits and multiplies it into the gradients of X and W at once, slice of rows by
+    slice of rows, so that no tensor of the size of the logits is saved. Softmax and sums are at least float32; matrix
+    products follow autocast. Second derivatives are not supported. torch.nn.functional.linear_cross_entropy uses the
+    same method with another order of summation, so its results differ in the last bits.
     """
     if len(targets) != len(x):
         raise ValueError(f"{len(targets)} targets for {len(x)} rows: give one for each, the token after it")

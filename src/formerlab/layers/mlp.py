@@ -1,4 +1,4 @@
-"""The two-layer feed-forward."""
+"""The feed-forward network with one hidden layer."""
 
 import math
 from typing import Literal
@@ -21,7 +21,7 @@ class Mlp(LayerSpec):
 
     kind: Literal["mlp"] = "mlp"
     hidden: Size | None = None
-    """Hidden width; empty means 4 d_in (for swiglu 8/3 d_in, a multiple of 8, which keeps the parameters)."""
+    """Hidden width; default 4 d_in (swiglu: 8/3 d_in as a multiple of 8, for about equal parameters)."""
     activation: Literal["gelu", "relu", "swiglu"] = "gelu"
     """Non-linearity; gelu is the exact (erf) form."""
     bias: bool = False
@@ -29,10 +29,10 @@ class Mlp(LayerSpec):
     std: Std = 0.02
     """Standard deviation of the initial weights."""
     scale_residual: bool = Field(default=True, exclude_if=bool)
-    """Divide the second layer's by sqrt(2 layers)."""
+    """Divide `std` of the second layer by sqrt(2 layers)."""
 
     def width(self, d_in: int) -> int:
-        """Hidden width in force."""
+        """Return the hidden width, with the default filled in."""
         if self.hidden is not None:
             return self.hidden
         return math.ceil(d_in / 3) * 8 if self.activation == "swiglu" else 4 * d_in
@@ -55,7 +55,7 @@ class MlpLayer(nn.Module):
         self.inner = linear.build(d_in, hidden)
         self.gate = linear.build(d_in, hidden) if spec.activation == "swiglu" else None
         self.outer = linear.build(hidden, d_out, layers=layers, residual=residual)
-        self.dropout: nn.Module = nn.Identity()  # of the hidden units; a translator may have one
+        self.dropout: nn.Module = nn.Identity()  # of the hidden units; the translator may set one
 
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
         inner: Tensor = self.inner(x)

@@ -1,4 +1,4 @@
-"""Normalisation over the channels of a token."""
+"""Normalisation over the channels of each token."""
 
 from typing import Annotated, Literal
 
@@ -15,7 +15,7 @@ from formerlab.spec import Epsilon
 class LayerNorm(LayerSpec):
     """y = (x - mean) / sqrt(variance + eps) * gain + bias (arXiv:1607.06450, eq. 4).
 
-    Without gain and bias it is the non-parametric norm of Tokenformer (arXiv:2410.23168, section 4.4).
+    With gain = bias = False it is the non-parametric norm of Tokenformer (arXiv:2410.23168, section 4.4).
     """
 
     kind: Literal["layernorm"] = "layernorm"
@@ -48,10 +48,10 @@ Norm = Annotated[LayerNorm | RMSNorm, Field(discriminator="kind")]
 
 
 class NormLayer(nn.Module):
-    """The module of both norms, with a gain and an offset per channel where they are learned."""
+    """The module of LayerNorm and RMSNorm, with an optional learned gain and offset per channel."""
 
     def __init__(self, width: int, eps: float, *, gain: bool, bias: bool, centred: bool) -> None:
-        """`centred` takes off the mean, as LayerNorm does."""
+        """Build the norm; `centred` subtracts the mean, as in LayerNorm."""
         super().__init__()
         self.width, self.eps, self.centred = width, eps, centred
         self.gain = nn.Parameter(torch.empty(width)) if gain else None

@@ -1,10 +1,10 @@
 """Pattention: attention to learned parameter tokens in place of a linear projection.
 
-With the score l2_gelu it is written for memory: it keeps half of what a plain MLP of the same shape keeps. Between the
-passes lie the normalised products Z = tau A / ||A||, A = x K^T, and one factor tau / ||A|| per row; the scores gelu(Z)
-are computed again. The formula written out is `score.l2_gelu` between two matrix products; the backward pass is its
-closed form. On a CPU a C++ kernel fuses norm and GeLU where a compiler is installed; on a GPU torch.compile fuses them.
-The choice never depends on timings, so an interrupted run goes on with the same code.
+The default score, l2_gelu, has an implementation that saves memory: it saves half the activations of an MLP of the same
+shape, namely the normalised products Z = tau A / ||A|| with A = x K^T, and the factor tau / ||A|| of each row. The
+backward pass recomputes the scores gelu(Z) and uses the closed form of the gradient. The plain formula is
+`score.l2_gelu` between two matrix products. On a CPU with a C++ compiler, a kernel fuses norm and GeLU; on a GPU,
+torch.compile fuses them. The choice never depends on timings, so a resumed run executes the same code.
 """
 
 import math
@@ -24,17 +24,17 @@ from formerlab.layers.score import SCORES, SMALLEST_NORM, RowFactor, ScoreName, 
 from formerlab.spec import Size
 
 TRUNCATED_STD = 0.8796256610342398
-"""Standard deviation of a standard normal variable that is cut off at -2 and 2."""
+"""Standard deviation of a standard normal distribution truncated to [-2, 2]."""
 
 
 class Pattention(LayerSpec):
     """y = gelu(tau x K^T / ||x K^T||_2) V: token-parameter attention (arXiv:2410.23168, eq. 4; version 1, eq. 5).
 
-    K (tokens x d_in) and V (tokens x d_out) are learned; the norm runs over the parameter tokens, tau = sqrt(tokens).
-    There is no bias and no 1/sqrt(d). As a feed-forward it is one Pattention from d to d. Adding tokens with zero keys
-    keeps the function only while tau keeps its value (Appendix B fixes it, the default does not): see
-    `growth/stage.py`. The default score is computed by `lean_pattention`, the others (and under torch.func all) as
-    written in `score.py`.
+    K (tokens x d_in) and V (tokens x d_out) are learned parameter tokens. The norm runs over the parameter tokens, and
+    tau = sqrt(tokens) by default. There is no bias and no factor 1/sqrt(d). A feed-forward is one Pattention from d to
+    d. Adding tokens with zero keys keeps the function only if tau keeps its value (Appendix B fixes tau, the default
+    does not); see `growth/stage.py`. `lean_pattention` computes the default score; `score.py` has the formulas of all
+    scores, which also run under torch.func.
     """
 
     kind: Literal["pattention"] = "pattention"
@@ -43,19 +43,20 @@ class Pattention(LayerSpec):
     score: ScoreName = "l2_gelu"
     """Score function, by name (layers/score.py)."""
     tau: float | None = Field(default=None, gt=0.0, le=1e6)
-    """Scale tau; empty means sqrt(tokens), the paper's default. Growth that keeps tau writes the old value here."""
+    """Scale tau; default sqrt(tokens), as in the paper. Growth with tau = keep sets it to the parent's value."""
     init: Literal["fan_in", "fan_in_truncated", "neox"] = "fan_in"
-    """Initial values. fan_in: normal, keys 1/sqrt(d_in), values 1/sqrt(tokens) (official TPU code, used for the paper's
-    scaling results; its attention). fan_in_truncated: the same deviations, cut off at two (its feed-forward). neox:
-    normal, keys 0.02, values 2/(layers sqrt(d_out)) (official GPU code)."""
+    """Initial values, by standard deviation. fan_in: normal, keys 1/sqrt(d_in), values 1/sqrt(tokens) (attention of the
+    official TPU code, which produced the paper's scaling results). fan_in_truncated: the same, truncated at two
+    standard deviations (feed-forward of that code). neox: normal, keys 0.02, values 2/(layers sqrt(d_out)) (official
+    GPU code)."""
 
     @property
     def scale(self) -> float:
-        """The value of tau in force."""
+        """The value of tau, with the default filled in."""
         return math.sqrt(self.tokens) if self.tau is None else self.tau
 
     def build(self, d_in: int, d_out: int, *, layers: int = 1, residual: bool = False) -> "PattentionLayer":
-        """Return the module; `layers` only enters the neox initial values, `residual` changes nothing."""
+        """Return the module; `layers` only changes the neox initial values, and `residual` has no effect."""
         return PattentionLayer(d_in, d_out, self, layers)
 
     def flops(self, d_in: int, d_out: int) -> int:
@@ -63,7 +64,7 @@ class Pattention(LayerSpec):
 
 
 class AnyName(nn.ModuleDict):
-    """A ModuleDict whose keys may be names of its own methods."""
+    """A ModuleDict that accepts the names of its own methods as keys."""
 
     def __setitem__(self, key: str, module: nn.Module) -> None:
         self._modules[key] = module
@@ -82,7 +83,7 @@ class PattentionLayer(nn.Module):
         self.reset_parameters()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Let torch.nn.utils.parametrize compute the keys and values: its own ModuleDict reserves both names."""
+        """Make `keys` and `values` work with torch.nn.utils.parametrize, whose ModuleDict reserves both names."""
         super().__setattr__(name, AnyName() if name == "parametrizations" else value)
 
     def reset_parameters(self) -> None:
@@ -97,13 +98,13 @@ class PattentionLayer(nn.Module):
                 nn.init.normal_(weight, 0.0, std)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Note tau, which is no weight, beside torch's version of this module."""
+        """Save tau, which is not a tensor, in the metadata of the state dict."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if hasattr(destination, "_metadata"):  # a plain dictionary has none
             destination._metadata[prefix[:-1]]["tau"] = self.tau
 
     def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *others: Any) -> None:
-        """Refuse weights that were trained with another tau: they would compute another function."""
+        """Refuse weights that were trained with a different tau, because they would compute a different function."""
         super()._load_from_state_dict(state, prefix, metadata, *others)  # type: ignore[no-untyped-call]
         tau, errors = metadata.get("tau", self.tau), others[-1]
         if not math.isclose(tau, self.tau, rel_tol=1e-6):
@@ -121,14 +122,13 @@ Values = Float[Tensor, "tokens d_out"]
 Y = Float[Tensor, "*batch d_out"]
 
 ALIGNED = 64
-"""Tokens are padded to a multiple of this for tensor cores: else rows of scores begin at odd addresses, and products
-with them take a slower path."""
+"""Parameter tokens are padded to a multiple of this on tensor cores, because unaligned rows take a slower path."""
 
 
 def lean_pattention(x: X, keys: Keys, values: Values, tau: float) -> Y:
-    """Return gelu(tau A / ||A||_2) V with A = x K^T (arXiv:2410.23168, eq. 4; its gradient: Appendix A).
+    """Return gelu(tau A / ||A||_2) V with A = x K^T (arXiv:2410.23168, eq. 4; gradient: Appendix A).
 
-    Under autocast the operands are cast as those of a matrix product are. Second derivatives are not available.
+    Autocast casts the operands as for a matrix product. Second derivatives are not supported.
     """
     x, keys, values = operands(x, keys, values)
     if _uses_tensor_cores(x):  # zero keys have zero products: they change neither the norm nor the sum
@@ -142,7 +142,7 @@ def _uses_tensor_cores(x: Tensor) -> bool:
 
 
 class _Pattention(torch.autograd.Function):
-    """The two passes; all that is kept goes through save_for_backward, so activation checkpoints and hooks see it."""
+    """Forward and backward pass; saved tensors go through save_for_backward, for activation checkpointing and hooks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, keys: Tensor, values: Tensor, tau: float) -> Tensor:
@@ -155,7 +155,7 @@ class _Pattention(torch.autograd.Function):
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         x, keys, values, z, factor = ctx.saved_tensors
-        # The factor of dA multiplies the incoming gradient, which is narrower than A.
+        # Apply the row factor to the incoming gradient, which has fewer channels than A.
         scaled = (grad * factor).to(grad.dtype)
         scores, grad_products = _scores_and_gradient(scaled @ values.T, z, ctx.tau)
         return grad_products @ keys, grad_products.T @ x, scores.T @ grad, None
@@ -173,13 +173,13 @@ def _normalise_and_activate(products: Scores, tau: float) -> tuple[Scores, RowFa
 def _scores_and_gradient(grad: Scores, z: Scores, tau: float) -> tuple[Scores, Scores]:
     """Return gelu(Z), and dA = g - Z (Z . g) / tau^2 with g = dS gelu'(Z), in the memory of `grad` = dS.
 
-    dS carries the factor tau / ||A|| already, so it is the gradient of Appendix A,
+    dS already contains the factor tau / ||A||, so this is the gradient of Appendix A,
     dA = (tau / ||A||) (g - A^ (A^ . g)) with A^ = A / ||A|| = Z / tau.
     """
     if not torch.compiler.is_compiling() and norm_gelu_cpu.fits(z):
         return norm_gelu_cpu.scores_and_gradient(grad, z, tau)
     scores = z * torch.special.ndtr(z) if torch.compiler.is_compiling() else F.gelu(z)
-    # (Written another way for the compiler, which would else keep gelu(Z) of the forward pass.)
+    # The formula with ndtr keeps the compiler from saving gelu(Z) of the forward pass.
     g: Tensor = torch.ops.aten.gelu_backward.grad_input(grad, z, grad_input=grad)
     along = (g * z).sum(dim=-1, keepdim=True)
     return scores, g.addcmul_(z, along, value=-1 / (tau * tau))

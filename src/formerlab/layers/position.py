@@ -1,4 +1,4 @@
-"""Position: how a model knows the order of its tokens."""
+"""Position encodings."""
 
 from typing import Annotated, Any, Literal
 
@@ -14,14 +14,14 @@ from formerlab.spec import Spec, Std
 
 
 class WithoutParameters(Spec):
-    """Base of the position encodings that learn nothing."""
+    """Base of the position encodings without learned parameters."""
 
     def params(self, context: int, width: int) -> int:
         return 0
 
 
 class NoPosition(WithoutParameters):
-    """No position information but the causal mask (the official TPU code of Tokenformer, arXiv:2410.23168)."""
+    """No position encoding: only the causal mask gives order (official TPU code of Tokenformer, arXiv:2410.23168)."""
 
     kind: Literal["none"] = "none"
 
@@ -41,7 +41,7 @@ class Learned(Spec):
         return LearnedRows(context, width, self.std)
 
     def params(self, context: int, width: int) -> int:
-        """Count of parameters."""
+        """Return the number of parameters."""
         return context * width
 
 
@@ -50,11 +50,11 @@ class Rotary(WithoutParameters):
 
     kind: Literal["rotary"] = "rotary"
     fraction: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Share of each head's channels that is rotated (0.25 in the official GPU code of Tokenformer)."""
+    """Fraction of each head's channels that are rotated (0.25 in the official GPU code of Tokenformer)."""
     base: float = Field(default=10000.0, ge=1.0, le=1e10)
     """Base of the wavelengths."""
     interleaved: bool = False
-    """Rotate channels (2i, 2i+1) (DenseFormer's code) and not (i, i + r/2) (GPT-NeoX, LLaMA)."""
+    """Rotate channel pairs (2i, 2i+1), as DenseFormer's code does, instead of (i, i + r/2) (GPT-NeoX, LLaMA)."""
 
     def build(self, context: int, width: int, d_head: int) -> "PositionEncoding":
         return RotaryEncoding(context, d_head, self)
@@ -72,7 +72,7 @@ class Sinusoidal(WithoutParameters):
 
 
 def check_rotation(position: Spec, width: int, heads: int) -> None:
-    """Raise ValueError, naming all keys, for rotary positions that would rotate no channel of a head."""
+    """Raise ValueError if rotary positions would rotate no channel of a head."""
     if isinstance(position, Rotary) and int(width // heads * position.fraction) < 2:
         sizes = f"width={width}, heads={heads}, position.fraction={position.fraction}"
         raise ValueError(f"rotary positions need at least 2 channels per head: {sizes}")
@@ -82,22 +82,22 @@ Position = Annotated[NoPosition | Learned | Rotary | Sinusoidal, Field(discrimin
 
 
 class PositionEncoding(nn.Module):
-    """Both places where positions can enter, each the identity: the module of `NoPosition`."""
+    """The module of `NoPosition` and the base of the others: `embed` and `rotate` return their input."""
 
     def reset_parameters(self) -> None:
-        """Draw what is learned and compute the tables; there is nothing of either here."""
+        """Draw learned rows and compute tables; this class has neither."""
 
     def embed(self, x: Stream, start: int) -> Stream:
-        """Mark embedded tokens that stand at positions start, start + 1, ..."""
+        """Add positions start, start + 1, ... to embedded tokens."""
         return x
 
     def rotate(self, x: Heads, start: int) -> Heads:
-        """Mark queries or keys that stand at positions start, start + 1, ..."""
+        """Encode positions start, start + 1, ... in queries or keys."""
         return x
 
 
 def sinusoids(context: int, width: int, base: float = 10000.0) -> Float[Tensor, "context width"]:
-    """Return PE in float64, on the CPU: sine in even channels, cosine in odd ones (arXiv:1706.03762, section 3.5)."""
+    """Return PE in float64 on the CPU: sine in even channels, cosine in odd channels (arXiv:1706.03762, 3.5)."""
     with torch.device("cpu"):
         frequencies = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
         angles = torch.outer(torch.arange(context, dtype=torch.float64), frequencies)
@@ -105,7 +105,7 @@ def sinusoids(context: int, width: int, base: float = 10000.0) -> Float[Tensor, 
 
 
 class AddedRows(PositionEncoding):
-    """Base of the modules that add a row per position."""
+    """Base of the modules that add one row per position to the embedding."""
 
     rows: Tensor
 
@@ -150,13 +150,13 @@ class RotaryEncoding(PositionEncoding):
         self.register_buffer("cosine", torch.empty(context, d_head, dtype=torch.float32), persistent=False)
         self.register_buffer("sine", torch.empty(context, self.rotated // 2, dtype=torch.float32), persistent=False)
         self.cosine: Tensor
-        """Of the angle of every channel; 1 for those that are not rotated."""
+        """Cosine of the angle of every channel; 1 for channels that are not rotated."""
         self.sine: Tensor
-        """Of the angle of every pair of channels."""
+        """Sine of the angle of every channel pair."""
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Compute the tables, in float64 and always on the CPU, so that they are the same everywhere."""
+        """Compute the tables in float64 on the CPU, so that they are equal on all devices."""
         with torch.device("cpu"):
             frequencies = self.base ** (-torch.arange(0, self.rotated, 2, dtype=torch.float64) / max(self.rotated, 1))
             angles = torch.outer(torch.arange(len(self.cosine), dtype=torch.float64), frequencies)
@@ -166,11 +166,14 @@ class RotaryEncoding(PositionEncoding):
             channels.copy_(angles.cos())
 
     def rotate(self, x: Heads, start: int) -> Heads:
-        """Rotate the first channels of every head; the rest passes unchanged."""
+        """Rotate the first `rotated` channels of every head and pass the others through.
+
+        Raises ValueError for positions beyond the context.
+        """
         if (end := start + x.shape[2]) > len(self.cosine):
             raise ValueError(f"{end} positions exceed the context of {len(self.cosine)}; build the encoding for more")
         cosine, sine = (table[start : start + x.shape[2]] for table in (self.cosine, self.sine))
-        if torch.compiler.is_compiling() or transforms():  # which derive the gradient themselves
+        if torch.compiler.is_compiling() or transforms():  # both derive the gradient themselves
             return self.rotate_pairs(x, cosine, sine)
         rotated: Tensor = _Rotation.apply(x, cosine, sine, self, False)  # type: ignore[no-untyped-call]
         return rotated
@@ -184,14 +187,14 @@ class RotaryEncoding(PositionEncoding):
         return out
 
     def _pairs(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the first and the second channels of all pairs, as views."""
+        """Return the first and the second channels of all pairs as views."""
         if self.interleaved:
             return x[..., 0 : self.rotated : 2], x[..., 1 : self.rotated : 2]
         return x[..., : self.rotated // 2], x[..., self.rotated // 2 : self.rotated]
 
 
 class _Rotation(torch.autograd.Function):
-    """A rotation, whose gradient is the rotation back: nothing but the tables is kept for it."""
+    """A rotation; its gradient is the inverse rotation, so only the tables are saved."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cosine: Tensor, sine: Tensor, encoding: RotaryEncoding, back: bool) -> Tensor:

@@ -1,4 +1,4 @@
-"""Projection: what maps a token's vector to queries, keys, values and back. FeedForward: what follows in a block."""
+"""Unions of the specs of projections (queries, keys, values, attention output) and of feed-forward networks."""
 
 from typing import Annotated
 
@@ -10,4 +10,3 @@ from formerlab.layers.pattention import Pattention
 
 Projection = Annotated[Linear | Pattention, Field(discriminator="kind")]
 FeedForward = Annotated[Mlp | Pattention, Field(discriminator="kind")]
-"""What a block applies to every token by itself."""

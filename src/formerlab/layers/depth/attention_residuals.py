@@ -16,42 +16,42 @@ class AttentionResiduals(DepthSpec):
     """h_l = sum over i < l of alpha_il v_i, alpha_il = softmax over i of w_l . RMSNorm(v_i): Attention Residuals
     (arXiv:2603.15031, eq. 1-6).
 
-    l counts sub-layers (attention and feed-forward one each), v_0 is the embedded tokens, v_i = f_i(norm(h_i)) the
-    output of sub-layer i without any residual, and w_l a learned pseudo-query. This takes the place of every residual
-    addition; what the final norm reads is one more h. With block_size S = 1 it is Full AttnRes. With S > 1, Block
-    AttnRes: S sub-layers add up to one source b_n, and h_l attends over b_0 = v_0, the sums of the blocks before it and
-    the sum so far of its own (which is the whole sum at the end of a block).
+    l counts sub-layers (attention and feed-forward are one each), v_0 is the embedded tokens, v_i = f_i(norm(h_i)) is
+    the output of sub-layer i without a residual connection, and w_l is a learned pseudo-query. h_l replaces the
+    residual addition before sub-layer l, and the final norm reads one more h. block_size S = 1 is Full AttnRes. S > 1
+    is Block AttnRes: S sub-layers are summed to one source b_n, and h_l attends over b_0 = v_0, the sums of earlier
+    blocks and the partial sum of its own block.
 
-    Variant: one query per sub-layer and no heads, queries independent of the input, keys normalised without a learned
-    gain (it would only rescale w). The queries start at zero, as the paper asks, so a fresh model averages its sources
-    uniformly and is not the plain Transformer.
+    Variant: one query per sub-layer, without heads; queries do not depend on the input; keys are normalised without a
+    learned gain, which would only rescale w. The queries start at zero, as in the paper, so a fresh model averages its
+    sources uniformly and differs from the plain Transformer.
     """
 
     kind: Literal["attention_residuals"] = "attention_residuals"
     block_size: Layers = 1
-    """S: sub-layers that add up to one source; 1 is Full AttnRes, the paper's ablation of Block AttnRes has 4."""
+    """S: sub-layers per source; 1 is Full AttnRes, and the paper's ablation of Block AttnRes uses 4."""
     eps: Epsilon = 1e-5
     """Added to the mean square in RMSNorm."""
 
     def sources(self, site: int) -> list[int]:
-        """Return the sites whose sums are attended to after sub-layer `site`: 0, the ends of earlier blocks, itself."""
+        """Return the sources after sub-layer `site`: 0, the last sub-layers of earlier blocks, and `site`."""
         return [0, *range(self.block_size, site, self.block_size), site]
 
     def bytes_moved(self, layers: int, width: int) -> int:
-        """For every pair the source is read on both passes, bfloat16 as sub-layers give it, and the gradient once."""
+        """Count per pair: two reads of the bfloat16 source, one per pass, and one read of the float32 gradient."""
         return (2 * 2 + 4) * sum(len(self.sources(site)) for site in range(1, 2 * layers + 1)) * width
 
 
 def in_few_launches(values: tuple[Tensor, ...], keys: tuple[Tensor, ...], query: Tensor) -> Tensor:
-    """Return the same average for decoding, with as many launches for many sources as for one."""
+    """Return the attention over sources with a constant number of kernel launches, for decoding."""
     weights = (torch.stack(keys) * query).sum(dim=-1, keepdim=True).softmax(dim=0)
     return (weights * torch.stack(values)).sum(dim=0)
 
 
 Sources = dict[int, tuple[Tensor, Tensor]]
-"""The history: by sub-layer, the sum of its block so far, and the same normalised.
+"""The history: for each sub-layer, the partial sum of its block, and the normalised partial sum.
 
-Entries are set by place, so a block that is computed again (activation checkpointing) finds what it found before.
+Entries are set by index, so that activation checkpointing can compute a block again.
 """
 
 
@@ -68,11 +68,11 @@ class AttentionResidualsLayer(Mixer, of=AttentionResiduals):
         nn.init.zeros_(self.queries)
 
     def begin(self, x: Stream) -> tuple[Stream, Sources]:
-        """Keep the embedded tokens as source 0."""
+        """Store the embedded tokens as source 0."""
         return x, {0: (x, self._key(x))}
 
     def add(self, site: int, x: Stream, update: Stream, history: Sources) -> Stream:
-        """Keep the update, and return what the next sub-layer reads."""
+        """Store the update and return the input of the next sub-layer."""
         check_index("sub-layer", site, len(self.queries))
         first = (site - 1) % self.spec.block_size == 0
         value = update if first else history[site - 1][0] + update

@@ -12,24 +12,27 @@ from formerlab.spec import Layers
 
 
 class Averages(DepthSpec):
-    """Base of the mixers Y_i = sum over j in S_i of alpha_ij X_j with one scalar alpha per pair; else Y_i = X_i."""
+    """Base of the mixers Y_i = sum over j in S_i of alpha_ij X_j with one scalar alpha_ij per pair of blocks."""
 
     def table(self, layers: int) -> dict[int, list[int]]:
-        """Return S_i of every block i (1-based) after which an average is taken, both in rising order; i is in S_i."""
+        """Return {i: S_i} for every mixed block i (from 1), both in ascending order; S_i contains i.
+
+        Y_i = X_i for all other blocks.
+        """
         raise NotImplementedError
 
     @property
     def start(self) -> tuple[float, float]:
-        """Initial weights of the others' outputs and of a block's own; by default the identity."""
+        """Initial weight of earlier outputs and of the block's own output; the default is the identity."""
         return 0.0, 1.0
 
     def bytes_moved(self, layers: int, width: int) -> int:
-        """For every pair the source is read for the sum and the weight's gradient, Y's gradient for the source's."""
+        """Count three reads per pair: X_j for the sum and for the gradient of alpha, dY_i for the gradient of X_j."""
         return 3 * 4 * sum(map(len, self.table(layers).values())) * width
 
 
 class Dilated(Averages):
-    """Base of the mixers with the index sets S_i = {j <= i : j = i mod k} where p divides i."""
+    """Base of the mixers with S_i = {j <= i : j = i mod k} for blocks i that p divides."""
 
     dilation: Layers = 1
     """k: average every k-th earlier output."""
@@ -46,28 +49,27 @@ class Dilated(Averages):
 
 
 class DepthWeightedAverage(Dilated):
-    """Y_i = sum over j in S_i of alpha_ij X_j, S_i = {j <= i : j = i mod k}, where p divides i; else Y_i = X_i
+    """Y_i = sum over j in S_i of alpha_ij X_j, S_i = {j <= i : j = i mod k}, if p divides i; otherwise Y_i = X_i
     (arXiv:2402.02622, section 3).
 
-    k is the dilation, p the period; X_0 are the embedded tokens and X_j the RAW output of block j. The alphas are free
-    real numbers, one per (destination, source), and start at the identity, so the model starts as the plain
-    Transformer, bit for bit. With k = p = 1 there are layers (layers + 3) / 2 of them. With k > 1, X_0 enters only
-    where k divides i; when p does not divide the depth the last block is not mixed.
+    k is the dilation and p the period. X_0 is the embedded tokens, and X_j the output of block j before averaging. The
+    alphas are unconstrained scalars that start at the identity, so a fresh model equals the plain Transformer bit for
+    bit. With k = p = 1 there are layers (layers + 3) / 2 alphas. With k > 1, X_0 enters only if k divides i. If p does
+    not divide the depth, the last block is not mixed.
     """
 
     kind: Literal["dwa"] = "dwa"
 
 
 class DepthWeightedAverageLayer(Mixer, of=Averages):
-    """The module of all `Averages`. Raw outputs are kept by reference, never copied.
+    """The module of all `Averages`. Outputs of blocks are stored by reference, never copied.
 
-    There are two paths with the same formula: the plain loop below, which the compiler can trace and whose gradients
-    can be differentiated again, and the faster one of `fused_dwa.py`. Sums are taken in float32 at least, and the
-    stream keeps its type.
+    There are two implementations of the formula: the loop below, which torch.compile can trace and which supports
+    second derivatives, and the faster one in `fused_dwa.py`. Sums are at least float32; the result has the dtype of x.
     """
 
     fused: bool = True
-    """Take the fast path where it applies (everywhere but under torch.compile and torch.func)."""
+    """Use `fused_dwa.py`, except under torch.compile and torch.func."""
 
     def __init__(self, layers: int, width: int | None, spec: Averages) -> None:
         super().__init__()
@@ -83,7 +85,7 @@ class DepthWeightedAverageLayer(Mixer, of=Averages):
             alpha[-1] = self.start[1]
 
     def row(self, destination: int) -> Tensor:
-        """Return the weights of Y_destination, one per source."""
+        """Return the mixing weights of Y_destination, one per source."""
         alpha: Tensor = self.alphas[str(destination)]
         return alpha
 

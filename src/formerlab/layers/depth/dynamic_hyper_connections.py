@@ -1,4 +1,4 @@
-"""Hyper-Connections whose weights depend on the token."""
+"""Hyper-Connections with weights that depend on the token."""
 
 from typing import ClassVar, Literal
 
@@ -23,17 +23,17 @@ SCALE = 0.01
 class DynamicHyperConnections(HyperConnections):
     """H <- A_r(H)^T H + B(H)^T T(A_m(H)^T H): dynamic Hyper-Connections (arXiv:2409.19606, eq. 8-13).
 
-    Every token has weights of its own, [A_m(H), A_r(H), B(H)^T] = s tanh(norm(H) W) + [A_m, A_r, B^T], one row per
-    stream; s is one number for A_m and A_r and one for B, both from 0.01. W starts at zero and the static part as in
-    `StaticHyperConnections`, so a fresh model has its weights. The static part is not decayed, W and s are (section 4).
-    The norm is a LayerNorm of every stream without gain and bias, as in the models of the paper.
+    The weights of a token are [A_m(H), A_r(H), B(H)^T] = s tanh(norm(H) W) + [A_m, A_r, B^T], one row per stream; one
+    scalar s for A_m and A_r and one for B start at 0.01. W starts at zero and the static term as in
+    `StaticHyperConnections`, so a fresh model equals the static one. The static term has no weight decay; W and s have
+    (section 4). The norm is a LayerNorm of every stream without gain and bias, as in the paper's models.
     """
 
     kind: Literal["dynamic_hyper_connections"] = "dynamic_hyper_connections"
     passes: ClassVar[int] = HyperConnections.passes + 11
-    """Forward the norm reads and writes them, and its product and the sub-layer read them. Backward they are read for
-    A_m; the product reads the norm and writes its gradient, the norm reads both and writes its own, the sum reads it.
-    """
+    """Additional passes. Forward: the norm reads and writes the streams; its product and the sub-layer read them (4).
+    Backward: a read for A_m (1), a read and a write by the product (2), two reads and a write by the norm (3), and a
+    read by the sum (1)."""
     eps: Epsilon = 1e-5
     """Added to the variance in the norm."""
 
@@ -41,11 +41,11 @@ class DynamicHyperConnections(HyperConnections):
         return super().shapes(width) | {"dynamic": (self.streams + 2, width or 0), "scale": (2,)}
 
     def matmul_flops(self, layers: int, width: int) -> int:
-        """FLOPs of matrix products per token: what every sub-layer reads and carries, and its weights."""
+        """Return the FLOPs per token of the products with A_m and A_r, and of the products that compute the weights."""
         return super().matmul_flops(layers, width) + 2 * (2 * layers * self.streams * width * (self.streams + 2))
 
     def saved_elements(self, width: int) -> int:
-        """Estimate of the numbers kept per token and block: the normalised streams as well, which are float32."""
+        """Estimate the saved elements per token and block, with the float32 normalised streams."""
         return super().saved_elements(width) + (4 * self.streams + 2) * width
 
 

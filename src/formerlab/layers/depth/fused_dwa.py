@@ -1,14 +1,14 @@
-"""Averages over depth by the fast path: outputs kept by reference, gradients gathered once per block.
+"""Fast implementation of averages over depth: one autograd node per block, and one pass over its gradients.
 
-Y_i = sum over j in S_i of alpha_ij X_j. Written as a loop, autograd adds up dX_j destination by destination, and keeps
-or makes a product of full size for every alpha. Here every X_j has one node in the graph. Its backward runs when all
-dY_q with q >= j are known, and gives, in one pass over them,
+Y_i = sum over j in S_i of alpha_ij X_j. If this is written as a loop, autograd accumulates dX_j destination by
+destination and materialises a full-size product for every alpha. Here every X_j has one node in the graph. The backward
+pass of the node runs when all dY_q with q >= j are known, and computes in one pass over them
 
     dX_j = sum over q of alpha_qj dY_q        and        d alpha_qj = <dY_q, X_j>  for every q with j in S_q.
 
-That order is what the chain of signals is for: the node of X_j takes the signal of the one before it and hands on its
-own, so autograd visits the nodes from the last to the first, whatever else the graph looks like, and X_0 comes at the
-very end, when all gradients of the weights are complete. Each node saves its own X_j and nothing else.
+A chain of scalar signals enforces this order: the node of X_j takes the signal of the node before it and returns its
+own. Autograd therefore visits the nodes from the last to the first, and X_0 last, when the gradients of all weights are
+complete. Each node saves its own X_j only.
 """
 
 import functools
@@ -26,18 +26,18 @@ from formerlab.layers.depth.identity import Stream
 Signal = Float[Tensor, ""]
 Flat = Float[Tensor, " weights"]
 FEW = 2**17
-"""Numbers of a stream up to which a GPU takes longer to start a sum than to compute it, as in decoding."""
+"""Elements of a residual stream below which kernel launches dominate on a GPU, as in decoding."""
 
 
 class Layout:
-    """A table {destination: its sources} and what follows from it; weights lie flat, destination after destination."""
+    """Index of the mixing weights, which are stored flat, destination after destination."""
 
     def __init__(self, table: dict[int, list[int]]) -> None:
         self.table = table
         self.offsets: dict[int, int] = {}
-        """Position of the first weight of a destination."""
+        """Position of the first weight of each destination."""
         self.readers: dict[int, list[tuple[int, int]]] = {}
-        """Destinations that read a source, rising, each with the position of its weight."""
+        """Destinations that read each source, in ascending order, with the position of the weight."""
         self.size = 0
         for destination, sources in table.items():
             self.offsets[destination] = self.size
@@ -47,7 +47,7 @@ class Layout:
 
 
 class FusedHistory:
-    """The history of one forward pass."""
+    """The history of one forward pass: the outputs that later averages read."""
 
     def __init__(self, layout: Layout, weights: Flat, x: Stream) -> None:
         self.layout, self.gather = layout, Gather(layout, weights)
@@ -57,7 +57,7 @@ class FusedHistory:
             self.signal = Start.apply(x, weights, self.gather)  # type: ignore[no-untyped-call]
 
     def mix(self, index: int, x: Stream) -> Stream:
-        """Return Y_index, and keep X_index while a later average needs it."""
+        """Return Y_index and store X_index until the last average that reads it."""
         readers = self.layout.readers
         if index not in readers:
             return x
@@ -67,12 +67,12 @@ class FusedHistory:
         else:
             mixed, self.signal = Column.apply(x, self.signal, self, index)  # type: ignore[no-untyped-call]
         for source in self.layout.table.get(index, []):
-            if readers[source][-1][0] == index:  # the last that reads it
+            if readers[source][-1][0] == index:  # the last reader
                 del self.kept[source]
         return mixed
 
     def average(self, index: int) -> Stream:
-        """Return Y_index from the outputs kept."""
+        """Return Y_index from the stored outputs."""
         if index not in self.layout.table:
             return self.kept[index]
         sources, first = self.layout.table[index], self.layout.offsets[index]
@@ -83,7 +83,7 @@ class FusedHistory:
 
 
 def _in_one_product(streams: list[Stream], weights: Flat) -> Stream:
-    """Return the weighted sum with two launches, however many streams there are; summed in float32 at least."""
+    """Return the weighted sum with two kernel launches for any number of streams; the sum is at least float32."""
     wide = torch.promote_types(streams[0].dtype, torch.float32)
     with without_autocast(weights):
         total = torch.mv(torch.stack(streams).flatten(1).to(wide).T, weights.to(wide))
@@ -91,24 +91,24 @@ def _in_one_product(streams: list[Stream], weights: Flat) -> Stream:
 
 
 class Gather:
-    """What the nodes of one graph share in backward; it holds no tensor of the forward pass but the weights."""
+    """State of the backward pass that the nodes of one graph share; of the forward pass it holds only the weights."""
 
     def __init__(self, layout: Layout, weights: Flat) -> None:
         self.layout, self.flat = layout, weights.detach()
         self.learns = weights.requires_grad and torch.is_grad_enabled()
         self.gradients: dict[int, Tensor] = {}
-        """dY_q of the destinations seen so far in this backward pass."""
+        """dY_q of the destinations visited so far in this backward pass."""
         self.products: dict[int, Weight] = {}
-        """<dY_q, X_j> by the position of the weight."""
+        """<dY_q, X_j>, by the position of the weight."""
 
     @functools.cached_property
     def weights(self) -> list[Weight]:
-        """Numbers on the CPU; elsewhere tensors, since reading a number would wait for the device."""
+        """Python floats on the CPU; tensors on other devices, to avoid a synchronisation."""
         return self.flat.tolist() if self.flat.device.type == "cpu" else list(self.flat.unbind())
 
     def column(self, index: int, x: Stream | None, gradient: Stream | None, signal: Signal | None) -> Stream | None:
-        """Return dX_index, given dY_index; x is needed for the gradients of the weights."""
-        if signal is None:  # the first node of a backward pass: forget an earlier one
+        """Return dX_index, given dY_index; x is needed only for the gradients of the weights."""
+        if signal is None:  # the first node of a backward pass: clear the state of an earlier pass
             self.gradients.clear()
             self.products.clear()
         direct = gradient if index not in self.layout.table else None
@@ -122,12 +122,12 @@ class Gather:
         out, products = weighted_sum_and_products(gradients, weights, x, direct)
         self.products.update(zip((position for _, position in readers), products, strict=False))
         for q, _ in readers:
-            if self.layout.table[q][0] == index:  # no lower source asks for it
+            if self.layout.table[q][0] == index:  # no earlier source needs it
                 del self.gradients[q]
         return out
 
     def weight_gradient(self) -> Flat | None:
-        """Return the gradient of all weights, at the end of a backward pass."""
+        """Return the gradient of all weights at the end of a backward pass, or None if they are frozen."""
         if not self.learns:
             return None
         products = [self.products.get(position, 0.0) for position in range(self.layout.size)]
@@ -138,7 +138,7 @@ class Gather:
 
 
 class Start(Function):
-    """The node of X_0; it closes a backward pass with dX_0 and the gradient of all weights."""
+    """The node of X_0, which ends a backward pass with dX_0 and the gradient of all weights."""
 
     @staticmethod
     def forward(ctx: Any, x: Stream, weights: Flat, gather: Gather) -> Signal:
@@ -157,7 +157,7 @@ class Start(Function):
 
 
 class Column(Function):
-    """The node of X_j: Y_j on the way forward, dX_j and the products of its weights on the way back."""
+    """The node of X_j: Y_j in the forward pass; dX_j and the gradients of its weights in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Stream, signal: Signal, history: FusedHistory, index: int) -> tuple[Stream, Signal]:
@@ -170,7 +170,7 @@ class Column(Function):
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, gradient: Stream | None, signal: Signal | None) -> tuple[Any, ...]:
-        """Return dX_index, and a signal for the node below."""
+        """Return dX_index and the signal of the node below."""
         (x,) = ctx.saved_tensors
         below = torch.zeros((), device=ctx.gather.flat.device)
         return ctx.gather.column(ctx.index, x, gradient, signal), below, None, None

@@ -12,13 +12,13 @@ class SkipsWithGains(DepthSpec):
     """x <- g x + f(norm(x)) with a learned scalar g for each of the two residual additions of every block
     (arXiv:2402.02622, section 4.1: Skips with Gains; official code, basewgains).
 
-    The gains start at 1, so a fresh model is the plain Transformer, bit for bit.
+    The gains start at 1, so a fresh model equals the plain Transformer bit for bit.
     """
 
     kind: Literal["gains"] = "gains"
 
     def bytes_moved(self, layers: int, width: int) -> int:
-        """Every addition's stream and its gradient are read for the gradient of the gain."""
+        """Count two reads per addition, x and its gradient, for the gradient of the gain."""
         return 2 * 4 * 2 * layers * width
 
 
@@ -34,13 +34,13 @@ class SkipsWithGainsLayer(Mixer, of=SkipsWithGains):
         nn.init.ones_(self.gains)
 
     def add(self, site: int, x: Stream, update: Stream, history: History) -> Stream:
-        """Return g x + update, summed in float32 at least."""
+        """Return g x + update; the sum is at least float32."""
         check_index("sub-layer", site, len(self.gains))
         stream = torch.promote_types(x.dtype, update.dtype)
         wide = torch.promote_types(stream, torch.float32)
         return (self.gains[site - 1].to(wide) * x.to(wide) + update).to(stream)
 
     def weights(self) -> list[tuple[int, int, float]]:
-        """Return what of X_(i-1) passes straight through block i: the product of its two gains."""
+        """Return (i, i - 1, product of the two gains of block i), the weight along the residual connections."""
         gains = self.gains.detach().view(-1, 2).double().prod(dim=1).tolist()
         return [(i, i - 1, gain) for i, gain in enumerate(gains, start=1)]

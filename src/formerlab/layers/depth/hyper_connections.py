@@ -1,4 +1,4 @@
-"""Several residual streams that every sub-layer reads from, mixes and writes to."""
+"""Hyper-Connections: several residual streams that every sub-layer reads, mixes and writes."""
 
 from typing import Any, ClassVar, Literal
 
@@ -16,66 +16,66 @@ Weights = tuple[
     Float[Tensor, "batch time streams streams"],
     Float[Tensor, "batch time streams 1"],
 ]
-"""How a sub-layer reads the streams, what carries them past it, and how its output is written to them."""
+"""A_m^T (reads the input of a sub-layer), A_r^T (carries the streams past it) and B^T (writes its output)."""
 
 
 class HyperConnections(DepthSpec):
-    """Base of the mixers with n residual streams in place of one (arXiv:2409.19606, eq. 2).
+    """Base of the mixers with n residual streams instead of one (arXiv:2409.19606, eq. 2).
 
-    Around a sub-layer T the streams H (n x width) of a token become A_r^T H + B^T T(A_m^T H): A_m (n x 1) makes what T
-    reads, A_r (n x n) what is carried past it, and B (1 x n) writes T's output. The streams begin as n copies of the
-    embedded tokens, and the final norm reads their sum (section 2.1).
+    A sub-layer T maps the streams H (n x width) of a token to A_r^T H + B^T T(A_m^T H): A_m (n x 1) combines the input
+    of T, A_r (n x n) mixes the streams past it, and B (1 x n) distributes its output. The streams start as n copies of
+    the embedded tokens, and the final norm reads their sum (section 2.1).
     """
 
     streams: int = Field(default=4, ge=1, le=64)
-    """n: number of residual streams; the papers' expansion rate."""
+    """n: number of residual streams (the papers' expansion rate)."""
 
     def shapes(self, width: int | None) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the learned tensors of a sub-layer; those called `static` are not decayed.
+        """Return the shapes of the learned tensors of one sub-layer; tensors named `static` have no weight decay.
 
-        By default that is [A_m, A_r, B^T]: row i has what is read of stream i, what of it goes to each stream, and what
-        is written to it.
+        The default is [A_m, A_r, B^T] with one row per stream.
         """
         return {"static": (self.streams, self.streams + 2)}
 
     passes: ClassVar[int] = 10
-    """How often all streams of a sub-layer are read or written in a training step. Forward both the product that
-    carries them and the sum with the output read and write them. Backward the product's gradients read them three times
-    and write them once, and the sum with the gradient of what was read reads and writes them."""
+    """Number of times that a training step reads or writes all streams of a sub-layer. Forward: the product with A_r
+    and the sum with the output read and write them (4). Backward: the gradients of the product read three times and
+    write once (4), and the sum with the gradient of the input reads and writes (2)."""
 
     def bytes_moved(self, layers: int, width: int) -> int:
         return 4 * self.passes * self.streams * 2 * layers * width
 
     def matmul_flops(self, layers: int, width: int) -> int:
-        """FLOPs of matrix products per token: what every sub-layer reads and carries."""
+        """Return the FLOPs per token of the products with A_m and A_r in all sub-layers."""
         return 2 * (2 * layers * self.streams * (self.streams + 1) * width)
 
     def saved_elements(self, width: int) -> int:
-        """Estimate of the numbers kept per token and block: in both sub-layers the streams, and what is written."""
+        """Estimate the saved elements per token and block: the streams and the output of both sub-layers."""
         return 2 * (self.streams + 1) * width
 
 
 class StaticHyperConnections(HyperConnections):
-    """H <- A_r^T H + B^T T(A_m^T H), all weights learned numbers: static Hyper-Connections (arXiv:2409.19606, eq. 1-5).
+    """H <- A_r^T H + B^T T(A_m^T H) with learned constant weights: static Hyper-Connections (arXiv:2409.19606, eq.
+    1-5).
 
-    In sub-layer k (attention and feed-forward one each, counted from 1) A_m starts as the unit vector e_(k mod n), A_r
-    as the identity and B as ones (eq. 14), so all streams of a fresh model are the plain one. The weights are not
-    decayed (section 4). Variant: the output matrices of the sub-layers start as in the plain model, so that both can be
-    compared by seed; the paper scales their standard deviation by the root of n.
+    In sub-layer k (from 1; attention and feed-forward are one each), A_m starts as the unit vector e_(k mod n), A_r as
+    the identity and B as ones (eq. 14), so every stream of a fresh model equals the stream of the plain model. The
+    weights have no weight decay (section 4). Variant: the output projections of the sub-layers start as in the plain
+    model, so that models are comparable by seed; the paper scales their standard deviation by sqrt(n).
     """
 
     kind: Literal["static_hyper_connections"] = "static_hyper_connections"
 
 
 History = dict[int, tuple[Streams, Weights]]
-"""By sub-layer, the streams in front of it and its weights.
+"""For each sub-layer, the streams before it and its weights.
 
-Entries are set by place, so a block that is computed again (activation checkpointing) finds what it found before.
+Entries are set by index, so that activation checkpointing can compute a block again.
 """
 
 
 class HyperConnectionsLayer(Mixer):
-    """Base of the modules of `HyperConnections`: all but where the weights come from."""
+    """Base of the modules of `HyperConnections`; subclasses compute the weights in `connections`."""
 
     static: nn.ParameterList
 
@@ -92,7 +92,7 @@ class HyperConnectionsLayer(Mixer):
         return {f"static.{index}" for index in range(self.sites)}
 
     def connections(self, site: int, streams: Streams) -> Weights:
-        """Return the weights of sub-layer `site`, as they are multiplied with the streams: A_m^T, A_r^T and B^T."""
+        """Return A_m^T, A_r^T and B^T of sub-layer `site`."""
         raise NotImplementedError
 
     def begin(self, x: Stream) -> tuple[Stream, History]:
@@ -102,7 +102,7 @@ class HyperConnectionsLayer(Mixer):
         return self._read(1, streams, history), history
 
     def add(self, site: int, x: Stream, update: Stream, history: History) -> Stream:
-        """Carry the streams past the sub-layer, write its output to them, and return what the next one reads."""
+        """Mix the streams, add the output of the sub-layer, and return the input of the next sub-layer."""
         check_index("sub-layer", site, self.sites)
         streams, (_, carry, write) = history[site]
         if not torch.is_grad_enabled():
@@ -121,7 +121,7 @@ class StaticHyperConnectionsLayer(HyperConnectionsLayer, of=StaticHyperConnectio
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Set eq. 14: sub-layer k reads stream k mod n, carries every stream as it is, and writes to all alike."""
+        """Set eq. 14: sub-layer k reads stream k mod n, leaves every stream as it is, and writes to all equally."""
         for site, table in enumerate(self.static, start=1):
             table.zero_()
             table[site % len(table), 0] = 1.0
@@ -135,7 +135,7 @@ class StaticHyperConnectionsLayer(HyperConnectionsLayer, of=StaticHyperConnectio
 
 
 def split(table: Float[Tensor, "batch time streams columns"]) -> Weights:
-    """Return A_m^T, A_r^T and B^T of [A_m, A_r, B^T]."""
+    """Split [A_m, A_r, B^T] into A_m^T, A_r^T and B^T."""
     read, carry, write = torch.split(table, [1, table.shape[-2], 1], dim=-1)
     return read.mT, carry.mT, write
 
@@ -143,7 +143,7 @@ def split(table: Float[Tensor, "batch time streams columns"]) -> Weights:
 def product(
     left: Float[Tensor, "batch time *rows inner"], right: Float[Tensor, "*any inner columns"]
 ) -> Float[Tensor, "batch time *rows columns"]:
-    """Return the matrix product, in float32 at least, also under autocast."""
+    """Return the matrix product in at least float32, also under autocast."""
     wide = torch.promote_types(right.dtype, torch.float32)
     with without_autocast(right):
         return left.to(wide) @ right.to(wide)

@@ -1,4 +1,4 @@
-"""Hyper-Connections that carry the streams by doubly stochastic matrices."""
+"""Hyper-Connections that mix the streams with doubly stochastic matrices."""
 
 from typing import ClassVar, Literal
 
@@ -14,12 +14,12 @@ Matrices = Float[Tensor, "batch time streams streams"]
 SCALE = 0.01
 """Initial alpha (arXiv:2512.24880, Table 5)."""
 START = 4.0
-"""Initial b where a weight is to be nearly 1, and its negative where nearly 0: logistic(4) = 0.98 still learns."""
+"""Initial b of weights near 1, negated for weights near 0; logistic(4) = 0.98 still has a gradient."""
 CARRIES = {"identity": START, "mixing": 1.0}
-"""Initial b_res on the diagonal, and its negative elsewhere, by `start`.
+"""Initial b_res on the diagonal (negated elsewhere) for each value of `start`.
 
-With 4 streams the diagonal of H_res is then 0.999 or 0.711. At 4.0 so little gradient reaches b_res that Adam's eps
-swallows it, and H_res stays where it is.
+With 4 streams the diagonal of H_res starts at 0.999 or 0.711. At 0.999 the gradient of b_res is smaller than Adam's
+eps, and H_res does not change.
 """
 
 
@@ -27,41 +27,41 @@ class ManifoldHyperConnections(HyperConnections):
     """X <- H_res X + H_post^T T(H_pre X): manifold-constrained Hyper-Connections, mHC (arXiv:2512.24880, eq. 3, 7-9).
 
     With x' = RMSNorm(vec(X)) over all n streams of a token, H_pre = logistic(alpha_pre x' phi_pre + b_pre), H_post = 2
-    logistic(alpha_post x' phi_post + b_post) and H_res = SinkhornKnopp(alpha_res mat(x' phi_res) + b_res), which is
-    doubly stochastic up to its finite number of iterations. The norm's gain is part of phi (section 4.3.1).
+    logistic(alpha_post x' phi_post + b_post) and H_res = SinkhornKnopp(alpha_res mat(x' phi_res) + b_res). H_res is
+    doubly stochastic up to the finite number of iterations. The gain of the norm is part of phi (section 4.3.1).
 
-    Left open by the paper, and here as in `StaticHyperConnections`: the streams begin as copies, and the final norm
-    reads their sum; phi starts at zero, b_post = 0 (H_post = 1), b_pre at H_pre near e_(k mod n), and b_res as `start`
-    says; b is not decayed, phi and alpha are. While the streams are equal a doubly stochastic matrix changes nothing,
-    so a fresh model computes what the plain one does, up to scales that the norms undo.
+    The paper leaves the following open; we choose as in `StaticHyperConnections`. The streams start as copies, and the
+    final norm reads their sum. phi starts at zero, b_post at 0 (H_post = 1), b_pre so that H_pre is near e_(k mod n),
+    and b_res as `start` says. phi and alpha have weight decay, b has none. A doubly stochastic matrix does not change
+    equal streams, so a fresh model computes the plain model's function up to scales that the norms remove.
     """
 
     kind: Literal["manifold_hyper_connections"] = "manifold_hyper_connections"
     passes: ClassVar[int] = HyperConnections.passes + 7
-    """Forward norm, product and sub-layer read them. Backward the product's gradients read and write them, and the sum
-    reads both."""
+    """Additional passes. Forward: norm, product and sub-layer read the streams (3). Backward: the gradients of the
+    product read and write them (2), and the sum reads both (2)."""
     iterations: Layers = 20
-    """t_max: how often columns and rows are normalised."""
+    """t_max: number of normalisations of columns and rows."""
     start: Literal["identity", "mixing"] = "identity"
-    """H_res of a fresh model: nearly the identity, or far enough from it that it learns (`CARRIES`)."""
+    """H_res of a fresh model: close to the identity, or far enough from it to learn (see `CARRIES`)."""
     eps: Epsilon = 1e-5
     """Added to the mean square in RMSNorm."""
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """How many numbers a token has in H_pre, H_post and H_res."""
+        """Elements of H_pre, H_post and H_res per token."""
         return self.streams, self.streams, self.streams**2
 
     def shapes(self, width: int | None) -> dict[str, tuple[int, ...]]:
-        """Return those of b, phi and alpha; the numbers of H_pre, H_post and H_res follow each other."""
+        """Return the shapes of b, phi and alpha, each a concatenation over H_pre, H_post and H_res."""
         return {"static": (sum(self.sizes),), "dynamic": (sum(self.sizes), self.streams * (width or 0)), "scale": (3,)}
 
     def matmul_flops(self, layers: int, width: int) -> int:
-        """FLOPs of matrix products per token: what every sub-layer reads and carries, and its weights."""
+        """Return the FLOPs per token of the products with H_pre and H_res, and of the products that compute them."""
         return super().matmul_flops(layers, width) + 2 * (2 * layers * self.streams * width * sum(self.sizes))
 
     def saved_elements(self, width: int) -> int:
-        """Estimate of the numbers kept per token and block: streams and the factors of every iteration, in float32."""
+        """Estimate the saved elements per token and block, with the float32 streams and factors of every iteration."""
         return super().saved_elements(width) + 2 * self.streams * (width + 6 * self.streams + 4 * self.iterations)
 
 
@@ -89,7 +89,7 @@ class ManifoldHyperConnectionsLayer(HyperConnectionsLayer, of=ManifoldHyperConne
         scale = torch.cat(
             [one.expand(size) for one, size in zip(self.scale[site - 1].split(1), self.spec.sizes, strict=True)]
         )
-        # Divided by the norm behind the product, which is the same and keeps less (section 4.3.1).
+        # Dividing by the norm after the product gives the same result and saves less (section 4.3.1).
         made = scale * (product(flat, self.dynamic[site - 1].mT) * inverse) + self.static[site - 1]
         pre, post, res = made.split(self.spec.sizes, dim=-1)
         carry = sinkhorn_knopp(res.unflatten(-1, (self.streams, self.streams)), self.spec.iterations)
@@ -97,13 +97,13 @@ class ManifoldHyperConnectionsLayer(HyperConnectionsLayer, of=ManifoldHyperConne
 
 
 def sinkhorn_knopp(logits: Matrices, iterations: int) -> Matrices:
-    """Return exp(logits) with columns, then rows divided by their sums, `iterations` times (arXiv:2512.24880, eq. 9).
+    """Divide columns, then rows of exp(logits) by their sums, `iterations` times (arXiv:2512.24880, eq. 9).
 
-    So rows sum to 1, and columns nearly. What is computed are the factors of rows and columns, and not all matrices on
-    the way, which autograd would keep. Of every column its largest exponent is taken off first, since the first
-    division by the column's sum undoes that.
+    Rows then sum to 1, and columns approximately. The function computes the scale factors of rows and columns; autograd
+    would otherwise save every intermediate matrix. The maximum of each column is subtracted first, which the first
+    division undoes.
     """
-    # Streams in front: sums over them are then sums of long vectors.
+    # Move the stream dimensions to the front, so that sums over them are sums of long vectors.
     matrices = logits.movedim((-2, -1), (0, 1)).contiguous()
     matrices = (matrices - matrices.detach().amax(dim=0, keepdim=True)).exp()
     rows = torch.ones_like(matrices[:, :1])

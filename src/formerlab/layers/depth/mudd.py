@@ -1,4 +1,4 @@
-"""Dense connections over depth whose weights depend on the token."""
+"""Dense connections over depth with weights that depend on the token."""
 
 from typing import Literal
 
@@ -12,15 +12,14 @@ from formerlab.spec import Epsilon
 
 
 class DynamicDense(Dilated):
-    """Y_i = sum over j in S_i of A_ij X_j, A_i = gelu(RMSNorm(X_i) W_i1) W_i2 + a_i, where p divides i; else Y_i = X_i
-    (arXiv:2502.12170, MUDD connections).
+    """Y_i = sum over j in S_i of A_ij X_j, A_i = gelu(RMSNorm(X_i) W_i1) W_i2 + a_i, if p divides i; otherwise Y_i =
+    X_i (arXiv:2502.12170, MUDD connections).
 
-    Every token has its own weights A_i, made by a small network from what the block gave it; n = |S_i| is also the
-    number of hidden units, as in the official code. Variant: one way, that is the same mixture for query, key, value
-    and residual stream (the paper's ablation "dynamic dense"; MUDDFormer has one mixture for each), RMSNorm without
-    gain, and none of the norms before and behind the sum. W_i1 is drawn with standard deviation width^-1/2, W_i2 = 0,
-    a_ii = 1 and a_ij = 0, so a fresh model is the plain Transformer, bit for bit. S_i is that of DenseFormer, with
-    dilation k and period p.
+    A small network computes the weights A_i of each token from the output of block i; its number of hidden units is n =
+    |S_i|, as in the official code. Variant: one mixture for query, key, value and residual stream (the paper's ablation
+    "dynamic dense"; MUDDFormer has one mixture for each), RMSNorm without gain, and no norms before and after the sum.
+    W_i1 starts with standard deviation width^-1/2, W_i2 at 0, a_ii at 1 and a_ij at 0, so a fresh model equals the
+    plain Transformer bit for bit. S_i is the set of DenseFormer, with dilation k and period p.
     """
 
     kind: Literal["mudd"] = "mudd"
@@ -28,10 +27,11 @@ class DynamicDense(Dilated):
     """Added to the mean square in RMSNorm."""
 
     def bytes_moved(self, layers: int, width: int) -> int:
-        """Those of the averages, and for every one the norm in front of its weights.
+        """Add the traffic of the norm before the weights to the traffic of the averages.
 
-        It is written in bfloat16, read by the product and its gradient; its own gradient is written and read; X_i and
-        its gradient are read, and the sum of both gradients written.
+        The bfloat16 norm is written once and read twice (by the product and by the gradient of its weight), and its
+        gradient is written and read. In float32, X_i and its gradient are read, and the sum of the gradients is
+        written.
         """
         return super().bytes_moved(layers, width) + (5 * 2 + 3 * 4) * len(self.table(layers)) * width
 
@@ -63,7 +63,7 @@ class DynamicDenseLayer(Mixer, of=DynamicDense):
         return x, [x]
 
     def mix(self, index: int, x: Stream, history: list[Stream]) -> Stream:
-        """Return Y_index and keep X_index; weights and sum are in float32 at least."""
+        """Return Y_index and store X_index; weights and sum are at least float32."""
         check_index("block", index, self.layers)
         append(index, x, history)
         if index not in self.table:

@@ -10,17 +10,17 @@ from formerlab.spec import Seed
 
 
 class RandomSparse(Averages):
-    """Y_i = alpha_ii X_i + sum of alpha_ij X_j over random j < i: a random pattern beside DenseFormer's chosen
-    ones (arXiv:2402.02622 has no such control).
+    """Y_i = alpha_ii X_i + sum of alpha_ij X_j over random j < i: a control for DenseFormer's patterns, which
+    arXiv:2402.02622 does not have.
 
-    Of the d (d + 1) / 2 connections from an earlier output j to a block i, round(density d (d + 1) / 2) are kept, drawn
-    without replacement; a block that keeps none is not mixed. The pattern depends on seed and depth alone, not on the
-    seed of the run. DenseFormer 4x5 keeps 53 of 1176 connections at 48 blocks, a density of 0.045.
+    Of the d (d + 1) / 2 connections from an earlier output j to a block i, round(density d (d + 1) / 2) are drawn
+    without replacement; a block without connections is not mixed. The pattern depends only on `seed` and the depth, not
+    on the seed of the run. DenseFormer 4x5 has 53 of 1176 connections at 48 blocks, a density of 0.045.
     """
 
     kind: Literal["random_sparse"] = "random_sparse"
     density: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
-    """Share of the connections to earlier outputs that are kept."""
+    """Fraction of the connections to earlier outputs that exist."""
     seed: Seed = 0
     """Seed of the pattern."""
 

@@ -9,22 +9,22 @@ from formerlab.layers.depth.dwa import DepthWeightedAverageLayer, Dilated
 
 
 class SoftmaxAverage(Dilated):
-    """Y_i = sum over j in S_i of softmax(beta_i)_j X_j, S_i = {j <= i : j = i mod k}, where p divides i; else Y_i = X_i
-    (arXiv:2311.02265, the weights of ELC-BERT).
+    """Y_i = sum over j in S_i of softmax(beta_i)_j X_j, S_i = {j <= i : j = i mod k}, if p divides i; otherwise Y_i =
+    X_i (arXiv:2311.02265, the weights of ELC-BERT).
 
-    Static as in DenseFormer, but normalised: a convex combination, so no weight is negative and none is exactly one.
-    A fresh model is therefore not the plain Transformer. The logits start at 1 for the block's own output and 0 for
-    the others, as in the official code of ELC-BERT; its `zero` variant is own = 0. In ELC-BERT the average stands in
-    for the residual connection around attention; here the blocks keep theirs.
+    The weights are static as in DenseFormer, but form a convex combination, so a fresh model differs from the plain
+    Transformer. The logits start at 1 for the block's own output and at 0 for the others, as in the official code of
+    ELC-BERT; its `zero` variant is own = 0. In ELC-BERT the average replaces the residual connection around attention;
+    here the blocks keep their residual connections.
     """
 
     kind: Literal["softmax"] = "softmax"
     own: float = Field(default=1.0, ge=-100.0, le=100.0)
-    """Initial logit of the block's own output; the larger, the nearer the start is to the plain Transformer."""
+    """Initial logit of the block's own output; a larger value starts closer to the plain Transformer."""
 
     @property
     def start(self) -> tuple[float, float]:
-        """Those of ELC-BERT's code."""
+        """The initial logits of ELC-BERT's code."""
         return 0.0, self.own
 
 

@@ -1,4 +1,4 @@
-"""DepthMixer: what a block reads of the outputs of all earlier blocks."""
+"""DepthMixer: the union of all depth mixers."""
 
 from typing import Annotated
 
