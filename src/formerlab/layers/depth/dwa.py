@@ -43,7 +43,7 @@ class Dilated(Averages):
         destinations = range(self.period, layers + 1, self.period)
         return {i: list(range(i % self.dilation, i + 1, self.dilation)) for i in destinations}
 
-    def kept(self, width: int) -> int:
+    def saved_elements(self, width: int) -> int:
         """Count a float32 vector beside the stream, two bfloat16 numbers each, for every average."""
         return 2 * width // self.period
 
