@@ -40,7 +40,7 @@ def is_none(value: object) -> bool:
 class Spec(BaseModel):
     """A frozen, hashable description; unknown keys are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the spec as plain JSON values."""

@@ -9,6 +9,9 @@ import yaml
 
 from formerlab.errors import UserError, near_misses, shown
 
+FAST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""The loader of libyaml, if PyYAML was built with it; its errors say less."""
+
 
 class _UniqueKeyLoader(yaml.SafeLoader):
     """Safe loading that refuses a key given twice, where plain YAML silently keeps the last."""

@@ -6,13 +6,13 @@ import pytest
 from pydantic import TypeAdapter
 
 from formerlab.data import prepare
+from formerlab.data.any_data import Data
 from formerlab.data.manifest import read_manifest, verify
 from formerlab.data.pairs.sources import Phrases, read_pairs
 from formerlab.data.pairs.streams import load_pairs
 from formerlab.data.splitting import SPLITS, Shares
 from formerlab.data.text.streams import load_tokenizer
 from formerlab.errors import UserError
-from formerlab.plan.schema import Data
 
 DATA = TypeAdapter(Data)
 SHARES = Shares(0.1, 0.1)

@@ -9,10 +9,10 @@ from fixtures.checkout import ROOT
 from pydantic import TypeAdapter
 
 from formerlab.__main__ import main
+from formerlab.data.any_data import Data
 from formerlab.files import write_json
 from formerlab.plan.locate import plan_path
 from formerlab.plan.public_data import MANIFEST, VARIABLE, listing_hash, read_manifest
-from formerlab.plan.schema import Data
 from formerlab.plan.show import table
 
 TEXT = b"One word after another. " * 40

@@ -1,8 +1,10 @@
 """The stage `train`: what it leaves, and that interruptions leave no trace in it."""
 
 import shutil
+import sys
 
 import torch
+from fixtures.own_process import own_process
 from safetensors.torch import load_file
 from small_runs import MODEL, RUN, bits, interrupted, rows, small, trained
 
@@ -94,6 +96,16 @@ def test_a_run_that_is_to_be_deterministic_says_so_to_torch(data, tmp_path, monk
     for wanted in (True, False):
         trained(small(steps=1), data, tmp_path / str(wanted), deterministic=wanted)
     assert told == [True, False]
+
+
+def _a_run_imports_no_compiler(data, out):
+    trained(small(steps=1), data, out)
+    assert not {"torch._dynamo", "torch._inductor", "sympy"} & sys.modules.keys()
+
+
+def test_a_run_that_compiles_nothing_imports_no_compiler(data, tmp_path):
+    with own_process() as call:
+        call(_a_run_imports_no_compiler, data, tmp_path)
 
 
 def test_a_resumed_run_draws_no_values(data, tmp_path, monkeypatch, finished):

@@ -50,7 +50,7 @@ def data(arguments: argparse.Namespace) -> None:
     from pydantic import TypeAdapter
 
     from formerlab.data import prepare
-    from formerlab.plan.schema import Data
+    from formerlab.data.any_data import Data
 
     plan = load_plan(arguments)
     job = job_of(plan, "data", arguments.name)

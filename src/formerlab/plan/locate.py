@@ -21,9 +21,8 @@ from formerlab.errors import UserError
 from formerlab.file_search import files_below, matches
 from formerlab.files import stamp
 from formerlab.plan import loaded
+from formerlab.yaml_files import FAST
 
-FAST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""Of libyaml, where PyYAML was built with it."""
 VARIABLE = "FORMERLAB_PLAN"
 FILES = frozenset(("paths", "shots_from", "train", "valid", "validation", "test", "path", "name"))
 """Keys of a data set, a suite or a released model that name files."""

@@ -7,9 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-from formerlab.data.images.prepare import ImageData
-from formerlab.data.pairs.prepare import ParallelData
-from formerlab.data.text.prepare import TextData
+from formerlab.data.any_data import Data
 from formerlab.errors import near_misses, shown
 from formerlab.evaluation.language.suites import Suite, check_names
 from formerlab.evaluation.timing.speed import EqualTime
@@ -20,7 +18,6 @@ from formerlab.spec import Seed, Spec
 
 Item = TypeVar("Item")
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,99}$")]
-Data = Annotated[TextData | ParallelData | ImageData, Field(discriminator="kind")]
 
 LONGEST_FOLDER = 200
 """Bytes of the name of a folder of results or figures, so that every file system has room for the names below it."""
@@ -184,6 +181,9 @@ class Scale(Spec):
     """Question suites by name, beside the embedded questions; zero-shot jobs answer all, sweeps those they name."""
     released: dict[Name, ReleasedModel] = {}
     """Released models by name, for runs that name one in place of training."""
+    draw_by_study: bool = False
+    """Draw all figures and tables of a study in one job, as where its runs take seconds; one figure alone then waits
+    for all runs of its study."""
     defaults: dict[str, Any] = {}
     """Keys of every run that is trained."""
     studies: dict[Name, StudyScale] = {}

@@ -32,7 +32,8 @@ class Scores(NamedTuple):
 def evaluating(model: nn.Module, without: Callable[[], Any] = torch.inference_mode) -> Iterator[None]:
     """Switch off dropout and, by `without`, gradients; afterwards the model has its mode back."""
     training = [module for module in model.modules() if module.training]
-    model.eval()
+    if training:
+        model.eval()
     try:
         with without():
             yield

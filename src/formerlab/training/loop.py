@@ -136,14 +136,16 @@ def measure(run: Run, state: State, data: Path, hooks: Hooks, diverged: int | No
             done[:] = [[list(row) for row in run.task.guessed_rows(run.model, held_out)]]
             continue
         groups: Any = run.task.test_groups(held_out)  # each process takes its own
-        while len(done) < len(groups):
-            if (reason := hooks.asked()) is not None:
-                hooks.leave(state, f"{run.id}: stopped in the test, {len(done)} of {len(groups)} groups done", reason)
-            mine = min(len(done) + processes.rank(), len(groups) - 1)  # without one: the last, to join in sums
-            with precision(run, state.device) if narrow else nullcontext():
-                rows = run.task.test_rows(state.model, held_out, groups[mine])
-            done += processes.gathered([list(row) for row in rows])[: len(groups) - len(done)]
-            hooks.write(state)
+        with evaluating(state.model, nullcontext):  # once, rather than for every group
+            while len(done) < len(groups):
+                if (reason := hooks.asked()) is not None:
+                    tested = f"{len(done)} of {len(groups)} groups done"
+                    hooks.leave(state, f"{run.id}: stopped in the test, {tested}", reason)
+                mine = min(len(done) + processes.rank(), len(groups) - 1)  # without one: the last, to join in sums
+                with precision(run, state.device) if narrow else nullcontext():
+                    rows = run.task.test_rows(state.model, held_out, groups[mine])
+                done += processes.gathered([list(row) for row in rows])[: len(groups) - len(done)]
+                hooks.write(state)
 
 
 def _finite_weights(model: nn.Module) -> bool:

@@ -63,7 +63,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
         provenance.git_state()  # hashed now: files may be edited while a run trains
         torch.set_num_threads(runtime.threads)
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it; read when it starts
-        torch.use_deterministic_algorithms(runtime.deterministic)
+        set_deterministic(runtime.deterministic, compiles=run.compile)
         keep_memory()
         path = out / CHECKPOINT
         content = found_checkpoint(path, belongs_to)
@@ -106,6 +106,16 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
                 file=sys.stderr,
             )
         finish(run, state, runtime, out, manifest, ancestor, diverged, examples)
+
+
+def set_deterministic(wanted: bool, *, compiles: bool) -> None:
+    """Have torch use deterministic algorithms, or not; a run that compiles nothing does not import the compiler, which
+    takes a second.
+    """
+    if compiles:
+        torch.use_deterministic_algorithms(wanted)
+    else:
+        torch.set_deterministic_debug_mode("error" if wanted else "default")
 
 
 def record_of_parent(run: Run, parent: Path | None) -> Record | None:

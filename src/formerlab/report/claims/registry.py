@@ -14,6 +14,7 @@ import yaml
 from pydantic import ConfigDict, Field, model_validator
 
 from formerlab.spec import Spec
+from formerlab.yaml_files import FAST
 
 Moment = Literal["end", "first_step", "last_step", "area_under_curve"]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -129,7 +130,7 @@ class ClaimRegistry(Registered):
 def read_claims() -> ClaimRegistry:
     """Return the registered claims."""
     text = files(__package__).joinpath("claims.yaml").read_text(encoding="utf-8")
-    return ClaimRegistry.model_validate(yaml.safe_load(text))
+    return ClaimRegistry.model_validate(yaml.load(text, Loader=FAST))
 
 
 class Arm(Spec):
