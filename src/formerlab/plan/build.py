@@ -109,7 +109,7 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
     _check_files(plan, there, sources)
     for name, job in plan["data"].items():
         job["lacks"] = check_public_data(name, scale.data[name], root, prepared=name in there)
-    plan["draw"] = _drawn_together(_drawings(plan))
+    plan["draw"] = _drawn_together(_drawings(plan), by_study=scale.draw_by_study)
     plan["exact"] = {CLAIMS: {"code": code_hash("formerlab.evaluation.exact")}}
     parts: list[Study | StudyScale] = [*sources.studies.values(), *scale.studies.values()]
     arms = [{name: claim.to_dict() for name, claim in part.claims.items()} for part in parts]
@@ -215,15 +215,16 @@ def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
     return jobs
 
 
-def _drawn_together(drawings: dict[str, Any]) -> dict[str, Any]:
+def _drawn_together(drawings: dict[str, Any], *, by_study: bool) -> dict[str, Any]:
     """Return the jobs that draw, each named after its first figure or table.
 
-    Drawings that wait for the same jobs of a study share a process, since starting one takes longer than drawing.
+    Drawings that wait for the same jobs of a study share a process, since starting one takes longer than drawing; with
+    `by_study` all drawings of a study share one.
     """
     groups: dict[tuple[str, frozenset[tuple[str, str]]], dict[str, Any]] = {}
     for name, drawing in drawings.items():
         waits = frozenset((folder, WRITER[file]) for folder, _, file in (p.rpartition("/") for p in drawing["inputs"]))
-        groups.setdefault((drawing["study"], waits), {})[name] = drawing
+        groups.setdefault((drawing["study"], frozenset() if by_study else waits), {})[name] = drawing
     return {
         next(iter(group)): {
             "study": study,
