@@ -10,8 +10,8 @@ from formerlab.spec import Seed
 
 
 class RandomSparse(Averages):
-    """Y_i = alpha_ii X_i + sum of alpha_ij X_j over random j < i: a control for DenseFormer's patterns, which
-    arXiv:2402.02622 does not have.
+    """Y_i = alpha_ii X_i + sum of alpha_ij X_j over random j < i (a control for DenseFormer's patterns; not in
+    arXiv:2402.02622).
 
     Of the d (d + 1) / 2 connections from an earlier output j to a block i, round(density d (d + 1) / 2) are drawn
     without replacement; a block without connections is not mixed. The pattern depends only on `seed` and the depth, not
