@@ -1,1 +1,1 @@
-"""Growing trained models: in tokens, in width, with the optimizer's state."""
+"""Growing trained models in parameter tokens or width, with the state of the optimizer."""

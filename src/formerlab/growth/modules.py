@@ -1,4 +1,4 @@
-"""Growth of a model in code of one's own: a copy of it as it is now, with more parameter tokens."""
+"""`formerlab.grow`: copy a model in the user's own code and add parameter tokens."""
 
 import copy
 import math
@@ -19,7 +19,7 @@ from formerlab.seeding import mixed_seed
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 PLACES = {"projection": "blocks.*.attention.*", "feedforward": "blocks.*.feedforward"}
-"""Where the layers of each part of a decoder or vision transformer stand in its module."""
+"""Paths of the layers of each kind in a decoder or vision transformer."""
 
 
 def grow(
@@ -31,18 +31,18 @@ def grow(
     tokens: dict[str, int] | None = None,
     seed: int = 0,
 ) -> AnyModule:
-    """Return a copy of a model with more parameter tokens, by default one that computes the same function.
+    """Return a copy of a model with more parameter tokens; by default it computes the same function.
 
-    Every Pattention's token count is multiplied by `factor`, 2 unless given, and rounded. `tokens` names counts
-    instead, per kind of layer ({"projection": 1024, "feedforward": 4096}), and what it leaves out keeps its count. In
-    somebody else's module the Pattentions bear their own names ({"encoder.0.up": 256}), and decoders and vision
-    transformers that it holds grow with their specs, by a factor only.
+    The token count of every Pattention is multiplied by `factor` (default 2) and rounded. Alternatively, `tokens` gives
+    counts per kind of layer ({"projection": 1024, "feedforward": 4096}) for a model of this package, or per path of a
+    Pattention ({"encoder.0.up": 256}) for any other module; layers that it leaves out keep their counts. A decoder or
+    vision transformer inside another module grows by `factor` only, together with its spec.
 
-    Old keys and values become the leading rows; new rows are drawn from the seed and the name of the layer, as at the
-    start of training. All else is copied as it is now, also what was put into a model after it was built.
+    Old keys and values become the leading rows. New rows are drawn from the seed and the name of the layer, with the
+    distribution of initial values. Everything else is copied in its current state.
 
-    Raises UserError for a model without Pattention, layers that share weights or whose weights are computed from
-    others, models wrapped by DDP or FSDP, unknown names and rules, fewer tokens, and a factor that adds no token.
+    Raises UserError for a model without Pattention, layers with shared or computed weights, models wrapped by DDP or
+    FSDP, unknown names and rules, fewer tokens than before, and a factor that adds no token.
     """
     for key, value, known in (("init", init, get_args(InitialKeys)), ("tau", tau, get_args(TauRule))):
         if value not in known:
@@ -67,7 +67,7 @@ WRAPPERS = {
     "FSDPModule": "its weights are split; grow the model before fully_shard",
     "DeepSpeedEngine": "its optimizer holds the old weights; grow the model before deepspeed.initialize",
 }
-"""Classes that hold on to the weights they were given, why, and the remedy."""
+"""Classes that keep references to the old weights, with the remedy."""
 
 
 def _refuse_wrapped(model: nn.Module) -> None:
@@ -78,7 +78,7 @@ def _refuse_wrapped(model: nn.Module) -> None:
 
 
 def _check_sizes(model: nn.Module, factor: int | float | None, tokens: Any) -> int | float:
-    """Return the factor, 2 by default. Raises UserError unless it is one, or `tokens` are whole numbers by name."""
+    """Return the factor (default 2). Raises UserError unless factor >= 1 and `tokens` maps names to whole numbers."""
     if tokens is not None and factor is not None:
         raise UserError(f"cannot grow by factor={factor} to tokens={tokens}; give one of them")
     factor = 2 if factor is None else factor
@@ -102,7 +102,7 @@ def _check_sizes(model: nn.Module, factor: int | float | None, tokens: Any) -> i
 def _grow_foreign(
     model: AnyModule, factor: int | float, growth: Growth, tokens: dict[str, int] | None, seed: int
 ) -> AnyModule:
-    """Return a copy of any other module whose Pattention layers, and specs of our models in it, have grown."""
+    """Grow a module that is not a model of this package; models of this package inside it grow with their specs."""
     kind = type(model).__name__
     if hasattr(getattr(model, "config", None), "spec"):
         raise UserError(f"cannot grow a {kind}, whose config repeats the sizes; grow its decoder")
@@ -121,13 +121,13 @@ def _grow_foreign(
 def _grow_layers(
     model: AnyModule, factor: int | float, growth: Growth, tokens: dict[str, int] | None, seed: int
 ) -> AnyModule:
-    """Return a copy of a module whose Pattention layers have grown; `tokens` names them by their paths."""
+    """Return a copy of a module with grown Pattention layers; `tokens` maps the paths of layers to counts."""
     if not (layers := _layers(model)):
         kind = type(model).__name__
         raise UserError(f"cannot grow a {kind}: it holds no Pattention layer; grow adds tokens to those")
     _check_layers(layers, tokens)
     grown = copy.deepcopy(model)
-    grown.zero_grad()  # a copy has the gradients too
+    grown.zero_grad()  # deepcopy copies the gradients, too
     for name, layer in layers.items():
         old = len(layer.keys)
         new = round(old * factor) if tokens is None else int(tokens.get(name, old))
@@ -144,7 +144,7 @@ def _layers(model: nn.Module) -> dict[str, PattentionLayer]:
 
 
 def _check_layers(layers: dict[str, PattentionLayer], tokens: dict[str, int] | None) -> None:
-    """Refuse unknown names, and layers whose keys or values are not simply their own."""
+    """Raise UserError for unknown names, and for layers whose keys or values are shared or computed."""
     if unknown := sorted((tokens or {}).keys() - layers.keys()):
         raise UserError(f"cannot grow {', '.join(unknown)}: the Pattentions of this module are {', '.join(layers)}")
     owners: dict[nn.Parameter, str] = {}
@@ -160,11 +160,11 @@ def _check_layers(layers: dict[str, PattentionLayer], tokens: dict[str, int] | N
 
 @torch.no_grad()
 def _extend(layer: PattentionLayer, tokens: int, growth: Growth, seed: int) -> None:
-    """Add parameter tokens to a layer, in place."""
+    """Add parameter tokens to a layer in place."""
     old, d_in = layer.keys.shape
     spec = layer.spec.model_copy(update={"tokens": tokens, "tau": layer.tau if growth.tau == "keep" else None})
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(seed)  # the very values that a model built with the seed has here
+        torch.default_generator.manual_seed(seed)  # gives the values of a model that is built with this seed
         fresh = spec.build(d_in, layer.values.shape[1], layers=layer.layers)
     if growth.keys == "zero":
         fresh.keys[old:] = 0.0

@@ -1,4 +1,4 @@
-"""What becomes of the optimizer when a Tokenformer grows: its moments, and how fast old parameter tokens move."""
+"""The optimizer of a grown Tokenformer: AdamW's moments, and the learning rate of old parameter tokens."""
 
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -11,11 +11,11 @@ OldTokens = Literal["train", "freeze"] | Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
 def grow_optimizer_state(parent_state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Return a parent's AdamW state dict, its moments extended by zero rows, for `optimizer.load_state_dict`.
+    """Extend the moments of a parent's AdamW state dict by zero rows, for `optimizer.load_state_dict`.
 
-    `optimizer` is the child's, over the same parameters in the same groups; its learning rates and other settings stay
-    its own. The step count is one number per tensor and is kept, so the old rows go on as if nothing had happened,
-    while the first update of a new entry is lr (1 - beta1) / sqrt(1 - beta2) in size, and not lr.
+    `optimizer` is the child's optimizer, with the same parameters in the same groups; it keeps its learning rates and
+    other settings. AdamW counts steps per tensor, and the count is kept: old rows continue without a break, and the
+    first update of a new entry has size lr (1 - beta1) / sqrt(1 - beta2) instead of lr.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state = {
@@ -27,7 +27,7 @@ def grow_optimizer_state(parent_state: dict[str, Any], optimizer: torch.optim.Op
 
 def _extended(value: Tensor, parameter: Tensor) -> Tensor:
     if value.ndim == 0:
-        return value.clone()  # the optimizer counts steps in place, and loading keeps the tensor
+        return value.clone()  # the optimizer counts steps in place, and load_state_dict does not copy
     extended = torch.zeros(parameter.shape, dtype=value.dtype, device=value.device)
     extended[: len(value)] = value
     return extended
@@ -36,12 +36,12 @@ def _extended(value: Tensor, parameter: Tensor) -> Tensor:
 def hold_old_tokens(
     optimizer: torch.optim.Optimizer, model: nn.Module, parent_state: dict[str, Tensor], old_tokens: OldTokens
 ) -> None:
-    """Make the optimizer move the rows of keys and values that `parent_state` has already as `old_tokens` says.
+    """Apply `old_tokens` to the rows of keys and values that exist in `parent_state`.
 
-    A number multiplies the whole update of old rows, decay included, which is exactly AdamW at that part of the
-    learning rate: the moments are those of the plain gradient. "freeze" gives old rows no gradient, so they do not
-    enter the gradient's norm and their moments fade, and no update, not even decay: they keep their bits. Nothing is
-    added to the state of the optimizer: an interrupted run calls this again, and goes on the same.
+    A number scales the whole update of old rows, including weight decay; this equals AdamW with a scaled learning rate,
+    because the moments come from the unscaled gradient. "freeze" gives old rows no gradient, so they do not enter the
+    gradient norm and their moments decay, and no update: they keep their bits. The state of the optimizer does not
+    change, so a resumed run calls this function again.
     """
     if old_tokens == "train":
         return

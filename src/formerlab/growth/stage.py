@@ -1,4 +1,4 @@
-"""Growth of a run: a larger model from a trained one, by parameter tokens or, as baselines of that, by width."""
+"""A growth stage of a run: a larger model from a trained one, by parameter tokens or, as baselines, by width."""
 
 from collections.abc import Iterator
 from typing import Any, Literal, TypeVar
@@ -16,11 +16,11 @@ from formerlab.models.vision import VisionTransformer, VisionTransformerModel
 from formerlab.spec import Spec
 
 Growable = Decoder | VisionTransformer
-"""Models that can grow from another's weights."""
+"""Specs of models that can grow."""
 SomeModel = TypeVar("SomeModel", bound=Spec)
 GrowableModel = DecoderModel | VisionTransformerModel
 AnyModel = Growable | Translator
-"""Models of all kinds; a run of a translator can go on from another, but not grow."""
+"""Specs of all models; a translator can be trained further but not grown."""
 
 InitialKeys = Literal["random", "zero"]
 TauRule = Literal["sqrt", "keep"]
@@ -28,34 +28,35 @@ TauRule = Literal["sqrt", "keep"]
 INITIAL = frozenset({"init", "std", "scale_residual", "embedding_std"})
 TOKEN_KEYS = INITIAL | {"tokens", "tau"}
 WIDTH_KEYS = INITIAL | {"width", "heads", "hidden"}
-"""Keys in which a child's spec may differ: what growth decides, and what only draws initial values."""
+"""Keys in which the child's spec may differ from the parent's: those that growth sets, and those of initial values."""
 
 
 class Growth(Spec):
     """K <- [K_old; K_new], V <- [V_old; V_new] on the token axis of every Pattention (arXiv:2410.23168, section 3.3).
 
-    The defaults are those of the paper's scaling results (section 4.1). With keys = zero and tau = keep the grown model
-    computes the same function (Appendix B), except with the scores exp_l1, softmax (exp(0) = 1) and gelu_layernorm
-    (whose mean is over all tokens). With tau = sqrt it does not, whatever the keys, unless the score has no tau. New
-    values are always random: with K_new = V_new = 0 both gradients stay zero for ever.
+    The defaults are the settings of the paper's scaling results (section 4.1). With keys = zero and tau = keep, the
+    grown model computes the same function (Appendix B), except with the scores exp_l1, softmax (exp(0) = 1) and
+    gelu_layernorm (its mean is over all tokens). With tau = sqrt the function changes unless the score has no tau. New
+    values are always random: with K_new = V_new = 0 both gradients would stay zero.
 
-    Transformers grow in width, by the other methods: see `growth/width.py` for what they do and what they keep.
+    The other methods grow Transformers in width; see `growth/width.py`.
     """
 
     method: Literal["tokens"] | WidthMethod = "tokens"
-    """tokens: add parameter tokens to Pattention. net2net_pad, net2net, hypercloning: more channels, heads and hidden
-    units of a model with linear projections and mlp."""
+    """tokens: add parameter tokens to Pattention. net2net_pad, net2net, hypercloning: add channels, heads and hidden
+    units to a model with linear projections and an MLP."""
     keys: InitialKeys = "random"
-    """New keys: drawn as at the start of training, or zero."""
+    """New keys: drawn from the distribution of initial values, or zero."""
     tau: TauRule = "sqrt"
-    """tau: sqrt of the new token count, or kept at the parent's value, also over a chain of growths."""
+    """tau: the square root of the new token count, or the parent's value (also over several growth stages)."""
     optimizer: Literal["fresh", "carry"] = "fresh"
-    """AdamW's moments: none, or the parent's, with zeros for the new rows (`grow_optimizer_state`)."""
+    """AdamW's moments: fresh, or carried over with zeros for the new rows (`grow_optimizer_state`)."""
     old_tokens: OldTokens = "train"
-    """Old rows of keys and values: trained like all else, frozen, or trained at this part of the learning rate."""
+    """Old rows of keys and values: trained, frozen, or trained at this fraction of the learning rate."""
     noise: float = Field(default=0.0, ge=0.0, le=10.0)
-    """What tells copies apart (net2net, hypercloning): standard deviation relative to a matrix's root mean square; it
-    cancels in every sum, so the function stays. Without it copies have the same gradients and stay copies."""
+    """Noise on copied weights (net2net, hypercloning): standard deviation relative to the root mean square of the
+    matrix. It cancels in every sum, so the function stays. Without noise, copies have equal gradients and stay
+    equal."""
 
     @model_validator(mode="after")
     def _check(self) -> "Growth":
@@ -67,17 +68,18 @@ class Growth(Spec):
 
 
 def growable(spec: Spec) -> Growable:
-    """Return the spec where its model can start from another's weights. Raises UserError where it cannot."""
+    """Return the spec if its model can grow; raise UserError otherwise."""
     if not isinstance(spec, Decoder | VisionTransformer):
         raise UserError("cannot grow this kind of model: only decoders and vision transformers grow; leave growth out")
     return spec
 
 
 def grown_spec(parent: Spec, child: Spec, growth: Growth) -> Growable:
-    """Return the spec of the child that grows from the parent: the wanted one, with the tau that `growth` asks for.
+    """Return the child's spec with the tau that `growth` asks for.
 
-    Raises UserError where models of their kind do not grow, and where the wanted spec differs from the parent's in more
-    than what the method grows (token counts, or widths) and initial values, is smaller somewhere, or names another tau.
+    Raises UserError if this kind of model cannot grow, if the child differs from the parent in more than initial values
+    and the sizes that the method grows (token counts or widths), if a size is smaller, or if the child names another
+    tau.
     """
     parent, child = growable(parent), growable(child)
     free = TOKEN_KEYS if growth.method == "tokens" else WIDTH_KEYS
@@ -94,9 +96,9 @@ def grown_spec(parent: Spec, child: Spec, growth: Growth) -> Growable:
 
 
 def continued_spec(parent: SomeModel, child: SomeModel) -> SomeModel:
-    """Return the spec of a model that goes on training without growth: the parent's, its tau included.
+    """Return the spec for continued training without growth: the parent's spec, including tau.
 
-    Raises UserError where the wanted spec differs in more than initial values.
+    Raises UserError if the child's spec differs in more than initial values.
     """
     for key, old, new in _differences(parent.to_dict(), child.to_dict(), INITIAL | {"tau"}):
         raise UserError(f"cannot go on from {key}={old} with {key}={new}; make them equal, or add the key growth")
@@ -104,7 +106,10 @@ def continued_spec(parent: SomeModel, child: SomeModel) -> SomeModel:
 
 
 def with_tau(parent: AnyModel, child: AnyModel, rule: TauRule) -> Any:
-    """Return the child with the tau of its parent, or of its own token count; refuse another tau and fewer tokens."""
+    """Return the child's spec with tau by the rule.
+
+    Raises UserError if the child names another tau, has fewer tokens than the parent, or has no Pattention.
+    """
     grown = {}
     for name, new in pattentions(child).items():
         old = pattentions(parent)[name]
@@ -125,11 +130,11 @@ def with_tau(parent: AnyModel, child: AnyModel, rule: TauRule) -> Any:
 
 
 def grow_into(parent_state: dict[str, Tensor], parent: Spec, child: Spec, growth: Growth, seed: int) -> GrowableModel:
-    """Return the child's model, started from the parent's weights; it takes their dtype and device.
+    """Return the child's model with the parent's weights, in their dtype and on their device.
 
-    With method = tokens old keys and values become the leading rows and all other weights are copied. New rows are what
-    `child.build(seed)` draws, so they follow the initial distribution of the grown layer (values 1/sqrt(tokens) with
-    the new count under init = fan_in), except that keys = zero sets the new keys to zero. For the other methods see
+    With method = tokens, old keys and values become the leading rows, and all other weights are copied. New rows have
+    the values of `child.build(seed)`, so they follow the initial distribution of the grown layer (for init = fan_in,
+    values with 1/sqrt(new token count)); keys = zero sets the new keys to zero. For the other methods see
     `growth/width.py`. Raises UserError as `grown_spec` does.
     """
     model = grown_spec(parent, child, growth).build(seed).to(next(iter(parent_state.values())))
@@ -146,7 +151,7 @@ def grow_into(parent_state: dict[str, Tensor], parent: Spec, child: Spec, growth
 
 
 def pattentions(spec: AnyModel) -> dict[str, Pattention]:
-    """Return the parts of a model that are Pattention, by name."""
+    """Return the fields of a model's spec that are Pattention, by name."""
     parts = {name: getattr(spec, name) for name in type(spec).model_fields}
     return {name: part for name, part in parts.items() if isinstance(part, Pattention)}
 
@@ -154,7 +159,7 @@ def pattentions(spec: AnyModel) -> dict[str, Pattention]:
 def _differences(
     old: dict[str, Any], new: dict[str, Any], free: frozenset[str], place: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (key, old value, new value) where two plain specs differ in a key that is not free."""
+    """Yield (key, old value, new value) of every difference between two plain specs, except in the keys `free`."""
     for key in {**old, **new}:
         if isinstance(old.get(key), dict) and isinstance(new.get(key), dict):
             yield from _differences(old[key], new[key], free, f"{place}{key}.")

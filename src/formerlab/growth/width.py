@@ -1,23 +1,23 @@
-"""Width growth of a Transformer, the baselines of Tokenformer's growth: Net2Net two ways, and HyperCloning.
+"""Width growth of a Transformer, the baselines of Tokenformer's growth: two forms of Net2Net, and HyperCloning.
 
-A unit is a channel of the residual stream, an attention head (with all its channels, whose number stays) or a hidden
-unit of a feed-forward. A wider model's unit is a copy of one of the old model's; what reads units then counts every
-copy, so its weights are divided by the number of copies. What differs between the methods is who is copied:
+A unit is a channel of the residual stream, an attention head (the channels per head stay) or a hidden unit of a
+feed-forward. Each unit of the wider model is a copy of a unit of the old model. A layer that reads units then sums over
+every copy, so its weights are divided by the number of copies. The methods differ in the units that they copy:
 
-- net2net_pad, the form that Tokenformer's paper compares with (arXiv:2410.23168, eq. 13): no unit is copied. The
-  old matrix is the top left block of the new one and all else is drawn anew. The function changes.
-- net2net, as its authors define it (arXiv:1511.05641, section 2.3 and Algorithm 1): units drawn at random.
-- hypercloning (arXiv:2409.12903, section 3, symmetric expansion): all units, in turn; whole factors only.
+- net2net_pad, the form that Tokenformer's paper compares with (arXiv:2410.23168, eq. 13): no copies. The old matrix
+  becomes the top left block of the new one, and all other entries are drawn. The function changes.
+- net2net, as its authors define it (arXiv:1511.05641, section 2.3 and Algorithm 1): units chosen at random.
+- hypercloning (arXiv:2409.12903, section 3, symmetric expansion): all units in order; integer factors only.
 
-The last two keep the function exactly where every channel of the residual stream gets equally many copies, because a
-norm's mean and variance are then those of the old stream; that is, for width factors that are whole numbers. Heads and
-hidden units may grow by any factor (net2net). Net2Net's authors draw copies with replacement, which equal counts rule
-out, so here every unit is drawn once before one is drawn again. A tied embedding cannot be divided: the final norm's
-gain and bias are, in its place, which takes a gain. HyperCloning's code scales the tied head by a constant instead.
+net2net and hypercloning keep the function exactly if every channel of the residual stream has equally many copies, that
+is, for integer width factors: the mean and variance in each norm then do not change. With net2net, heads and hidden
+units may grow by any factor. Net2Net's authors draw with replacement, which does not give equal counts, so here every
+unit is drawn once before any unit is drawn again. A tied embedding cannot be divided, so the gain and bias of the final
+norm are divided instead, which requires a gain; HyperCloning's code scales the tied head by a constant.
 
-Copies have the same gradients and stay copies for ever where nothing tells them apart. `noise` does: it is normal,
-relative to the root mean square of the matrix, and sums to zero over the copies of every input, so the function stays
-(the noisy expansion of arXiv:2409.12903; 10 dB there is 0.32 here).
+Copies have equal gradients and would stay equal. `noise` separates them: it is normal, relative to the root mean square
+of the matrix, and sums to zero over the copies of every input, so the function stays (the noisy expansion of
+arXiv:2409.12903; its 10 dB are 0.32 here).
 """
 
 import functools
@@ -37,7 +37,7 @@ from formerlab.seeding import mixed_seed
 WidthMethod = Literal["net2net_pad", "net2net", "hypercloning"]
 Units = Literal["channels", "heads", "hidden"]
 Seeds = Callable[[str], int]
-"""Gives a seed for everything that is drawn, by its name."""
+"""Maps the name of a random draw to its seed."""
 
 
 MATRICES: dict[str, tuple[Units, Units]] = {
@@ -46,7 +46,7 @@ MATRICES: dict[str, tuple[Units, Units]] = {
     **dict.fromkeys(("inner", "gate"), ("hidden", "channels")),
     "outer": ("channels", "hidden"),
 }
-"""What linear layers compute, and what they sum over."""
+"""For each linear layer, the units of its outputs and of its inputs."""
 Dimension = tuple[int, Units]
 DIMENSIONS: dict[str, tuple[Dimension, Dimension | None]] = {
     **dict.fromkeys(("embedding", "position.rows"), ((1, "channels"), None)),
@@ -54,13 +54,13 @@ DIMENSIONS: dict[str, tuple[Dimension, Dimension | None]] = {
     **{f"{name}.weight": ((0, writes), (1, reads)) for name, (writes, reads) in MATRICES.items()},
     **{f"{name}.bias": ((0, writes), None) for name, (writes, _) in MATRICES.items()},
 }
-"""By the end of a weight's name, the dimension of the units that it computes, which are copied, and of those that it
-sums over, which are copied and divided by the number of copies. An untied head (read by nothing) and depth mixers of no
-width stand apart."""
+"""For each suffix of a weight's name: the dimension and units of its outputs, which are copied, and of its inputs,
+which are copied and divided by the number of copies. The untied head and depth mixers without a width are handled
+apart."""
 
 
 def check_width(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
-    """Raise UserError where the method cannot make the child from the parent."""
+    """Raise UserError if the method cannot grow the parent into the child."""
     for name in ("projection", "feedforward"):
         part = getattr(child, name)
         if not isinstance(part, Linear | Mlp):
@@ -80,7 +80,7 @@ def check_width(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
 
 
 def _check_copies(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
-    """Raise UserError where copying channels would change the function."""
+    """Raise UserError if copying channels would change the function."""
     if child.width == parent.width or method == "net2net_pad":
         return
     mixer = child.depth
@@ -99,7 +99,7 @@ def widen(
     """Write a parent's weights into the wider model: W_new[i, j] = W_old[s(i), s(j)] / copies of s(j), or W_old as the
     top left block (arXiv:1511.05641, Algorithm 1; arXiv:2409.12903, section 3; block: arXiv:2410.23168, eq. 13).
 
-    What net2net_pad leaves alone keeps the value it has.
+    With net2net_pad, the other entries keep the values of `model`.
     """
     seeds = functools.partial(mixed_seed, seed)
     with torch.no_grad():
@@ -114,7 +114,7 @@ def widen(
 def _copied(
     name: str, old: Tensor, child: Decoder, parent: Decoder, method: WidthMethod, noise: float, seeds: Seeds
 ) -> Tensor:
-    """Return the wider form of one weight."""
+    """Return the grown value of one weight."""
     block = name.split(".")[1] if name.startswith("blocks.") else ""
 
     def sources(units: Units) -> Tensor:
@@ -138,7 +138,7 @@ def _copied(
 
 
 def _divided(weight: Tensor, dimension: int, sources: Tensor, noise: float, seed: int) -> Tensor:
-    """Return a matrix whose inputs are copied, each with its share of the weight, and noise that cancels in the sum."""
+    """Copy the inputs of a matrix, divide by the number of copies, and add noise that cancels in the sum."""
     sources, copies = sources.to(weight.device), _copies(sources).to(weight)
     new = weight.index_select(dimension, sources) / copies
     if noise:
@@ -149,7 +149,7 @@ def _divided(weight: Tensor, dimension: int, sources: Tensor, noise: float, seed
 
 
 def _sources(units: Units, parent: Decoder, child: Decoder, method: WidthMethod, seed: int) -> Tensor:
-    """Return for every channel or hidden unit of the child the parent's that it is a copy of."""
+    """Return, for every channel or hidden unit of the child, the index of the parent's unit that it copies."""
     place = ("channels", "heads", "hidden").index(units)
     _, old, new = _widths(parent, child)[place]
     turns = -(-new // old)
@@ -165,7 +165,7 @@ def _sources(units: Units, parent: Decoder, child: Decoder, method: WidthMethod,
 
 
 def _widths(parent: Decoder, child: Decoder) -> list[tuple[str, int, int]]:
-    """Return (key, the parent's, the child's) of all that grows; heads count heads, not their channels."""
+    """Return (key, parent's size, child's size) of everything that grows."""
     widths = [("width", parent.width, child.width), ("heads", parent.heads, child.heads)]
     if isinstance(parent.feedforward, Mlp) and isinstance(child.feedforward, Mlp):
         hidden = [spec.feedforward.width(spec.width) for spec in (parent, child) if isinstance(spec.feedforward, Mlp)]
@@ -174,5 +174,5 @@ def _widths(parent: Decoder, child: Decoder) -> list[tuple[str, int, int]]:
 
 
 def _copies(sources: Tensor) -> Tensor:
-    """Return for every unit how many copies there are of its source, itself included."""
+    """Return, for every unit, the number of units with the same source."""
     return torch.bincount(sources)[sources]

@@ -1,4 +1,4 @@
-"""The models; `Model` is the union that configurations choose from."""
+"""The models, and `Model`, the union of their specs."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""The decoder in which all studies of language meet: projection x depth mixer x cache policy."""
+"""The decoder of all language studies: projection x depth mixer x attention function (cache policy)."""
 
 import functools
 import math
@@ -25,50 +25,49 @@ from formerlab.spec import Layers, Size, Spec, Std, is_none
 
 
 class Decoder(Spec):
-    """Embedding, `layers` pre-norm blocks with a depth mixer between them, final norm, vocabulary logits.
+    """Embedding, `layers` pre-norm blocks with a depth mixer, final norm and vocabulary logits.
 
-    Tokenformer (arXiv:2410.23168) is projection = feedforward = pattention with a non-parametric norm; DenseFormer
-    (arXiv:2402.02622) is depth = dwa; a GPT-2 style Transformer is neither.
+    The defaults give a GPT-2 style Transformer. Tokenformer (arXiv:2410.23168) has projection = feedforward =
+    pattention and a non-parametric norm; DenseFormer (arXiv:2402.02622) has depth = dwa.
     """
 
     kind: Literal["decoder"] = "decoder"
     vocabulary: Size = 50304
-    """Number of token ids; a plan fills it from the data's tokenizer."""
+    """Number of token ids; a plan sets it from the data's tokenizer."""
     layers: Layers = 12
     """Number of blocks."""
     width: Size = 768
     """Channels of the residual stream (d)."""
     heads: Size = 12
-    """Attention heads; they divide the width."""
+    """Number of attention heads; divides `width`."""
     key_heads: Size | None = Field(default=None, exclude_if=is_none)
-    """Heads of keys and values, each for as many neighbouring heads (grouped queries, arXiv:2305.13245); they divide
-    `heads`; empty means one for every head."""
+    """Number of key and value heads (grouped-query attention, arXiv:2305.13245); divides `heads`; default `heads`."""
     query_key_norm: RMSNorm | None = Field(default=None, exclude_if=is_none)
-    """Norm of the queries and keys of every head (arXiv:2302.05442); empty means none."""
+    """Norm of the queries and keys of each head (arXiv:2302.05442); default no norm."""
     context: Size = 1024
-    """Longest sequence, in tokens."""
+    """Longest sequence in tokens."""
     position: Position = Rotary()
     """Position encoding."""
     norm: Norm = LayerNorm()
-    """Norm in front of attention and feed-forward."""
+    """Norm before attention and feed-forward."""
     final_norm: Norm = LayerNorm()
-    """Norm in front of the logits."""
+    """Norm before the logits."""
     projection: Projection = Linear()
     """Query, key, value and output projections of attention."""
     feedforward: FeedForward = Mlp()
-    """Feed-forward."""
+    """Feed-forward network."""
     depth: DepthMixer = Identity()
     """Depth mixer."""
     tied: bool = True
-    """Use the embedding matrix for the logits as well."""
+    """Compute the logits with the embedding matrix."""
     embedding_std: Std | None = 0.02
-    """Standard deviation of the initial embedding (and of an untied head). null means 0.02 sqrt(768 / width): the
-    published value at its own width, so that models of every width start with logits of one size, and a loss of about
-    ln(vocabulary)."""
+    """Standard deviation of the initial embedding and of an untied head. null means 0.02 sqrt(768 / width), which
+    equals the published value at width 768; models of every width then start with logits of equal size and a loss of
+    about ln(vocabulary)."""
     logit_scale: Literal["none", "inverse_sqrt_width"] = "none"
-    """Factor of the logits; inverse_sqrt_width is the official TPU code of Tokenformer (embedding_std 1 there)."""
+    """Factor of the logits; the official TPU code of Tokenformer has inverse_sqrt_width (with embedding_std 1)."""
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Dropout of the embedding and of both residual branches."""
+    """Dropout probability of the embedding and of both residual branches."""
 
     @model_validator(mode="after")
     def _check(self) -> "Decoder":
@@ -85,11 +84,11 @@ class Decoder(Spec):
 
     @property
     def kv_width(self) -> int:
-        """Channels of all heads of keys."""
+        """Width of the keys of all key heads together, and of the values."""
         return self.width // self.heads * (self.key_heads or self.heads)
 
     def params(self, *, embedding: bool = True) -> int:
-        """Count of parameters, with or without embedding, learned positions and head."""
+        """Return the number of parameters, with or without embedding, learned positions and head."""
         projections = 2 * sum(self.projection.params(self.width, width) for width in (self.width, self.kv_width))
         if self.query_key_norm is not None:
             projections += 2 * self.query_key_norm.params(self.width // self.heads)
@@ -102,10 +101,10 @@ class Decoder(Spec):
         return count
 
     def flops(self, time: int, *, head: bool = True) -> int:
-        """FLOPs of matrix products and attention in the forward pass of one sequence of `time` tokens.
+        """Return the FLOPs of matrix products and attention in the forward pass of one sequence of `time` tokens.
 
-        2 per multiply-add. Attention counts the full time x time square, as the papers and PyTorch's counter do,
-        although half of it is masked.
+        A multiply-add counts 2. Attention counts all time x time pairs, including the masked half, as the papers and
+        PyTorch's counter do.
         """
         projections = 2 * sum(self.projection.flops(self.width, width) for width in (self.width, self.kv_width))
         block = projections + self.feedforward.flops(self.width, self.width)
@@ -114,15 +113,15 @@ class Decoder(Spec):
         return time * tokens + self.attention_flops(time)
 
     def attention_flops(self, time: int) -> int:
-        """Return the token-token part of `flops`: 4 layers width time^2."""
+        """Return the FLOPs of attention between tokens, a part of `flops`: 4 layers width time^2."""
         return 4 * self.layers * self.width * time * time
 
     def activation_elements(self) -> int:
-        """Return an estimate of the numbers that blocks keep per token for the backward pass."""
+        """Estimate the elements that all blocks save per token for the backward pass."""
         return self.layers * activation_elements(self.width, self.projection, self.feedforward, self.depth)
 
     def kv_bytes(self, time: int) -> int:
-        """Bytes of keys and values kept for `time` tokens of one sequence, in float32."""
+        """Return the bytes of the float32 keys and values of one sequence of `time` tokens."""
         return 4 * 2 * self.layers * self.kv_width * time
 
 
@@ -148,7 +147,7 @@ class DecoderModel(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the embedding and an untied head; `initialise` draws the blocks as well."""
+        """Draw the embedding and an untied head; `initialise` also draws the blocks."""
         std = self.spec.embedding_std or 0.02 * math.sqrt(768 / self.spec.width)
         for weight in (self.embedding, self.head):
             if weight is not None:
@@ -163,10 +162,11 @@ class DecoderModel(nn.Module):
         last: int | None = None,
         targets: Int[Tensor, "batch time"] | None = None,
     ) -> Float[Tensor, "batch kept vocabulary"] | Float[Tensor, ""]:
-        """Return the logits of the token after each; `tokens` stand at positions start, start + 1, ...
+        """Return next-token logits, or the loss; `tokens` have positions start, start + 1, ...
 
-        With `last` those after the last so many tokens alone are computed. With `targets`, the tokens after each, the
-        mean of their negative log-likelihoods (nats, float32 at least) is returned instead, without keeping any logits.
+        `last` restricts the logits to the last tokens. With `targets` (the next token of each token), the result is the
+        mean negative log-likelihood in nats, in at least float32, computed without storing logits. Raises ValueError if
+        the positions exceed the context.
         """
         if start + tokens.shape[1] > self.spec.context:
             raise ValueError(f"{start + tokens.shape[1]} tokens exceed the model's context of {self.spec.context}")

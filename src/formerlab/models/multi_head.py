@@ -1,4 +1,4 @@
-"""The multi-head attention of the translator: with padding masks, within a sequence and across two."""
+"""Multi-head attention of the translator: self-attention and cross-attention with padding masks."""
 
 import math
 from typing import Any
@@ -17,7 +17,7 @@ class MultiHead(nn.Module):
     """Concat(softmax(Q_h K_h^T / sqrt(d_k)) V_h) W^O (arXiv:1706.03762, section 3.2.2)."""
 
     def __init__(self, spec: Any) -> None:
-        """`spec` is that of a translator."""
+        """Build the projections; `spec` is the spec of a Translator."""
         super().__init__()
         width, keys, values = spec.width, spec.heads * spec.effective_d_key, spec.heads * spec.effective_d_value
         self.heads, self.dropout = spec.heads, spec.attention_dropout
@@ -34,7 +34,7 @@ class MultiHead(nn.Module):
         self.value, self.output = built(width, values), built(values, width, residual=True)
 
     def queries(self, x: Stream, position: PositionEncoding | None = None, start: int = 0) -> AnyHeads:
-        """Return the queries of tokens at positions start, start + 1, ...; without positions in cross-attention."""
+        """Return the queries of tokens at positions start, start + 1, ...; cross-attention has no positions."""
         q = self._split(self.query(x))
         return q if position is None else position.rotate(q, start)
 
@@ -46,10 +46,10 @@ class MultiHead(nn.Module):
     def forward(
         self, q: AnyHeads, memory: tuple[AnyHeads, AnyHeads], mask: Mask | None = None, *, causal: bool = False
     ) -> Stream:
-        """Return what the queries read of the memory.
+        """Return the projected attention of the queries over the memory.
 
-        Where there are several rows of queries for each row of the memory (hypotheses of one sentence, one query each),
-        they are read side by side, so that the memory is not copied.
+        In beam search, several rows of queries (hypotheses of a sentence, with one query each) share one row of the
+        memory; they are computed side by side, so that the memory is not copied.
         """
         k, v = memory
         group = len(q) // len(k)
@@ -66,7 +66,7 @@ class MultiHead(nn.Module):
     def weights(
         self, q: AnyHeads, k: AnyHeads, mask: Bool[Tensor, "_ 1 _ _"] | None = None
     ) -> Float[Tensor, "_ heads _ keys"]:
-        """Return the attention probabilities themselves, for looking at them."""
+        """Return the attention probabilities, for inspection."""
         logits = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
         return torch.softmax(logits if mask is None else logits.masked_fill(~mask, -math.inf), dim=-1)
 

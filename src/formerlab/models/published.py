@@ -1,4 +1,4 @@
-"""The configurations that the papers publish, by name."""
+"""The published configurations of the papers, by name."""
 
 from fnmatch import fnmatchcase
 from typing import Any
@@ -17,7 +17,8 @@ PLAIN = LayerNorm(gain=False, bias=False)
 
 
 def _tokenformer(layers: int, width: int, heads: int, tokens: int, *, released: bool = False) -> Decoder:
-    """Return a language model of 2410.23168, Table 9; a feed-forward has four times the tokens of a projection."""
+    """Return a language model of arXiv:2410.23168, Table 9; a feed-forward has four times the tokens of a
+    projection."""
     pattention = Pattention(tokens=tokens, init="neox" if released else "fan_in")
     return Decoder(
         layers=layers,
@@ -32,7 +33,7 @@ def _tokenformer(layers: int, width: int, heads: int, tokens: int, *, released: 
 
 
 def _denseformer(layers: int, pattern: tuple[int, int] | None) -> Decoder:
-    """Return a model of 2402.02622, Table 1: `pattern` is dilation and period, or none."""
+    """Return a model of arXiv:2402.02622, Table 1; `pattern` is (dilation, period), or None for the plain model."""
     norm = LayerNorm(bias=False)
     return Decoder(
         layers=layers,
@@ -45,7 +46,7 @@ def _denseformer(layers: int, pattern: tuple[int, int] | None) -> Decoder:
 
 
 def _vision(layers: int, width: int, heads: int, tokens: int | None) -> VisionTransformer:
-    """Return a Tokenformer of 2410.23168, Table 9, or the ViT of its size (2010.11929, Table 1) without `tokens`."""
+    """Return a Tokenformer (arXiv:2410.23168, Table 9), or without `tokens` a ViT (arXiv:2010.11929, Table 1)."""
     sizes: dict[str, Any] = {"layers": layers, "width": width, "heads": heads}
     if tokens is None:
         initial = {"bias": True, "scale_residual": False}
@@ -55,7 +56,7 @@ def _vision(layers: int, width: int, heads: int, tokens: int | None) -> VisionTr
 
 
 PUBLISHED: dict[str, Decoder | Translator | VisionTransformer] = {
-    # Language models: those that were released, and the four sizes that one model grows through (section 4.1).
+    # Language models: the released models, and the four sizes of progressive growth (section 4.1).
     "tokenformer-150m": _tokenformer(12, 768, 12, 768, released=True),
     "tokenformer-450m": _tokenformer(24, 1024, 16, 1024, released=True),
     "tokenformer-900m": _tokenformer(32, 1280, 16, 1280, released=True),
@@ -64,7 +65,7 @@ PUBLISHED: dict[str, Decoder | Translator | VisionTransformer] = {
     "tokenformer-354m": _tokenformer(12, 768, 12, 2140),
     "tokenformer-757m": _tokenformer(12, 768, 12, 4850),
     "tokenformer-1.4b": _tokenformer(12, 768, 12, 8620),
-    # Blocks, dilation x period. Width 768 gives the printed counts; the text's 512 does not.
+    # Blocks, dilation x period. Width 768 gives the published parameter counts; the 512 in the text does not.
     **{f"denseformer-{layers}-plain": _denseformer(layers, None) for layers in (48, 64, 72, 84, 90)},
     **{
         f"denseformer-{layers}-{dilation}x{period}": _denseformer(layers, (dilation, period))
@@ -76,8 +77,8 @@ PUBLISHED: dict[str, Decoder | Translator | VisionTransformer] = {
     "transformer-big": Translator(
         width=1024, heads=16, feedforward=Mlp(activation="relu", bias=True, hidden=4096), dropout=0.3
     ),
-    # Models of images. "matched" has as many parameters as the ViT; the table prints 768 feed-forward tokens for the
-    # matched L/16, but four times the attention tokens, 3072, give its printed 307M.
+    # Vision models. "matched" has as many parameters as the ViT. The table prints 768 feed-forward tokens for the
+    # matched L/16, but its printed 307M parameters follow from 3072, four times the attention tokens.
     "vit-b16": _vision(12, 768, 12, None),
     "vit-l16": _vision(24, 1024, 16, None),
     "tokenformer-b16": _vision(12, 768, 12, 768),
@@ -88,12 +89,12 @@ PUBLISHED: dict[str, Decoder | Translator | VisionTransformer] = {
 
 
 def create_model(name: str, *, seed: int | None = None, **changes: Any) -> nn.Module:
-    """Return a published model with fresh weights; `changes` are other values for fields of its spec.
+    """Return a published model with initial weights; `changes` overrides fields of its spec.
 
-    `create_model("tokenformer-150m", vocabulary=32000, context=512)`. `list_models` gives the names. Weights are drawn
-    from `seed`, or without one as `torch.manual_seed` says; under `torch.device("meta")` they take no memory.
+    Example: `create_model("tokenformer-150m", vocabulary=32000, context=512)`. `list_models` returns the names. Weights
+    are drawn from `seed`, or from torch's generator without a seed; under `torch.device("meta")` they take no memory.
 
-    Raises UserError for an unknown name or field and for values that do not fit.
+    Raises UserError for an unknown name or field and for invalid values.
     """
     if name not in PUBLISHED:
         raise UserError(f"no published model {name!r}{near_misses(name, list(PUBLISHED))}")
@@ -108,5 +109,5 @@ def create_model(name: str, *, seed: int | None = None, **changes: Any) -> nn.Mo
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Return the names that `create_model` takes, those that match a pattern of the shell."""
+    """Return the names of `create_model` that match a shell pattern."""
     return [name for name in PUBLISHED if fnmatchcase(name, pattern)]

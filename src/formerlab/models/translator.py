@@ -1,4 +1,4 @@
-"""The encoder-decoder of the original Transformer, of the same parts as the decoder, with post-LN or pre-LN blocks."""
+"""The encoder-decoder of the original Transformer, with the layers of the decoder and post-LN or pre-LN blocks."""
 
 import math
 from collections.abc import Callable
@@ -28,59 +28,60 @@ from formerlab.spec import Layers, Size, Spec, Std
 
 Tokens = Int[Tensor, "batch time"]
 Extend = Callable[[int, AnyHeads, AnyHeads], tuple[AnyHeads, AnyHeads]]
-"""What new keys and values of a layer are appended to while decoding: (layer, k, v) -> all keys and values so far."""
+"""Appends keys and values to the cache of a layer while decoding: (layer, k, v) -> all keys and values so far."""
 Order = Literal["post", "pre"]
 """post: LN(x + sublayer(x)) (arXiv:1706.03762, section 3.1). pre: x + sublayer(LN(x)) (arXiv:2002.04745, Figure 1b)."""
 Lengths = int | NDArray[np.int64]
-"""Tokens of a sentence, or of many."""
+"""Number of tokens of one sentence, or an array with the numbers of many."""
 
 
 class Translator(Spec):
     """Encoder and decoder of `layers` blocks each (arXiv:1706.03762, Figure 1); the defaults are its base model.
 
-    x = dropout(sqrt(d) E[token] + PE) enters both stacks; one matrix E embeds source and target and gives the logits.
-    Position tables belong to each stack, which matters where they are learned.
+    The input of both stacks is x = dropout(sqrt(d) E[token] + PE). One matrix E embeds source and target and computes
+    the logits. Each stack has its own position encoding, which matters if positions are learned.
     """
 
     kind: Literal["translator"] = "translator"
     vocabulary: Size = 37000
-    """Number of token ids, shared by both languages; a plan fills it from the data's tokenizer."""
+    """Number of token ids, shared by both languages; a plan sets it from the data's tokenizer."""
     layers: Layers = 6
-    """Blocks of the encoder, and of the decoder (N)."""
+    """Number of blocks in the encoder, and in the decoder (N)."""
     width: Size = 512
     """Channels of the residual stream (d_model)."""
     heads: Size = 8
-    """Attention heads (h)."""
+    """Number of attention heads (h)."""
     d_key: Size | None = None
-    """Channels of a head's queries and keys; empty means width / heads."""
+    """Channels of queries and keys per head (d_k); default width / heads."""
     d_value: Size | None = None
-    """Channels of a head's values; empty means width / heads."""
+    """Channels of values per head (d_v); default width / heads."""
     context: Size = 512
-    """Longest sentence in tokens, its end included."""
+    """Longest sentence in tokens, including the end token."""
     position: Position = Sinusoidal()
     """Position encoding."""
     norm: Norm = LayerNorm()
     """Norm around every sub-layer."""
     order: Order = "post"
-    """Where the norms stand: after the addition, as published, or before the sub-layer, with one more after a stack."""
+    """Position of the norms: after the addition, as published, or before the sub-layer, plus one after each stack."""
     projection: Projection = Linear()
     """Query, key, value and output projections of attention."""
     feedforward: FeedForward = Mlp(activation="relu", bias=True)
-    """Feed-forward."""
+    """Feed-forward network."""
     depth: DepthMixer = Identity()
     """Depth mixer, one in each stack."""
     tied: bool = True
-    """One matrix for source, target and logits; else three."""
+    """Share one matrix between source, target and logits; otherwise there are three."""
     embedding_std: Std | None = None
-    """Standard deviation of the initial embedding; empty means width^-1/2."""
+    """Standard deviation of the initial embedding; default width^-1/2."""
     initial: Literal["xavier", "parts"] = "xavier"
-    """Initial values of linear layers: variance 2 / (d_in + d_out), or as `projection` and `feedforward` say."""
+    """Initial values of linear layers. xavier: variance 2 / (d_in + d_out). parts: as `projection` and `feedforward`
+    define them."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Dropout of both embeddings and of the output of every sub-layer (P_drop)."""
     attention_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Dropout of attention probabilities (in the authors' code, not in the paper)."""
     relu_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Dropout between the layers of an mlp (in the authors' code, not in the paper)."""
+    """Dropout of the hidden units of an MLP (in the authors' code, not in the paper)."""
 
     @model_validator(mode="after")
     def _check(self) -> "Translator":
@@ -98,12 +99,12 @@ class Translator(Spec):
 
     @property
     def effective_d_key(self) -> int:
-        """Channels of a head's keys in force (d_k)."""
+        """d_k, with the default filled in."""
         return self.width // self.heads if self.d_key is None else self.d_key
 
     @property
     def effective_d_value(self) -> int:
-        """Channels of a head's values in force (d_v)."""
+        """d_v, with the default filled in."""
         return self.width // self.heads if self.d_value is None else self.d_value
 
     def build(self, seed: int = 0) -> "TranslatorModel":
@@ -111,7 +112,7 @@ class Translator(Spec):
         return seeded(lambda: TranslatorModel(self), seed)
 
     def params(self, *, embedding: bool = True) -> int:
-        """Count of parameters, with or without embeddings, learned positions and head."""
+        """Return the number of parameters, with or without embeddings, learned positions and head."""
         feedforward, norm = self.feedforward.params(self.width, self.width), self.norm.params(self.width)
         attention = sum(self.projection.params(*size) for size in self._projections)
         count = self.layers * (3 * attention + 2 * feedforward + 5 * norm)
@@ -123,10 +124,10 @@ class Translator(Spec):
         return count
 
     def flops(self, source: Lengths, target: Lengths) -> Any:
-        """FLOPs of matrix products and attention in the forward pass of one pair of `source` and `target` tokens.
+        """Return the FLOPs of matrix products and attention in the forward pass of a pair of sentences.
 
-        2 per multiply-add; an array where the lengths are arrays. Attention counts full rectangles, although part of
-        the target's is masked.
+        `source` and `target` are lengths in tokens; for arrays of lengths the result is an array. A multiply-add counts
+        2. Attention counts all pairs of tokens, including masked ones.
         """
         query, key, value, output = (self.projection.flops(*size) for size in self._projections)
         feedforward = self.feedforward.flops(self.width, self.width)
@@ -138,7 +139,7 @@ class Translator(Spec):
         return tokens + 2 * self.layers * self.heads * (self.effective_d_key + self.effective_d_value) * pairs
 
     def activation_elements(self) -> int:
-        """Return an estimate of the numbers that blocks keep per token of a sentence pair for the backward pass."""
+        """Estimate the elements that all blocks save per token of a sentence pair for the backward pass."""
         return self.layers * (28 * self.width + 2 * inner_elements(self.width, self.feedforward))
 
     @property
@@ -157,7 +158,7 @@ class Connection(nn.Module):
     def forward(
         self, x: Stream, sublayer: Callable[[Stream], Stream], add: Callable[[Stream, Stream], Stream]
     ) -> Stream:
-        """Return the stream after the sub-layer; `add` stands for x + update."""
+        """Return the residual stream after the sub-layer; `add` is the residual addition."""
         if self.order == "pre":
             return add(x, self.dropout(sublayer(self.norm(x))))
         after: Stream = self.norm(add(x, self.dropout(sublayer(x))))
@@ -174,7 +175,7 @@ class EncoderBlock(nn.Module):
         self.attention_connection, self.feedforward_connection = Connection(spec), Connection(spec)
 
     def forward(self, x: Stream, position: PositionEncoding, mask: Mask, layer: int, add: Add) -> Stream:
-        """Apply the block to whole sentences."""
+        """Apply the block to padded sentences."""
 
         def attend(x: Stream) -> Stream:
             attended: Stream = self.attention(
@@ -209,9 +210,10 @@ class DecoderBlock(nn.Module):
         start: int = 0,
         extend: Extend | None = None,
     ) -> Stream:
-        """Apply the block to target tokens at positions start, start + 1, ...; `source` are the encoder's k and v.
+        """Apply the block to target tokens at positions start, start + 1, ...
 
-        With `extend` there is one token per row, which may see all that came before it.
+        `source` holds the keys and values of the encoder's output. With `extend`, x has one token per row, which sees
+        all earlier tokens in the cache.
         """
 
         def attend(x: Stream) -> Stream:
@@ -227,7 +229,7 @@ class DecoderBlock(nn.Module):
 
 
 def feedforward_of(spec: Translator) -> nn.Module:
-    """Return a feed-forward, with dropout between its layers where the spec asks for it."""
+    """Build the feed-forward of a block, with dropout of the hidden units if the spec asks for it."""
     feedforward = spec.feedforward
     if feedforward.kind == "mlp" and spec.initial == "xavier":
         std = xavier_std(spec.width, feedforward.width(spec.width))
@@ -241,14 +243,14 @@ def feedforward_of(spec: Translator) -> nn.Module:
 
 
 class Encoded(NamedTuple):
-    """What the decoder reads of source sentences: keys and values of every layer, computed once."""
+    """Encoded source sentences: the keys and values of the cross-attention of every layer."""
 
     layers: list[tuple[AnyHeads, AnyHeads]]
     mask: Mask
-    """Which source tokens are real."""
+    """True at source tokens, False at padding."""
 
     def select(self, rows: Int[Tensor, " kept"]) -> "Encoded":
-        """Return some of the sentences."""
+        """Return the sentences with these indices."""
         return Encoded([(k[rows], v[rows]) for k, v in self.layers], self.mask[rows])
 
 
@@ -275,7 +277,7 @@ class TranslatorModel(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the embeddings and an untied head; `initialise` draws the blocks as well."""
+        """Draw the embeddings and an untied head; `initialise` also draws the blocks."""
         std = self.spec.embedding_std or 1 / math.sqrt(self.spec.width)
         for weight in (self.embedding, self.target_embedding, self.head):
             if weight is not None:
@@ -284,11 +286,11 @@ class TranslatorModel(nn.Module):
     def forward(
         self, source: Tokens, real: Bool[Tensor, "batch source"], target: Int[Tensor, "batch target"]
     ) -> Float[Tensor, "batch target vocabulary"]:
-        """Return the logits of the token after each target token, given padded sources of which `real` are tokens."""
+        """Return next-token logits of the target; `real` is True at source tokens and False at padding."""
         return self.decode(target, self.encode(source, real))
 
     def encode(self, source: Tokens, real: Bool[Tensor, "batch time"]) -> Encoded:
-        """Return the keys and values that the decoder's layers read of the sources."""
+        """Encode the sources and compute the keys and values of the decoder's cross-attention."""
         mask = real[:, None, None, :]
         x = self._embed(source, self.embedding, self.source_position, 0)
         x, history = self.mixer.encoder.begin(x)
@@ -302,9 +304,9 @@ class TranslatorModel(nn.Module):
     def decode(
         self, target: Int[Tensor, "rows time"], encoded: Encoded, start: int = 0, extend: Extend | None = None
     ) -> Float[Tensor, "rows time vocabulary"]:
-        """Return the logits after target tokens at positions start, start + 1, ...
+        """Return next-token logits of target tokens at positions start, start + 1, ...
 
-        With `extend` each row holds the one newest token, and there may be several rows for each source sentence.
+        With `extend`, each row holds the newest token only, and each source sentence may have several rows.
         """
         embedding = self.embedding if self.target_embedding is None else self.target_embedding
         x = self._embed(target, embedding, self.target_position, start)
@@ -324,7 +326,7 @@ class TranslatorModel(nn.Module):
 
 
 class MixerOfStacks(nn.Module):
-    """The depth mixers of both stacks."""
+    """The depth mixers of encoder and decoder."""
 
     def __init__(self, spec: Translator) -> None:
         super().__init__()
@@ -333,9 +335,10 @@ class MixerOfStacks(nn.Module):
         self.layers = spec.layers
 
     def weights(self) -> list[tuple[int, int, float]]:
-        """Return (destination, source, weight) of every mixing weight; the decoder's blocks count on from N + 1.
+        """Return (destination, source, weight) of every mixing weight.
 
-        So block 0 is the source's embedding, N + 1 stands for the target's, and N + 1 + i is the decoder's block i.
+        0 is the source embedding and i the encoder's block i; N + 1 is the target embedding and N + 1 + i the decoder's
+        block i.
         """
         offset = self.layers + 1
         later = [(i + offset, j + offset, weight) for i, j, weight in self.decoder.weights()]

@@ -1,4 +1,4 @@
-"""The Vision Transformer: patches as tokens, in blocks made of the same parts as the decoder's."""
+"""The Vision Transformer, with the blocks of the decoder and patches as tokens."""
 
 import functools
 from typing import Any, Literal
@@ -24,51 +24,51 @@ from formerlab.spec import Layers, Size, Spec, Std
 Images = Float[Tensor, "batch channels rows columns"]
 Tokens = Float[Tensor, "batch time width"]
 POOLS = {"token": "token", "avg": "average", "average": "average", "": ""}
-"""timm's names of what the head reads; with an empty one it reads every token."""
+"""timm's names of poolings; with an empty one the head reads every token."""
 
 
 class VisionTransformer(Spec):
     """Patches and a class token, learned positions, pre-norm blocks, final norm, linear head (arXiv:2010.11929, eq. 1).
 
-    Tokenformer's vision models (arXiv:2410.23168, Table 9) are projection = feedforward = pattention with a
-    non-parametric norm in the blocks and a parametric final norm. Patches are projected with a bias, as published ViTs
-    do; attention is not masked.
+    Tokenformer's vision models (arXiv:2410.23168, Table 9) have projection = feedforward = pattention, a non-parametric
+    norm in the blocks and a parametric final norm. The patch projection has a bias, as in published ViTs, and attention
+    is not masked.
     """
 
     kind: Literal["vision_transformer"] = "vision_transformer"
     image: Size = 224
-    """Side of the square images, pixels; a plan fills it from the data."""
+    """Side of the square images in pixels; a plan sets it from the data."""
     channels: Size = 3
-    """Colour channels of the images; a plan fills it from the data."""
+    """Colour channels of the images; a plan sets it from the data."""
     classes: Size = 1000
-    """Number of classes; a plan fills it from the data."""
+    """Number of classes; a plan sets it from the data."""
     patch: Size = 16
-    """Side of a square patch, pixels; divides `image`."""
+    """Side of a square patch in pixels; divides `image`."""
     layers: Layers = 12
     """Number of blocks."""
     width: Size = 768
     """Channels of the residual stream (d)."""
     heads: Size = 12
-    """Attention heads; they divide the width."""
+    """Number of attention heads; divides `width`."""
     pool: Literal["token", "average"] = "token"
-    """What the head reads: the class token, or the mean of the patch tokens; the class token exists in both cases."""
+    """Input of the head: the class token, or the mean of the patch tokens. The class token exists in both cases."""
     position: Position = Learned()
-    """Position encoding of class token and patches, in rows from the top left."""
+    """Position encoding of the class token and the patches, row by row from the top left."""
     norm: Norm = LayerNorm(eps=1e-6)
-    """Norm in front of attention and feed-forward."""
+    """Norm before attention and feed-forward."""
     final_norm: Norm = LayerNorm(eps=1e-6)
-    """Norm in front of the head."""
+    """Norm before the head."""
     projection: Projection = Linear(bias=True)
     """Query, key, value and output projections of attention."""
     feedforward: FeedForward = Mlp(bias=True)
-    """Feed-forward."""
+    """Feed-forward network."""
     depth: DepthMixer = Identity()
     """Depth mixer."""
     drop_path: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """Share of images that skip a residual branch of the last block, rising linearly from 0 at the first (stochastic
-    depth, arXiv:1603.09382, section 3)."""
+    """Probability that an image skips a residual branch of the last block; it rises linearly from 0 in the first block
+    (stochastic depth, arXiv:1603.09382, section 3)."""
     std: Std = 0.02
-    """Standard deviation of the initial class token and head; patches are drawn with 1/sqrt(values in a patch)."""
+    """Standard deviation of the initial class token and head; the patch projection has 1/sqrt(values in a patch)."""
 
     @model_validator(mode="after")
     def _check(self) -> "VisionTransformer":
@@ -86,7 +86,7 @@ class VisionTransformer(Spec):
 
     @property
     def context(self) -> int:
-        """Tokens of an image: its patches and the class token."""
+        """Tokens per image: its patches and the class token."""
         return self.patches + 1
 
     def build(self, seed: int = 0) -> "VisionTransformerModel":
@@ -94,7 +94,8 @@ class VisionTransformer(Spec):
         return seeded(lambda: VisionTransformerModel(self), seed)
 
     def params(self, *, embedding: bool = True) -> int:
-        """Count of parameters, with or without patch projection, class token, learned positions and head."""
+        """Return the number of parameters, with or without patch projection, class token, learned positions and
+        head."""
         block = 4 * self.projection.params(self.width, self.width) + self.feedforward.params(self.width, self.width)
         count = self.layers * (block + 2 * self.norm.params(self.width)) + self.final_norm.params(self.width)
         count += self.depth.params(self.layers, self.width)
@@ -104,7 +105,7 @@ class VisionTransformer(Spec):
         return count
 
     def flops(self) -> int:
-        """FLOPs of matrix products and attention in the forward pass of one image, 2 per multiply-add."""
+        """Return the FLOPs of matrix products and attention in the forward pass of one image (2 per multiply-add)."""
         block = 4 * self.projection.flops(self.width, self.width) + self.feedforward.flops(self.width, self.width)
         tokens = self.layers * block + self.depth.matmul_flops(self.layers, self.width)
         patches = 2 * self.patches * self.channels * self.patch**2 * self.width
@@ -112,18 +113,18 @@ class VisionTransformer(Spec):
         return self.context * tokens + attention + patches + 2 * self.width * self.classes
 
     def activation_elements(self) -> int:
-        """Return an estimate of the numbers kept per image for the backward pass: the logits twice, and the blocks."""
+        """Estimate the elements that all blocks and the logits save per image for the backward pass."""
         block = activation_elements(self.width, self.projection, self.feedforward, self.depth)
         return self.context * self.layers * block + 2 * self.classes
 
 
 def full_attention(layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
-    """softmax(q k^T / sqrt(d_head)) v: every token sees every token (arXiv:1706.03762, eq. 1)."""
+    """softmax(q k^T / sqrt(d_head)) v without a mask (arXiv:1706.03762, eq. 1)."""
     return F.scaled_dot_product_attention(q, k, v)
 
 
 class DropPath(nn.Module):
-    """Leave out a residual branch for each image with probability `rate`, and scale it by 1/(1 - rate) where it stays
+    """Drop a residual branch of each image with probability `rate`, and scale it by 1/(1 - rate) otherwise
     (arXiv:1603.09382, section 3).
     """
 
@@ -132,7 +133,7 @@ class DropPath(nn.Module):
         self.rate = rate
 
     def forward(self, update: Stream) -> Stream:
-        """Return the branch's output with whole images set to zero while training."""
+        """Return the output of the branch; in training, set the output of dropped images to zero."""
         if not self.training:
             return update
         kept = update.new_empty(len(update), 1, 1).bernoulli_(1 - self.rate)
@@ -140,21 +141,21 @@ class DropPath(nn.Module):
 
 
 class PatchEmbedding(nn.Conv2d):
-    """The linear projection of every patch, as a convolution whose stride is its kernel."""
+    """The linear projection of patches, a convolution with stride equal to the kernel size."""
 
     def reset_parameters(self) -> None:
-        """Draw the weights so that variances are kept; the bias starts at zero."""
+        """Draw weights that preserve the variance; the bias starts at zero."""
         nn.init.normal_(self.weight, 0.0, self.weight[0].numel() ** -0.5)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
     def forward(self, images: Images) -> Stream:
-        """Return a token per patch, in rows from the top left."""
+        """Return one token per patch, row by row from the top left."""
         return super().forward(images).flatten(2).transpose(1, 2)
 
 
 class ClassToken(nn.Module):
-    """A learned token in front of the patches (arXiv:2010.11929, eq. 1)."""
+    """A learned token before the patches (arXiv:2010.11929, eq. 1)."""
 
     def __init__(self, width: int, std: float) -> None:
         super().__init__()
@@ -170,7 +171,7 @@ class ClassToken(nn.Module):
 
 
 class VisionTransformerModel(nn.Module):
-    """The module of `VisionTransformer`; names and arguments of its methods are timm's, whose tools ask for them."""
+    """The module of `VisionTransformer`; its methods have the names and arguments that timm's tools expect."""
 
     def __init__(self, spec: VisionTransformer) -> None:
         super().__init__()
@@ -191,7 +192,7 @@ class VisionTransformerModel(nn.Module):
         return self.forward_head(self.forward_features(images))
 
     def forward_features(self, images: Images) -> Tokens:
-        """Return class token and patch tokens after the final norm."""
+        """Return class token and patch tokens after the final norm; raise ValueError for images of another shape."""
         side = self.spec.image
         if images.shape[1:] != (self.spec.channels, side, side):
             raise ValueError(f"images of {tuple(images.shape[1:])} for a model of {(self.spec.channels, side, side)}")
@@ -204,7 +205,7 @@ class VisionTransformerModel(nn.Module):
         return normed
 
     def forward_head(self, tokens: Tokens, pre_logits: bool = False) -> Tensor:
-        """Return the logits, or with `pre_logits` what the head reads."""
+        """Return the logits, or the input of the head with `pre_logits`."""
         pooled = tokens
         if self.pool:
             pooled = tokens[:, 0] if self.pool == "token" else tokens[:, 1:].mean(dim=1)
@@ -213,11 +214,11 @@ class VisionTransformerModel(nn.Module):
 
     @property
     def global_pool(self) -> str:
-        """What the head reads: token, avg, or nothing."""
+        """timm's name of the pooling: token, avg, or an empty string."""
         return "avg" if self.pool == "average" else self.pool
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the head by a fresh one for another number of classes; 0 removes it."""
+        """Replace the head by a new one for `num_classes` classes; 0 removes the head."""
         self.pool = self.pool if global_pool is None else POOLS[global_pool]
         self.num_classes = num_classes
         self.head = nn.Identity()
@@ -232,10 +233,10 @@ class VisionTransformerModel(nn.Module):
         return self.head
 
     def no_weight_decay(self) -> set[str]:
-        """Return the names of parameters that weight decay leaves alone although they are matrices."""
+        """Return the names of parameters without weight decay."""
         return {"class_token.token", "position.rows"} | {f"mixer.{name}" for name in self.mixer.no_weight_decay()}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Return patterns that sort parameters by depth, for a learning rate that decays towards the stem."""
+        """Return patterns that group parameters by depth, for layer-wise learning-rate decay."""
         stem = r"^(?:patch_embed|class_token|position)"
         return {"stem": stem, "blocks": [(r"^blocks\.(\d+)", None), (r"^(?:mixer|final_norm)", (99999,))]}
