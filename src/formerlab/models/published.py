@@ -17,8 +17,7 @@ PLAIN = LayerNorm(gain=False, bias=False)
 
 
 def _tokenformer(layers: int, width: int, heads: int, tokens: int, *, released: bool = False) -> Decoder:
-    """Return a language model of arXiv:2410.23168, Table 9; a feed-forward has four times the tokens of a
-    projection."""
+    """Return a language model of arXiv:2410.23168, Table 9; a feed-forward has 4x the tokens of a projection."""
     pattention = Pattention(tokens=tokens, init="neox" if released else "fan_in")
     return Decoder(
         layers=layers,

@@ -94,8 +94,7 @@ class VisionTransformer(Spec):
         return seeded(lambda: VisionTransformerModel(self), seed)
 
     def params(self, *, embedding: bool = True) -> int:
-        """Return the number of parameters, with or without patch projection, class token, learned positions and
-        head."""
+        """Return the number of parameters, with or without patch projection, class token, positions and head."""
         block = 4 * self.projection.params(self.width, self.width) + self.feedforward.params(self.width, self.width)
         count = self.layers * (block + 2 * self.norm.params(self.width)) + self.final_norm.params(self.width)
         count += self.depth.params(self.layers, self.width)
@@ -214,7 +213,7 @@ class VisionTransformerModel(nn.Module):
 
     @property
     def global_pool(self) -> str:
-        """timm's name of the pooling: token, avg, or an empty string."""
+        """Pooling under its name in timm: token, avg, or an empty string."""
         return "avg" if self.pool == "average" else self.pool
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
