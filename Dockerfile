@@ -2,7 +2,7 @@
 #
 #   docker build --tag formerlab .                            the CUDA build of torch; the CPU build, a tenth of the size:
 #   docker build --tag formerlab --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu .
-#   docker run --rm --volume "$PWD:/project" formerlab init mine
+#   docker run --rm --shm-size=8g --volume "$PWD:/project" formerlab init mine
 #   apptainer build formerlab.sif docker-daemon:formerlab:latest && apptainer run --nv --bind "$PWD:/project" formerlab.sif
 FROM python:3.12-slim
 

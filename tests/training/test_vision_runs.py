@@ -5,6 +5,8 @@ import math
 import os
 import signal
 import time
+from threading import Timer
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,14 +16,15 @@ from small_runs import bits, interrupted, rows, trained
 
 from formerlab.data import prepare
 from formerlab.data.images import ImageData
+from formerlab.data.images import batches as image_batches
 from formerlab.data.images.augmentation import TimmAugmentation
 from formerlab.data.images.batches import TrainingImages
-from formerlab.errors import StoppedEarly
+from formerlab.errors import StoppedEarly, UserError
 from formerlab.growth.modules import grow
 from formerlab.growth.stage import Growth, grown_spec
 from formerlab.layers import LayerNorm, Pattention
 from formerlab.models.vision import VisionTransformer
-from formerlab.tasks import Classification
+from formerlab.tasks import Classification, classification
 from formerlab.training.load import load_model
 from formerlab.training.optimizer import LayerwiseAdamW
 from formerlab.training.run import Run
@@ -150,3 +153,62 @@ def test_a_signal_to_a_job_and_its_workers_stops_it_after_the_step_and_saves(dig
     forked(1, signalled_while_images_are_made, digits, tmp_path / "stopped")
     trained(RUN, digits, tmp_path / "whole")
     assert bits(tmp_path / "stopped") == bits(tmp_path / "whole")
+
+
+class Hindered(TrainingImages):
+    """Images whose only worker process makes none for step 3, or ends there."""
+
+    workers = property(lambda images: 1, lambda images, value: None)
+    ends = False
+
+    def __getitem__(self, key):
+        if key[1] == 2:
+            time.sleep(0 if self.ends else 3600)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(key)
+
+
+class Ended(Hindered):
+    ends = True
+
+
+def hindered(rank, images, asked_to_stop, error, reason, digits, out):
+    """Train with images that do not come, then to the end with those that do."""
+    made_ahead = images._made_ahead
+
+    def made(images, *words):
+        if asked_to_stop and words[1] == 2:
+            Timer(1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        return made_ahead(images, *words)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(classification, "TrainingImages", images)
+        patch.setattr(images, "_made_ahead", made)
+        patch.setattr(image_batches, "LOOK", 2.0)
+        patch.setattr(image_batches, "PATIENCE", 600.0 if asked_to_stop else 0.1)
+        with pytest.raises(error, match=reason):
+            trained(RUN, digits, out)
+    trained(RUN, digits, out)
+
+
+@pytest.mark.parametrize(
+    ("images", "asked_to_stop", "error", "reason"),
+    [
+        (Hindered, True, StoppedEarly, r"stopped after step 2 of 8 \(SIGTERM"),
+        (Hindered, False, UserError, "no image came from 1 worker processes for .*--shm-size"),
+        (Ended, True, StoppedEarly, r"stopped after step 2 of 8 \(a worker process ended"),
+    ],
+)
+def test_images_that_do_not_come_do_not_hold_the_run(images, asked_to_stop, error, reason, digits, tmp_path):
+    forked(1, hindered, images, asked_to_stop, error, reason, digits, tmp_path / "hindered")
+    trained(RUN, digits, tmp_path / "whole")
+    assert bits(tmp_path / "hindered") == bits(tmp_path / "whole")
+
+
+def test_shared_memory_that_is_too_small_is_named_before_a_worker_starts(digits, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        TrainingImages, "workers", property(lambda images: 2, lambda images, value: None), raising=False
+    )
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
+    with pytest.raises(UserError, match=r"/dev/shm has 0.0 MB free, 2 worker processes need .*--shm-size.*threads: 1"):
+        trained(RUN, digits, tmp_path)

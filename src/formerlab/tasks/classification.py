@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from formerlab.data.images.augmentation import Augmentation, Look, Probability, Shift
-from formerlab.data.images.batches import ImageBatch, ImageBytes, TrainingImages, drawn_mix, held_out_batches
+from formerlab.data.images.batches import ImageBatch, ImageBytes, TrainingImages, held_out_batches
+from formerlab.data.images.mixing import drawn_mix
 from formerlab.data.images.store import ImageSet, load_images
 from formerlab.errors import UserError
 from formerlab.seeding import mixed_seed

@@ -89,17 +89,16 @@ def train(
         return state.step
     with closing(steps.batches), Progress(run.steps, f"train {run.id}", start=state.step) as progress:
         while state.step < run.steps:
-            if (reason := hooks.asked()) is not None:
+            if (reason := hooks.asked() or steps.fetch()) is not None:
                 if missed := steps.read().missed:  # before their numbers were read
                     return state.count(run, train_data, start, -missed)
                 hooks.leave(state, f"{run.id}: stopped after step {state.step} of {run.steps}", reason)
             step, last = state.step + 1, state.step + 1 == run.steps
             logged = last or step == 1 or step % run.log_every == 0
             evaluated = last or step % run.evaluate_every == 0
-            began = time.perf_counter()
             steps.take()
             outcome = steps.read() if steps.waits or logged or evaluated or hooks.due else None
-            spent = time.perf_counter() - began
+            spent = time.perf_counter() - steps.began
             state.count(run, train_data, start, 1)
             spoilt = (logged or evaluated) and not _finite_weights(state.model)
             if outcome and (outcome.missed or spoilt):

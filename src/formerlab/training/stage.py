@@ -15,6 +15,7 @@ import yaml
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from formerlab.data.images.batches import stop_waiting
 from formerlab.data.manifest import read_manifest, verify_all
 from formerlab.errors import UserError
 from formerlab.files import read_record, sha256, write_text
@@ -90,6 +91,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
             stop.leave(hooks.longest + 2 * (time.monotonic() - began))
 
         examples = run.task.load(data, "train")
+        stop_waiting(examples, stop)
         begins = next_position(readings(ancestor), manifest["fingerprint"])
         hooks = Hooks(save, stop, runtime.checkpoint_seconds)
         diverged = train(run, state, examples, run.task.load(data, "valid"), hooks, begins)

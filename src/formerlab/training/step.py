@@ -1,6 +1,7 @@
 """The optimizer's steps: batches, losses, gradients, and updates while every number is finite."""
 
 import math
+import time
 from collections import deque
 from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.utils.checkpoint import checkpoint
 
+from formerlab.errors import StoppedEarly
 from formerlab.seeding import mixed_seed
 from formerlab.tasks.task import DataPosition, Shard
 from formerlab.training import processes
@@ -78,6 +80,9 @@ class Steps:
     def __init__(self, run: Run, state: State, data: Any, start: DataPosition) -> None:
         self.run, self.state, self.start, self.device = run, state, start, state.device
         self.batches = batches(run, data, start, state.step, self.device)
+        self._batch: Batch | None = None
+        self.began = 0.0
+        """When the current step began to wait for its batch."""
         self.waits = waiting_is_free(self.device)
         self._outcome = torch.zeros(3, device=self.device)
         if run.checkpoint_activations:
@@ -95,15 +100,27 @@ class Steps:
         elif run.compile:
             self.model = torch.compile(self._summing, dynamic=dynamic)  # type: ignore[assignment]
 
+    def fetch(self) -> str | None:
+        """Get the batch of the next step, or return the reason to stop if it does not come."""
+        self.began = time.perf_counter()
+        try:
+            self._batch = next(self.batches)
+        except StoppedEarly as error:
+            if processes.count() > 1:  # the others wait for this process in the middle of their step
+                raise
+            return str(error)
+        return None
+
     def take(self) -> None:
-        """Take the next step, unless loss or gradient are not finite; then it changes no weight."""
+        """Take the step of the batch fetched, unless loss or gradient are not finite; then it changes no weight."""
         run, state, device = self.run, self.state, self.device
         drawn = self.start.chain_steps + state.step
         # The generator of a GPU alone: batches are drawn at the same time, by those of the CPU.
         seed = (torch.default_generator if device.type == "cpu" else torch.get_device_module(device)).manual_seed
         seed(mixed_seed(run.seed, drawn))  # dropout, pure in the step
         run.optimizer.prepare(state.model, state.optimizer, state.step, run.schedule.factor(state.step, run.steps))
-        parts, mine = next(self.batches)
+        assert self._batch is not None
+        parts, mine = self._batch
         total = torch.zeros(1 + len(run.task.train_columns), device=device)
         for index, part in mine:
             if index > 0:

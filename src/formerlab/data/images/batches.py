@@ -3,16 +3,19 @@
 import functools
 import itertools
 import os
+import shutil
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing import resource_tracker
-from threading import Thread
+from pathlib import Path
+from threading import Thread, current_thread, main_thread
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -21,19 +24,18 @@ from formerlab.data.images.augmentation import (
     Augmentation,
     Drawn,
     Look,
-    Pictures,
     Shift,
     TimmAugmentation,
     drawn_by_timm,
     erased,
     nothing_erased,
-    own_randomness,
     shifted,
     whole,
 )
+from formerlab.data.images.mixing import Mix
 from formerlab.data.images.store import ImageSet
+from formerlab.errors import StoppedEarly, UserError, reason
 from formerlab.seeding import mixed_seed
-from formerlab.torchvision_shim import ensure_torchvision_imports
 
 Positions = NDArray[np.int64]
 """Positions in the batch of a step."""
@@ -41,45 +43,14 @@ Key = tuple[int, int, int, Positions]
 """Seed, number of the batch's random changes, position of the batch in the row of epochs, positions in the batch."""
 ENDING = {signal.SIGTERM, signal.SIGINT}
 """Signals that end a process."""
-
-
-class Mix(NamedTuple):
-    """How the images of a part are mixed with those of the part reversed, as timm's Mixup does it."""
-
-    share: float
-    """Weight of an image's own class in its target; without a box, also of its own pixels."""
-    box: tuple[int, int, int, int] | None
-    """First and last (exclusive) rows and columns that come from the other image."""
-    smoothing: float
-    classes: int
-
-    def __call__(self, images: Pictures, labels: Int[Tensor, " count"]) -> tuple[Pictures, Tensor]:
-        """Return mixed images, in their memory, and a weight for each class."""
-        from timm.data.mixup import mixup_target
-
-        if self.box is not None:
-            first, last, left, right = self.box
-            images[:, :, first:last, left:right] = images.flip(0)[:, :, first:last, left:right]
-        elif self.share != 1:
-            other = images.flip(0).mul_(1 - self.share)
-            images.mul_(self.share).add_(other)
-        targets: Tensor = mixup_target(labels, self.classes, self.share, self.smoothing)  # type: ignore[no-untyped-call]
-        return images, targets
-
-
-def drawn_mix(mixup: float, cutmix: float, smoothing: float, classes: int, side: int, seed: int) -> Mix:
-    """Draw one mix, from what timm's Mixup draws from and in its order."""
-    ensure_torchvision_imports()
-    from timm.data.mixup import Mixup, cutmix_bbox_and_lam
-
-    with own_randomness() as reseed:
-        reseed(seed)
-        share, pastes = Mixup(mixup, cutmix)._params_per_batch()  # type: ignore[no-untyped-call]
-        box = None
-        if pastes and share != 1:
-            (first, last, left, right), share = cutmix_bbox_and_lam((side, side), share)  # type: ignore[no-untyped-call]
-            box = int(first), int(last), int(left), int(right)
-    return Mix(float(share), box, smoothing, classes)
+AHEAD = 2
+"""Pieces that each worker process makes ahead of time."""
+SHARED_MEMORY = Path("/dev/shm")
+LOOK = 10.0
+"""Seconds after which the wait for worker processes asks whether to stop."""
+PATIENCE = 600.0
+"""Seconds without a piece of a batch after which the worker processes are taken to be broken."""
+REMEDY = "give it more (docker run --shm-size=8g), raise task.accumulate, or on a CPU set threads: 1"
 
 
 class ImageBatch(NamedTuple):
@@ -145,8 +116,14 @@ class TrainingImages(Dataset[Drawn]):
         threads = torch.get_num_threads()
         alone = threads == 1 and not torch.cuda.is_available()
         self.workers = threads if needs_workers and not alone else 0
+        self.stop: Callable[[], str | None] | None = None
+        """Returns the reason to stop waiting for worker processes, if there is one."""
         self._ahead: Iterator[Drawn] | None = None
         self._next: tuple[int, int, int, bytes] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Drop what another process cannot take."""
+        return vars(self) | {"stop": None}
 
     def __len__(self) -> int:
         return len(self.images)
@@ -180,13 +157,45 @@ class TrainingImages(Dataset[Drawn]):
         asked = np.stack(parts).tobytes()
         if self._next != (seed, draw, place, asked):
             self._ahead = self._from(seed, draw, place, parts)
-        self._next = (seed, draw + 1, place + self.batch, asked)
-        assert self._ahead is not None
+        self._next = None  # until all parts are here: a wait that is given up leaves no part to the next call
         made = []
         for part in parts:
-            pieces = [next(self._ahead) for _ in self._pieces(part)]
+            pieces = [self._piece() for _ in self._pieces(part)]
             made.append(Drawn(*map(torch.cat, zip(*pieces, strict=True))))
+        self._next = (seed, draw + 1, place + self.batch, asked)
         return made
+
+    def _piece(self) -> Drawn:
+        """Return the next piece of the workers.
+
+        Raises StoppedEarly if a worker ended, or if no piece comes and there is a reason to stop; UserError if no piece
+        comes for a long time.
+        """
+        assert self._ahead is not None
+        began = time.monotonic()
+        while time.monotonic() < began + PATIENCE:
+            try:
+                return next(self._ahead)
+            except (RuntimeError, OSError, EOFError) as error:
+                if str(error).startswith("Caught "):  # in the work of a worker, which goes on
+                    raise
+                if "DataLoader timed out" not in str(error):
+                    raise StoppedEarly(f"a worker process ended, is memory too small? {reason(error)}") from None
+            if self.stop is not None and (asked := self.stop()) is not None:
+                raise StoppedEarly(asked)
+        what = f"no image came from {self.workers} worker processes for {PATIENCE:.0f} s"
+        raise UserError(f"{what}: look at the disk of the images and at {SHARED_MEMORY}; {REMEDY}")
+
+    def _check_shared_memory(self, parts: list[Positions]) -> None:
+        """Raise UserError if shared memory, by which images come from the workers, is too small for them."""
+        pixels = len(self.look.mean) * self.look.side**2
+        noise = 4 * pixels // 3 if isinstance(self.augmentation, TimmAugmentation) and self.augmentation.erase else 0
+        size = max(len(piece) for part in parts for piece in self._pieces(part)) * (pixels + noise)
+        needed = (AHEAD + 1) * self.workers * size  # the pieces of a whole part are here while others are made ahead
+        with suppress(OSError):
+            if (free := shutil.disk_usage(SHARED_MEMORY).free) < needed:
+                what = f"{SHARED_MEMORY} has {free / 1e6:.1f} MB free, {self.workers} worker processes"
+                raise UserError(f"{what} need {needed / 1e6:.1f} MB for images; {REMEDY}")
 
     def _pieces(self, part: Positions) -> list[Positions]:
         """Return what the workers make of a part: a piece each, or an image each where there are fewer images."""
@@ -196,16 +205,27 @@ class TrainingImages(Dataset[Drawn]):
         """Return the parts of all batches from one on, in order and each in pieces, as the workers make them."""
         pieces = [piece for part in parts for piece in self._pieces(part)]
         keys = ((seed, draw + k, place + k * self.batch, piece) for k in itertools.count() for piece in pieces)
-        self._ahead = None  # another process could not take it
+        self._ahead = None  # the workers before end; another process could not take them either
+        self._check_shared_memory(parts)
         how: dict[str, Any] = {"multiprocessing_context": "spawn", "worker_init_fn": _end_for_parent}
         how |= {"generator": torch.Generator()}  # it draws a seed, which would shift the dropout of this step
+        how |= {"timeout": LOOK, "prefetch_factor": AHEAD}
         loader: Any = DataLoader(self, batch_size=None, sampler=keys, num_workers=self.workers, **how)
         resource_tracker.ensure_running()  # else the first worker starts it, which unblocks signals
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)  # every thread of a worker inherits it
+        at_end_of_worker = signal.getsignal(signal.SIGCHLD)
         try:
             return iter(loader)
         finally:
+            if current_thread() is main_thread():  # torch's handler would raise an error in the middle of a step
+                signal.signal(signal.SIGCHLD, at_end_of_worker)
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def stop_waiting(data: Any, stop: Callable[[], str | None]) -> None:
+    """Let a wait for worker processes end when `stop` returns a reason; other data have none."""
+    if isinstance(data, TrainingImages):
+        data.stop = stop
 
 
 def _end_for_parent(worker: int) -> None:
