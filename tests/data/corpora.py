@@ -57,3 +57,11 @@ def embedded_data(**changes):
         "questions": 8,
     }
     return TextData.model_validate(settings | changes)
+
+
+def letters(path, known):
+    """Write a tokenizer of single letters, which drops all others; return its spec."""
+    from tokenizers import Tokenizer, models
+
+    Tokenizer(models.BPE({token: i for i, token in enumerate(["<|endoftext|>", *known])}, [])).save(str(path))
+    return {"kind": "file", "path": str(path), "vocabulary": 300}

@@ -3,6 +3,7 @@
 import gzip
 
 import pytest
+from corpora import letters
 from pydantic import TypeAdapter
 
 from formerlab.data import prepare
@@ -61,6 +62,15 @@ def test_what_limits_leave_out_is_said(tmp_path, capsys):
     assert all(f"pairs: {note}\n" in capsys.readouterr().err for note in notes[:1])
     prepare("pairs", files(tmp_path, max_pairs=None), tmp_path / "all")
     assert not [note for note in read_manifest(tmp_path / "all")["notes"] if note.startswith("max_pairs")]
+
+
+def test_a_language_without_tokens_is_noted_or_refused(tmp_path):
+    known = "abcdefghijklmnopqrstuvwxyz0123456789 "
+    prepare("pairs", files(tmp_path, tokenizer=letters(tmp_path / "t.json", known)), tmp_path / "out")
+    lost = [note.partition(" of the ")[2] for note in read_manifest(tmp_path / "out")["notes"] if "no token" in note]
+    assert "train de text have no token and are dropped" in lost  # ü
+    with pytest.raises(UserError, match=r"t\.json: .* test en text have no token and are dropped; name a tokenizer"):
+        prepare("pairs", files(tmp_path, tokenizer=letters(tmp_path / "t.json", "einszwdrv ")), tmp_path / "out")
 
 
 def test_prepared_pairs_are_the_lines(tmp_path):

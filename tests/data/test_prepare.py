@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pyarrow
 import pytest
-from corpora import document, folder, folder_data
+from corpora import document, folder, folder_data, letters
 from pyarrow import parquet
 
 from formerlab.data import BytePairs, Files, TextData, load_stream, load_tokenizer, prepare, verify
@@ -237,6 +237,16 @@ def test_a_tokenizer_file_is_taken_as_it_is(out, source, tmp_path):
     assert sha256(tmp_path / "tokenizer.json") == sha256(out / "tokenizer.json")
     assert load_stream(tmp_path, "train").dtype == np.uint32
     assert texts(tmp_path, "train") == texts(out, "train")
+
+
+def test_text_without_tokens_is_noted_or_refused(source, tmp_path):
+    known = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .!?_'"
+    prepare("text", folder_data(source, tokenizer=letters(tmp_path / "t.json", known)), tmp_path / "out")
+    notes = read_manifest(tmp_path / "out")["notes"]
+    assert [note.partition("characters")[2].split()[3] for note in notes] == list(SPLITS)
+    assert all(note.endswith("text have no token and are dropped") for note in notes)
+    with pytest.raises(UserError, match=r"data: text: .*t\.json: .* name a tokenizer that was made for such text"):
+        prepare("text", folder_data(source, tokenizer=letters(tmp_path / "t.json", "abc")), tmp_path / "out")
 
 
 def test_another_data_set_lends_its_tokenizer(out, tmp_path, capsys):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formerlab.data import BytePairs, TokenizerFile
-from formerlab.data.text.tokenizer import END_OF_TEXT, encode, read_tokenizer
+from formerlab.data.text.tokenizer import END_OF_TEXT, Encoder, read_tokenizer
 from formerlab.errors import UserError
 
 TEXTS = [document(seed) for seed in range(8)]
@@ -23,7 +23,7 @@ def path(tmp_path_factory):
 
 def encoded(path, texts, end=0):
     """Return the tokens of texts, encoded together."""
-    return [int(token) for tokens in encode(read_tokenizer(path), texts, end) for token in tokens]
+    return [int(token) for tokens in Encoder(path, end)(texts)[0] for token in tokens]
 
 
 def test_vocabulary_is_exact_and_begins_with_end_of_text_and_bytes(path):
@@ -86,3 +86,63 @@ def test_tokenizer_files_are_checked(tmp_path, path):
     ]:
         with pytest.raises(UserError, match=message):
             TokenizerFile(**{"path": str(file), "vocabulary": 400} | settings).load()
+
+
+def of_family(family):
+    """Return a tokenizer of a family that knows the letters of `the cat sat` alone."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    letters = sorted(set("▁thecasd"))
+    numbers = {token: number for number, token in enumerate(["<unk>", "the", *letters])}
+    byte_tokens = {f"<0x{byte:02X}>": len(numbers) + byte for byte in range(256)}
+    lead_missing = {letter: number for number, letter in enumerate({*"the", "\u00b4"})}  # д is D0 B4
+    models_of = {
+        "dropping": models.BPE(numbers, []),
+        "unknown": models.BPE(numbers, [], unk_token="<unk>", fuse_unk=True),
+        "fallback": models.BPE(numbers | byte_tokens, [], byte_fallback=True),
+        "bytes": models.BPE(lead_missing, []),
+        "words": models.WordLevel(numbers, unk_token="<unk>"),
+        "pieces": models.WordPiece(numbers, unk_token="<unk>"),
+        "unigram": models.Unigram([(token, -1.0) for token in numbers], unk_id=0),
+    }
+    tokenizer = Tokenizer(models_of[family])
+    if family == "bytes":
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    elif family in ("words", "pieces"):
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("family", "lost"),
+    [
+        *[("dropping", [0, 3, 1]), ("unknown", [0, 3, 1]), ("unigram", [0, 3, 1]), ("fallback", [0, 0, 0])],
+        *[("bytes", [0, 3, 1]), ("words", [0, 3, 2]), ("pieces", [0, 3, 2])],
+    ],
+)
+def test_characters_without_a_token_are_counted(family, lost, tmp_path):
+    of_family(family).save(str(tmp_path / "t.json"))
+    encoder = Encoder(tmp_path / "t.json", 0, "t.json")
+    assert encoder(["the the\n" if family in ("words", "pieces") else "the the", "the ддд", "the tд the"])[1] == lost
+    assert not encoder.notes("train", 0, 10)
+    assert "7 of 20 characters (35.00%) of the test text have no token" in encoder.notes("test", 7, 20)[0]
+    with pytest.raises(
+        UserError, match=r"t\.json: 11 of 20 characters .* name a tokenizer that was made for such text"
+    ):
+        encoder.notes("test", 11, 20)
+
+
+def test_a_tokenizer_without_its_unknown_token_is_named(tmp_path):
+    from tokenizers import Tokenizer, models
+
+    unknown = {"unk_token": "[UNK]"}
+    for model in (
+        models.WordLevel({"a": 0}, **unknown),
+        models.BPE({"a": 0}, [], **unknown),
+        models.Unigram([("a", -1)]),
+    ):
+        Tokenizer(model).save(str(tmp_path / "t.json"))
+        with pytest.raises(UserError, match=r"t\.json: .*; give its vocabulary the token, or name another"):
+            Encoder(tmp_path / "t.json", 0, "t.json")(["b"])

@@ -17,7 +17,7 @@ from formerlab.data.manifest import MANIFEST
 from formerlab.data.pairs.sources import HubPairs, LinePairs, Pair, Phrases
 from formerlab.data.splitting import SPLITS, Split
 from formerlab.data.text.streams import writing
-from formerlab.data.text.tokenizer import BytePairs, TokenizerFile, encode, read_tokenizer, write_tokenizer
+from formerlab.data.text.tokenizer import BytePairs, Encoder, TokenizerFile, write_tokenizer
 from formerlab.errors import UserError
 from formerlab.progress import Progress
 from formerlab.spec import Count, Size, fingerprint
@@ -73,8 +73,8 @@ class ParallelData(DataSpec):
         (out / MANIFEST).unlink(missing_ok=True)  # not before it is clear that source and tokenizer are there
         tokenizer = write_tokenizer(self.tokenizer, out / "tokenizer.json", self._sample)
         written = {split: self._write_split(split, out, tokenizer) for split in reversed(SPLITS)}  # small ones first
-        splits = {split: written[split] for split in SPLITS}
-        notes = [note for split, entry in splits.items() for note in self._cuts(split, entry)]
+        splits = {split: written[split][0] for split in SPLITS}
+        notes = [note for split in SPLITS for note in (*self._cuts(split, splits[split]), *written[split][1])]
         files = [tokenizer["sha256"], *(entry["sha256"] for entry in splits.values())]
         return {"fingerprint": fingerprint(files), "tokenizer": tokenizer, "splits": splits, "notes": notes}
 
@@ -86,9 +86,11 @@ class ParallelData(DataSpec):
             if size <= 0:
                 return
 
-    def _write_split(self, split: Split, out: Path, tokenizer: dict[str, Any]) -> dict[str, Any]:
-        """Write the stream of a split; return its entry of the manifest."""
-        encoder, end = read_tokenizer(out / "tokenizer.json"), tokenizer["end_of_text"]
+    def _write_split(self, split: Split, out: Path, tokenizer: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+        """Write the stream of a split; return its entry of the manifest, and notes on lost text."""
+        name = getattr(self.tokenizer, "path", "tokenizer")
+        encode = Encoder(out / "tokenizer.json", tokenizer["end_of_text"], name)
+        lost, characters = [0, 0], [0, 0]
         dropped = {"empty": 0, "too_long": 0, "ratio": 0}
         source = self.source.pairs(split, self.shares)
         pairs = islice(source, self.max_pairs if split == "train" else None)
@@ -99,7 +101,10 @@ class ParallelData(DataSpec):
         ):
             while some := tuple(islice(pairs, BATCH)):
                 sentences = [sentence for pair in some for sentence in pair]
-                ids = encode(encoder, sentences, end)
+                ids, without = encode(sentences)
+                for side in (0, 1):
+                    lost[side] += sum(without[side::2])
+                    characters[side] += sum(map(len, sentences[side::2]))
                 taken, size = [], 0
                 for pair, source_ids, target_ids in zip(some, ids[0::2], ids[1::2], strict=True):
                     if (reason := self._left_out(split, pair, len(source_ids), len(target_ids))) is not None:
@@ -115,8 +120,12 @@ class ParallelData(DataSpec):
                 bar.advance(len(some))
             if not sizes["pairs"]:
                 raise UserError(f"no pair is left for '{split}' ({dropped} left out); name more text")
+            languages = f"{split} {self.source.source}", f"{split} {self.source.target}"
+            notes = [
+                note for numbers in zip(languages, lost, characters, strict=True) for note in encode.notes(*numbers)
+            ]
         limited = next(source, None) is not None
-        return stream.entry(path) | sizes | {"dropped": dropped, "limited": limited}
+        return stream.entry(path) | sizes | {"dropped": dropped, "limited": limited}, notes
 
     def _left_out(self, split: Split, pair: Pair, *lengths: int) -> str | None:
         """Return the reason to leave out a pair of so many tokens, if there is one."""

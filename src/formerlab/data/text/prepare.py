@@ -16,7 +16,7 @@ from formerlab.data.text.embedded import Embedded
 from formerlab.data.text.files import Files, Hub
 from formerlab.data.text.questions import FOLDER, write_questions
 from formerlab.data.text.streams import load_tokenizer, writing
-from formerlab.data.text.tokenizer import BytePairs, Tokenizer, TokenizerOf, encode, read_tokenizer, write_tokenizer
+from formerlab.data.text.tokenizer import BytePairs, Encoder, Tokenizer, TokenizerOf, write_tokenizer
 from formerlab.data.threads import in_threads
 from formerlab.errors import UserError
 from formerlab.files import replacing
@@ -79,7 +79,8 @@ class TextData(DataSpec):
         shutil.rmtree(out / FOLDER, ignore_errors=True)
         questions = write_questions(list(corpus.test_modules), self.questions, out) if self.questions else []
         tokenizer = self._write_tokenizer(out, corpus)
-        splits, deduplicator = self._write_streams(out, corpus, tokenizer)
+        splits, deduplicator, losses = self._write_streams(out, corpus, tokenizer)
+        notes += losses
         notes += [self._cut(split, splits[split]) for split in SPLITS if split in deduplicator.limited]
         files = [tokenizer["sha256"], *(entry["sha256"] for entry in (*splits.values(), *questions))]
         return {
@@ -137,27 +138,31 @@ class TextData(DataSpec):
 
     def _write_streams(
         self, out: Path, corpus: Corpus, tokenizer: dict[str, Any]
-    ) -> tuple[dict[str, dict[str, Any]], Deduplicator]:
-        """Write the three streams; return their entries of the manifest, and notes on what was left out."""
+    ) -> tuple[dict[str, dict[str, Any]], Deduplicator, list[str]]:
+        """Write the three streams; return their entries of the manifest, what was left out, and notes on lost text."""
         paths = {split: out / f"{split}.npy" for split in SPLITS}
-        encoder, end = read_tokenizer(out / "tokenizer.json"), tokenizer["end_of_text"]
-        deduplicator = Deduplicator(self)
+        name = getattr(self.tokenizer, "path", "tokenizer")
+        encode = Encoder(out / "tokenizer.json", tokenizer["end_of_text"], name)
+        deduplicator, lost, characters = Deduplicator(self), dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
 
-        def encoded(batch: tuple[Split, list[str]]) -> tuple[Split, list[str], np.ndarray]:
-            split, texts = batch
-            return split, texts, np.concatenate(encode(encoder, texts, end))
+        def encoded(batch: tuple[Split, list[str]]) -> tuple[Split, list[str], np.ndarray, int]:
+            tokens, without = encode(batch[1])
+            return *batch, np.concatenate(tokens), sum(without)
 
         with ExitStack() as stack:
             streams = {split: stack.enter_context(writing(paths[split], self.vocabulary)) for split in SPLITS}
             bar = stack.enter_context(Progress(None, f"tokenise {out.name}", unit="B", scale=True))
-            for split, texts, tokens in in_threads(encoded, batches(deduplicator.documents(corpus.shards))):
+            for split, texts, tokens, without in in_threads(encoded, batches(deduplicator.documents(corpus.shards))):
                 size = sum(len(text.encode()) for text in texts)
                 streams[split].append(tokens, len(texts), size)
+                lost[split] += without
+                characters[split] += sum(map(len, texts))
                 bar.advance(size)
             for split, stream in streams.items():
                 if not stream.documents:
                     raise self._no_documents(split, sum(other.documents for other in streams.values()))
-        return {split: stream.entry(paths[split]) for split, stream in streams.items()}, deduplicator
+            notes = [note for split in SPLITS for note in encode.notes(split, lost[split], characters[split])]
+        return {split: stream.entry(paths[split]) for split, stream in streams.items()}, deduplicator, notes
 
     def _cut(self, split: str, entry: dict[str, Any]) -> str:
         key = "max_bytes" if split == "train" else "max_held_out_bytes"
