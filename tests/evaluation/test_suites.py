@@ -114,6 +114,9 @@ MISTAKES = {
         ('{"query": NaN, "choices": ["b", "c"], "gold": 0}', "holds nan"),
         ('{"id": null, "query": "a", "choices": ["b", "c"], "gold": 0}', "holds None"),
         ('{"question": "a", "choices": ["b", "c"], "gold": 0}', "asks for the field 'query'"),
+        ('{"id": "web\\ud83d", "query": "a", "choices": ["b", "c"], "gold": 0}', "half a character"),
+        ('{"query": "a\\ude00", "choices": ["b", "c"], "gold": 0}', "half a character"),
+        ('{"query": "a", "choices": ["b", "\\ud83d"], "gold": 0}', "half a character"),
     ],
     "contexts": [('{"sentence": "no gap", "choices": ["b", "c"], "gold": 0}', "has no '_'")],
     "cloze": [('{"text": "word"}', "no last word")],
@@ -133,6 +136,24 @@ def test_a_row_that_does_not_fit_is_named_with_its_line(tmp_path, form, line, sa
     assert str(raised.value).startswith(f"{path}, line 3: ")
     assert said in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"prompt": "Question: {{goal}}"}, r"\{\{goal\}\} is written in double braces.*write \{goal\}"),
+        ({"prompt": "{query} {{ doc.goal | trim }}"}, r"write \{doc\}"),
+        ({"prompt": "Question: $goal"}, "names no field"),
+        ({"prompt": "Question: {}"}, "names no field"),
+        ({"prompt": "Question: {goal"}, "prompt"),
+        ({"prompt": "{goal}", "format": "cloze"}, "format=cloze has none"),
+        ({"delimiter": "", "format": "pairs"}, "format=pairs has whole sentences"),
+    ],
+)
+def test_what_would_not_be_asked_as_written_is_refused(settings, message):
+    with pytest.raises(ValidationError, match=message):
+        LocalSuite(paths=("x",), **settings)
+    assert LocalSuite(paths=("x",), prompt="{{a}, {b}} {goal}".replace("{a}", "a").replace("{b}", "b"))
 
 
 def test_an_id_given_twice_and_an_empty_file_are_refused(tmp_path):
@@ -211,13 +232,54 @@ def test_a_task_of_the_harness_reads_local_copies(model, tokenizer, tmp_path):
         load_suites({"x": HarnessSuite(task="openbookqa", paths={"test": "/nowhere.jsonl"})})
 
 
+def copy_of(path, rows):
+    """Write a local copy of a task of the harness as JSON lines; return it for all splits."""
+    path.write_text(rows if isinstance(rows, str) else "".join(json.dumps(row) + "\n" for row in rows))
+    return dict.fromkeys(("train", "validation", "test"), str(path))
+
+
+OPENBOOK = {
+    "question_stem": "the cat",
+    "choices": {"text": ["a", "b", "c", "d"], "label": ["A", "B", "C", "D"]},
+    "answerKey": "D",
+}
+PIQA = {"goal": "the cat", "sol1": "sat", "sol2": "ran", "label": 0}
+
+
+@pytest.mark.parametrize(
+    ("task", "rows", "message"),
+    [
+        ("openbookqa", "{not json\n", "suite openbookqa: the questions cannot be loaded"),
+        ("openbookqa", "", "empty file"),
+        ("openbookqa", "\n", "suite openbookqa: the questions cannot be loaded"),
+        ("openbookqa", [{"stem": "the cat", **OPENBOOK}], None),
+        ("openbookqa", [{k: v for k, v in OPENBOOK.items() if k != "question_stem"}], "no field 'question_stem' among"),
+        ("openbookqa", [OPENBOOK, OPENBOOK | {"question_stem": None}], "row 2: field 'question_stem' holds a null"),
+        ("openbookqa", [OPENBOOK, OPENBOOK | {"choices": "a b"}], "openbookqa.*cannot be (loaded|asked)"),
+        ("openbookqa", [OPENBOOK, OPENBOOK | {"answerKey": "E"}], "row 2: it cannot be asked .'E' is not in list"),
+        ("piqa", [PIQA, PIQA | {"goal": None}], "row 2: field 'goal' holds a null"),
+        ("piqa", [PIQA, PIQA | {"label": -1}], "row 2: it cannot be asked .label -1 is none of 2 choices"),
+        ("piqa", [PIQA, PIQA | {"label": 2}], "row 2: it cannot be asked .label 2 is none of 2 choices"),
+        ("piqa", [PIQA, PIQA | {"sol2": ""}], "row 2: it cannot be asked .choices .*are not texts"),
+    ],
+)
+def test_a_damaged_copy_is_named(tokenizer, tmp_path, task, rows, message):
+    suite = HarnessSuite(task=task, paths=copy_of(tmp_path / "copy.jsonl", rows))
+    if message is None:
+        assert len(Questions(load_suites({task: suite}), tokenizer).questions) == 1
+        return
+    with pytest.raises(UserError, match=message):
+        load_suites({task: suite})
+
+
 @pytest.mark.parametrize("form", ["choices", "contexts", "cloze"])
 def test_solved_examples_stand_in_front(model, tokenizer, tmp_path, form):
     own = [row for row in ROWS[form] if "\n\n" not in row.get("text", "")]  # blank lines part solved examples
     rows = [json.dumps(row | {"id": f"{form}-{place}"}) + "\n" for place, row in enumerate(own * 4)]
     (tmp_path / "asked.jsonl").write_text("".join(rows[: len(own)]))
     (tmp_path / "solved.jsonl").write_text("".join(rows[len(own) :]))
-    plain = LocalSuite(paths=(str(tmp_path / "asked.jsonl"),), format=form, prompt="{goal}")
+    prompt = "{goal}" if form == "choices" else "{query}"
+    plain = LocalSuite(paths=(str(tmp_path / "asked.jsonl"),), format=form, prompt=prompt)
     shots = plain.model_copy(update={"shots": 2, "shots_from": (str(tmp_path / "solved.jsonl"),)})
 
     def requests(suite):

@@ -1,7 +1,9 @@
 """Examples of suites from files: rows of JSON lines in four formats, checked, and how the harness asks each."""
 
 import hashlib
+import json
 import math
+import re
 import string
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any, Literal
 
 from formerlab.data.text.readers import json_lines
 from formerlab.errors import UserError
+from formerlab.files import is_utf8
 
 Form = Literal["choices", "contexts", "cloze", "pairs"]
 Row = dict[str, Any]
@@ -52,13 +55,25 @@ def read_examples(paths: Sequence[Path], form: Form, prompt: str = "{query}") ->
                 name = _fill("{UID}-{pairID}", row) if {"UID", "pairID"} <= set(row) else _fill("{id}", {"id": own})
                 if name in examples:
                     raise ValueError(f"id '{name}' stands here a second time")
-                examples[name] = {"id": name, **make_example(form, row, prompt)}
+                example = {"id": name, **make_example(form, row, prompt)}
+                if not is_utf8(json.dumps(example, ensure_ascii=False)):
+                    raise ValueError("half a character (\\ud800 to \\udfff alone) is no text")
+                examples[name] = example
             except ValueError as error:
                 remedy = f"correct the row, or the suite's format ({form})"
                 raise UserError(f"{path}, line {number}: {error}; {remedy}") from None
     if not examples:
         raise UserError(f"{', '.join(map(str, paths))}: no rows; name other files")
     return sorted(examples.values(), key=lambda example: hashlib.blake2b(example["id"].encode()).digest())
+
+
+def check_prompt(prompt: str) -> str:
+    """Return a prompt that names fields of a row in single braces. Raises ValueError for any other."""
+    if doubled := re.search(r"\{\{\s*(\w+).*?\}\}", prompt):
+        raise ValueError(f"{doubled[0]} is written in double braces, which mean braces; write {{{doubled[1]}}}")
+    if not [key for _, key, _, _ in string.Formatter().parse(prompt) if key]:
+        raise ValueError(f"{prompt!r} names no field, so that every question would be the same; write {{query}}")
+    return prompt
 
 
 def _fill(prompt: str, row: Row) -> str:

@@ -9,14 +9,17 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
 from typing import Any
 
+from jinja2 import meta
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import TemplateLM
 from lm_eval.tasks import TaskManager
+from lm_eval.utils import env as templates
 from tokenizers import Tokenizer
 
-from formerlab.errors import UserError, reason
+from formerlab.errors import UserError, reason, shown
 
 FEWSHOT_SEED = 1234  # the harness's own default
 Encoded = tuple[tuple[str, str] | None, list[int], list[int]]
@@ -33,14 +36,73 @@ def load_tasks(configs: Sequence[dict[str, Any] | str], *, offline: bool = True)
         os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1")
         if constants := sys.modules.get("huggingface_hub.constants"):  # which read the variable when they were imported
             constants.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
+    tasks: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
     with quiet():
         manager = TaskManager(include_defaults=False)  # its index of names takes long to build
-        try:
-            tasks: dict[str, Any] = manager.load(list(configs))
-        except (OSError, KeyError, ValueError) as error:  # of the harness, of data sets, of the hub
-            remedy = "prepare their data again, or name local copies"
-            raise UserError(f"the questions cannot be loaded ({reason(error)}); {remedy}") from error
+        for config in configs:
+            name = config["task"] if isinstance(config, dict) else Path(config).stem
+            try:
+                loaded: dict[str, Any] = manager.load([config])
+            except Exception as error:  # of the harness, of data sets, of the hub, of what reads files below them
+                remedy = "prepare their data again, or name whole local copies"
+                raise UserError(f"suite {name}: the questions cannot be loaded ({_cause(error)}); {remedy}") from error
+            tasks = {kind: found | loaded[kind] for kind, found in tasks.items()}
     return tasks
+
+
+def _cause(error: BaseException) -> str:
+    return reason(error) if error.__cause__ is None else _cause(error.__cause__)
+
+
+def check_copy(name: str, task: Any) -> None:
+    """Check that a task asks every row of a local copy as its definition words it. Raises UserError naming the row.
+
+    The harness asks the name of a missing field, writes a null as `None`, and counts a label of no choice as wrong.
+    """
+    with quiet():
+        fields, solved = _fields(task), task.fewshot_docs() if task.config.num_fewshot else ()
+        for number, row in enumerate([*task.task_docs, *solved], 1):
+            where = f"suites.{name}.paths: row {number}" + " (of the solved examples)" * (number > len(task.task_docs))
+            if missing := sorted(fields - row.keys()):
+                raise UserError(f"{where}: no field '{missing[0]}' among {', '.join(row)}; give it the hub's name")
+            if nulls := [field for field in sorted(fields) if _holds_null(row[field])]:
+                raise UserError(f"{where}: field '{nulls[0]}' holds a null; correct or remove the row")
+            try:
+                wrong = _wrong_label(task, row)
+            except Exception as error:  # of templates and functions of the harness
+                wrong = reason(error)
+            if wrong:
+                raise UserError(f"{where}: it cannot be asked ({wrong}); correct or remove the row")
+
+
+def _fields(task: Any) -> set[str]:
+    """Return the fields that a task's definition names, in templates or as a whole."""
+    found = set[str]()
+    for wording in (task.config.doc_to_text, task.config.doc_to_target, task.config.doc_to_choice):
+        if isinstance(wording, str):
+            variables = meta.find_undeclared_variables(templates.parse(wording))
+            found |= variables or ({wording} if wording.isidentifier() else set())
+    return found
+
+
+def _holds_null(value: Any) -> bool:
+    if isinstance(value, dict | list):
+        return any(map(_holds_null, value.values() if isinstance(value, dict) else value))
+    return value is None or value != value  # NaN, as pandas writes a missing number
+
+
+def _wrong_label(task: Any, row: dict[str, Any]) -> str | None:
+    """Say what is wrong with the choices and the label of a row, if anything is."""
+    if task.OUTPUT_TYPE != "multiple_choice":
+        return None
+    choices = task.doc_to_choice(row)
+    if not isinstance(choices, list) or not all(isinstance(choice, str) and choice.strip() for choice in choices):
+        return f"choices {shown(choices)} are not texts"
+    gold = task.doc_to_text(row) if task.multiple_input else task.doc_to_target(row)
+    for label in gold if isinstance(gold, list) else [gold]:
+        if label not in (range(len(choices)) if isinstance(label, int) else choices):
+            return f"label {shown(label)} is none of {len(choices)} choices"
+    return None
 
 
 def prepared(tasks: dict[str, Any], limit: int | None) -> dict[str, Any]:
@@ -51,7 +113,10 @@ def prepared(tasks: dict[str, Any], limit: int | None) -> dict[str, Any]:
             if task.OUTPUT_TYPE not in ("multiple_choice", "loglikelihood"):
                 raise UserError(f"task '{name}' is of type {task.OUTPUT_TYPE}, which no choice answers; leave it out")
             task.set_fewshot_seed(FEWSHOT_SEED)
-            task.build_all_requests(limit=limit)
+            try:
+                task.build_all_requests(limit=limit)
+            except Exception as error:  # of templates and functions of the harness
+                raise UserError(f"suite {name}: a row cannot be asked ({reason(error)}); name a whole copy") from error
     return by_name
 
 

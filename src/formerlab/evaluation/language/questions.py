@@ -175,9 +175,13 @@ def load_suites(suites: Mapping[str, Suite], others: Iterable[dict[str, Any]] = 
     """Load the tasks of all suites, behind those of `others`, which are configurations. The network is asked only where
     a suite of the harness names no local copies.
     """
-    from formerlab.evaluation.language.harness import load_tasks
+    from formerlab.evaluation.language.harness import check_copy, load_tasks
 
     online = any(isinstance(suite, HarnessSuite) and not suite.paths for suite in suites.values())
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         configs = [*others, *(suite.config(name, Path(folder)) for name, suite in suites.items())]
-        return load_tasks(configs, offline=not online)
+        tasks = load_tasks(configs, offline=not online)
+        for name, suite in suites.items():
+            if isinstance(suite, HarnessSuite) and suite.paths:
+                check_copy(name, tasks["tasks"][name])
+        return tasks

@@ -17,7 +17,7 @@ from formerlab.data.manifest import file_hashes, read_manifest
 from formerlab.data.text.questions import TASKS
 from formerlab.data.text.readers import json_lines
 from formerlab.errors import UserError
-from formerlab.evaluation.language.examples import FORMATS, Example, Form, read_examples
+from formerlab.evaluation.language.examples import FORMATS, Example, Form, check_prompt, read_examples
 from formerlab.file_search import expanded, files_named
 from formerlab.spec import AnyCount, Count, Spec, fingerprint
 
@@ -111,6 +111,15 @@ class LocalSuite(_Suite):
             raise ValueError("format=pairs has no question that examples could stand in front of; leave shots out")
         return self
 
+    @model_validator(mode="after")
+    def _asks_what_is_written(self) -> "LocalSuite":
+        check_prompt(self.prompt)
+        if self.format != "choices" and self.prompt != "{query}":
+            raise ValueError(f"prompt: format={self.format} has none, its fields are the text; leave prompt out")
+        if self.format == "pairs" and self.delimiter != " ":
+            raise ValueError("delimiter: format=pairs has whole sentences, which nothing divides; leave delimiter out")
+        return self
+
     def files(self, name: str = "<name>") -> dict[str, list[Path]]:
         keys = "paths", "shots_from"
         return {key: files_named(getattr(self, key), f"suites.{name}.{key}", ".jsonl") for key in keys}
@@ -146,6 +155,8 @@ class HarnessSuite(_Suite):
         for split, path in self.paths.items():
             if not expanded(path).is_file():
                 raise UserError(f"suites.{name}.paths.{split}: no file at '{path}'")
+            if expanded(path).stat().st_size == 0:
+                raise UserError(f"suites.{name}.paths.{split}: {path}: empty file; name a whole copy")
         return {split: [expanded(path).absolute()] for split, path in self.paths.items()}
 
     def config(self, name: str, folder: Path) -> str:
