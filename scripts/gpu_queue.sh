@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Use a machine with a GPU for a given time, unattended: test the kernels, run the benchmarks, train; pack what came out.
+# Use a machine with a GPU for a given time, unattended: measure, train; pack what came out.
 #
 #   scripts/gpu_queue.sh SECONDS OUT [SCALE]     (SCALE: workstation unless given)
 #
@@ -9,16 +9,17 @@
 #      pip download --no-deps --only-binary=:all: --python-version 3.12 --dest carried -r <(grep -vE '^(torch|triton|nvidia)' requirements.lock)
 #    Beside torch 2.11, transformers, pandas and numba it takes babel, pydantic, pydantic-core, annotated-types,
 #    typing-inspection and filelock alone, and lm-eval with what that needs for suites; several GPUs need torch 2.13.
-# 2. The tests of the kernels (tests/kernels/test_on_a_gpu.py) in an eighth of the time at most, then the benchmarks in
-#    twice as much, all bars in one table. They are not done again where OUT has their table already.
-# 3. The jobs that `python -m formerlab plan --shell` says are missing: timings first, then the first seed of every
+#    A package that is missing still is named before anything runs.
+# 2. What a GPU is wanted for (benchmarks/gpu.py): tests of kernels, ceilings, kernels, steps, decoding and failures, in
+#    PROGRAMME_S seconds. It is not done again where OUT has its lines already.
+# 3. In the time that is left, the jobs that `python -m formerlab plan --shell` says are missing: timings first, then the first seed of every
 #    study, each run with its measurements, before the second of any. Training stops itself, checkpointed, before the
 #    time is up, and the next call goes on with it.
 # Into the folder OUT go few files:
 #   rows.tar.gz     every row, record and sidecar of finished jobs (no weights)
 #   resume-*.tar    checkpoints of unfinished runs and weights that other missing jobs need, in parts of at most PART_MB
-#   tests.log       what the tests of the kernels said
-#   benchmarks.md   the bars, met or missed; benchmarks.log has the whole output
+#   gpu.txt         a line for every number of the programme, as soon as it is measured
+#   gpu.log         its errors; tests.log has what the tests of the kernels said
 #   log             what was run, how long it took, how it ended
 # To go on elsewhere, put the first two into CARRIED.
 set -uo pipefail
@@ -28,7 +29,7 @@ out=${2:?usage: scripts/gpu_queue.sh SECONDS OUT [SCALE]}
 scale=${3:-workstation}
 margin=${MARGIN_S:-60}    # seconds kept for packing
 part_mb=${PART_MB:-15}    # largest part of resume-*.tar, MB
-rounds=${ROUNDS:-15}      # of the benchmarks
+programme_s=${PROGRAMME_S:-560}
 carried=${CARRIED:-carried}
 python=${PYTHON:-python3}
 results=results/live/$scale
@@ -70,27 +71,10 @@ pack() {
 }
 
 measure() {
-    [ ! -e "$out/benchmarks.md" ] || return 0
-    local eighth=$((budget / 8)) device precision=float32 words status number=0 sizes=()
-    # Without what pyproject.toml adds: types would be checked by a package that the machine may lack.
-    until_second "$eighth" "$python" -m pytest -o addopts= -q -rs tests/kernels/test_on_a_gpu.py >"$out/tests.log" 2>&1
-    note "tests of the kernels ended with status $?: $(tail -n 1 "$out/tests.log")"
-    device=$("$python" -c 'import torch; print("cuda" if torch.cuda.is_available() else "cpu")') || device=cpu
-    [ "$device" = cpu ] || { precision=bfloat16 sizes=(published_sizes.py); }
-    : >"$out/benchmarks.log"
-    printf '| benchmark | verdict |\n|---|---|\n' >"$out/benchmarks.part"
-    for words in "pattention.py --device $device" "pruning.py --device $device --precision $precision --warps 4 8 16" "depth.py --device $device --only step --only alone" "${sizes[@]}"; do
-        number=$((number + 1))
-        # shellcheck disable=SC2086  # words are words
-        until_second $((eighth + eighth * number / 2)) "$python" benchmarks/$words --rounds "$rounds" >"$out/benchmark" 2>>"$out/benchmarks.log"
-        status=$?
-        note "benchmark $words ended with status $status"
-        cat "$out/benchmark" >>"$out/benchmarks.log"
-        ((status == 0)) || echo "not finished, status $status" >>"$out/benchmark"
-        grep -E '^ *(met|MISSED): |^not finished' "$out/benchmark" | sed "s#.*#| $words | & |#" >>"$out/benchmarks.part"
-        rm -f "$out/benchmark"
-    done
-    mv "$out/benchmarks.part" "$out/benchmarks.md"
+    [ ! -e "$out/gpu.txt" ] || return 0
+    local seconds=$(($(left) < programme_s ? $(left) : programme_s))
+    "$python" benchmarks/gpu.py --seconds "$seconds" --out "$out" </dev/null
+    note "the programme ended with status $?; every line is in gpu.txt"
 }
 
 # The stages that need a model: timings of studies, then seed by seed what is trained already and lacks a measurement,
@@ -101,11 +85,20 @@ by_worth() {
         sort -n -k1,1 -k2,2 -k3,3 | cut -d ' ' -f 4,5
 }
 
+# Without these no item and no job starts.
+complete() {
+    local lacking
+    lacking=$("$python" -c 'import importlib.util as u; print(*(n for n in "torch numpy pydantic annotated_types typing_inspection babel jaxtyping psutil filelock tqdm yaml tabulate safetensors tokenizers pytest hypothesis".split() if u.find_spec(n) is None))') || exit $?
+    [ -z "$lacking" ] || { note "this Python lacks $lacking: put wheels of them into $carried (top of this script)"; exit 2; }
+}
+
 trap 'pack; exit 143' TERM INT
 export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}"
 unpack
-plan=$("$python" -m formerlab plan --scale "$scale" --shell) || exit $? # at once, while the time is not spent yet
+complete
 measure
+if (($(left) <= 0)); then note "out of time before the jobs"; pack; exit 0; fi
+plan=$("$python" -m formerlab plan --scale "$scale" --shell) || exit $?
 eval "$(grep '^export ' <<<"$plan")" # FORMERLAB_PLAN, quoted, and OMP_NUM_THREADS
 note "scale $scale, $(grep -c '^python' <<<"$plan") jobs missing, budget ${budget}s"
 

@@ -8,6 +8,7 @@ import tarfile
 import time
 from pathlib import Path
 
+import gpu
 import pytest
 import torch
 from pruning import row_loop
@@ -24,12 +25,20 @@ PYTHON = """#!/bin/sh
 echo "$*" >>calls
 case "$*" in
 *--shell*) cat plan ;;
-*-c*) echo cpu ;;
-*benchmarks/*) echo "  met: time of ours / theirs 1.000 [0.900, 1.100] <= 1.03" ;;
-*pytest*) echo "3 skipped" ;;
+*-c*) echo "$LACKS" ;;
+*benchmarks/gpu.py*) echo "pruning done" | tee out/gpu.txt ;;
 *"formerlab train"*) sleep "${TAKES:-0}"; mkdir -p "results/live/smoke/$4"; echo row >"results/live/smoke/$4/train.csv"
     echo weights >"results/live/smoke/$4/weights.safetensors" ;;
 esac
+"""
+ITEM = """
+import subprocess, sys, time
+item = sys.argv[2]
+print("1 ms", flush=True)
+if item == "slow":
+    subprocess.run(["sleep", "600"])
+if item == "broken":
+    1 / 0
 """
 PLAN = """set -e
 export FORMERLAB_PLAN='a folder/plan.json'
@@ -74,12 +83,36 @@ def test_every_stage_of_a_plan_is_queued_but_those_that_need_no_model():
 
 def test_kernels_are_tested_where_nothing_checks_types(tmp_path):
     (tmp_path / "beartype.py").write_text("raise ImportError")
-    words = re.search(r'"\$python" (-m pytest .*) >"\$out/tests.log"', SCRIPT.read_text())
     given = os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), str(ROOT / "src")))}
-    subprocess.run([sys.executable, *words[1].split()], cwd=ROOT, env=given, check=True)
+    words = [sys.executable, str(ROOT / "benchmarks/gpu.py"), "--only", "tests", "--out", str(tmp_path)]
+    subprocess.run([*words, "--seconds", "300"], cwd=ROOT, env=given, check=True)
+    assert " skipped" in (tmp_path / "tests.log").read_text() or torch.cuda.is_available()
+    assert re.search(r"0 failed, 0 error, [1-9]\d* skipped; ended", (tmp_path / "gpu.txt").read_text())
 
 
-def test_kernels_are_tested_then_benchmarks_run_then_runs_by_worth(queue, tmp_path):
+def test_an_item_that_takes_too_long_is_stopped_and_the_time_left_over_goes_on(monkeypatch, tmp_path):
+    """Items that are no more than their names; one of them sleeps, with a process of its own."""
+    script = tmp_path / "item.py"
+    script.write_text(ITEM)
+    monkeypatch.setattr(gpu, "__file__", str(script))
+    said = []
+    with open(tmp_path / "gpu.log", "a") as errors:
+        began = time.monotonic()
+        for item, limit in (("quick", 60), ("slow", 3), ("broken", 60)):
+            gpu.run_item(item, limit, tmp_path, said.append, errors)
+        assert time.monotonic() - began < 60
+    assert [re.sub(r"\d+ of ", "n of ", line) for line in said] == [
+        "quick       1 ms",
+        "quick       done after n of 60 s",
+        "slow        1 ms",
+        "slow        out of time after n of 3 s",
+        "broken      1 ms",
+        "broken      failed with status 1, see gpu.log after n of 60 s",
+    ]
+    assert "ZeroDivisionError" in (tmp_path / "gpu.log").read_text()
+
+
+def test_it_measures_and_then_trains_by_worth(queue, tmp_path):
     log = queue(60)
     calls = (tmp_path / "calls").read_text()
     jobs = re.findall(r"^-m formerlab (\S+) (\S+)", calls, re.MULTILINE)
@@ -93,12 +126,8 @@ def test_kernels_are_tested_then_benchmarks_run_then_runs_by_worth(queue, tmp_pa
         "prune tokens/grown/seed0",
         "train depth/plain/seed1",
     ]
-    order = [calls.index(part) for part in ("test_on_a_gpu.py", "benchmarks/pattention.py", "formerlab speed")]
+    order = [calls.index(part) for part in ("benchmarks/gpu.py --seconds 60", "formerlab plan", "formerlab speed")]
     assert order == sorted(order)
-    table = (tmp_path / "out/benchmarks.md").read_text().splitlines()
-    assert table[:2] == ["| benchmark | verdict |", "|---|---|"]
-    assert len(table) == 5
-    assert all("|   met: time of ours / theirs" in line for line in table[2:])
     assert "10 jobs missing, budget 60s" in log
     with tarfile.open(tmp_path / "out/rows.tar.gz") as rows:
         assert "results/live/smoke/depth/plain/seed0/train.csv" in rows.getnames()
@@ -120,7 +149,14 @@ def test_it_stops_in_time_and_the_next_call_measures_nothing_twice(queue, tmp_pa
     limit = re.search(r"train \S+ --time-limit (\d+) --margin 10", (tmp_path / "calls").read_text())
     assert limit is None or int(limit[1]) <= 1
     queue(60)
-    assert (tmp_path / "calls").read_text().count("test_on_a_gpu.py") == 1
+    assert (tmp_path / "calls").read_text().count("benchmarks/gpu.py") == 1
+
+
+def test_what_is_missing_is_named_before_anything_runs(tmp_path, queue):
+    with pytest.raises(AssertionError):
+        queue(60, LACKS="pydantic babel")
+    assert "this Python lacks pydantic babel: put wheels of them into carried" in (tmp_path / "out/log").read_text()
+    assert "benchmarks/gpu.py" not in (tmp_path / "calls").read_text()
 
 
 def test_what_was_carried_along_is_unpacked(queue, tmp_path):

@@ -1,0 +1,198 @@
+"""Kernels, decoding and failures that a GPU is wanted for (gpu.py)."""
+
+import argparse
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from decoding import Transformers, measure
+from gpu_steps import DEVICE, GPU, Lines, Options, tenth, wait
+from torch.nn import functional as F
+
+from formerlab.cache import Decay, Simulation
+from formerlab.cache.torch_engine import load_numba, load_triton
+from formerlab.models import Decoder
+
+ROOT = Path(__file__).parents[1]
+
+
+def milliseconds(work: Callable[[], object], repeats: int = 15) -> float:
+    """Return the median time of a call: on a GPU of the replay of its graph, without Python and starts of kernels."""
+    for _ in range(2):
+        work()
+    wait()
+    if GPU:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        work = graph.replay
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        work()
+        wait()
+        times.append(time.perf_counter() - began)
+    return 1000 * statistics.median(times)
+
+
+def ceilings(options: Options) -> Lines:
+    """Yield what products and copies reach at most."""
+    n, copied = tenth({"n": 8192, "bytes": 2**30}, {"n": 819, "bytes": 2**26}).values()
+    for dtype in (torch.bfloat16, torch.float32):
+        a, b = (torch.randn(n, n, dtype=dtype, device=DEVICE) for _ in range(2))
+        rate = 2 * n**3 / milliseconds(partial(torch.mm, a, b)) / 1e9
+        yield f"product of {n} x {n}, {dtype}: {rate:.3g} TFLOP/s"
+    source = torch.empty(copied, dtype=torch.uint8, device=DEVICE)
+    into = torch.empty_like(source)
+    yield f"copy: {2 * copied / milliseconds(partial(into.copy_, source)) / 1e6:.0f} GB/s read and written"
+
+
+def tests(options: Options) -> Lines:
+    """Yield what the kernels' tests say, those of Knorm first."""
+    words = [sys.executable, "-m", "pytest", "-o", "addopts=", "-v", "-rf", "tests/kernels/test_on_a_gpu.py", "-k"]
+    end, path = time.monotonic() + options.seconds - 3, options.out.resolve() / "tests.log"
+    for chosen in ("Knorm", "not Knorm"):
+        with open(path, "a") as log:
+            began, ended = log.tell(), "ended"
+            try:  # without what pyproject.toml adds: the machine may lack the checker of types
+                left = max(0.0, end - time.monotonic())
+                subprocess.run([*words, chosen], cwd=ROOT, stdout=log, stderr=log, timeout=left)
+            except subprocess.TimeoutExpired:
+                ended = "out of time"
+        said = path.read_text()[began:]
+        counts = {word: len(re.findall(rf" {word}\b.*%\]", said)) for word in ("PASSED", "FAILED", "ERROR", "SKIPPED")}
+        yield f"{chosen}: {', '.join(f'{count} {word.lower()}' for word, count in counts.items())}; {ended}"
+        yield from re.findall(r"^FAILED .*", said, re.MULTILINE)
+
+
+BASE = {"time": 1024, "chains": 256, "d": 80, "dtype": "bfloat16", "warps": 4}
+VARIATIONS: list[dict[str, Any]] = [
+    {},
+    *({"time": time} for time in (512, 2048)),
+    {"chains": 1024},
+    {"dtype": "float32"},
+    {"d": 64},
+    *({"warps": warps} for warps in (8, 1)),
+    {"dtype": "float32", "time": 2048},
+    {"chains": 1024, "time": 2048},
+    {"dtype": "float32", "warps": 8},
+    {"chains": 1024, "warps": 1},
+]
+"""What is changed of BASE, the most wanted first."""
+
+
+def pruning(options: Options) -> Lines:
+    """Yield a simulation of a pruned layer beside full attention; its chains are sequences times 32 heads."""
+    engine = load_triton() if GPU else load_numba()
+    for change in VARIATIONS:
+        now = BASE | change
+        length, batch = now["time"], now["chains"] // 32
+        if not GPU:
+            length, batch = length // 10, max(1, batch // 10)
+        shape = batch, 32, length, now["d"]
+        q, k, v = (torch.randn(shape, device=DEVICE, dtype=getattr(torch, now["dtype"])) for _ in range(3))
+
+        def simulate(q: Any = q, k: Any = k, v: Any = v) -> None:
+            Simulation(Decay(), 0.4, engine=engine.run)(0, q, k, v)
+
+        label = f"{32 * batch} chains of {length} x {now['d']}, {now['dtype']}, {now['warps']} warps"
+        try:
+            with torch.inference_mode():
+                full = milliseconds(partial(F.scaled_dot_product_attention, q, k, v, is_causal=True), 5)
+                took = milliseconds(launched(simulate, now["warps"]) if GPU else simulate, 5)
+        except Exception as error:  # a number of warps may not compile
+            yield f"{label}: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+            continue
+        yield f"{label}: {took:.3f} ms, full attention {full:.3f}, ratio {took / full:.2f}"
+
+
+def launched(simulate: Callable[[], object], warps: int) -> Callable[[], object]:
+    """Return the start of the kernel alone, with so many warps: what surrounds it cannot be part of a graph."""
+    from formerlab.kernels import pruned_attention
+
+    kernel, starts = pruned_attention.evict, list[Callable[[], object]]()
+
+    class Noted:
+        def __getitem__(self, grid: Any) -> Callable[..., None]:
+            def start(*given: Any, **sizes: Any) -> None:
+                sizes |= {"num_warps": warps, "maxnreg": pruned_attention.REGISTERS.get(warps)}
+                starts.append(partial(kernel[grid], *given, **{k: v for k, v in sizes.items() if v is not None}))
+                starts[-1]()
+
+            return start
+
+    with patch.object(pruned_attention, "evict", Noted()):
+        simulate()
+    return starts[-1]
+
+
+def decoding(options: Options) -> Lines:
+    """Yield the time of a decoded token with whole and pruned caches, and with transformers' static one, compiled."""
+    size = tenth({"prompt": 1024, "slices": 4, "slice": 16, "vocabulary": 8192}, {"prompt": 102, "slice": 2})
+    for batch in (1, 16):
+        given = argparse.Namespace(**size, batch=batch, budgets=[0.4], device=DEVICE, transformers=True)
+        with torch.inference_mode():
+            times, caches, _ = measure(given)
+        for name, seconds in times.items():
+            ms = 1000 * batch * statistics.median(seconds)
+            yield f"batch {batch}, {name}: {ms:.2f} ms a token, {caches[name].bytes() / 2**20:.0f} MiB"
+    more = size["slices"] * size["slice"]
+    spec = Decoder(vocabulary=size["vocabulary"], layers=12, width=512, heads=8, context=size["prompt"] + more)
+    model = Transformers(spec, DEVICE).model
+    for batch in (1, 16):
+        prompt = torch.randint(size["vocabulary"], (batch, size["prompt"]), device=DEVICE)
+
+        def seconds(count: int, prompt: Any = prompt) -> float:
+            began = time.perf_counter()
+            words = {"cache_implementation": "static", "do_sample": False, "pad_token_id": 0}
+            model.generate(prompt, max_new_tokens=count, min_new_tokens=count, **words)
+            wait()
+            return time.perf_counter() - began
+
+        first = seconds(more)  # compiles
+        ms = 1000 * (seconds(more) - seconds(1)) / (more - 1)
+        yield f"batch {batch}, StaticCache of transformers' model: {ms:.2f} ms a token, {first:.0f} s the first time"
+
+
+def stops(options: Options) -> Lines:
+    """Yield how a run ends that is stopped by SIGTERM, that goes on, and that does not fit on the GPU."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT / "src"), os.environ.get("PYTHONPATH", "")))}
+    with tempfile.TemporaryDirectory() as results:
+        values = [f"device={DEVICE}", f"results={results}", "tokenformer.steps=1000000"]
+        run = "tokenformer/transformer-2/seed0"
+
+        def end(*words: str, after_s: float | None = None) -> str:
+            """Run the command; `after_s` seconds after it began its stage it gets a SIGTERM. Return how it ended."""
+            given = [word for value in values for word in ("--set", value)]
+            command = [sys.executable, "-m", "formerlab", *words, "--scale", "smoke", *given]
+            process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+            began = time.monotonic()
+            if after_s is not None:
+                note = Path(results, "live/smoke", run, ".train.state.json")
+                while process.poll() is None and '"running"' not in (note.read_text() if note.exists() else ""):
+                    time.sleep(0.1)
+                time.sleep(after_s)
+                process.terminate()
+                began = time.monotonic()
+            said = process.communicate()[1].strip().splitlines() or [""]
+            return f"status {process.returncode} after {time.monotonic() - began:.1f} s: {said[-1]}"
+
+        end("data", "text")
+        yield f"SIGTERM: {end('train', run, after_s=6)}"
+        yield f"SIGTERM again, after it went on: {end('train', run, after_s=6)}"
+        if not GPU:
+            yield "out of memory: not tried without a GPU"
+            return
+        large = {"task.context": 16384, "model.context": 16384, "model.width": 64, "task.batch": 2048}
+        values += [f"tokenformer.{key}={value}" for key, value in (large | {"task.valid_windows": 1}).items()]
+        yield f"out of memory: {end('train', 'tokenformer/tokenformer-1/seed0')}"

@@ -1,0 +1,156 @@
+"""Training steps that a GPU is wanted for (gpu.py): time, memory and compilation, taken by `train()` itself."""
+
+import argparse
+import fcntl
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from formerlab.data.pairs.streams import PairStream
+from formerlab.layers import DepthWeightedAverage, Identity, LayerNorm, Pattention
+from formerlab.models import Decoder, Translator
+from formerlab.plan.cost import memory_bytes
+from formerlab.plan.hardware import TABLE, Hardware
+from formerlab.tasks import LanguageModeling, Translation
+from formerlab.training.loop import Hooks, train
+from formerlab.training.run import Run
+from formerlab.training.state import State
+
+GPU = torch.cuda.is_available()
+DEVICE = "cuda" if GPU else "cpu"
+Lines = Iterator[str]
+Options = argparse.Namespace
+
+
+def tenth(full: dict[str, Any], small: dict[str, Any]) -> dict[str, Any]:
+    """Return the sizes on a GPU; without one, those of a rehearsal."""
+    return full if GPU else full | small
+
+
+def wait() -> None:
+    """Wait until the GPU has done all its work."""
+    if GPU:
+        torch.cuda.synchronize()
+
+
+class Clock:
+    """Notes the time before every step of `train()`; processes that compile side by side measure one at a time."""
+
+    def __init__(self, lock: Any) -> None:
+        self.times, self.lock = [time.perf_counter()], lock
+
+    def __call__(self) -> None:
+        """Note the time; give no reason to stop."""
+        wait()
+        if len(self.times) == 2:  # the first step is done, and with it the compilation
+            self.compiled_s = time.perf_counter() - self.times[0]
+            fcntl.flock(self.lock, fcntl.LOCK_EX)
+            if GPU:
+                torch.cuda.reset_peak_memory_stats()
+        self.times.append(time.perf_counter())
+
+
+def case(label: str, run: Run, data: Any, lock: Path) -> str:
+    """Take twelve steps; return the time until the first is done, and time and memory of the later ones."""
+    built: Any = run.model.build(0).to(DEVICE)
+    with open(lock, "a") as file:
+        clock = Clock(file)
+        run = run.model_copy(update={"steps": 12, "evaluate_every": 12, "log_every": 100})
+        train(run, State(built, run.optimizer.build(built)), data, data, Hooks(lambda state: None, clock, float("inf")))
+    steps = [1000 * (end - start) for start, end in zip(clock.times[3:-1], clock.times[4:], strict=True)]
+    ms = statistics.median(steps)
+    held = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}" if GPU else "unknown"
+    planned = memory_bytes(run, Hardware(**TABLE["H100"])) / 1e9
+    return (
+        f"{label}: {ms:.1f} ms a step ({min(steps):.1f} to {max(steps):.1f}), "
+        f"{run.task.step_tokens / ms:.1f} k tokens/s, "
+        f"{held} GB (planned {planned:.1f}), first step done after {clock.compiled_s:.0f} s"
+    )
+
+
+def language_run(model: Decoder, **task: Any) -> tuple[Run, Any]:
+    """Return a compiled run in bfloat16 and a stream of random tokens."""
+    settings = {"compile": True, "precision": "bfloat16", "task": LanguageModeling(context=model.context, **task)}
+    run = Run(study="benchmark", name="case", model=model, **settings)
+    return run, np.random.default_rng(0).integers(0, model.vocabulary, 1_000_000).astype(np.uint16)
+
+
+def side_by_side(item: str, cases: dict[str, dict[str, str]], options: Options) -> Lines:
+    """Start the item once for every case, with its environment; their lines go to the same output."""
+    words = [
+        sys.executable,
+        str(Path(__file__).with_name("gpu.py")),
+        "--item",
+        item,
+        "--out",
+        str(options.out),
+        "--case",
+    ]
+    started = {name: subprocess.Popen([*words, name], env=os.environ | more) for name, more in cases.items()}
+    for name, process in started.items():
+        if status := process.wait():
+            yield f"{name}: failed with status {status}, see gpu.log"
+
+
+def tokenformer(options: Options) -> Lines:
+    """Yield a step of the Tokenformer of 354M with and without inductor's multi-kernels, and its longest kernels."""
+    if options.case is None:
+        cases = {"as usual": {}, "TORCHINDUCTOR_MULTI_KERNEL=1": {"TORCHINDUCTOR_MULTI_KERNEL": "1"}}
+        yield from side_by_side("tokenformer", cases, options)
+        return
+    full = {"vocabulary": 50304, "layers": 12, "width": 768, "heads": 12, "context": 1024}
+    size = tenth(full, {"vocabulary": 5030, "layers": 1, "width": 72, "context": 102})
+    tokens, batch = tenth({"tokens": 2140, "batch": 32}, {"tokens": 214, "batch": 3}).values()
+    patterns = {"projection": Pattention(tokens=tokens), "feedforward": Pattention(tokens=4 * tokens)}
+    model = Decoder(**size, norm=LayerNorm(gain=False, bias=False), **patterns)
+    run, stream = language_run(model, batch=batch, valid_windows=batch)
+    yield case(options.case, run, stream, options.out / "turn.lock")
+    if options.case == "as usual":
+        activities, key = [ProfilerActivity.CPU], "self_cpu_time_total"
+        if GPU:
+            activities, key = [ProfilerActivity.CUDA], "self_device_time_total"
+        with profile(activities=activities) as profiler:
+            yield case("the same, profiled", run, stream, options.out / "profiled.lock")
+        events = profiler.key_averages()
+        total = sum(getattr(event, key) for event in events)
+        for event in sorted(events, key=lambda event: -getattr(event, key))[:10]:
+            yield f"{getattr(event, key) / total:7.1%} {event.key[:90]}"
+
+
+def depth(options: Options) -> Lines:
+    """Yield steps of DenseFormers of 48 blocks; `dynamic` lets validation in another size make the graph symbolic."""
+    patterns = {"plain": Identity(), "4x5": DepthWeightedAverage(dilation=4, period=5), "1x1": DepthWeightedAverage()}
+    if options.case is None:
+        cases = {f"{name}, {shapes}": {} for shapes in ("static", "dynamic") for name in patterns}
+        yield from side_by_side("depth", cases, options)
+        return
+    name, shapes = options.case.split(", ")
+    if shapes == "dynamic":
+        LanguageModeling.dynamic_shapes = None
+    full = {"vocabulary": 50304, "layers": 48, "width": 768, "heads": 12, "context": 256}
+    size = tenth(full, {"vocabulary": 5030, "layers": 5, "width": 72, "context": 25})
+    batch, windows = tenth({"batch": 40, "windows": 64}, {"batch": 4, "windows": 6}).values()
+    run, stream = language_run(Decoder(**size, depth=patterns[name]), batch=batch, valid_windows=windows)
+    yield case(options.case, run, stream, options.out / "turn.lock")
+
+
+def translator(options: Options) -> Lines:
+    """Yield a step of the base translator of arXiv:1706.03762, 25000 source and as many target tokens."""
+    full = {"vocabulary": 37000, "layers": 6, "width": 512, "tokens": 25000}
+    size = tenth(full, {"vocabulary": 3700, "layers": 1, "width": 56, "tokens": 2500})
+    task = Translation(tokens=size.pop("tokens"), valid_pairs=1)
+    random = np.random.default_rng(0)
+    words = (random.integers(1, size["vocabulary"], length) for length in random.integers(10, 40, 40_000))
+    pairs = PairStream(np.concatenate([part for sentence in words for part in (sentence, [0])]).astype(np.uint16), 0)
+    model = Translator(**size, heads=8, context=64, dropout=0.1)
+    run = Run(study="benchmark", name="translator", model=model, task=task, precision="bfloat16")
+    yield case("base", run, pairs, options.out / "turn.lock")
