@@ -2,6 +2,7 @@ import os
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
 
 from formerlab.errors import UserError
 from formerlab.evaluation.language.generate import draw, generate, sample
@@ -70,3 +71,26 @@ def test_impossible_options_are_named(model, tokenizer, option):
     (name, value) = next(iter(option.items()))
     with pytest.raises(UserError, match=f"{name}={value}"):
         generate(model, tokenizer, "the cat", **option)
+
+
+FAMILIES = {
+    "metaspace": (["▁the", "▁cat"], decoders.Metaspace()),
+    "llama": (
+        ["▁the", "▁cat"],
+        decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1)]),
+    ),
+    "pieces": (["the", "cat"], decoders.WordPiece()),
+    "suffix": (["the</w>", "cat</w>"], decoders.BPEDecoder("</w>")),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_space_between_prompt_and_text_stays(family, model, monkeypatch):
+    words, decoder = FAMILIES[family]
+    tokenizer = Tokenizer(models.WordLevel({"<|endoftext|>": 0, words[0]: 1, words[1]: 2}, unk_token=words[0]))
+    tokenizer.decoder = decoder
+    monkeypatch.setattr("formerlab.evaluation.language.generate.draw", lambda *_: 2)
+    pieces: list[str] = []
+    assert generate(model, tokenizer, "the", tokens=3, stream=pieces.append) == " cat cat cat"
+    assert "".join(pieces) == " cat cat cat"
+    assert generate(model, tokenizer, "", tokens=1, end_of_text=0).strip() == "cat"

@@ -56,18 +56,19 @@ def generate(
         raise UserError(f"the prompt has {len(ids)} tokens, but the model's context is {context}; shorten the prompt")
     room = context - len(ids) + 1  # the last token is not fed back, so it needs no position
     new, shown = list[int](), ""
+    given = len(tokenizer.decode(ids))  # decoded alone, the new text would lose a space at its beginning
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "seed": seed, "attend": attend}
     for token in sample(model, ids, tokens=min(tokens, room), **options):
         if token == end:
             break
         new.append(token)
-        text = tokenizer.decode(new)
+        text = tokenizer.decode(ids + new)[given:]
         if not text.endswith(INCOMPLETE):
             stream(text[len(shown) :])
             shown = text
     if len(new) == room < tokens:
         tell(f"stopped after {room} of {tokens} tokens, at the end of the model's context of {context}")
-    text = tokenizer.decode(new)
+    text = tokenizer.decode(ids + new)[given:]
     stream(text[len(shown) :])
     return text
 
