@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import shutil
 import socket
 import subprocess
 from pathlib import Path
@@ -13,6 +14,7 @@ from fixtures.project import Project, finish
 
 from formerlab import __main__, errors
 from formerlab.__main__ import build_parser, main
+from formerlab.commands import tools
 from formerlab.commands.context import VARIABLE
 from formerlab.data.manifest import MANIFEST, SCHEMA
 from formerlab.files import read_json, sha256, write_json
@@ -75,6 +77,40 @@ def test_a_project_of_ones_own_begins_with_the_checkouts_plan(tmp_path, capsys, 
     assert refused(capsys, "init", str(folder)).endswith("exists and is not empty; name a new folder")
     ours, theirs = (build_plan(root, {"scale": "smoke"}) for root in (Path(__file__).parents[1], folder))
     assert ours["train"] == theirs["train"]
+
+
+def test_a_project_from_a_read_only_package_can_be_edited(tmp_path, monkeypatch):
+    template = tmp_path / "package"
+    shutil.copytree(Path(tools.__file__).parents[2] / "formerlab_project", template)
+    for path in (template, *template.rglob("*")):
+        path.chmod(path.stat().st_mode & 0o555)
+    monkeypatch.setattr(tools, "files", lambda _: template)
+    assert main(["init", str(tmp_path / "mine")]) == 0
+    locked = [path for path in (tmp_path / "mine").rglob("*") if not path.stat().st_mode & 0o200]
+    assert locked == []
+
+
+def test_claims_of_a_plan_are_those_of_its_own_folder(project, tmp_path, monkeypatch):
+    plan = ensure_plan(Path.cwd(), {})
+    assert locate.root_of(plan) == tmp_path.resolve()
+    assert locate.root_of(tmp_path / "plan.json") == Path()
+    roots = []
+    monkeypatch.setattr("formerlab.report.claims.render.write_claims", lambda results, arms, out: [])
+    monkeypatch.setattr("formerlab.plan.arms.read_arms", lambda root, scale: roots.append(root))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    Path(locate.read_plan(plan)["results"]).mkdir(parents=True)
+    assert main(["claims", "--plan", str(plan), "--out", "out"]) == 0
+    assert roots == [tmp_path.resolve()]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("MPLBACKEND", "module://matplotlib_inline.backend_inline"), (VARIABLE, "")]
+)
+def test_variables_of_other_programs_stop_no_command(name, value, project, capsys, monkeypatch):
+    monkeypatch.setenv(name, value)
+    assert main(["status"]) == 0
+    assert os.environ["MPLBACKEND"] == "agg", "matplotlib refuses a backend that it does not find"
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,13 @@
 import math
 from collections import OrderedDict
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import prune
 
 from formerlab.errors import UserError
@@ -151,3 +155,52 @@ def test_the_state_of_a_grown_layer_is_refused_by_one_of_another_tau():
     same.load_state_dict(grown.state_dict())
     x = torch.randn(4, 8)
     assert torch.equal(same(x), grown(x))
+
+
+@pytest.fixture
+def process_group():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_models_wrapped_by_ddp_or_fsdp_are_refused(process_group):
+    wrapped = DistributedDataParallel(net())
+    for model in (wrapped, nn.Sequential(wrapped)):
+        with pytest.raises(UserError, match="cannot grow a DistributedDataParallel: .* grow model.module and wrap"):
+            grow(model)
+    sharded = fully_shard(net(), mesh=init_device_mesh("cpu", (1,)))
+    with pytest.raises(UserError, match="cannot grow a FSDPModule: .* grow the model before fully_shard"):
+        grow(sharded)
+    with pytest.raises(UserError, match="cannot grow a FullyShardedDataParallel: .* before it is wrapped"):
+        grow(type("FullyShardedDataParallel", (nn.Sequential,), {})(net()))
+
+
+def test_another_wrapper_calls_the_grown_weights():
+    wrapped = grow(nn.DataParallel(net()))
+    before = wrapped(X)
+    with torch.no_grad():
+        next(layer for layer in wrapped.modules() if isinstance(layer, PattentionLayer)).values.mul_(2)
+    assert not torch.equal(wrapped(X), before)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokens": 100}, r"cannot grow to tokens=100; name the layers, tokens=\{'first': \.\.\.\}"),
+        ({"tokens": {"first": 14.0}}, r"cannot grow first to 14\.0 tokens; write a whole number"),
+        ({"tokens": {"first": True}}, "cannot grow first to True tokens"),
+        ({"factor": 3, "tokens": {"first": 14}}, "cannot grow by factor=3 to tokens=.*; give one of them"),
+        ({"factor": "2"}, "cannot grow by factor=2: "),
+        ({"factor": float("nan")}, "cannot grow by factor=nan: "),
+        ({"factor": 1.01}, r"cannot grow first by factor=1\.01: 12 tokens stay 12; use a larger factor"),
+    ],
+)  # fmt: skip
+def test_sizes_that_cannot_be_meant_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        grow(net(), **options)
+
+
+def test_sizes_out_of_numpy_are_taken():
+    assert grow_counts(grow(net(), tokens={"first": np.int64(14)})) == [14, 10]
+    assert grow_counts(grow(net(), factor=np.float32(1.5))) == [18, 15]

@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import os
 import signal
 import sys
 import textwrap
@@ -49,6 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(words: list[str] | None = None) -> int:
     """Run one verb and return the exit status: 0 done, 1 failed, 2 a mistake to mend, 75 stopped early, run again."""
     let_signals_interrupt()
+    os.environ["MPLBACKEND"] = "agg"  # figures go to files; a notebook's terminal names a backend that may be missing
     arguments = build_parser().parse_args(words)
     try:
         arguments.function(arguments)

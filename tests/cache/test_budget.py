@@ -1,10 +1,12 @@
 """One rounding rule for all policies."""
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from formerlab.cache import Decay, StreamingLLM, resolve_budget
+from formerlab.cache import H2O, Decay, PrunedCache, Simulation, StreamingLLM, resolve_budget
 from formerlab.cache.budget import EVERYTHING
 from formerlab.errors import UserError
 
@@ -42,3 +44,21 @@ def test_what_is_protected_always_fits():
     assert Decay(recent=0.5, sink=4).protected(3) == (3, 0)
     assert Decay(recent=0.8, sink=4).protected(10) == (4, 6)
     assert StreamingLLM().protected(2) == (2, 0)
+
+
+@pytest.mark.parametrize("budget", [np.int64(16), np.uint8(16), np.array(16), torch.tensor(16)])
+def test_a_count_out_of_numpy_or_torch_is_taken(budget):
+    assert resolve_budget(budget, 50) == 16
+    assert PrunedCache(H2O(), budget).budget == 16
+
+
+@pytest.mark.parametrize("budget", [np.float32(0.29), np.float16(0.29), np.float64(0.29), torch.tensor(0.29)])
+def test_a_narrow_ratio_is_the_number_that_it_prints_as(budget):
+    assert resolve_budget(budget, 50) == resolve_budget(0.29, 50) == 15
+    assert repr(Simulation(H2O(), budget).budget) == "0.29"
+
+
+@pytest.mark.parametrize("budget", [np.bool_(True), np.array([16]), np.float32("nan"), np.int64(0), True])
+def test_what_is_no_budget_is_refused(budget):
+    with pytest.raises(UserError, match="give a count of entries"):
+        resolve_budget(budget, 50)

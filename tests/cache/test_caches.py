@@ -291,3 +291,21 @@ def test_realised_budget_is_the_share_held(policy, tokens):
         observed = Simulation(policy, budget, observe=lambda layer, seen: None)
         model(tokens, attend=observed)
         assert observed.realised_budget.tolist() == pytest.approx(simulation.realised_budget.tolist())
+
+
+@pytest.mark.parametrize("scored_by", ["torch", "compiled"])
+@pytest.mark.parametrize("make", [KVCache, lambda: PrunedCache(H2O(), 9), lambda: CompressedCache(H2O(), 9)])
+def test_a_cache_that_began_in_inference_mode_goes_on_outside(make, scored_by, monkeypatch):
+    monkeypatch.setattr(pruned, "WORTHWHILE", 0 if scored_by == "compiled" else 10**9)
+    q, k, v = torch.randn(3, 1, 2, 30, 8)
+    outs = []
+    for begin in (torch.inference_mode, torch.no_grad):
+        cache = make()
+        with begin():
+            cache(0, q[:, :, :20], k[:, :, :20], v[:, :, :20])
+            cache(0, *(x[:, :, 20:21] for x in (q, k, v)))
+        steps = [cache(0, *(x[:, :, now : now + 1] for x in (q, k, v))) for now in range(21, 30)]
+        cache.reorder(torch.tensor([0]))
+        outs.append(torch.cat(steps, 2))
+    assert torch.equal(*outs)
+    assert not outs[0].requires_grad

@@ -35,3 +35,9 @@ def test_an_error_arrives_as_it_is_and_no_thread_goes_on():
     with pytest.raises(UserError, match="item 3 is wrong"):
         list(in_threads(refuse, count()))
     assert active_count() == before
+
+
+@pytest.mark.parametrize("value", ["", " ", "0", "many", "-2"])
+def test_a_variable_that_says_no_number_counts_as_not_set(value, monkeypatch):
+    monkeypatch.setenv("RAYON_NUM_THREADS", value)
+    assert list(in_threads(abs, [-1, -2])) == [1, 2]

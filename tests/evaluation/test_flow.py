@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from formerlab.evaluation.language.flow import MATRICES, Flow, flow, singular_values
-from formerlab.layers import DepthWeightedAverage, Pattention
+from formerlab.layers import DepthWeightedAverage, Pattention, SoftmaxAverage
 from formerlab.models import Decoder
 from formerlab.results.schema import COSINE, PRUNED, SINGULAR
 from formerlab.tasks import LanguageModeling
@@ -50,6 +50,12 @@ def test_a_transformer_has_cosines_alone():
     assert measures.count(COSINE) == 3
     assert PRUNED not in measures
     assert measures.count(f"{SINGULAR}feed-forward up") == 16
+
+
+def test_the_logits_of_a_softmax_are_no_weights_to_remove():
+    measures = {measure for measure, _ in found(MODEL.model_copy(update={"depth": SoftmaxAverage()}).build(0))}
+    assert COSINE in measures
+    assert PRUNED not in measures
 
 
 def test_singular_values_are_relative_to_the_largest_and_mean_over_blocks():

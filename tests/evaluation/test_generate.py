@@ -94,3 +94,20 @@ def test_the_space_between_prompt_and_text_stays(family, model, monkeypatch):
     assert generate(model, tokenizer, "the", tokens=3, stream=pieces.append) == " cat cat cat"
     assert "".join(pieces) == " cat cat cat"
     assert generate(model, tokenizer, "", tokens=1, end_of_text=0).strip() == "cat"
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-45, 1e-39])
+def test_a_temperature_next_to_zero_takes_the_most_probable_token(temperature):
+    generator = torch.Generator().manual_seed(0)
+    for logits in ([1.0, 3.0, 2.0], [-5.0, -1.0, -9.0], [0.0, 80.0, -torch.inf]):
+        assert draw(torch.tensor(logits), temperature, None, generator) == 1
+
+
+@pytest.mark.parametrize(
+    "option", [{"temperature": float("nan")}, {"temperature": float("inf")}, {"seed": 2**64}, {"seed": -(2**63) - 1}]
+)
+def test_options_that_torch_cannot_use_are_refused(option, model, tokenizer):
+    name, value = next(iter(option.items()))
+    with pytest.raises(UserError, match=f"^{name}={value}: "):
+        generate(model, tokenizer, "the cat", tokens=1, **option)
+    generate(model, tokenizer, "the cat", tokens=1, seed=2**64 - 1)

@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from foreign import build, tokens
 from jaxtyping import config
+from torch.nn import DataParallel, Module
 from transformers import DynamicCache, StaticCache
 
 from formerlab.cache import (
@@ -326,3 +328,43 @@ def test_other_models_are_refused():
         prune(build("gemma2"), Decay(), 6).__enter__()
     with prune(build("mistral", sliding_window=16), Decay(), 6, context=16):
         pass
+
+
+@pytest.mark.parametrize(
+    ("wrap", "remedy"),
+    [
+        (lambda model: type("PeftModel", (Module,), {})(), "model.get_base_model()"),
+        (lambda model: torch.compile(model, backend="eager"), "before torch.compile (model._orig_mod)"),
+        (DataParallel, "give prune the model inside, model.module"),
+        (lambda model: type("T5", (Module,), {})(), "not a T5"),
+    ],
+)  # fmt: skip
+def test_a_wrapped_model_is_refused_with_its_own_remedy(wrap, remedy, models):
+    with pytest.raises(UserError) as caught, prune(wrap(models["llama"]), Decay(), 6):
+        pytest.fail("the block began")
+    assert str(caught.value).endswith(remedy + (", which has the adapters" if "base" in remedy else ""))
+
+
+@pytest.mark.parametrize("policy", [Full(), Decay(alpha=0.2)])
+def test_an_offloaded_model_is_pruned_as_it_is(policy):
+    model, text = build("llama"), tokens(1, 20)
+    with prune(model, policy, 6):
+        expected = generated(model, text)
+    cpu_offload(model, torch.device("cpu"))
+    with prune(model, policy, 6):
+        assert torch.equal(generated(model, text), expected)
+
+
+def test_a_model_without_weights_and_one_that_overflows_are_refused():
+    with torch.device("meta"):
+        empty = build("llama")
+    with pytest.raises(UserError, match="has no weights, only shapes"), prune(empty, Decay(), 6):
+        pytest.fail("the block began")
+    model = build("llama")
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight.fill_(torch.inf)
+    with (
+        pytest.raises(UserError, match="^LlamaForCausalLM: the model's logits are not finite"),
+        prune(model, Decay(), 6),
+    ):
+        pytest.fail("the block began")

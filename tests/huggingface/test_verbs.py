@@ -14,6 +14,7 @@ from formerlab.errors import EXIT_USER_ERROR, UserError
 from formerlab.evaluation.language.harness import load_tasks
 from formerlab.evaluation.language.questions import Questions
 from formerlab.integrations.huggingface import load
+from formerlab.integrations.huggingface.export import card_of
 from formerlab.integrations.huggingface.load import load_any
 from formerlab.integrations.huggingface.neox import load_released
 from formerlab.released import Folder
@@ -41,6 +42,10 @@ def test_a_finished_run_is_exported_with_its_tokenizer(finished, tmp_path, capsy
     assert tokenizer.decode(made[0]).startswith("the cat sat")
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id == 0
     assert torch.isfinite(model(made).logits).all()
+
+
+def test_a_card_without_a_commit_says_so():
+    assert "formerlab, commit not known" in card_of({"id": "study/run/seed0", "git": {"commit": None}}, "MIT", "MIT")
 
 
 def test_a_run_is_exported_by_its_name_in_the_plan(finished, tmp_path, capsys):

@@ -193,3 +193,13 @@ def test_a_block_that_is_left_out_is_named(spec):
     for index in (1, 3):
         with pytest.raises(ValueError, match=f"block {index} after 1 blocks: give every block's output once, in turn"):
             mixer.mix(index, x, history)
+
+
+@every_mixer
+def test_torch_func_gives_the_values_of_plain_calls(spec):
+    mixer, updates = built(spec, perturbed=True).double(), torch.rand(2 * LAYERS, WIDTH, dtype=torch.float64)
+    x = torch.randn(3, 2, 5, WIDTH, dtype=torch.float64)
+    last = lambda x: stack(mixer, x, updates)[-1]  # noqa: E731
+    torch.testing.assert_close(torch.vmap(last)(x), torch.stack([last(one) for one in x]))
+    expected = torch.stack([torch.autograd.functional.jacobian(lambda y: last(y).sum(), one) for one in x])
+    torch.testing.assert_close(torch.vmap(torch.func.grad(lambda y: last(y).sum()))(x), expected)

@@ -1,5 +1,6 @@
 """The memory-lean Pattention computes the formula, keeps what it promises, and bears what training does to it."""
 
+import copy
 import math
 import os
 import sys
@@ -8,10 +9,12 @@ from subprocess import run
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from formerlab.layers import pattention
+from formerlab.layers import Pattention, pattention
 from formerlab.layers.pattention import lean_pattention
 from formerlab.layers.score import l2_gelu
 
@@ -152,3 +155,43 @@ def test_tokens_padded_for_tensor_cores_change_nothing(tokens, monkeypatch):
     assert len(products.operands) == 2 * 6
     sizes = {size for shape in products.operands for size in shape} - {15, D_IN, D_OUT}
     assert sizes == {-(-tokens // 64) * 64}
+
+
+@pytest.mark.parametrize("score", ["l2_gelu", "gelu_l2"])
+def test_torch_func_gives_the_values_and_gradients_of_plain_calls(score):
+    """Ensembles, gradients per sample, forward mode and second derivatives."""
+    layers = [Pattention(tokens=9, score=score).build(4, 6).double() for _ in range(3)]
+    stacked, _ = torch.func.stack_module_state(layers)
+    x = torch.randn(3, 5, 4, dtype=torch.float64)
+    one = lambda weights, x: torch.func.functional_call(layers[0], weights, (x,))  # noqa: E731
+    alone = torch.stack([layer(rows) for layer, rows in zip(layers, x, strict=True)])
+    torch.testing.assert_close(torch.vmap(one)(stacked, x), alone)
+    torch.testing.assert_close(torch.vmap(layers[0])(x), layers[0](x))
+    loss = lambda weights, x: one(weights, x).square().sum()  # noqa: E731
+    by_sample = torch.vmap(torch.func.grad(loss), in_dims=(None, 0))(dict(layers[0].named_parameters()), x)
+    for row in range(3):
+        expected = torch.autograd.grad(layers[0](x[row]).square().sum(), list(layers[0].parameters()))
+        torch.testing.assert_close([grad[row] for grad in by_sample.values()], list(expected))
+    forward, reverse = (jacobian(layers[0])(x[0, 0]) for jacobian in (torch.func.jacfwd, torch.func.jacrev))
+    torch.testing.assert_close(forward, reverse)
+    torch.func.hessian(lambda row: layers[0](row).sum())(x[0, 0])
+
+
+@pytest.mark.parametrize("name", ["keys", "values"])
+def test_torch_parametrizes_keys_and_values(name):
+    layer, x = Pattention(tokens=9).build(4, 6), torch.randn(5, 4)
+    expected, other = layer(x), "values" if name == "keys" else "keys"
+    for weight in (name, other):
+        parametrize.register_parametrization(layer, weight, nn.Identity())
+    assert torch.equal(layer(x), expected)
+    assert set(layer.state_dict()) == {f"parametrizations.{weight}.original" for weight in ("keys", "values")}
+    copy.deepcopy(layer)(x).sum().backward()
+    parametrize.remove_parametrizations(layer, name)
+    assert parametrize.is_parametrized(layer, other)
+    assert torch.equal(layer(x), expected)
+    nn.utils.parametrizations.weight_norm(layer, name)
+    torch.testing.assert_close(layer(x), expected)
+
+
+def test_a_printed_layer_shows_its_sizes():
+    assert repr(Pattention(tokens=9).build(4, 6)) == "PattentionLayer(4, 6, tokens=9, score='l2_gelu', tau=3)"

@@ -21,7 +21,8 @@ MIXED = Decoder(projection=Pattention(), feedforward=Mlp())
 
 
 def train(model, **keys):
-    return ("formerlab.training.stage",), (Run(study="s", name="r", model=model, **keys),)
+    run = Run(study="s", name="r", model=model, **keys)
+    return code.entries_of_training(run), (run,)
 
 
 JOBS = {
@@ -31,6 +32,7 @@ JOBS = {
     "train dense": train(DENSE),
     "train tokens": train(TOKENS),
     "train mixed": train(MIXED),
+    "train continued": train(PLAIN, init="p"),
     "train grown": train(TOKENS, init="p", growth=Growth()),
     "zeroshot plain": (("formerlab.evaluation.language.zeroshot",), (PLAIN,)),
     "zeroshot dense": (("formerlab.evaluation.language.zeroshot",), (DENSE,)),
@@ -126,7 +128,10 @@ def new_code(text):
         # DepthWeightedAverage is a Mixer, which stands beside Identity.
         ("layers/depth/identity.py", MODELS),
         ("models/decoder.py", MODELS),
-        ("growth/stage.py", {"train grown"}),
+        ("growth/stage.py", {"train grown", "train continued"}),  # which has the spec of a continued run
+        ("growth/width.py", {"train grown", "train continued"}),
+        ("training/record.py", TRAIN),  # functions beside a spec
+        ("evaluation/language/suites.py", EVALUATED),
         ("training/loop.py", TRAIN),
         ("tasks/language.py", TRAIN),
         ("tasks/window_losses.py", TRAIN | jobs("prune")),

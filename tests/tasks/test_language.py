@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from formerlab.errors import UserError
 from formerlab.models import Decoder
 from formerlab.tasks import LanguageModeling
+from formerlab.tasks.task import Shard
 from formerlab.tasks.window_losses import window_documents, window_losses
 
 MODEL = Decoder(vocabulary=40, layers=2, width=8, heads=2, context=6, embedding_std=0.5)
@@ -91,3 +92,10 @@ def test_what_the_stage_asks_is_what_language_modelling_always_did(tmp_path, mon
     guessed = TASK.guessed_rows(spec, TASK.held_out(tmp_path))
     assert [(*row[:2], row[3]) for row in guessed] == [(*row[:2], row[3]) for row in rows]
     assert {row[2] for row in guessed} == {math.log(spec.vocabulary)}
+
+
+def test_a_process_beyond_the_parts_repeats_one_that_counts_for_nothing():
+    shard = Shard(1, 2)
+    (repeated,), (first,) = (TASK.step_batches(STREAM, 0, 3, shard=one) for one in (shard, Shard(0, 2)))
+    assert torch.equal(repeated, first)
+    assert shard.micro_batches(1) == [1], "beyond the only one, so its loss is taken times 0"

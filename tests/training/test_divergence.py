@@ -14,6 +14,7 @@ from formerlab.growth.stage import Growth
 from formerlab.tasks import LanguageModeling
 from formerlab.training import loop
 from formerlab.training import step as stepping
+from formerlab.training.load import load
 from formerlab.training.optimizer import AdamW
 from formerlab.training.runtime import StopRequest
 from formerlab.training.schedule import Constant
@@ -149,3 +150,10 @@ def test_weights_that_overflow_between_rows_are_never_saved(late, data, tmp_path
     saved = torch.load(tmp_path / "checkpoint" / "last.pt", weights_only=True)["state"]
     assert saved["step"] == 3
     assert all(weight.isfinite().all() for weight in saved["model"].values())
+
+
+def test_its_weights_are_not_handed_out_as_a_result(diverged):
+    with pytest.raises(
+        UserError, match=rf"diverged in step {record_of(diverged)['diverged_at_step']}; name a run that"
+    ):
+        load(diverged)

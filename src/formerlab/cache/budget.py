@@ -7,7 +7,7 @@ difference of the rules.
 """
 
 from decimal import ROUND_HALF_UP, Decimal
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 from pydantic import Field
 
@@ -19,7 +19,21 @@ Budget = Annotated[int, Field(ge=1, le=EVERYTHING)] | Annotated[float, Field(gt=
 """A count of entries (int) or a share of the sequence's own length (float): 1 is one entry, 1.0 is everything."""
 
 
-def plain_budget(budget: Any) -> Any:
+@runtime_checkable
+class Scalar(Protocol):
+    """A number of numpy or torch."""
+
+    ndim: int
+
+    def item(self) -> Any:
+        """Return it as a number of Python."""
+
+
+AnyBudget = int | float | Scalar
+"""A budget as callers give it."""
+
+
+def plain_budget(budget: AnyBudget) -> Any:
     """Return a budget out of numpy or torch as Python's own number; anything else as it is.
 
     A float of less than 64 bits is the decimal number that it prints as, so that a float32 of 0.29 is 0.29.
@@ -32,7 +46,7 @@ def plain_budget(budget: Any) -> Any:
     return number
 
 
-def resolve_budget(budget: int | float, length: int) -> int:
+def resolve_budget(budget: AnyBudget, length: int) -> int:
     """Return round_half_up(ratio length), or the count given: the keys held between steps (official codes floor).
 
     A ratio of 1.0 is no pruning, also of what is generated later and where a policy's own parts of a budget overlap.

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from formerlab.cache.budget import Budget, resolve_budget
+from formerlab.cache.budget import AnyBudget, resolve_budget
 from formerlab.cache.eviction import CacheState, Eviction, Scores, decides_by_score
 from formerlab.cache.kv import bytes_of
 from formerlab.cache.policies.policy import Policy, Prompt, by_group, check_configuration, places, precise
@@ -90,7 +90,7 @@ class PrunedCache:
     """
 
     def __init__(
-        self, policy: Policy, budget: Budget, position: PositionEncoding | None = None, *, length: int | None = None
+        self, policy: Policy, budget: AnyBudget, position: PositionEncoding | None = None, *, length: int | None = None
     ) -> None:
         budget = check_configuration(policy, budget)
         if not (isinstance(policy, Eviction) and policy.is_online):

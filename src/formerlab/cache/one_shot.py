@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from formerlab.cache.budget import Budget, resolve_budget
+from formerlab.cache.budget import AnyBudget, resolve_budget
 from formerlab.cache.eviction import Eviction, coefficients
 from formerlab.cache.kv import KVCache
 from formerlab.cache.policies.policy import (
@@ -42,7 +42,7 @@ class CompressedCache(KVCache):
     for an impossible budget.
     """
 
-    def __init__(self, policy: Policy, budget: Budget, position: PositionEncoding | None = None) -> None:
+    def __init__(self, policy: Policy, budget: AnyBudget, position: PositionEncoding | None = None) -> None:
         super().__init__()
         budget = check_configuration(policy, budget, stepwise=False)
         if not (isinstance(policy, OneShot) or (isinstance(policy, Eviction) and policy.is_online)):

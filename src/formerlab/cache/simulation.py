@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from formerlab.cache.budget import Budget, resolve_budget
+from formerlab.cache.budget import AnyBudget, resolve_budget
 from formerlab.cache.eviction import Engine, Eviction
 from formerlab.cache.policies.policy import (
     Layer,
@@ -39,7 +39,7 @@ class SimulatedLayer(NamedTuple):
     keys: KeyHeads
 
     def under(
-        self, policy: Policy, budget: Budget, state: State | None = None, layer: int = 0
+        self, policy: Policy, budget: AnyBudget, state: State | None = None, layer: int = 0
     ) -> tuple[Square, SquareMask]:
         """Return what `simulate` gives of the same logits under another policy."""
         groups = self.logits.shape[1] // self.keys.shape[1]
@@ -53,7 +53,7 @@ Observer = Callable[[int, SimulatedLayer], None]
 def simulate(
     policy: Policy,
     logits: Square,
-    budget: Budget,
+    budget: AnyBudget,
     *,
     lengths: Lengths = None,
     groups: int = 1,
@@ -110,7 +110,7 @@ class Simulation:
     def __init__(
         self,
         policy: Policy,
-        budget: Budget,
+        budget: AnyBudget,
         lengths: Lengths = None,
         observe: Observer | None = None,
         position: PositionEncoding | None = None,

@@ -1,7 +1,6 @@
 """What verbs share: the plan they work from; of stages their note, their GPUs, and the check by the plan."""
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -11,6 +10,7 @@ from typing import Any
 import yaml
 
 from formerlab.commands.gpus import fitting, own_gpus
+from formerlab.environment import variable
 from formerlab.errors import UserError, near_misses, some
 from formerlab.plan import code, loaded
 from formerlab.plan.judge import Judge
@@ -72,8 +72,8 @@ def find_plan(arguments: argparse.Namespace) -> Path:
         if arguments.set or arguments.overlay:
             raise UserError("--plan: a plan is whole, --set and --overlay do not change it; leave one of them out")
         return Path(arguments.plan)
-    if VARIABLE in os.environ and not given:
-        return Path(os.environ[VARIABLE])
+    if (plan := variable(VARIABLE)) is not None and not given:
+        return Path(plan)
     return ensure_plan(Path.cwd(), given)
 
 
@@ -98,7 +98,7 @@ def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[bool]:
     one. At the end it says where the results are. Raises UserError with the files or the product that differ, and what
     to do; also where another process is at the same job.
     """
-    first = os.environ.get("RANK", "0") == "0"
+    first = (variable("RANK") or "0") == "0"
     job, modules, judge = f"{stage} {name}", plan["code"][plan[stage][name]["code"]], Judge(plan)
     with noted(stage, judge.folder(stage, name)) if first else nullcontext():
         _check_code(job, plan["sources"], plan[stage][name]["code"], modules)

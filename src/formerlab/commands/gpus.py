@@ -19,6 +19,7 @@ from urllib.parse import quote
 
 from filelock import FileLock, Timeout
 
+from formerlab.environment import variable
 from formerlab.errors import StoppedEarly, UserError, reason
 from formerlab.files import read_json
 from formerlab.results.notes import noted, read_note
@@ -52,7 +53,7 @@ def own_gpus(device: str, count: int = 1) -> Iterator[None]:
     share a machine without a scheduler share out its GPUs by CUDA_VISIBLE_DEVICES. Under Slurm, which assigns GPUs
     itself, on the CPU, and in a process of torchrun nothing is done.
     """
-    if device != "cuda" or "SLURM_JOB_ID" in os.environ or "RANK" in os.environ:
+    if device != "cuda" or variable("SLURM_JOB_ID") or variable("RANK"):
         yield
         return
     visible = os.environ.get(VISIBLE)
@@ -91,7 +92,7 @@ def gpu_count() -> int:
 
 def _lock(names: list[str], count: int, held: ExitStack) -> list[str]:
     """Return the names of `count` GPUs, locked; all or none, so that two jobs never wait for each other."""
-    folder, announced, share = _lock_folder(), False, os.environ.get(SHARE, "1")
+    folder, announced, share = _lock_folder(), False, variable(SHARE) or "1"
     if not share.isdecimal() or int(share) == 0:
         raise UserError(f"{SHARE}={share}: give a number of jobs, 1 or more")
     places = [(name, place) for place in range(int(share) if count == 1 else 1) for name in names]

@@ -68,7 +68,7 @@ def reproduce(arguments: argparse.Namespace) -> None:
 
 def _made(record: Record, child: Record | None, parent: Path | None, out: Path, plan: Plan, other: list[str]) -> Path:
     """Return the folder of a run: of an ancestor the live one where its weights are those, else it is made again."""
-    from formerlab.plan.code import code_hash
+    from formerlab.plan.code import code_hash, entries_of_training
     from formerlab.training.run import Run
     from formerlab.training.runtime import RuntimeConfig
     from formerlab.training.stage import train_stage
@@ -85,7 +85,7 @@ def _made(record: Record, child: Record | None, parent: Path | None, out: Path, 
     except ValidationError as error:
         key = ".".join(map(str, error.errors()[0]["loc"]))
         raise UserError(f"{name}: this version does not know its spec ({key}); {checkout}") from None
-    code = code_hash("formerlab.training.stage", specs=[run])
+    code = code_hash(*entries_of_training(run), specs=[run])
     if code != record["code_hash"] and "code" not in other:
         was = f"the code that trains it is another by now ({record['code_hash']} then, {code} now)"
         raise UserError(f"{name}: {was}; {checkout}, or compare all the same with --other code")

@@ -10,10 +10,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from formerlab.commands.context import Plan, add_verb, as_planned, load_plan
+from formerlab.commands.context import Plan, add_verb, as_planned, find_plan, load_plan
 from formerlab.errors import UserError
 from formerlab.files import write_json, write_record, write_text
 from formerlab.plan.judge import Judge, failed_syncs
+from formerlab.plan.locate import read_plan, root_of
 from formerlab.results.schema import CLAIMS, EXACT
 from formerlab.results.stages import MAKING, MEASURED, STAGES, TIMED
 from formerlab.results.write import hashes_of_rows, write_rows
@@ -113,11 +114,12 @@ def claims(arguments: argparse.Namespace) -> None:
     from formerlab.report.claims.render import counts, frame
     from formerlab.report.claims.verdict import verdicts
 
-    results = _results(load_plan(arguments))
+    path = find_plan(arguments)
+    results, root = _results(read_plan(path)), root_of(path)
     if arguments.out is not None:
-        print(*_write_claims(results, arguments.out), sep="\n")
+        print(*_write_claims(results, arguments.out, root), sep="\n")
         return
-    found = verdicts(results, read_arms(Path(), results.scale))
+    found = verdicts(results, read_arms(root, results.scale))
     rows = frame(found)[["verdict", "claim", "item", "ours"]].fillna("")
     print(f"{counts(found)}\n\n{rows.to_string(index=False, justify='left', max_colwidth=60)}")
     if warning := results.warning():
@@ -156,11 +158,11 @@ def runs(arguments: argparse.Namespace) -> None:
     print(text(results) if arguments.out is None else "\n".join(map(str, write_ledger(results, arguments.out))))
 
 
-def _write_claims(results: "Results", out: Path) -> list[Path]:
+def _write_claims(results: "Results", out: Path, root: Path = Path()) -> list[Path]:
     from formerlab.plan.arms import read_arms
     from formerlab.report.claims.render import write_claims
 
-    paths = write_claims(results, read_arms(Path(), results.scale), out)
+    paths = write_claims(results, read_arms(root, results.scale), out)
     if warning := results.warning():
         print(f"claims: {warning}", file=sys.stderr)
     return paths

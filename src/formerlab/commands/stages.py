@@ -13,6 +13,7 @@ import psutil
 
 from formerlab.commands.context import Plan, add_verb, as_planned, find_plan, job_of, load_plan
 from formerlab.commands.gpus import failing_together, on_several, own_gpus
+from formerlab.environment import variable
 from formerlab.errors import UserError
 from formerlab.files import read_record, sha256, write_record, write_text
 from formerlab.plan.judge import Judge, made_runs, maker
@@ -83,7 +84,7 @@ def train(arguments: argparse.Namespace) -> None:
     )
     out = Path(plan["results"], arguments.id)
     gpus = job.get("gpus", 1)
-    if gpus > 1 and "RANK" not in os.environ:
+    if gpus > 1 and variable("RANK") is None:
         with own_gpus(plan["device"], gpus):
             on_several(path, job, arguments, gpus, out)
         return

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from contextlib import suppress
@@ -66,6 +67,8 @@ def init(arguments: argparse.Namespace) -> None:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         (shutil.copytree if (template / name).is_dir() else shutil.copy)(template / name, target)
+    for path in (folder, *folder.rglob("*")):  # copies of an installed package, which may be read-only
+        path.chmod(path.stat().st_mode | stat.S_IRUSR | stat.S_IWUSR)
     write_text(folder / "Snakefile", SNAKEFILE)
     print(f"{folder} is ready:\n  cd {shlex.quote(str(folder))}\n  formerlab demo --scale smoke", file=sys.stderr)
 

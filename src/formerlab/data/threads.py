@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
+from formerlab.environment import variable
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -16,7 +18,8 @@ def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> Ite
     It is for work outside Python's lock: tokenising, decoding, hashing. The cores are those this process may use, or as
     many as `RAYON_NUM_THREADS` says, which the tokenizers library reads too.
     """
-    cores = int(os.environ.get("RAYON_NUM_THREADS", 0)) or len(os.sched_getaffinity(0))
+    told = variable("RAYON_NUM_THREADS") or ""  # rayon ignores what is no number, as is done here
+    cores = (int(told) if told.isdecimal() else 0) or len(os.sched_getaffinity(0))
     threads, pending = ThreadPoolExecutor(cores), deque[Future[Result]]()
     try:
         for item in items:

@@ -64,6 +64,11 @@ class NormLayer(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
+    def extra_repr(self) -> str:
+        """Return the width and what is learned, for `print(model)`."""
+        kind = "LayerNorm" if self.centred else "RMSNorm"
+        return f"{kind}, {self.width}, eps={self.eps}, gain={self.gain is not None}, bias={self.bias is not None}"
+
     def forward(self, x: Float[Tensor, "*batch width"]) -> Float[Tensor, "*batch width"]:
         if self.centred:
             return F.layer_norm(x, (self.width,), self.gain, self.bias, self.eps)

@@ -110,6 +110,11 @@ class PattentionLayer(nn.Module):
         if not math.isclose(tau, self.tau, rel_tol=1e-6):
             errors.append(f"{prefix}tau is {self.tau:g} and was {tau:g} for these weights; build with tau={tau!r}")
 
+    def extra_repr(self) -> str:
+        """Return the sizes and the score, for `print(model)`."""
+        sizes = f"{self.keys.shape[1]}, {self.values.shape[1]}, tokens={len(self.keys)}"
+        return f"{sizes}, score={self.score!r}, tau={self.tau:.6g}"
+
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
         if self.score == "l2_gelu" and not transforms():
             return lean_pattention(x, self.keys, self.values, self.tau)

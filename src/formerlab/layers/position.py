@@ -109,6 +109,10 @@ class AddedRows(PositionEncoding):
 
     rows: Tensor
 
+    def extra_repr(self) -> str:
+        """Return the longest sequence and the width, for `print(model)`."""
+        return "{}, {}".format(*self.rows.shape)
+
     def embed(self, x: Stream, start: int) -> Stream:
         return x + self.rows[start : start + x.shape[1]].to(x.dtype)
 
@@ -164,6 +168,11 @@ class RotaryEncoding(PositionEncoding):
         self.cosine.fill_(1.0)
         for channels in self._pairs(self.cosine):
             channels.copy_(angles.cos())
+
+    def extra_repr(self) -> str:
+        """Return the longest sequence and the channels, for `print(model)`."""
+        context, channels = self.cosine.shape
+        return f"{context}, {self.rotated} of {channels} channels, base={self.base:g}, interleaved={self.interleaved}"
 
     def rotate(self, x: Heads, start: int) -> Heads:
         """Rotate the first `rotated` channels of every head and pass the others through.

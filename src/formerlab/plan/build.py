@@ -13,7 +13,7 @@ from formerlab.data.text.tokenizer import ReleasedTokenizer
 from formerlab.errors import UserError, near_misses, resembling
 from formerlab.files import fingerprint
 from formerlab.plan import loaded
-from formerlab.plan.code import HASHED, code_hash
+from formerlab.plan.code import HASHED, code_hash, entries_of_training
 from formerlab.plan.cost import crowded, loader_of, loading_cost, loading_hours, processes_of, run_cost, totals
 from formerlab.plan.hardware import find_hardware
 from formerlab.plan.judge import RECORDS, made_runs, maker
@@ -56,7 +56,7 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
         loader = loader_of(run, scale.data[run.data], cost["hours"], gpus, threads=threads, may_have_more=more)
         cost["hours"] = max(cost["hours"], loading_hours(run, scale.data[run.data], gpus, loader["threads"]))
         weights_given = scale.studies.get(run.study, StudyScale()).given
-        train[run.id] = _run_job(run, "formerlab.training.stage") | {
+        train[run.id] = _run_job(run, *entries_of_training(run)) | {
             "init": run.init_id,
             "keep_optimizer": run.id in parents,
             "cost": cost,
@@ -165,15 +165,15 @@ def _check_files(plan: Job, there: Container[str], sources: Sources) -> None:
                 raise UserError(f"{file}: {key}{error}") from None
 
 
-def _run_job(run: AnyRun, entry: str) -> dict[str, Any]:
-    """Return the jobs of all runs, of trained or of released models, which the module `entry` makes."""
+def _run_job(run: AnyRun, *entries: str) -> dict[str, Any]:
+    """Return the jobs of all runs, of trained or of released models, which the modules `entries` make."""
     return {
         "study": run.study,
         "run": run.name,
         "seed": run.seed,
         "spec": run.to_dict(),
         "spec_hash": run.fingerprint(),
-        "code": code_hash(entry, specs=[run]),
+        "code": code_hash(*entries, specs=[run]),
         "data": run.data,
     }
 

@@ -11,6 +11,7 @@ import functools
 import hashlib
 from collections.abc import Collection, Iterable
 from pathlib import Path
+from typing import Any
 
 from formerlab.spec import Spec
 
@@ -27,8 +28,17 @@ WITHOUT_EFFECT = frozenset(
 """Modules of messages, progress, records, names and optional imports, which change no number."""
 
 
+ON_REQUEST = frozenset((f"{PACKAGE}.growth.stage",))
+"""Modules beside whose specs are functions that only some jobs run; the plan names the module for those."""
+
+
 HASHED: dict[str, tuple[str, ...]] = {}
 """The modules that each hash of this process is made of."""
+
+
+def entries_of_training(run: Any) -> tuple[str, ...]:
+    """Return the modules that train a run: those of growth too where it starts from another run."""
+    return ("formerlab.training.stage", *(sorted(ON_REQUEST) if run.init_id else ()))
 
 
 def code_hash(*entries: str, specs: Iterable[Spec] = ()) -> str:
@@ -71,7 +81,7 @@ def closure(entries: Iterable[str], chosen: frozenset[str]) -> set[str]:
     """Return the modules that `entries` import, directly or not, given the modules whose specs are `chosen`.
 
     A spec that was not chosen counts only where a chosen one uses it in the body of a function or as a base class. As a
-    default value, member of a union or annotation it is never built.
+    default value, member of a union or annotation it is never built. Functions count, also beside specs.
     """
     found: set[str] = set()
     waiting = [*entries, *chosen]
@@ -84,7 +94,10 @@ def closure(entries: Iterable[str], chosen: frozenset[str]) -> set[str]:
         waiting += [
             target
             for name, target in _imports(module)
-            if target in chosen or name in built or not _defines_specs(target)
+            if target in chosen
+            or name in built
+            or not _defines_specs(target)
+            or (name in _functions(target) and target not in ON_REQUEST)
         ]
     return found
 
@@ -190,6 +203,12 @@ def _defines_specs(module: str) -> bool:
         if any(ast.unparse(base) == "Spec" for base in node.bases):
             return True
     return False
+
+
+@functools.cache
+def _functions(module: str) -> frozenset[str]:
+    """Return the names of the functions of a module."""
+    return frozenset(node.name for node in _tree(module).body if isinstance(node, ast.FunctionDef))
 
 
 @functools.cache

@@ -49,6 +49,12 @@ def plan_path(root: Path, given: dict[str, Any]) -> Path:
     return root / ".formerlab" / "plans" / f"{digest.hexdigest()[:16]}.json"
 
 
+def root_of(plan: Path) -> Path:
+    """Return the folder of the configuration that a plan was made of, or the working directory for a plan elsewhere."""
+    folders = plan.resolve().parents
+    return folders[2] if (folders[0].name, folders[1].name) == ("plans", ".formerlab") else Path()
+
+
 def _read(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file; a broken file is left for the plan to explain."""
     try:

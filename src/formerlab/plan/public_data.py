@@ -6,7 +6,6 @@ Whoever runs it has exactly the data of the committed rows, or reads in one line
 
 import hashlib
 import json
-import os
 import re
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +14,7 @@ from pydantic import Field, StringConstraints
 
 from formerlab.data.dataset import DataSpec
 from formerlab.data.manifest import file_hashes
+from formerlab.environment import variable
 from formerlab.errors import UserError
 from formerlab.file_search import files_below
 from formerlab.plan.merging import Tree, parse
@@ -64,10 +64,11 @@ def check_public_data(name: str, data: DataSpec, root: Path, *, prepared: bool) 
     valid; for others the line that says what to do is returned, since their runs can be planned, not made.
     """
     named = sorted(re.findall(rf'"\${VARIABLE}/([^"]*)"', json.dumps(data.source.to_dict())))
-    if not named or (prepared and VARIABLE not in os.environ):
+    folder = variable(VARIABLE)
+    if not named or (prepared and folder is None):
         return None
     manifest = read_manifest(root)
-    if VARIABLE not in os.environ:
+    if folder is None:
         owners = [one for one in manifest.values() if any(_listed(one, path) for path in named)]
         sources = "; ".join(f"{one.title}: {one.source}" for one in owners)
         return (
@@ -76,7 +77,7 @@ def check_public_data(name: str, data: DataSpec, root: Path, *, prepared: bool) 
         )
     for path in named:
         cache = root / ".formerlab" / "public_data" / f"{name}.{path.replace('/', '.')}.json"
-        if problem := _problem(path, Path(os.environ[VARIABLE]), manifest, cache):
+        if problem := _problem(path, Path(folder), manifest, cache):
             raise UserError(f"data.{name}: {problem}, or name data of your own in config.yaml")
     return None
 

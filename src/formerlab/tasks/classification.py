@@ -108,7 +108,7 @@ class Classification(TaskSpec):
             positions = np.concatenate((halves, self.batch - 1 - halves[:, ::-1]), axis=1)
         else:
             positions = np.arange(self.batch).reshape(self.accumulate, -1)
-        parts = [positions[number] for number in shard.micro_batches(self.accumulate)]
+        parts = [positions[number] for number in shard.indices(self.accumulate)]
         return data.batches_of(seed, draw, self._position(data, start, step), parts, mix)
 
     def valid_batches(self, data: ImageSet) -> list[ImageBytes]:

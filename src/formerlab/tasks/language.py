@@ -84,7 +84,7 @@ class LanguageModeling(TaskSpec):
     ) -> list[Windows]:
         """Return the windows of a step in equal parts."""
         size, step = self.batch // self.accumulate, start.steps + step
-        firsts = [size * number for number in shard.micro_batches(self.accumulate)]
+        firsts = [size * number for number in shard.indices(self.accumulate)]
         return [self.train_batch(data, seed, step, slice(first, first + size)) for first in firsts]
 
     def train_batch(

@@ -49,6 +49,10 @@ class Shard:
         rounds = -(-count // self.processes)
         return list(range(self.rank, rounds * self.processes, self.processes))
 
+    def indices(self, parts: int) -> list[int]:
+        """Return the same with each repetition under the number of the part that it repeats."""
+        return [number % parts for number in self.micro_batches(parts)]
+
 
 SINGLE_PROCESS = Shard()
 """All parts."""

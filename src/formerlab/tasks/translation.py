@@ -114,7 +114,7 @@ class Translation(TaskSpec):
         pairs = self._pairs(data, seed, step, start)
         parts = np.array_split(pairs, self.micro_batch_count(data, seed, step, start))
         tokens = float(data.target_lengths[pairs].sum()) / len(parts)
-        return [sentence_batch(data, parts[number % len(parts)], tokens) for number in shard.micro_batches(len(parts))]
+        return [sentence_batch(data, parts[number], tokens) for number in shard.indices(len(parts))]
 
     def valid_batches(self, data: PairStream) -> list[Any]:
         count = min(self.valid_pairs, len(data))

@@ -16,7 +16,7 @@ def load(run: str | Path) -> nn.Module:
 
     `run` is a run's folder, or its id (`denseformer/plain-4/seed0`) where one scale in `results/live` has such a run
     (or in `live` of the folder that config.yaml, or its overlay, names as `results`).
-    Raises UserError where there is none, or more than one.
+    Raises UserError where there is none, or more than one, or where it diverged.
     """
     return load_model(found(run))[0]
 
@@ -43,8 +43,14 @@ def found(run: str | Path) -> Path:
 
 
 def load_model(folder: Path, kind: str | None = None) -> tuple[nn.Module, Run]:
-    """Return the final model of a finished run, ready to evaluate, and the run. Raises UserError for another `kind`."""
-    run = Run.model_validate(load_record(folder)["spec"])
+    """Return the final model of a finished run, ready to evaluate, and the run.
+
+    Raises UserError for another `kind`, and for a run that diverged: its weights are those before it did.
+    """
+    record = load_record(folder)
+    if record["status"] == "diverged":
+        raise UserError(f"{folder}: diverged in step {record['diverged_at_step']}; name a run that did not")
+    run = Run.model_validate(record["spec"])
     if kind not in (None, run.model.kind):
         raise UserError(f"{folder}: a {run.model.kind}, but only a {kind} can do this; name another run")
     model = run.model.build(run.seed)

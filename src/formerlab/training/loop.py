@@ -79,7 +79,8 @@ def train(
     """Train to the last step and return nothing, or the step at which the run diverged.
 
     It has diverged when the loss or gradient of a step is not finite, or, where a row is due, the weights or validation
-    loss after it. That step writes no row, and weights that are not finite are never saved.
+    loss after it. Such a step writes no row, unless it was the validation loss: then the step's rows of training stay.
+    Weights that are not finite are never saved.
     Every step is pure in (run, start, step): its batch, learning rate and dropout depend on nothing else, so a run that
     was interrupted and goes on from a checkpoint ends with the same bits. `start` is where its ancestors ended.
     Raises StoppedEarly when `hooks.stop` gave a reason; the state is saved.

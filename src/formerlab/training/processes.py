@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
+from formerlab.environment import world_size
 from formerlab.errors import StoppedEarly
 from formerlab.growth.stage import Growth
 from formerlab.layers.norm import NormLayer
@@ -32,7 +33,7 @@ own default; gloo's is 30 minutes."""
 @contextmanager
 def joined(device: str) -> Iterator[str]:
     """Join the processes that torchrun started, if it did, and yield this one's device."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if world_size() == 1:
         yield device
         return
     own = f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" else device

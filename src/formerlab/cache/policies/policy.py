@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from formerlab.cache.budget import plain_budget, resolve_budget
+from formerlab.cache.budget import AnyBudget, plain_budget, resolve_budget
 from formerlab.errors import UserError
 from formerlab.layers.position import PositionEncoding
 from formerlab.layers.shapes import Heads, KeyHeads
@@ -150,7 +150,7 @@ class OneShot(Policy):
         raise NotImplementedError("it chooses once")
 
 
-def check_configuration(policy: object, budget: int | float, *, stepwise: bool = True) -> Any:
+def check_configuration(policy: object, budget: AnyBudget, *, stepwise: bool = True) -> Any:
     """Return the budget as a number of Python's own, which may have come from numpy or torch.
 
     Raises UserError for a wrong type, for a policy without a rule for single steps, and for an impossible budget.

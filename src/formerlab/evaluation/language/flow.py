@@ -53,8 +53,8 @@ def flow(model: DecoderModel, task: LanguageModeling, stream: Stream, settings: 
     """Yield the rows of one model.
 
     `cosine_with_embedding` at place i is the mean over tokens of the cosine of Y_i, which block i + 1 reads (after the
-    last block, the final norm), with X_0. `pruned_loss_nats` at place s is the loss without the share s of the mixing
-    weights, those smallest in size; `kept` counts the others.
+    last block, the final norm), with X_0. For averages with free weights `pruned_loss_nats` at place s is the loss
+    without the share s of the mixing weights, those smallest in size; `kept` counts the others.
     """
     windows = spread_windows(stream, task.context, settings.windows)
 
@@ -62,7 +62,7 @@ def flow(model: DecoderModel, task: LanguageModeling, stream: Stream, settings: 
         return mean_loss(window_losses(model, stream, task.context, batch=task.batch, windows=windows))
 
     yield from ([COSINE, index, None, mean] for index, mean in cosines(model, loss))
-    if isinstance(model.mixer, DepthWeightedAverageLayer):
+    if type(model.mixer) is DepthWeightedAverageLayer:  # whose alphas are the weights; those of softmax are logits
         for share in settings.shares:
             with _pruned(model.mixer, share) as kept:
                 yield [PRUNED, share, kept, loss()]

@@ -1,6 +1,7 @@
 """Text from a decoder, one token at a time, with keys and values kept between steps."""
 
 import logging
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -46,9 +47,7 @@ def generate(
     the id of `<|endoftext|>`); `stream` is called with each piece of text as it is known.
     Raises UserError where the prompt alone does not fit the model's context, and for impossible options.
     """
-    for name, value, least in (("tokens", tokens, 0), ("temperature", temperature, 0), ("top_k", top_k, 1)):
-        if value is not None and value < least:
-            raise UserError(f"{name}={value}: give at least {least}")
+    _check_options(tokens, temperature, top_k, seed)
     check_text("prompt", prompt)
     end = end_of_text_id(tokenizer) if end_of_text is None else end_of_text
     ids = tokenizer.encode(prompt, add_special_tokens=False).ids or [end]
@@ -71,6 +70,14 @@ def generate(
     text = tokenizer.decode(ids + new)[given:]
     stream(text[len(shown) :])
     return text
+
+
+def _check_options(tokens: int, temperature: float, top_k: int | None, seed: int) -> None:
+    for name, value, least in (("tokens", tokens, 0), ("temperature", temperature, 0), ("top_k", top_k, 1)):
+        if value is not None and not least <= value < math.inf:
+            raise UserError(f"{name}={value}: give a number of at least {least}")
+    if not -(2**63) <= seed < 2**64:
+        raise UserError(f"seed={seed}: torch takes seeds of 64 bits; give a number from 0 to {2**64 - 1}")
 
 
 def check_text(name: str, text: str) -> None:
@@ -119,5 +126,6 @@ def draw(
     if temperature == 0:
         return int(logits.argmax())
     values, ids = logits.topk(min(top_k or len(logits), len(logits)))
-    probabilities = (values / temperature).softmax(dim=0)
+    # The largest becomes 0: a temperature next to zero makes all others -inf, and no number too large.
+    probabilities = ((values - values[0]).double() / temperature).softmax(dim=0).float()
     return int(ids[torch.multinomial(probabilities, 1, generator=generator)])

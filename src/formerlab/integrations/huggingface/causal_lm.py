@@ -24,6 +24,7 @@ from formerlab.layers.attention import Attend, causal_attention
 from formerlab.layers.position import PositionEncoding
 from formerlab.layers.shapes import Heads, KeyHeads, Stream
 from formerlab.released import sizes_of
+from formerlab.tasks.scoring import check_finite
 
 NAME = "formerlab"
 """What `set_attn_implementation` calls our function."""
@@ -157,6 +158,11 @@ class CausalLM(nn.Module):
             raise UserError(f"{self.name}: context {context} exceeds the model's {longest} positions")
         self.spec = sizes_of(model, PROBE).model_copy(update={"context": length or PROBE})
         self._check_windows(config)
+        offloaded = any(
+            hasattr(module, "_hf_hook") for module in model.modules()
+        )  # to where accelerate fetches it from
+        if not offloaded and any(weight.is_meta for weight in model.parameters()):
+            raise UserError(f"{self.name}: has no weights, only shapes (device meta); load them first")
         self.model = model.eval()
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._check()
@@ -208,8 +214,10 @@ class CausalLM(nn.Module):
 
     def _tokens(self, count: int) -> Int[Tensor, "batch time"]:
         generator = torch.Generator().manual_seed(0)
-        tokens = torch.randint(self.spec.vocabulary, (1, PROBE), generator=generator)
-        return tokens[:, : min(count, self.spec.context)].to(self.embedding.device)
+        tokens = torch.randint(self.spec.vocabulary, (1, PROBE), generator=generator)[
+            :, : min(count, self.spec.context)
+        ]
+        return tokens if self.embedding.is_meta else tokens.to(self.embedding.device)  # offloaded: its hooks move them
 
     @torch.no_grad()
     def _check(self) -> None:
@@ -220,6 +228,10 @@ class CausalLM(nn.Module):
             own = self.model(input_ids=tokens, position_ids=places, use_cache=False).logits
         except TypeError:
             raise UserError(f"{self.name}: takes no position_ids, so tokens cannot be told theirs") from None
+        try:
+            check_finite(own)
+        except UserError as error:
+            raise UserError(f"{self.name}: {error}") from None
         try:
             self.model.set_attn_implementation(NAME)
         except ValueError:

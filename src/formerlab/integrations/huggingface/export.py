@@ -94,7 +94,7 @@ def card_of(record: dict[str, Any], licence: str, data: str) -> str:
         "Tokens read": record.get("tokens"),
         "Parameters": record.get("parameters"),
         "Loss, nats a token": ", ".join(f"{split} {loss:.4f}" for split, loss in losses if loss is not None),
-        "Code": f"formerlab, commit {git.get('commit')}",
+        "Code": f"formerlab, commit {git['commit']}" if git.get("commit") else "formerlab, commit not known",
         "Licence of the weights": licence,
     }
     rows = [f"- {name}: {'not recorded' if value in (None, '') else value}" for name, value in said.items()]

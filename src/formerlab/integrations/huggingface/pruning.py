@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from formerlab.cache import Budget, CompressedCache, Full, KVCache, PrunedCache
+from formerlab.cache import CompressedCache, Full, KVCache, PrunedCache
+from formerlab.cache.budget import AnyBudget
 from formerlab.cache.policies.policy import OneShot, Policy, check_configuration
 from formerlab.errors import UserError
 from formerlab.integrations.huggingface.causal_lm import CausalLM, attending, current_attend
@@ -36,7 +37,7 @@ class PolicyCache(Cache):  # type: ignore[misc]
     """
 
     def __init__(
-        self, policy: Policy, budget: Budget, position: PositionEncoding | None, context: int | None = None
+        self, policy: Policy, budget: AnyBudget, position: PositionEncoding | None, context: int | None = None
     ) -> None:
         super().__init__(layers=[])
         budget = check_configuration(policy, budget, stepwise=False)  # refuse an impossible budget here
@@ -180,8 +181,21 @@ def _padding(mask: Tensor, columns: int, known: list[int] | None) -> list[int]:
     return padding
 
 
+REMEDIES = {
+    "DecoderModel": "to a decoder of ours give attend=PrunedCache(...)",
+    "PeftModel": "give prune model.get_base_model(), which has the adapters",
+    "OptimizedModule": "prune the model itself, before torch.compile (model._orig_mod)",
+    "Pipeline": "give prune the pipeline's own model, pipe.model",
+    **dict.fromkeys(
+        ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine", "AveragedModel"),
+        "give prune the model inside, model.module",
+    ),
+}
+"""How to prune what wraps a model, by the name of its class."""
+
+
 @contextmanager
-def prune(model: Any, policy: Policy, budget: Budget, *, context: int | None = None) -> Iterator[None]:
+def prune(model: Any, policy: Policy, budget: AnyBudget, *, context: int | None = None) -> Iterator[None]:
     """Let a causal model of transformers hold only a part of its keys and values, until the block ends.
 
     `model.generate` and `model(...)` work as ever, greedily, with samples and with beams, for batches padded on the
@@ -196,10 +210,9 @@ def prune(model: Any, policy: Policy, budget: Budget, *, context: int | None = N
     `CausalLM`), a policy that cannot run in a cache, an impossible budget, and calls that would come out wrong.
     """
     if not isinstance(model, PreTrainedModel) or not model.can_generate() or model.config.is_encoder_decoder:
-        raise UserError(
-            f"prune takes a causal model of transformers, not a {type(model).__name__}; to a decoder of ours "
-            "give attend=PrunedCache(...)"
-        )
+        remedies = [REMEDIES[cls.__name__] for cls in type(model).__mro__ if cls.__name__ in REMEDIES]
+        remedy = f"; {remedies[0]}" if remedies else ""
+        raise UserError(f"prune takes a causal model of transformers, not a {type(model).__name__}{remedy}")
     if hasattr(model.forward, "is_pruned"):
         raise UserError(f"this {type(model).__name__} is pruned already; leave that block first")
     inner = (getattr(model.config, key) for key in model.config.sub_configs)

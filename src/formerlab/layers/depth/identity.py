@@ -82,6 +82,11 @@ class Mixer(nn.Module):
         if of is not None:
             of.module = cls
 
+    def extra_repr(self) -> str:
+        """Return the shapes of the weights that are the mixer's own, for `print(model)`."""
+        own = self.named_parameters(recurse=False)
+        return ", ".join(f"{name}: {' x '.join(map(str, weight.shape))}" for name, weight in own)
+
     def reset_parameters(self) -> None:
         """Set or draw the initial weights; this class has none."""
 
