@@ -196,3 +196,8 @@ def fingerprint(value: object) -> str:
     """Return 16 hexadecimal digits of the SHA-256 of a JSON value, independent of the order of its keys."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def variable(name: str) -> str | None:
+    """Return the value of a variable, or None where it is empty or not set."""
+    return os.environ.get(name, "").strip() or None

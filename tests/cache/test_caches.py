@@ -296,7 +296,7 @@ def test_realised_budget_is_the_share_held(policy, tokens):
 @pytest.mark.parametrize("scored_by", ["torch", "compiled"])
 @pytest.mark.parametrize("make", [KVCache, lambda: PrunedCache(H2O(), 9), lambda: CompressedCache(H2O(), 9)])
 def test_a_cache_that_began_in_inference_mode_goes_on_outside(make, scored_by, monkeypatch):
-    monkeypatch.setattr(pruned, "WORTHWHILE", 0 if scored_by == "compiled" else 10**9)
+    monkeypatch.setattr(evicting, "WORTHWHILE", 0 if scored_by == "compiled" else 10**9)
     q, k, v = torch.randn(3, 1, 2, 30, 8)
     outs = []
     for begin in (torch.inference_mode, torch.no_grad):

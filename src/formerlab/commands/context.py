@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from formerlab.commands.gpus import fitting, own_gpus
-from formerlab.environment import variable
 from formerlab.errors import UserError, near_misses, some
+from formerlab.files import variable
 from formerlab.plan import code, loaded
 from formerlab.plan.judge import Judge
 from formerlab.plan.locate import VARIABLE, ensure_plan, read_plan

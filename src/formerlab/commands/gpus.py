@@ -19,9 +19,8 @@ from urllib.parse import quote
 
 from filelock import FileLock, Timeout
 
-from formerlab.environment import variable
 from formerlab.errors import StoppedEarly, UserError, reason
-from formerlab.files import read_json
+from formerlab.files import read_json, variable
 from formerlab.results.notes import noted, read_note
 from formerlab.training.runtime import SHARDED
 

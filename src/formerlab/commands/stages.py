@@ -13,9 +13,8 @@ import psutil
 
 from formerlab.commands.context import Plan, add_verb, as_planned, find_plan, job_of, load_plan
 from formerlab.commands.gpus import failing_together, on_several, own_gpus
-from formerlab.environment import variable
 from formerlab.errors import UserError
-from formerlab.files import read_record, sha256, write_record, write_text
+from formerlab.files import read_record, sha256, variable, write_record, write_text
 from formerlab.plan.judge import Judge, made_runs, maker
 from formerlab.plan.locate import read_plan
 from formerlab.results.stages import MEASURED, STAGES, TIMED, Stage

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-from formerlab.environment import variable
+from formerlab.files import variable
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -14,9 +14,9 @@ from pydantic import Field, StringConstraints
 
 from formerlab.data.dataset import DataSpec
 from formerlab.data.manifest import file_hashes
-from formerlab.environment import variable
 from formerlab.errors import UserError
 from formerlab.file_search import files_below
+from formerlab.files import variable
 from formerlab.plan.merging import Tree, parse
 from formerlab.spec import Count, Spec
 from formerlab.yaml_files import read_yaml

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from formerlab.environment import world_size
-from formerlab.errors import StoppedEarly
+from formerlab.errors import StoppedEarly, UserError
+from formerlab.files import variable
 from formerlab.growth.stage import Growth
 from formerlab.layers.norm import NormLayer
 from formerlab.training.optimizer import Muon
@@ -46,6 +46,20 @@ def joined(device: str) -> Iterator[str]:
         distributed.destroy_process_group()
         raise
     distributed.destroy_process_group()  # not after an error: it would wait for the other processes
+
+
+def world_size() -> int:
+    """Return how many processes torchrun started, 1 without it.
+
+    Raises UserError where WORLD_SIZE is no such number, or the variables that torchrun sets with it are missing.
+    """
+    size = variable("WORLD_SIZE") or "1"
+    if not size.isdecimal() or int(size) == 0:
+        raise UserError(f"WORLD_SIZE={size}: give a number of processes, 1 or more, or unset it")
+    missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if variable(name) is None]
+    if int(size) > 1 and missing:
+        raise UserError(f"WORLD_SIZE={size} without {', '.join(missing)}: unset it, or start the processes by torchrun")
+    return int(size)
 
 
 def count() -> int:

@@ -2,8 +2,9 @@
 
 import pytest
 
-from formerlab.environment import variable, world_size
 from formerlab.errors import UserError
+from formerlab.files import variable
+from formerlab.training.processes import world_size
 
 
 @pytest.fixture(autouse=True)
