@@ -167,12 +167,12 @@ def process_group():
 def test_models_wrapped_by_ddp_or_fsdp_are_refused(process_group):
     wrapped = DistributedDataParallel(net())
     for model in (wrapped, nn.Sequential(wrapped)):
-        with pytest.raises(UserError, match="cannot grow a DistributedDataParallel: .* grow model.module and wrap"):
+        with pytest.raises(UserError, match=r"cannot grow a DistributedDataParallel: .* grow model.module and wrap"):
             grow(model)
     sharded = fully_shard(net(), mesh=init_device_mesh("cpu", (1,)))
-    with pytest.raises(UserError, match="cannot grow a FSDPModule: .* grow the model before fully_shard"):
+    with pytest.raises(UserError, match=r"cannot grow a FSDPModule: .* grow the model before fully_shard"):
         grow(sharded)
-    with pytest.raises(UserError, match="cannot grow a FullyShardedDataParallel: .* before it is wrapped"):
+    with pytest.raises(UserError, match=r"cannot grow a FullyShardedDataParallel: .* before it is wrapped"):
         grow(type("FullyShardedDataParallel", (nn.Sequential,), {})(net()))
 
 

@@ -364,7 +364,7 @@ def test_a_model_without_weights_and_one_that_overflows_are_refused():
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight.fill_(torch.inf)
     with (
-        pytest.raises(UserError, match="^LlamaForCausalLM: the model's logits are not finite"),
+        pytest.raises(UserError, match=r"^LlamaForCausalLM: the model's logits are not finite"),
         prune(model, Decay(), 6),
     ):
         pytest.fail("the block began")
