@@ -247,6 +247,65 @@ def test_parquet_is_read_and_a_missing_image_or_label_is_named(tmp_path, row, me
             prepared(data, tmp_path / "out")
 
 
+def test_files_that_are_not_read_as_images_are_counted(tmp_path):
+    formats = {"a/1.png": "PNG", "a/2.JFIF": "JPEG", "a/3.jpe": "JPEG", "b/4.avif": "AVIF", "b/5.jp2": "JPEG2000"}
+    for number, (name, format) in enumerate(formats.items()):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        picture(number).save(tmp_path / name, format)
+    for name in ("a/6.heic", "b/7", "b/8.HEIC", "9.png"):
+        (tmp_path / name).write_bytes(b"x")
+    gallery = ImageFolders(train=str(tmp_path)).open()
+    assert {image.name for image in gallery.splits["train"]} == set(formats)
+    what = ".heic 2, in no class 1, no ending 1"
+    assert gallery.notes == (f"train: 4 files are not read as images ({what}); remove or convert them",)
+
+
+def labelled(path, names, labels, count=12):
+    """Write a Parquet file of images whose labels are numbers of `names`."""
+    from datasets import ClassLabel, Dataset, Features, Image
+
+    images = [{"bytes": encoded(number), "path": None} for number in range(count)]
+    features = Features({"image": Image(), "label": ClassLabel(names=names)})
+    table = {"image": images, "label": [labels[number % len(labels)] for number in range(count)]}
+    Dataset.from_dict(table, features=features).to_parquet(str(path))
+    return (str(path),)
+
+
+def test_files_that_number_their_classes_differently_are_refused(tmp_path):
+    one, other = ["cat", "dog"], ["dog", "cat"]
+    train, test = labelled(tmp_path / "a.parquet", one, [0, 1]), labelled(tmp_path / "b.parquet", other, [0])
+    for source in (
+        ImageHub(name="parquet", files={"train": train, "test": test}, test="test"),
+        ImageHub(name="parquet", files={"train": (*train, *test)}),
+        ImageHub(name=str(tmp_path)),
+    ):
+        with pytest.raises(UserError, match=r"classes cat, dog in .*a\.parquet, but dog, cat in .*b\.parquet"):
+            prepared(settings(source), tmp_path / "out")
+
+
+def test_a_split_that_nothing_reads_is_refused_or_noted(tmp_path):
+    (tmp_path / "data").mkdir()
+    train = labelled(tmp_path / "data/train.parquet", ["cat", "dog"], [0, 1])
+    valid = labelled(tmp_path / "data/validation.parquet", ["cat", "dog"], [0, 1])
+    for name in ("validation", "test", "dev"):
+        source = ImageHub(name="parquet", files={"train": train, name: valid})
+        with pytest.raises(UserError, match=f"source.files names '{name}', which no split reads"):
+            prepared(settings(source), tmp_path / "out")
+    assert ImageHub(name="parquet", files={"train": train, "extra": valid}, train="train+extra").open()
+    notes = ImageHub(name=str(tmp_path / "data")).open().notes
+    assert [note for note in notes if note.startswith("not read: split validation of ")]
+    assert not ImageHub(name=str(tmp_path / "data"), valid="validation").open().notes
+
+
+@pytest.mark.parametrize("label", [[0], {"class": 0}])
+def test_a_label_that_is_no_single_class_is_refused(label, tmp_path):
+    rows = [{"image": {"bytes": encoded(number), "path": None}, "label": label} for number in range(12)]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    source = ImageHub(name="parquet", files={"train": (str(tmp_path / "rows.parquet"),)})
+    with pytest.raises(UserError, match=r"source\.label: column 'label' holds .*, not one class an image"):
+        prepared(settings(source), tmp_path / "out")
+
+
 def test_webdataset_through_datasets(tmp_path):
     with tarfile.open(tmp_path / "images-000.tar", "w") as archive:
         for number in range(12):

@@ -17,7 +17,8 @@ from PIL import Image, UnidentifiedImageError
 from pydantic import Field
 
 from formerlab.data.dataset import DataSpec
-from formerlab.data.images.source import Digits, Gallery, ImageFolders, ImageHub, Picture
+from formerlab.data.images.gallery import Digits, Gallery, Picture
+from formerlab.data.images.source import ImageFolders, ImageHub
 from formerlab.data.images.store import Pixels, cut, decode
 from formerlab.data.manifest import MANIFEST
 from formerlab.data.splitting import SPLITS, Digests, Split, digest
@@ -88,7 +89,7 @@ class ImageData(DataSpec):
             "std": np.sqrt(square - mean**2).tolist(),
             "splits": splits,
             "duplicates_removed": written.duplicates,
-            "notes": written.notes(),
+            "notes": [*gallery.notes, *written.notes()],
         }
 
     def _divided(self, gallery: Gallery, written: "Written") -> Iterator[tuple[Split, Picture]]:

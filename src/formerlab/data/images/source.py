@@ -1,69 +1,42 @@
-"""Where images come from: the digits of scikit-learn, files in folders, the hub and files that `datasets` reads."""
+"""Images of files in folders, of the hub and of files that `datasets` reads."""
 
 import glob
 import os
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from importlib.metadata import version
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
-
-import numpy as np
+from typing import Any, Literal
 
 from formerlab.data.dataset import DataSource
 from formerlab.data.hub import HubSource
-from formerlab.data.images.store import Pixels
+from formerlab.data.images.gallery import Gallery, Picture
 from formerlab.data.splitting import SPLITS, Split
-from formerlab.errors import UserError
+from formerlab.errors import UserError, some
 from formerlab.file_search import expanded, files_below, files_named
 
-ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
-
-
-class Picture(NamedTuple):
-    """One labelled image, not yet decoded."""
-
-    name: str
-    """Its name within the source, for messages and for dividing by a hash."""
-    label: int
-    """Index of its class."""
-    content: Path | bytes | Pixels
-    """A file, an encoded file's bytes, or pixels."""
-
-
-class Gallery(NamedTuple):
-    """A source opened for reading; what is missing or unreadable is named by a UserError, then or while it is read."""
-
-    classes: tuple[str, ...]
-    """Names of the classes, by label."""
-    splits: dict[Split, Iterable[Picture]]
-    """The pictures of each split that the source has; the others are taken from `train`."""
-
-
-class Digits(DataSource):
-    """1797 images of 8 x 8 pixels in 17 grey levels: the test part of the UCI data set Optical Recognition of
-    Handwritten Digits (E. Alpaydin, 1998), as scikit-learn ships it.
-    """
-
-    kind: Literal["digits"] = "digits"
-
-    def contents(self, cache: Path | None = None) -> str:
-        """Return the name: the images have not changed in any release of scikit-learn."""
-        return "scikit-learn digits"
-
-    def open(self) -> Gallery:
-        """Return all images as training images; 16, the darkest ink, becomes 255."""
-        from sklearn.datasets import load_digits
-
-        images, labels = load_digits(return_X_y=True)
-        pixels = np.rint(images.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
-        digits = enumerate(zip(labels.tolist(), pixels, strict=True))
-        return Gallery(tuple("0123456789"), {"train": [Picture(f"digit {index}", *digit) for index, digit in digits]})
-
-    def licence_notice(self) -> str:
-        return "CC BY 4.0 (UCI Machine Learning Repository), shipped with scikit-learn (BSD 3-Clause)"
-
-    def versions(self) -> dict[str, str]:
-        return {"scikit-learn": version("scikit-learn")}
+ENDINGS = (
+    *(
+        ".apng",
+        ".avif",
+        ".avifs",
+        ".bmp",
+        ".dib",
+        ".gif",
+        ".icns",
+        ".ico",
+        ".j2c",
+        ".j2k",
+        ".jfif",
+        ".jp2",
+        ".jpc",
+        ".jpe",
+    ),
+    *(".jpeg", ".jpf", ".jpg", ".jpx", ".pbm", ".pcx", ".pfm", ".pgm", ".png", ".pnm", ".ppm", ".psd", ".qoi", ".rgb"),
+    *(".sgi", ".tga", ".tif", ".tiff", ".webp"),
+)
+"""Endings of the files that Pillow reads."""
 
 
 class ImageFolders(DataSource):
@@ -101,7 +74,7 @@ class ImageFolders(DataSource):
                     where = f"{root / name}: no class {label!r} among the training images"
                     raise UserError(f"{where}; remove it or add the class")
             splits[split] = [Picture(name, numbers[name.partition("/")[0]], root / name) for name in names]
-        return Gallery(classes, splits)
+        return Gallery(classes, splits, tuple(filter(None, map(self._left_out, files))))
 
     def recipe(self) -> dict[str, object]:
         """Return which splits are named; paths and licence do not decide the content."""
@@ -112,18 +85,32 @@ class ImageFolders(DataSource):
 
     def _files(self, split: Split) -> list[tuple[str, int]]:
         """Return name below the split's folder and size of every image, sorted."""
+        found = sorted(file for file in self._all_files(split) if _is_image(file[0]))
+        if not found:
+            root = expanded(getattr(self, split))
+            raise UserError(f"source.{split}: {root} holds no images in folders; name one with a folder per class")
+        return found
+
+    def _left_out(self, split: Split) -> str | None:
+        """Return a note on the files of a split's folder that are no images of a class."""
+        names = [name for name, _ in self._all_files(split) if not _is_image(name)]
+        endings = Counter(Path(name).suffix.lower() or "no ending" if "/" in name else "in no class" for name in names)
+        what = some([f"{ending} {count}" for ending, count in endings.most_common()])
+        return f"{split}: {len(names)} files are not read as images ({what}); remove or convert them" if names else None
+
+    def _all_files(self, split: Split) -> Iterator[tuple[str, int]]:
+        """Yield name below the split's folder and size of every file."""
         root = expanded(getattr(self, split))
         if not root.is_dir():
             raise UserError(f"source.{split}: {root} is no folder; name one with a folder per class")
         for hidden in root.glob(".*/"):
             raise UserError(f"source.{split}: {hidden}: a hidden folder is no class; remove it")
         start = len(os.path.join(root, ""))
-        below = ((path[start:], status.st_size) for path, status in files_below(str(root)))
-        # What lies at the top has no class.
-        found = sorted((name, size) for name, size in below if "/" in name and name.lower().endswith(ENDINGS))
-        if not found:
-            raise UserError(f"source.{split}: {root} holds no images in folders; name one with a folder per class")
-        return found
+        yield from ((path[start:], status.st_size) for path, status in files_below(str(root)))
+
+
+def _is_image(name: str) -> bool:
+    return "/" in name and name.lower().endswith(ENDINGS)  # a file at the top has no class
 
 
 class ImageHub(HubSource):
@@ -149,13 +136,40 @@ class ImageHub(HubSource):
 
     def open(self) -> Gallery:
         """Open the data set. Raises UserError where it, a split or a column is missing."""
+        read = re.findall(r"\w+", f"{self.train} {self.valid} {self.test}")
+        if unread := sorted(self.files.keys() - set(read)):
+            keys = "source.train, source.valid or source.test"
+            raise UserError(
+                f"source.files names {unread[0]!r}, which no split reads; set {keys} to it, or leave it out"
+            )
+        self._check_class_names()
         rows = {split: self._checked(theirs) for split in SPLITS if (theirs := getattr(self, split)) is not None}
         named = getattr(rows["train"].features[self.label], "names", None)
         given = {row[self.label] for row in rows["train"].select_columns([self.label])} if named is None else set()
         # A missing label is None or, as pandas writes a missing number, NaN.
         labels = named or sorted(label for label in given if label is not None and label == label)
         classes = tuple(map(str, labels))
-        return Gallery(classes, {split: self._pictures(found, classes) for split, found in rows.items()})
+        unread = sorted(set(rows["train"].info.splits or ()).difference(read))
+        notes = (f"not read: split {some(unread)} of {self.name}; set source.valid or source.test",) if unread else ()
+        return Gallery(classes, {split: self._pictures(found, classes) for split, found in rows.items()}, notes)
+
+    def _check_class_names(self) -> None:
+        """Raise UserError if local files number their classes differently: `datasets` takes the names of the first."""
+        from datasets import Features
+        from pyarrow import parquet
+
+        named: dict[str, Path] = {}
+        below = [Path(path) for path, _ in files_below(self.name)] if Path(self.name).is_dir() else []
+        for path in [*below, *(path for group in self._files().values() for path in group)]:
+            if path.suffix == ".parquet":
+                with suppress(Exception):  # what cannot be read `datasets` says
+                    feature = Features.from_arrow_schema(parquet.read_schema(path)).get(self.label)
+                    if names := getattr(feature, "names", None):
+                        named.setdefault(", ".join(names), path)
+        if len(named) > 1:
+            (first, path), (second, other) = list(named.items())[:2]
+            what = f"classes {first[:60]} in {path}, but {second[:60]} in {other}"
+            raise UserError(f"source.label: {what}; write all files with one list of classes")
 
     def _files(self) -> dict[str, list[Path]]:
         return {
@@ -173,6 +187,9 @@ class ImageHub(HubSource):
             if (column := getattr(self, key)) not in (rows.features or {}):
                 has = ", ".join(rows.features or {})
                 raise UserError(f"source.{key}: {self.name!r} has no column {column!r}; it has {has}")
+        if not isinstance(rows.features[self.label], datasets.Value | datasets.ClassLabel):
+            what = f"column {self.label!r} holds {type(rows.features[self.label]).__name__}, not one class an image"
+            raise UserError(f"source.label: {what}; name a column with a number or a name")
         if isinstance(rows.features[self.image], datasets.Image):
             rows = rows.cast_column(self.image, datasets.Image(decode=False))
         return rows
