@@ -272,7 +272,8 @@ def test_a_budget_of_1_0_prunes_nothing_now_or_later(policy, tokens):
 @pytest.mark.parametrize(("policy", "name"), [("decay", "Decay"), (H2O, "H2O")])
 def test_the_name_or_the_class_of_a_policy_is_refused(make, policy, name, monkeypatch):
     monkeypatch.setattr(config, "jaxtyping_disable", True)  # the tests' own check of types comes first
-    with pytest.raises(UserError, match=rf"^policy=.*: give a policy of formerlab.cache itself, such as {name}\(\)$"):
+    message = rf"^policy=.*: give an instance of a policy of formerlab.cache, such as {name}\(\)$"
+    with pytest.raises(UserError, match=message):
         make(policy, 0.4)
 
 

@@ -158,7 +158,7 @@ def test_queries_are_taken_as_before_their_rotation(spec):
     "policy", [variant() for variant in variants(CachePolicy) if issubclass(variant, OneShot)], ids=repr
 )
 def test_a_policy_that_chooses_once_has_no_rule_for_single_steps(policy):
-    message = rf"{type(policy).__name__}.*chooses once, after a whole prompt.*CompressedCache"
+    message = rf"{type(policy).__name__}.*compresses once, after a whole prompt.*CompressedCache"
     for make in (Simulation, PrunedCache):
         with pytest.raises(UserError, match=message):
             make(policy, 4)

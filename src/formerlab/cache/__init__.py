@@ -1,6 +1,6 @@
-"""The KV cache: policies that say which keys survive, their simulation by masks, and caches that really evict.
+"""KV-cache pruning: eviction policies, their simulation by attention masks, and caches that evict.
 
-`CachePolicy` is the union that configurations choose from; a new policy is one class and its name here.
+`CachePolicy` is the union of all policies; a new policy is one class and its name in this union.
 """
 
 from typing import Annotated

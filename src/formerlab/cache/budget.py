@@ -1,9 +1,9 @@
-"""How many entries a cache may hold: one rounding rule for all policies.
+"""Cache budgets, with one rounding rule for all policies.
 
-A budget counts the entries held between steps; the query's own key comes on top, so a query sees budget + 1 keys.
-Policies that round each part by itself get fewer entries on short inputs than those that round once (H2O's code floors
-two halves and loses 3.5 points of 40 % on 10 to 40 tokens), which would be compared as if it were a
-difference of the rules.
+A budget counts the keys retained between steps. The query's own key is additional, so a query sees budget + 1 keys. The
+rule rounds once, because rounding the recent part and the scored part separately gives a policy fewer keys on short
+inputs (H2O's code floors two halves, which costs 3.5 percentage points of 40 % on 10 to 40 tokens), and comparisons of
+policies would measure that difference.
 """
 
 from decimal import ROUND_HALF_UP, Decimal
@@ -14,29 +14,29 @@ from pydantic import Field
 from formerlab.errors import UserError
 
 EVERYTHING = 10**7
-"""The largest count of entries, which no text reaches."""
+"""The largest count of keys; no sequence is longer."""
 Budget = Annotated[int, Field(ge=1, le=EVERYTHING)] | Annotated[float, Field(gt=0, le=1)]
-"""A count of entries (int) or a share of the sequence's own length (float): 1 is one entry, 1.0 is everything."""
+"""A count of keys (int) or a fraction of the sequence length (float): 1 is one key, 1.0 is the whole sequence."""
 
 
 @runtime_checkable
 class Scalar(Protocol):
-    """A number of numpy or torch."""
+    """A zero-dimensional number of numpy or torch."""
 
     ndim: int
 
     def item(self) -> Any:
-        """Return it as a number of Python."""
+        """Return the value as a Python number."""
 
 
 AnyBudget = int | float | Scalar
-"""A budget as callers give it."""
+"""A budget as callers pass it."""
 
 
 def plain_budget(budget: AnyBudget) -> Any:
-    """Return a budget out of numpy or torch as Python's own number; anything else as it is.
+    """Convert a budget from numpy or torch to a Python number; return any other value unchanged.
 
-    A float of less than 64 bits is the decimal number that it prints as, so that a float32 of 0.29 is 0.29.
+    A float of less than 64 bits becomes the decimal number that it prints as: float32 0.29 becomes 0.29.
     """
     if isinstance(budget, int | float) or getattr(budget, "ndim", None) != 0:
         return float(budget) if isinstance(budget, float) else budget
@@ -47,12 +47,12 @@ def plain_budget(budget: AnyBudget) -> Any:
 
 
 def resolve_budget(budget: AnyBudget, length: int) -> int:
-    """Return round_half_up(ratio length), or the count given: the keys held between steps (official codes floor).
+    """Return round_half_up(ratio * length), or the given count: the keys retained between steps (official codes floor).
 
-    A ratio of 1.0 is no pruning, also of what is generated later and where a policy's own parts of a budget overlap.
+    A ratio of 1.0 disables pruning, also of tokens that are generated later.
 
-    The ratio is taken as the decimal number that it prints as, so that 0.29 of 50 is 14.5 and rounds up to 15, where
-    binary floating point gives 14. A ratio may leave a very short sequence no entry: its queries see themselves alone.
+    The ratio is the decimal number that it prints as: 0.29 of 50 is 14.5 and rounds up to 15, whereas binary floating
+    point gives 14. A ratio may give a very short sequence no key; its queries then see only their own key.
 
     Raises UserError for a count below 1 or a ratio outside (0, 1].
     """
@@ -67,10 +67,7 @@ def resolve_budget(budget: AnyBudget, length: int) -> int:
 
 
 def part(share: float, total: int) -> int:
-    """Return floor(share total): the recent part of a budget; what remains is chosen by score.
-
-    A share of 0.5 is total // 2, so the odd entry goes to the scores.
-    """
+    """Return floor(share * total), the number of recent keys in a budget; the other keys are chosen by score."""
     return int(_decimal(share) * total)
 
 

@@ -1,4 +1,4 @@
-"""The KV cache that really evicts."""
+"""The evicting KV cache."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,29 +19,29 @@ from formerlab.kernels import EMPTY
 from formerlab.layers.position import PositionEncoding
 from formerlab.layers.shapes import Heads, KeyHeads
 
-ROOM = 64  # slots reserved at first, where the budget allows as many
-SIMD = 16  # slots of a vector of the machine; in whole vectors no loop has a remainder
-WORTHWHILE = 2**15  # numbers in a layer's keys, from which on a compiled step pays for loading it
+ROOM = 64  # initial slots, if the budget allows as many
+SIMD = 16  # slots per vector register; buffers are multiples of it
+WORTHWHILE = 2**15  # elements of a layer's keys above which loading the compiled step pays
 
 
 @dataclass
 class Store:
-    """Keys and values of one layer in slots, and how far the layer has read."""
+    """Keys and values of one layer in slots."""
 
     keys: Float[Tensor, "batch key_heads slots d_head"]
     values: Float[Tensor, "batch key_heads d_head slots"]
-    """Channel by channel: both products of attention then sum over what lies side by side."""
+    """Channels-first layout, so that both attention products read contiguous memory."""
     state: CacheState
     length: int = 0
-    """Tokens taken in, evicted ones included."""
+    """Number of tokens so far, including evicted ones."""
     sink: list[KeyHeads] = field(default_factory=list)
-    """The first keys as they came, where they are turned anew for every query."""
+    """The original first keys, for policies that rotate them again for every query."""
     step: Callable[[Heads, KeyHeads, KeyHeads, int, Scores | None], Heads] | None = None
-    """The compiled step on the buffers as they are, where there is one."""
+    """The compiled step on the current buffers, if there is one."""
 
     @property
     def capacity(self) -> int:
-        """Slots."""
+        """Number of slots."""
         return self.keys.shape[2]
 
     def grow(self, capacity: int) -> None:
@@ -52,7 +52,7 @@ class Store:
         self.state.grow(capacity)
 
     def reorder(self, rows: Int[Tensor, " batch"]) -> None:
-        """Replace sequence i by sequence `rows[i]`, in the same memory; there must be one for each."""
+        """Replace sequence i by sequence `rows[i]` in place; raise ValueError if the batch size changes."""
         if len(rows) != len(self.keys):
             raise ValueError(f"{len(rows)} rows for a batch of {len(self.keys)}, which cannot change")
         for held in (self.keys, self.values, self.state.positions, self.state.scores):
@@ -62,7 +62,7 @@ class Store:
         self.sink = [keys[rows] for keys in self.sink]
 
     def advance(self, policy: Eviction, q: Heads, k: KeyHeads, v: KeyHeads, now: int, initial: Scores | None) -> Heads:
-        """Take in the token at position `now`, for which there must be an empty slot; return its attention output."""
+        """Add the token at position `now` into an empty slot, evict if needed, and return its attention output."""
         taken = self.state.admit(now)
         into = taken.expand(-1, k.shape[1], -1)
         self.keys.scatter_(2, into[..., None].expand_as(k), k)
@@ -77,16 +77,16 @@ class Store:
 
 
 class PrunedCache:
-    """An `attend` that holds at most `budget` keys and values per key head between steps.
+    """An attention function with a KV cache that retains at most `budget` keys and values per key head between steps.
 
-    A prompt is pruned while it is read, as if its tokens were fed one by one, and the outputs are those of `Simulation`
-    with the same budget. A ratio is a share of `length` tokens, by default those of the first call, the prompt; the
-    count that it gives, at least one, stays the same while decoding. `position` is the model's position encoding, for
-    policies that number the kept keys anew; the others keep their original positions. For inference: no gradient
-    passes. All sequences of a batch have the same length.
+    A prompt is pruned as if its tokens were fed one by one; the outputs equal those of `Simulation` with the same
+    budget. A ratio is a fraction of `length` tokens, by default the length of the prompt (the first call); the
+    resulting count, at least one, stays constant while decoding. `position` is the model's position encoding; only
+    policies that re-index the retained keys need it. For inference only: gradients do not flow through the cache. All
+    sequences of a batch have the same length.
 
-    Raises UserError for a policy that cannot decide from what a cache holds, for an impossible budget, and in the first
-    call for a ratio without `length` where there is no prompt but a single token.
+    Raises UserError for a policy that needs more than the retained keys, for an invalid budget, and for a ratio without
+    `length` if the first call has a single token.
     """
 
     def __init__(
@@ -103,10 +103,10 @@ class PrunedCache:
         if isinstance(budget, int) or budget == 1.0 or length is not None:
             self._settle(length or 0)
 
-    @torch.inference_mode(False)  # what a cache holds must stay writable outside inference mode
+    @torch.inference_mode(False)  # the buffers must stay writable outside inference mode
     @torch.no_grad()
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
-        """Take in the tokens one by one; return softmax(q k^T / sqrt(d_head)) v over the keys that each finds."""
+        """Add tokens one by one; return softmax(q k^T / sqrt(d_head)) v over the keys that each query sees."""
         if not self._settled:
             if q.shape[2] == 1:
                 raise UserError(f"budget {self.budget!r} is a share of a prompt of one token; give length, or a count")
@@ -121,18 +121,18 @@ class PrunedCache:
         return steps[0] if len(steps) == 1 else torch.cat(steps, 2)
 
     def _settle(self, length: int) -> None:
-        """Take the budget as a count of entries, at least one."""
+        """Resolve the budget to a count of at least one key."""
         self._settled = True
         self._budget = max(1, resolve_budget(self.budget, length))
         self._capacity = self.policy.capacity(self._budget)
         self._sink = self.policy.protected(self._budget)[0] if self.policy.reindexes_positions else 0
 
     def _read(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
-        """Take in a whole prompt by simulation, and keep what survives it."""
+        """Prune a whole prompt by simulation and store the retained keys and values."""
         batch, time = q.shape[0], q.shape[2]
         prompt = Prompt(q, k, v, [self._budget] * batch, [time] * batch, layer)
         out, last, scores = evict(self.policy, prompt)
-        if self.policy.reindexes_positions:  # the same keys, seen from elsewhere
+        if self.policy.reindexes_positions:  # the same keys at other positions
             out = Simulation(self.policy, self._budget, position=self.position)(layer, q, k, v)
         count = min(self._capacity, time)
         kept = places(last >= time, count)
@@ -144,7 +144,7 @@ class PrunedCache:
         return out
 
     def _empty(self, held: int, k: KeyHeads, v: KeyHeads) -> Store:
-        """Return a store with slots for so many tokens and one more."""
+        """Return a store with at least `held` + 1 slots."""
         batch, key_heads, _, d_head = k.shape
         state = self.policy.empty_state([self._budget] * batch, key_heads, 0, precise(k.new_empty(0)))
         keys, values = k.new_zeros(batch, key_heads, 0, d_head), v.new_zeros(batch, key_heads, v.shape[3], 0)
@@ -153,9 +153,9 @@ class PrunedCache:
         return store
 
     def _grow(self, store: Store, slots: int) -> None:
-        """Give a store more slots, as far as the budget allows, and a compiled step on them where that pays."""
+        """Add slots up to the budget, and compile a step for the new buffers if that pays."""
         store.grow(min(slots, self._capacity + 1))
-        compiled, alike = None, store.keys.shape[3] == store.values.shape[2]  # compiled code knows one width
+        compiled, alike = None, store.keys.shape[3] == store.values.shape[2]  # numba needs d_key = d_value
         large = store.keys.device.type == "cpu" and store.keys.numel() >= WORTHWHILE
         if large and alike and decides_by_score(self.policy):
             compiled = load_numba()
@@ -185,27 +185,27 @@ class PrunedCache:
         return store.advance(self.policy, q, k, v, now, initial)
 
     def reorder(self, rows: Int[Tensor, " batch"]) -> None:
-        """Replace sequence i by sequence `rows[i]`, as beam search does; some come twice, some go."""
+        """Replace sequence i by sequence `rows[i]`, as in beam search."""
         for store in self._layers.values():
             store.reorder(rows)
 
     @property
     def length(self) -> int:
-        """Tokens taken in by every layer, evicted ones included: the position of the next one."""
+        """Number of tokens so far, including evicted ones, which is the position of the next token."""
         return min((store.length for store in self._layers.values()), default=0)
 
     def kept(self, layer: int) -> Int[Tensor, "batch key_heads kept"]:
-        """Return the positions that the layer holds, ascending."""
+        """Return the positions of the layer's retained keys in ascending order."""
         store = self._layers[layer]
         positions = store.state.positions.sort(-1).values[..., : min(store.length, self._capacity)]
         return positions.expand(-1, store.keys.shape[1], -1)
 
     def bytes(self) -> int:
-        """Bytes of the keys and values held between steps."""
+        """Return the bytes of the keys and values retained between steps."""
         held = ((store, min(store.length, self._capacity)) for store in self._layers.values())
         return sum(bytes_of(store.keys[:, :, :count], store.values[..., :count]) for store, count in held)
 
     def metadata_bytes(self) -> int:
-        """Bytes of the scores and positions, which come on top of keys and values."""
+        """Return the bytes of scores and positions, which are additional to `bytes`."""
         states = (store.state for store in self._layers.values())
         return sum(bytes_of(state.scores, state.positions) for state in states)

@@ -1,4 +1,4 @@
-"""Step-by-step eviction: every query admits its own key, attends, and drops the worst key if there is one too many."""
+"""Step-by-step eviction: each query adds its key, attends, and evicts the key of lowest score if the cache is full."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,51 +22,51 @@ Keys = Float[Tensor, "batch key_heads slots d_head"]
 InitialScores = Float[Tensor, "batch head_groups 1"]
 Times = Int[Tensor, " time"]
 Entering = Float[Tensor, "#batch head_groups time"]
-VECTOR = 16  # numbers; torch computes the softmax of shorter rows one number after another
+VECTOR = 16  # elements; torch's softmax does not vectorise shorter rows
 
 
 @dataclass
 class CacheState:
-    """The keys that the heads of one layer hold. A head group (one query head, those of a key head, all) keeps one set.
+    """The retained keys of one layer. Each head group (the query heads of a key head, or all heads) retains one set.
 
-    There are more slots than keys that may stay. A key that is evicted leaves its slot empty, and the next one takes
-    it: one write, nothing is moved. The order of slots means nothing, since keys carry their positions with them.
+    There are more slots than retained keys. An evicted key leaves an empty slot, and the next key is written into it,
+    so keys never move. The order of the slots has no meaning: `positions` holds the position of each key.
     """
 
     positions: Positions
     """Position of the token in each slot, or EMPTY."""
     scores: Scores
-    """Score of the token in each slot; that of an empty slot means nothing."""
+    """Score of the token in each slot; undefined for empty slots."""
     capacity: int | Counts
-    """Keys that may stay between steps: of every sequence, or of all."""
+    """Cache budget in keys, one number for all sequences or one per sequence."""
     sink: int | Counts
-    """First positions that are never evicted."""
+    """Number of first positions that are never evicted."""
     recent: int | Counts
-    """Last positions that are not evicted yet."""
+    """Number of last positions that are not evicted."""
     least: int
-    """Smallest of the capacities."""
+    """Smallest capacity of the batch."""
     most: int
-    """Largest of the capacities."""
+    """Largest capacity of the batch."""
     vacant: Chosen | None = None
-    """An empty slot of every head group, where it is known."""
+    """An empty slot of every head group, if it is known."""
 
     def admit(self, position: int) -> Chosen:
-        """Put the key at a position into an empty slot of every head group, and say which that is."""
+        """Assign an empty slot of every head group to the key at this position, and return the slots."""
         slot = self.positions.argmax(-1, keepdim=True) if self.vacant is None else self.vacant
         self.positions.scatter_(-1, slot, position)
         self.vacant = None
         return slot
 
     def evict(self, now: int, priority: Scores) -> Chosen | None:
-        """Empty the slot of the lowest priority in every head group beyond its capacity; of equals the oldest goes.
+        """Evict the key of lowest priority in every head group beyond its capacity; ties evict the oldest key.
 
-        Candidates are the positions sink <= k <= now - recent, the query's own among them if recent is 0. Returns the
-        emptied slots (one that was empty where a head group has room left), or None where all have room.
+        Candidates are the positions sink <= k <= now - recent, including the query's own key if recent is 0. Returns
+        the emptied slots (an empty slot for a head group below its capacity), or None if all are below capacity.
         """
         if now < self.least:
             return None
         unprotected = isinstance(self.sink, int) and isinstance(self.recent, int) and self.sink == self.recent == 0
-        if not unprotected or self.positions.shape[-1] != self.least + 1:  # else every slot holds a candidate
+        if not unprotected or self.positions.shape[-1] != self.least + 1:  # otherwise every slot is a candidate
             protected = self.positions > now - self.recent
             if not isinstance(self.sink, int) or self.sink:
                 protected |= self.positions < self.sink
@@ -80,64 +80,64 @@ class CacheState:
         return slot
 
     def grow(self, capacity: int) -> None:
-        """Add empty slots up to `capacity`."""
+        """Add empty slots up to a total of `capacity`."""
         missing = (0, capacity - self.positions.shape[-1])
         self.positions, self.scores = F.pad(self.positions, missing, value=EMPTY), F.pad(self.scores, missing)
 
 
 class Pruned(NamedTuple):
-    """The result of a pruned prompt."""
+    """The result of simulated eviction over a prompt."""
 
     out: Heads
-    """softmax(q k^T / sqrt(d_head)) v over the keys that each query finds; rows of padding mean nothing."""
+    """softmax(q k^T / sqrt(d_head)) v over the keys that each query sees; undefined for padding."""
     last: Int[Tensor, "batch head_groups time"]
-    """The last query that sees each key; no smaller than a sequence's length where the key is still held at its end."""
+    """Index of the last query that sees each key; at least the sequence length for keys retained at the end."""
     scores: Float[Tensor, "batch head_groups time"]
-    """Scores of the keys held at the end of a sequence without padding."""
+    """Scores of the keys retained at the end of a sequence without padding."""
 
 
 class Eviction(Policy):
-    """For q = 0, 1, ...: (1) the cache takes in q; (2) p = softmax over the keys it holds, evicted ones gone from the
-    denominator; (3) S[k] = score(S[k], p[k]); (4) if it holds more than the budget, the key of the lowest S among
-    sink <= k <= q - recent goes, and its score with it (Decay article, eq. 5; A2SF, arXiv:2407.20485, eq. 5 and 6).
+    """For q = 0, 1, ...: (1) add key q to the cache; (2) p = softmax over the retained keys; (3) S[k] = score(S[k],
+    p[k]); (4) if the cache holds more keys than the budget, evict the key of lowest S among sink <= k <= q - recent
+    (Decay article, eq. 5; A2SF, arXiv:2407.20485, eq. 5 and 6).
 
-    So a policy of this kind evicts at most one key per step, separately in all heads that choose together.
+    A policy of this kind evicts at most one key per step and head group.
     """
 
     scope: Literal["group", "layer"] = "group"
-    """Heads that choose together, by the sum of their attention: those that share a key head, or all of a layer."""
+    """Heads that retain the same keys, by the sum of their attention: the GQA group of a key head, or all heads."""
 
     @property
     def is_online(self) -> bool:
-        """Each step needs past attention alone."""
+        """True: each step needs past attention only."""
         return True
 
     @property
     def linear(self) -> tuple[float, float] | None:
-        """(decay, gain) of a `score` that is decay S + gain p in every slot, which compiled engines can run.
+        """(decay, gain) if `score` is decay S + gain p in every slot, which compiled engines can run; otherwise None.
 
-        None where it is not. A class that replaces `score` declares its own, or runs in torch.
+        A class that overrides `score` also overrides `linear`; otherwise it runs in the torch engine.
         """
         return 1.0, 0.0
 
     def score(self, past: Scores, attention: Scores) -> Scores:
-        """Return the scores after a step: `past` before it, `attention` received in it, summed over a head group."""
+        """Return the new scores, given the past scores and the attention of the step, summed over a head group."""
         return past
 
     def protected(self, budget: int) -> tuple[int, int]:
-        """Return how many first and how many last positions are not evicted, at most `budget` together; here none."""
+        """Return the numbers of first and last positions that are not evicted, together at most `budget`."""
         return 0, 0
 
     def bounds(self, budgets: Sequence[int]) -> list[tuple[int, int, int]]:
-        """Return for each budget the entries held and the first and last positions protected, as engines take them."""
+        """Return (capacity, protected first positions, protected last positions) for each budget, for the engines."""
         return [(min(self.capacity(budget), EMPTY), *self.protected(budget)) for budget in budgets]
 
     def initial_scores(self, positions: Times, head_groups: int, keys: Keys | None, layer: int) -> Entering | None:
-        """Return the scores with which keys enter the cache; None means 0."""
+        """Return the initial scores of keys; None means 0."""
         return None
 
     def entering(self, k: Keys, head_groups: int, layer: int, like: Tensor, start: int = 0) -> Tensor | None:
-        """Return the scores with which the keys of positions start, start + 1, ... enter, with the type of `like`."""
+        """Return the initial scores of the keys at positions start, start + 1, ... in the dtype of `like`."""
         if type(self).initial_scores is Eviction.initial_scores:
             return None
         positions = torch.arange(start, start + k.shape[2], device=k.device)
@@ -146,17 +146,17 @@ class Eviction(Policy):
         return None if initial is None else initial.to(like.dtype)
 
     def eviction_priority(self, state: CacheState, keys: Keys | None, now: int) -> Scores:
-        """Return the priorities of an eviction after query `now`: scores, unless a policy compares the keys held."""
+        """Return the priorities for the eviction after query `now`; the key of lowest priority is evicted."""
         return state.scores
 
     def reduce_over_heads(self, heads: Attention) -> Scores:
-        """Sum over the heads that choose together."""
+        """Sum attention over the heads of each head group."""
         if self.scope == "layer":
             return heads.sum((1, 2)).unsqueeze(1)
         return heads.sum(2) if heads.shape[2] > 1 else heads.squeeze(2)
 
     def empty_state(self, budgets: Sequence[int], key_heads: int, capacity: int, scores: Tensor) -> CacheState:
-        """Return the empty state of sequences of the given budgets, with the type and device of `scores`."""
+        """Return the empty state for sequences with these budgets, with the dtype and device of `scores`."""
         shape = len(budgets), 1 if self.scope == "layer" else key_heads, capacity
         positions = torch.full(shape, EMPTY, dtype=torch.int32, device=scores.device)
         capacities, *protected = zip(*self.bounds(budgets), strict=True)
@@ -166,16 +166,16 @@ class Eviction(Policy):
         )
 
     def rescore(self, state: CacheState, attention: Attention, own: Chosen, initial: InitialScores | None) -> None:
-        """Score a query's attention to the slots; `own` is the slot of its key, `initial` its score until then."""
+        """Update the scores with a query's attention; `own` is the slot of its key, `initial` the key's first score."""
         state.scores.scatter_(-1, own, 0.0 if initial is None else initial)
         state.scores = self.score(state.scores, self.reduce_over_heads(attention))
 
     def trace(
         self, logits: Logits, budgets: Sequence[int], keys: Keys | None, layer: int
     ) -> tuple[Int[Tensor, "batch head_groups time"], Float[Tensor, "batch head_groups time"]]:
-        """Take all queries in turn; return `last` and `scores` of `Pruned`. Logits of later keys are not read."""
+        """Simulate eviction query by query; return `last` and `scores` of `Pruned`."""
         batch, key_heads, groups, time, _ = logits.shape
-        logits = F.pad(precise(logits), (0, 1), value=-torch.inf)  # the last column takes evictions that do not happen
+        logits = F.pad(precise(logits), (0, 1), value=-torch.inf)  # the extra column stands for empty slots
         capacity = max(min(max(map(self.capacity, budgets)), time) + 1, VECTOR)
         state = self.empty_state(budgets, key_heads, capacity, logits)
         head_groups = state.positions.shape[1]
@@ -190,7 +190,7 @@ class Eviction(Policy):
             index = columns[:, :, None].expand(-1, key_heads, groups, -1)
             attention = logits[:, :, :, query].gather(-1, index).softmax(-1)
             self.rescore(state, attention, own, start)
-            if "keys" in self.needs and keys is not None:  # those of empty slots mean nothing
+            if "keys" in self.needs and keys is not None:  # undefined for empty slots
                 held = keys.take_along_dim(columns.clamp(max=time - 1)[..., None], 2)
             slot = state.evict(query, self.eviction_priority(state, held, query))
             if slot is not None:
@@ -205,26 +205,25 @@ class Eviction(Policy):
 
 
 def found(last: Int[Tensor, "batch head_groups time"]) -> Bool[Tensor, "batch head_groups time time"]:
-    """Return which keys each query finds, given the last query that sees each."""
+    """Return the mask of keys that each query sees, given the last query that sees each key."""
     now = torch.arange(last.shape[-1], device=last.device)[:, None]
     return (now >= now.T) & (now <= last[:, :, None])
 
 
 Engine = Callable[[Eviction, Prompt], Pruned]
-"""A function that simulates step-by-step eviction over whole sequences."""
+"""A function that simulates step-by-step eviction over a whole prompt."""
 
 
 def _count(counts: Sequence[int], device: torch.device) -> int | Int[Tensor, "batch 1 1"]:
-    """Return one number if all sequences have the same, since that compares faster."""
+    """Return one number if all counts are equal, because it compares faster than a tensor."""
     if len(set(counts)) == 1:
         return counts[0]
     return on_device(counts, device).int()[:, None, None]
 
 
 def coefficients(policy: Eviction) -> tuple[float, float] | None:
-    """Return the policy's `linear`, or None where it does not hold for its whole rule.
-
-    It does not where a subclass replaces `score` without its own `linear`, or how attention becomes scores.
+    """Return the policy's `linear`, or None if a subclass overrides `score` without `linear`, or overrides `rescore` or
+    `reduce_over_heads`.
     """
     bases = type(policy).__mro__
     declared, defined = (next(i for i, cls in enumerate(bases) if name in vars(cls)) for name in ("linear", "score"))
@@ -234,10 +233,10 @@ def coefficients(policy: Eviction) -> tuple[float, float] | None:
 
 
 def decides_by_score(policy: Eviction) -> bool:
-    """Say whether a score of the form decay S + gain p decides alone, which is what compiled engines can run."""
+    """Return whether the eviction depends only on a score decay S + gain p, which compiled engines can run."""
     return coefficients(policy) is not None and not _replaces(policy, "eviction_priority", "empty_state", "trace")
 
 
 def _replaces(policy: Eviction, *names: str) -> bool:
-    """Say whether the policy has a method of its own in place of one of `Eviction`."""
+    """Return whether the policy overrides one of these methods of `Eviction`."""
     return any(getattr(type(policy), name) is not getattr(Eviction, name) for name in names)

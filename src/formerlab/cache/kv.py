@@ -1,4 +1,4 @@
-"""The full KV cache, for decoding one token after another."""
+"""The full KV cache, for decoding token by token."""
 
 from dataclasses import dataclass
 
@@ -12,14 +12,14 @@ from formerlab.layers.shapes import AnyHeads, Heads, KeyHeads
 
 @dataclass
 class Buffer:
-    """Keys and values of one layer, with room to spare."""
+    """Keys and values of one layer, with spare capacity."""
 
     keys: Float[Tensor, "batch key_heads capacity d_head"]
     values: Float[Tensor, "batch key_heads capacity d_value"]
     length: int = 0
 
     def append(self, k: AnyHeads, v: AnyHeads) -> None:
-        """Append to the buffer, which doubles when it is full."""
+        """Append keys and values; the buffer doubles when it is full."""
         end = self.length + k.shape[2]
         if end > self.keys.shape[2]:
             room = (0, 0, 0, max(end, 2 * self.keys.shape[2]) - self.keys.shape[2])
@@ -30,21 +30,21 @@ class Buffer:
 
 
 class KVCache:
-    """An `attend` that remembers every key and value, so that each token is computed once.
+    """An attention function with a full KV cache, so that each token is computed once.
 
-    `model(prompt, attend=cache)`, then `model(token, attend=cache, start=cache.length)`, and so on. For inference: no
-    gradient passes. All sequences of a batch have the same length.
+    Call `model(prompt, attend=cache)`, then `model(token, attend=cache, start=cache.length)` for each new token. For
+    inference only: gradients do not flow through the cache. All sequences of a batch have the same length.
     """
 
     def __init__(self, capacity: int = 64) -> None:
-        """`capacity` is the room reserved at first, in tokens."""
+        """`capacity` is the initial size of the buffers in tokens."""
         self._capacity = capacity
         self._layers: dict[int, Buffer] = {}
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def take(self, layer: int, k: AnyHeads, v: AnyHeads) -> tuple[AnyHeads, AnyHeads]:
-        """Take in new keys and values; return all that the layer holds."""
+        """Append keys and values of a layer; return all keys and values of the layer."""
         if layer not in self._layers:
             shape = *k.shape[:2], max(self._capacity, k.shape[2]), k.shape[3]
             self._layers[layer] = Buffer(k.new_zeros(shape), v.new_zeros(*shape[:3], v.shape[3]))
@@ -52,10 +52,10 @@ class KVCache:
         held.append(k, v)
         return held.keys[:, :, : held.length], held.values[:, :, : held.length]
 
-    @torch.inference_mode(False)  # what a cache holds must stay writable outside inference mode
+    @torch.inference_mode(False)  # the buffers must stay writable outside inference mode
     @torch.no_grad()
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
-        """Take in the new keys and values; return softmax(q k^T / sqrt(d_head)) v over all no later than each query."""
+        """Append keys and values; return softmax(q k^T / sqrt(d_head)) v over the keys up to each query."""
         keys, values = self.take(layer, k, v)
         new, held, mask = q.shape[2], keys.shape[2], None
         if 1 < new < held:
@@ -66,21 +66,21 @@ class KVCache:
         )
 
     def reorder(self, rows: Int[Tensor, " batch"]) -> None:
-        """Replace sequence i by sequence `rows[i]`, as beam search does; some come twice, some go."""
+        """Replace sequence i by sequence `rows[i]`, as in beam search."""
         for held in self._layers.values():
             held.keys, held.values = held.keys[rows], held.values[rows]
 
     @property
     def length(self) -> int:
-        """Tokens taken in by every layer: the position of the next one."""
+        """Number of tokens in the cache, which is the position of the next token."""
         return min((held.length for held in self._layers.values()), default=0)
 
     def bytes(self) -> int:
-        """Bytes of the keys and values held."""
+        """Return the bytes of the keys and values, without spare capacity."""
         parts = (held[:, :, : own.length] for own in self._layers.values() for held in (own.keys, own.values))
         return bytes_of(*parts)
 
 
 def bytes_of(*tensors: Tensor) -> int:
-    """Return the bytes of the numbers of some tensors."""
+    """Return the bytes of the elements of the tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -1,4 +1,4 @@
-"""Measures of the keys that a policy keeps: one value per sequence, without padding, the rows of the pruning study."""
+"""Measures of retained keys, one value per sequence without padding, for the rows of the pruning study."""
 
 import torch
 from jaxtyping import Float
@@ -10,12 +10,12 @@ from formerlab.cache.simulation import Square, SquareMask
 
 
 def kept_measures(visible: SquareMask) -> dict[str, Float[Tensor, " batch"]]:
-    """Return the shares of kept keys among the first 40 %, the first 10 % and the last 40 % of the positions before a
-    query, and the mean position of kept keys, 0 being the first and 1 the last.
+    """Return the fractions of retained keys in the first 40 %, the first 10 % and the last 40 % of the positions before
+    a query, and the mean position of retained keys (0 is the first, 1 the last).
 
-    Kept are the keys that a query finds besides its own. Averaged over the queries in the second half of each sequence
-    that find any, and over heads; NaN where there is no such query. The position across a mark counts in part, so an
-    even choice, and no pruning at all, have an early share of exactly 0.4, and a mean position of 0.5. (Claim
+    Retained keys are the keys that a query sees besides its own. The means run over heads and over queries in the
+    second half of each sequence that see any; NaN without such a query. A position that straddles a mark counts in
+    part, so an even choice, or no pruning, gives an early fraction of exactly 0.4 and a mean position of 0.5. (Claim
     decay-h2o-keeps-first-tokens; Decay article, Fig. 3.)
     """
     position = torch.arange(visible.shape[-1], device=visible.device)
@@ -31,10 +31,10 @@ def kept_measures(visible: SquareMask) -> dict[str, Float[Tensor, " batch"]]:
 
 
 def ideal_attention(full_probabilities: Square, budget: Budget) -> Square:
-    """Return the unpruned probabilities with those of all keys at zero that the ideal rows leave out.
+    """Return the unpruned probabilities with all keys set to zero that the ideal policy does not retain.
 
-    An ideal row keeps the query's own key and, of the past, the `budget` keys of the largest unpruned probability: what
-    the best policy with the same budget, which could take a dropped key back, would see.
+    The ideal policy retains, for each query, its own key and the `budget` earlier keys of largest unpruned probability.
+    It is the best policy at this budget, because it can take an evicted key back.
     """
     time, device = full_probabilities.shape[-1], full_probabilities.device
     past = torch.ones(time, time, dtype=torch.bool, device=device).tril(-1)
@@ -44,10 +44,10 @@ def ideal_attention(full_probabilities: Square, budget: Budget) -> Square:
 
 
 def distance_to_ideal(probabilities: Square, ideal: Square, *, skip: int = 0) -> Float[Tensor, " batch"]:
-    """Return 1 - cosine between each attention row and the ideal one, mean over queries and heads.
+    """Return 1 - cosine similarity of each attention row and its ideal row, as the mean over queries and heads.
 
-    Give both of the same logits, or the drift of pruned hidden states is measured too. `skip` leaves out the first
-    positions, as keys and as queries: with 1, the attention sink no longer decides. (Claim
+    Compute both from the same logits; otherwise the result includes the drift of the hidden states under pruning.
+    `skip` leaves out the first positions as keys and queries; skip = 1 removes the attention sink. (Claim
     decay-mask-closer-to-ideal; A2SF, arXiv:2407.20485, Table 2, as cosine similarity.)
     """
     pruned, ideal = probabilities[..., skip:].double(), ideal[..., skip:].double()

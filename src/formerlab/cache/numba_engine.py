@@ -1,4 +1,4 @@
-"""The engine compiled by numba: from tensors to the kernel and back. Importing it imports numba."""
+"""The numba engine: calls the CPU kernel of pruned attention with torch tensors. Importing it imports numba."""
 
 from typing import Any
 
@@ -15,12 +15,12 @@ from formerlab.layers.shapes import Heads, KeyHeads
 
 Array = NDArray[Any]
 DTYPES = (torch.float32, torch.float64)
-LARGE = 2**19  # numbers in a layer's buffers, from which on a second thread pays for its start
+LARGE = 2**19  # elements of a layer's buffers above which a second thread pays
 
 
 def run(policy: Eviction, prompt: Prompt) -> Pruned:
-    """Simulate eviction over whole sequences."""
-    q, k, v = (x.detach().contiguous() for x in (prompt.q, prompt.k, prompt.v))  # numba compiles for each layout anew
+    """Simulate eviction over a whole prompt."""
+    q, k, v = (x.detach().contiguous() for x in (prompt.q, prompt.k, prompt.v))  # numba compiles once per layout
     batch, _, time, d_head = q.shape
     head_groups = 1 if policy.scope == "layer" else k.shape[1]
     out = torch.empty_like(q)
@@ -39,7 +39,7 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
 
 
 class Step:
-    """Takes in one token after another in a cache's own buffers; make a new one when these grow."""
+    """The decoding step on the buffers of a cache; create a new one when the buffers grow."""
 
     def __init__(self, policy: Eviction, keys: Tensor, values: Tensor, state: CacheState, budgets: list[int]) -> None:
         batch, _, capacity, d_head = keys.shape
@@ -56,14 +56,14 @@ class Step:
         self._large = 2 * keys.numel() >= LARGE
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy is made of: its tensors share memory with those of the copied cache, arrays would not."""
+        """Return the state of a copy without numpy arrays, which would not share memory with the copied tensors."""
         return {name: value for name, value in self.__dict__.items() if name != "_held"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _held=tuple(tensor.numpy() for tensor in state["_tensors"]))
 
     def __call__(self, q: Heads, k: KeyHeads, v: KeyHeads, now: int, initial: Scores | None) -> Heads:
-        """Take in the token at position `now`; return its attention output."""
+        """Add the token at position `now` and return its attention output."""
         out = torch.empty(q.shape, dtype=q.dtype)
         first = self._none if initial is None else initial.contiguous().flatten(0, 1).numpy()
         tensors = (x.contiguous().numpy() for x in (q, k, v, out))
@@ -77,14 +77,14 @@ def _rule(policy: Eviction, d_head: int) -> Array:
 
 
 def _threads(units: int) -> int:
-    """Let numba use as many threads as torch, and no more than there are units of work; return their number."""
+    """Set numba's number of threads to torch's, at most one per unit of work; return the number."""
     most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
     threads = min(torch.get_num_threads(), units, most)
     numba.set_num_threads(threads)
     return threads
 
 
-# numba's threads may be torch's own OpenMP threads; their start must not change torch's number.
+# Starting numba's threads may change torch's number of threads, because both can use OpenMP.
 _before = torch.get_num_threads()
 numba.set_num_threads(1)
 torch.set_num_threads(_before)

@@ -1,4 +1,4 @@
-"""The KV cache that is compressed once, after its prompt: another mode than eviction step by step."""
+"""One-shot compression: a KV cache that is compressed once, after the prompt."""
 
 import torch
 from jaxtyping import Float, Int
@@ -24,22 +24,22 @@ from formerlab.errors import UserError
 from formerlab.layers.position import PositionEncoding
 from formerlab.layers.shapes import Heads, KeyHeads
 
-QUERIES = 128  # whose attention is held at a time
+QUERIES = 128  # queries whose attention is in memory at a time
 
 
 class CompressedCache(KVCache):
-    """An `attend` whose first call reads a prompt without pruning and then keeps `budget` of its keys and values.
+    """An attention function that reads the prompt without pruning and then retains `budget` of its keys and values.
 
-    Later tokens see these and each other; nothing is evicted any more, so the cache grows with every token. A ratio is
-    one of the prompt's length, of which at least one key stays. Keys keep their original positions. `position` is the
-    model's position encoding, for policies that look at queries before their rotation. For inference: no gradient
-    passes. All sequences of a batch have the same length.
+    Later tokens see the retained keys and each other. Nothing is evicted after the prompt, so the cache grows with
+    every token. A ratio is a fraction of the prompt length, with at least one key. Keys keep their original positions.
+    `position` is the model's position encoding; only policies that use queries before rotation need it. For inference
+    only: gradients do not flow through the cache. All sequences of a batch have the same length.
 
-    Step-by-step eviction prunes the prompt too, and goes on while decoding; at equal budgets its numbers are those of a
-    harder task, so the two modes belong into different tables.
+    Step-by-step eviction also prunes while the prompt is read and while decoding, which is a harder task at the same
+    budget. Report the two modes in separate tables.
 
-    Raises UserError for a policy without a score for the keys of a prompt, for one that needs another `position`, and
-    for an impossible budget.
+    Raises UserError for a policy that has no score for the keys of a prompt, for an unsuitable `position`, and for an
+    invalid budget.
     """
 
     def __init__(self, policy: Policy, budget: AnyBudget, position: PositionEncoding | None = None) -> None:
@@ -57,10 +57,10 @@ class CompressedCache(KVCache):
         self._kept: dict[int, Int[Tensor, "batch key_heads kept"]] = {}
         self._lengths: dict[int, int] = {}
 
-    @torch.inference_mode(False)  # what a cache holds must stay writable outside inference mode
+    @torch.inference_mode(False)  # the buffers must stay writable outside inference mode
     @torch.no_grad()
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
-        """Take in the new keys and values; return softmax(q k^T / sqrt(d_head)) v over the keys each query finds."""
+        """Add keys and values; return softmax(q k^T / sqrt(d_head)) v over the keys that each query sees."""
         self._lengths[layer] = self._lengths.get(layer, 0) + q.shape[2]
         if layer in self._kept:
             return super().__call__(layer, q, k, v)
@@ -70,7 +70,7 @@ class CompressedCache(KVCache):
         return out
 
     def _choose(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Int[Tensor, "batch key_heads kept"]:
-        """Return the keys that the policy protects, then those of the largest importance."""
+        """Return the positions of the retained keys: protected keys, and the keys of largest importance."""
         policy = self.policy
         assert isinstance(policy, OneShot | Eviction)
         batch, _, time, _ = q.shape
@@ -92,22 +92,22 @@ class CompressedCache(KVCache):
 
     @property
     def length(self) -> int:
-        """Tokens taken in by every layer, dropped ones included: the position of the next one."""
+        """Number of tokens so far, including dropped ones, which is the position of the next token."""
         return min(self._lengths.values(), default=0)
 
     def kept(self, layer: int) -> Int[Tensor, "batch key_heads kept"]:
-        """Return the positions of the prompt that the layer kept, ascending."""
+        """Return the positions of the layer's retained prompt keys in ascending order."""
         return self._kept[layer]
 
 
 def accumulated(policy: Eviction, prompt: Prompt) -> Importance:
-    """Return what a step-by-step policy ranks by after the last query of a prompt of which nothing was evicted.
+    """Return the scores of a step-by-step policy after the last query of a prompt without eviction.
 
-    With S <- decay S + gain p that is gain times the sum over q of decay^(T - 1 - q) p[q, k]: column sums of the whole
-    attention, the latest row with weight 1 (H2O and A2SF in their codes for long prompts).
+    For S <- decay S + gain p the score is gain times the sum over q of decay^(T - 1 - q) p[q, k], a weighted column sum
+    of the attention (the codes of H2O and A2SF compute it for long prompts).
     """
     rule = coefficients(policy)
-    assert rule is not None, "a cache refuses such a policy"
+    assert rule is not None, "CompressedCache refuses such a policy"
     decay, gain = rule
     time, key_heads = prompt.k.shape[2], prompt.k.shape[1]
     state = policy.empty_state(prompt.budgets, key_heads, time, precise(prompt.k.new_empty(0)))
@@ -118,7 +118,7 @@ def accumulated(policy: Eviction, prompt: Prompt) -> Importance:
         state.scores += initial * decay**age
     for start in range(0, time, QUERIES):
         end = min(start + QUERIES, time)
-        if gain * decay ** (time - end):  # the addition of the last query
+        if gain * decay ** (time - end):  # skip weights that underflow
             weights = gain * decay ** (age[start:end] - 1)
             rows = attention_rows(prompt, start, end)
             state.scores += policy.reduce_over_heads((rows * weights[:, None].to(rows.dtype)).sum(3))
@@ -126,7 +126,7 @@ def accumulated(policy: Eviction, prompt: Prompt) -> Importance:
 
 
 def attention_rows(prompt: Prompt, start: int, end: int) -> Float[Tensor, "batch key_heads groups queries time"]:
-    """Return the unpruned attention of the queries start, ..., end - 1, in single precision or the inputs' own."""
+    """Return the unpruned attention of queries start, ..., end - 1, in at least float32."""
     q, k = prompt.q[:, :, start:end], prompt.k
     logits = by_group(q * q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]) @ k.unsqueeze(2).transpose(-1, -2)
     later = torch.ones(end - start, k.shape[2], dtype=torch.bool, device=k.device).triu(start + 1)

@@ -1,4 +1,4 @@
-"""Pruning by masks: one forward pass over whole sequences that gives what token-by-token eviction would give."""
+"""Simulated pruning: one masked forward pass over whole sequences, equal to token-by-token eviction."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -31,7 +31,7 @@ SquareMask = Bool[Tensor, "batch heads time time"]
 
 
 class SimulatedLayer(NamedTuple):
-    """One layer of a simulation, for figures and measures."""
+    """One simulated layer, for figures and measures."""
 
     logits: Square
     probabilities: Square
@@ -41,13 +41,13 @@ class SimulatedLayer(NamedTuple):
     def under(
         self, policy: Policy, budget: AnyBudget, state: State | None = None, layer: int = 0
     ) -> tuple[Square, SquareMask]:
-        """Return what `simulate` gives of the same logits under another policy."""
+        """Return the result of `simulate` for the same logits under another policy."""
         groups = self.logits.shape[1] // self.keys.shape[1]
         return simulate(policy, self.logits, budget, groups=groups, keys=self.keys, state=state, layer=layer)
 
 
 Observer = Callable[[int, SimulatedLayer], None]
-"""Called with the number of the layer and its simulation."""
+"""A function that is called with the index of each layer and its simulation."""
 
 
 def simulate(
@@ -61,20 +61,25 @@ def simulate(
     state: State | None = None,
     layer: int = 0,
 ) -> tuple[Square, SquareMask]:
-    """Return the attention probabilities under a policy, and what each query could see.
+    """Return the attention probabilities under a policy, and the mask of keys that each query sees.
 
-    `logits` are causal attention logits; entries of later keys are ignored. `budget` is a count of entries (int) or a
-    ratio of each sequence's true length (float), see `resolve_budget`. `lengths` are the true lengths in a right-padded
-    batch (default: no padding); padding is neither seen nor counted, and its rows are zero. `groups` are the query
-    heads per key head: heads i groups, ..., (i + 1) groups - 1 share key head i. `keys` are for policies that
-    look at them, `layer` counts the layers from 0. `state` carries what passes from layer to layer (SpAtten): give
-    the same dict, empty at first, to every layer in turn; it is written to. Policies that number the kept keys anew see
-    the logits as they are given; `Simulation` gives them other ones.
+    Args:
+        policy: the cache policy.
+        logits: causal attention logits (batch, heads, time, time); entries of later keys are ignored.
+        budget: number of keys (int) or fraction of each sequence's true length (float); see `resolve_budget`.
+        lengths: true lengths in a right-padded batch, default no padding. Padding is neither seen nor counted, and its
+            rows are zero.
+        groups: query heads per key head; heads i groups, ..., (i + 1) groups - 1 share key head i.
+        keys: keys (batch, key_heads, time, d_head), for policies that need them.
+        state: shared between the layers of a forward pass (SpAtten). Pass the same dict, initially empty, to every
+            layer in turn; the call updates it.
+        layer: index of the layer, from 0.
 
-    The choice of keys passes no gradient; the probabilities do.
+    Gradients flow through the probabilities, not through the choice of keys. For policies that re-index the retained
+    keys, the logits must already contain the new positions; `Simulation` takes care of that.
 
-    Raises ValueError where an input does not fit or the policy lacks one, UserError for an impossible budget and for a
-    policy that has no rule for single steps.
+    Raises ValueError for inputs that do not fit or are missing, and UserError for an invalid budget or a one-shot
+    policy.
     """
     check_configuration(policy, budget)
     for name, given in (("keys", keys), ("state", state)):
@@ -97,14 +102,14 @@ def simulate(
 
 
 class Simulation:
-    """An `attend` for one forward pass of a model over whole sequences, pruned by simulation.
+    """An attention function that simulates pruning in one forward pass over whole sequences.
 
-    `model(tokens, attend=Simulation(policy, budget, lengths))`. Scores start anew in every layer; what a policy passes
-    from layer to layer lives in this object, so make a new one for every forward pass. Step-by-step eviction runs in
-    the `engine` (default: the fastest that can), unless an `observe` wants to see every layer's masks or a gradient is
-    asked for. `position` is the model's position encoding, for policies that number the kept keys anew.
+    Use: `model(tokens, attend=Simulation(policy, budget, lengths))`. The object holds the state shared between layers,
+    so create a new one for every forward pass. Step-by-step eviction runs in `engine` (default: the fastest possible),
+    unless `observe` is given (it is called with every layer's masks) or a gradient is needed. `position` is the model's
+    position encoding; only policies that re-index the retained keys need it.
 
-    Raises UserError for an impossible budget and for a policy that has no rule for single steps.
+    Raises UserError for an invalid budget and for a one-shot policy.
     """
 
     def __init__(
@@ -127,7 +132,7 @@ class Simulation:
         self._realised: dict[int, Float[Tensor, " batch"]] = {}
 
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
-        """Return softmax(q k^T / sqrt(d_head)) v over the keys that the policy lets each query see."""
+        """Return softmax(q k^T / sqrt(d_head)) v over the keys that each query sees under the policy."""
         if layer in self._realised:
             raise ValueError(f"layer {layer} was simulated before: make a new Simulation for every forward pass")
         lengths = true_lengths(self.lengths, q.shape[0], q.shape[2])
@@ -175,11 +180,10 @@ class Simulation:
     def _reindexed(
         self, logits: Tensor, queries: Tensor, keys: KeyHeads, budgets: list[int], position: PositionEncoding
     ) -> Float[Tensor, "batch key_heads groups time time"]:
-        """Return the logits where each sequence's sink stands right in front of a window that slides.
+        """Return the logits with the sink of each sequence moved directly before the sliding window.
 
-        Query q of a cache of b = `budgets` keys finds e = max(0, q - b) positions missing between the sink and the
-        window. Only distances matter, so the sink's keys are turned e positions further and all others stay; `queries`
-        are scaled.
+        At query q of a cache of b = `budgets` keys, e = max(0, q - b) positions are missing between sink and window.
+        Only relative positions matter, so the keys of the sink are rotated by e more positions. `queries` are scaled.
         """
         assert isinstance(self.policy, Eviction)
         sink, time = [self.policy.protected(count)[0] for count in budgets], logits.shape[-1]
@@ -196,9 +200,8 @@ class Simulation:
 
     @property
     def realised_budget(self) -> Float[Tensor, " batch"]:
-        """Entries that each sequence's cache holds at its end, over its length; mean over layers and heads.
+        """Measured cache size: retained keys at the end of each sequence over its length, mean over layers and heads.
 
-        Counted after the last query's eviction: what the last query saw besides itself, or everything where it saw
-        everything and the policy drops nothing after it, so that Full counts 1.
+        Counted after the eviction that follows the last query; for Full it is 1.
         """
         return torch.stack(list(self._realised.values())).mean(0)

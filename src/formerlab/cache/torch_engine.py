@@ -15,14 +15,14 @@ from formerlab.cache.policies.policy import Prompt, by_group, masked_softmax
 log = logging.getLogger(__name__)
 
 WORTHWHILE = 2**17
-"""Pairs of query and held key, over a batch and its heads, from which on loading the numba engine pays."""
+"""Pairs of query and retained key, over batch and heads, above which loading the numba engine pays."""
 LARGEST = 2**26
-"""Numbers of logits that the torch engine holds at a time, as long as a single sequence has fewer."""
+"""Upper limit of logits in memory in the torch engine (at least one sequence)."""
 
 
 def evict(policy: Eviction, prompt: Prompt, engine: Engine | None = None) -> Pruned:
-    """Simulate eviction by an engine (default: the fastest that can); half precision is widened on a CPU."""
-    narrow = prompt.q.device.type == "cpu" and prompt.q.dtype.itemsize == 2  # which numba cannot read
+    """Simulate eviction with an engine (default: the fastest possible); a CPU computes half precision in float32."""
+    narrow = prompt.q.device.type == "cpu" and prompt.q.dtype.itemsize == 2  # numba has no half precision
     wide = replace(prompt, q=prompt.q.float(), k=prompt.k.float(), v=prompt.v.float()) if narrow else prompt
     pruned = (engine or choose(policy, wide))(policy, wide)
     return pruned._replace(out=pruned.out.to(prompt.q.dtype))
@@ -37,7 +37,7 @@ def choose(policy: Eviction, prompt: Prompt) -> Engine:
         counts = zip(prompt.budgets, prompt.lengths, strict=True)
         pairs = heads * sum(length * min(policy.capacity(budget), length) for budget, length in counts)
         engine = load_numba() if pairs >= WORTHWHILE else None
-    alike = prompt.v.shape == prompt.k.shape  # the numba engine has no values of another width (DeepSeek)
+    alike = prompt.v.shape == prompt.k.shape  # compiled engines need d_key = d_value (unlike in DeepSeek)
     if engine is None or not alike or prompt.k.dtype not in engine.DTYPES or not decides_by_score(policy):
         return run
     chosen: Engine = engine.run
@@ -46,7 +46,7 @@ def choose(policy: Eviction, prompt: Prompt) -> Engine:
 
 @functools.cache
 def load_numba() -> ModuleType | None:
-    """Return the numba engine, or None where numba is missing; the log says once which engine runs."""
+    """Return the numba engine, or None without numba; logs once which engine runs."""
     try:
         from formerlab.cache import numba_engine
     except ImportError as error:
@@ -57,7 +57,7 @@ def load_numba() -> ModuleType | None:
 
 
 def load_triton() -> ModuleType | None:
-    """Return the engine of GPUs, or None where Triton is missing."""
+    """Return the Triton engine, or None without Triton."""
     if not kernels.usable("pruned attention"):
         return None
     from formerlab.cache import triton_engine
@@ -66,9 +66,9 @@ def load_triton() -> ModuleType | None:
 
 
 def run(policy: Eviction, prompt: Prompt) -> Pruned:
-    """Simulate eviction over whole sequences in torch: anywhere, and for every policy.
+    """Simulate eviction over a whole prompt in torch, on any device and for every policy.
 
-    A few sequences are taken at a time, whose logits have at most LARGEST numbers; on a CPU each thread takes some.
+    The batch is processed in chunks of at most LARGEST logits; on a CPU the chunks are divided among threads.
     """
     batch, heads, time, _ = prompt.q.shape
     threads = torch.get_num_threads() if prompt.q.device.type == "cpu" else 1

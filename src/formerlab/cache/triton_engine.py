@@ -1,4 +1,4 @@
-"""The engine compiled by Triton: from tensors to the kernel and back. Importing it imports Triton."""
+"""The Triton engine: calls the GPU kernel of pruned attention with torch tensors. Importing it imports Triton."""
 
 import torch
 
@@ -10,7 +10,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def run(policy: Eviction, prompt: Prompt) -> Pruned:
-    """Simulate eviction over whole sequences."""
+    """Simulate eviction over a whole prompt."""
     q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (prompt.q, prompt.k, prompt.v))
     batch, heads, time, d_head = q.shape
     head_groups = 1 if policy.scope == "layer" else k.shape[1]
@@ -31,7 +31,7 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
     numbers = decay, gain, d_head**-0.5, head_groups, number, share, time, d_head
     bound_table = torch.tensor(bounds, dtype=torch.int32).to(q.device, non_blocking=True)
     made = initial, last, scores, logits, tops, totals, noted, bound_table
-    with torch.cuda.device(q.device if q.is_cuda else -1):  # Triton launches on the current GPU, which may be another
+    with torch.cuda.device(q.device if q.is_cuda else -1):  # Triton launches on the current GPU
         pruned_attention.evict[(batch * head_groups,)](
             *tensors, *made, *numbers, initial is not None, **pruned_attention.launch(slots, d_head)
         )

@@ -1,6 +1,6 @@
-"""Fused kernels, each for a formula that stands elsewhere in plain torch: Triton's for GPUs, C++ (`*_cpu`) for CPUs.
+"""Fused kernels, in Triton for GPUs and in C++ or numba (`*_cpu`) for CPUs; each has a plain torch formula elsewhere.
 
-Modules of Triton's kernels are imported where there is a GPU; those in C++ do without where there is no compiler.
+Modules with Triton kernels are imported only on a GPU; C++ kernels fall back to torch without a compiler.
 """
 
 import functools
@@ -10,12 +10,12 @@ import os
 import shutil
 
 EMPTY = 2**30
-"""The position of an empty slot of a cache: later than any query, so it is neither seen nor a candidate."""
+"""The position of an empty cache slot. It is later than any query, so the slot is neither seen nor evicted."""
 
 
 @functools.cache
 def usable(what: str) -> bool:
-    """Say whether Triton can run `what` on this machine's GPU, in kernels; the log says so, once."""
+    """Return whether Triton kernels can run `what` on this machine's GPU; logs the result once."""
     log = logging.getLogger(__name__)
     if importlib.util.find_spec("triton") is None:
         reason = "triton is not installed"

@@ -1,6 +1,6 @@
-"""What makes a CPU fast: kernels in C++, compiled at first use and kept in the user's cache, and malloc's settings.
+"""C++ kernels for CPUs, compiled at first use into the user's cache folder, and settings of malloc.
 
-All of it is optional: without a compiler, or a folder to write to, slower code in plain torch runs.
+Both are optional: without a compiler or a writable folder, plain torch runs instead.
 """
 
 import ctypes
@@ -17,10 +17,10 @@ import torch
 from formerlab.files import replacing
 
 TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
-"""What kernels take, and how C++ calls it (`bfloat16.h`)."""
+"""The dtypes of the kernels and their names in C++ (`bfloat16.h`)."""
 _AVX2 = ["-mavx2", "-mfma"]
 _VECTORS = {"AVX2": _AVX2, "AVX512": [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]}
-"""Compiler options for the instructions that torch found here; a cache may be shared with processors that lack them."""
+"""Compiler options for the instruction set that torch detects; machines that share a cache may differ in it."""
 
 _MALLOC = {-1: 2**31 - 1, -2: 2**24, -8: 1}
 """glibc's M_TRIM_THRESHOLD, M_TOP_PAD (bytes) and M_ARENA_MAX."""
@@ -28,16 +28,16 @@ _MMAP_THRESHOLD = -3
 
 
 def keep_memory(largest: int = 2**30) -> None:
-    """Tell malloc to keep memory that is freed, where it is glibc's, in blocks of up to `largest` bytes.
+    """Configure glibc's malloc to reuse freed blocks of up to `largest` bytes instead of returning them to the system.
 
-    By itself it gives every large tensor back to the system, and the next one pays for fresh pages, which takes a tenth
-    to a sixth of a training step on a CPU. Training, whose tensors have the same sizes in every step, holds a few
-    percent more for it. Where sizes vary, as from policy to policy, what is kept fits nothing and the heap grows
-    without end (18 GB in a sweep over a released model, 1 GB without): there larger blocks should go back.
+    By default every large tensor costs fresh pages, which takes 10 to 16 % of a training step on a CPU. Training has
+    tensors of constant sizes and needs a few percent more memory with this setting. With varying sizes, as in a sweep
+    over policies, freed blocks do not fit and the heap grows (18 GB instead of 1 GB for a released model); use a
+    smaller `largest` there.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        if not mallopt(_MMAP_THRESHOLD, largest):  # an older glibc takes no more than half of a heap
+        if not mallopt(_MMAP_THRESHOLD, largest):  # older versions of glibc have a lower limit
             mallopt(_MMAP_THRESHOLD, 2**25)
         for setting, value in _MALLOC.items():
             mallopt(setting, value)
@@ -45,7 +45,7 @@ def keep_memory(largest: int = 2**30) -> None:
 
 @functools.cache
 def library(file: str, what: str) -> ctypes.CDLL | None:
-    """Return the library compiled from a C++ file of this folder, or None; the log says how `what` is done."""
+    """Compile a C++ file of this folder; return the library or None. Logs which implementation `what` uses."""
     parts = (Path(__file__).with_name(part).read_text(encoding="utf-8") for part in ("bfloat16.h", file))
     made = compiled(file.removesuffix(".cpp"), "".join(parts))
     logging.getLogger(__name__).info("%s: %s", what, "plain torch" if made is None else "native kernel")
@@ -53,7 +53,7 @@ def library(file: str, what: str) -> ctypes.CDLL | None:
 
 
 def compiled(name: str, source: str) -> ctypes.CDLL | None:
-    """Return the library compiled from C++ source, or None; the log says why."""
+    """Compile C++ source; return the library, or None after a log message with the reason."""
     log = logging.getLogger(__name__)
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), None)
     if compiler is None:
@@ -77,6 +77,6 @@ def compiled(name: str, source: str) -> ctypes.CDLL | None:
 
 
 def kernel_path() -> str:
-    """Return what decides the bits of a CPU beside the code: native kernels or plain ones, and the instruction set."""
+    """Return "native" or "plain" kernels and the instruction set, which determine the last bits of results on a CPU."""
     made = compiled("probe", 'extern "C" int probe() { return 0; }')
     return f"{'plain' if made is None else 'native'}, {torch.backends.cpu.get_cpu_capability()}"

@@ -1,7 +1,7 @@
-"""Native kernels of Pattention's score l2_gelu for the CPU: norm and GeLU in one pass over memory, and their gradient.
+"""C++ kernels of Pattention's score l2_gelu: norm and GeLU in one pass over memory, and their gradient.
 
-Rows are worked on one by one, in blocks that stay in the first-level cache. Sums and functions are float32 whatever the
-tensors are, and a result is the same for every number of threads.
+Rows are processed in blocks that fit the first-level cache. All arithmetic is float32 for any dtype of the tensors, and
+results do not depend on the number of threads.
 """
 
 import ctypes
@@ -13,15 +13,15 @@ from formerlab.kernels.native import TYPES, library
 
 
 def fits(tensor: Tensor) -> bool:
-    """Say whether the kernels can work on a tensor (plain memory of a type they know) and were compiled here."""
+    """Return whether the kernels support this tensor (contiguous, of a supported dtype) and could be compiled."""
     plain = type(tensor) is Tensor and tensor.device.type == "cpu" and tensor.is_contiguous()
     return plain and tensor.dtype in TYPES and library("norm_gelu.cpp", "Pattention") is not None
 
 
 def normalise_and_activate(products: Tensor, tau: float, smallest_norm: float) -> tuple[Tensor, Tensor]:
-    """Turn the rows A into Z = tau A / ||A||_2 in place; return (tau / ||A||_2 in float32, gelu(Z)).
+    """Replace the rows A by Z = tau A / ||A||_2 in place; return (tau / ||A||_2 in float32, gelu(Z)).
 
-    A row whose norm is at most `smallest_norm` becomes zero, with a factor of zero.
+    A row with a norm of at most `smallest_norm` becomes zero, and its factor is zero.
     """
     factor, scores = torch.empty(len(products), 1, dtype=torch.float32), torch.empty_like(products)
     _call("forward", (products, factor, scores), tau, smallest_norm)
@@ -29,7 +29,7 @@ def normalise_and_activate(products: Tensor, tau: float, smallest_norm: float) -
 
 
 def scores_and_gradient(grad: Tensor, z: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-    """Return gelu(Z), and `grad` = dS turned in place into g - Z (Z . g) / tau^2 with g = dS gelu'(Z), row by row."""
+    """Return gelu(Z), and g - Z (Z . g) / tau^2 with g = dS gelu'(Z), which replaces `grad` = dS in place."""
     scores = torch.empty_like(z)
     _call("backward", (grad, z, scores), 1 / (tau * tau))
     return scores, grad

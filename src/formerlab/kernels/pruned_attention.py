@@ -1,22 +1,23 @@
-"""Triton kernel of step-by-step eviction over whole sequences: the engine of a simulation on a GPU.
+"""Triton kernel of step-by-step eviction over whole sequences, the simulation engine on a GPU.
 
 For q = 0, 1, ... of a sequence, in each head group (`cache/eviction.py`, Decay article, eq. 5):
 
-    p[k] = softmax over the keys held of q k^T / sqrt(d_head)        out[q] = sum over k of p[k] v[k]
-    S[k] <- decay S[k] + gain sum over the head group of p[k]        the key of the lowest S leaves a full cache
+    p[k] = softmax over the retained keys of q k^T / sqrt(d_head)    out[q] = sum over k of p[k] v[k]
+    S[k] <- decay S[k] + gain sum over the head group of p[k]        a full cache evicts the key of lowest S
 
-One program works on a sequence and a head group. The positions and scores of the keys held stay in its registers.
-Queries come in blocks of 16: a block meets the held keys and its own in one product, which reads each of them once and
-bounds the logits of each query; then the rule acts row by row; then the probabilities meet the values. Sums are float32
-for all tensors, so logits in half precision are not rounded, as `cache/torch_engine.py`, the reference, rounds them.
+One program processes one sequence and head group, and keeps positions and scores of the retained keys in registers.
+Queries are processed in blocks of 16. One product computes the logits of a block with the retained keys and its own
+keys, which reads each key once and bounds the logits of each query. Then the eviction rule runs row by row, and another
+product multiplies the probabilities with the values. Sums are float32, so half-precision logits are not rounded; the
+reference, `cache/torch_engine.py`, rounds them.
 
-Memory, besides `out`: a program notes 16 logits per slot and head of its group and two positions per slot, 4 bytes
-each, where slots are the next power of two above budget + 16. Time: the products of T queries with budget + 16 keys,
-which full attention has with T / 2 keys on average, and T times a sum for each head of the group and a minimum over
-the slots, one after another, which take longer than the products; sequences and head groups run side by side.
+Memory besides `out`: 16 logits per slot and head of the group, and two positions per slot, 4 bytes each; the number of
+slots is the next power of two above budget + 16. Time: the products of T queries with budget + 16 keys (full attention
+has T / 2 keys on average), plus T sequential steps of a sum per head and a minimum over the slots, which dominate.
+Sequences and head groups run in parallel.
 
-`cache/triton_engine.py` starts it. With TRITON_INTERPRET=1, set before this module is imported, the same code runs on
-the CPU.
+`cache/triton_engine.py` launches the kernel. With TRITON_INTERPRET=1, set before this module is imported, the same code
+runs on the CPU.
 """
 
 import triton
@@ -25,23 +26,23 @@ import triton.language as tl
 from formerlab.kernels import EMPTY
 
 BLOCK = 16
-"""Queries of a block: the least that a tensor core multiplies."""
+"""Queries per block, the smallest size of a tensor-core product."""
 CHUNK = 64
-"""Slots whose keys or values are loaded together."""
+"""Slots whose keys or values are loaded at a time."""
 REGISTERS = {4: 168, 8: 128, 16: 128}
-"""Of a thread, by warps: three programs of four, two of eight or one of sixteen run at a time on a multiprocessor."""
+"""Registers per thread, by number of warps: a multiprocessor runs three programs of 4 warps, two of 8 or one of 16."""
 NOBODY = tl.constexpr(EMPTY)
 FAINT = tl.constexpr(1 / 16)
-"""Sum of exp(x - bound) below which the bound is too far above the logits of the keys that are still held."""
+"""Sum of exp(x - bound) below which the bound is too far above the logits of the retained keys."""
 
 
 def slots_for(most: int) -> int:
-    """Return the slots of a program that keeps `most` keys between blocks."""
+    """Return the number of slots of a program that retains `most` keys between blocks."""
     return max(int(triton.next_power_of_2(most + BLOCK)), CHUNK)
 
 
 def launch(slots: int, d_head: int) -> dict[str, int]:
-    """Return what the compiler must know of the sizes."""
+    """Return the compile-time constants and launch options of the kernel."""
     channels = max(int(triton.next_power_of_2(d_head)), 16)
     warps = min(max(slots // 128, 4), 8)
     sizes = {"slots": slots, "channels": channels, "block": BLOCK, "chunk": CHUNK}
@@ -55,7 +56,7 @@ def evict(  # noqa: ANN201
     time, d_head, enters: tl.constexpr, slots: tl.constexpr, channels: tl.constexpr, block: tl.constexpr,
     chunk: tl.constexpr,
 ):  # fmt: skip
-    """Simulate eviction over whole sequences; a program for each sequence and head group."""
+    """Simulate eviction over whole sequences, with one program per sequence and head group."""
     program = tl.program_id(0).to(tl.int64)
     batch, head = program // head_groups, program % head_groups * number
     length, capacity = tl.load(bounds + 4 * batch), tl.load(bounds + 4 * batch + 1)
@@ -66,7 +67,7 @@ def evict(  # noqa: ANN201
     out += batch * out_batch + head * out_head
     last += program * time
     final += program * time
-    lines = number * block + 1  # one more, which is loaded ahead and not used
+    lines = number * block + 1  # one extra line, because the next line is prefetched
     logits += program * lines * slots
     tops += program * lines
     totals += program * lines
@@ -76,14 +77,14 @@ def evict(  # noqa: ANN201
     scores = tl.zeros([slots], tl.float32)
     for start in range(0, length, block):
         rows = tl.minimum(length - start, block)
-        # The block's own keys take the first empty slots; a query does not see the later ones of them.
+        # The keys of the block take the first empty slots; a query does not see later keys of the block.
         vacant = positions == NOBODY
         order = tl.cumsum(vacant.to(tl.int32), 0)
         positions = tl.where(vacant & (order <= rows), start + order - 1, positions)
         used = tl.minimum(start + block, slots)
         tl.store(noted + slot, positions)
         tl.store(noted + slots + slot, NOBODY)
-        tl.debug_barrier()  # what a thread has written, the other threads of the program see only behind one
+        tl.debug_barrier()  # makes writes visible to the other threads of the program
         first = q + start * q_time
         _meet(first, q_head, q_time, k, k_head, k_time, logits, tops, noted, scale, number, share, start, rows, used,
               d_head, slots, channels, block, chunk)  # fmt: skip
@@ -97,7 +98,7 @@ def evict(  # noqa: ANN201
                 ahead, bound = tl.load(logits + (line + 1) * slots + slot), tl.load(tops + line + 1)
                 weight = tl.exp(x - top)
                 total = tl.sum(weight, 0)
-                if not (total >= FAINT):  # the key with the largest logit has gone within this block
+                if not (total >= FAINT):  # the key with the largest logit was evicted within this block
                     top = tl.max(x, 0)
                     weight = tl.exp(x - top)
                     total = tl.sum(weight, 0)
@@ -108,7 +109,7 @@ def evict(  # noqa: ANN201
             scores = decay * tl.where(positions == now, own, scores) + gain * received
             if now >= capacity:
                 candidate = (positions >= sink) & (positions <= now - recent)
-                priority = tl.where(scores == scores, scores, -float("inf"))  # what is not a number goes first
+                priority = tl.where(scores == scores, scores, -float("inf"))  # evict NaN scores first
                 priority = tl.where(candidate, priority, float("inf"))
                 _, gone = tl.reduce((priority, tl.where(candidate, positions, NOBODY)), 0, _lower_or_older)
                 tl.store(last + gone, now, mask=gone != NOBODY)
@@ -133,7 +134,7 @@ def _meet(
     q, q_head, q_time, k, k_head, k_time, logits, tops, noted, scale, number, share, start, rows, used, d_head,
     slots: tl.constexpr, channels: tl.constexpr, block: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
-    """Write the logits of a block of queries and the keys in the slots, and the largest that each query may see."""
+    """Write the logits of a block of queries with all slots, and the largest visible logit of each query."""
     row, channel, column = tl.arange(0, block), tl.arange(0, channels), tl.arange(0, chunk)
     for member in range(number):
         mine = q + member * q_head + row[:, None] * q_time + channel[None, :]
@@ -157,7 +158,7 @@ def _collect(
     out, out_head, out_time, v, v_head, v_time, logits, tops, totals, noted, number, share, start, rows, used, d_head,
     slots: tl.constexpr, channels: tl.constexpr, block: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
-    """Write the outputs of a block of queries: each sees the keys from their own query to the last."""
+    """Write the outputs of a block of queries; a query sees a key from the key's own query to its last query."""
     row, channel, column = tl.arange(0, block), tl.arange(0, channels), tl.arange(0, chunk)
     now = start + row[:, None]
     for member in range(number):

@@ -1,17 +1,17 @@
-"""Step-by-step eviction, compiled by numba.
+"""CPU kernel of step-by-step eviction, compiled by numba.
 
 For the queries q = 0, 1, ... of a sequence, in each head group (`cache/eviction.py`; Decay article, eq. 5):
 
-    p[k] = softmax over the keys held of scale q k^T        out[q] = sum over k of p[k] v[k]
+    p[k] = softmax over the retained keys of scale q k^T        out[q] = sum over k of p[k] v[k]
     S[k] <- decay S[k] + gain sum over the group's heads of p[k]
 
-and the key of the lowest S leaves a full cache. Queries come in blocks: a block meets the held keys and its own in one
-small matrix product, which reads every key once per block and not once per query; then the rule acts row by row. One
-thread works on a head group of a sequence, and sums run in a fixed order, so results do not depend on the number of
-threads.
+A full cache evicts the key of lowest S. Queries are processed in blocks: one small matrix product computes the logits
+of a block with the retained keys and its own keys, so that each key is read once per block. Then the eviction rule runs
+row by row. One thread processes a head group of a sequence, and sums have a fixed order, so results do not depend on
+the number of threads.
 
-The loops are plain, in shapes that LLVM turns into vector instructions. numba keeps compiled code on disk until this
-file changes, and looks at no other file, so all of the kernel stands here.
+The loops have shapes that LLVM vectorises. numba caches compiled code on disk until this file changes and does not
+track other files, so the whole kernel is in this file.
 """
 
 import contextlib
@@ -26,16 +26,16 @@ from numpy.typing import NDArray
 from formerlab.kernels import EMPTY
 
 BLOCK = 16
-"""Most queries of a block."""
+"""Upper limit of queries per block."""
 VECTOR = 16
-"""Slots are counted in multiples of this, so that loops over them have no remainder."""
+"""The number of slots is a multiple of this, so that vectorised loops have no remainder."""
 
 Array = NDArray[Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Held(NamedTuple):
-    """What a head group holds; what those of a whole cache hold, one after another, has one more axis in front."""
+    """The buffers of one head group; the buffers of a whole cache have an additional first axis."""
 
     keys: Array
     """(key heads, slots, channels)"""
@@ -51,7 +51,7 @@ class Buffers(NamedTuple):
     """Work space of a thread."""
 
     logits: Array
-    """(heads, rows, slots); they become the probabilities"""
+    """(heads, rows, slots); overwritten by the probabilities"""
     queries: Array
     """(rows, channels)"""
     outputs: Array
@@ -59,27 +59,27 @@ class Buffers(NamedTuple):
     received: Array
     """Attention summed over the heads (slots,)"""
     own: Array
-    """Slots of the block's own keys (rows,)"""
+    """Slots of the keys of the block (rows,)"""
 
 
 def compiled(function: Function, *, parallel: bool = False) -> Function:
-    """Compile for the types of the first call, without the interpreter's lock; keep the result on disk if possible."""
-    order_is_free = {"nnan", "nsz", "arcp", "contract", "afn", "reassoc"}  # but infinities stay: they mark the unseen
+    """Compile for the types of the first call, without the GIL, and cache the result on disk if possible."""
+    order_is_free = {"nnan", "nsz", "arcp", "contract", "afn", "reassoc"}  # without ninf: -inf marks unseen keys
     made = njit(fastmath=order_is_free, nogil=True, error_model="numpy", parallel=parallel)(function)
-    with contextlib.suppress(RuntimeError):  # no folder can be written to
+    with contextlib.suppress(RuntimeError):  # no writable folder
         made.enable_caching()
     return cast(Function, made)
 
 
 def compiled_parallel(function: Function) -> Function:
-    """Compile alike, with `prange` on numba's threads."""
+    """Compile in the same way, with `prange` on numba's threads."""
     return compiled(function, parallel=True)
 
 
 @compiled
 @no_type_check
 def product(out: Array, left: Array, right: Array, rows: int, columns: int, inner: int) -> None:
-    """Write left right^T. Four rows meet two rows at a time, so that a number that is read enters several products."""
+    """Write left right^T in tiles of four by two rows, so that each loaded element enters several products."""
     zero = out.dtype.type(0)
     tiled_rows, tiled_columns = rows - rows % 4, columns - columns % 2
     for i in range(0, tiled_rows, 4):
@@ -108,9 +108,9 @@ def product(out: Array, left: Array, right: Array, rows: int, columns: int, inne
 
 @no_type_check
 def order(x: float) -> float:
-    """Return a number that compares as x does: in single precision an integer, the least of which is found in vectors.
+    """Return a number with the same order as x; in float32 an integer, whose minimum vectorises.
 
-    It is its own inverse: the bits of x, those of the magnitude turned over where x is negative.
+    The result is the bits of x with the magnitude bits inverted for negative x, so the function is its own inverse.
     """
     raise NotImplementedError
 
@@ -135,7 +135,7 @@ def _order(x: Any) -> Callable[[Any], Any]:
 
 @no_type_check
 def exponential(x: float) -> float:
-    """Return e^x for x <= 0: in single precision a polynomial that runs in vectors, else the library's."""
+    """Return e^x for x <= 0: a vectorised polynomial in float32, otherwise the library function."""
     raise NotImplementedError
 
 
@@ -168,7 +168,7 @@ def _exponential(x: Any) -> Callable[[Any], Any]:
 @compiled
 @no_type_check
 def softmax(row: Array, positions: Array, now: int) -> None:
-    """Turn the logits of one query into probabilities over the keys no later than `now`; the other slots get 0."""
+    """Replace the logits of one query by probabilities over the keys up to `now`; other slots get 0."""
     unseen = row.dtype.type(-np.inf)
     top, total = order(unseen), row.dtype.type(0)
     for slot in range(len(row)):
@@ -202,7 +202,7 @@ def rescore(scores: Array, positions: Array, received: Array, rule: Array, sink:
 @compiled
 @no_type_check
 def oldest(scores: Array, positions: Array, lowest: float, sink: int, newest: int, slots: int) -> int:
-    """Return the slot of the oldest among the candidates of the lowest score; none (-1) if no score is a number."""
+    """Return the slot of the oldest candidate with the lowest score, or -1 if all scores are NaN."""
     nobody = np.int32(EMPTY)
     first = nobody
     for slot in range(slots):
@@ -218,7 +218,7 @@ def oldest(scores: Array, positions: Array, lowest: float, sink: int, newest: in
 @compiled
 @no_type_check
 def admit(held: Held, own: Array, k: Array, v: Array, start: int) -> None:
-    """Write the keys and values of a block into empty slots, which `own` then lists."""
+    """Write the keys and values of a block into empty slots, and the indices of the slots into `own`."""
     slot, (heads, rows, channels) = 0, k.shape
     for i in range(rows):
         while held.positions[slot] != EMPTY:
@@ -234,7 +234,7 @@ def admit(held: Held, own: Array, k: Array, v: Array, start: int) -> None:
 @compiled
 @no_type_check
 def attend(logits: Array, i: int, positions: Array, now: int, received: Array) -> None:
-    """Turn the logits (heads, rows, slots) of query i into probabilities; write their sums over the heads."""
+    """Replace the logits (heads, rows, slots) of query i by probabilities, and write their sums over the heads."""
     received[:] = 0
     for head in range(len(logits)):
         row = logits[head, i, : len(received)]
@@ -249,7 +249,7 @@ def block(
     held: Held, buffers: Buffers, rule: Array, bounds: Array, q: Array, k: Array, v: Array, out: Array, initial: Array,
     last: Array, used: int, start: int,
 ) -> int:  # fmt: skip
-    """Let the queries of a block (heads, rows, channels) attend, score and evict; return how many slots were used."""
+    """Attend, score and evict for the queries of a block (heads, rows, channels); return the number of used slots."""
     (heads, rows, channels), share = q.shape, len(q) // len(k)
     admit(held, buffers.own, k, v, start)
     used = max(used, buffers.own[rows - 1] + 1)
@@ -259,14 +259,14 @@ def block(
         buffers.queries[:rows] = q[head] * scores.dtype.type(rule[2])
         product(buffers.logits[head], buffers.queries, held.keys[head // share], rows, slots, channels)
     for i in range(rows):
-        now = np.int32(start + i)  # as narrow as the positions, or half of a vector would lie idle
+        now = np.int32(start + i)  # the dtype of the positions, for full vectors
         newest = np.int32(now - bounds[2])
         attend(buffers.logits, i, positions, now, received)
         scores[buffers.own[i]] = initial[i] if initial.size else 0
         lowest = rescore(scores, positions, received, rule, sink, newest)
         if now >= bounds[0]:
             slot = oldest(scores, positions, lowest, sink, newest, slots)
-            slot = slot if slot >= 0 else buffers.own[i]  # attention is not a number; something has to go
+            slot = slot if slot >= 0 else buffers.own[i]  # all scores are NaN: evict the query's own key
             if last.size:
                 last[positions[slot]] = now
             positions[slot] = EMPTY
@@ -291,7 +291,7 @@ def some_sequences(
     part: int, parts: int, rule: Array, bounds: Array, lengths: Array, most: int, q: Array, k: Array, v: Array,
     out: Array, initial: Array, last: Array, final: Array,
 ) -> None:  # fmt: skip
-    """Do every `parts`-th head group of `whole_sequences`; in this way the parts of a padded batch are alike."""
+    """Process every `parts`-th head group of `whole_sequences`, which balances the work of a padded batch."""
     channels, groups = q.shape[3], len(last) // len(q)
     heads, key_heads = q.shape[1] // groups, k.shape[1] // groups
     slots = (most + BLOCK + VECTOR - 1) // VECTOR * VECTOR
@@ -319,7 +319,7 @@ def some_caches(
     part: int, parts: int, rule: Array, bounds: Array, q: Array, k: Array, v: Array, out: Array, initial: Array,
     keys: Array, values: Array, positions: Array, scores: Array, now: int,
 ) -> None:  # fmt: skip
-    """Do every `parts`-th head group of `one_token`."""
+    """Process every `parts`-th head group of `one_token`."""
     groups = len(positions) // len(q)
     heads, key_heads = q.shape[1] // groups, k.shape[1] // groups
     buffers = work_space(heads, 1, positions.shape[1], q.shape[3], scores)
@@ -338,11 +338,11 @@ def whole_sequences(
     parts: int, rule: Array, bounds: Array, lengths: Array, most: int, q: Array, k: Array, v: Array, out: Array,
     initial: Array, last: Array, final: Array,
 ) -> None:  # fmt: skip
-    """Simulate whole sequences (batch, heads, time, channels), in so many parts side by side.
+    """Simulate eviction over whole sequences (batch, heads, time, channels) in `parts` parallel parts.
 
-    `rule` is (decay, gain, factor of q k^T), `bounds` (capacity, sink, recent) of each sequence, and `most` the largest
-    capacity. `initial`, `last` and `final` have a row for each sequence and head group. Fills `out`; `last`, the last
-    query that sees each key, where a key is evicted; and `final`, the scores of the others.
+    `rule` is (decay, gain, factor of q k^T), `bounds` is (capacity, sink, recent) of each sequence, and `most` the
+    largest capacity. `initial`, `last` and `final` have a row per sequence and head group. Writes `out`; `last`, the
+    last query that sees each evicted key; and `final`, the scores of the retained keys.
     """
     for part in prange(parts):
         some_sequences(part, parts, rule, bounds, lengths, most, q, k, v, out, initial, last, final)
@@ -354,6 +354,6 @@ def one_token(
     parts: int, rule: Array, bounds: Array, q: Array, k: Array, v: Array, out: Array, initial: Array, keys: Array,
     values: Array, positions: Array, scores: Array, now: int,
 ) -> None:  # fmt: skip
-    """Take in one token at position `now`, in the cache's own buffers; each has a row for each sequence and group."""
+    """Process one token at position `now` in the buffers of a cache, which have a row per sequence and head group."""
     for part in prange(parts):
         some_caches(part, parts, rule, bounds, q, k, v, out, initial, keys, values, positions, scores, now)

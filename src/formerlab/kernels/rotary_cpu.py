@@ -1,4 +1,4 @@
-"""Native kernel of rotary positions for the CPU: one pass over queries or keys, wherever their heads lie in memory."""
+"""C++ kernel of rotary positions: one pass over queries or keys, with any strides of batch, heads and time."""
 
 import ctypes
 
@@ -9,16 +9,16 @@ from formerlab.kernels.native import TYPES, library
 
 
 def fits(x: Tensor, table: Tensor) -> bool:
-    """Say whether the kernel can rotate a tensor (plain memory of a type it knows) and was compiled here."""
+    """Return whether the kernel supports this tensor (contiguous channels, supported dtype) and could be compiled."""
     plain = type(x) is Tensor and x.device.type == "cpu" and x.ndim == 4 and x.stride(-1) == 1
     return plain and x.dtype in TYPES and table.dtype == torch.float32 and _library() is not None
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: bool, back: bool) -> Tensor:
-    """Return x (batch, heads, time, d_head) with every pair of channels rotated, or rotated back.
+    """Return x (batch, heads, time, d_head) with every pair of channels rotated, or rotated back with `back`.
 
-    Pairs are (2i, 2i + 1) where `interleaved`, else (i, i + r/2); channels behind them pass unchanged. The tables are
-    contiguous and float32: `cosine` (time, d_head) and `sine` (time, r/2).
+    Pairs are (2i, 2i + 1) if `interleaved`, otherwise (i, i + r/2); the remaining channels are copied. The tables are
+    contiguous float32: `cosine` (time, d_head) and `sine` (time, r/2).
     """
     out = torch.empty_like(x)
     kernel = getattr(_library(), f"rotate_{TYPES[x.dtype]}")

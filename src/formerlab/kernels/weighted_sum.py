@@ -1,6 +1,6 @@
-"""Weighted sums of many tensors of one shape: in one pass over memory by a native kernel, or one tensor after another.
+"""Weighted sums of tensors of equal shape, in one pass over memory by a C++ kernel, or one by one in torch.
 
-All sums are taken in float32 at least, whatever the type of the tensors, also under autocast.
+Sums are at least float32 for any dtype of the tensors, also under autocast.
 """
 
 import ctypes
@@ -13,13 +13,13 @@ from torch import Tensor
 from formerlab.kernels.native import library
 
 Weight = float | Tensor
-"""A number, or a tensor of no dimensions."""
+"""A number or a zero-dimensional tensor."""
 
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 
 
 def weighted_sum(tensors: Sequence[Tensor], weights: Sequence[Weight]) -> Tensor:
-    """Return sum over n of weights[n] tensors[n], in the type of the last tensor."""
+    """Return sum over n of weights[n] tensors[n], in the dtype of the last tensor."""
     return weighted_sum_and_products(tensors, weights, None, None, tensors[-1].dtype)[0]
 
 
@@ -30,9 +30,9 @@ def weighted_sum_and_products(
     direct: Tensor | None,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, list[Weight]]:
-    """Return sum over n of weights[n] tensors[n], plus `direct` where given, and <tensors[n], x> for every n.
+    """Return (sum over n of weights[n] tensors[n], plus `direct` if given; [<tensors[n], x> for every n]).
 
-    Without x there are no products. The type of the sum is `dtype`, or that of the first tensor.
+    Without x the list is empty. The dtype of the sum is `dtype`, by default the dtype of the first tensor.
     """
     dtype = dtype or tensors[0].dtype
     others = [tensor for tensor in (x, direct) if tensor is not None]
@@ -42,7 +42,7 @@ def weighted_sum_and_products(
 
 
 def path() -> str:
-    """Return which of the two ways sums on the CPU take in this process: native or eager."""
+    """Return which implementation this process uses for sums on the CPU: "native" or "eager"."""
     return "eager" if _kernel() is None else "native"
 
 
@@ -58,7 +58,7 @@ def _kernel() -> ctypes._CFuncPtr | None:
 
 
 def _fits(tensors: Sequence[Tensor], dtype: torch.dtype) -> bool:
-    """Say whether the kernel can read these tensors, plain memory of one known type, and no trace has to see it."""
+    """Return whether the kernel supports these tensors (contiguous, of one supported dtype) and nothing is tracing."""
     tracing = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
     known = dtype in _TYPES and not tracing
     return known and all(

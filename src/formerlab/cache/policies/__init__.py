@@ -1,1 +1,1 @@
-"""Eviction policies, one file each."""
+"""Cache policies, one file each."""

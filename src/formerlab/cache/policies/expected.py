@@ -1,4 +1,4 @@
-"""Expected Attention: keys that queries like those of the prompt would attend to matter."""
+"""Expected Attention: scores keys by the attention of queries distributed like those of the prompt."""
 
 from typing import Literal
 
@@ -17,17 +17,17 @@ from formerlab.spec import AnyCount, Size
 class ExpectedAttention(OneShot):
     """S[k] = (softmax over k of k.mu / sqrt(d) + k^T C k / (2 d)) ||v_k||_2 (arXiv:2510.00636).
 
-    That is the mean of exp(q.k / sqrt(d)) over Gaussian queries with the mean mu and the covariance C of the prompt's
-    queries before their rotation, without the first `sink`, turned by the mean rotation of the next `future` positions
-    (as far as the model has them). Query heads that share a key head are averaged, the sink is kept. One-shot only: the
-    statistics are those of a finished prompt.
+    The exponent is the logarithm of the mean of exp(q.k / sqrt(d)) over Gaussian queries. Their mean mu and covariance
+    C are those of the prompt's queries before rotation, without the first `sink`, rotated by the mean rotation of the
+    next `future` positions (up to the model's context). Scores are averaged over the query heads of a key head, and the
+    sink is retained. One-shot only, because the statistics need a complete prompt.
     """
 
     kind: Literal["expected_attention"] = "expected_attention"
     future: Size = 512
-    """Positions after the prompt that queries are expected at."""
+    """Number of positions after the prompt at which queries are expected."""
     sink: AnyCount = 4
-    """First positions kept in any case, in tokens; their queries are not counted."""
+    """Number of first tokens that are always retained; their queries do not enter the statistics."""
 
     def importance(self, prompt: Prompt, position: PositionEncoding | None) -> Importance:
         assert position is not None, "the cache has checked it"
@@ -64,7 +64,7 @@ class ExpectedAttention(OneShot):
 def rotations(
     position: PositionEncoding, start: int, count: int, like: Tensor
 ) -> Float[Tensor, "positions d_head d_head"]:
-    """Return matrices R with x R = x turned to the positions start, start + 1, ..., as many as the model has."""
+    """Return matrices R with x R = x rotated to positions start, start + 1, ..., up to the model's context."""
     if isinstance(position, RotaryEncoding):
         context = position.cosine.shape[0]
         start = min(start, context - 1)
@@ -74,7 +74,7 @@ def rotations(
 
 
 def unrotated(q: Heads, position: PositionEncoding) -> Heads:
-    """Return the queries as they were before their rotation."""
+    """Return the queries before their rotation."""
     parts = []
     for start in range(0, q.shape[2], QUERIES):
         part = q[:, :, start : start + QUERIES].unsqueeze(3)

@@ -11,7 +11,7 @@ from formerlab.cache.policies.policy import Layer
 
 
 class Full(Eviction):
-    """Keep every key: causal attention (arXiv:1706.03762, section 3.2.3). The budget is ignored."""
+    """Retain every key: causal attention (arXiv:1706.03762, section 3.2.3). The budget is ignored."""
 
     kind: Literal["full"] = "full"
 
@@ -19,6 +19,6 @@ class Full(Eviction):
         return sys.maxsize
 
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
-        """Return the causal mask; the same as stepping through, at once."""
+        """Return the causal mask, which equals the result of stepping through the prompt."""
         batch, key_heads = layer.logits.shape[:2]
         return layer.causal.expand(batch, key_heads, -1, -1)

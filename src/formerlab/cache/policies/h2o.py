@@ -1,4 +1,4 @@
-"""H2O: heavy hitters of the accumulated attention, beside a recent window."""
+"""H2O: heavy hitters of accumulated attention, and a recent window."""
 
 from typing import Literal
 
@@ -15,19 +15,19 @@ Mask = Bool[Tensor, "batch key_heads time time"]
 
 
 class H2O(Eviction):
-    """Keep the keys of the largest accumulated attention and the most recent ones (arXiv:2306.14048, Algorithm 1).
+    """Retain the keys of largest accumulated attention and the most recent keys (arXiv:2306.14048, Algorithm 1).
 
-    Four algorithms go by this name in the official code, none of them quite the paper's; three rules are named here.
+    The official code contains four algorithms of this name, all different from the paper's; `variant` offers three.
     """
 
     kind: Literal["h2o"] = "h2o"
     recent: float = Field(default=0.5, ge=0.0, le=1.0)
-    """Share of the budget reserved for the most recent tokens, rounded down."""
+    """Fraction of the budget reserved for the most recent tokens, rounded down."""
     variant: Literal["accumulated", "local_statistics", "global_statistics"] = "accumulated"
-    """accumulated: S <- S + p over the kept keys, exact budget: the H2O of A2SF (arXiv:2407.20485), most likely of the
-    Decay article too. local_statistics: the official mask of OPT, from unpruned attention, row by row.
-    global_statistics: the official mask of LLaMA since 2024-04, which chooses with the attention of LATER queries
-    and so leaks the future: its accuracies are not those of a cache."""
+    """accumulated: S <- S + p over the retained keys with an exact budget; the H2O of A2SF (arXiv:2407.20485) and most
+    likely of the Decay article. local_statistics: the official mask for OPT, from unpruned attention, row by row.
+    global_statistics: the official mask for LLaMA since 2024-04. It uses the attention of LATER queries, so its
+    accuracies cannot be reached by a cache."""
 
     @model_validator(mode="after")
     def _check(self) -> "H2O":
@@ -37,7 +37,7 @@ class H2O(Eviction):
 
     @property
     def is_online(self) -> bool:
-        """The official masks read attention that a cache which has evicted cannot know."""
+        """False for the official masks, which need attention to evicted keys."""
         return self.variant == "accumulated"
 
     @property
@@ -65,9 +65,9 @@ class H2O(Eviction):
 def _local_hitters(layer: Layer, heavy: Counts) -> Mask:
     """Heavy hitters as in FMInference/H2O (ac75c2a), utils_lm_eval/modify_opt.py.
 
-    The first `heavy` queries see all, and their full rows are summed. A later one takes the heavy - 1 largest sums and
-    itself; then its full row is added and the sum of every other key is reset to 0, of recent ones too. So the sets of
-    heavy and of recent keys overlap, and a new key must beat an old one with its very first score.
+    The first `heavy` queries see all keys, and their unpruned attention rows are summed. A later query selects the
+    heavy - 1 largest sums and itself; its unpruned row is added, and the sums of all other keys, including recent keys,
+    are reset to 0. The heavy and the recent keys therefore overlap, and a new key competes with its first score.
     """
     attention = layer.attention(layer.causal)
     seen = layer.causal.expand_as(attention).clone()
@@ -80,6 +80,6 @@ def _local_hitters(layer: Layer, heavy: Counts) -> Mask:
 
 
 def _global_hitters(layer: Layer, heavy: Counts) -> Mask:
-    """Heavy hitters as in FMInference/H2O (ac75c2a), utils_lm_eval/modify_llama.py: the largest full column sums."""
+    """Heavy hitters as in FMInference/H2O (ac75c2a), utils_lm_eval/modify_llama.py: largest unpruned column sums."""
     attention = layer.attention(layer.causal)
     return largest(attention.sum(2), heavy[..., 0])[:, :, None].expand_as(attention)

@@ -1,4 +1,4 @@
-"""The ideal: what a policy with the same budget could see at best."""
+"""Ideal: the upper bound of all policies with the same budget."""
 
 from typing import Literal
 
@@ -13,8 +13,8 @@ class Ideal(Policy):
     """Each query sees itself and the `budget` earlier keys of its own largest probabilities; nothing is ever removed
     (arXiv:2407.20485, Table 2).
 
-    The oracle of A2SF, and the row by which `distance_to_ideal` measures. No cache can run it: a key that one query
-    leaves out may be the next one's best.
+    This is the oracle of A2SF and the reference of `distance_to_ideal`. A cache cannot run it, because a query may need
+    a key that an earlier query left out.
     """
 
     kind: Literal["ideal"] = "ideal"

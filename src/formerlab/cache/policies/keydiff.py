@@ -1,4 +1,4 @@
-"""KeyDiff: keys that differ from the others matter."""
+"""KeyDiff: retains keys that differ from the other keys."""
 
 from typing import Literal
 
@@ -13,9 +13,9 @@ class KeyDiff(Eviction):
     """The key most like the mean direction goes: priority = -cos(k, mean over the held keys of k / ||k||_2)
     (arXiv:2504.15364, section 3).
 
-    The paper compresses after every block of 128 tokens of a prompt; step by step, the block is one token, and the mean
-    is taken over the keys that the cache then holds. Cosines are rounded to 16 binary places: those of two keys to
-    their own mean are equal, and rounding errors must not decide.
+    The paper compresses after every block of 128 tokens of a prompt. Here the block is one token, and the mean runs
+    over the retained keys. Cosines are rounded to 16 binary places, because two keys have equal cosines with their mean
+    and rounding errors must not decide.
     """
 
     kind: Literal["keydiff"] = "keydiff"

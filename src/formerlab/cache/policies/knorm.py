@@ -1,4 +1,4 @@
-"""Knorm: keys of small norm matter."""
+"""Knorm: retains keys of small norm."""
 
 from typing import Literal
 
@@ -7,10 +7,10 @@ from formerlab.cache.policies.policy import precise
 
 
 class Knorm(Eviction):
-    """S[k] = -||k||_2, fixed when the key enters: large keys tend to receive little attention (arXiv:2406.11430).
+    """S[k] = -||k||_2, set when the key enters: keys of large norm tend to receive little attention (arXiv:2406.11430).
 
-    The paper compresses a prompt once; step by step, the same score decides after every query. Norms are rounded to 12
-    bits: rotations leave them alone, so those of a repeated token differ by rounding errors, which must not decide.
+    The paper compresses a prompt once; here the same score decides after every query. Norms are rounded to 12 bits: a
+    rotation does not change them, so a repeated token has equal norms up to rounding errors, which must not decide.
     """
 
     kind: Literal["knorm"] = "knorm"

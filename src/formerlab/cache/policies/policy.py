@@ -1,4 +1,4 @@
-"""The interface of a cache policy, and everything that it may look at."""
+"""The interface of cache policies, and their inputs."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from formerlab.spec import Spec
 
 State = dict[str, Tensor]
 Lengths = Int[Tensor, " batch"] | Sequence[int] | None
-"""The true lengths in a right-padded batch; None means that nothing is padding."""
+"""The true lengths in a right-padded batch; None means no padding."""
 Logits = Float[Tensor, "batch key_heads groups time time"]
 Importance = Float[Tensor, "batch head_groups time"]
 
@@ -26,20 +26,20 @@ Importance = Float[Tensor, "batch head_groups time"]
 class Layer:
     """One attention layer over a right-padded batch, before pruning.
 
-    Heads stand as key heads x groups: the query heads of a group share a key head, and with it the kept keys.
+    Heads have the layout key heads x groups: the query heads of a group share a key head and its retained keys.
     """
 
     logits: Logits
-    """Attention logits q k^T / sqrt(d_head); those of later keys are never read."""
+    """Attention logits q k^T / sqrt(d_head); logits of later keys are never read."""
     budgets: Sequence[int]
-    """Budget of each sequence, in tokens held between steps."""
+    """Budget of each sequence in keys retained between steps."""
     lengths: Sequence[int]
-    """True length of each sequence; what comes after is padding."""
+    """True length of each sequence, without padding."""
     index: int = 0
-    """Which layer of the model it is, counted from 0."""
+    """Index of the layer in the model, from 0."""
     keys: Float[Tensor, "batch key_heads time d_head"] | None = None
     state: State | None = None
-    """What passes from layer to layer: one dict for all layers of a forward pass, empty before the first."""
+    """State shared between layers: one dict for all layers of a forward pass, empty before the first layer."""
 
     @property
     def budget_tensor(self) -> Int[Tensor, " batch"]:
@@ -59,9 +59,9 @@ class Layer:
         return torch.arange(self.logits.shape[-1], device=device) < on_device(self.lengths, device)[:, None]
 
     def attention(self, visible: Bool[Tensor, "*#shape time time"]) -> Float[Tensor, "batch key_heads time time"]:
-        """Return the probabilities over the visible keys, summed over each group; queries of padding give zeros.
+        """Return the probabilities over the visible keys, summed over each group; zero for queries of padding.
 
-        Sum and mean over a group rank keys alike; the sum is A2SF's choice for shared key heads.
+        Sum and mean over a group give the same ranking; A2SF uses the sum for shared key heads.
         """
         probabilities = masked_softmax(self.logits, visible.unsqueeze(-3)).sum(2)
         return probabilities.masked_fill(~self.real[:, None, :, None], 0.0)
@@ -69,7 +69,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Whole right-padded sequences as one layer meets them."""
+    """Queries, keys and values of one layer for a batch of right-padded sequences."""
 
     q: Heads
     k: KeyHeads
@@ -81,85 +81,85 @@ class Prompt:
     layer: int = 0
 
     def of(self, rows: slice) -> "Prompt":
-        """Return some of the sequences."""
+        """Return the sequences of this slice."""
         q, k, v = self.q[rows], self.k[rows], self.v[rows]
         return Prompt(q, k, v, self.budgets[rows], self.lengths[rows], self.layer)
 
 
 class UnknownRotation(PositionEncoding):
-    """The positions of a model that rotates queries and keys in a way that is not known."""
+    """The position encoding of a model whose rotation of queries and keys is unknown."""
 
     def rotate(self, x: Heads, start: int) -> Heads:
-        """Refuse."""
+        """Raise NotImplementedError."""
         raise NotImplementedError("the rotation is not known")
 
 
 class Policy(Spec, ABC):
-    """Which keys each query may see under a budget. Every query sees itself, whatever the policy says."""
+    """Base of the policies that choose the keys that each query may see. Every query sees its own key."""
 
     needs: ClassVar[tuple[str, ...]] = ()
-    """Inputs of `simulate` without which the policy cannot decide: keys, state."""
+    """Inputs that `simulate` must pass to the policy: keys, state."""
 
     @property
     def is_online(self) -> bool:
-        """Whether each step needs only what a cache still holds, so that it can really evict."""
+        """Whether each step needs only the retained keys, so that a cache can evict."""
         return False
 
     @property
     def reindexes_positions(self) -> bool:
-        """Whether the kept keys are numbered anew, so that they stand elsewhere than in the text."""
+        """Whether retained keys get new positions, those of their order in the cache."""
         return False
 
     def check_position(self, position: PositionEncoding | None) -> PositionEncoding | None:
-        """Return the position encoding; raise UserError where the policy needs it and this cannot follow."""
+        """Return the position encoding; raise UserError if the policy re-indexes keys and the encoding cannot."""
         if not self.reindexes_positions:
             return position
         if position is None:
-            raise UserError(f"{self!r} numbers the kept keys anew; pass position=model.position")
+            raise UserError(f"{self!r} re-indexes the retained keys; pass position=model.position")
         if isinstance(position, UnknownRotation):
             raise UserError(
-                f"{self!r} numbers keys anew, but how this model rotates them is not known; use positions='kept'"
+                f"{self!r} re-indexes keys, but the rotation of this model is unknown; use positions='kept'"
             )
         if type(position).embed is not PositionEncoding.embed:
             raise UserError(
-                f"{self!r} numbers keys anew, but this model adds positions to tokens; use positions='kept'"
+                f"{self!r} re-indexes keys, but this model adds positions to tokens; use positions='kept'"
             )
         return position
 
     def capacity(self, budget: int) -> int:
-        """Return the keys that may stay between steps under a budget of `budget`."""
+        """Return the number of keys retained between steps under a budget."""
         return budget
 
     @abstractmethod
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
-        """Return for every query (third axis) the keys that it may see; later keys and padding do not matter."""
+        """Return the mask of keys (last axis) that each query may see; later keys and padding are ignored."""
 
 
 class OneShot(Policy):
-    """A policy that chooses once, from the queries of a whole prompt, and has no rule for single steps."""
+    """Base of the policies that compress once after a whole prompt and have no rule for single steps."""
 
     @abstractmethod
     def importance(self, prompt: Prompt, position: PositionEncoding | None) -> Importance:
-        """Return the score of each key of a prompt, whose sequences all have the same length and budget."""
+        """Return the score of each key of a prompt; all sequences have the same length and budget."""
 
     @abstractmethod
     def protected(self, budget: int) -> tuple[int, int]:
-        """Return how many first and how many last positions are kept in any case; together at most `budget`."""
+        """Return the numbers of first and last positions that are always retained, together at most `budget`."""
 
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
-        raise NotImplementedError("it chooses once")
+        raise NotImplementedError("one-shot policies have no rule for single steps")
 
 
 def check_configuration(policy: object, budget: AnyBudget, *, stepwise: bool = True) -> Any:
-    """Return the budget as a number of Python's own, which may have come from numpy or torch.
+    """Check policy and budget; return the budget as a Python number.
 
-    Raises UserError for a wrong type, for a policy without a rule for single steps, and for an impossible budget.
+    Raises UserError for a wrong type, for a one-shot policy if `stepwise`, and for an invalid budget.
     """
     if not isinstance(policy, Policy):
         name = policy.__name__ if isinstance(policy, type) else "Decay"
-        raise UserError(f"policy={policy!r}: give a policy of formerlab.cache itself, such as {name}()")
+        raise UserError(f"policy={policy!r}: give an instance of a policy of formerlab.cache, such as {name}()")
     if stepwise and isinstance(policy, OneShot):
-        raise UserError(f"{policy!r} chooses once, after a whole prompt; run it as a CompressedCache")
+        raise UserError(f"{policy!r} compresses once, after a whole prompt; run it as a CompressedCache")
     resolve_budget(budget, 1)
     return plain_budget(budget)
 
@@ -173,19 +173,19 @@ def by_group(
 
 
 def precise(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """Return numbers in single precision, or in their own if that is higher."""
+    """Cast to at least float32."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def masked_softmax(
     logits: Float[Tensor, "*shape keys"], visible: Bool[Tensor, "*#shape keys"]
 ) -> Float[Tensor, "*shape keys"]:
-    """Return softmax over the visible keys alone, in single precision or the logits' own if that is higher."""
+    """Return the softmax over the visible keys, in at least float32."""
     return precise(logits).masked_fill(~visible, -torch.inf).softmax(-1)
 
 
 def largest(scores: Float[Tensor, "*shape time"], count: Int[Tensor, "*#shape"]) -> Bool[Tensor, "*shape time"]:
-    """Mark the `count` largest scores of each row; of equal scores the older key loses."""
+    """Mark the `count` largest scores of each row; ties prefer the newer key."""
     order = scores.flip(-1).argsort(dim=-1, descending=True, stable=True)
     chosen = torch.arange(scores.shape[-1], device=scores.device) < count.unsqueeze(-1)
     marked = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, chosen.expand_as(order).contiguous())
@@ -193,14 +193,14 @@ def largest(scores: Float[Tensor, "*shape time"], count: Int[Tensor, "*#shape"])
 
 
 def places(marked: Bool[Tensor, "*shape time"], count: int) -> Int[Tensor, "*shape count"]:
-    """Return where the marks stand, ascending, given that every row has `count`; a GPU need not be waited for."""
+    """Return the indices of the marks in ascending order, without synchronising; every row has `count` marks."""
     return marked.byte().argsort(dim=-1, descending=True, stable=True)[..., :count]
 
 
 def true_lengths(lengths: Lengths, batch: int, time: int) -> list[int]:
-    """Return the true lengths in a right-padded batch; None means that nothing is padding.
+    """Return the true lengths in a right-padded batch; None means no padding.
 
-    Lengths in a tensor should lie on the CPU: a GPU would be waited for.
+    Reading a tensor of lengths from a GPU synchronises. Raises ValueError for lengths outside 1 to `time`.
     """
     if lengths is None:
         return [time] * batch
@@ -211,7 +211,7 @@ def true_lengths(lengths: Lengths, batch: int, time: int) -> list[int]:
 
 
 def on_device(numbers: Sequence[int], device: torch.device) -> Int[Tensor, " batch"]:
-    """Return numbers, one per sequence, as a tensor on a device, for which a GPU need not be waited for."""
+    """Return numbers, one per sequence, as a tensor on a device, without synchronising."""
     if len(set(numbers)) == 1:
         return torch.full((len(numbers),), numbers[0], device=device)
     return torch.tensor(numbers).to(device, non_blocking=True)

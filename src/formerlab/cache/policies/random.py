@@ -1,4 +1,4 @@
-"""Random: the floor that every rule must beat."""
+"""Random: the baseline of all policies."""
 
 from typing import Literal
 
@@ -17,7 +17,8 @@ class Random(Eviction):
     """S[k] uniform in [0, 1), drawn when the key enters, so that every set of `budget` keys is equally likely
     (a baseline since H2O, arXiv:2306.14048).
 
-    The draw is a function of (seed, layer, head group, position), so simulation, cache and all sequences draw alike.
+    The draw is a function of (seed, layer, head group, position), so it is equal in simulation, cache and all
+    sequences.
     """
 
     kind: Literal["random"] = "random"
@@ -27,11 +28,11 @@ class Random(Eviction):
     def initial_scores(self, positions: Times, head_groups: int, keys: Keys | None, layer: int) -> Entering | None:
         heads = torch.arange(head_groups, device=positions.device)[:, None]
         bits = _scrambled(_scrambled(positions.long() ^ mixed_seed("cache", self.seed, layer)) + heads * 0x9E3779B9)
-        return (bits >> 8).unsqueeze(0).float() / 2**24  # exact, whatever the default type is
+        return (bits >> 8).unsqueeze(0).float() / 2**24  # exact in float32
 
 
 def _scrambled(x: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
-    """Mix the low 32 bits well, by a bijection (T. Mueller's integer hash)."""
+    """Mix the low 32 bits by a bijection (T. Mueller's integer hash)."""
     x = x & LOW
     for _ in range(2):
         x = ((x >> 16) ^ x) * 0x45D9F3B & LOW

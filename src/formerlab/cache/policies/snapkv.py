@@ -1,4 +1,4 @@
-"""SnapKV: keys that the end of a prompt attends to matter."""
+"""SnapKV: retains keys that the end of the prompt attends to."""
 
 from typing import Literal
 
@@ -12,17 +12,17 @@ from formerlab.spec import Size
 
 
 class SnapKV(OneShot):
-    """S[k] = pooled over neighbours of k: mean over the last `window` queries of p[q, k] (arXiv:2404.14469, section 4).
+    """S[k] = mean over the last `window` queries of p[q, k], pooled over neighbours of k (arXiv:2404.14469, section 4).
 
-    The window itself is kept. Query heads that share a key head are averaged. One-shot only: the observation is the end
-    of a finished prompt. A window that would fill more than half of the budget, as on short prompts, is cut to half.
+    The window itself is retained. Scores are averaged over the query heads of a key head. One-shot only, because the
+    window is the end of a complete prompt. On short prompts the window is cut to half of the budget.
     """
 
     kind: Literal["snapkv"] = "snapkv"
     window: Size = 64
-    """Queries at the end of the prompt that are observed."""
+    """Number of queries at the end of the prompt whose attention is used."""
     kernel: Size = 5
-    """Neighbouring positions pooled, an odd number."""
+    """Number of neighbouring positions in the pooling; odd."""
 
     @model_validator(mode="after")
     def _check(self) -> "SnapKV":
@@ -31,7 +31,7 @@ class SnapKV(OneShot):
         return self
 
     def importance(self, prompt: Prompt, position: PositionEncoding | None) -> Importance:
-        """Return the pooled attention of the window; that of the window's own keys does not count."""
+        """Return the pooled attention of the window; keys inside the window have score 0."""
         time = prompt.k.shape[2]
         window = self.protected(min(prompt.budgets[0], time))[1]
         if window == time:  # a prompt of one token

@@ -11,13 +11,14 @@ from formerlab.cache.policies.policy import Layer, Policy, largest
 
 
 class SpAtten(Policy):
-    """A_l[k] = sum over layers 1..l, all heads and all queries of p; the largest go on (arXiv:2012.09852, section 3).
+    """A_l[k] = sum over layers 1..l, all heads and all queries of p; the largest are passed on (arXiv:2012.09852,
+    section 3).
 
-    One set of tokens for all heads, and a cascade: a token dropped after layer l is absent from every later layer, so
-    the first layer is not pruned. (A2SF, arXiv:2407.20485, eq. 1, states the score.) Written for encoders: the sum runs
-    over ALL queries, so in a decoder the choice leaks the future, and queries of dropped tokens still see themselves,
-    because every position has a prediction to make. A layer's budget bounds what it passes on; where all layers have
-    the same, as in `Simulation`, the first one's scores decide.
+    All heads share one set of tokens. Pruning is a cascade: a token that layer l drops is absent from every later
+    layer, so the first layer is not pruned. (A2SF, arXiv:2407.20485, eq. 1, states the score.) The method is written
+    for encoders: the sum runs over ALL queries, so in a decoder the choice uses the future. Queries of dropped tokens
+    still see their own key, because every position makes a prediction. If all layers have the same budget, as in
+    `Simulation`, the scores of the first layer decide.
     """
 
     kind: Literal["spatten"] = "spatten"
@@ -25,13 +26,13 @@ class SpAtten(Policy):
     needs: ClassVar[tuple[str, ...]] = ("state",)
 
     def capacity(self, budget: int) -> int:
-        """Unbounded: the mask alone decides."""
+        """Return an unlimited capacity; the mask alone decides."""
         return sys.maxsize
 
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
-        """Return the tokens that earlier layers passed on, and write into the state what this layer passes on.
+        """Return the tokens that earlier layers passed on, and update the state for the next layer.
 
-        `state["score"]` holds A (batch, time) and `state["alive"]` the tokens passed on (batch, time).
+        `state["score"]` is A (batch, time), and `state["alive"]` marks the tokens that are passed on (batch, time).
         """
         state = layer.state if layer.state is not None else {}
         alive = state.get("alive", layer.real)

@@ -1,4 +1,4 @@
-"""TOVA: keys that the newest query attends to matter."""
+"""TOVA: retains keys that the newest query attends to."""
 
 from typing import Literal
 
@@ -6,14 +6,14 @@ from formerlab.cache.eviction import Eviction, Scores
 
 
 class TOVA(Eviction):
-    """S[k] <- p[k], summed over all heads of a layer, which keep one set (arXiv:2401.06104, version 1, section 3.4).
+    """S[k] <- p[k], summed over all heads of a layer, which retain one set (arXiv:2401.06104, version 1, section 3.4).
 
-    The sum and the paper's mean rank keys alike. The newest key is never the one to go.
+    The sum gives the same ranking as the paper's mean. The newest key is never evicted.
     """
 
     kind: Literal["tova"] = "tova"
     scope: Literal["group", "layer"] = "layer"
-    """Heads that choose together; the paper's are all heads of a layer."""
+    """Heads that retain the same keys; all heads of a layer in the paper."""
 
     @property
     def linear(self) -> tuple[float, float] | None:

@@ -1,4 +1,4 @@
-"""Windows: policies that look at positions alone."""
+"""Windows: policies that depend only on positions."""
 
 from typing import Literal
 
@@ -7,13 +7,13 @@ from formerlab.spec import AnyCount
 
 
 class Window(Eviction):
-    """Keep `sink` first positions and give the rest of the budget to the most recent; whatever falls out is gone."""
+    """Retain the first `sink` tokens, and the most recent tokens with the rest of the budget."""
 
     sink: AnyCount = 0
-    """First positions kept for ever, in tokens; a smaller budget keeps only as many as fit."""
+    """Number of first tokens that are never evicted, at most the budget."""
 
     def protected(self, budget: int) -> tuple[int, int]:
-        """Protect all but the one key that leaves the window."""
+        """Protect all keys except the one that leaves the window."""
         sink = min(self.sink, budget)
         return sink, budget - sink
 
@@ -21,12 +21,11 @@ class Window(Eviction):
 class Local(Window):
     """Query q sees q - budget, ..., q: the band mask, the baseline of H2O (arXiv:2306.14048, section 5) and Decay.
 
-    It includes no sink: once token 0 falls out of the window, attention collapses.
+    There is no attention sink: quality collapses once token 0 leaves the window.
     """
 
     kind: Literal["local"] = "local"
     sink: Literal[0] = 0
-    """None."""
 
 
 class StreamingLLM(Window):
@@ -34,10 +33,10 @@ class StreamingLLM(Window):
 
     kind: Literal["streaming_llm"] = "streaming_llm"
     sink: AnyCount = 4
-    """First positions kept for ever, in tokens; a smaller budget keeps only as many as fit."""
+    """Number of first tokens that are never evicted, at most the budget."""
     positions: Literal["kept", "reindexed"] = "kept"
-    """kept: where the tokens stand in the text, as a mask has it. reindexed: where the keys stand in the cache, so
-    that the sink follows the window (the paper's way, for positions that are rotations; learned ones cannot follow)."""
+    """kept: positions in the text, as in a masked forward pass. reindexed: positions in the cache, so that the sink
+    directly precedes the window (as in the paper; for rotary positions only)."""
 
     @property
     def reindexes_positions(self) -> bool:
