@@ -121,9 +121,7 @@ class Policy(Spec, ABC):
                 f"{self!r} re-indexes keys, but the rotation of this model is unknown; use positions='kept'"
             )
         if type(position).embed is not PositionEncoding.embed:
-            raise UserError(
-                f"{self!r} re-indexes keys, but this model adds positions to tokens; use positions='kept'"
-            )
+            raise UserError(f"{self!r} re-indexes keys, but this model adds positions to tokens; use positions='kept'")
         return position
 
     def capacity(self, budget: int) -> int:
