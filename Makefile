@@ -23,7 +23,7 @@ export HF_HUB_DISABLE_TELEMETRY := 1
 unexport TOKENIZERS_PARALLELISM
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo released evidence figures readme docs plan status ui test test-fast test-cluster test-newest lint format lock results-export unlock clean distclean
+.PHONY: help setup demo released evidence figures readme docs plan status ui test test-fast test-cluster test-oldest test-newest lint format lock results-export unlock clean distclean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-16s%s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -46,7 +46,7 @@ demo: $(READY) ## every study, small, on this machine's CPU: tables, figures, re
 # what that package needs to talk with it.
 $(VENV)/.released $(DEVELOP): $(VENV)/.%: requirements-%.lock $(READY)
 	@echo "adding $< to $(VENV)"
-	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --requirement $<
+	@$(BIN)/python -m pip install --disable-pip-version-check --quiet --quiet --no-deps --requirement $<
 	@touch $@
 
 released: $(VENV)/.released ## a released language model with a pruned cache: accuracy, loss, speed and memory, within an hour
@@ -82,7 +82,7 @@ ui: $(READY) ## the MLflow UI over all runs, at PORT (5000)
 	@$(FORMERLAB) ui --port $(PORT)
 
 # One thread per process: the tests share the cores already, and sums keep their order.
-test test-fast test-cluster test-newest: export OMP_NUM_THREADS := 1
+test test-fast test-cluster test-oldest test-newest: export OMP_NUM_THREADS := 1
 test test-fast: export PYTEST_ADDOPTS := --ignore=tests/cluster
 
 test: $(DEVELOP) ## all tests but those of test-cluster
@@ -94,8 +94,10 @@ test-fast: $(DEVELOP) ## the tests without those marked slow
 test-cluster: $(DEVELOP) ## jobs of a real, private Slurm and what may happen to them; minutes, needs root and Slurm
 	@$(BIN)/python -m pytest tests/cluster -rs -n $(TEST_WORKERS) --dist loadfile
 
-test-newest: $(READY) ## the integrations on the newest transformers, timm, lm_eval, datasets and mlflow, beside the locked ones
-	@scripts/test_newest.sh "$(VENV)"
+test-oldest: ## library and integrations on the lowest versions of pyproject.toml, in .venv-oldest
+test-newest: ## library and integrations on the newest releases within pyproject.toml, in .venv-newest
+test-oldest test-newest: test-%:
+	@PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" scripts/test_range.sh $*
 
 lint: $(DEVELOP) ## ruff, mypy, snakefmt, snakemake --lint
 	$(BIN)/python -m ruff check .
@@ -132,5 +134,5 @@ clean: ## show what the runs of SCALE=<scale> left behind; with FORCE=1 delete i
 	else du -sh "$$@"; echo "nothing deleted yet; make clean SCALE=$(SCALE) FORCE=1 deletes the above"; fi
 
 distclean: ## delete .venv and the tools' caches, no results
-	rm -rf .venv .venv-newest .venv-docs build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-oldest .venv-newest .venv-docs build src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find benchmarks scripts src tests workflow -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -35,10 +35,10 @@ make_environment() {
     "$python" -m venv "$environment"
 }
 
-# What pip says about how other people's packages are built is nothing that a reader could mend.
+# What pip says about how other packages are built, and about places of its configuration that are empty, is left out.
 pip_install() {
     "$environment/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off "$@" \
-        2> >(grep --invert-match '^ *DEPRECATION: ' >&2)
+        2> >(grep --invert-match --extended-regexp '^ *DEPRECATION: |^WARNING: Location .* is ignored' >&2)
 }
 
 # Pip says several lines per package: count those of the lock and name the downloads that take a while.

@@ -1,10 +1,12 @@
 """The set-up takes torch from an index that answers, and from the configured index otherwise."""
 
 import os
+import re
 import shutil
 import socket
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -13,6 +15,8 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
+import yaml
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[1]
 PINS = {"torch": "2.13.0", "torchvision": "0.28.0"}
@@ -134,3 +138,13 @@ def test_tools_for_development_come_with_the_targets_that_use_them(tmp_path, tar
     plan = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "scripts/setup.sh" in plan
     assert ("requirements-develop.lock" in plan) is adds
+
+
+def test_the_workflow_calls_targets_that_exist_on_the_promised_pythons() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/checks.yml").read_text())
+    matrix = workflow["jobs"]["make"]["strategy"]["matrix"]
+    targets = {*matrix["target"], *(job["target"] for job in matrix["include"])}
+    named = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert targets == {"test", "lint", "docs", "test-oldest", "test-newest"} & named
+    promised = SpecifierSet(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"])
+    assert matrix["python"] == [f"3.{minor}" for minor in range(8, 20) if f"3.{minor}" in promised]

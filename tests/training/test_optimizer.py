@@ -7,6 +7,7 @@ import torch
 from fixtures.own_process import own_process
 from torch import nn
 
+from formerlab.errors import UserError
 from formerlab.layers import DepthWeightedAverage, Learned, Linear, Mlp
 from formerlab.models import Decoder, VisionTransformer
 from formerlab.training.optimizer import AdamW, LayerwiseAdamW, Muon
@@ -83,6 +84,13 @@ def test_a_step_imports_no_compiler():
         run(_a_step_imports_no_compiler)
 
 
+def test_without_muon_in_torch_one_line_names_the_version_that_has_it(monkeypatch):
+    monkeypatch.delattr(torch.optim, "Muon", raising=False)
+    with pytest.raises(UserError, match=r"muon needs torch 2\.9 or newer, this is 2\."):
+        Muon().build(EVERYTHING.build())
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon since 2.9")
 def test_muon_is_torchs_on_the_matrices_of_blocks_and_adamw_elsewhere(tmp_path):
     """Also behind a checkpoint; and a step that is told of a number that is not finite changes no weight."""
     model, twin = EVERYTHING.build(), EVERYTHING.build()

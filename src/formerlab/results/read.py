@@ -33,6 +33,8 @@ SCHEMA = 1
 AGAIN, RESTORE = "delete it and run its stage again", "restore it from version control, or export again"
 _REQUIRED = ("schema", "id", "study", "run", "seed", "status", "spec", "data")
 KEYS = ["study", "run", "seed"]
+EXACT: dict[str, Any] = {} if pd.__version__ >= "3.1" else {"float_precision": "round_trip"}
+"""Options of `read_csv` that read every float exactly, as pandas does unasked since 3.1."""
 
 
 class Results:
@@ -241,7 +243,9 @@ def read_rows(path: Path, stated: str | None = None) -> DataFrame:
     texts = {name: "str" for name, kind in columns.items() if kind == "text"}
     unknown = {name: [""] if name in texts else ["", "nan"] for name in columns}  # a token may be None, NA or null
     try:
-        frame: DataFrame = pd.read_csv(io.BytesIO(content), dtype=texts, na_values=unknown, keep_default_na=False)
+        frame: DataFrame = pd.read_csv(
+            io.BytesIO(content), dtype=texts, na_values=unknown, keep_default_na=False, **EXACT
+        )
     except ValueError as error:
         raise UserError(f"{path}: cannot be read ({reason(error)}); {AGAIN}") from None
     if missing := [column for column in required_columns(path.name) if column not in frame]:

@@ -7,6 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from formerlab.errors import UserError
 from formerlab.spec import AnyCount, Epsilon, Spec
 from formerlab.torchvision_shim import ensure_torchvision_imports
 
@@ -163,7 +164,12 @@ class Muon(AdamW):
     """Muon's decay of the momentum."""
 
     def build(self, model: nn.Module) -> torch.optim.AdamW:
-        """Return the optimizer over AdamW's groups; Muon takes the matrices of blocks."""
+        """Return the optimizer over AdamW's groups; Muon takes the matrices of blocks.
+
+        Raises UserError for a torch before 2.9, which has no Muon.
+        """
+        if not hasattr(torch.optim, "Muon"):
+            raise UserError(f"optimizer.kind: muon needs torch 2.9 or newer, this is {torch.__version__}; take adamw")
         blocks = ("blocks.", "encoder.", "decoder.")
         of_blocks = {parameter for name, parameter in model.named_parameters() if name.startswith(blocks)}
         groups = self.groups(model)

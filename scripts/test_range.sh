@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Test the library and its integrations on one end of the ranges in pyproject.toml, in an environment of its own.
+#
+#   scripts/test_range.sh oldest    every declared package at the lowest version of its range
+#   scripts/test_range.sh newest    every package at the newest release that the ranges allow
+#
+# PYTHON, TORCH_INDEX  as for `make setup` (scripts/setup.sh)
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+end=$1 environment=.venv-$1 python=.venv-$1/bin/python
+[[ -x $python ]] || "${PYTHON:-python3}" -m venv "$environment"
+
+pip() { "$python" -m pip "$1" --disable-pip-version-check "${@:2}"; }
+
+pins=$environment/pins
+case $end in
+    oldest)
+        "$python" - >"$pins" <<'PYTHON'
+import re
+import tomllib
+
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]
+groups = [project["optional-dependencies"][extra] for extra in ("pipeline", "prune", "zeroshot", "vision")]
+for line in sum(groups, project["dependencies"]):
+    if lowest := re.match(r"([\w-]+)(?:\[\w+\])?>=([\w.]+)", line):
+        print(f"{lowest[1]}=={lowest[2]}")
+PYTHON
+        ;;
+    newest) pip index versions torch 2>/dev/null | sed -n 's/^torch (\([0-9.]*\).*/torch==\1/p' >"$pins" ;;
+    *) echo "say oldest or newest" >&2; exit 2 ;;
+esac
+
+scripts/install_torch.sh "$environment" "$pins"
+pip install --quiet --upgrade --upgrade-strategy eager --constraint "$pins" --editable '.[pipeline,test]'
+pip freeze | grep -iE '^(torch|torchvision|transformers|timm|lm_eval|datasets|mlflow|numpy|pandas|snakemake)=='
+
+# The options of pyproject.toml name a plugin that old releases of jaxtyping have not.
+exec "$python" -m pytest -p no:cacheprovider -o addopts='-q --strict-markers' -m 'not slow' tests/layers tests/cache \
+    tests/models tests/test_growth*.py tests/kernels tests/huggingface tests/training/test_optimizer.py tests/data/test_hub.py \
+    tests/evaluation/test_zeroshot.py tests/evaluation/test_suites.py tests/test_tracking.py tests/test_torchvision_shim.py
