@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 
+from formerlab import kernels
 from formerlab.cache import (
     H2O,
     TOVA,
@@ -128,6 +129,21 @@ def test_threads_and_slices_share_the_sequences_in_torch(policy, monkeypatch):
     torch.set_num_threads(3)
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         same(alone, torch_engine.run(policy, given), lengths)
+
+
+@pytest.mark.parametrize(("free", "numbers"), [(80e9, 2**30), (8e9, 250_000_000), (1e6, torch_engine.LARGEST)])
+def test_on_a_gpu_the_torch_engine_takes_as_many_sequences_as_memory_allows(free, numbers, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free), int(80e9)))
+    assert torch_engine.chunk_size(torch.device("cuda")) == numbers
+    assert torch_engine.chunk_size(torch.device("cpu")) == torch_engine.LARGEST
+
+
+def test_on_rocm_pruned_attention_runs_in_torch(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setenv("CC", "cc")
+    kernels.usable.cache_clear()
+    assert torch_engine.load_triton() is None
+    kernels.usable.cache_clear()
 
 
 @pytest.mark.parametrize("d_head", [16, 5])

@@ -111,3 +111,9 @@ def test_pruned_attention(built, capability):
 def test_pruned_attention_with_the_warps_that_are_compared(built, warps):
     case = pruned_attention, Decay(), torch.bfloat16, 4, 2, 256, 80
     check(built(90, with_warps(warps, partial(*case))), 90, torch.bfloat16)
+
+
+def test_pruned_attention_is_compiled_once_for_all_lengths_and_heads(built):
+    sizes = (2, 2, 130, 16), (16, 16, 160, 16)
+    (first,), (second,) = (built(90, pruned_attention, Decay(), torch.bfloat16, *size) for size in sizes)
+    assert first.hash == second.hash

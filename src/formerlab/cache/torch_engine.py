@@ -17,7 +17,11 @@ log = logging.getLogger(__name__)
 WORTHWHILE = 2**17
 """Pairs of query and retained key, over batch and heads, above which loading the numba engine pays."""
 LARGEST = 2**26
-"""Upper limit of logits in memory in the torch engine (at least one sequence)."""
+"""Upper limit of logits in memory in the torch engine on a CPU (at least one sequence)."""
+LARGEST_ON_GPU = 2**30
+"""The same on a GPU with enough free memory, which small chunks would leave idle."""
+BYTES_PER_LOGIT = 32
+"""Free memory that a logit needs: the logit, its probability and masks, some of them twice."""
 
 
 def evict(policy: Eviction, prompt: Prompt, engine: Engine | None = None) -> Pruned:
@@ -68,15 +72,22 @@ def load_triton() -> ModuleType | None:
 def run(policy: Eviction, prompt: Prompt) -> Pruned:
     """Simulate eviction over a whole prompt in torch, on any device and for every policy.
 
-    The batch is processed in chunks of at most LARGEST logits; on a CPU the chunks are divided among threads.
+    The batch is processed in chunks of at most `chunk_size` logits; on a CPU the chunks are divided among threads.
     """
     batch, heads, time, _ = prompt.q.shape
     threads = torch.get_num_threads() if prompt.q.device.type == "cpu" else 1
-    some = max(1, min(-(-batch // threads), LARGEST // (heads * time * time)))
+    some = max(1, min(-(-batch // threads), chunk_size(prompt.q.device) // (heads * time * time)))
     parts = [prompt.of(slice(first, first + some)) for first in range(0, batch, some)]
     with ThreadPoolExecutor(threads) as pool:
         done = list((pool.map if threads > 1 else map)(functools.partial(_walk, policy), parts))
     return Pruned(*(torch.cat(tensors) for tensors in zip(*done, strict=True)))
+
+
+def chunk_size(device: torch.device) -> int:
+    """Return the largest number of logits that the torch engine computes at a time."""
+    if device.type != "cuda":
+        return LARGEST
+    return max(LARGEST, min(LARGEST_ON_GPU, torch.cuda.mem_get_info(device)[0] // BYTES_PER_LOGIT))
 
 
 def _walk(policy: Eviction, prompt: Prompt) -> Pruned:

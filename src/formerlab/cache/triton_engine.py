@@ -24,7 +24,7 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
     share, number = heads // k.shape[1], heads // head_groups
     lines = batch * head_groups, number * pruned_attention.BLOCK + 1
     logits = q.new_empty(*lines, slots, dtype=torch.float32)
-    tops, totals = logits.new_empty(2, *lines)
+    tops, totals = logits.new_empty(lines), logits.new_empty(lines)  # each aligned, whatever the sizes
     noted = q.new_empty(batch * head_groups, 2, slots, dtype=torch.int32)
     decay, gain = coefficients(policy) or (0.0, 0.0)
     tensors = [item for x in (q, k, v, out) for item in (x, *x.stride()[:3])]

@@ -9,6 +9,8 @@ import logging
 import os
 import shutil
 
+import torch
+
 EMPTY = 2**30
 """The position of an empty cache slot. It is later than any query, so the slot is neither seen nor evicted."""
 
@@ -21,6 +23,8 @@ def usable(what: str) -> bool:
         reason = "triton is not installed"
     elif not any((os.environ.get("CC"), shutil.which("gcc"), shutil.which("clang"))):
         reason = "triton needs a C compiler (CC, gcc, clang)"
+    elif torch.version.hip is not None:
+        reason = "the kernel sets NVIDIA's limit of registers (maxnreg), which ROCm lacks"
     else:
         log.info("%s runs in fused kernels on this GPU", what)
         return True

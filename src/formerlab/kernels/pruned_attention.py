@@ -49,7 +49,7 @@ def launch(slots: int, d_head: int) -> dict[str, int]:
     return sizes | {"num_warps": warps, "num_stages": 2, "maxnreg": REGISTERS[warps]}
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("head_groups", "time"))  # otherwise compiled again where 16 divides one, or does not
 def evict(  # noqa: ANN201
     q, q_batch, q_head, q_time, k, k_batch, k_head, k_time, v, v_batch, v_head, v_time, out, out_batch, out_head,
     out_time, initial, last, final, logits, tops, totals, noted, bounds, decay, gain, scale, head_groups, number, share,
