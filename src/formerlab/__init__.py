@@ -1,10 +1,10 @@
-"""formerlab: four papers that rethink the Transformer, on one reproducible harness.
+"""formerlab: four papers that rethink the Transformer, reproduced on one harness.
 
-What people use in code of their own stands here and is imported when it is asked for: `import formerlab` loads neither
-torch nor anything else. `import formerlab.integrations.timm` and `.huggingface` make our models known to these.
+This module is the public API. Its names are imported on first use, so `import formerlab` is fast and does not load
+torch. `import formerlab.integrations.timm` and `.huggingface` register our models with timm and transformers.
 """
 
-TYPE_CHECKING = False  # as type checkers read it; importing typing takes longer than all else here
+TYPE_CHECKING = False  # type checkers know this name; importing typing would be slower
 if TYPE_CHECKING:
     from formerlab.growth.modules import grow
     from formerlab.integrations.huggingface.pruning import prune
@@ -29,7 +29,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> object:
-    """Return a name of the public face, imported now."""
+    """Import a name of the public API on first use."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
@@ -43,5 +43,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Return the public names beside what every module has."""
+    """Return the public names and the module's own attributes."""
     return sorted({*globals(), *__all__})

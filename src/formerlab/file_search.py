@@ -1,4 +1,4 @@
-"""Which files a path or pattern names: one answer for the plan, the stages, texts, images, questions and suites."""
+"""Resolve paths and glob patterns of data, questions and suites to files."""
 
 import glob
 import os
@@ -10,18 +10,15 @@ from formerlab.errors import UserError
 
 
 def expanded(path: str) -> Path:
-    """Return a path as the user's shell would read it: `~` is the home, `$NAME` or `${NAME}` the variable's value.
-
-    A variable that is not set stays as it is written, so whoever looks for the file says its name.
-    """
+    """Expand `~`, `$NAME` and `${NAME}` in a path; unset variables stay as they are and appear in error messages."""
     return Path(os.path.expandvars(os.path.expanduser(path)))
 
 
 def matches(pattern: str, root: Path | str = "") -> list[str]:
-    """Return what a pattern names, absolute and sorted: a file or folder of this very name, else what fits the glob.
+    """Return the absolute paths of a file, a folder or a glob pattern, sorted.
 
-    `~` and `$NAME` are understood. Whatever exists by its name is no pattern: names may hold brackets, and so may the
-    folder of the pattern. Paths are relative to `root`, by default to the working directory.
+    `~` and `$NAME` are expanded. Existing names are taken literally, so that names of files and folders may contain
+    brackets. Paths are relative to `root`, by default the working directory.
     """
     base, rest = os.path.abspath(root), list(expanded(pattern).parts)
     while rest and os.path.lexists(os.path.join(base, rest[0])):
@@ -58,9 +55,9 @@ def files_below(path: str, above: tuple[tuple[int, int], ...] = ()) -> Iterator[
 
 
 def files_named(patterns: tuple[str, ...], key: str, ending: str = "") -> list[Path]:
-    """Return the files that patterns name, sorted; of a folder those with this ending.
+    """Return the files of all patterns, sorted; of a folder, its files with this ending.
 
-    Raises UserError naming the `key` for a pattern without any.
+    Raises UserError with the `key` for a pattern without files.
     """
     named: set[Path] = set()
     for pattern in patterns:

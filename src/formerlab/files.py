@@ -1,4 +1,4 @@
-"""Write files whole or not at all, and let one process at a time work in a folder."""
+"""Atomic writes of files, lock files, JSON records and fingerprints."""
 
 import errno
 import fcntl
@@ -17,33 +17,33 @@ from typing import Any
 from formerlab.errors import UserError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""The disk is full, the user's share of it is, or the file is larger than the system allows."""
+"""The disk is full, the user's quota is exhausted, or the file is too large for the system."""
 NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
-"""The file system has no locks."""
+"""The file system does not support locks."""
 _NO_ROOM_MESSAGES = re.compile(
     rf"os error ({'|'.join(map(str, NO_ROOM))})\b|PytorchStreamWriter failed|unexpected pos \d|iostream error"
     r"|\d requested and \d+ written|Not enough free space to write"
 )
-"""The words of safetensors, torch and NumPy, whose writers raise errors of their own."""
+"""Messages of a full disk from safetensors, torch and NumPy, which raise other exceptions than OSError."""
 RECORD_HASH = "record_sha256"
-"""The key of a record that guards its other keys; records of older versions lack it."""
+"""The key of a record with the hash of its other keys; records of older versions do not have it."""
 SECONDS_FOR_A_LOOK = 1.0
-"""`is_locked` itself takes a lock for a moment; a lock that is free again within this time had no other holder."""
+"""Time to wait for a lock, because `is_locked` of another process holds it for a moment."""
 
 
 class NoRoom(UserError, OSError):
-    """A file found no room on the disk; those that existed are untouched."""
+    """The disk is full; existing files are untouched."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(f"{path}: could not be written, is the disk full? Make room, then run the same again")
+        super().__init__(f"{path}: could not be written, is the disk full? Make room, then run the same command again")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a hidden path of this process beside `path`; on success it takes that name, on failure it is removed.
+    """Yield a temporary path beside `path`; rename it to `path` on success and remove it on failure.
 
-    What a killed process leaves there, the next start of its stage removes (`results/notes.py`).
-    Raises NoRoom where the disk is full.
+    The next start of a stage removes temporary files of a killed process (`results/notes.py`). Raises NoRoom if the
+    disk is full.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
@@ -51,9 +51,9 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
-        umask = os.umask(0o077)  # it can only be read by being set; for that moment, the strictest
+        umask = os.umask(0o077)  # the umask can only be read by setting it
         os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # some libraries make files for their owner alone, against the umask
+        temporary.chmod(0o666 & ~umask)  # some libraries ignore the umask and create private files
         os.replace(temporary, path)
     except Exception as error:
         if found_no_room(error):
@@ -70,14 +70,13 @@ def found_no_room(error: BaseException) -> bool:
 
 @contextmanager
 def locked(path: Path, held_by: Callable[[], str]) -> Iterator[None]:
-    """Hold a lock file, which its holder may write to; the system frees it when the process ends, however it ends.
+    """Hold a lock file, which the system releases when the process ends.
 
-    On NFS it holds between machines as far as the mount passes locks on (not with `nolock` or `local_lock`); where the
-    file system has no locks, a warning says so and nothing is locked. Delete the file, if at all, before the block
-    ends.
-    Raises UserError where another process holds it: what `held_by` says.
+    On NFS the lock works between machines if the mount supports it (not with `nolock` or `local_lock`). On a file
+    system without locks, a warning is printed and nothing is locked. The holder may write to the file, and may delete
+    it only before the block ends. Raises UserError with the message `held_by()` if another process holds the lock.
     """
-    from filelock import FileLock, Timeout  # takes a tenth of a second, which the DAG need not spend
+    from filelock import FileLock, Timeout  # imported here, because it takes 0.1 s that parsing the DAG does not need
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
@@ -88,12 +87,12 @@ def locked(path: Path, held_by: Callable[[], str]) -> Iterator[None]:
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
-            print(f"{path}: cannot be locked here ({error.strerror}); start nothing twice", file=sys.stderr)
+            print(f"{path}: cannot be locked here ({error.strerror}); do not start a stage twice", file=sys.stderr)
         yield
 
 
 def is_locked(path: Path) -> bool | None:
-    """Return whether a process holds a lock file; nothing where the file system cannot say."""
+    """Return whether a process holds a lock file; None if the file system cannot tell."""
     try:
         with open(path, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -107,39 +106,37 @@ def is_locked(path: Path) -> bool | None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file whole."""
+    """Write a text file atomically."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a JSON file whole, readable by a person."""
-    text = json.dumps(value, indent=1, ensure_ascii=False)  # which names of files need not be
+    """Write an indented JSON file atomically."""
+    text = json.dumps(value, indent=1, ensure_ascii=False)
     write_text(path, (text if is_utf8(text) else json.dumps(value, indent=1)) + "\n")
 
 
 def is_utf8(text: str) -> bool:
-    """Say whether a text can be written as UTF-8; what came from bytes of another encoding cannot."""
+    """Return whether a text can be encoded as UTF-8; names of files with bytes of another encoding cannot."""
     return text.encode("utf-8", "ignore").decode() == text
 
 
 def write_record(path: Path, record: dict[str, Any]) -> None:
-    """Write the record of a stage whole, with the SHA-256 of all that it says; numbers that are not finite become null,
-    since JSON has none.
-    """
+    """Write the record of a stage atomically, with the SHA-256 of its keys; NaN and infinities become null."""
     record = json.loads(json.dumps(record), parse_constant=lambda _: None)
     write_json(path, record | {RECORD_HASH: record_hash(record)})
 
 
 def record_hash(record: dict[str, Any]) -> str:
-    """Return the SHA-256 of a record without its own hash, independent of the order of its keys."""
+    """Return the SHA-256 of a record without the hash itself, independent of the order of its keys."""
     told = {key: value for key, value in record.items() if key != RECORD_HASH}
     return hashlib.sha256(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def parse_json(text: str, *, finite: bool = True) -> Any:
-    """Return a JSON value. Raises ValueError where a key occurs twice in a mapping, a number is not `finite`, or a
-    record is not the one that its stage wrote.
+    """Parse JSON. Raises ValueError for duplicate keys, for numbers that are not finite (if `finite`), and for a record
+    whose hash does not match.
     """
     number = _finite if finite else float
     return json.loads(text, object_pairs_hook=_checked, parse_constant=number, parse_float=number)
@@ -161,7 +158,7 @@ def _finite(text: str) -> float:
 
 
 def read_json(path: Path, *, finite: bool = True) -> Any:
-    """Read a JSON file as `parse_json` does; a missing or broken one is named."""
+    """Read a JSON file with `parse_json`; raise UserError for a missing or broken file."""
     try:
         return parse_json(path.read_text(encoding="utf-8"), finite=finite)
     except FileNotFoundError:
@@ -171,7 +168,7 @@ def read_json(path: Path, *, finite: bool = True) -> Any:
 
 
 def read_record(path: Path, *keys: str) -> dict[str, Any]:
-    """Read the record of a stage. Raises UserError where it is not one, or lacks one of these keys."""
+    """Read the record of a stage; raise UserError if it is not a mapping with these keys."""
     record = read_json(path)
     if not isinstance(record, dict) or (missing := [key for key in keys if key not in record]):
         what = f"lacks {', '.join(missing)}" if isinstance(record, dict) else "is not a record"
@@ -180,14 +177,12 @@ def read_record(path: Path, *keys: str) -> dict[str, Any]:
 
 
 def stamp(status: os.stat_result) -> list[int]:
-    """Return numbers that change when a file does: size, time of change, inode, and the time of the inode's change,
-    which a program cannot set back.
-    """
+    """Return numbers that change with a file: size, mtime, inode and ctime, which programs cannot set back."""
     return [status.st_size, status.st_mtime_ns, status.st_ino, status.st_ctime_ns]
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, read in blocks."""
+    """Return the SHA-256 of a file without loading it into memory."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -199,5 +194,5 @@ def fingerprint(value: object) -> str:
 
 
 def variable(name: str) -> str | None:
-    """Return the value of a variable, or None where it is empty or not set."""
+    """Return the value of an environment variable, or None if it is empty or not set."""
     return os.environ.get(name, "").strip() or None

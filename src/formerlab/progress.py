@@ -1,4 +1,4 @@
-"""Progress of long work on stderr, by tqdm: one line that is rewritten on a terminal, now and then a line elsewhere."""
+"""Progress on stderr with tqdm: a line that is rewritten on a terminal, and a line every few seconds in a log."""
 
 import sys
 from contextlib import suppress
@@ -8,10 +8,10 @@ from tqdm import tqdm
 
 
 class Progress:
-    """Show how far work is, how fast, and the time left: `train a/b/seed0  step 3/9, loss 4  0.50 step/s  left 00:12`.
+    """Show progress, speed and time left: `train a/b/seed0  step 3/9, loss 4  0.50 step/s  left 00:12`.
 
-    Use it as a context manager; the last state is always shown. The time left assumes the mean speed since the start,
-    so `start` must be the step from which resumed work continues.
+    Use it as a context manager; the last state is always shown. The time left is based on the mean speed since `start`,
+    the step from which resumed work continues.
     """
 
     def __init__(
@@ -24,9 +24,9 @@ class Progress:
         scale: bool = False,
         delay: float = 0,
     ) -> None:
-        """Count up to `total` units (None: unknown), of which `start` are done.
+        """Count from `start` up to `total` units (None: unknown).
 
-        `scale` writes 12345 as 12.3k. Nothing is shown of work that ends within `delay` seconds.
+        `scale` writes 12345 as 12.3k. Nothing is shown for work that takes less than `delay` seconds.
         """
         terminal = sys.stderr.isatty()
         pause = 0.2 if terminal else 5.0
@@ -45,19 +45,19 @@ class Progress:
             dynamic_ncols=terminal,
             bar_format=f"{{desc}}  {done}{{postfix}} {{rate_noinv_fmt}}{left}" + "{bar:0}" * terminal,  # cut to fit
         )
-        self._bar.delay = delay  # smaller than above, where it kept the beginning from being shown
+        self._bar.delay = delay  # the longer delay above hides the initial state
 
     def update(self, step: int, **fields: float | str) -> None:
-        """Say that `step` units are done. A field `x_per_s` reads `12.3k x/s`, any other one `name value`."""
+        """Set the number of finished units. A field `x_per_s` is shown as `12.3k x/s`, other fields as `name value`."""
         self.advance(step - int(self._bar.n), **fields)
 
     def advance(self, units: int = 1, **fields: float | str) -> None:
-        """Say that `units` more are done."""
+        """Add to the number of finished units."""
         self._bar.set_postfix_str(", ".join(_field_text(*field) for field in fields.items()), refresh=False)
         self._bar.update(units)
 
     def reach(self, step: int) -> None:
-        """Say that `step` units are done; those not counted yet were done before, and do not count for the speed."""
+        """Set the number of finished units without counting the new ones towards the speed."""
         self._bar.initial += step - int(self._bar.n)
         self.update(step)
 
@@ -70,21 +70,20 @@ class Progress:
 
 
 class _Bar(tqdm):  # type: ignore[misc]
-    monitor_interval = 0  # no thread that watches
+    monitor_interval = 0  # no monitor thread
 
 
 class Lines:
-    """A log: every state that tqdm would rewrite becomes a line, unless the line before it is the same.
+    """A log file for tqdm: each new state becomes a line; repeated lines are skipped.
 
-    A closed pipe does not stop the work: a cluster that ends a job ends the `tee` behind it at once, before the work is
-    saved.
+    A closed pipe does not stop the work, because a cluster may end the `tee` of a job before the job saved its work.
     """
 
     def __init__(self, file: TextIO) -> None:
         self._file, self._last = file, ""
 
     def write(self, text: str) -> None:
-        """Write a line that differs from the last."""
+        """Write a line unless it equals the last line."""
         line = text.strip()
         if line not in ("", self._last):
             with suppress(BrokenPipeError):
@@ -104,7 +103,7 @@ def _field_text(name: str, value: float | str) -> str:
 
 
 def short(value: float) -> str:
-    """Return a number in three digits with a metric suffix: 12345 is 12.3k."""
+    """Format a number with three digits and a metric suffix: 12345 becomes 12.3k."""
     for factor, suffix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor:
             return f"{value / factor:.3g}{suffix}"
@@ -112,7 +111,7 @@ def short(value: float) -> str:
 
 
 def duration(hours: float) -> str:
-    """Return a time as people say it: 45 s, 12 min, 3.4 h, 19 days."""
+    """Format a duration with a suitable unit: 45 s, 12 min, 3.4 h, 19 days."""
     for limit, unit, size in ((1.5 / 60, "s", 1 / 3600), (1.5, "min", 1 / 60), (72, "h", 1)):
         if hours < limit:
             return f"{hours / size:.{int(unit == 'h')}f} {unit}"

@@ -1,12 +1,12 @@
-"""Seeds made of several parts."""
+"""Seeds derived from several values."""
 
 import hashlib
 
 
 def mixed_seed(*parts: int | str) -> int:
-    """Return a 32-bit seed that depends on every part.
+    """Return a 32-bit seed that depends on all parts.
 
-    torch's CPU generator looks at the low 32 bits of its seed only, so parts that are shifted past them have no effect.
+    The result is a hash, because torch's CPU generator uses only the low 32 bits of a seed.
     """
     digest = hashlib.sha256(" ".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:4], "big")

@@ -1,8 +1,8 @@
-"""Spec: a frozen value that says everything about a part and builds it.
+"""Spec: a frozen, validated configuration that builds a module, a task or a data set.
 
-A variant (a projection, a depth mixer, a data source, ...) is a subclass with a literal `kind`; the union of the
-variants of one idea, discriminated by `kind`, is its registry: it checks configs, prints the choices in errors,
-exports the JSON schema and is what the tests enumerate.
+A variant (of a projection, a depth mixer, a data source, ...) is a subclass with a literal `kind`. The union of the
+variants, discriminated by `kind`, is the registry: it validates configurations, lists the choices in errors, exports
+the JSON schema, and tests enumerate it.
 """
 
 from collections.abc import Iterator
@@ -10,35 +10,34 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from formerlab.files import fingerprint as fingerprint  # for all that import it from here
+from formerlab.files import fingerprint as fingerprint  # re-exported
 
-# Ranges that many parts share. Their upper ends are beyond what anyone has built, so that a slip of the finger is
-# refused when it is planned; what is too large only together, the plan finds by the sizes that result.
+# Ranges that many specs share. The upper limits catch typing errors; the plan checks the resulting sizes.
 Size = Annotated[int, Field(gt=0, le=10**7)]
-"""An extent of a tensor: channels, heads, tokens, pixels."""
+"""Size of a tensor dimension: channels, heads, tokens, pixels."""
 Layers = Annotated[int, Field(gt=0, le=1000)]
 """A number of layers."""
 Count = Annotated[int, Field(gt=0, le=10**9)]
-"""How many steps, windows, sentences, repetitions."""
+"""A positive number of steps, windows, sentences or repetitions."""
 AnyCount = Annotated[int, Field(ge=0, le=10**9)]
-"""The same, or none."""
+"""A number that may be zero."""
 Bytes = Annotated[int, Field(gt=0, le=10**15)]
-"""A size of text."""
+"""A size of text in bytes."""
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 """A seed of random numbers."""
 Std = Annotated[float, Field(gt=0, le=10)]
 """A standard deviation of initial values."""
 Epsilon = Annotated[float, Field(gt=0, le=1)]
-"""A small number that keeps a divisor from zero."""
+"""A small number that is added to a divisor."""
 
 
 def is_none(value: object) -> bool:
-    """Say whether a field added later is empty; it is then left out, so older specs keep their fingerprints."""
+    """Return whether the value is None; such fields are not serialised, so that older specs keep their fingerprints."""
     return value is None
 
 
 class Spec(BaseModel):
-    """A frozen, hashable description; unknown keys are refused."""
+    """A frozen, hashable configuration that refuses unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -47,11 +46,11 @@ class Spec(BaseModel):
         return self.model_dump(mode="json")
 
     def fingerprint(self) -> str:
-        """Return 16 hexadecimal digits that change exactly when a value of the spec changes."""
+        """Return 16 hexadecimal digits that identify the values of the spec."""
         return fingerprint(self.to_dict())
 
     def parts(self) -> Iterator["Spec"]:
-        """Yield this spec and every spec inside it."""
+        """Yield this spec and all nested specs."""
         yield self
         for name in type(self).model_fields:
             value = getattr(self, name)
@@ -61,7 +60,7 @@ class Spec(BaseModel):
 
 
 def variants(union: object) -> tuple[type[Spec], ...]:
-    """Return the classes of a discriminated union, or the one class where there is a single variant."""
+    """Return the classes of a discriminated union, or the class itself for a single variant."""
     if get_origin(union) is Annotated:
         return variants(get_args(union)[0])
     if isinstance(union, type):

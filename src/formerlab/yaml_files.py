@@ -1,4 +1,4 @@
-"""Read YAML files; every mistake becomes one line with the file and the remedy."""
+"""Read YAML files; every error is one line with the file and the remedy."""
 
 import copy
 import functools
@@ -10,11 +10,11 @@ import yaml
 from formerlab.errors import UserError, near_misses, shown
 
 FAST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The loader of libyaml, if PyYAML was built with it; its errors say less."""
+"""The loader of libyaml if PyYAML has it; its errors have less detail."""
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """Safe loading that refuses a key given twice, where plain YAML silently keeps the last."""
+    """A safe loader that refuses duplicate keys; PyYAML would silently use the last one."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -28,12 +28,12 @@ class _UniqueKeyLoader(yaml.SafeLoader):
 
 @functools.lru_cache(64)
 def _parsed(text: str) -> Any:
-    """Parse YAML once a process: every scale of a study, and every page of claims, asks for the same files."""
+    """Parse YAML text, cached because many callers read the same files."""
     return yaml.load(text, Loader=_UniqueKeyLoader)
 
 
 def read_yaml(root: Path, place: str) -> dict[str, Any]:
-    """Read a mapping from the YAML file at `place` below `root`."""
+    """Read a mapping from the YAML file at the path `place` below `root`."""
     path = root / place
     if path.exists() and not path.is_file():
         raise UserError(f"{place}: a folder or device; name a file")
