@@ -162,6 +162,13 @@ def test_a_failure_names_the_data_and_leaves_nothing_half(source, tmp_path, chan
     assert set(files(tmp_path)) <= {"mine/tokenizer.json", "mine/file_hashes.json"}
 
 
+def test_files_that_repeat_each_other_are_said_to(tmp_path):
+    for number in range(10):
+        (tmp_path / f"{number}.txt").write_text("alpha beta gamma delta")
+    with pytest.raises(UserError, match=r"1 documents .*: 9 more repeat them and are dropped; name more text"):
+        prepare("text", folder_data(tmp_path, source=Files(paths=(str(tmp_path / "?.txt"),))), tmp_path / "out")
+
+
 def test_no_old_manifest_vouches_for_new_files(source, tmp_path, monkeypatch):
     prepare("text", folder_data(source), tmp_path)
 

@@ -111,17 +111,19 @@ class Deduplicator:
         return enough
 
 
-def without_documents(shards: list[Shard], data: "TextData") -> tuple[list[Split], int]:
-    """Return the splits that the documents of the shards leave empty, and how many documents were divided.
+def without_documents(shards: list[Shard], data: "TextData") -> tuple[list[Split], int, int]:
+    """Return the splits that the documents of the shards leave empty, how many documents were divided, and how many
+    repeat others.
 
     Reads no further than until every split has one. A shard that belongs to one split is taken to hold some text.
     """
     found, count = {shard.splits[0] for shard in shards if len(shard.splits) == 1}, 0
-    documents = Deduplicator(data).documents([shard for shard in shards if len(shard.splits) > 1])
+    deduplicator = Deduplicator(data)
+    documents = deduplicator.documents([shard for shard in shards if len(shard.splits) > 1])
     while len(found) < len(SPLITS) and (document := next(documents, None)):
         found.add(document[0])
         count += 1
-    return [split for split in SPLITS if split not in found], count
+    return [split for split in SPLITS if split not in found], count, deduplicator.duplicates
 
 
 def batches(documents: Iterator[tuple[Split, str]]) -> Iterator[tuple[Split, list[str]]]:

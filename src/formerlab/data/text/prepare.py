@@ -109,7 +109,7 @@ class TextData(DataSpec):
         Whole files that are too few to be divided are divided by their paragraphs.
         """
         corpus = self.source.open(self.shares)
-        empty, documents = without_documents(corpus.shards, self)
+        empty, documents, repeats = without_documents(corpus.shards, self)
         if not empty:
             return corpus, []
         if (finer := self.source.by_paragraph()) is not None:
@@ -117,12 +117,16 @@ class TextData(DataSpec):
             if not without_documents(corpus.shards, self)[0]:
                 what = "1 document" if documents == 1 else f"{documents} documents"
                 return corpus, [f"{what} cannot be divided into train, valid and test, so paragraphs are the documents"]
-        raise self._no_documents(empty[0], documents)
+        raise self._no_documents(empty[0], documents, repeats)
 
-    def _no_documents(self, split: str, documents: int) -> UserError:
+    def _no_documents(self, split: str, documents: int, repeats: int) -> UserError:
+        repeated = f"{repeats} more repeat them and are dropped; name more text" if repeats else ""
         if split == "train":
-            return UserError("no document is left for training: all are held out, or repeat such; name more text")
+            return UserError(
+                f"all {documents} documents are held out, none is left to train on: {repeated or 'name more text'}"
+            )
         remedy = f"raise {split}_share={getattr(self, f'{split}_share'):g} or name source.{split}"
+        remedy = f"{repeated}, {remedy}" if repeated else remedy
         return UserError(f"none of {documents} documents is left for '{split}': {remedy}")
 
     def _write_tokenizer(self, out: Path, corpus: Corpus) -> dict[str, Any]:
