@@ -5,11 +5,14 @@ import os
 import shutil
 from pathlib import Path
 
+import pyarrow
 import pytest
 from corpora import document, folder, folder_data
+from pyarrow import parquet
 from pydantic import ValidationError
 
-from formerlab.data import Files, TextData, source_fingerprint
+from formerlab.data import BytePairs, Files, TextData, prepare, source_fingerprint
+from formerlab.data.manifest import read_manifest
 from formerlab.data.splitting import Shares
 from formerlab.errors import UserError
 from formerlab.files import read_json
@@ -132,3 +135,36 @@ def test_unchanged_files_are_not_read_again(tmp_path, monkeypatch):
     cache.write_text(json.dumps(["no", "cache"]))
     assert source_fingerprint(data, cache) is not None
     assert len(read) == 4
+
+
+def test_what_spark_and_checksum_tools_write_beside_data_is_no_text(tmp_path):
+    words = [f"word {number} and more" for number in range(40)]
+    for part in range(3):
+        rows = words if part == 0 else words[:0]
+        parquet.write_table(
+            pyarrow.table({"text": pyarrow.array(rows, pyarrow.string())}), tmp_path / f"{part}.parquet"
+        )
+    parquet.write_metadata(pyarrow.schema([("text", pyarrow.string())]), tmp_path / "_common_metadata")
+    (tmp_path / "_SUCCESS").write_bytes(b"")
+    (tmp_path / "_delta_log").mkdir()
+    (tmp_path / "_delta_log/0.json").write_text("{}")
+    beside = ["README.md", "SHA256SUMS", "list", "0.parquet.crc", "0.parquet.sha256", "checksums.txt"]
+    for name in beside:
+        (tmp_path / name).write_text("0123abcd  0.parquet")
+    for pattern in (str(tmp_path), str(tmp_path / "*")):
+        source = Files(paths=(pattern,))
+        assert [text for shard in source.open(SHARES).shards for text in shard.documents()] == words
+        left = "0.parquet.crc, 0.parquet.sha256, README.md and 6 more"
+        assert source.notes() == [f"not read beside the data: {left}; name a file itself to read it"]
+    assert "list" in Files(paths=(str(tmp_path), str(tmp_path / "list"))).named()["paths"]
+    (tmp_path / "text").mkdir()
+    for name in ("_SUCCESS", "part-00000", "SHA256SUMS"):
+        (tmp_path / "text" / name).write_bytes(b"x" if name[0] == "S" else b"")
+    for number in range(1, 41):
+        (tmp_path / f"text/part-{number:05}").write_text(words[number - 1])
+    data = folder_data(tmp_path / "text", tokenizer=BytePairs(vocabulary=260))
+    prepare("text", data, tmp_path / "out")
+    splits = read_manifest(tmp_path / "out")["splits"].values()
+    assert sum(split["documents"] for split in splits) == 40
+    with pytest.raises(UserError, match=r"source\.paths: _SUCCESS and no data"):
+        Files(paths=(str(tmp_path / "text/_S*"),)).named()

@@ -73,6 +73,23 @@ MISTAKES = [
         "defaults: {optimizer: {kind: adamw_layerwise}}",
         "optimizer.kind=adamw_layerwise needs model.kind=vision_",
     ),
+    # Words and numbers that YAML reads as something else.
+    (
+        OVERLAY,
+        "data.text: {source: {kind: hub, name: a/b, subset: no}, questions: 0}",
+        "data.text.source.subset: YAML reads it as False, which is no text; write it in quotes",
+    ),
+    (
+        OVERLAY,
+        "data.text: {source: {kind: hub, name: a/b, revision: 0123456}, questions: 0}",
+        "data.text.source.revision: YAML reads it as 42798, which is no text; write it in quotes",
+    ),
+    (
+        OVERLAY,
+        "data.text: {source: {kind: files, paths: [1.50]}, questions: 0}",
+        "data.text.source.paths.0: YAML reads it as 1.5, which is no text; write it in quotes",
+    ),
+    (OVERLAY, "data: {text: {source: {kind: files, format: off}}}", "format: YAML reads it as False, which is no text"),
     # Folders and servers to write to, and files that are not there.
     (CONFIG, "results: ./", "results: './' is no folder to write into; use at most 200 letters"),
     (CONFIG, "results: '~/x'", "results: '~/x' is no folder to write into; use at most 200 letters, digits"),

@@ -154,6 +154,15 @@ def _path_in_tree(error: ErrorDetails, tree: Tree) -> tuple[int | str, ...]:
     return (*path, error["loc"][-1]) if error["type"] == "missing" else tuple(path)
 
 
+def _misread(kind: str, value: Any) -> str | None:
+    """Return how to write a value that YAML reads as another type than its key has."""
+    if isinstance(value, str) and kind in ("float_type", "int_type") and NUMBER.fullmatch(value):
+        return f"{shown(value)} is text, not a number; write it without quotes, with dot and sign, as 1.0e-3"
+    if isinstance(value, bool | int | float) and kind in ("string_type", "literal_error"):
+        return f'YAML reads it as {shown(value)}, which is no text; write it in quotes, as "no" or "0123"'
+    return None
+
+
 def _reason(error: ErrorDetails, spec: type[Spec], remedy: str) -> str:
     kind, value = error["type"], error["input"]
     if kind == "missing":
@@ -173,8 +182,8 @@ def _reason(error: ErrorDetails, spec: type[Spec], remedy: str) -> str:
     if kind == "value_error":
         reason = error["msg"].removeprefix("Value error, ")
         return reason if ";" in reason or reason.count("=") < 2 else f"{reason}; change one of them"
-    if isinstance(value, str) and kind in ("float_type", "int_type") and NUMBER.fullmatch(value):
-        return f"{shown(value)} is text, not a number; write it without quotes, with dot and sign, as 1.0e-3"
+    if (misread := _misread(kind, value)) is not None:
+        return misread
     return error["msg"].replace("\n", " ") + ("" if isinstance(value, dict) else f" (got {shown(value)})")
 
 

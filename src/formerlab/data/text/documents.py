@@ -29,6 +29,8 @@ class Shard(NamedTuple):
     """The splits its documents may go to: one if the source decides, several if each document's content decides."""
     documents: Callable[[], Iterator[str]]
     """Read the documents in a fixed order."""
+    may_be_empty: bool = False
+    """Whether it is no mistake that it holds no document."""
 
 
 class Corpus(NamedTuple):
@@ -46,6 +48,10 @@ class TextSource(DataSource, ABC):
     @abstractmethod
     def open(self, shares: Shares) -> Corpus:
         """Open the source. Raises UserError, now or while reading, naming what is missing, empty or unreadable."""
+
+    def notes(self) -> list[str]:
+        """Return notes on what the source has and does not give."""
+        return []
 
     def by_paragraph(self) -> "TextSource | None":
         """Return the same text with paragraphs as documents, if its documents are whole files."""
@@ -82,7 +88,7 @@ class Deduplicator:
                 blank = False
                 for part in parts(text):
                     yield from self._taken(part, shard)
-            if blank:
+            if blank and not shard.may_be_empty:
                 raise UserError(f"{shard.name}: holds no text")
 
     def _taken(self, text: str, shard: Shard) -> Iterator[tuple[Split, str]]:

@@ -1,6 +1,7 @@
 """Where text comes from: files (text, JSON lines, CSV, TSV, Parquet; folders, globs, compressed or not), or the hub."""
 
 import os
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -20,10 +21,18 @@ from formerlab.data.text.readers import (
     read_parquet,
     read_table,
     read_text,
+    rows_of,
     text_of,
 )
-from formerlab.errors import UserError
-from formerlab.file_search import files_named
+from formerlab.errors import UserError, some
+from formerlab.file_search import expanded, files_named
+
+BESIDE = re.compile(
+    r"_(SUCCESS|(common_)?metadata|(started|committed)_\d+)|.*\.(crc|md5|sha\d+)|(md5|sha\d+|checksum)s?(sums?)?(\.txt)?",
+    re.IGNORECASE,
+)
+"""Names of the files that Spark and checksum tools write beside data."""
+BESIDE_FOLDERS = {"_temporary", "_delta_log"}
 
 
 class Files(TextSource):
@@ -78,7 +87,12 @@ class Files(TextSource):
     def open(self, shares: Shares) -> Corpus:
         # Held-out files come first, then by name.
         shards = [
-            Shard(str(path), (label,) if label in ("valid", "test") else self.divided(), partial(self._documents, path))  # type: ignore[arg-type]
+            Shard(
+                str(path),
+                (label,) if label in ("valid", "test") else self.divided(),  # type: ignore[arg-type]
+                partial(self._documents, path),
+                may_be_empty=_is_part(path) or (path.suffix.lower() == ".parquet" and rows_of(path) == 0),
+            )
             for label, files in self.named().items()
             for path in files.values()
         ]
@@ -95,15 +109,38 @@ class Files(TextSource):
         owners: dict[Path, str] = {}
         found: dict[str, list[Path]] = {}
         for label in ("paths", *SPLITS):
-            if patterns := getattr(self, label):
-                found[label] = files_named(patterns, f"source.{label}")
+            if getattr(self, label):
+                found[label] = self._found(label)[0]
             for path in found.get(label, ()):
-                if path.stat().st_size == 0:
+                if path.stat().st_size == 0 and not _is_part(path):
                     raise UserError(f"{path}: empty file")
                 if (owner := owners.setdefault(path.resolve(), label)) != label:
                     raise UserError(f"{path}: named by both source.{owner} and source.{label}; keep it in one")
         common = Path(os.path.commonpath([path.parent for paths in found.values() for path in paths]))
         return {label: {path.relative_to(common).as_posix(): path for path in paths} for label, paths in found.items()}
+
+    def notes(self) -> list[str]:
+        """Return a note on the files beside the data that are not read."""
+        left = [path.name for label in ("paths", *SPLITS) if getattr(self, label) for path in self._found(label)[1]]
+        return [f"not read beside the data: {some(left)}; name a file itself to read it"] if left else []
+
+    def _found(self, label: str) -> tuple[list[Path], list[Path]]:
+        """Return the files that the patterns of a label name, and those that lie beside data and are none.
+
+        A file that is named itself is read. Text beside Parquet tells of it: pages, licences, lists of files.
+        """
+        patterns = getattr(self, label)
+        files, itself = files_named(patterns, f"source.{label}"), {expanded(pattern).absolute() for pattern in patterns}
+        parquet = self.format == "auto" and any(path.suffix.lower() == ".parquet" for path in files)
+
+        def beside(path: Path) -> bool:
+            about = BESIDE.fullmatch(path.name) or BESIDE_FOLDERS.intersection(path.parts)
+            return path not in itself and bool(about or (parquet and format_of(path) == "text"))
+
+        kept, left = [path for path in files if not beside(path)], [path for path in files if beside(path)]
+        if not kept:
+            raise UserError(f"source.{label}: {some([path.name for path in left])} and no data; name other files")
+        return kept, left
 
     def _format(self, path: Path) -> Format:
         return format_of(path) if self.format == "auto" else self.format
@@ -117,6 +154,11 @@ class Files(TextSource):
         if format == "csv" or format == "tsv":
             return read_table(path, self.encoding, self.column, format)
         return read_text(path, self.encoding, self.documents)
+
+
+def _is_part(path: Path) -> bool:
+    """Say whether Spark named a file, whose tasks without rows write empty ones."""
+    return path.name.startswith("part-")
 
 
 class Hub(HubSource, TextSource):
