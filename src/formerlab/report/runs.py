@@ -71,7 +71,7 @@ def growth_by_tokens(record: Mapping[Any, Any]) -> dict[str, str]:
 
 def once(read: Callable[..., DataFrame]) -> Callable[..., DataFrame]:
     """Cache a reader's result for the same results and arguments; every caller gets a copy of its own."""
-    known = lru_cache(maxsize=16)(read)  # the drawings of a study ask for the same runs again and again
+    known = lru_cache(maxsize=64)(read)  # the drawings of a study ask for the same runs again and again
 
     @wraps(read)
     def found(results: Results, *arguments: str | Sequence[str]) -> DataFrame:

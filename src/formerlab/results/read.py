@@ -53,6 +53,7 @@ class Results:
         self.scale, self.tree = root.resolve().name, root.resolve().parent.name
         self._left_out: dict[tuple[str, str], str] = {}
         self._frames: dict[Path, DataFrame] = {}
+        self._flat: dict[str, Record] = {}
         self.exported = {path.parent.name: ExportedStudy(path.parent) for path in sorted(root.glob(f"[!.]*/{RECORDS}"))}
         for old in root.glob(f".*.old/{RECORDS}"):
             if (study := old.parent.name[1:].removesuffix(".old")) not in self.exported:
@@ -65,12 +66,16 @@ class Results:
         Columns are the keys of run.json, nested ones joined by dots (`spec.model.layers`, `data.fingerprint`, ...).
         `runs` are glob patterns of run names.
         """
-        records = [
-            self._flat[record["id"]]
+        records = [self._flattened(record) for record in self._chosen(study, runs)]
+        return DataFrame(records) if records else DataFrame(columns=[*KEYS, "status"])
+
+    def _chosen(self, study: str | None, runs: Sequence[str]) -> list[Record]:
+        """Return the records of a study, or of all, whose runs match a pattern."""
+        return [
+            record
             for record in self.records()
             if study in (None, record["study"]) and any(fnmatchcase(record["run"], pattern) for pattern in runs)
         ]
-        return DataFrame(records) if records else DataFrame(columns=[*KEYS, "status"])
 
     def rows(self, name: str, study: str | None = None, runs: Sequence[str] = ("*",)) -> DataFrame:
         """Return the rows of file `name` of all finished runs, with the columns study, run and seed in front.
@@ -79,10 +84,10 @@ class Results:
         for a file that is missing although a record says that it was written, and for one that is damaged or changed.
         """
         frames = []
-        for study_name, run, seed in self.runs(study, runs)[KEYS].itertuples(index=False):
-            frame = self.rows_of(name, f"{study_name}/{run}/seed{seed}")
+        for record in self._chosen(study, runs):
+            frame = self.rows_of(name, record["id"])
             if len(frame):
-                frames.append(frame.assign(study=study_name, run=run, seed=seed))
+                frames.append(frame.assign(**{key: record[key] for key in KEYS}))
         if not frames:
             return DataFrame(columns=[*KEYS, *required_columns(name)])
         found = pd.concat(frames, ignore_index=True)
@@ -127,9 +132,10 @@ class Results:
         found.sort(key=lambda record: (record["study"], record["run"], record["seed"]))
         return {record["id"]: record for record in found}
 
-    @cached_property
-    def _flat(self) -> dict[str, Record]:
-        return {name: flatten(record) for name, record in self.all_records.items()}
+    def _flattened(self, record: Record) -> Record:
+        if record["id"] not in self._flat:
+            self._flat[record["id"]] = flatten(record)
+        return self._flat[record["id"]]
 
     def stage_record(self, owner: str, stage: str) -> Record:
         """Return the record of a stage beside the rows of a run, a study or the scale (""); empty where it is missing
@@ -180,6 +186,7 @@ class ExportedStudy:
         """Read `folder`, which holds records.jsonl."""
         self.folder, self.name = folder, folder.name
         self._frames: dict[str, dict[str, DataFrame]] = {}
+        self._rows: dict[tuple[str, str], DataFrame | None] = {}
 
     @cached_property
     def records(self) -> dict[str, Record]:
@@ -200,9 +207,11 @@ class ExportedStudy:
         """
         if name not in self._frames:
             self._frames[name] = self._by_owner(self.folder / f"{Path(name).stem}.parquet")
-        frame = self._frames[name].get(owner)
-        needed = required_columns(name)
-        return None if frame is None else frame[[c for c in frame if c in needed or frame[c].notna().any()]]
+        if (name, owner) not in self._rows:
+            frame, needed = self._frames[name].get(owner), required_columns(name)
+            known = frame if frame is None else frame[[c for c in frame if c in needed or frame[c].notna().any()]]
+            self._rows[name, owner] = known
+        return self._rows[name, owner]
 
     def _by_owner(self, path: Path) -> dict[str, DataFrame]:
         import pyarrow as pa

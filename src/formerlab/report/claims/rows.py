@@ -65,6 +65,7 @@ class Rows:
         runs, starts = self.results.runs(self.study), ["init.id", "init.weights_sha256", "weights_sha256"]
         return runs.reindex(columns=runs.columns.union(starts, sort=False))
 
+    @once
     def records(self, run: str) -> DataFrame:
         """Return the records of a run."""
         return self.all_runs()[self.all_runs()["run"] == run]
