@@ -78,12 +78,15 @@ def run_item(item: str, limit: float, out: Path, say: Callable[[str], None], err
 def measure(options: argparse.Namespace) -> None:
     """Print the lines of an item as they come."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
-    import gpu_kernels
     import gpu_steps
 
     if not gpu_steps.GPU:
         gpu_steps.torch.compile = partial(gpu_steps.torch.compile, backend="aot_eager")
-    item = getattr(gpu_steps, options.item, None) or getattr(gpu_kernels, options.item)
+    item = getattr(gpu_steps, options.item, None)
+    if item is None:
+        import gpu_kernels
+
+        item = getattr(gpu_kernels, options.item)
     for line in item(options):
         print(line, flush=True)
 

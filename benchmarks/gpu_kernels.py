@@ -193,6 +193,6 @@ def stops(options: Options) -> Lines:
         if not GPU:
             yield "out of memory: not tried without a GPU"
             return
-        large = {"task.context": 16384, "model.context": 16384, "model.width": 64, "task.batch": 2048}
+        large = {"task.context": 8192, "model.context": 8192, "model.width": 64, "task.batch": 4096}
         values += [f"tokenformer.{key}={value}" for key, value in (large | {"task.valid_windows": 1}).items()]
         yield f"out of memory: {end('train', 'tokenformer/tokenformer-1/seed0')}"
