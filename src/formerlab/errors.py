@@ -26,8 +26,12 @@ class ArgumentError(UserError, ValueError):
 class StoppedEarly(Exception):
     """A stage saved its work and stopped, after a signal or at its time limit.
 
-    The same command continues from there.
+    The same command continues from there. `progress` are counts of completed work, such as steps.
     """
+
+    def __init__(self, message: str, progress: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.progress = list(progress)
 
 
 EXTRAS = {

@@ -30,25 +30,29 @@ def matches(pattern: str, root: Path | str = "") -> list[str]:
     return sorted(os.path.join(base, match) for match in found)
 
 
-def files_below(path: str, above: tuple[tuple[int, int], ...] = ()) -> Iterator[tuple[str, os.stat_result]]:
+def files_below(path: str, seen: set[tuple[int, int]] | None = None) -> Iterator[tuple[str, os.stat_result]]:
     """Yield path and status of a file, or of all files of a folder at any depth, hidden ones aside, in a fixed order.
 
-    Links to folders are followed, but not to a folder `above`, which would never end. There may be hundreds of
-    thousands of files, so each is looked at once. Raises UserError for what cannot be read.
+    Links to folders are followed, after what lies beside them, but each folder is read once: it is among those `seen`
+    (device and inode) from then on. There may be hundreds of thousands of files, so each is looked at once. Raises
+    UserError for what cannot be read.
     """
+    seen = set() if seen is None else seen
     try:
         status = os.stat(path)
         if stat.S_ISREG(status.st_mode):
             yield path, status
-        if not stat.S_ISDIR(status.st_mode) or (here := (status.st_dev, status.st_ino)) in above:
+        if not stat.S_ISDIR(status.st_mode) or (folder := (status.st_dev, status.st_ino)) in seen:
             return
+        seen.add(folder)
         with os.scandir(path) as found:
-            entries = sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda entry: entry.name)
+            entries = [entry for entry in found if not entry.name.startswith(".")]
+        entries.sort(key=lambda entry: (entry.is_symlink(), entry.name))
         for entry in entries:
             if entry.is_file(follow_symlinks=False):
                 yield entry.path, entry.stat(follow_symlinks=False)
             else:
-                yield from files_below(entry.path, (*above, here))
+                yield from files_below(entry.path, seen)
     except OSError as error:
         what = "a link to what is not there" if os.path.islink(path) else error.strerror
         raise UserError(f"{path}: named by a data set or suite, but {what}; remove or restore it") from None

@@ -81,13 +81,17 @@ def worth_another(attempts, folder, monkeypatch, *ends, stage="train"):
     return said
 
 
-SAVED, CRASH, MISTAKE = StoppedEarly("saved"), ValueError("crash"), UserError("a: b")
+CRASH, MISTAKE = ValueError("crash"), UserError("a: b")
+SAVED, *LATER = (StoppedEarly("saved", [step]) for step in range(9))
 
 
 @pytest.mark.parametrize(
     ("ends", "said"),
     [
-        ([SAVED] * 9, [True] * 9),
+        ([SAVED, *LATER], [True] * 9),
+        ([SAVED] * 5, [True, True, True, True, False]),  # the time of its job is up before a step is done
+        ([SAVED, SAVED, CRASH, SAVED, SAVED], [True, True, True, True, False]),
+        ([SAVED, SAVED, SAVED, SAVED, LATER[0], LATER[0]], [True] * 6),
         ([CRASH, None, CRASH, None], [True, True, True, False]),
         ([CRASH, CRASH, CRASH, SAVED, CRASH], [True] * 5),
         ([CRASH, MISTAKE], [True, False]),

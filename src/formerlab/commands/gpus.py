@@ -152,7 +152,7 @@ def on_several(path: Path, job: dict[str, Any], arguments: argparse.Namespace, c
             _fail_as(read_json(failure), failure, out)
         note = read_note("train", out) or {}
         if note.get("state") == "stopped":
-            raise StoppedEarly(note["reason"])
+            raise StoppedEarly(note["reason"], note.get("progress", ()))
         raise SystemExit(1)
 
 

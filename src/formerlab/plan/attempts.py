@@ -24,7 +24,7 @@ Note = dict[str, Any]
 Folder = Callable[[str, str], Path]
 
 FEW = 3
-"""Further attempts after a crash or a kill; a stop with the work saved begins the count anew."""
+"""Further attempts after a crash, a kill or a stop without progress; a stop after more work begins the count anew."""
 
 
 class Attempts:
@@ -35,6 +35,7 @@ class Attempts:
         self._before: dict[tuple[str, str], Note | None] = {}
         self._kills: dict[tuple[str, str, int], int] = {}
         self._abrupt: dict[tuple[str, str, int], int] = {}
+        self._progress: dict[tuple[str, str, int], list[int]] = {}
 
     def memory_kills(self, stage: str, name: str, attempt: int) -> int:
         """Return how often a job was killed for memory; called before each submission."""
@@ -49,7 +50,8 @@ class Attempts:
     def worth_another(self, stage: str, name: str, attempt: int) -> bool:
         """Say whether to try a job again after this attempt failed.
 
-        A job that stopped with its work saved goes on. Any other, also one that begins anew, has `FEW` more in a row.
+        A job that stopped with more work saved than at its last stop goes on. Any other, also one that begins anew, has
+        `FEW` more in a row.
         There is no further attempt where a person has to mend something, where another process does the same work, and
         where the attempt left no note: then Slurm refused it, or it ended before its stage began.
         """
@@ -57,7 +59,9 @@ class Attempts:
         if note is None or note.get("mistake") or who_is_at(stage, self._folder(stage, name), queue()):
             return False
         before = self._abrupt.get((stage, name, attempt - 1), 0)
-        saved = note["state"] == "stopped" and STAGES[stage].resumes
+        last = self._progress.get((stage, name, attempt - 1), [])
+        progress = self._progress[stage, name, attempt] = note.get("progress", last)
+        saved = note["state"] == "stopped" and STAGES[stage].resumes and progress != last
         abrupt = self._abrupt[stage, name, attempt] = 0 if saved else before + 1
         return abrupt <= FEW
 

@@ -60,6 +60,7 @@ def noted(stage: str, folder: Path) -> Iterator[None]:
         try:
             yield
         except (StoppedEarly, KeyboardInterrupt) as error:
+            note["progress"] = getattr(error, "progress", [])
             end("stopped", error, "interrupted")
             raise
         except BaseException as error:

@@ -70,7 +70,8 @@ class Hooks:
         self.due = True
         self.write(state)
         processes.wait_for_all()
-        raise StoppedEarly(f"{done} ({reason}); run again to continue")
+        progress = [state.step, *map(len, state.tested.values())]
+        raise StoppedEarly(f"{done} ({reason}); run again to continue", progress)
 
 
 def train(
