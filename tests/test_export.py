@@ -47,7 +47,7 @@ def test_rows_go_into_few_files_and_weights_do_not(live, cached):
     tables = {f"{name}.parquet" for name in ("train", "timing", "eval", "test", "depth", "decode")}
     assert {path.name for path in (cached / "denseformer").iterdir()} == {"records.jsonl", *tables}
     before, after = Results(live), Results(cached)
-    assert after.records() == before.records()
+    assert after.records() == [{key: record[key] for key in record if key != "host"} for record in before.records()]
     for name in ("train.csv", "timing.csv", "eval.csv", "test.csv", "depth.csv"):
         assert_frame_equal(after.rows(name), before.rows(name), check_exact=True)
     timed = [results.rows_of("decode.csv", "denseformer") for results in (after, before)]
@@ -56,7 +56,7 @@ def test_rows_go_into_few_files_and_weights_do_not(live, cached):
 
 def test_whoever_reads_rows_need_not_know_in_which_form_they_are(live, cached):
     export(live, cached)
-    assert ledger(Results(cached)).equals(ledger(Results(live)))
+    assert ledger(Results(cached)).drop(columns="host").equals(ledger(Results(live)).drop(columns="host"))
     entries = [seed_entry(results, results.records()[0]) for results in (Results(live), Results(cached))]
     assert entries[0].points.equals(entries[1].points)
     assert entries[0].params == entries[1].params
@@ -133,7 +133,7 @@ def test_an_exported_record_that_was_edited_is_refused(live, cached):
     record = live / "denseformer/plain-4/seed0/run.json"
     write_record(record, json.loads(record.read_text()))
     export(live, cached)
-    assert len(Results(cached).records()) == 6
+    assert all("host" not in record for record in Results(cached).records())
     lines = cached / "denseformer/records.jsonl"
     lines.write_text(lines.read_text().replace('"flops_cumulative": 1', '"flops_cumulative": 2'))
     with pytest.raises(UserError, match=r"records\.jsonl: cannot be read \(changed since its stage wrote it\)"):

@@ -94,7 +94,7 @@ def test_other_code_is_refused_unless_said_otherwise(project, capsys, monkeypatc
     monkeypatch.setattr("formerlab.plan.code.code_hash", lambda *_, **__: "0" * 16)
     line = refused(capsys, "small/parent/seed0")
     assert line.startswith("small/parent/seed0: the code that trains it is another by now (")
-    assert line.endswith("or compare all the same with --other code")
+    assert "now); compare all the same with --other code, or go back to it: " in line
     assert main(["reproduce", "small/parent/seed0", "--other", "code"]) == 0
 
 

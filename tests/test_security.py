@@ -11,6 +11,7 @@ from fixtures.project import Project
 from fixtures.rows import make_decay
 
 from formerlab.errors import UserError
+from formerlab.released import Folder
 from formerlab.report import pages
 from formerlab.report.claims.render import pipes
 from formerlab.report.ledger import write_ledger
@@ -154,3 +155,18 @@ def test_a_record_that_points_elsewhere_is_refused(key, tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: "../../elsewhere"}))
     with pytest.raises(UserError, match="is not its study, run and seed"):
         Results(tmp_path).records()
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "experts_implementation"])
+def test_a_model_folder_cannot_have_code_of_the_hub_fetched(key, tmp_path, monkeypatch):
+    from transformers import AutoModelForCausalLM
+
+    from formerlab.integrations.huggingface.load import load_causal_lm
+
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", key: "owner/kernel"} | sizes))
+    monkeypatch.setattr(AutoModelForCausalLM, "from_config", lambda *_, **__: pytest.fail("the kernel is fetched here"))
+    folder = Folder(path=str(tmp_path))
+    for look in (folder.known_sizes, lambda: load_causal_lm(folder.arguments())):
+        with pytest.raises(UserError, match=f"config.json names 'owner/kernel' as {key}, which is code of the hub"):
+            look()

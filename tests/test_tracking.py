@@ -340,6 +340,19 @@ def test_a_sync_that_fails_is_no_failed_job_but_is_counted(tmp_path, monkeypatch
     assert "another sync of these results is running" in capsys.readouterr().err
 
 
+def test_a_damaged_database_is_named_as_the_file_to_delete(tmp_path):
+    make_run(tmp_path / "results/live/laptop", "denseformer", "plain")
+    database = tmp_path / "mlflow.db"
+    synced(tmp_path)
+    content = database.read_bytes()
+    for damaged in (b"no database at all" * 1000, content[:4096] + b"\xff" * (len(content) - 4096)):
+        database.write_bytes(damaged)
+        with pytest.raises(UserError, match=rf"results are complete, delete {database} and sync again"):
+            synced(tmp_path)
+    database.unlink()
+    assert len(synced(tmp_path)["created"])
+
+
 def test_a_locked_database_and_a_copied_folder_are_a_line_with_the_remedy(tmp_path, monkeypatch):
     old, new = tmp_path / "old", tmp_path / "new copy"
     make_run(old / "results/live/laptop", "denseformer", "plain")

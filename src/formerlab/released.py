@@ -79,6 +79,7 @@ class _Released(Spec):
         arguments = self.arguments()
         try:
             config = AutoConfig.from_pretrained(**arguments, trust_remote_code=False)
+            refuse_kernels(config, shown_place(arguments))
             with torch.device("meta"):
                 return sizes_of(AutoModelForCausalLM.from_config(config, trust_remote_code=False), self.context)
         except UserError:
@@ -208,6 +209,19 @@ def _attention_width(config: Any) -> int | None:
     d_head = getattr(config, "head_dim", None) or config.hidden_size // heads
     width: int = heads * (getattr(config, "qk_head_dim", d_head) + getattr(config, "v_head_dim", d_head)) // 2
     return None if width == config.hidden_size else width
+
+
+def refuse_kernels(config: Any, name: str) -> None:
+    """Raise UserError where a configuration of transformers names an implementation as `owner/kernel`: transformers
+    would fetch and run that code of the hub.
+    """
+    for key, value in vars(config).items():
+        if hasattr(value, "model_type"):
+            refuse_kernels(value, name)
+        named = value.values() if isinstance(value, dict) else [value]
+        if key.startswith("_") and "implementation" in key and any("/" in str(one) for one in named):
+            what = f"config.json names {value!r} as {key.strip('_').removesuffix('_internal')}"
+            raise UserError(f"{name}: {what}, which is code of the hub that would be run; remove it there")
 
 
 def shown_place(arguments: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ from formerlab.data import BytePairs, Files, TextData, prepare, source_fingerpri
 from formerlab.data.manifest import read_manifest
 from formerlab.data.splitting import Shares
 from formerlab.errors import UserError
+from formerlab.file_search import files_below
 from formerlab.files import read_json
 
 SHARES = Shares(valid=0.2, test=0.2)
@@ -47,6 +48,24 @@ def test_linked_folders_are_read_and_a_root_may_hold_brackets(tmp_path, monkeypa
     monkeypatch.chdir(root)
     monkeypatch.setenv("WHERE", str(root))
     assert list(read(Files(paths=(pattern.format(root=root),)))) == ["a.txt", "b.txt"]
+
+
+def test_each_folder_is_read_once_whatever_links_lead_to_it(tmp_path):
+    """Two links in each of 24 folders make 2^24 paths to the file in the last one."""
+    for number in range(24):
+        (tmp_path / f"{number}").mkdir()
+        for name in "ab":
+            (tmp_path / f"{number}/{name}").symlink_to(tmp_path / f"{number + 1}")
+    (tmp_path / "24").mkdir()
+    (tmp_path / "24/words.txt").touch()
+    assert [path for path, _ in files_below(str(tmp_path / "0"))] == [f"{tmp_path}/0/{'a/' * 24}words.txt"]
+    (tmp_path / "24/again").symlink_to(tmp_path / "24/words.txt")
+    (tmp_path / "24/above").symlink_to(tmp_path / "24")
+    (tmp_path / "24/z").mkdir()
+    (tmp_path / "24/z/more.txt").touch()
+    (tmp_path / "24/a").symlink_to(tmp_path / "24/z")  # a folder goes by its own name, where it lies beside the link
+    found = [os.path.relpath(path, tmp_path / "24") for path, _ in files_below(str(tmp_path / "24"))]
+    assert found == ["words.txt", "z/more.txt", "again"]
 
 
 def test_named_splits_come_first_and_decide(tmp_path):

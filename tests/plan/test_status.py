@@ -128,3 +128,10 @@ def test_a_stage_whose_process_is_gone_was_killed(plan, finished):
 def test_another_process_with_the_number_of_a_killed_one_does_not_pass_for_it(tmp_path):
     write_json(tmp_path / ".train.state.json", {"state": "running", "pid": os.getpid(), "host": socket.gethostname()})
     assert read_note("train", tmp_path)["state"] == "killed"
+
+
+def test_status_says_that_there_is_no_compiler(finished_plan, monkeypatch):
+    assert "no C++ compiler" not in report(finished_plan)
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CXX", raising=False)
+    assert "no C++ compiler here (CXX, c++, g++, clang++): CPU kernels are plain torch" in report(finished_plan)

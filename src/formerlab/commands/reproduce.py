@@ -88,7 +88,7 @@ def _made(record: Record, child: Record | None, parent: Path | None, out: Path, 
     code = code_hash(*entries_of_training(run), specs=[run])
     if code != record["code_hash"] and "code" not in other:
         was = f"the code that trains it is another by now ({record['code_hash']} then, {code} now)"
-        raise UserError(f"{name}: {was}; {checkout}, or compare all the same with --other code")
+        raise UserError(f"{name}: {was}; compare all the same with --other code, or go back to it: {checkout}")
     data = _data_of(record, plan, other)
     if child is not None:
         print(f"{name}, from which {child['id']} starts, is made again first", file=sys.stderr)

@@ -15,6 +15,15 @@ EMPTY = 2**30
 """The position of an empty cache slot. It is later than any query, so the slot is neither seen nor evicted."""
 
 
+COMPILERS = "CXX, c++, g++, clang++"
+"""Where `compiler` looks, in words."""
+
+
+def compiler() -> str | None:
+    """Return the path of a C++ compiler on this machine: that of the variable CXX, or the first of the usual ones."""
+    return next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), None)
+
+
 @functools.cache
 def usable(what: str) -> bool:
     """Return whether Triton kernels can run `what` on this machine's GPU; logs the result once."""

@@ -8,13 +8,13 @@ import functools
 import hashlib
 import logging
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import torch
 
 from formerlab.files import replacing
+from formerlab.kernels import COMPILERS, compiler
 
 TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 """The dtypes of the kernels and their names in C++ (`bfloat16.h`)."""
@@ -55,12 +55,12 @@ def library(file: str, what: str) -> ctypes.CDLL | None:
 def compiled(name: str, source: str) -> ctypes.CDLL | None:
     """Compile C++ source; return the library, or None after a log message with the reason."""
     log = logging.getLogger(__name__)
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), None)
-    if compiler is None:
-        log.warning("%s: no C++ compiler found (CXX, c++, g++, clang++), going on without a native kernel", name)
+    path = compiler()
+    if path is None:
+        log.warning("%s: no C++ compiler found (%s), going on without a native kernel", name, COMPILERS)
         return None
     vectors = _VECTORS.get(torch.backends.cpu.get_cpu_capability(), [])
-    command = [compiler, "-x", "c++", "-std=c++17", "-O3", *vectors, "-fopenmp", "-shared", "-fPIC", "-o"]
+    command = [path, "-x", "c++", "-std=c++17", "-O3", *vectors, "-fopenmp", "-shared", "-fPIC", "-o"]
     digest = hashlib.sha256("\n".join([source, *command]).encode()).hexdigest()[:16]
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

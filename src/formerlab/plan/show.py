@@ -9,6 +9,7 @@ from typing import Any
 from tabulate import tabulate
 
 from formerlab.errors import MOST_NAMED, some
+from formerlab.kernels import COMPILERS, compiler
 from formerlab.plan.judge import RECORDS, Judge, made_runs
 from formerlab.progress import duration, short
 from formerlab.report.drawings import failure_of
@@ -171,5 +172,9 @@ def report(plan: dict[str, Any], *, problems_only: bool = False) -> str:
     found = {path.parent.relative_to(results).as_posix() for path in results.glob("*/*/seed*/run.json")}
     if others := sorted(found - made_runs(plan).keys()):
         lines.append(f"not in the plan, so neither drawn nor counted: {some(others, MOST_NAMED)}")
+    if plan["device"] == "cpu" and not problems_only and compiler() is None:
+        lines.append(
+            f"no C++ compiler here ({COMPILERS}): CPU kernels are plain torch, slower; install one, such as g++"
+        )
     counted = ", ".join(f"{n} {state}" for state, n in counts.items())
     return "\n".join([*lines, "", f"scale {plan['scale']}: {counted}"])

@@ -16,7 +16,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.errors import UserError
-from formerlab.files import locked, replacing, write_text
+from formerlab.files import RECORD_HASH, locked, record_hash, replacing, write_text
 from formerlab.results import read
 from formerlab.results.read import KEYS, Objection, Record, Results
 from formerlab.results.schema import EXACT, UNPLANNED
@@ -165,6 +165,14 @@ def _replacing(target: Path) -> Iterator[Path]:
         os.replace(fresh, target)
 
 
+def _without_host(record: Record | None) -> Record | None:
+    """Return a record without the name of the machine, which is nobody else's business."""
+    if record is None or "host" not in record:
+        return record
+    told = {key: value for key, value in record.items() if key not in ("host", RECORD_HASH)}
+    return told | {RECORD_HASH: record_hash(told)} if RECORD_HASH in record else told
+
+
 def write_study(folder: Path, records: Sequence[Record], rows: Rows, stages: Stages) -> None:
     """Write a study into an empty folder."""
     import pyarrow as pa
@@ -172,7 +180,10 @@ def write_study(folder: Path, records: Sequence[Record], rows: Rows, stages: Sta
 
     runs = {record["id"]: record for record in records}
     owners = [*runs, *(owner for owner in stages if owner not in runs)]  # the study's own stages come last
-    lines = [{"id": owner, "record": runs.get(owner), "stages": stages.get(owner, {})} for owner in owners]
+    lines: list[dict[str, Any]] = []
+    for owner in owners:
+        of_stages = {stage: _without_host(record) for stage, record in stages.get(owner, {}).items()}
+        lines.append({"id": owner, "record": _without_host(runs.get(owner)), "stages": of_stages})
     write_text(folder / read.RECORDS, "".join(f"{json.dumps(line)}\n" for line in lines))
     for name, frame in rows.items():
         table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)

@@ -35,6 +35,10 @@ _CURVES = ("valid/loss_nats", "train/loss_nats")
 """The charts that stand first; MLflow adds one for every other metric below them."""
 
 
+_DAMAGED = ("disk image is malformed", "file is not a database")
+"""What SQLite says of a file that it cannot read."""
+
+
 def sync(root: Path, uri: str, figures: Path, *, weights: bool = False) -> dict[str, Any]:
     """Bring MLflow at `uri` up to date with the runs in `root` (results/<tree>/<scale>), those that train included.
 
@@ -64,7 +68,9 @@ def sync(root: Path, uri: str, figures: Path, *, weights: bool = False) -> dict[
         except UserError:
             raise
         except Exception as error:  # whatever MLflow, its database or the network throws
-            raise UserError(f"tracking at {uri} failed ({reason(error)}); results are complete, sync again") from None
+            damaged = uri.startswith("sqlite:") and any(words in str(error) for words in _DAMAGED)
+            remedy = f"delete {client_of(uri)[1]} and sync again" if damaged else "sync again"
+            raise UserError(f"tracking at {uri} failed ({reason(error)}); results are complete, {remedy}") from None
 
 
 def _sync(results: Results, training: list[dict[str, Any]], store: "_Store", figures: Path) -> dict[str, Any]:

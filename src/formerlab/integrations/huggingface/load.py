@@ -16,7 +16,7 @@ from formerlab.integrations.huggingface.causal_lm import CausalLM
 from formerlab.integrations.huggingface.modeling import FormerlabForCausalLM
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import short
-from formerlab.released import ReleasedModel, shown_place
+from formerlab.released import ReleasedModel, refuse_kernels, shown_place
 
 
 class Loaded(NamedTuple):
@@ -56,6 +56,7 @@ def load_causal_lm(arguments: dict[str, Any], *, device: str = "cpu", dtype: tor
     try:
         with redirect_stderr(io.StringIO()):
             config = AutoConfig.from_pretrained(**arguments, trust_remote_code=False)
+            refuse_kernels(config, name)
             with torch.device("meta"):
                 parameters = AutoModelForCausalLM.from_config(config, trust_remote_code=False).num_parameters()
             saved = getattr(config.get_text_config(decoder=True), "dtype", None)
