@@ -99,7 +99,9 @@ class LogHandler(LogHandlerBase):
         elif text.startswith("Exiting because a job"):
             self.close()  # what the Snakefile does after a failure comes below the bar
         elif warned and not text.startswith(SAID_TWICE):
-            self._say(self.format(record))
+            lines = self.format(record).splitlines()  # of an error of ours, the places in the rules are left out
+            ours = text.startswith("WorkflowError")
+            self._say("\n".join(line for line in lines if not (ours and line.startswith('  File "'))))
 
     def _tell(self, event: LogEvent, said: dict[str, Any]) -> None:
         """Show what happened to a job."""

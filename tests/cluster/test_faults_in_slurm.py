@@ -105,10 +105,12 @@ def test_a_job_that_waits_runs_the_plan_it_was_submitted_with_and_a_mistake_is_m
     laboratory.gate(mistaken, mistake="something to mend; mend it")
     overlay = laboratory.root / "tiny.yaml"
     before = overlay.read_text()
-    with waiting(patient, mistaken):
-        overlay.write_text(before.replace("steps: 8", "steps: 12"))
-    laboratory.ends(status=1)
-    overlay.write_text(before)
+    try:
+        with waiting(patient, mistaken):
+            overlay.write_text(before.replace("steps: 8", "steps: 12"))
+        laboratory.ends(status=1)
+    finally:
+        overlay.write_text(before)
     assert laboratory.bits(laboratory.results / patient) == laboratory.left_alone(patient)
     assert history(slurm, laboratory, patient, "State") == [("COMPLETED",)]
     assert history(slurm, laboratory, mistaken, "State") == [("FAILED",)]
@@ -117,9 +119,11 @@ def test_a_job_that_waits_runs_the_plan_it_was_submitted_with_and_a_mistake_is_m
 
 def test_a_job_whose_code_was_edited_while_it_waited_refuses_once(slurm, laboratory, waiting):
     (run,) = laboratory.runs[8:9]
-    with waiting(run):
-        laboratory.edit("src/formerlab/training/loop.py", "def train(", "CHANGED = 1\n\n\ndef train(")
+    path = laboratory.root / "src/formerlab/training/loop.py"
+    before = path.read_text()
     try:
+        with waiting(run):
+            path.write_text(before.replace("def train(", "CHANGED = 1\n\n\ndef train("))
         laboratory.ends(status=1)
         assert history(slurm, laboratory, run, "State") == [("FAILED",)]
         (said,) = laboratory.slurm_logs(run)
@@ -127,7 +131,7 @@ def test_a_job_whose_code_was_edited_while_it_waited_refuses_once(slurm, laborat
             f"error: train {run}: its code has changed since it was planned (training/loop.py); start snakemake" in said
         )
     finally:
-        laboratory.edit("src/formerlab/training/loop.py", "CHANGED = 1\n\n\n", "")
+        path.write_text(before)
 
 
 def test_after_the_head_was_killed_its_job_goes_on_and_nothing_is_started_twice_or_deleted(slurm, laboratory):
