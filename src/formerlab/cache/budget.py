@@ -24,6 +24,7 @@ class Scalar(Protocol):
     """A zero-dimensional number of numpy or torch."""
 
     ndim: int
+    dtype: Any
 
     def item(self) -> Any:
         """Return the value as a Python number."""
