@@ -152,7 +152,7 @@ assert not {"pandas", "matplotlib"} & set(sys.modules), "the catalogue must not 
 for drawing in drawings.values():
     import_module(drawing.module)
 for name in ("results.read", "statistics", "report.published", "tracking.mlflow", "tracking.rows", "results.export",
-             "report.headline", "report.write"):
+             "report.headline", "report.write", "report.claims.render", "report.ledger", "plan.arms", "data.any_data"):
     import_module(f"formerlab.{name}")
 print(sorted({"torch", "mlflow", "snakemake", "datasets"} & set(sys.modules)))
 """
