@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from formerlab.data import BytePairs, TokenizerFile
-from formerlab.data.text.tokenizer import END_OF_TEXT, Encoder, read_tokenizer
+from formerlab.data.text.encoder import Encoder
+from formerlab.data.text.tokenizer import END_OF_TEXT, read_tokenizer
 from formerlab.errors import UserError
 
 TEXTS = [document(seed) for seed in range(8)]

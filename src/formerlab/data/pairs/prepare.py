@@ -16,8 +16,9 @@ from formerlab.data.dataset import DataSpec
 from formerlab.data.manifest import MANIFEST
 from formerlab.data.pairs.sources import HubPairs, LinePairs, Pair, Phrases
 from formerlab.data.splitting import SPLITS, Split
+from formerlab.data.text.encoder import Encoder
 from formerlab.data.text.streams import writing
-from formerlab.data.text.tokenizer import BytePairs, Encoder, TokenizerFile, write_tokenizer
+from formerlab.data.text.tokenizer import BytePairs, TokenizerFile, write_tokenizer
 from formerlab.errors import UserError
 from formerlab.progress import Progress
 from formerlab.spec import Count, Size, fingerprint

@@ -13,10 +13,11 @@ from formerlab.data.manifest import MANIFEST, read_manifest
 from formerlab.data.splitting import SPLITS, Split
 from formerlab.data.text.documents import Corpus, Deduplicator, batches, training_sample, without_documents
 from formerlab.data.text.embedded import Embedded
+from formerlab.data.text.encoder import Encoder
 from formerlab.data.text.files import Files, Hub
 from formerlab.data.text.questions import FOLDER, write_questions
 from formerlab.data.text.streams import load_tokenizer, writing
-from formerlab.data.text.tokenizer import BytePairs, Encoder, Tokenizer, TokenizerOf, write_tokenizer
+from formerlab.data.text.tokenizer import BytePairs, Tokenizer, TokenizerOf, write_tokenizer
 from formerlab.data.threads import in_threads
 from formerlab.errors import UserError
 from formerlab.files import replacing

@@ -1,7 +1,5 @@
 """Tokenizers: BPE of bytes learned from training text, a file, or that of another data set or a released model."""
 
-import functools
-import json
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -191,68 +189,11 @@ def check_room(tokenizer: "HuggingFaceTokenizer", name: str, vocabulary: int | N
         raise UserError(f"{name}: needs {size} tokens, {more}")
 
 
-class Encoder:
-    """Turns texts into tokens, and counts the characters that have no token; several threads may share it.
+def encode(tokenizer: "HuggingFaceTokenizer", texts: list[str], end: int) -> list[np.ndarray]:
+    """Return the tokens of each text, followed by the token `end`."""
+    return arrays(tokenizer.encode_batch_fast(texts, add_special_tokens=False), end)
 
-    A character has no token where the tokenizer drops it or one of its bytes, or writes its unknown token instead.
-    White space does not count.
-    """
 
-    def __init__(self, path: Path, end: int, name: str = "tokenizer") -> None:
-        """Read the tokenizer at `path`, which messages call `name`; `end` is the token that follows each text."""
-        self._tokenizer, self._end, self._name = read_tokenizer(path), end, name
-        self._vocabulary = self._tokenizer.get_vocab()
-        settings = json.loads(self._tokenizer.to_str())
-        model = settings["model"]
-        self._byte_level = model["type"] == "BPE" and '"ByteLevel"' in json.dumps(
-            [settings["normalizer"], settings["pre_tokenizer"]]
-        )
-        fallback = {f"<0x{byte:02X}>" for byte in range(256)}
-        self._complete = model.get("byte_fallback", False) and fallback <= self._vocabulary.keys()
-        unknown = model.get("unk_token")
-        if model["type"] == "Unigram" and model["unk_id"] is not None:
-            unknown = model["vocab"][model["unk_id"]][0]
-        self._unknown: str | None = unknown if unknown in self._vocabulary else None
-
-    def __call__(self, texts: list[str]) -> tuple[list[np.ndarray], list[int]]:
-        """Return for each text its tokens and the end token, and how many of its characters have no token.
-
-        Raises UserError where the tokenizer has no token for a text and no unknown token either.
-        """
-        plain = self._complete or self._byte_level
-        try:
-            encode = self._tokenizer.encode_batch_fast if plain else self._tokenizer.encode_batch
-            encodings = encode(texts, add_special_tokens=False)
-        except Exception as error:  # the library raises bare Exception
-            raise UserError(f"{self._name}: {reason(error)}; give its vocabulary the token, or name another") from None
-        if self._byte_level:
-            lost = [sum(text.count(letter) for letter in set(text) if self._loses_byte_of(letter)) for text in texts]
-        else:
-            lost = [0] * len(texts) if plain else list(map(self._without_token, texts, encodings))
-        return [np.array([*encoding.ids, self._end], dtype=np.uint32) for encoding in encodings], lost
-
-    def notes(self, text: str, lost: int, characters: int) -> list[str]:
-        """Return a note on the characters of a text without a token. Raises UserError where these are most."""
-        if not lost:
-            return []
-        fate = "are dropped" if self._unknown is None else f"become the unknown token {self._unknown!r}"
-        what = (
-            f"{lost} of {characters} characters ({lost / characters:.2%}) of the {text} text have no token and {fate}"
-        )
-        if 2 * lost > characters:
-            raise UserError(f"{self._name}: {what}; name a tokenizer that was made for such text")
-        return [what]
-
-    @functools.lru_cache(maxsize=1 << 17)  # noqa: B019 it lives as long as the preparation
-    def _loses_byte_of(self, letter: str) -> bool:
-        from tokenizers.pre_tokenizers import ByteLevel
-
-        pieces = ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(letter)
-        return not letter.isspace() and any(byte not in self._vocabulary for piece, _ in pieces for byte in piece)
-
-    def _without_token(self, text: str, encoding: "Encoding") -> int:
-        tokens, unknown = zip(encoding.ids, encoding.offsets, strict=True), self._vocabulary.get(self._unknown or "")
-        starts, ends = np.array([span for token, span in tokens if token != unknown], int).reshape(-1, 2).T
-        size = len(text) + 1
-        depth = (np.bincount(starts, minlength=size) - np.bincount(ends, minlength=size)).cumsum()
-        return sum(not text[index].isspace() for index in np.flatnonzero(depth[:-1] == 0))
+def arrays(encodings: "Iterable[Encoding]", end: int) -> list[np.ndarray]:
+    """Return the tokens of each encoded text, followed by the token `end`."""
+    return [np.array([*encoding.ids, end], dtype=np.uint32) for encoding in encodings]
