@@ -50,12 +50,12 @@ def test_a_run_is_named_by_its_folder_or_by_its_id_where_one_scale_has_it(tmp_pa
     tokens = torch.arange(6).reshape(1, 6)
     for name in (folder, str(folder), "results/live/smoke/study/run/seed7", "study/run/seed7"):
         assert torch.equal(formerlab.load(name)(tokens), written(tokens))
-    with pytest.raises(UserError, match=r"study/run/seed8: no finished run there; python -m formerlab runs"):
+    with pytest.raises(UserError, match=r"study/run/seed8: no finished run; python -m formerlab runs"):
         formerlab.load("study/run/seed8")
     other = tmp_path / "results/live/laptop/study/run/seed7"
     other.mkdir(parents=True)
     write_run(other, MODELS["plain"])
-    with pytest.raises(UserError, match=r"more than one scale has this run; name results/live/laptop/.* or results/"):
+    with pytest.raises(UserError, match=r"several scales have this run; name results/live/laptop/.* or results/"):
         formerlab.load("study/run/seed7")
 
 
@@ -78,6 +78,6 @@ def test_other_weights_than_those_recorded_are_refused(damage, tmp_path):
     write_run(tmp_path, MODELS["plain"])
     path = tmp_path / "weights.safetensors"
     path.write_bytes(damage(path.read_bytes()))
-    message = "not the weights that run.json describes; delete this file and train study/run/seed7 again"
+    message = "not the weights of run.json; delete this file and train study/run/seed7 again"
     with pytest.raises(UserError, match=message):
         load_model(tmp_path)

@@ -66,7 +66,7 @@ def test_an_exported_run_is_named_by_its_id_at_any_scale(finished, tmp_path, mon
     (tmp_path / "results/live/smoke").symlink_to(finished.parents[2])
     assert main(["export-huggingface", "study/run/seed0", "--out", "out"]) == 0
     assert (tmp_path / "out/model.safetensors").is_file()
-    assert "no finished run there" in refused(capsys, "export-huggingface", "study/run/seed1", "--out", "out")
+    assert "no finished run" in refused(capsys, "export-huggingface", "study/run/seed1", "--out", "out")
     (tmp_path / "results/live/laptop").symlink_to(finished.parents[2])
     line = refused(capsys, "export-huggingface", "study/run/seed0", "--out", "out")
     assert "name results/live/laptop/study/run/seed0 or results/live/smoke/study/run/seed0" in line

@@ -149,7 +149,7 @@ def test_a_run_that_cannot_be_split_is_named(project):
     old = held | {"small.runs.child.growth.old_tokens": "freeze"}
     assert "sharded=true, but growth.old_tokens needs whole tensors" in project.mistake(set=old)
     carried = held | {"small.runs.child.growth.optimizer": "carry"}
-    assert "parent/seed0: scale.sharded=true, but a run that hands its optimizer on" in project.mistake(set=carried)
+    assert "parent/seed0: scale.sharded=true, but a run whose optimizer is carried over" in project.mistake(set=carried)
 
 
 def test_a_gpu_gets_workers_as_its_node_has_them_and_the_hours_follow():

@@ -214,7 +214,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(damage, data, 
     trained(RUN, data, tmp_path)
     said = capsys.readouterr().err
     assert f"{path}: broken" in said
-    assert "going on from the one before it, previous.pt" in said
+    assert "resuming from the previous checkpoint, previous.pt" in said
     assert "continuing after step 3" in said
     assert bits(tmp_path) == whole
 

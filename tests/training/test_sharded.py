@@ -127,7 +127,7 @@ def test_processes_that_split_a_diverging_run_agree_on_its_end(data, tmp_path):
 
 def test_what_needs_whole_tensors_is_named_by_its_key():
     assert processes.unsplittable(small()) is None
-    assert "hands its optimizer on" in processes.unsplittable(small(), carried=True)
+    assert "optimizer is carried over" in processes.unsplittable(small(), carried=True)
     for key, changes in {
         "optimizer.mixing_start_step": {"optimizer": AdamW(mixing_start_step=2)},
         "growth.optimizer=carry": {"init": "parent", "growth": Growth(optimizer="carry")},

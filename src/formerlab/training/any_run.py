@@ -1,4 +1,4 @@
-"""AnyRun: a run that can be measured, which trains a model or reads a released one."""
+"""AnyRun: the base of runs that train a model and of runs that evaluate a released model."""
 
 from typing import Annotated, Any, Literal
 
@@ -14,64 +14,64 @@ class AnyRun(Spec):
     """A run of a study on a data set."""
 
     study: Name
-    """Study that the run belongs to."""
+    """Name of the study."""
     name: Name
     """Name of the run within its study."""
     seed: Seed = 0
     """Seed of initial values, batches and dropout; always 0 for a released model."""
     data: Name = "text"
-    """Name of the data set, as the scale defines it."""
+    """Name of the data set in the scale."""
     model: Any
     """The model."""
 
     @property
     def id(self) -> str:
-        """The run's name in the whole project, which is also its folder."""
+        """The unique id of the run, which is also its folder."""
         return f"{self.study}/{self.name}/seed{self.seed}"
 
     @property
     def tokens(self) -> int:
-        """Tokens that are predicted."""
+        """Number of predicted tokens."""
         raise NotImplementedError
 
     @property
     def forward_flops(self) -> int:
-        """FLOPs of a token, forward."""
+        """FLOPs of the forward pass per token."""
         raise NotImplementedError
 
     @property
     def measured_in(self) -> str:
-        """Type of the products when the model is measured: our own models compute in float32."""
+        """Precision of matrix products when the model is evaluated; our own models use float32."""
         return "float32"
 
 
 class Pretrained(Sizes):
-    """A released model as plans, records and readers of rows know it."""
+    """A released model in plans and records."""
 
     kind: Literal["released"] = "released"
     name: Name
-    """Its name at the scale."""
+    """Name of the model in the scale."""
     source: ReleasedModel
-    """Its files, and the type of its weights in memory."""
+    """Files of the model, and the dtype of its weights in memory."""
 
 
 class ReleasedRun(AnyRun):
-    """A run that trains nothing: a released model, whose loss is measured on held-out text of its own tokens."""
+    """A run without training: evaluates a released model on held-out text, tokenized by the model's tokenizer."""
 
     model: Pretrained
-    """What the plan knows of the model, whose tokenizer is that of the data set."""
+    """The model; the data set uses its tokenizer."""
     released: Name
-    """The model, by its name below `released` of the scale."""
+    """Key of the model below `released` in the scale."""
     dtype: Dtype | None = None
-    """Type of its weights, where it differs from what the scale says of the model."""
+    """Dtype of the weights; default the scale's setting for the model."""
     context: Size = 512
-    """Tokens predicted in a window of the held-out text."""
+    """Predicted tokens per window of the held-out text."""
     windows: Count = 128
-    """Windows at most, evenly spread over it."""
+    """Upper limit of windows, evenly spaced over the held-out text."""
 
     @property
     def tokens(self) -> int:
-        """Tokens that loading predicts on the held-out text, at most."""
+        """Upper limit of tokens predicted on the held-out text."""
         return self.windows * self.context
 
     @property

@@ -1,7 +1,7 @@
-"""The checkpoint of a run in progress: one file, replaced whole, that says which run it belongs to.
+"""Checkpoints of a run in progress: one atomically written file that records the identity of the run.
 
-Tensors that are split over processes are gathered for it, so any number of processes can go on from it. The checkpoint
-before the last stays beside it, in case the disk damages the last.
+Sharded tensors are gathered, so any number of processes can resume. The previous checkpoint is kept in case the last
+one is damaged.
 """
 
 import os
@@ -20,15 +20,15 @@ from formerlab.training.record import SUPERSEDED
 
 Content = dict[str, Any]
 PREVIOUS = "previous.pt"
-"""The checkpoint before the last, beside it."""
+"""File name of the previous checkpoint."""
 
 
 class DamagedFile(UserError):
-    """A file does not hold what was written into it."""
+    """The content of a file is damaged."""
 
 
 def save_checkpoint(path: Path, content: Content, belongs_to: dict[str, str]) -> None:
-    """Write a checkpoint; the one before it stays, whole. Raises NoRoom where the disk is full."""
+    """Write a checkpoint and keep the previous one. Raises NoRoom if the disk is full."""
     with replacing(path) as temporary:
         torch.save({"belongs_to": belongs_to, "state": content}, temporary)
         if path.exists():
@@ -36,11 +36,11 @@ def save_checkpoint(path: Path, content: Content, belongs_to: dict[str, str]) ->
 
 
 def found_checkpoint(path: Path, belongs_to: dict[str, str]) -> Content | None:
-    """Return the checkpoint to go on from, if there is one; a broken one or that of another run is set aside."""
+    """Return the checkpoint to resume from, or None; move a damaged checkpoint or one of another run aside."""
     with processes.first_in_turn():
-        if processes.rank() == 0:  # it writes already when the others come here
+        if processes.rank() == 0:  # rank 0 only, because it may write already when the others arrive
             for left in path.parent.glob(".*.tmp"):
-                left.unlink()  # half a checkpoint of a killed process
+                left.unlink()  # incomplete checkpoint of a killed process
         try:
             return load_checkpoint(path, belongs_to)
         except UserError as error:
@@ -52,19 +52,19 @@ def found_checkpoint(path: Path, belongs_to: dict[str, str]) -> Content | None:
 
 
 def load_checkpoint(path: Path, belongs_to: dict[str, str]) -> Content | None:
-    """Read a checkpoint of exactly this run (same spec, data, code and initial weights), if there is one.
+    """Read the checkpoint of this run (same spec, data, code and initial weights), or return None without one.
 
-    Where the file is damaged or missing, the one before it is read, with a warning. Raises UserError where both are
-    damaged, or where it belongs to another run; the message names what differs.
+    If the last checkpoint is damaged or missing, the previous one is read, with a warning. Raises UserError if both are
+    damaged, or if the checkpoint belongs to another run; the message names the differences.
     """
     present = [one for one in (path, path.with_name(PREVIOUS)) if one.exists()]
-    for one in present:  # a process killed between the two renamings of a save leaves the one before alone
+    for one in present:  # a process that was killed between the two renames of a save leaves only the previous one
         try:
             content = load_tensors(one, {"belongs_to", "state"}, "its steps are lost")
         except DamagedFile as error:
             if one == present[-1]:
                 raise
-            print(f"{error}; going on from the one before it, {PREVIOUS}", file=sys.stderr)
+            print(f"{error}; resuming from the previous checkpoint, {PREVIOUS}", file=sys.stderr)
             continue
         if differing := differences(content["belongs_to"], belongs_to):
             raise UserError(f"{one}: checkpoint of another run ({differing})")
@@ -73,10 +73,10 @@ def load_checkpoint(path: Path, belongs_to: dict[str, str]) -> Content | None:
 
 
 def load_tensors(path: Path, keys: set[str], remedy: str) -> Content:
-    """Read a mapping with these keys that `torch.save` wrote, tensors and plain values only.
+    """Read a mapping with these keys that `torch.save` wrote; only tensors and plain values are loaded.
 
-    Tensors are mapped, so that processes which read one file hold it once; its checksums are tested before. Raises
-    DamagedFile where there is no whole file of that kind.
+    The checksums of the file are verified. Tensors are memory-mapped, so that processes share the memory. Raises
+    DamagedFile if the file is damaged or has other keys; `remedy` ends the message.
     """
     try:
         with zipfile.ZipFile(path) as file:
@@ -92,6 +92,6 @@ def load_tensors(path: Path, keys: set[str], remedy: str) -> Content:
 
 
 def differences(found: dict[str, str], wanted: dict[str, str]) -> str:
-    """Say in which of spec, data, code and initial weights two runs differ; nothing where they are the same."""
+    """Describe the differences of spec, data, code and initial weights of two runs; empty if they are equal."""
     keys = [key for key in sorted(found | wanted) if found.get(key) != wanted.get(key)]
     return ", ".join(f"{key} {found.get(key)} there, {wanted.get(key)} here" for key in keys)

@@ -23,29 +23,29 @@ from formerlab.training.state import State
 from formerlab.training.step import Steps, precision
 
 BETWEEN_SAVES = 30.0
-"""Time between two checkpoints over that of saving one: saving stops training, for 3 % of the time at most."""
+"""Minimum ratio of the time between checkpoints to the time of saving one; saving takes at most 3 % of the time."""
 
 
 @dataclass
 class Hooks:
-    """What the loop asks of its surroundings."""
+    """Callbacks of the training loop."""
 
     save: Callable[[State], None]
     """Write a checkpoint."""
     stop: Callable[[], str | None]
-    """Return the reason to stop now, if there is one."""
+    """Return the reason to stop now, or None."""
     checkpoint_seconds: float = 60.0
-    """Least time between two checkpoints; 0 saves after every step."""
+    """Minimum time between two checkpoints; 0 saves after every step."""
 
     def __post_init__(self) -> None:
         self._next, self.due = time.monotonic() + self.checkpoint_seconds, False
         self._asked, self._questions, self.longest = 0.0, 0, 0.0
 
     def asked(self) -> str | None:
-        """Return the reason to stop now, if there is one; all processes agree on it, and on whether a save is `due`.
+        """Return the reason to stop now, or None; all processes agree on it and on whether a checkpoint is `due`.
 
-        `longest` is the longest time between two questions, which hold a step, a validation or a part of the test; the
-        first step compiles and does not count.
+        Also updates `longest`, the longest time between two calls. Between two calls lies a step, a validation or a
+        group of test examples; the first step compiles and does not count.
         """
         now, self._questions = time.monotonic(), self._questions + 1
         if self._questions > 2:
@@ -53,10 +53,10 @@ class Hooks:
         self._asked = now
         reason = self.stop()
         stops, self.due = processes.any_wants(reason is not None, time.monotonic() >= self._next)
-        return reason or ("another process was asked to" if stops else None)
+        return reason or ("another process was asked to stop" if stops else None)
 
     def write(self, state: State) -> None:
-        """Write a checkpoint if one is due, unless the run is about to diverge: then the last good one stays."""
+        """Write a checkpoint if one is due and all weights are finite."""
         if not self.due:
             return
         began = time.monotonic()
@@ -77,14 +77,17 @@ class Hooks:
 def train(
     run: Run, state: State, train_data: Any, valid_data: Any, hooks: Hooks, start: DataPosition = START
 ) -> int | None:
-    """Train to the last step and return nothing, or the step at which the run diverged.
+    """Train to the last step; return None, or the step at which the run diverged.
 
-    It has diverged when the loss or gradient of a step is not finite, or, where a row is due, the weights or validation
-    loss after it. Such a step writes no row, unless it was the validation loss: then the step's rows of training stay.
-    Weights that are not finite are never saved.
-    Every step is pure in (run, start, step): its batch, learning rate and dropout depend on nothing else, so a run that
-    was interrupted and goes on from a checkpoint ends with the same bits. `start` is where its ancestors ended.
-    Raises StoppedEarly when `hooks.stop` gave a reason; the state is saved.
+    A run diverges if the loss or gradient of a step is not finite, or if the weights or the validation loss are not
+    finite at a step that writes metrics. Such a step writes no metrics, except that its training metrics remain if only
+    the validation loss is not finite. Weights that are not finite are never saved.
+
+    Each step is a pure function of (run, start, step): its batch, learning rate and dropout depend on nothing else. A
+    run that is interrupted and resumed therefore gives bit-identical results on the same device. `start` is the
+    position in the data at which the run's ancestors ended.
+
+    Raises StoppedEarly after saving the state if `hooks.stop` returns a reason.
     """
     steps, valid = Steps(run, state, train_data, start), run.task.valid_batches(valid_data)
     if not state.rows["eval"] and not _validate(run, steps.model, state, valid):

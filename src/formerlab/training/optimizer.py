@@ -1,4 +1,4 @@
-"""The optimizer and its parameter groups."""
+"""Optimizers and their parameter groups."""
 
 import inspect
 from typing import Annotated, Any, Literal, cast
@@ -13,9 +13,7 @@ from formerlab.torchvision_shim import ensure_torchvision_imports
 
 
 class FusedAdamW(torch.optim.AdamW):
-    """torch's AdamW. Its methods import the compiler to keep out of it, which takes a second of every process that
-    compiles nothing; here they are those beneath.
-    """
+    """torch's AdamW with undecorated methods; torch's decorators import the compiler, which takes a second."""
 
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
     zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
@@ -25,17 +23,17 @@ class FusedAdamW(torch.optim.AdamW):
 
 
 class MuonAndAdamW(FusedAdamW):
-    """AdamW for most groups; torch's Muon for those with a momentum."""
+    """AdamW, and torch's Muon for the parameter groups with a momentum."""
 
     muon: torch.optim.Optimizer
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take over a state; AdamW's own way looks for its moments in every group."""
+        """Restore a state; AdamW's method would expect its moments in every group."""
         torch.optim.Optimizer.__setstate__(self, state)
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
-        """Take a step of all groups; where `found_inf` is 1 it changes no weight."""
+        """Step all groups; if `found_inf` is 1, no weight changes."""
         groups, bad = self.param_groups, cast(Tensor | None, getattr(self, "found_inf", None))
         self.muon.state, self.muon.param_groups = self.state, [group for group in groups if "momentum" in group]
         weights = [weight for group in self.muon.param_groups for weight in group["params"]]
@@ -55,32 +53,32 @@ Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class AdamW(Spec):
-    """Adam with decoupled weight decay (arXiv:1711.05101, algorithm 2), fused where torch has it."""
+    """Adam with decoupled weight decay (arXiv:1711.05101, algorithm 2), torch's fused implementation."""
 
     kind: Literal["adamw"] = "adamw"
     lr: Annotated[float, Field(ge=1e-12, le=10.0)] = 6.0e-4
-    """Peak learning rate, which the schedule multiplies."""
+    """Peak learning rate; the schedule multiplies it by a factor."""
     beta1: Beta = 0.9
     """Decay of the first moment."""
     beta2: Beta = 0.95
     """Decay of the second moment."""
     eps: Epsilon = 1.0e-8
-    """Added to the root of the second moment."""
+    """Added to the square root of the second moment."""
     weight_decay: Annotated[float, Field(ge=0.0, le=10.0)] = 0.1
-    """Decoupled decay of matrices; vectors (gains, biases) are not decayed."""
+    """Decoupled weight decay of matrices; vectors (gains, biases) have none."""
     decay_mixing: bool = True
-    """Decay the mixing weights of depth mixers as well, as the official code of DenseFormer does; but never those that
-    the mixer's own paper leaves alone."""
+    """Apply weight decay to the mixing weights of depth mixers, as DenseFormer's official code does, except where the
+    paper of the mixer excludes them."""
     mixing_lr_factor: Annotated[float, Field(gt=0.0, le=1000.0)] = 1.0
-    """Learning rate of the depth mixer's weights, as a multiple of the others'; 1 in the code of DenseFormer."""
+    """Factor of the learning rate of mixing weights; 1 in DenseFormer's code."""
     mixing_start_step: AnyCount = 0
-    """Steps that the depth mixer's weights wait at their initial values before they are trained (arXiv:2402.02622,
-    Table 5): no gradient, no moments, no decay, no part in the clipped norm."""
+    """First step that trains the mixing weights (arXiv:2402.02622, Table 5). Before it they keep their initial values,
+    without gradient, moments or weight decay, and do not enter the gradient norm."""
     clip: Annotated[float, Field(ge=0.0, le=1e6)] = 1.0
-    """Largest gradient norm; 0 turns clipping off."""
+    """Maximum gradient norm; 0 disables clipping."""
 
     def build(self, model: nn.Module) -> torch.optim.AdamW:
-        """Return the optimizer over the model's parameters in their groups."""
+        """Return the optimizer of the model's parameter groups."""
         return FusedAdamW(self.groups(model), **self._settings)
 
     @property
@@ -88,9 +86,9 @@ class AdamW(Spec):
         return {"lr": self.lr, "betas": (self.beta1, self.beta2), "eps": self.eps, "fused": True}
 
     def groups(self, model: nn.Module) -> list[dict[str, Any]]:
-        """Return the parameters in groups: decayed, not decayed, mixing weights.
+        """Return the parameter groups: with weight decay, without weight decay, mixing weights.
 
-        A fourth holds the mixing weights that are never decayed, where there are any.
+        A fourth group holds mixing weights that never have weight decay, if there are any.
         """
         matrices, vectors, mixing, static = (list[nn.Parameter]() for _ in range(4))
         exempt = self.exempt(model)
@@ -104,14 +102,14 @@ class AdamW(Spec):
         return [{"params": group, "weight_decay": decay, "lr_factor": factor} for group, decay, factor in rows]
 
     def exempt(self, model: nn.Module) -> set[str]:
-        """Return the names of parameters that are never decayed, whatever their shape."""
+        """Return the names of parameters that never have weight decay."""
         names: set[str] = getattr(getattr(model, "mixer", None), "no_weight_decay", set)()
         return {f"mixer.{name}" for name in names}
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, factor: float) -> None:
-        """Set the learning rates of a step (0-based), and whether the mixing weights take part in it.
+        """Set the learning rates of a step (from 0), and whether the step trains the mixing weights.
 
-        `factor` is what the schedule says. Pure in the step, so a resumed run needs no other state.
+        `factor` is the schedule's factor. The result depends only on the step, so resuming needs no other state.
         """
         for group in optimizer.param_groups:
             group["lr"] = self.lr * factor * group["lr_factor"]
@@ -120,16 +118,16 @@ class AdamW(Spec):
 
 
 class LayerwiseAdamW(AdamW):
-    """AdamW as image models use it: it leaves alone what the model says is not to be decayed (class token, positions),
-    and its learning rate may fall from the head towards the first layer (arXiv:2003.10555, appendix B).
+    """AdamW for image models: no weight decay for class token and positions, and optional layer-wise learning-rate
+    decay from the head to the first layer (arXiv:2003.10555, appendix B).
     """
 
     kind: Literal["adamw_layerwise"] = "adamw_layerwise"  # type: ignore[assignment]
     layer_decay: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Factor of the learning rate from a layer to the one before it; 1 for training from scratch."""
+    """Ratio of the learning rates of neighbouring layers; 1 for training from scratch."""
 
     def groups(self, model: nn.Module) -> list[dict[str, Any]]:
-        """Return AdamW's groups, each by timm's rule split into layers where their rates differ."""
+        """Return AdamW's groups, split by timm's rule into layers with equal learning rates."""
         groups = super().groups(model)
         if self.layer_decay == 1:
             return groups
@@ -153,21 +151,18 @@ class LayerwiseAdamW(AdamW):
 
 
 class Muon(AdamW):
-    """W <- W - lr (0.2 sqrt(max(d_in, d_out)) O + decay W) for matrices of blocks, O being torch.optim.Muon's
-    orthogonalised momentum, and AdamW for all else (arXiv:2502.16982, section 2.2).
+    """W <- W - lr (0.2 sqrt(max(d_in, d_out)) O + decay W) for matrices of blocks, with the orthogonalised momentum O
+    of torch.optim.Muon, and AdamW for all other parameters (arXiv:2502.16982, section 2.2).
 
-    The factor gives O the size of AdamW's update, so that one learning rate and one decay serve both.
+    The factor gives O the size of AdamW's update, so both use the same learning rate and weight decay.
     """
 
     kind: Literal["muon"] = "muon"  # type: ignore[assignment]
     momentum: Beta = 0.95
-    """Muon's decay of the momentum."""
+    """Momentum of Muon."""
 
     def build(self, model: nn.Module) -> torch.optim.AdamW:
-        """Return the optimizer over AdamW's groups; Muon takes the matrices of blocks.
-
-        Raises UserError for a torch before 2.9, which has no Muon.
-        """
+        """Return the optimizer, with Muon for the matrices of blocks. Raises UserError for torch before 2.9."""
         if not hasattr(torch.optim, "Muon"):
             raise UserError(f"optimizer.kind: muon needs torch 2.9 or newer, this is {torch.__version__}; take adamw")
         blocks = ("blocks.", "encoder.", "decoder.")

@@ -1,11 +1,11 @@
-"""How several processes train one run: torchrun starts them, one per GPU.
+"""Training one run with several processes that torchrun starts, one per GPU.
 
-They share out the parts of a step; each makes and works on its own, gradients are summed, and all take the same
-optimizer step. Global batch, learning rate, dropout and the order of the data are those of one process, so losses
-differ by the order of sums alone. Every process holds the whole model (torch's DDP), or, where that does not fit on
-one GPU, a part of each of its tensors (torch's FSDP2): then weights, gradients and moments are split along their first
-axis, and the weights of a block are gathered before it computes and let go after it. The processes are told by their
-environment: how many there are, and whether tensors are split, is no part of what a run is.
+The processes divide the micro-batches of a step among them, sum the gradients and take the same optimizer step. Global
+batch, learning rate, dropout and data order do not depend on the number of processes, so losses differ only by the
+order of sums. Each process has the whole model (torch's DDP) or, if the model does not fit on one GPU, a shard of each
+tensor (torch's FSDP2): weights, gradients and moments are split along their first dimension, and the weights of a block
+are gathered for its computation. The environment sets the number of processes and sharding; the spec of a run does not
+contain them.
 """
 
 import os
@@ -32,7 +32,7 @@ own default; gloo's is 30 minutes."""
 
 @contextmanager
 def joined(device: str) -> Iterator[str]:
-    """Join the processes that torchrun started, if it did, and yield this one's device."""
+    """Join the process group if torchrun started several processes, and yield the device of this process."""
     if world_size() == 1:
         yield device
         return
@@ -49,9 +49,9 @@ def joined(device: str) -> Iterator[str]:
 
 
 def world_size() -> int:
-    """Return how many processes torchrun started, 1 without it.
+    """Return the number of processes that torchrun started, or 1 without torchrun.
 
-    Raises UserError where WORLD_SIZE is no such number, or the variables that torchrun sets with it are missing.
+    Raises UserError if WORLD_SIZE is not a positive number, or if other variables of torchrun are missing.
     """
     size = variable("WORLD_SIZE") or "1"
     if not size.isdecimal() or int(size) == 0:
@@ -68,23 +68,26 @@ def count() -> int:
 
 
 def rank() -> int:
-    """Return the number of this process; the first, 0, writes the files."""
+    """Return the rank of this process; rank 0 writes the files."""
     return distributed.get_rank() if distributed.is_initialized() else 0
 
 
 def sharded() -> bool:
-    """Say whether tensors are split over the processes."""
+    """Return whether tensors are sharded over the processes."""
     return os.environ.get(SHARDED) == "1" and count() > 1
 
 
 def unsplittable(run: Run, *, carried: bool = False) -> str | None:
-    """Return what of a run works on whole tensors only, if anything does; `carried` is its optimizer by another run."""
+    """Return the first setting of a run that does not support sharded tensors, or None.
+
+    `carried` says that another run carries on the optimizer of this run.
+    """
     growth = run.growth or Growth()
     reasons = {
         f"model.kind={run.model.kind}": run.model.kind != "decoder",
         "growth.optimizer=carry": growth.optimizer == "carry",
         "growth.old_tokens": growth.old_tokens != "train",
-        "a run that hands its optimizer on (growth.optimizer=carry)": carried,
+        "a run whose optimizer is carried over (growth.optimizer=carry)": carried,
         "optimizer.kind=muon": isinstance(run.optimizer, Muon),
         "optimizer.mixing_start_step": run.optimizer.mixing_start_step > 0,
     }
@@ -92,26 +95,26 @@ def unsplittable(run: Run, *, carried: bool = False) -> str | None:
 
 
 def placed(model: nn.Module, device: str, precision: str) -> nn.Module:
-    """Return the model on its device: whole, or where tensors are split this process's parts of it.
+    """Move the model to the device, whole or as the shards of this process.
 
-    A model built on the meta device has memory there, but no values yet.
+    A model from the meta device gets memory, but its parameters keep undefined values.
     """
     if sharded():
         _split(model, device, precision)
     if any(weight.is_meta for weight in model.parameters()):
         model.to_empty(device=device)
         for part in model.modules():
-            if part._non_persistent_buffers_set:  # tables, which no state dict holds
+            if part._non_persistent_buffers_set:  # tables that are not in the state dict
                 part.reset_parameters()  # type: ignore[operator]
     return model.to(device)
 
 
 def _split(model: Any, device: str, precision: str) -> None:
-    """Leave this process its parts of the model's tensors.
+    """Shard the tensors of a model with FSDP2.
 
-    A decoder is split block by block, and the rest of it is one part more. Under bfloat16 the weights of a block are
-    gathered in it, as their products want them; its norms and the rest stay float32, like the stream between blocks.
-    Gradients are summed in float32 in any case.
+    Each block of a decoder is one FSDP unit, and the remaining parameters are another. In bfloat16 runs the weights of
+    a block are gathered in bfloat16; norms, the remaining parameters and the residual stream stay float32. Gradients
+    are summed in float32.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -126,14 +129,14 @@ def _split(model: Any, device: str, precision: str) -> None:
     fully_shard(model, mesh=mesh)
     for part in model.modules():
         if isinstance(part, FSDPModule):
-            part.set_gradient_divide_factor(1.0)  # summed: losses are divided by the number of parts already
+            part.set_gradient_divide_factor(1.0)  # sum: losses are already divided by the number of micro-batches
             part.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sums
 
 
 def summing_gradients(model: nn.Module, *, some_rest: bool) -> nn.Module:
-    """Return what to call in the model's place, so that backward sums its gradients over the processes as it goes.
+    """Wrap the model in DDP, so that the backward pass sums the gradients over processes.
 
-    `some_rest` says that some weights have no part in some steps. A model that is split sums by itself.
+    `some_rest` says that some parameters have no gradient in some steps. Sharded models need no wrapper.
     """
     if count() == 1 or sharded():
         return model
@@ -146,14 +149,14 @@ def summing_gradients(model: nn.Module, *, some_rest: bool) -> nn.Module:
         summed: torch.futures.Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
         return summed
 
-    called.register_comm_hook(None, total)  # it would take the mean: losses are divided by the number of parts already
+    called.register_comm_hook(None, total)  # sum instead of mean: losses are divided by the number of micro-batches
     return called
 
 
 def of_part(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
-    """Return the context of a part of a step: gradients are summed over the processes after the last alone.
+    """Return the context of a micro-batch: DDP sums gradients over processes after the last micro-batch only.
 
-    Those of a split model are summed after every part, since they would be whole in every process between two.
+    Sharded models sum after every micro-batch, because unsummed gradients would not be sharded.
     """
     if isinstance(model, nn.parallel.DistributedDataParallel) and not last:
         return model.no_sync()  # type: ignore[no-untyped-call,no-any-return]
@@ -161,9 +164,9 @@ def of_part(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
 
 
 def any_wants(*wishes: bool) -> list[bool]:
-    """Say of every wish whether any process has it: all of them stop, or save, after the same step.
+    """Return, for every condition, whether it is true in any process, so that all stop or save after the same step.
 
-    They talk over the network, not through their GPUs, so no process waits for a GPU.
+    The exchange uses gloo on the CPU, so no process waits for a GPU.
     """
     if count() == 1:
         return list(wishes)
@@ -173,13 +176,13 @@ def any_wants(*wishes: bool) -> list[bool]:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return a tensor, or a number that every process holds its parts' share of, whole."""
-    gather: Any = getattr(tensor, "full_tensor", None)  # which only split ones have
+    """Return the full tensor of a sharded tensor or partial sum; other tensors are returned unchanged."""
+    gather: Any = getattr(tensor, "full_tensor", None)  # only DTensors have it
     return tensor if gather is None else gather()
 
 
 def whole_tensors(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return nested mappings with whole tensors in place of split ones, on the CPU of the first process alone."""
+    """Replace sharded tensors in nested mappings by full tensors, on the CPU of rank 0 only."""
     if not sharded():
         return tree
     from torch.distributed.tensor import DTensor
@@ -194,7 +197,7 @@ def whole_tensors(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def part(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return this process's part of a whole tensor, split as another of its shape is."""
+    """Return this process's shard of a full tensor, with the sharding of `like`."""
     if not sharded():
         return tensor
     from torch.distributed.tensor import DTensor, distribute_tensor
@@ -205,7 +208,7 @@ def part(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def gathered(rows: Any) -> list[Any]:
-    """Return what every process has, in their order."""
+    """Return the objects of all processes in rank order."""
     if count() == 1:
         return [rows]
     found = [None] * count()
@@ -215,7 +218,7 @@ def gathered(rows: Any) -> list[Any]:
 
 @contextmanager
 def first_in_turn() -> Iterator[None]:
-    """Let the first process do the block before the others do it."""
+    """Run the block in rank 0 first, then in the other processes."""
     if rank() > 0:
         distributed.barrier()
     yield
@@ -224,6 +227,6 @@ def first_in_turn() -> Iterator[None]:
 
 
 def wait_for_all() -> None:
-    """Wait until every process is here."""
+    """Wait for all processes."""
     if count() > 1:
         distributed.barrier()

@@ -1,4 +1,4 @@
-"""Where a result comes from: code, versions, the machine, and what that can do."""
+"""Provenance of a result: code, versions, machine, and the machine's peak speed and memory."""
 
 import functools
 import platform
@@ -18,16 +18,16 @@ from formerlab.spec import fingerprint
 
 
 def now() -> str:
-    """Return the present moment, ISO 8601, UTC."""
+    """Return the current time in ISO 8601, UTC."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 @functools.cache
 def git_state() -> dict[str, str | None]:
-    """Return commit and, where tracked files differ from it, a hash of the difference.
+    """Return the commit, and a hash of the changes to tracked files, if there are any.
 
-    Rows and pictures are left out: they say what earlier runs found, and nothing that trains reads them. Both are empty
-    where no repository holds this very file: an installed package may lie in a folder of some other one.
+    Results and figures are ignored, because training does not read them. Both values are None if this file is not
+    tracked by a repository; an installed package may be inside the repository of another project.
     """
     file = Path(__file__).resolve()
     try:
@@ -51,14 +51,14 @@ def _git(folder: Path, *words: str) -> str:
 
 
 def versions(*further: str) -> dict[str, str]:
-    """Return the versions that a result depends on, those of `further` packages included, as far as they are here."""
+    """Return the versions of Python, of the packages that a result depends on, and of `further` installed packages."""
     packages = ("formerlab", "torch", "numpy", "pydantic", "tokenizers", "safetensors", *further)
     found = {package: found.version for package in packages for found in distributions(name=package)}
     return {"python": platform.python_version()} | found
 
 
 def device_name(device: torch.device) -> str:
-    """Return the name of the processor that computes."""
+    """Return the name of the CPU or GPU."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
@@ -69,7 +69,7 @@ def device_name(device: torch.device) -> str:
 
 
 def circumstances(device: str | torch.device, *packages: str) -> dict[str, Any]:
-    """Return what every record says of where and when it was made, with the versions of further packages."""
+    """Return the device, host, git state, versions and time that every record contains."""
     return {
         "device": device_name(torch.device(device)),
         "host": socket.gethostname(),
@@ -80,18 +80,17 @@ def circumstances(device: str | torch.device, *packages: str) -> dict[str, Any]:
 
 
 def matmul_flops_per_s(device: str | torch.device = "cpu", precision: str = "float32") -> float:
-    """Measure the fastest product of two square matrices on one device, in FLOP per second.
+    """Measure the peak speed of square matrix products on one device, in FLOP per second.
 
-    `precision` is that of a run's products, float32 or bfloat16. Matrices are so large that starting a product costs
-    nothing. This is what the device reaches at best with the threads it was given, and as a peak it stands in
-    `model_flops_utilisation`.
+    `precision` is float32 or bfloat16. The matrices are large enough to hide launch overhead. The result is the peak
+    with the current number of threads, and `model_flops_utilisation` uses it.
     """
     device = torch.device(device)
-    size, in_a_row = (4096, 8) if device.type == "cuda" else (1024, 1)  # so that waiting for a GPU costs nothing either
+    size, in_a_row = (4096, 8) if device.type == "cuda" else (1024, 1)  # several products per synchronisation
     wait: Any = functools.partial(torch.cuda.synchronize, device) if device.type == "cuda" else int
     left, right = (torch.randn(size, size, device=device, dtype=getattr(torch, precision)) for _ in range(2))
     best, spent = float("inf"), 0.0
-    torch.matmul(left, right)  # the first product pays for allocations and for choosing a kernel
+    torch.matmul(left, right)  # warm-up
     while spent < 0.05:
         wait()
         began = time.perf_counter()
@@ -104,18 +103,18 @@ def matmul_flops_per_s(device: str | torch.device = "cpu", precision: str = "flo
 
 
 def model_flops_utilisation(flops: float, seconds: float, flops_per_s: float, devices: int = 1) -> float:
-    """Return the share of the peak of so many devices that training reached: FLOPs of the model in `seconds`.
+    """Return the fraction of the peak of all devices that training reached (MFU, arXiv:2204.02311, section 4.1).
 
-    Only what the model needs counts, nothing that is computed twice (MFU, arXiv:2204.02311, section 4.1). The peak here
-    is the measured one of `matmul_flops_per_s`, not that of a data sheet, so shares are higher than published ones.
+    Only the model's FLOPs count, without recomputation. The peak is measured by `matmul_flops_per_s` and lower than the
+    peak of a data sheet, so the result is higher than published values.
     """
     return flops / seconds / (devices * flops_per_s)
 
 
 def peak_memory_bytes(device: str | torch.device = "cpu") -> int:
-    """Return the largest memory this process has held: allocated on a GPU, resident otherwise."""
+    """Return the peak memory of this process in bytes: allocated memory on a GPU, resident memory on a CPU."""
     device = torch.device(device)
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts KiB, but bytes on macOS
+    unit = 1 if sys.platform == "darwin" else 1024  # getrusage returns KiB, on macOS bytes
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,4 +1,4 @@
-"""The files of a finished run: rows, weights, and run.json, which has its spec, data, cost and origin."""
+"""The files of a finished run: metrics, weights, and run.json with its spec, data, cost and provenance."""
 
 import shutil
 from collections.abc import Iterable, Sequence
@@ -28,47 +28,47 @@ SUPERSEDED = "checkpoint.superseded"
 
 
 def load_record(folder: Path) -> Record:
-    """Read run.json and check that it describes the weights beside it."""
+    """Read run.json and check that its hash matches the weights; raise UserError otherwise."""
     record: Record = read_record(folder / "run.json", "id", "spec", "weights_sha256")
     weights = folder / WEIGHTS
     if not weights.is_file():
         raise UserError(f"{weights}: no such file; train {record['id']} again")
     if sha256(weights) != record["weights_sha256"]:
-        what = "not the weights that run.json describes"
+        what = "not the weights of run.json"
         raise UserError(f"{weights}: {what}; delete this file and train {record['id']} again")
     return record
 
 
 class Reading(Spec):
-    """What one run of a chain read of its training split; run.json holds those of its ancestors and its own, last."""
+    """Training data that one run of a growth chain read; run.json lists the chain's readings, its own last."""
 
     run: str
     """Id of the run."""
     data: str
     """Fingerprint of the data set."""
     stretch: tuple[float, float]
-    """Where the part of the training split that the run drew from begins and ends, as shares of it."""
+    """Start and end of the used part of the training split, as fractions of the split."""
     start: DataPosition
-    """Where the run began."""
+    """Position at which the run started."""
     end: DataPosition
-    """Where it ended, and the next run of the chain on the same data goes on."""
+    """Position at which the run ended; the next run of the chain on the same data continues there."""
     tokens: NonNegativeInt
-    """Tokens that it predicted (images, where the task is classification)."""
+    """Predicted tokens (images for classification)."""
     epochs: NonNegativeFloat
-    """How often the run read each token of that stretch, on average."""
+    """Mean number of times that the run read each token of the stretch."""
     tokens_cumulative: NonNegativeInt
     """Tokens that the chain up to this run predicted on these data."""
     epochs_cumulative: NonNegativeFloat
-    """How often the chain read each token of that stretch, on average."""
+    """Mean number of times that the chain read each token of the stretch."""
 
 
 def readings(record: Record | None) -> list[Reading]:
-    """Return what the chain that ends with the run of this record has read; empty without a chain."""
+    """Return the readings of a run's record, empty without a record."""
     return [Reading.model_validate(reading) for reading in record["read"]] if record else []
 
 
 def next_position(chain: Sequence[Reading], data: str) -> DataPosition:
-    """Return where a run on the data of this fingerprint begins, whose ancestors read what `chain` says."""
+    """Return the start position of a run on the data with this fingerprint, given the readings of its ancestors."""
     if not chain:
         return DataPosition()
     last = next((reading.end for reading in reversed(chain) if reading.data == data), DataPosition())
@@ -76,7 +76,7 @@ def next_position(chain: Sequence[Reading], data: str) -> DataPosition:
 
 
 def reading_of(run: Run, state: State, fingerprint: str, data: Any, chain: Sequence[Reading]) -> Reading:
-    """Return what a run read so far of the `data` that its task loaded, as a descendant of `chain`."""
+    """Return the reading of a run up to its current step; `data` is the loaded training split."""
     start = next_position(chain, fingerprint)
     low, high = stretch = getattr(run.task, "stretch", (0.0, 1.0))
     epochs = state.tokens / run.task.epoch_tokens(data)
@@ -105,17 +105,16 @@ def finish(
     diverged: int | None,
     data: Any,
 ) -> None:
-    """Write rows, weights, and last run.json, which vouches for them; all processes take part.
+    """Write metrics, weights, and finally run.json with their hashes; all processes must call this.
 
-    `manifest` is that of the data, `parent` the record of the run that this one grew from, `data` what
-    the task loaded to train on.
+    `manifest` describes the data set, `parent` is the record of the parent run, and `data` the loaded training split.
     """
     content = state.dump()
     if processes.rank() > 0:
         return
     final = _write_rows(run, state, out)
     weights = {
-        name: weight.detach().cpu().nan_to_num().contiguous()  # the step that makes a run diverge may overflow them
+        name: weight.detach().cpu().nan_to_num().contiguous()  # weights of a diverged run may overflow
         for name, weight in content["model"].items()
     }
     with replacing(out / WEIGHTS) as temporary:
@@ -153,7 +152,7 @@ def finish(
 
 
 def record_of(run: AnyRun, manifest: Record, code_hash: str, device: str, *packages: str) -> Record:
-    """Return the part of a record that every run has: its spec, data, code and machine."""
+    """Return the keys that the records of all runs share: spec, data, code and machine."""
     test = manifest["splits"].get("test") or {}
     return {
         "schema": SCHEMA,
@@ -174,7 +173,7 @@ def record_of(run: AnyRun, manifest: Record, code_hash: str, device: str, *packa
 
 
 def _write_rows(run: Run, state: State, out: Path) -> dict[str, float | None]:
-    """Write the rows of training and of the held-out streams; return their means for people."""
+    """Write the metrics of training and of held-out data; return mean losses for the record."""
     write_curves(run, state, out)
     columns = {"test": run.task.test_columns, "lender_test": TABLES["lender_test.csv"].names}
     tested = {name: sorted(row for group in state.tested.get(name, ()) for row in group) for name in columns}
@@ -190,7 +189,7 @@ def _write_rows(run: Run, state: State, out: Path) -> dict[str, float | None]:
 
 
 def write_curves(run: Run, state: State, out: Path) -> None:
-    """Write the rows of the steps so far, at every checkpoint too, so that unfinished runs can be looked at."""
+    """Write the metrics of all steps so far; called at every checkpoint, so that unfinished runs can be inspected."""
     columns = {name: TABLES[f"{name}.csv"].names for name in ("timing", "depth")}
     columns["train"] = (*TABLES["train.csv"].required, *run.task.train_columns)
     columns["eval"] = ("step", "split", "batch", *run.task.eval_columns)
@@ -199,13 +198,13 @@ def write_curves(run: Run, state: State, out: Path) -> None:
 
 
 def _mean_loss(rows: Iterable[Row]) -> float:
-    """Return the mean loss per token in nats of rows that begin with tokens and loss."""
+    """Return the mean loss in nats per token of rows that begin with (tokens, loss)."""
     pairs = [(float(row[0] or 0), float(row[1] or 0)) for row in rows]
     return sum(tokens * loss for tokens, loss in pairs) / sum(tokens for tokens, _ in pairs)
 
 
 def tidy(out: Path, status: str) -> None:
-    """Remove the checkpoints of a run; a diverged one keeps its last good one, to be looked at."""
+    """Remove the checkpoints of a run; a diverged run keeps its last good checkpoint."""
     if status == "finished":
         shutil.rmtree((out / CHECKPOINT).parent, ignore_errors=True)
     shutil.rmtree(out / SUPERSEDED, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Run: everything that `train` needs to know."""
+"""Run: the spec of a training run."""
 
 from typing import Any, Literal
 
@@ -15,39 +15,39 @@ from formerlab.training.schedule import Cosine, Schedule
 
 
 class Run(AnyRun):
-    """One training run: a model, what it learns from which data, how long, and what it starts from."""
+    """One training run: model, task, data, optimizer, schedule, length, and the run that it starts from."""
 
     model: Model
     """The model."""
     task: Task = LanguageModeling()
-    """What it learns."""
+    """The task."""
     optimizer: Optimizer = AdamW()
     """The optimizer."""
     schedule: Schedule = Cosine()
     """Learning-rate schedule over the steps of this run."""
     steps: Count = 1000
-    """Optimizer steps."""
+    """Number of optimizer steps."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Type of matrix products; bfloat16 means autocast with float32 weights."""
+    """Precision of matrix products; bfloat16 means autocast with float32 weights."""
     compile: bool = False
-    """Use torch.compile (costs its compilation in every process)."""
+    """Use torch.compile; every process compiles the model."""
     checkpoint_activations: bool = False
-    """Let every block keep its input alone for the backward pass, which computes the block again (arXiv:1604.06174):
-    much less memory for a third more time; the losses are the same."""
+    """Save only the input of each block and recompute the block in the backward pass (arXiv:1604.06174): much less
+    memory, a third more time, equal losses."""
     log_every: Count = 10
-    """Steps between two rows of train.csv and timing.csv."""
+    """Steps between rows of train.csv and timing.csv."""
     evaluate_every: Count = 100
-    """Steps between two evaluations on the validation stream; the last step is always evaluated."""
+    """Steps between evaluations on the validation split; the last step is always evaluated."""
     init: Name | None = None
     """Run of the same study and seed whose final weights this run starts from."""
     growth: Growth | None = None
-    """How the weights of `init` grow to this run's sizes; empty means that they go on as they are, with a fresh
-    optimizer. Needs `init`."""
+    """How the weights of `init` grow to the sizes of this run. Without it, `init` is trained further at its size, with
+    a fresh optimizer. Needs `init`."""
 
     @model_validator(mode="before")
     @classmethod
     def _usual_kinds(cls, values: Any) -> Any:
-        """Without their kind a model is a decoder, a task language modelling, and an optimizer AdamW."""
+        """Set default kinds: decoder, language_modeling and adamw."""
         if not isinstance(values, dict):
             return values
         usual = {"model": {"kind": "decoder"}, "task": {"kind": "language_modeling"}, "optimizer": {"kind": "adamw"}}
@@ -56,17 +56,17 @@ class Run(AnyRun):
 
     @property
     def init_id(self) -> str | None:
-        """The id of the run that this one starts from."""
+        """The id of the run that this run starts from."""
         return None if self.init is None else f"{self.study}/{self.init}/seed{self.seed}"
 
     @property
     def tokens(self) -> int:
-        """Tokens that the whole run predicts."""
+        """Number of tokens that the whole run predicts."""
         return self.steps * self.task.step_tokens
 
     @property
     def flops(self) -> int:
-        """Training FLOPs in closed form: backward costs twice the forward."""
+        """Training FLOPs in closed form; the backward pass counts twice the forward pass."""
         return TRAINING_PASSES * self.steps * self.task.step_flops(self.model)
 
     @property

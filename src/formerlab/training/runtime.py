@@ -1,4 +1,4 @@
-"""How a run is carried out, and when it stops early: at a signal, or when its time is nearly up."""
+"""Runtime settings of a stage, and early stops at a signal or before the time limit."""
 
 import signal
 import time
@@ -9,12 +9,12 @@ from typing import Any
 from formerlab.errors import UserError
 
 SHARDED = "FORMERLAB_SHARDED"
-"""Variable that is 1 in processes which split the tensors of their run (processes.py)."""
+"""Environment variable that is 1 in processes with sharded tensors (processes.py)."""
 
 
 @dataclass(frozen=True)
 class RuntimeConfig:
-    """Settings that do not change a run's results, given the number of threads and the kind of device."""
+    """Settings that do not change the results of a run, except for `threads`, `device` and `deterministic`."""
 
     threads: int = 1
     device: str = "cpu"
@@ -22,26 +22,26 @@ class RuntimeConfig:
     margin_s: float = 30.0
     checkpoint_seconds: float = 60.0
     before_s: float = 0.0
-    """Time from the start of the process to that of the stage: imports, mostly."""
+    """Time from the start of the process to the start of the stage, mostly imports."""
     replace: bool = False
-    """Train anew where the folder holds another run's results, which then are lost."""
+    """Overwrite the results of another run in the folder."""
     code_hash: str = ""
     """Hash of the code that the run depends on."""
     deterministic: bool = False
-    """Let a GPU compute the same bits every time, with slower kernels; torch refuses operations that have none."""
+    """Use deterministic, slower kernels on a GPU; torch raises an error for operations without one."""
     keep_optimizer: bool = False
-    """Leave the optimizer's final state in optimizer.pt, for runs that grow from this one and carry it on."""
+    """Write the final state of the optimizer to optimizer.pt, for runs that grow from this run and carry it over."""
     said: dict[str, Any] = field(default_factory=dict)
-    """What the record says beside what training knows."""
+    """Additional entries of the record."""
 
 
 class StopRequest:
-    """Says why to stop, or nothing while there is no reason.
+    """Returns a reason to stop, or None.
 
-    Inside a `with` block SIGTERM (a cluster's time limit, scancel) and SIGINT (Ctrl-C) are noted and acted on between
-    two steps; a second Ctrl-C interrupts at once. `time_limit_s` counts from the creation of this object, and
-    `margin_s` before it the stage is asked to stop, so that it can save its work.
-    Raises UserError where the margin is as long as the time limit.
+    Inside a `with` block SIGTERM (a cluster's time limit, scancel) and SIGINT (Ctrl-C) are recorded, and the stage
+    stops between two steps; a second Ctrl-C interrupts at once. `time_limit_s` counts from the creation of this object;
+    the stage is asked to stop `margin_s` before it, to save its work. Raises UserError if the margin is not shorter
+    than the time limit.
     """
 
     def __init__(self, time_limit_s: float | None = None, margin_s: float = 30.0) -> None:
@@ -63,14 +63,14 @@ class StopRequest:
             signal.signal(number, handler)
 
     def __call__(self) -> str | None:
-        """Return the reason to stop now, if there is one."""
+        """Return the reason to stop now, or None."""
         limit = self._limit_s
         if self._signal is None and limit is not None and time.monotonic() - self._began >= limit - self._margin_s:
             return f"the time limit of {limit:g} s is near"
         return self._signal
 
     def leave(self, seconds: float) -> None:
-        """Raise the margin to at least this time."""
+        """Increase the margin to at least this time."""
         self._margin_s = max(self._margin_s, seconds)
 
     def _note(self, number: int, frame: FrameType | None) -> None:

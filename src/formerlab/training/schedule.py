@@ -1,4 +1,4 @@
-"""Learning-rate schedules: pure functions from a step to a factor of the peak learning rate."""
+"""Learning-rate schedules: functions from a step to a factor of the peak learning rate."""
 
 import math
 from typing import Annotated, Literal
@@ -11,27 +11,27 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Constant(Spec):
-    """1, after a linear warm-up (the EnWik8 runs of Tokenformer, arXiv:2410.23168, Appendix E)."""
+    """1 after a linear warm-up (the EnWik8 runs of Tokenformer, arXiv:2410.23168, Appendix E)."""
 
     kind: Literal["constant"] = "constant"
     warmup: Fraction = 0.0
-    """Share of the steps with a linear rise from zero."""
+    """Fraction of the steps with a linear rise from zero."""
 
     def factor(self, step: int, steps: int) -> float:
-        """Factor of the peak rate in step `step` of `steps` (0-based)."""
+        """Return the factor of the peak rate in step `step` (from 0) of `steps`."""
         return _linear_warmup(step, round(self.warmup * steps))
 
 
 class Trapezoid(Spec):
-    """1 between a linear warm-up and a linear fall that would reach 0 one step after the last (arXiv:2405.18392,
+    """1 between a linear warm-up and a linear cooldown that reaches 0 one step after the last step (arXiv:2405.18392,
     section 3: cooldown).
     """
 
     kind: Literal["trapezoid"] = "trapezoid"
     warmup: Fraction = 0.01
-    """Share of the steps with a linear rise from zero."""
+    """Fraction of the steps with a linear rise from zero."""
     cooldown: Fraction = 0.2
-    """Share of the steps with a linear fall to zero."""
+    """Fraction of the steps with a linear fall to zero."""
 
     def factor(self, step: int, steps: int) -> float:
         falling = (steps - step) / max(1, round(self.cooldown * steps))
@@ -43,9 +43,9 @@ class Cosine(Spec):
 
     kind: Literal["cosine"] = "cosine"
     warmup: Fraction = 0.01
-    """Share of the steps with a linear rise from zero."""
+    """Fraction of the steps with a linear rise from zero."""
     floor: float = Field(default=0.1, ge=0.0, le=1.0)
-    """Final factor: 0.1 in both codes of Tokenformer; 0, in its paper, falls to zero."""
+    """Final factor: 0.1 in both official codes of Tokenformer, 0 in its paper."""
 
     def factor(self, step: int, steps: int) -> float:
         warmup = round(self.warmup * steps)
@@ -57,12 +57,12 @@ class Cosine(Spec):
 class OneCycle(Spec):
     """Cosine rise from 1/start_division to 1, then cosine fall to 1/end_division (arXiv:2402.02622, official code).
 
-    It is torch's OneCycleLR with anneal_strategy "cos".
+    Equal to torch's OneCycleLR with anneal_strategy "cos".
     """
 
     kind: Literal["onecycle"] = "onecycle"
     warmup: Fraction = 0.05
-    """Share of the steps that rise."""
+    """Fraction of the steps with a rising rate."""
     start_division: float = Field(default=100.0, ge=1.0, le=1e9)
     """The first rate is the peak divided by this."""
     end_division: float = Field(default=10.0, ge=1.0, le=1e9)
@@ -78,12 +78,12 @@ class OneCycle(Spec):
 class Noam(Spec):
     """min(s^-1/2, s warmup^-3/2) warmup^1/2 with s = step + 1: the original schedule (arXiv:1706.03762, eq. 3).
 
-    It is scaled so that its peak is 1; the published peak, width^-1/2 warmup^-1/2, is the optimizer's `lr`.
+    The peak of the factor is 1; set the optimizer's `lr` to the published peak, width^-1/2 warmup^-1/2.
     """
 
     kind: Literal["noam"] = "noam"
     warmup_steps: Count = 4000
-    """Steps of the linear rise."""
+    """Number of steps of the linear rise."""
 
     def factor(self, step: int, steps: int) -> float:
         s = float(step + 1)

@@ -1,7 +1,7 @@
-"""The stage `train`: from a run and its data to the files that every later stage reads.
+"""The stage `train`: trains a run on prepared data and writes the files that later stages read.
 
-A run goes one way: it is checked, starts (fresh, grown from a parent, or resumed), takes its steps (`loop.py`) and
-leaves its files (`record.py`).
+The stage checks the run, starts it (from scratch, grown from a parent, or resumed), trains (`loop.py`) and writes its
+files (`record.py`).
 """
 
 import os
@@ -43,12 +43,12 @@ from formerlab.training.state import State
 
 
 def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime: RuntimeConfig) -> None:
-    """Train `run` on the prepared data in `data`, from the finished run in `parent` where it grows; leave all in `out`.
+    """Train `run` on the prepared data in `data`, from the finished run in `parent` if it has one, and write to `out`.
 
-    Where `out` holds this very run, finished, nothing is done, unless `runtime` asks to replace it.
+    Returns at once if `out` already contains this run, unless `runtime.replace` is set.
 
-    Raises UserError where data, parent, or the results or checkpoint found in `out` do not fit the run; StoppedEarly
-    when a signal came or the time limit is near: the work is saved and the same call continues.
+    Raises UserError if data, parent, or existing results in `out` do not fit the run, and StoppedEarly at a signal or
+    before the time limit; the work is saved and the same call continues.
     """
     with StopRequest(runtime.time_limit_s, runtime.margin_s) as stop, processes.joined(runtime.device) as device:
         # Check.
@@ -57,13 +57,13 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
         with processes.first_in_turn():
             if not runtime.replace and is_finished(run, out, belongs_to, keep_optimizer=runtime.keep_optimizer):
                 return
-            verify_all(data)  # the record will name these data
+            verify_all(data)  # the record contains the fingerprint of the data
 
         # Start.
         clock = time.monotonic() - runtime.before_s
-        provenance.git_state()  # hashed now: files may be edited while a run trains
+        provenance.git_state()  # cached now, because files may change during training
         torch.set_num_threads(runtime.threads)
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it; read when it starts
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # needed for determinism; cuBLAS reads it at start
         set_deterministic(runtime.deterministic, compiles=run.compile)
         keep_memory()
         path = out / CHECKPOINT
@@ -74,10 +74,10 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
         note_kernels(state)
         clock -= state.wall_time_s
         if processes.rank() == 0:
-            (out / "run.json").unlink(missing_ok=True)  # no old record speaks for new files
+            (out / "run.json").unlink(missing_ok=True)  # an old record must not describe new files
             write_text(out / "run.yaml", yaml.safe_dump(run.to_dict(), sort_keys=False))
 
-        # Take the steps, and the test.
+        # Train and test.
         def save(state: State) -> None:
             began = time.monotonic()
             state.wall_time_s = began - clock
@@ -87,7 +87,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
                 write_curves(run, state, out)
             if processes.sharded():
                 processes.wait_for_all()
-            # What lies between two questions, and a save twice as slow.
+            # Leave time for a step and for a save that takes twice as long.
             stop.leave(hooks.longest + 2 * (time.monotonic() - began))
 
         examples = run.task.load(data, "train")
@@ -111,9 +111,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
 
 
 def set_deterministic(wanted: bool, *, compiles: bool) -> None:
-    """Have torch use deterministic algorithms, or not; a run that compiles nothing does not import the compiler, which
-    takes a second.
-    """
+    """Set torch's deterministic mode; without compilation, avoid importing the compiler, which takes a second."""
     if compiles:
         torch.use_deterministic_algorithms(wanted)
     else:
@@ -121,7 +119,7 @@ def set_deterministic(wanted: bool, *, compiles: bool) -> None:
 
 
 def record_of_parent(run: Run, parent: Path | None) -> Record | None:
-    """Return the record of the run that this one starts from, checked with its weights; raise UserError without one."""
+    """Return the verified record of the run's parent, or None without `init`; raise UserError if it is not finished."""
     if run.init is None:
         return None
     subject = f"{run.id}: init={run.init}"
@@ -136,13 +134,13 @@ def record_of_parent(run: Run, parent: Path | None) -> Record | None:
 
 
 def identity(spec_hash: str, data: Record, code_hash: str, init: Record | None) -> dict[str, str]:
-    """Return all that decides a run's results; `data` and `init` are the records of its data and its parent."""
+    """Return the hashes that determine a run's results; `data` and `init` are the records of its data and parent."""
     found = {"spec": spec_hash, "data": data["fingerprint"], "code": code_hash}
     return found if init is None else found | {"init": init["weights_sha256"]}
 
 
 def is_finished(run: Run, out: Path, belongs_to: dict[str, str], *, keep_optimizer: bool) -> bool:
-    """Say whether `out` holds this very run, whole. Raises UserError where it holds another one."""
+    """Return whether `out` contains this run with all files intact. Raises UserError if it contains another run."""
     path = out / "run.json"
     if not path.exists():
         return False
@@ -155,7 +153,7 @@ def is_finished(run: Run, out: Path, belongs_to: dict[str, str], *, keep_optimiz
     damaged = [name for name in names if not (out / name).exists()]
     damaged = damaged or [name for name, digest in stated.items() if sha256(out / name) != digest]
     if damaged:
-        print(f"training again: {out} has no whole {', '.join(damaged)}", file=sys.stderr)
+        print(f"training again: missing or damaged in {out}: {', '.join(damaged)}", file=sys.stderr)
         return False
     print(f"{run.id}: already {record['status']}", file=sys.stderr)
     tidy(out, record["status"])
@@ -163,10 +161,7 @@ def is_finished(run: Run, out: Path, belongs_to: dict[str, str], *, keep_optimiz
 
 
 def initial_state(run: Run, parent: Path | None, record: Record | None, content: Content | None, device: str) -> State:
-    """Build model and optimizer at step 0, from the weights of the parent where there is one, with its record.
-
-    Where a checkpoint is loaded next, the model is built without values: nothing is drawn or copied.
-    """
+    """Build model and optimizer, from initial weights, the parent's weights, or the checkpoint `content`."""
     growth, weights, spec = run.growth, dict[str, Tensor](), run.model
     if parent is not None and record is not None:
         weights, old = load_file(parent / WEIGHTS), Run.model_validate(record["spec"]).model
@@ -193,9 +188,9 @@ def initial_state(run: Run, parent: Path | None, record: Record | None, content:
 
 
 def note_kernels(state: State) -> None:
-    """Note which path of kernels computes the next steps; warn where it is not the one before."""
+    """Record the kernels that compute the next steps; warn if they differ from the kernels of earlier steps."""
     now, before = kernel_path(), state.kernels[-1:]
     if before and before != [now] and processes.rank() == 0:
-        differing = f"the steps before were computed with kernels '{before[0]}', the next ones with '{now}'"
-        print(f"{differing}: the bits differ from those of a run on one path", file=sys.stderr)
+        differing = f"earlier steps were computed with kernels '{before[0]}', the next steps with '{now}'"
+        print(f"{differing}: the last bits differ from a run with one kind of kernels", file=sys.stderr)
     state.kernels += [now] if before != [now] else []

@@ -1,4 +1,4 @@
-"""The optimizer's steps: batches, losses, gradients, and updates while every number is finite."""
+"""Optimizer steps: batches, losses, gradients, and updates if loss and gradient are finite."""
 
 import math
 import time
@@ -21,17 +21,16 @@ from formerlab.training.run import Run
 from formerlab.training.state import State
 
 AHEAD = 2
-"""Steps whose batches are made before they are asked for."""
+"""Number of steps whose batches are prepared in advance."""
 Batch = tuple[int, list[tuple[int, Any]]]
-"""The number of parts of a step, and this process's parts, each with its number; from the first on they repeat others,
-and do not count."""
+"""The number of micro-batches of a step, and this process's micro-batches with their indices; micro-batches with an
+index of at least that number repeat others and do not count."""
 
 
 def batches(run: Run, data: Any, start: DataPosition, first: int, device: torch.device) -> Generator[Batch]:
-    """Yield the batches of steps `first`, first + 1, ..., each pure in its step.
+    """Yield the batches of steps `first`, first + 1, ...; each depends on its step only.
 
-    Where the model computes on another device than the CPU, a thread makes them ahead of time, and for CUDA in memory
-    that the GPU copies from by itself. On a CPU nothing would be gained: they are made when they are asked for.
+    For a GPU, a thread prepares batches in advance, in pinned memory for CUDA. On a CPU they are made on demand.
     """
 
     def make(step: int) -> Batch:
@@ -57,24 +56,23 @@ def batches(run: Run, data: Any, start: DataPosition, first: int, device: torch.
 
 
 class Outcome(NamedTuple):
-    """What is known of the steps until now."""
+    """The result of the steps so far."""
 
     loss: float
-    """Mean loss of the last one, nats."""
+    """Mean loss of the last step in nats."""
     norm: float
-    """Norm of its gradient before clipping."""
+    """Gradient norm of the last step before clipping."""
     missed: int
-    """Steps that were not taken: the first whose loss or gradient was not finite, and all after it."""
+    """Number of steps without update: the first step with a non-finite loss or gradient, and all later steps."""
     beside: tuple[float, ...] = ()
-    """What the task logs beside the loss."""
+    """Other values that the task logs."""
 
 
 class Steps:
-    """Takes the steps of a run, which begins at `start`; a step depends on the steps before it by the weights alone.
+    """Takes the optimizer steps of a run that starts at the data position `start`.
 
-    Only the device knows whether loss and gradient are finite. A CPU reads that at once. Reading it from a GPU would
-    wait for all work in its queue, so there the optimizer decides on the device: from the first bad step on it changes
-    no weight, and `progress` reads what it decided when it is asked for.
+    On a CPU, each step checks at once whether loss and gradient are finite. On a GPU the check stays on the device, to
+    avoid a synchronisation: from the first bad step on, the optimizer changes no weights, and `read` reports it.
     """
 
     def __init__(self, run: Run, state: State, data: Any, start: DataPosition) -> None:
@@ -82,17 +80,17 @@ class Steps:
         self.batches = batches(run, data, start, state.step, self.device)
         self._batch: Batch | None = None
         self.began = 0.0
-        """When the current step began to wait for its batch."""
+        """Time at which the current step started to wait for its batch."""
         self.waits = waiting_is_free(self.device)
         self._outcome = torch.zeros(3, device=self.device)
         if run.checkpoint_activations:
             recompute_blocks(state.model)
         self._summing = processes.summing_gradients(state.model, some_rest=run.optimizer.mixing_start_step > 0)
         self.model = self._summing
-        """What is called in the model's place."""
+        """The wrapped model (compiled or distributed) that the loop calls."""
         dynamic = run.task.dynamic_shapes
         if run.compile and processes.sharded():
-            # FSDP's hooks around blocks and norms would break a graph, and depth mixers need one for every length.
+            # Compile the sub-layers, because FSDP's hooks around blocks and norms would break a larger graph.
             model: Any = state.model
             for block in model.blocks:
                 block.attention.compile(dynamic=dynamic)
@@ -101,30 +99,30 @@ class Steps:
             self.model = torch.compile(self._summing, dynamic=dynamic)  # type: ignore[assignment]
 
     def fetch(self) -> str | None:
-        """Get the batch of the next step, or return the reason to stop if it does not come."""
+        """Fetch the batch of the next step; return the reason to stop if it does not arrive."""
         self.began = time.perf_counter()
         try:
             self._batch = next(self.batches)
         except StoppedEarly as error:
-            if processes.count() > 1:  # the others wait for this process in the middle of their step
+            if processes.count() > 1:  # the other processes wait for this one in the middle of their step
                 raise
             return str(error)
         return None
 
     def take(self) -> None:
-        """Take the step of the batch fetched, unless loss or gradient are not finite; then it changes no weight."""
+        """Take a step with the fetched batch; weights do not change if loss or gradient is not finite."""
         run, state, device = self.run, self.state, self.device
         drawn = self.start.chain_steps + state.step
-        # The generator of a GPU alone: batches are drawn at the same time, by those of the CPU.
+        # Seed only the generator of the device, because a thread may draw batches with the CPU's generator.
         seed = (torch.default_generator if device.type == "cpu" else torch.get_device_module(device)).manual_seed
-        seed(mixed_seed(run.seed, drawn))  # dropout, pure in the step
+        seed(mixed_seed(run.seed, drawn))  # dropout depends only on the step
         run.optimizer.prepare(state.model, state.optimizer, state.step, run.schedule.factor(state.step, run.steps))
         assert self._batch is not None
         parts, mine = self._batch
         total = torch.zeros(1 + len(run.task.train_columns), device=device)
         for index, part in mine:
             if index > 0:
-                seed(mixed_seed(run.seed, drawn, index))  # the same in whichever process
+                seed(mixed_seed(run.seed, drawn, index))  # equal for any number of processes
             with processes.of_part(self._summing, last=index == mine[-1][0]):
                 with precision(run, device):
                     ready = part.to(device, non_blocking=True)
@@ -138,7 +136,7 @@ class Steps:
         self._update(total)
 
     def _update(self, losses: Tensor) -> None:
-        """Change the weights by their clipped gradients, whose mean loss is the first of `losses`, and drop those."""
+        """Clip the gradients, update the weights and clear the gradients; `losses` begins with the mean loss."""
         loss, optimizer, clip = losses[0], self.state.optimizer, self.run.optimizer.clip
         weights = (weight for group in optimizer.param_groups for weight in group["params"])
         moving = [weight for weight in weights if weight.grad is not None]
@@ -152,7 +150,7 @@ class Steps:
             missed = missed + (not takes)
         else:
             bad = ~(loss.isfinite() & own.isfinite()) | (missed > 0)
-            optimizer.found_inf = bad.float()  # type: ignore[attr-defined]  # where it is 1 nothing changes
+            optimizer.found_inf = bad.float()  # type: ignore[attr-defined]  # 1 makes the fused step skip its update
             missed = missed + bad
         if clip and clips:
             nn.utils.clip_grads_with_norm_(moving, clip, norm)
@@ -162,18 +160,18 @@ class Steps:
         self._outcome = torch.cat((torch.stack((loss, own, missed)), losses[1:]))
 
     def read(self) -> Outcome:
-        """Wait until the device has done every step, and return how they went."""
+        """Wait for the device and return the outcome of the steps so far."""
         loss, norm, missed, *beside = self._outcome.tolist()
         return Outcome(loss, norm, int(missed), tuple(beside))
 
 
 def waiting_is_free(device: torch.device) -> bool:
-    """Say whether a number of a tensor can be read without waiting for a device."""
+    """Return whether reading a number from a tensor does not synchronise with a device."""
     return device.type == "cpu"
 
 
 def recompute_blocks(model: nn.Module) -> None:
-    """Let blocks keep their inputs alone for the backward pass, which computes them again (arXiv:1604.06174)."""
+    """Checkpoint activations: save only the inputs of blocks and recompute blocks in backward (arXiv:1604.06174)."""
     for stack in model.children():
         for block in stack if isinstance(stack, nn.ModuleList) else ():
             if "forward" not in vars(block):
@@ -181,6 +179,6 @@ def recompute_blocks(model: nn.Module) -> None:
 
 
 def precision(run: AnyRun, device: torch.device) -> torch.autocast:
-    """Return the context in which matrix products have the run's precision; released weights have their own."""
+    """Return the autocast context of a run; released models compute in the dtype of their weights."""
     lowered = isinstance(run, Run) and run.precision == "bfloat16"
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=lowered)
