@@ -17,7 +17,7 @@ from formerlab.results.notes import noted
 from formerlab.results.read import Results, flatten
 from formerlab.results.stages import TABLES
 from formerlab.results.write import hashes_of_rows
-from formerlab.tracking.mlflow import VIEW, landing, sync
+from formerlab.tracking.mlflow import VIEW, pages, sync
 from formerlab.tracking.rows import MOST_POINTS, seed_entry
 
 pytestmark = pytest.mark.xdist_group("mlflow")
@@ -39,6 +39,7 @@ def first(tmp_path_factory):
     figures = place / "figures/live/laptop"
     figures.mkdir(parents=True)
     (figures / "denseformer_depth.png").write_bytes(b"picture")
+    (figures / "denseformer_depth.rst").write_text("caption, of the figure")
     return place, synced(place)
 
 
@@ -71,11 +72,18 @@ def active(place, study="denseformer"):
     return client, found
 
 
+def artifacts(client, run):
+    """Return the paths of the artifacts of an MLflow run."""
+    above = client.list_artifacts(run.info.run_id)
+    below = [file for folder in above if folder.is_dir for file in client.list_artifacts(run.info.run_id, folder.path)]
+    return [file.path for file in (*above, *below) if not file.is_dir]
+
+
 def counts(place):
     client, runs = active(place)
     child = runs[f"{PLAIN}/seed0"]
     history = client.get_metric_history(child.info.run_id, "train/loss_nats")
-    return len(runs), len(history), len(child.data.params), len(client.list_artifacts(child.info.run_id))
+    return len(runs), len(history), len(child.data.params), len(artifacts(client, child))
 
 
 def test_sync_is_complete_and_repeats_nothing(first, place, monkeypatch):
@@ -101,7 +109,7 @@ def test_seeds_hang_below_their_configuration_which_has_their_means(place):
     assert all(child.data.tags["mlflow.parentRunId"] == middle.info.run_id for child in children)
     assert not {"mlflow.parentRunId"} & (middle.data.tags.keys() | top.data.tags.keys())
     for run in (top, middle):
-        assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["denseformer_depth.png"]
+        assert artifacts(client, run) == ["figures/denseformer_depth.png"]
     losses = [child.data.metrics["test/loss_nats"] for child in children]
     assert middle.data.metrics["test/loss_nats"] == pytest.approx(sum(losses) / 2, rel=1e-3)
     curves = [client.get_metric_history(run.info.run_id, "train/loss_nats") for run in (middle, *children)]
@@ -113,17 +121,20 @@ def test_seeds_hang_below_their_configuration_which_has_their_means(place):
     assert runs["live/laptop/denseformer/plain-16/seed0"].info.status == "FAILED"
 
 
-def test_the_link_opens_the_first_study_that_was_tracked_sorted_by_loss_without_seeds(place):
+def test_links_open_the_studies_that_were_tracked_sorted_by_loss_without_seeds(place):
     client, runs = active(place)
     experiment = client.get_experiment_by_name("formerlab/laptop/denseformer")
-    found = landing(f"sqlite:///{place}/mlflow.db", "laptop", ["tokenformer", "denseformer", "decay"])
-    assert found.startswith(f"/#/experiments/{experiment.experiment_id}/runs?viewStateShareKey={VIEW}")
-    assert landing(f"sqlite:///{place}/mlflow.db", "smoke", ["denseformer"]) == ""
+    found = pages(f"sqlite:///{place}/mlflow.db", "laptop", ["tokenformer", "denseformer", "decay"])
+    assert list(found) == ["denseformer", "decay"]
+    address = f"/#/experiments/{experiment.experiment_id}/runs?viewStateShareKey={VIEW}&workflowType=machine_learning"
+    assert found["denseformer"] == address
+    assert pages(f"sqlite:///{place}/mlflow.db", "smoke", ["denseformer"]) == {}
     view = json.loads(experiment.tags[f"mlflow.sharedViewState.{VIEW}"])
     shown = {column.partition("`")[2].rstrip("`") for column in view["selectedColumns"]}
     charts = [chart["metricKey"] for chart in view["compareRunCharts"]]
     assert {chart["metricSectionId"] for chart in view["compareRunCharts"]} == {view["compareRunSections"][0]["uuid"]}
-    assert "test/loss_nats" in shown <= set(runs[PLAIN].data.metrics)
+    assert shown <= set(runs[PLAIN].data.metrics)
+    assert min(shown) == "test/loss_nats"  # MLflow lists metrics by name
     assert charts == ["valid/loss_nats", "train/loss_nats"]
     assert all(len(client.get_metric_history(runs[PLAIN].info.run_id, chart)) > 1 for chart in charts)
     listed = client.search_runs([experiment.experiment_id], filter_string=view["searchFilter"])
@@ -131,15 +142,19 @@ def test_the_link_opens_the_first_study_that_was_tracked_sorted_by_loss_without_
 
 
 def test_a_run_has_its_numbers_tags_and_data(place):
-    _, runs = active(place)
+    client, runs = active(place)
+    for key in (PLAIN, f"{PLAIN}/seed0"):
+        (used,) = client.get_run(runs[key].info.run_id).inputs.dataset_inputs
+        assert (used.dataset.name, used.dataset.digest) == ("text", "00112233445566778899aabbccddeeff")
+        assert [(tag.key, tag.value) for tag in used.tags] == [("mlflow.data.context", "training")]
     child = runs[f"{PLAIN}/seed0"]
     assert child.data.params["model.layers"] == "8"
     assert child.data.tags["mlflow.source.git.commit"] == "a" * 40
     assert child.data.tags["formerlab.host"] == "synthetic-host"
     assert child.data.tags["formerlab.data_fingerprint"] == "00112233445566778899aabbccddeeff"
-    assert child.data.metrics["size/million_parameters"] == 0.25
-    assert child.data.metrics["cost/TFLOP"] == 1.0
-    assert child.data.metrics["cost/training_minutes"] == 0.1667
+    assert child.data.metrics["weights/million_parameters"] == 0.25
+    assert child.data.metrics["training/TFLOP"] == 1.0
+    assert child.data.metrics["training/minutes"] == 0.1667
     assert all(value == float(f"{value:.4g}") for value in child.data.metrics.values())
     _, pruned = active(place, "decay")
     metrics = pruned["live/laptop/decay/decoder/seed0"].data.metrics
@@ -165,7 +180,7 @@ def test_verdicts_can_be_searched(place):
     assert top.data.tags["claim.denseformer-a.ours"] == "gap = 0.1"
     assert top.data.tags["claim.denseformer-b.reason"] == "withdrawn: taken at another time"
     assert "claim.decay-c" not in top.data.tags
-    assert {"claims.csv", "claims.html"} <= {file.path for file in client.list_artifacts(top.info.run_id)}
+    assert {"tables/claims.csv", "tables/claims.html"} <= set(artifacts(client, top))
     for name in ("claims.csv", "claims.html"):
         (figures / name).unlink()
     synced(place)
@@ -192,6 +207,17 @@ def test_a_changed_run_stands_there_once_with_its_new_numbers(place):
         assert after[f"{PLAIN}/seed0"].data.params["model.layers"] == str(layers)
         assert after[f"{PLAIN}/seed1"].data.tags["mlflow.parentRunId"] == after[PLAIN].info.run_id
     assert everything(place) == held
+
+
+def test_a_run_of_an_older_layout_is_written_anew(place):
+    client, before = active(place)
+    top = before["live/laptop/denseformer"].info.run_id
+    client.log_text(top, "picture", "denseformer_depth.png")
+    client.set_tag(top, "formerlab.content", "a hash without its layout")
+    synced(place)
+    client, after = active(place)
+    assert artifacts(client, after["live/laptop/denseformer"]) == ["figures/denseformer_depth.png"]
+    assert set(after) == set(before)
 
 
 def test_what_was_deleted_or_left_half_done_comes_back(place):

@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
 
-from formerlab.commands.context import add_verb, load_plan
+from formerlab.commands.context import Plan, add_verb, load_plan
 from formerlab.errors import UserError, reason
 from formerlab.files import read_json, write_text
 
@@ -115,7 +115,7 @@ def ui(arguments: argparse.Namespace) -> None:
 
     It brings what is trained meanwhile into MLflow every minute, until it is stopped.
     """
-    from formerlab.tracking.mlflow import landing, sync
+    from formerlab.tracking.mlflow import TRAINING_VIEW, sync
 
     try:
         socket.create_server(("127.0.0.1", arguments.port)).close()
@@ -129,15 +129,11 @@ def ui(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"tracking_uri: {uri} has a page of its own; open that, `formerlab track` brings the runs there"
         )
-    try:
-        first = landing(uri, plan["scale"], list(plan["studies"]))
-    except Exception as error:  # whatever MLflow or its database throws
-        raise UserError(
-            f"{uri}: not a database of this MLflow ({reason(error)}); delete it, `track` makes it"
-        ) from None
+    tracked = _pages(plan) or {"no runs yet": f"/#/experiments?{TRAINING_VIEW}"}
     words = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, "--port", str(arguments.port)]
     words += ["--host", "127.0.0.1"]  # else MLFLOW_HOST may open it to the network
-    print(f"MLflow UI: http://127.0.0.1:{arguments.port}{first}", file=sys.stderr)
+    for study, page in tracked.items():
+        print(f"MLflow UI, {study}: http://127.0.0.1:{arguments.port}{page}", file=sys.stderr)
     quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # nothing asks for jobs
     with subprocess.Popen(words, env=os.environ | quiet) as server:
         try:
@@ -150,3 +146,20 @@ def ui(arguments: argparse.Namespace) -> None:
             server.terminate()
     if server.returncode not in (0, -signal.SIGINT, -signal.SIGTERM):
         raise SystemExit(server.returncode)
+
+
+def _pages(plan: Plan) -> dict[str, str]:
+    """Return the page of each study in MLflow; if no study is there yet, the runs are tracked first."""
+    from formerlab.tracking.mlflow import pages, sync
+
+    wanted = (plan["tracking_uri"], plan["scale"], list(plan["studies"]))
+    try:
+        tracked = pages(*wanted)
+    except Exception as error:  # whatever MLflow or its database throws
+        why = f"not a database of this MLflow ({reason(error)}); delete it, `track` makes it"
+        raise UserError(f"{plan['tracking_uri']}: {why}") from None
+    if not tracked:
+        with suppress(UserError):
+            sync(Path(plan["results"]), plan["tracking_uri"], Path(plan["figures"]))
+        tracked = pages(*wanted)
+    return tracked

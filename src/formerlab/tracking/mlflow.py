@@ -21,7 +21,16 @@ from formerlab.files import locked
 from formerlab.progress import Progress
 from formerlab.results.read import Results, read_run
 from formerlab.results.stages import MAKING
-from formerlab.tracking.rows import Entry, configuration_entry, content_of, picture, seed_entry, study_entry, unfinished
+from formerlab.tracking.rows import (
+    FOLDERS,
+    Entry,
+    configuration_entry,
+    content_of,
+    picture,
+    seed_entry,
+    study_entry,
+    unfinished,
+)
 
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -30,7 +39,11 @@ _ENVIRONMENT = {
 }
 VIEW = "formerlab"
 """Name of the view that each of our experiments has: configurations by held-out loss, and what a run costs."""
-_SHOWN = ("test/loss_nats", "size/million_parameters", "cost/TFLOP_with_ancestors", "cost/training_minutes")
+_SHOWN = ("test/loss_nats", "training/TFLOP_with_ancestors", "training/minutes", "weights/million_parameters")
+LAYOUT = "layout 2, "
+"""Version of names of metrics and of folders of artifacts; what was written in another one is written anew."""
+TRAINING_VIEW = "workflowType=machine_learning"
+"""Part of an address; without it MLflow's page opens in its view for agents, whatever the kind of the experiment."""
 _CURVES = ("valid/loss_nats", "train/loss_nats")
 """The charts that stand first; MLflow adds one for every other metric below them."""
 
@@ -126,13 +139,15 @@ def client_of(uri: str) -> tuple[Any, Path | None]:
     return MlflowClient(tracking_uri=f"sqlite:///{database}" if database else uri), database
 
 
-def landing(uri: str, scale: str, studies: Sequence[str]) -> str:
-    """Return the part of the UI's address that opens the first of these studies that was tracked, in our view of it."""
+def pages(uri: str, scale: str, studies: Sequence[str]) -> dict[str, str]:
+    """Return, for each of these studies that was tracked, the part of the UI's address that opens our view of it."""
     client, _ = client_of(uri)
-    for study in studies:
-        if found := client.get_experiment_by_name(f"formerlab/{scale}/{study}"):
-            return f"/#/experiments/{found.experiment_id}/runs?viewStateShareKey={VIEW}&workflowType=machine_learning"
-    return ""
+    experiments = {study: client.get_experiment_by_name(f"formerlab/{scale}/{study}") for study in studies}
+    return {
+        study: f"/#/experiments/{experiment.experiment_id}/runs?viewStateShareKey={VIEW}&{TRAINING_VIEW}"
+        for study, experiment in experiments.items()
+        if experiment
+    }
 
 
 def _view() -> dict[str, Any]:
@@ -198,7 +213,7 @@ class _Store:
         A run that has grown is updated. MLflow does not take back metrics and parameters: one that has others than the
         entry is removed and written anew.
         """
-        key = "/".join([self._prefix, *names])
+        key, content = "/".join([self._prefix, *names]), LAYOUT + content
         found = self._known.get(key)
         if found is not None and found.data.tags.get("formerlab.content") == content:
             self.done["unchanged"].append(key)
@@ -208,7 +223,8 @@ class _Store:
         entry = build()
         self.done["created" if found is None else "updated"].append(key)
         values = {(name, _rounded(value)) for name, value in entry.points[["name", "value"]].to_numpy()}
-        grown = found and found.data.params.items() <= entry.params.items() and found.data.metrics.items() <= values
+        laid_out = found and found.data.tags.get("formerlab.content", LAYOUT).startswith(LAYOUT)
+        grown = laid_out and found.data.params.items() <= entry.params.items() and found.data.metrics.items() <= values
         if found is not None and not grown:
             self._remove(found)
             found = None
@@ -244,14 +260,17 @@ class _Store:
             self._client._tracking_client.store._hard_delete_run(run.info.run_id)
 
     def _write(self, identity: str, entry: Entry, tags: dict[str, str], later_ms: int) -> None:
-        from mlflow.entities import Metric, Param, RunTag
+        from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
         points = [Metric(name, _rounded(value), at + later_ms, step)
                   for name, value, at, step in entry.thinned().itertuples(index=False, name=None)]  # fmt: skip
         params, said = ([kind(*item) for item in one.items()] for kind, one in ((Param, entry.params), (RunTag, tags)))
         self._client.log_batch(identity, metrics=points, params=params, tags=said)
+        if entry.data:
+            context = [InputTag("mlflow.data.context", "training")]
+            self._client.log_inputs(identity, datasets=[DatasetInput(Dataset(**entry.data), context)])
         for path in entry.files:
-            self._client.log_artifact(identity, str(path))
+            self._client.log_artifact(identity, str(path), FOLDERS.get(path.suffix))
         if entry.finished_ms is None:  # it goes on, maybe after a stop
             self._client.update_run(identity, status="RUNNING")
         else:

@@ -29,18 +29,23 @@ MOST_POINTS = 1000
 CLAIMS = ("claims.csv", "claims.html")
 """What the command `claims` leaves in the folder of the figures."""
 COSTS = {
-    "parameters": ("size/million_parameters", 1e6),
-    "parameters_non_embedding": ("size/million_parameters_non_embedding", 1e6),
-    "tokens": ("cost/million_tokens", 1e6),
-    "flops": ("cost/TFLOP", 1e12),
-    "flops_cumulative": ("cost/TFLOP_with_ancestors", 1e12),
-    "training_time_s": ("cost/training_minutes", 60),
-    "wall_time_s": ("cost/wall_minutes", 60),
-    "tokens_per_s": ("cost/tokens_per_s", 1),
-    "peak_memory_bytes": ("cost/peak_memory_GiB", 2**30),
-    "model_flops_utilisation": ("cost/model_flops_utilisation", 1),
+    "parameters": ("weights/million_parameters", 1e6),
+    "parameters_non_embedding": ("weights/million_parameters_non_embedding", 1e6),
+    "tokens": ("training/million_tokens", 1e6),
+    "flops": ("training/TFLOP", 1e12),
+    "flops_cumulative": ("training/TFLOP_with_ancestors", 1e12),
+    "training_time_s": ("training/minutes", 60),
+    "wall_time_s": ("training/wall_minutes", 60),
+    "tokens_per_s": ("training/tokens_per_s", 1),
+    "peak_memory_bytes": ("training/peak_memory_GiB", 2**30),
+    "model_flops_utilisation": ("training/model_flops_utilisation", 1),
 }
-"""Numbers of run.json that become metrics, each with its name and unit there."""
+"""Numbers of run.json that become metrics, each with its name and unit there.
+
+MLflow lists metrics by name: these come behind `test/loss_nats`, which is then the first column beside a run's name.
+"""
+FOLDERS = {".png": "figures", ".pdf": "figures", ".csv": "tables", ".html": "tables", ".md": "tables"}
+"""Folder of an artifact in MLflow, by the ending of its name; a run's specification and record are above both."""
 STATUS = {"finished": "FINISHED", "diverged": "FAILED", "failed": "FAILED", "running": "RUNNING"}
 """MLflow's word for the status of a run."""
 SHOWN = {file: table for file, table in TABLES.items() if table.value}
@@ -59,6 +64,8 @@ class Entry:
     points: DataFrame = field(default_factory=lambda: DataFrame(columns=["name", "value", "time_ms", "step"]))
     """Curves and final numbers, in the order of their steps; times are ms since 1970."""
     files: list[Path] = field(default_factory=list)
+    data: dict[str, str] = field(default_factory=dict)
+    """The data set that the run trained on: `name`, `digest`, `source_type`, `source` and `profile` of MLflow."""
 
     def thinned(self) -> DataFrame:
         """Return every 2nd, 4th, 8th, ... point of each curve and its last: one that has grown shows what it had."""
@@ -112,8 +119,8 @@ def study_entry(scale: str, study: str, figures: Path) -> Entry:
     criterion; there are none before claims were judged.
     """
     names = [name for drawing in catalogue().values() if drawing.study == study for name in drawing.outputs]
-    files = [figures / name for name in (*names, *CLAIMS) if name == CLAIMS[0] or not name.endswith(".csv")]
-    files = [path for path in files if path.exists()]
+    shown = [name for name in names if FOLDERS.get(Path(name).suffix) and not name.endswith(".csv")]
+    files = [path for name in (*shown, *CLAIMS) if (path := figures / name).exists()]
     tags: dict[str, str] = {}
     if (path := figures / CLAIMS[0]).exists():
         rows = pd.read_csv(path).drop_duplicates("claim").set_index("claim")
@@ -149,6 +156,7 @@ def configuration_entry(run: str, seeds: Sequence[Entry], figure: Sequence[Path]
         params={key: value for key, value in seeds[0].params.items() if key != "seed"},
         points=means,
         files=[*figure],
+        data=seeds[0].data,
     )
 
 
@@ -184,7 +192,17 @@ def seed_entry(results: Results, record: dict[str, Any]) -> Entry:
         params={_name(key): _text(value) for key, value in spec},
         points=points[np.isfinite(points["value"])],
         files=[path for name in ("run.json", "run.yaml", *names) if (path := folder / name).exists()],
+        data=_data_set(results.root / "data" / data["name"], data["fingerprint"]),
     )
+
+
+def _data_set(folder: Path, fingerprint: str) -> dict[str, str]:
+    """Return a prepared data set as MLflow takes it; the sizes of its splits where the data are still there."""
+    found = {"name": folder.name, "digest": fingerprint, "source_type": "local"}
+    found["source"] = json.dumps({"uri": str(folder.absolute())})
+    if (path := folder / "manifest.json").exists():
+        found["profile"] = json.dumps(read_json(path)["splits"])
+    return found
 
 
 def _points(rows: dict[str, DataFrame], record: dict[str, Any]) -> DataFrame:
