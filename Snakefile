@@ -99,4 +99,5 @@ onerror:
 
 
 onsuccess:
+    track_if_left_out()
     count_failed_drawings()

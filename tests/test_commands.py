@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -322,9 +323,12 @@ def test_the_demo_hands_every_value_on_to_snakemake_as_it_is(project, monkeypatc
     )
     values = {"small.optimizer.lr": "1.0e-7", "small.runs.child.growth.keys": "random", "seeds": "[3, 4]"}
     words = [word for key, value in values.items() for word in ("--set", f"{key}={value}")]
+    Path("results/live/smoke").mkdir(parents=True)
     with pytest.raises(SystemExit) as caught:
         main(["demo", "--scale", "smoke", "--cores", "1", *words])
     assert caught.value.code == 1
+    shown = capsys.readouterr().out
+    assert f"python -m formerlab ui --scale smoke {shlex.join(words)}\n" in shown
     (command,) = commands
     given = locate.typed(parse_config(command[command.index("--config") + 1 :]))
     values = {"small.optimizer.lr": 1.0e-7, "small.runs.child.growth.keys": "random", "seeds": [3, 4]}

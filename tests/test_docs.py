@@ -3,12 +3,14 @@
 import argparse
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
 from formerlab.__main__ import build_parser
+from formerlab.plan.build import build_plan
 from formerlab.report.drawings import catalogue
 
 ROOT = Path(__file__).parents[1]
@@ -103,8 +105,29 @@ def test_files_exist(page):
 def test_pages_can_be_read_at_one_sitting():
     lines = {str(page.relative_to(ROOT)): page.read_text().count("\n") for page in PAGES if page.name != "CHANGELOG.md"}
     assert lines.pop("README.md") <= 110
-    assert len(lines) <= 24
+    assert len(lines) <= 25
     assert {name: count for name, count in lines.items() if count > 120} == {}
+
+
+def test_a_new_project_takes_the_configuration_of_the_page_on_own_text(tmp_path, monkeypatch):
+    """Its two runs, its questions of both, and the figure that the page asks for."""
+    page = (ROOT / "docs/own_text.md").read_text()
+    settings, questions = ("".join(re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL)) for kind in ("yaml", "json"))
+    assert settings.startswith("studies: [denseformer]")
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(ROOT / "config.yaml", tmp_path)
+    shutil.copytree(ROOT / "workflow", tmp_path / "workflow")
+    shutil.copytree(ROOT / "docs", tmp_path / "text", ignore=lambda _, names: [n for n in names if n[-3:] != ".md"])
+    (tmp_path / "questions.jsonl").write_text(questions)
+    (tmp_path / "mine.yaml").write_text(settings)
+    with open("config.yaml", "a") as config:
+        config.write(re.search(r"echo '(.*)' >> config.yaml", page)[1])
+    plan = build_plan(tmp_path, {})
+    runs = {f"denseformer/{run}/seed0" for run in ("plain-4", "dwa-1x1-4")}
+    assert set(plan["train"]) == set(plan["zeroshot"]) == runs
+    assert all("mine_local" in job["suites"] for job in plan["zeroshot"].values())
+    drawn = {file for job in plan["draw"].values() for file in job["outputs"]}
+    assert set(re.findall(r"snakemake --cores 2 (figures/\S+)", page)) <= drawn
 
 
 def test_the_overview_shows_numbers_of_the_readme():

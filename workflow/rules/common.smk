@@ -245,6 +245,15 @@ def drawn_here():
     return [job for name, job in PLAN["draw"].items() if f"draw_{name}" in rules]
 
 
+def track_if_left_out():
+    """Bring the runs into MLflow after a call that may have trained and leaves out the rule `track`, as one of a study
+    or of a figure does."""
+    rules_of_call = {job.rule.name for job in workflow.dag.jobs}
+    left_out = "track" not in rules_of_call and rules_of_call & {*MAKING}
+    if PLAN["tracking_uri"] and left_out:
+        shell("python -m formerlab track")
+
+
 def count_failed_drawings():
     """Stop with the number of figures and tables of this call that could not be drawn, if there are any."""
     if failed := [name for job in drawn_here() for name in failed_drawings(job)]:

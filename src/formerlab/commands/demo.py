@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -56,7 +57,8 @@ def _run(arguments: argparse.Namespace) -> int:
     status = _snakemake(given, "--cores", str(arguments.cores), "--keep-going")
     if status and any(LOCKS.glob("*.lock")):
         return EXIT_USER_ERROR  # Snakemake said so
-    results, whole = Path(plan["results"]), f"python -m formerlab status --scale {plan['scale']}"
+    results, same = Path(plan["results"]), _options(plan["scale"], arguments)
+    whole = f"python -m formerlab status {same}"
     report = results / "report.html"
     if results.is_dir():
         try:
@@ -67,14 +69,20 @@ def _run(arguments: argparse.Namespace) -> int:
         rows = {
             "figures and tables": plan["figures"] + "/",
             "rows of every run": plan["results"] + "/",
-            "report": str(report) if report.exists() else "python -m formerlab report",
-            "MLflow UI": "python -m formerlab ui",
+            "report": str(report) if report.exists() else f"python -m formerlab report {same}",
+            "MLflow UI": f"python -m formerlab ui {same}",
             "what ran, what is stale": whole,
         }
         print("\n".join(f"{name:<24} {place}" for name, place in rows.items()))
     if status:
         print(f"\nNot all of it was made; `{whole}` says what is left", file=sys.stderr)
     return status
+
+
+def _options(scale: str, arguments: argparse.Namespace) -> str:
+    """Return the options by which another command finds the plan of this call."""
+    overlay = ["--overlay", arguments.overlay] if arguments.overlay else []
+    return shlex.join(["--scale", scale, *overlay, *(word for item in arguments.set for word in ("--set", item))])
 
 
 def _snakemake(given: dict[str, Any], *words: str) -> int:
