@@ -3,12 +3,13 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from fixtures.rows import NOVELS, make_run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formerlab.report.claims.envelope import SAME_BUDGET, flops_at_loss, on_envelope
+from formerlab.report.claims.envelope import SAME_BUDGET, envelope_variance, flops_at_loss, on_envelope
 from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
 from formerlab.report.claims.rows import Rows
 from formerlab.report.claims.verdict import judge
@@ -68,12 +69,28 @@ def test_worse_runs_their_order_and_the_unit_of_flops_do_not_matter(points, loss
     assert flops_at_loss(loss, 7 * flops, losses) == pytest.approx(7 * expected, rel=1e-9, nan_ok=True)
 
 
+def test_the_envelope_varies_by_the_slope_of_ln_flops_on_ln_loss():
+    """Between two runs of one power law; the nearer run counts by its share, and both by the seeds that they have."""
+    flops, law = np.array([1e12, 4e12]), lambda cost: 4 * (cost / 1e12) ** -0.1
+    by_run = [pd.Series(law(cost) + np.array(noise)) for cost, noise in zip(flops, ([-0.01, 0.01], [0.0]), strict=True)]
+    cost, middle = np.array([6e12]), np.array([law(2e12)])
+    found, freedom = envelope_variance(middle, cost, flops, by_run)
+    means, ends = [run.mean() for run in by_run], []
+    for shift in (-1e-5, 1e-5):
+        ends.append([cost[0] / flops_at_loss(middle[0], flops, np.add(means, shift * np.eye(2)[i])) for i in (0, 1)])
+    slopes = (np.array(ends[1]) - np.array(ends[0])) / 2e-5
+    spread = 2e-4  # one degree of freedom: two seeds of one run
+    assert (found, freedom) == (pytest.approx(spread * (slopes[0] ** 2 / 2 + slopes[1] ** 2), rel=1e-4), 1)
+    assert slopes == pytest.approx(-3 * 0.5 * 10 / np.array(means), rel=1e-3), "d ln F / d ln L = 10, shares of a half"
+    assert envelope_variance(middle, cost, flops, [run[:1] for run in by_run]) is None
+
+
 CLAIM = next(claim for claim in read_claims().claims if claim.id == "tokenformer-growth-saves-cost")
 CLAIM = CLAIM.model_copy(update={"regime": ()})  # which test_regime.py has
 LAW = [(size, length, size * length * 1e12) for size in (1, 2, 4) for length in (1, 2, 4)]
 
 
-def judged(root, *, seeds=(0, 1, 2), loss=None, flops=4e12, left_out=(), init=None, lent=None):
+def judged(root, *, seeds=(0, 1, 2), loss=None, flops=4e12, left_out=(), init=None, lent=None, spread=0.0):
     """The verdict on a chain of `flops` that reaches the loss of a Transformer of 8e12, or `loss`.
 
     With `lent` the chain was tested on another text, and on so many tokens a window of the text of the others.
@@ -83,7 +100,8 @@ def judged(root, *, seeds=(0, 1, 2), loss=None, flops=4e12, left_out=(), init=No
             continue
         for seed in seeds:
             changes = {"parameters": size * 1000, "tokens": length * 1000, "init": init}
-            exact(root, f"envelope-{size}-{length}", seed, 4 * (cost / 1e12) ** -0.1, cost, **changes)
+            loss_there = 4 * (cost / 1e12) ** -0.1 + spread * (seed - 1)
+            exact(root, f"envelope-{size}-{length}", seed, loss_there, cost, **changes)
     for seed in (0, 1, 2):
         reached, other = 4 * 8**-0.1 if loss is None else loss, {"data": NOVELS["data"]} if lent else {}
         folder = exact(root, "grown-random-sqrt-4", seed, 3.9 if lent else reached, flops, tokens=1, **other)
@@ -112,6 +130,16 @@ def test_a_chain_at_half_the_cost_saves_it(tmp_path):
     assert lent.items[0].values == verdict.items[0].values, "its loss on their text, not on its own"
     single = judged(tmp_path / "single/overnight", seeds=(0,))
     assert (single.outcome, single.items[0].seeds) == ("agrees", 3), "one seed of the envelope serves all of the chain"
+
+
+def test_one_envelope_serves_all_seeds_and_its_own_spread_widens_the_interval(tmp_path):
+    """The chain has the same loss in every seed; the losses of the envelope differ between seeds."""
+    verdict = judged(tmp_path / "overnight", flops=3e12, spread=0.02)
+    cost = verdict.items[0].names["cost"]
+    assert cost.by_seed.std() < 1e-12
+    found = cost.interval(0.95)
+    assert found.mean == pytest.approx(3 / 8, rel=1e-3)
+    assert found.high - found.mean > 0.015, "half of 0.375 x 10 x 0.02 / sqrt(3) / 3.25 x 2.1: two runs share the corner"
 
 
 @pytest.mark.parametrize(

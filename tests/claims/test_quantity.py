@@ -17,6 +17,7 @@ from formerlab.report.claims.quantity import (
     Level,
     MissingRowsError,
     residual_variance,
+    variance_within,
 )
 from formerlab.report.claims.rows import alike
 from formerlab.report.studies.two_fold import answers_of, choices
@@ -56,6 +57,35 @@ def test_the_pooled_variance_stands_unless_the_own_one_is_larger_than_chance():
     values = [3.0, 6.0, 9.0]
     wild = (linear("a", values, POOL) - linear("b", [0.0] * 3, POOL)).interval(0.95)
     assert wild.high - wild.mean == pytest.approx(stats.t(2).ppf(0.975) * stats.sem(values))
+
+
+def test_arms_of_unequal_deviation_have_welchs_interval():
+    """Each arm's own variance, with the degrees of freedom of both; equal deviations keep the common one."""
+    wide, narrow = pd.Series([3.0, 3.12, 3.05]), pd.Series([2.9, 2.91, 2.92])
+    own = [variance_within([values]) for values in (wide, narrow)]
+    a, b = (linear(n, v, POOL, own=lambda o=o: o) for n, v, o in zip("ab", (wide, narrow), own, strict=True))
+    expected = stats.ttest_ind(wide, narrow, equal_var=False).confidence_interval(0.95)
+    found = (a - b).interval(0.95)
+    assert (found.low, found.high) == pytest.approx(expected)
+    common = stats.t(12).ppf(0.975) * math.sqrt(2 * 0.01 / 3)
+    for others in ((own[0], own[0]), (own[0], None)):
+        a, b = (linear(n, v, POOL, own=lambda o=o: o) for n, v, o in zip("ab", (wide, narrow), others, strict=True))
+        found = (a - b).interval(0.95)
+        assert found.high - found.mean == pytest.approx(common)
+
+
+def test_runs_of_one_model_give_its_deviation_about_their_own_means():
+    first, second, single = pd.Series([3.0, 3.2]), pd.Series([4.0, 4.0, 4.3]), pd.Series([9.0])
+    assert variance_within([first, second, single]) == pytest.approx(((0.02 + 0.06) / 3, 3))
+    assert variance_within([single]) is None
+
+
+def test_what_all_seeds_share_enters_once():
+    """An envelope's variance does not shrink with the seeds of the chain."""
+    found = linear("a", [1.0, 1.2, 1.1], shared=(0.04, 6)).interval(0.95)
+    between = 0.01 / 3
+    freedom = (between + 0.04) ** 2 / (between**2 / 2 + 0.04**2 / 6)
+    assert found.high - found.mean == pytest.approx(stats.t(freedom).ppf(0.975) * math.sqrt(between + 0.04))
 
 
 def test_coefficients_of_one_run_add_up_before_they_are_squared():

@@ -5,7 +5,7 @@ import math
 
 import pandas as pd
 import pytest
-from fixtures.rows import dwa, make_run, model
+from fixtures.rows import dwa, make_run, model, write_csv
 
 from formerlab.report.claims.regime import QUANTITIES, arms_of, shots, unmet
 from formerlab.report.claims.registry import Arm, ClaimArms, Condition, read_claims
@@ -75,8 +75,45 @@ def test_curves_say_how_far_a_run_has_come(root):
     assert value(root, "final_rate_share", "a") == pytest.approx(0.01)
     assert value(root, "still_falling", "a") == pytest.approx(-0.3), "from step 90 to 100, a tenth of the run"
     assert value(root, "rise_from_best", "a") == pytest.approx(0.3)
+    assert value(root, "still_learning", "a") == pytest.approx(2 - 1.7), "from step 50 to 100, half of the run"
     write_curve(make_run(root, "study", "seldom"), [4.0, 3.0, 2.6])
     assert value(root, "still_falling", "seldom") == pytest.approx(0.4 / 5), "half of the run lies between"
+
+
+def test_a_control_that_no_longer_learns_is_not_met(root):
+    """The second half gains 0.004 nats; the gain of the first half does not count."""
+    write_curve(make_run(root, "study", "a"), [9, 3.9, 3.804, 3.803, 3.8])
+    write_curve(make_run(root, "study", "b"), [9, 3.9, 3.806, 3.803, 3.8])
+    assert not holds(root, "still_learning", {"at_least": 0.005}, arm="a")
+    assert holds(root, "still_learning", {"at_least": 0.005}, arm="b")
+
+
+def test_arms_read_their_text_about_as_often(root):
+    for run, epochs in (("often", 6.09), ("seldom", 2.34), ("twice", 4.68)):
+        make_run(root, "study", run, read=[{"epochs": 40.0}, {"epochs": epochs}])
+    assert not holds(root, "epochs_apart", {"at_most": 1}, one="often", other="seldom")
+    assert holds(root, "epochs_apart", {"at_most": 1}, one="twice", other="seldom"), "twice as often is not more"
+
+
+def test_windows_are_counted_and_not_their_rows(root):
+    """Of mask measures: 19 windows are too few, whatever their metrics and configurations."""
+    folder = make_run(root, "study", "a")
+    arm = Arm(run="a", policy="h2o", budget=0.2)
+    claim = next(claim for claim in read_claims().claims if claim.id == "decay-mask-closer-to-ideal")
+    condition = Condition(quantity="examples", of="decay", at_least=20)
+    for count in (19, 20):
+        rows = [
+            ("h2o", "", 0.5, 0.2, window, metric, 0.1, window // 2)
+            for window in range(count)
+            for metric in ("distance_to_ideal", "early_share")
+        ]
+        columns = ("policy", "alpha", "recent", "budget", "window", "metric", "value", "document")
+        write_csv(folder / "prune_masks.csv", columns, rows)
+        own = claim.model_copy(update={"regime": (condition,)})
+        rows = Rows(Results(root), "study", ClaimArms(arms={"decay": arm}))
+        lines = unmet(own, arms_of(own, rows, None))
+        assert lines == ([] if count == 20 else ["examples (decay) 19, needed at least 20"])
+        assert rows.windows(arm, "distance_to_ideal") == (count, (count + 1) // 2)
 
 
 def test_overfitting_is_measured_without_the_smoothing_of_the_training_loss(root):
@@ -116,6 +153,18 @@ def test_a_rate_lies_inside_its_grid(root, own, rates, inside):
         assert value(root, "rates_searched", arm) == len(rates)
         assert value(root, "search_share", arm) == 0.25
         assert holds(root, "same_grid", {"at_least": 1}, one=arm, other=arm)
+
+
+def test_rates_are_compared_over_the_seeds_that_both_have(root):
+    """A lucky seed of the neighbours does not count against the mean over the seeds of the rate in use."""
+    for seed, loss in enumerate((4.30, 4.40, 4.50)):
+        make_run(root, "study", "s-100", seed, optimizer={"lr": 0.01}, loss=loss)
+    for rate, loss in ((0.005, 4.31), (0.02, 4.32)):
+        make_run(root, "study", f"s-{rate * 1e4:.0f}", optimizer={"lr": rate}, loss=loss)
+    arm = Arm(run="s-100", searched=("overnight/s-*",))
+    assert holds(root, "rate_inside", {"at_least": 1}, arm=arm)
+    make_run(root, "study", "s-best", optimizer={"lr": 0.015}, loss=4.29)
+    assert not holds(root, "rate_inside", {"at_least": 1}, arm=arm)
 
 
 def test_rates_are_searched_from_the_parents_in_use(root):

@@ -1,7 +1,7 @@
 """The numbers that claims are judged by, from rows whose answers are known."""
 
 import pytest
-from fixtures.rows import WINDOWS, make_decay, make_run, write, write_csv
+from fixtures.rows import NOVELS, WINDOWS, make_decay, make_run, model, write, write_csv
 
 from formerlab.report.claims.quantity import MissingRowsError
 from formerlab.report.claims.registry import Arm, ClaimArms
@@ -54,3 +54,15 @@ def test_an_arm_is_one_policy(tmp_path):
         rows.sample(Arm(run="decoder", policy="h2o"), "loss_nats")
     one = rows.sample(Arm(run="decoder", policy="decay", alpha=0.2, recent=0.0, budget=0.4), "loss_nats")
     assert one.groups[0].shape[:2] == (1, WINDOWS)
+
+
+def test_the_deviation_of_a_model_is_that_of_its_runs_on_any_text(tmp_path):
+    """Not that of another model, nor of a run of more than twice the cost."""
+    losses = {"a": (3.0, 3.1), "elsewhere": (4.0, 4.3), "other": (3.0, 3.9), "dear": (3.0, 3.7)}
+    changes = {"elsewhere": NOVELS, "other": {"spec": model(layers=9)}, "dear": {"flops": 3e12}}
+    for run, by_seed in losses.items():
+        for seed, loss in enumerate(by_seed):
+            folder = make_run(tmp_path, "tokenformer", run, seed, **changes.get(run, {}))
+            write(folder / "test.csv", [(window, 64, loss) for window in range(WINDOWS)])
+    rows = Rows(Results(tmp_path), "tokenformer", ClaimArms(arms={}))
+    assert rows.level(Arm(run="a"), "loss_nats").own() == pytest.approx(((0.1**2 + 0.3**2) / 2 / 2, 2))

@@ -6,11 +6,13 @@ metrics: flops_ratio_at_equal_loss).
 """
 
 import math
-from collections.abc import Hashable
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pandas import DataFrame
+from pandas import Series
+
+from formerlab.report.claims.quantity import variance_within
 
 SAME_BUDGET = 1.02
 """Runs whose FLOPs differ by less than this factor have one budget, of which the best alone counts.
@@ -45,9 +47,21 @@ def flops_at_loss(loss: float, flops: ArrayLike, losses: ArrayLike) -> float:
     return float(np.exp(costs[below] + share * (costs[above] - costs[below])))
 
 
-def of_seed(runs: DataFrame, seed: Hashable) -> DataFrame:
-    """Return the points for a seed: its own where every run of the envelope has it, else the means over the seeds."""
-    own = runs[runs["seed"] == seed]
-    if own["run"].nunique() == runs["run"].nunique():
-        return own
-    return runs.groupby("run", as_index=False)[["flops_cumulative", "loss_nats"]].mean()
+def envelope_variance(
+    losses: NDArray[np.float64], costs: NDArray[np.float64], flops: NDArray[np.float64], by_run: Sequence[Series]
+) -> tuple[float, int] | None:
+    """Return the variance between seeds that the envelope gives to a mean ratio of FLOPs, and its degrees of freedom.
+
+    `losses` and `costs` are those of the chain by seed, `flops` and `by_run` (losses by seed) those of the envelope's
+    runs. To first order: the derivative by the mean loss of each run, times the variance of that mean, pooled over the
+    runs. None where each of them has one seed.
+    """
+    if (pool := variance_within(by_run)) is None:
+        return None
+    means, step = np.array([run.mean() for run in by_run]), 1e-6
+
+    def ratio(shift: NDArray[np.float64]) -> float:
+        return float(np.mean(costs / [flops_at_loss(loss, flops, means + shift) for loss in losses]))
+
+    slopes = [(ratio(shift) - ratio(-shift)) / (2 * step) for shift in step * np.eye(len(means))]
+    return float(sum(slope**2 * pool[0] / len(run) for slope, run in zip(slopes, by_run, strict=True))), pool[1]

@@ -27,6 +27,8 @@ BATCHES = 20
 """Batches of resamples, each with a random seed of its own (monte_carlo_batches)."""
 POOL_CHECK = 0.99
 """Level of the F test above which a comparison keeps its own variance (pool_check)."""
+UNEQUAL = 2
+"""Arms whose standard deviations between seeds differ by more than this factor have Welch's interval (version 4)."""
 
 
 class MissingRowsError(Exception):
@@ -78,6 +80,12 @@ def residual_variance(values: Series) -> tuple[float, int] | None:
     return (float(np.sum((found - design @ fit) ** 2)) / freedom, freedom) if freedom > 0 else None
 
 
+def variance_within(values: Sequence[Series]) -> tuple[float, int] | None:
+    """Return the variance of values about the mean of their run, and its degrees of freedom; nothing for single seeds."""
+    freedom = sum(len(run) - 1 for run in values)
+    return (float(sum(run.var(ddof=0) * len(run) for run in values)) / freedom, freedom) if freedom > 0 else None
+
+
 @dataclass(frozen=True)
 class Level:
     """One number of a run, by seed."""
@@ -90,6 +98,10 @@ class Level:
     weights: Float[np.ndarray, " units"] | None = field(default=None, compare=False)
     pooled: Callable[[Collection["Level"]], tuple[float, int] | None] = field(default=lambda _: None, compare=False)
     """Returns the variance of such numbers between seeds, over runs like those of the levels (`residual_variance`)."""
+    own: Callable[[], tuple[float, int] | None] = field(default=lambda: None, compare=False)
+    """Returns the same over the runs of this model alone, each about its own mean (`variance_within`)."""
+    shared: tuple[float, int] | None = field(default=None, compare=False)
+    """Variance of what all seeds share, such as an envelope, and its degrees of freedom."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +122,8 @@ class Combination(Quantity):
         values, seeds = self.by_seed.to_numpy(), len(self.by_seed)
         if seeds < 2:
             return student(values)
-        parts = [self._between(float(values.var(ddof=1)), seeds), *self.documents()]
+        parts = [*self._between(float(values.var(ddof=1)), seeds), *self.documents()]
+        parts += [(c**2 * level.shared[0], level.shared[1]) for level, c in self.terms.items() if level.shared]
         return t_interval(float(values.mean()), parts, confidence, seeds=seeds, method="student")
 
     def __mul__(self, factor: float) -> "Combination":
@@ -122,15 +135,25 @@ class Combination(Quantity):
         terms = {level: c + self.terms.get(level, 0.0) for level, c in other.terms.items()}
         return Combination({**self.terms, **terms}, self.constant + other.constant)
 
-    def _between(self, own: float, seeds: int) -> tuple[float, float]:
+    def _between(self, own: float, seeds: int) -> list[tuple[float, float]]:
         """Return the variance of the mean over seeds: pooled, unless its own one is larger than chance would have."""
-        coefficients = [*self.terms.values()]
-        if abs(sum(coefficients)) < 1e-9 and (pool := next(iter(self.terms)).pooled(self.terms)) is not None:
-            variance, freedom = pool
-            expected = variance * sum(c**2 for c in coefficients)
-            if own <= expected * float(special.fdtri(seeds - 1, freedom, POOL_CHECK)):
-                return expected / seeds, freedom
-        return own / seeds, seeds - 1
+        expected = self._pooled()
+        if expected:
+            total, doubt = sum(v for v, _ in expected), sum(v**2 / freedom for v, freedom in expected)
+            if own <= total * float(special.fdtri(seeds - 1, total**2 / doubt if doubt else 1.0, POOL_CHECK)):
+                return [(variance / seeds, freedom) for variance, freedom in expected]
+        return [(own / seeds, seeds - 1)]
+
+    def _pooled(self) -> list[tuple[float, float]]:
+        """Return the pooled variance of one seed in parts: one for all arms, or one for each where they are unequal."""
+        if abs(sum(self.terms.values())) >= 1e-9:
+            return []
+        of_arms = [level.own() for level in self.terms]
+        found = [variance for variance, _ in filter(None, of_arms)]
+        if len(found) == len(self.terms) == 2 and max(found) > UNEQUAL**2 * min(found):
+            return [(c**2 * arm[0], arm[1]) for c, arm in zip(self.terms.values(), of_arms, strict=True) if arm]
+        pool = next(iter(self.terms)).pooled(self.terms)
+        return [] if pool is None else [(pool[0] * sum(c**2 for c in self.terms.values()), pool[1])]
 
     def documents(self) -> list[tuple[float, float]]:
         """Return the variance of the choice of documents; empty where they are few or unknown."""

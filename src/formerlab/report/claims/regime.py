@@ -18,13 +18,20 @@ from pandas import DataFrame, Series
 
 from formerlab.report.claims.quantity import Combination, MissingRowsError
 from formerlab.report.claims.registry import Arm, Claim, Condition
-from formerlab.report.claims.rows import Rows, policy_rows
+from formerlab.report.claims.rows import OF_WINDOWS, Rows, policy_rows
 from formerlab.results.read import Results
 from formerlab.statistics import CONFIDENCE
 
-CURVES = ("final_rate_share", "still_falling", "rise_from_best", "overfit", "rate_inside", "gain_of_depth")
+CURVES = (
+    *("final_rate_share", "still_falling", "still_learning", "rise_from_best"),
+    *("overfit", "rate_inside", "gain_of_depth"),
+)
 """Quantities that a diverged run does not have; its settings and counts remain."""
-SHOWN = {"final_rate_share": "final rate / peak", "still_falling": "nats in the last tenth"}
+SHOWN = {
+    "final_rate_share": "final rate / peak",
+    "still_falling": "nats in the last tenth",
+    "still_learning": "nats in the second half",
+}
 
 
 @dataclass(frozen=True)
@@ -66,7 +73,7 @@ class ArmRuns:
 
     @cached_property
     def searched(self) -> DataFrame:
-        """Return lr, tokens and loss of the runs among which its rate was searched: of its model, data and start."""
+        """Return lr, seed, tokens and loss of the runs among which its rate was searched: of its model, data, start."""
         results, found = self.rows.results, []
         patterns = self.arm.searched or ((f"{results.scale}/{self.arm.best_of}",) if self.arm.best_of else ())
         own = results.stage_record(str(self.records["id"].iloc[0]), "train")
@@ -82,10 +89,11 @@ class ArmRuns:
                 alike &= run["data.fingerprint"] == own["data"]["fingerprint"]
                 if alike and (not starts or run.get("init.weights_sha256") in starts):
                     loss = run["final.valid_loss_nats"]
-                    found.append((run["spec.optimizer.lr"], run["tokens"], math.inf if pd.isna(loss) else loss))
+                    loss = math.inf if pd.isna(loss) else loss
+                    found.append((run["spec.optimizer.lr"], run["seed"], run["tokens"], loss))
         if not found:
             raise MissingRowsError(f"no rate of {self.name} was searched with its model, data and start")
-        return DataFrame(found, columns=["lr", "tokens", "loss"])
+        return DataFrame(found, columns=["lr", "seed", "tokens", "loss"])
 
 
 def epochs(runs: ArmRuns) -> float:
@@ -114,13 +122,24 @@ def still_falling(runs: ArmRuns) -> float:
     """Nats that the validation loss falls in a tenth of the run, from the last evaluation at or before 0.9 of it on."""
 
     def slope(curve: DataFrame) -> float:
-        steps, loss = curve["step"].to_numpy(float), curve["loss_nats"].to_numpy(float)
-        early = np.flatnonzero(steps <= 0.9 * steps[-1])
-        if not len(early):
-            raise MissingRowsError(f"{runs.name} has no evaluation before the last tenth")
-        return float((loss[early[-1]] - loss[-1]) / (10 * (steps[-1] - steps[early[-1]]) / steps[-1]))
+        left, gain = _gain_after(curve, 0.9, runs.name)
+        return gain / (10 * left)
 
     return runs.over_seeds("curve", slope)
+
+
+def still_learning(runs: ArmRuns) -> float:
+    """Nats that the validation loss falls from the last evaluation at or before half of the run on."""
+    return runs.over_seeds("curve", lambda curve: _gain_after(curve, 0.5, runs.name)[1])
+
+
+def _gain_after(curve: DataFrame, fraction: float, run: str) -> tuple[float, float]:
+    """Return which part of the run, and how many nats of its gain, follow its last evaluation before a fraction."""
+    steps, loss = curve["step"].to_numpy(float), curve["loss_nats"].to_numpy(float)
+    early = np.flatnonzero(steps <= fraction * steps[-1])
+    if not len(early):
+        raise MissingRowsError(f"{run} has no evaluation in the first {fraction:.0%} of its steps")
+    return float((steps[-1] - steps[early[-1]]) / steps[-1]), float(loss[early[-1]] - loss[-1])
 
 
 def overfit(runs: ArmRuns) -> float:
@@ -145,12 +164,31 @@ def loss_by_pruning(runs: ArmRuns) -> float:
     return float(means[0] - means[1])
 
 
+def examples(runs: ArmRuns) -> float:
+    """Windows, questions, pairs or images behind the metric by which policies are compared."""
+    if runs.measured in OF_WINDOWS:
+        return float(runs.rows.windows(runs.arm, runs.measured)[0])
+    return float(sum(map(len, runs.rows.sample(runs.arm, runs.measured).names.values())))
+
+
 def rate_inside(runs: ArmRuns) -> float:
-    """1 where the rate is the best of the searched ones, with others at most a factor of two below and above."""
-    by_rate = runs.searched.groupby("lr")["loss"].mean()
+    """1 where the rate is the best of the searched ones, with others at most a factor of two below and above.
+
+    Two rates are compared over the seeds that both have, without such seeds by their means.
+    """
+    by_rate = runs.searched.groupby(["lr", "seed"])["loss"].mean().unstack()
     steps = by_rate.index.to_numpy(float) / runs.mean("spec.optimizer.lr")
     inside = any(0.4999 < step < 0.9999 for step in steps) and any(1.0001 < step < 2.0001 for step in steps)
-    return float(inside and abs(steps[by_rate.to_numpy().argmin()] - 1) < 1e-4)
+    own = by_rate[np.abs(steps - 1) < 1e-4]
+    if not inside or own.empty:
+        return 0.0
+
+    def better(other: Series) -> bool:
+        shared = (own.iloc[0].notna() & other.notna()).to_numpy()
+        first, second = ((it[shared] if shared.any() else it).mean() for it in (own.iloc[0], other))
+        return bool(second < first)
+
+    return float(not any(better(by_rate.iloc[place]) for place in range(len(by_rate))))
 
 
 def shots(suite: str) -> int:
@@ -171,7 +209,7 @@ QUANTITIES: dict[str, Callable[[ArmRuns], float]] = {
     "period": partial(ArmRuns.mean, column="spec.model.depth.period", otherwise=0.0),
     "rotary": partial(ArmRuns.mean, column="spec.model.position.fraction", otherwise=0.0),
     **{one.__name__: one for one in (epochs, tokens_per_new_parameter, start_tokens_per_parameter, still_falling)},
-    **{one.__name__: one for one in (overfit, loss_by_pruning, rate_inside)},
+    **{one.__name__: one for one in (still_learning, overfit, loss_by_pruning, examples, rate_inside)},
     "head_width": lambda runs: runs.mean(
         "spec.model.d_key", runs.mean("spec.model.width") / runs.mean("spec.model.heads")
     ),

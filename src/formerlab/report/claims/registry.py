@@ -20,6 +20,10 @@ Moment = Literal["end", "first_step", "last_step", "area_under_curve"]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
+POOLED = {"pooled intervals": ("diff", "logratio")}
+"""Functions of criteria that a change of statistics touches without naming them."""
+
+
 class Registered(Spec):
     """A part of claims.yaml; entries for readers alone have no field here."""
 
@@ -114,16 +118,26 @@ class ClaimRegistry(Registered):
     claims: tuple[Claim, ...]
 
     def changed(self, claim: Claim) -> str:
-        """Return a note for a verdict whose claim or criterion is younger than the rest."""
-        notes: list[str] = []
+        """Return a note for a verdict whose claim, criterion or statistics are younger than the first rows."""
+        criterion = claim.criterion
+        called = {*re.findall(r"(\w+)\(", " ".join((*criterion.let.values(), criterion.holds, criterion.requires or "")))}
+        added, changed, statistics = 0, list[int](), list[int]()
         for change in self.changes:
             for what in change.what:
                 subject, _, text = what.partition(": ")
                 if subject.endswith("added") and claim.id in text.split(", "):
-                    notes = [f"added in version {change.version}"]
-                elif subject == claim.id:
-                    notes.append(f"changed in version {change.version}")
-        return "; ".join(notes)
+                    added, changed, statistics = change.version, [], []
+                elif claim.id in subject.split(", ") or ("every measured claim" in subject and claim.kind == "measured"):
+                    changed.append(change.version)
+                elif called & {*POOLED.get(subject, re.findall(r"(\w+)\(\)", subject))}:
+                    statistics.append(change.version)
+        notes = ("changed", changed), ("statistics changed", statistics)
+        parts = [f"{word} in {_versions(which)}" for word, listed in notes if (which := {*listed} - {added})]
+        return "; ".join([f"added in version {added}", *parts] if added else parts)
+
+
+def _versions(numbers: set[int]) -> str:
+    return f"version{'s' * (len(numbers) > 1)} {', '.join(map(str, sorted(numbers)))}"
 
 
 @cache

@@ -23,7 +23,7 @@ RULES = (
 )
 FIRST_SCREEN = {
     "transformer-single-head-worse": "loss with one head minus the base model, nats",
-    "tokenformer-growth-beats-continuing": "nats grown minus trained on, at 0.4 and 0.8 of the parent's tokens",
+    "tokenformer-growth-beats-continuing": "nats grown minus continued, at 0.1, 0.4 and 0.8 of the parent's tokens",
     "tokenformer-growth-saves-cost": "FLOPs of the chain by those of a Transformer from scratch of equal loss",
     "tokenformer-growth-equal-total-flops": "nats grown minus from scratch",
     "tokenformer-continued-training-lower": "what tokens bring minus what padding brings at the last step, nats",
@@ -122,11 +122,14 @@ def first_screen(found: Mapping[str, Sequence[Verdict]]) -> str:
     rows = []
     for name, meaning in FIRST_SCREEN.items():
         verdict = by_id[name]
-        items = [item for item in verdict.items if item.outcome == verdict.outcome and item.values]
+        cases = verdict.claim.criterion.combine == "tested"  # shown also where another item decides
+        items = [item for item in verdict.items if item.values and (cases or item.outcome == verdict.outcome)]
         named = len(items) > 1
         numbers = [f"{item.item} " * named + next(iter(item.values.values())).partition(" (SD")[0] for item in items]
-        reason = items[0].reason.partition(";")[0] if items else ""
+        reason = next((item.reason.partition(";")[0] for item in items if item.outcome == verdict.outcome), "")
+        changed = read_claims().changed(verdict.claim)
         word = f"**{verdict.outcome.replace('_', ' ')}**" + (f": {reason}" if reason else "")
+        word += f"\n[{changed}]" if changed else ""
         row = {"claim": verdict.claim.statement, "published": verdict.claim.published.partition(";")[0]}
         ran = "\n".join(dict.fromkeys(item.ran for item in items))
         ours = f"{meaning}: {', '.join(numbers)}"

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from pandas import DataFrame, Series
 
 from formerlab.evaluation.translation.bleu import STATISTICS, corpus_bleu
-from formerlab.report.claims.envelope import flops_at_loss, of_seed
+from formerlab.report.claims.envelope import envelope_variance, flops_at_loss
 from formerlab.report.claims.quantity import (
     Examples,
     Level,
@@ -22,6 +22,7 @@ from formerlab.report.claims.quantity import (
     grouped,
     over_alphas,
     residual_variance,
+    variance_within,
 )
 from formerlab.report.claims.registry import Arm, ClaimArms
 from formerlab.results.read import Results
@@ -106,13 +107,14 @@ class Rows:
         run = self.run(arm)
         if metric in ("loss_nats", "error_rate"):
             kind = (metric, arm.at, logarithm)
-            return replace(self._held_out(run, *kind), pooled=lambda terms: self._pooled(frozenset(terms), *kind))
+            pooled, own = lambda terms: self._pooled(frozenset(terms), *kind), lambda: self._own_variance(run, *kind)
+            return replace(self._held_out(run, *kind), pooled=pooled, own=own)
         if metric in BLEU:
             values = Series(
                 {s: corpus_bleu(one.sum(axis=0)) for s, one in self._sentences(run, metric, "test").items()}
             )
         elif metric == "flops_ratio_at_equal_loss":
-            values = self._flops_ratio(run, arm.envelope)
+            return self._flops_ratio(run, arm.envelope)
         elif metric.startswith("embedding_weight_"):
             values = self._embedding_weight(run, last=metric.endswith("last_third"))
         else:
@@ -148,6 +150,19 @@ class Rows:
                 found[run] = values[values.index.isin(records["seed"])]
         return residual_variance(pd.concat(found)) if found else None
 
+    @once
+    def _own_variance(self, run: str, *kind: Any) -> tuple[float, int] | None:
+        """Return the variance between seeds over the runs of the same model, start and budget, on any text."""
+        others, models = alike(self.all_runs(), [run], any_text=True), {}
+        for name, records in others.groupby("run", sort=False):
+            models[str(name)] = self.results.stage_record(str(records["id"].iloc[0]), "train")["spec"]["model"]
+        found = []
+        for name in (name for name, model in models.items() if model == models.get(run)):
+            with suppress(MissingRowsError):
+                values = self._held_out(name, *kind).values
+                found.append(values[values.index.isin(others.loc[others["run"] == name, "seed"])])
+        return variance_within(found)
+
     def curve(self, run: str) -> DataFrame:
         """Return the validation loss of a run by seed and step."""
         rows = self.rows("eval.csv", run)
@@ -177,8 +192,12 @@ class Rows:
         """Return a number of run.json by seed."""
         return self.records(run).set_index("seed")[key].astype(float).sort_index()
 
-    def _flops_ratio(self, run: str, envelope: Sequence[str]) -> Series:
-        """Return the cumulative FLOPs of a run by those that models from scratch need for its loss."""
+    def _flops_ratio(self, run: str, envelope: Sequence[str]) -> Level:
+        """Return the cumulative FLOPs of a run by those that models from scratch need for its loss.
+
+        One envelope, of means over seeds, serves all seeds of the run; how its runs vary between seeds is a variance
+        that they share.
+        """
         points, patterns = self.results.runs(self.study, envelope), ", ".join(envelope)
         if grown := sorted(points.loc[points.get("init.id", Series(None, points.index)).notna(), "run"].unique()):
             raise MissingRowsError(f"the envelope {patterns} has runs that are not from scratch: {', '.join(grown)}")
@@ -186,17 +205,16 @@ class Rows:
         if (enough := sum(count >= 3 for count in lengths)) < 3:
             raise MissingRowsError(f"the envelope {patterns} needs 3 sizes of 3 lengths each; {enough} have so many")
         self.used |= {*points["run"]}
-        losses = {name: self._held_out(name, "loss_nats", "end", False).values for name in points["run"]}
-        losses[run] = self._losses_on_text_of(str(points["run"].iloc[0]), run)
-        points["loss_nats"] = [losses[name][seed] for name, seed in zip(points["run"], points["seed"], strict=True)]
-        needed = {}
-        for seed, loss in losses[run].to_dict().items():
-            own = of_seed(points, seed)
-            needed[seed] = flops_at_loss(loss, own["flops_cumulative"], own["loss_nats"])
-            if np.isnan(needed[seed]):
-                ends = f"{own['loss_nats'].max():.4g} to {own['loss_nats'].min():.4g}"
-                raise MissingRowsError(f"a loss of {loss:.4g} nats lies beyond the ends of the envelope ({ends})")
-        return self._recorded(run, "flops_cumulative") / Series(needed)
+        by_run = {name: self._held_out(name, "loss_nats", "end", False).values for name in points["run"].unique()}
+        flops = points.groupby("run")["flops_cumulative"].mean()[[*by_run]].to_numpy()
+        losses = np.array([values.mean() for values in by_run.values()])
+        own, cost = self._losses_on_text_of(str(points["run"].iloc[0]), run), self._recorded(run, "flops_cumulative")
+        needed = own.map(lambda loss: flops_at_loss(loss, flops, losses))
+        if (beyond := own[needed.isna()]).size:
+            ends = f"{losses.max():.4g} to {losses.min():.4g}"
+            raise MissingRowsError(f"a loss of {beyond.iloc[0]:.4g} nats lies beyond the ends of the envelope ({ends})")
+        shared = envelope_variance(own.to_numpy(), cost[own.index].to_numpy(), flops, [*by_run.values()])
+        return Level(f"flops_ratio_at_equal_loss {run}", cost / needed, shared=shared)
 
     def _losses_on_text_of(self, other: str, run: str) -> Series:
         """Return a run's loss by seed on the test text of another: its own, or that of the lender of its tokenizer."""
@@ -247,9 +265,7 @@ class Rows:
             return over_alphas(each, arm.run, arm.chosen)
         run = self.run(arm)
         if metric in OF_WINDOWS:
-            rows = policy_rows(self.rows(OF_WINDOWS[metric], run), arm)
-            rows = rows[rows["metric"] == metric] if "metric" in rows else rows.assign(value=rows[metric])
-            return grouped(rows.assign(task=metric), "window", run)
+            return grouped(self._of_windows(arm, metric).assign(task=metric), "window", run)
         rows = self.rows("prune_questions.csv" if arm.policy else "zeroshot.csv", run)
         rows = policy_rows(rows, arm) if arm.policy else rows
         rows = rows[rows["metric"] == self.arms.metric]
@@ -260,6 +276,17 @@ class Rows:
         choices = rows.get("choices", Series(np.nan, rows.index))  # a file of free answers alone lacks the column
         guess = (1 / choices).fillna(0.0) if arm.chance or above_chance else 0.0  # 0: a free answer
         return grouped(rows.assign(value=guess if arm.chance else rows["value"] - guess), "example", run)
+
+    def _of_windows(self, arm: Arm, metric: str) -> DataFrame:
+        """Return the rows of a metric of an arm's policy on windows, as `value`."""
+        rows = policy_rows(self.rows(OF_WINDOWS[metric], self.run(arm)), arm)
+        return rows[rows["metric"] == metric] if "metric" in rows else rows.assign(value=rows[metric])
+
+    def windows(self, arm: Arm, metric: str) -> tuple[int, int | None]:
+        """Return how many windows of text have the metric of an arm, and of how many documents, where rows say so."""
+        rows = self._of_windows(arm, metric)
+        documents = rows["document"].nunique() if "document" in rows and rows["document"].notna().all() else None
+        return rows["window"].nunique(), documents
 
     def paired(self, left: Arm, right: Arm, metric: str) -> Paired:
         """Return the mean difference over the same examples; a constant is compared with rows."""
@@ -307,12 +334,13 @@ def policy_rows(rows: DataFrame, arm: Arm) -> DataFrame:
     return found
 
 
-def alike(runs: DataFrame, own: Collection[str]) -> DataFrame:
+def alike(runs: DataFrame, own: Collection[str], *, any_text: bool = False) -> DataFrame:
     """Return the finished runs on the data of the arms that start as an arm does, of their size and budget."""
     start = runs["init.id"].astype(object).fillna("").astype(str).str.rpartition("/")[0]
     arms = runs["run"].isin(own)
     wanted = (runs["status"] == "finished") & start.isin(start[arms])
-    wanted &= runs["data.fingerprint"].isin(runs.loc[arms, "data.fingerprint"])
+    if not any_text:
+        wanted &= runs["data.fingerprint"].isin(runs.loc[arms, "data.fingerprint"])
     for column in ("flops", "parameters_non_embedding"):
         lowest, highest = runs.loc[arms, column].min() / POOL_FACTOR, runs.loc[arms, column].max() * POOL_FACTOR
         wanted &= runs[column].between(lowest, highest)

@@ -15,7 +15,7 @@ from simpleeval import simple_eval
 from formerlab.report.claims.quantity import Agreement, Combination, Level, MissingRowsError, Paired, Quantity
 from formerlab.report.claims.regime import ArmRuns, arms_of, sizes, unmet
 from formerlab.report.claims.registry import Arm, Claim, ClaimArms, read_claims
-from formerlab.report.claims.rows import Rows
+from formerlab.report.claims.rows import OF_WINDOWS, Rows
 from formerlab.results.read import Results
 from formerlab.results.schema import EXACT
 from formerlab.statistics import CONFIDENCE
@@ -82,7 +82,7 @@ class Item:
             fails = not reasons and not holds and self._evaluate(claim.criterion.fails)
             if measured:
                 models = sizes(runs, "images" if claim.study == "vision" else "tokens")
-                examples = f"{self.examples} examples" if self.examples else ""
+                examples = self._described_examples(runs) if self.examples else ""
                 unit = "repetition" if any(run.arm.measure for run in runs.values()) else "seed"
                 self.ran = ", ".join(filter(None, [models, examples, f"{self.seeds} {unit}{'s' * (self.seeds != 1)}"]))
         except (MissingRowsError, ZeroDivisionError) as error:
@@ -107,6 +107,15 @@ class Item:
         if needed is not None and not self._evaluate(needed):
             reasons.append(f"requires {needed}")
         return reasons + ([f"{self.seeds} seeds of {MIN_SEEDS}"] if self._fewest_seeds < MIN_SEEDS else [])
+
+    def _described_examples(self, runs: dict[str, ArmRuns]) -> str:
+        """Return the number of examples; of windows of text also that of their documents."""
+        metric = self.claim.criterion.measured
+        arm = next((run.arm for run in runs.values() if run.arm.policy), None)
+        if arm is None or metric not in OF_WINDOWS:
+            return f"{self.examples} examples"
+        windows, documents = self.rows.windows(arm, metric)
+        return f"{windows} windows" + (f" of {documents} documents" if documents else "")
 
     def _define(self) -> None:
         """Evaluate the expressions of `let`."""

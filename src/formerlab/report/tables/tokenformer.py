@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.claims.envelope import flops_at_loss, of_seed
+from formerlab.report.claims.envelope import flops_at_loss
 from formerlab.report.drawings import table
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published, published_rows
@@ -263,17 +263,17 @@ def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
     """What grown models, and parents that were trained on, cost beside Transformers from scratch (Tokenformer,
     arXiv:2410.23168). FLOPs ratio: a run's cumulative FLOPs, its ancestors' included, by those at which the lower
     envelope of Transformers from scratch (those finished of three sizes and three lengths, every one with its own
-    full schedule) reaches the same held-out loss, interpolated in logarithms; 0.5 would be half the cost. A value
-    per seed, in brackets the 95 % Student t interval over seeds. Beyond its ends the envelope says nothing. All losses
+    full schedule, by its mean over seeds) reaches the same held-out loss, interpolated in logarithms; 0.5 would be half
+    the cost. A value per seed, in brackets the 95 % Student t interval over seeds. Beyond its ends the envelope says nothing. All losses
     are on its test text, also of runs that were tested on another too.
     """
     losses = losses_on_one_text(results, STUDY, runs)
     scratch, rows = losses[losses["run"].str.startswith(FROM_SCRATCH)], []
+    envelope = scratch.groupby("run")[["flops_cumulative", "loss_nats"]].mean().to_numpy().T
     for row in chains(losses).sort_values("flops_cumulative").to_dict("records"):
         ratios = []
-        for seed, own in losses[losses["run"] == row["run"]].set_index("seed").iterrows():
-            points = of_seed(scratch, seed)[["flops_cumulative", "loss_nats"]]
-            ratios.append(own["flops_cumulative"] / flops_at_loss(own["loss_nats"], *points.to_numpy().T))
+        for _, own in losses[losses["run"] == row["run"]].iterrows():
+            ratios.append(own["flops_cumulative"] / flops_at_loss(own["loss_nats"], *envelope))
         known = not np.isnan(ratios).any()
         rows.append(row | ends("flops_ratio", student(ratios if known else [])))
         rows[-1]["envelope"] = None if known else "beyond its ends"
