@@ -139,7 +139,9 @@ def test_one_envelope_serves_all_seeds_and_its_own_spread_widens_the_interval(tm
     assert cost.by_seed.std() < 1e-12
     found = cost.interval(0.95)
     assert found.mean == pytest.approx(3 / 8, rel=1e-3)
-    assert found.high - found.mean > 0.015, "half of 0.375 x 10 x 0.02 / sqrt(3) / 3.25 x 2.1: two runs share the corner"
+    assert found.high - found.mean > 0.015, (
+        "half of 0.375 x 10 x 0.02 / sqrt(3) / 3.25 x 2.1: two runs share the corner"
+    )
 
 
 @pytest.mark.parametrize(

@@ -33,13 +33,17 @@ def test_the_file_is_unchanged():
 
 def test_what_later_versions_changed_is_marked():
     marks = {claim.id: mark for claim in BOOK.claims if (mark := BOOK.changed(claim))}
-    assert marks["tokenformer-continued-training-lower"] == "changed in versions 2, 3; statistics changed in versions 3, 4"
+    assert (
+        marks["tokenformer-continued-training-lower"] == "changed in versions 2, 3; statistics changed in versions 3, 4"
+    )
     assert marks["tokenformer-growth-gap-shrinks-with-stage"] == (
         "added in version 3; changed in version 4; statistics changed in version 4"
     )
     assert marks["decay-beats-h2o"] == "changed in version 3; statistics changed in versions 2, 3"
     assert marks["decay-mask-closer-to-ideal"] == "changed in versions 3, 4; statistics changed in versions 2, 3"
-    assert {claim.id for claim in BOOK.claims if claim.id not in marks} == {c.id for c in BOOK.claims if c.kind == "exact"}
+    assert {claim.id for claim in BOOK.claims if claim.id not in marks} == {
+        c.id for c in BOOK.claims if c.kind == "exact"
+    }
 
 
 def test_constants_that_stand_beside_their_formulas_are_the_registered_ones():

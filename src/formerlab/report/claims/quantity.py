@@ -81,7 +81,7 @@ def residual_variance(values: Series) -> tuple[float, int] | None:
 
 
 def variance_within(values: Sequence[Series]) -> tuple[float, int] | None:
-    """Return the variance of values about the mean of their run, and its degrees of freedom; nothing for single seeds."""
+    """Return the variance of values about the mean of their run, and its degrees of freedom; None for single seeds."""
     freedom = sum(len(run) - 1 for run in values)
     return (float(sum(run.var(ddof=0) * len(run) for run in values)) / freedom, freedom) if freedom > 0 else None
 

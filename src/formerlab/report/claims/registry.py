@@ -120,14 +120,15 @@ class ClaimRegistry(Registered):
     def changed(self, claim: Claim) -> str:
         """Return a note for a verdict whose claim, criterion or statistics are younger than the first rows."""
         criterion = claim.criterion
-        called = {*re.findall(r"(\w+)\(", " ".join((*criterion.let.values(), criterion.holds, criterion.requires or "")))}
+        expressions = (*criterion.let.values(), criterion.holds, criterion.requires or "")
+        called = {*re.findall(r"(\w+)\(", " ".join(expressions))}
         added, changed, statistics = 0, list[int](), list[int]()
         for change in self.changes:
             for what in change.what:
                 subject, _, text = what.partition(": ")
                 if subject.endswith("added") and claim.id in text.split(", "):
                     added, changed, statistics = change.version, [], []
-                elif claim.id in subject.split(", ") or ("every measured claim" in subject and claim.kind == "measured"):
+                elif {claim.id, f"regime (every {claim.kind} claim)"} & {*subject.split(", ")}:
                     changed.append(change.version)
                 elif called & {*POOLED.get(subject, re.findall(r"(\w+)\(\)", subject))}:
                     statistics.append(change.version)

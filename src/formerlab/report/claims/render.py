@@ -26,7 +26,7 @@ FIRST_SCREEN = {
     "tokenformer-growth-beats-continuing": "nats grown minus continued, at 0.1, 0.4 and 0.8 of the parent's tokens",
     "tokenformer-growth-saves-cost": "FLOPs of the chain by those of a Transformer from scratch of equal loss",
     "tokenformer-growth-equal-total-flops": "nats grown minus from scratch",
-    "tokenformer-continued-training-lower": "what tokens bring minus what padding brings at the last step, nats",
+    "tokenformer-continued-training-lower": "gain by tokens minus gain by padding, nats of validation text",
     "vision-matches-vit-equal-parameters": "log ratio of error rates (as good: at most 0.05)",
     "denseformer-better-at-equal-depth": "loss of plain minus 1x1, nats",
     "denseformer-gain-persists-with-training": "loss of plain minus 1x1 after eight times the tokens, nats",
@@ -126,7 +126,8 @@ def first_screen(found: Mapping[str, Sequence[Verdict]]) -> str:
         items = [item for item in verdict.items if item.values and (cases or item.outcome == verdict.outcome)]
         named = len(items) > 1
         numbers = [f"{item.item} " * named + next(iter(item.values.values())).partition(" (SD")[0] for item in items]
-        reason = next((item.reason.partition(";")[0] for item in items if item.outcome == verdict.outcome), "")
+        reasons = [item.reason.split("; ") for item in items if item.outcome == verdict.outcome]
+        reason = min(reasons, key=len)[0] if reasons else ""  # of the item that comes nearest to a test
         changed = read_claims().changed(verdict.claim)
         word = f"**{verdict.outcome.replace('_', ' ')}**" + (f": {reason}" if reason else "")
         word += f"\n[{changed}]" if changed else ""

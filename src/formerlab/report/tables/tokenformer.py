@@ -264,8 +264,8 @@ def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
     arXiv:2410.23168). FLOPs ratio: a run's cumulative FLOPs, its ancestors' included, by those at which the lower
     envelope of Transformers from scratch (those finished of three sizes and three lengths, every one with its own
     full schedule, by its mean over seeds) reaches the same held-out loss, interpolated in logarithms; 0.5 would be half
-    the cost. A value per seed, in brackets the 95 % Student t interval over seeds. Beyond its ends the envelope says nothing. All losses
-    are on its test text, also of runs that were tested on another too.
+    the cost. A value per seed, in brackets the 95 % Student t interval over seeds. Beyond its ends the envelope says
+    nothing. All losses are on its test text, also of runs that were tested on another too.
     """
     losses = losses_on_one_text(results, STUDY, runs)
     scratch, rows = losses[losses["run"].str.startswith(FROM_SCRATCH)], []
