@@ -169,6 +169,12 @@ def test_files_that_repeat_each_other_are_said_to(tmp_path):
         prepare("text", folder_data(tmp_path, source=Files(paths=(str(tmp_path / "?.txt"),))), tmp_path / "out")
 
 
+def test_a_split_whose_documents_all_repeat_held_out_ones_is_said_to(tmp_path):
+    data = named(tmp_path, train=["the same"], valid=["the same"], test=[document(1, 4)])
+    with pytest.raises(UserError, match="documents are held out, none is left to train on: 1 more repeat them"):
+        prepare("lines", data, tmp_path / "out")
+
+
 def test_no_old_manifest_vouches_for_new_files(source, tmp_path, monkeypatch):
     prepare("text", folder_data(source), tmp_path)
 

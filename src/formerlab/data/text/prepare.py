@@ -165,7 +165,8 @@ class TextData(DataSpec):
                 bar.advance(size)
             for split, stream in streams.items():
                 if not stream.documents:
-                    raise self._no_documents(split, sum(other.documents for other in streams.values()))
+                    documents = sum(other.documents for other in streams.values())
+                    raise self._no_documents(split, documents, deduplicator.duplicates)
             notes = [note for split in SPLITS for note in encode.notes(split, lost[split], characters[split])]
         return {split: stream.entry(paths[split]) for split, stream in streams.items()}, deduplicator, notes
 
