@@ -3,6 +3,7 @@
 import pytest
 import torch
 from foreign import build, tokens
+from transformers import __version__ as TRANSFORMERS
 
 from formerlab.cache import (
     Decay,
@@ -121,6 +122,8 @@ def test_a_model_without_positions_is_recognised():
     ],
 )
 def test_what_cannot_be_pruned_is_refused(kind, changes, message):
+    if kind in ("mpt", "mamba") and TRANSFORMERS.startswith("4."):
+        pytest.skip("transformers 4 fails in MPT in double precision, and names no kinds of layers for Mamba")
     model = build(kind, **changes)
     if not changes:  # real ones of these kinds say nothing of it, and a context would not help them
         del model.config.max_position_embeddings
