@@ -114,7 +114,7 @@ def test_a_drawing_that_failed_fails_the_call_keeps_its_files_and_is_drawn_again
         done = tiny.snakemake("--cores", "1", SOURCE_DATE_EPOCH="1000000000000")
         assert done.returncode == 1
         number = re.search(r"(\d+) of the figures and tables could not be drawn", done.stderr)[1]
-        assert done.stderr.rstrip().endswith("status says why; the same command draws them again")
+        assert "status says why; the same command draws them again" in done.stderr
         assert "warning: tokenformer_" in done.stderr
         assert {path: path.read_bytes() for path in pictures} == pictures
         assert (figures / "tokenformer_growth.csv").read_text() == "source\n"

@@ -99,9 +99,14 @@ class LogHandler(LogHandlerBase):
         elif text.startswith("Exiting because a job"):
             self.close()  # what the Snakefile does after a failure comes below the bar
         elif warned and not text.startswith(SAID_TWICE):
-            lines = self.format(record).splitlines()  # of an error of ours, the places in the rules are left out
-            ours = text.startswith("WorkflowError")
-            self._say("\n".join(line for line in lines if not (ours and line.startswith('  File "'))))
+            self._warn(self.format(record), text)
+
+    def _warn(self, words: str, text: str) -> None:
+        """Show a warning; an error of our workflow comes below the bar, without its places in the rules."""
+        if text.startswith("WorkflowError"):
+            self.close()
+            words = "\n".join(line for line in words.splitlines() if not line.startswith('  File "'))
+        self._say(words)
 
     def _tell(self, event: LogEvent, said: dict[str, Any]) -> None:
         """Show what happened to a job."""
