@@ -169,9 +169,9 @@ def test_files_that_repeat_each_other_are_said_to(tmp_path):
         prepare("text", folder_data(tmp_path, source=Files(paths=(str(tmp_path / "?.txt"),))), tmp_path / "out")
 
 
-def test_a_split_whose_documents_all_repeat_held_out_ones_is_said_to(tmp_path):
-    data = named(tmp_path, train=["the same"], valid=["the same"], test=[document(1, 4)])
-    with pytest.raises(UserError, match="documents are held out, none is left to train on: 1 more repeat them"):
+def test_a_split_whose_documents_all_repeat_others_is_named_with_their_number(tmp_path):
+    data = named(tmp_path, train=[document(n, 4) for n in range(9)], valid=["held out"], test=["held out"])
+    with pytest.raises(UserError, match=r"none of 10 documents is left for '(valid|test)': 1 more repeat them"):
         prepare("lines", data, tmp_path / "out")
 
 
