@@ -24,6 +24,7 @@ groups = [project["optional-dependencies"][extra] for extra in ("pipeline", "pru
 for line in sum(groups, project["dependencies"]):
     if lowest := re.match(r"([\w-]+)(?:\[\w+\])?>=([\w.]+)", line):
         print(f"{lowest[1]}=={lowest[2]}")
+print("sqlalchemy<2.1")  # old releases of mlflow import what 2.1 has no more
 PYTHON
         ;;
     newest) pip index versions torch 2>/dev/null | sed -n 's/^torch (\([0-9.]*\).*/torch==\1/p' >"$pins" ;;
