@@ -12,7 +12,7 @@ from formerlab.results.notes import SAFE
 from formerlab.results.schema import CLAIMS
 from formerlab.results.stages import MAKING, MEASURED, STAGES, TIMED
 from formerlab.plan.attempts import take_away_stale
-from formerlab.plan.judge import Judge, made_runs
+from formerlab.plan.staleness import Staleness, made_runs
 from formerlab.plan.locate import VARIABLE, ensure_plan, read_plan, typed
 
 # The rules call python by its plain name; where no environment is active, it is the one beside Snakemake's.

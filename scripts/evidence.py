@@ -25,8 +25,8 @@ from typing import Any
 
 from formerlab.commands.context import add_configuration, find_plan
 from formerlab.errors import UserError, near_misses
-from formerlab.plan.judge import Judge
 from formerlab.plan.locate import VARIABLE, read_plan
+from formerlab.plan.staleness import Staleness
 from formerlab.results.read import Results
 from formerlab.results.stages import ALONE, MEASURED
 
@@ -74,11 +74,11 @@ class Evidence:
                 files = [name for name in archive.namelist() if name.rpartition("/")[0] in given]
                 files.sort(key=lambda name: name.endswith("run.json"))  # last: it says that the weights are there
                 archive.extractall(self.results, files)
-        judge = Judge(self.plan)
+        staleness = Staleness(self.plan)
         read = {job["data"] for job in self.runs().values()}
         read |= {lender for name in read if (lender := self.plan["data"][name]["tokenizer"])}
         for name in sorted(read, key=lambda name: bool(self.plan["data"][name]["tokenizer"])):  # lenders first
-            if judge.verdict("data", name).current:
+            if staleness.check("data", name).current:
                 continue
             if line := self.plan["data"][name]["lacks"]:
                 raise UserError(line)
@@ -102,17 +102,17 @@ class Evidence:
         """
         with self.changed:
             while True:
-                judge, waiting = Judge(self.plan), False
+                staleness, waiting = Staleness(self.plan), False
                 for name, job in self.runs().items():
                     if name in self.running or name in self.failed:
                         continue
                     stages = [
                         stage for stage in ("train", *MEASURED) if name in self.plan[stage] and stage not in ALONE
                     ]
-                    left = [(stage, name) for stage in stages if not judge.verdict(stage, name).current]
+                    left = [(stage, name) for stage in stages if not staleness.check(stage, name).current]
                     if not left:
                         continue
-                    if not job["init"] or judge.verdict("train", job["init"]).current:
+                    if not job["init"] or staleness.check("train", job["init"]).current:
                         self.running.add(name)
                         return name, left
                     if job["init"] in self.failed:

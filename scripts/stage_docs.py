@@ -3,7 +3,7 @@
     python scripts/stage_docs.py
 
 `make docs` calls it. README becomes the first page. A link from a page to another file of the repository leads to a
-copy below `repository/`, under its path in the repository. The pages `api.md` and `verbs.md` are written here, from the
+copy below `repository/`, under its path in the repository. The pages `api.md` and `commands.md` are written here, from the
 unions that configurations choose from and from the parser of the command line.
 """
 
@@ -99,16 +99,18 @@ def api() -> str:
     return "\n".join(lines)
 
 
-def verbs() -> str:
+def commands() -> str:
     """Return the page of the command line, from its parser."""
     parser = build_parser()
     (choices,) = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
     helps = {one.dest: one.help for one in choices._choices_actions}
     head = ["# Every verb", "", f"{parser.description} `--help` behind a verb says the same.", ""]
-    return "\n".join(head + [line for name, verb in choices.choices.items() for line in _verb(name, verb, helps)])
+    return "\n".join(
+        head + [line for name, command in choices.choices.items() for line in _command(name, command, helps)]
+    )
 
 
-def _verb(name: str, parser: argparse.ArgumentParser, helps: dict[str, str | None]) -> Iterator[str]:
+def _command(name: str, parser: argparse.ArgumentParser, helps: dict[str, str | None]) -> Iterator[str]:
     does = str(helps.get(name) or parser.description)
     yield from (f"## {name}", "", f"{does[:1].upper()}{does[1:]}.", "")
     usage = parser.format_usage().removeprefix("usage: ").rstrip()
@@ -131,7 +133,7 @@ def main() -> None:
         path.write_text(staged(page, there), encoding="utf-8")
     (STAGED / "site.css").write_text(STYLE, encoding="utf-8")
     (STAGED / "api.md").write_text(api(), encoding="utf-8")
-    (STAGED / "verbs.md").write_text(verbs(), encoding="utf-8")
+    (STAGED / "commands.md").write_text(commands(), encoding="utf-8")
     print(f"{len(there) + 2} pages in {STAGED.relative_to(ROOT)}")
 
 

@@ -18,8 +18,8 @@ from fixtures.checkout import ROOT, Checkout, drawn_from, jobs
 
 from formerlab.files import write_json
 from formerlab.plan.build import build_plan
-from formerlab.plan.judge import RECORDS
 from formerlab.plan.show import states
+from formerlab.plan.staleness import RECORDS
 from formerlab.report.drawings import catalogue
 from formerlab.results.notes import noted
 from formerlab.results.stages import MEASURED, STAGES, TIMED

@@ -11,7 +11,7 @@ from fixtures.project import Project, finish
 from fixtures.rows import make_run
 
 from formerlab.errors import UserError
-from formerlab.plan.judge import Judge
+from formerlab.plan.staleness import Staleness
 from formerlab.results.export import export
 
 _SPEC = importlib.util.spec_from_file_location("evidence", ROOT / "scripts" / "evidence.py")
@@ -65,8 +65,8 @@ def test_the_most_wanted_first_but_parents_before_children(study):
     assert called[0] == ("data", "text")
     assert trained(called) == ["deep-4", "parent", "child", "plain"]
     assert called.index(("prune", "small/plain/seed0")) == called.index(("train", "small/plain/seed0")) + 2
-    judge = Judge(plan)
-    assert all(judge.verdict(stage, name).current for stage in ("data", "train", "prune") for name in plan[stage])
+    staleness = Staleness(plan)
+    assert all(staleness.check(stage, name).current for stage in ("data", "train", "prune") for name in plan[stage])
 
 
 def test_what_is_done_is_not_done_again(study):

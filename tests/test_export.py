@@ -11,7 +11,7 @@ from pandas.testing import assert_frame_equal
 
 from formerlab.errors import UserError
 from formerlab.files import locked, write_record
-from formerlab.plan.judge import UNPLANNED
+from formerlab.plan.staleness import UNPLANNED
 from formerlab.report.ledger import ledger
 from formerlab.report.runs import by_run, held_out_losses
 from formerlab.report.write import draw

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from formerlab.__main__ import main
-from formerlab.plan.judge import Judge
+from formerlab.plan.staleness import Staleness
 
 ROOT = Path(__file__).parents[1]
 PLANS = ".formerlab"
@@ -45,7 +45,7 @@ def tree(root):
 )
 def test_what_shows_does_not_write(words, committed, monkeypatch, capsys):
     monkeypatch.chdir(committed)
-    monkeypatch.setattr(Judge, "objection", lambda *_: "")  # older rows than the code, but for showing they will do
+    monkeypatch.setattr(Staleness, "objection", lambda *_: "")  # older rows than the code, but for showing they will do
     before = tree(committed)
     status = main(words)
     assert tree(committed) == before

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from formerlab.__main__ import main
 from formerlab.cache import H2O, Simulation
 from formerlab.errors import EXIT_USER_ERROR
-from formerlab.plan.judge import Judge
 from formerlab.plan.show import table
+from formerlab.plan.staleness import Staleness
 from formerlab.results.export import export
 from formerlab.results.read import Results
 from formerlab.tasks.window_losses import spread_windows, window_losses
@@ -110,10 +110,10 @@ def test_sizes_vocabulary_and_costs_are_those_of_the_model(project):
 def test_every_stage_takes_it_as_a_finished_run(done):
     with chdir(done.root):
         plan = done.plan()
-        judge = Judge(plan)
+        staleness = Staleness(plan)
         stages = ("data", "load", "zeroshot", "prune")
-        assert {judge.verdict(stage, name).state for stage in stages for name in plan[stage]} == {"finished"}
-        results = Results(done.root / plan["results"], judge.objection)
+        assert {staleness.check(stage, name).state for stage in stages for name in plan[stage]} == {"finished"}
+        results = Results(done.root / plan["results"], staleness.objection)
     records = results.runs("small")
     assert list(records["run"]) == ["released-llama", "released-opt"]
     assert set(records["flops"]) == {0}
@@ -172,7 +172,7 @@ def test_a_second_call_does_nothing_and_changed_weights_are_found(done, capsys):
         save_file({name: value + 1 for name, value in load_file(weights).items()}, weights, {"format": "pt"})
         try:
             plan = done.plan()
-            assert str(Judge(plan).verdict("load", run)) == "stale (changed since: weights)"
+            assert str(Staleness(plan).check("load", run)) == "stale (changed since: weights)"
             capsys.readouterr()
             assert main(["prune", run]) == EXIT_USER_ERROR
             assert f"load {run} is stale (changed since: weights)" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from formerlab.commands.context import as_planned
 from formerlab.errors import UserError
 from formerlab.files import read_json, write_json
 from formerlab.plan import loaded
-from formerlab.plan.judge import Judge
+from formerlab.plan.staleness import Staleness
 
 RUN, CHILD = "small/plain/seed0", "small/child/seed0"
 LOOP, OTHER = "training/loop.py", "evaluation/language/flow.py"
@@ -47,7 +47,7 @@ def test_what_is_as_planned_works_and_says_where_its_results_are(plan, capsys):
     for stage in ("data", "train", "zeroshot", "exact"):
         for name in plan[stage]:
             assert work(plan, stage, name) is None
-            said = f"{stage} {name}: results in {Judge(plan).record(stage, name).parent}"
+            said = f"{stage} {name}: results in {Staleness(plan).record(stage, name).parent}"
             assert capsys.readouterr().err.splitlines()[-1] == said
 
 
@@ -91,11 +91,11 @@ def test_results_of_code_that_was_edited_before_its_import_do_not_count(plan, ed
 
     refused = work(plan, do=edit_and_import)
     assert refused.startswith(f"train {RUN}: {LOOP} was edited while it ran, so its results do not count; start")
-    assert Judge(plan).verdict("train", RUN) == ("missing", "")
+    assert Staleness(plan).check("train", RUN) == ("missing", "")
 
 
 def change(plan, stage, name, **keys):
-    path = Judge(plan).record(stage, name)
+    path = Staleness(plan).record(stage, name)
     write_json(path, read_json(path) | keys)
 
 
@@ -117,7 +117,7 @@ def test_what_is_not_the_plan_s_is_not_built_upon(plan, changed, keys, job, why)
 def test_prepared_data_stay_where_they_cannot_be_made_again(plan):
     """As where the folder with the text is not mounted."""
     change(plan, "data", "text", code_hash="old")
-    manifest = Judge(plan).record("data", "text")
+    manifest = Staleness(plan).record("data", "text")
     before = manifest.read_bytes()
     with pytest.raises(ZeroDivisionError):
         work(plan, "data", "text", lambda: 1 / 0)

@@ -7,7 +7,7 @@ import pytest
 
 from formerlab.files import write_json
 from formerlab.plan.build import build_plan
-from formerlab.plan.judge import Judge, made_runs
+from formerlab.plan.staleness import Staleness, made_runs
 from formerlab.results.stages import WRITER
 from formerlab.training.any_run import ReleasedRun
 from formerlab.training.run import Run
@@ -177,4 +177,4 @@ def test_text_that_is_gone_counts_as_unchanged_once_it_is_prepared(project, monk
     record = {"source_fingerprint": job["source"], "recipe": job["recipe"], "code_hash": job["code"]}
     write_json(project.root / job["out"] / "manifest.json", record)
     (project.root / "mine.txt").unlink()
-    assert Judge(plan()).verdict("data", "text").current
+    assert Staleness(plan()).verdict("data", "text").current

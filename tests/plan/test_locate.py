@@ -20,7 +20,7 @@ def _another_process_makes_plans(monkeypatch):
 
 def test_the_snakefile_needs_neither_torch_nor_pydantic():
     ours, heavy = (
-        "formerlab.plan.locate, formerlab.plan.attempts, formerlab.plan.judge",
+        "formerlab.plan.locate, formerlab.plan.attempts, formerlab.plan.staleness",
         ("torch", "pydantic", "pandas"),
     )
     script = f"import sys, {ours}; print([module for module in {heavy} if module in sys.modules])"

@@ -1,4 +1,4 @@
-# The rules' questions to the plan and to the judge.
+# The rules' questions to the plan and to the staleness.
 
 import re
 
@@ -10,11 +10,11 @@ from formerlab.plan.attempts import Attempts, under_way
 from formerlab.report.drawings import failure_of
 
 ON_A_GPU = 1 if PLAN["device"] == "cuda" else 0
-JUDGE = Judge(PLAN)
+STALENESS = Staleness(PLAN)
 REPORTED = {"png": "picture", "html": "table", "csv": "its numbers (CSV file)"}
-ATTEMPTS = Attempts(JUDGE.folder)
+ATTEMPTS = Attempts(STALENESS.folder)
 # Within a cluster job nothing is judged: it was submitted to run.
-STALE = JUDGE.stale() if workflow.is_main_process else {}
+STALE = STALENESS.stale() if workflow.is_main_process else {}
 
 
 def failed_drawings(job):
@@ -28,7 +28,7 @@ FAILURES = [
 ]
 STALE_LIST = None
 if workflow.is_main_process and (STALE or FAILURES):
-    STALE_LIST = JUDGE.write_stale(ROOT / ".formerlab/stale", FAILURES)
+    STALE_LIST = STALENESS.write_stale(ROOT / ".formerlab/stale", FAILURES)
 
 
 def name_of(wildcards):
@@ -61,13 +61,14 @@ def reading(stage, *functions):
     def files(wildcards):
         job = (stage, name_of(wildcards))
         before = [
-            JUDGE.record(*base).relative_to(RESULTS) for base in JUDGE.bases(*job)
+            STALENESS.record(*base).relative_to(RESULTS)
+            for base in STALENESS.bases(*job)
         ]
         added = [file for function in functions for file in function(wildcards)]
         found = [*(f"{RESULTS}/{record}" for record in before), *added]
         if job in STALE:
             return [*found, STALE_LIST]
-        current = workflow.is_main_process and JUDGE.verdict(*job).current
+        current = workflow.is_main_process and STALENESS.check(*job).current
         return [ancient(file) for file in found] if current else found
 
     return files
@@ -235,7 +236,7 @@ def start_nothing_twice():
         (job.rule.name, name_of(job.wildcards)) for job in workflow.dag.needrun_jobs()
     ]
     stages = [job for job in jobs if job[0] in STAGES]
-    if busy := under_way(stages, JUDGE.folder, ROOT):
+    if busy := under_way(stages, STALENESS.folder, ROOT):
         raise WorkflowError(busy)
 
 

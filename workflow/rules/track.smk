@@ -1,7 +1,7 @@
 # All finished runs into MLflow: one writer, and a missing server fails no job. The number of failed syncs is a
 # parameter of the rule, so the next call repeats a failed one.
 
-from formerlab.plan.judge import failed_syncs
+from formerlab.plan.staleness import failed_syncs
 
 
 rule track:

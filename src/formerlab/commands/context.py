@@ -13,18 +13,18 @@ from formerlab.commands.gpus import fitting, own_gpus
 from formerlab.errors import UserError, near_misses, some
 from formerlab.files import variable
 from formerlab.plan import code, loaded
-from formerlab.plan.judge import Judge
 from formerlab.plan.locate import VARIABLE, ensure_plan, read_plan
+from formerlab.plan.staleness import Staleness
 from formerlab.results.notes import noted
 
 Plan = dict[str, Any]
-Verb = Callable[[argparse.Namespace], None]
+Command = Callable[[argparse.Namespace], None]
 WITHOUT_GPU = ("data", "exact")
 AGAIN = "start snakemake again, which plans anew"
 
 
-def add_verb(
-    verbs: Any, function: Verb, name: str = "", text: str = "", *, configured: bool = True
+def add_command(
+    commands: Any, function: Command, name: str = "", text: str = "", *, configured: bool = True
 ) -> argparse.ArgumentParser:
     """Add a verb, by default one that works on a configuration; return its parser.
 
@@ -33,7 +33,7 @@ def add_verb(
     first = text or (function.__doc__ or "").partition("\n")[0].rstrip(".")
     text = first[:1].lower() + first[1:]
     name = name or getattr(function, "__name__", "").replace("_", "-")
-    parser: argparse.ArgumentParser = verbs.add_parser(name, help=text, description=text)
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
     if configured:
         add_configuration(parser)
     parser.set_defaults(function=function)
@@ -99,16 +99,16 @@ def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[bool]:
     to do; also where another process is at the same job.
     """
     first = (variable("RANK") or "0") == "0"
-    job, modules, judge = f"{stage} {name}", plan["code"][plan[stage][name]["code"]], Judge(plan)
-    with noted(stage, judge.folder(stage, name)) if first else nullcontext():
+    job, modules, staleness = f"{stage} {name}", plan["code"][plan[stage][name]["code"]], Staleness(plan)
+    with noted(stage, staleness.folder(stage, name)) if first else nullcontext():
         _check_code(job, plan["sources"], plan[stage][name]["code"], modules)
-        for base in judge.bases(stage, name):
-            if not judge.verdict(*base).current:
+        for base in staleness.bases(stage, name):
+            if not staleness.check(*base).current:
                 before_it = f"run python -m formerlab {' '.join(base)} first"
-                raise UserError(f"{job}: {' '.join(base)} is {judge.verdict(*base)}; {AGAIN}, or {before_it}")
-        found = judge.verdict(stage, name)
+                raise UserError(f"{job}: {' '.join(base)} is {staleness.check(*base)}; {AGAIN}, or {before_it}")
+        found = staleness.check(stage, name)
         if not found.current and stage not in ("train", "data"):  # which remove theirs once they have what they read
-            judge.record(stage, name).unlink(missing_ok=True)  # no old record speaks for new files
+            staleness.record(stage, name).unlink(missing_ok=True)  # no old record speaks for new files
         if not found.current and found.state != "missing":
             print(f"{job}: made again, for it is {found}", file=sys.stderr)
         before = set(sys.modules)
@@ -116,15 +116,15 @@ def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[bool]:
             yield found.current
         if not first:
             return
-        judge = Judge(plan)
+        staleness = Staleness(plan)
         edited = loaded.differing(loaded.AT_START, loaded.digests())
         imported = sys.modules.keys() & set(modules) - before
         if late := sorted(file for file in edited if code.module_of(file) in imported):
-            judge.record(stage, name).unlink(missing_ok=True)
+            staleness.record(stage, name).unlink(missing_ok=True)
             raise UserError(f"{job}: {some(late)} was edited while it ran, so its results do not count; {AGAIN}")
-        if not judge.verdict(stage, name).current:
-            raise UserError(f"{job}: what it made is {judge.verdict(stage, name)} already; {AGAIN}")
-        print(f"{job}: results in {judge.record(stage, name).parent}", file=sys.stderr)
+        if not staleness.check(stage, name).current:
+            raise UserError(f"{job}: what it made is {staleness.check(stage, name)} already; {AGAIN}")
+        print(f"{job}: results in {staleness.record(stage, name).parent}", file=sys.stderr)
 
 
 def _check_code(job: str, sources: dict[str, str], planned: str, modules: list[str]) -> None:

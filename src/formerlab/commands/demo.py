@@ -13,11 +13,11 @@ from typing import Any
 import psutil
 import yaml
 
-from formerlab.commands.context import add_verb, given_values
+from formerlab.commands.context import add_command, given_values
 from formerlab.commands.results import write_report
 from formerlab.errors import EXIT_STOPPED_EARLY, EXIT_USER_ERROR, UserError
-from formerlab.plan.judge import Judge
 from formerlab.plan.locate import ensure_plan, read_plan
+from formerlab.plan.staleness import Staleness
 from formerlab.results.notes import SAFE
 
 SECONDS_TO_SAVE = 1.2
@@ -26,9 +26,9 @@ LOCKS = Path(".snakemake", "locks")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
 
-def add_parsers(verbs: Any) -> None:
-    """Add the verb."""
-    parser = add_verb(verbs, demo)
+def add_parsers(commands: Any) -> None:
+    """Add the command."""
+    parser = add_command(commands, demo)
     parser.add_argument("--cores", type=int, default=os.cpu_count() or 1)
 
 
@@ -65,7 +65,7 @@ def _run(arguments: argparse.Namespace) -> int:
             write_report(plan, report)
         except Exception as error:  # one page that fails must not hide hours of results
             print(f"warning: {report} was not written ({error}); tables and figures are not affected", file=sys.stderr)
-        print(f"\n{headline(results, Judge(plan).objection)}")
+        print(f"\n{headline(results, Staleness(plan).objection)}")
         rows = {
             "figures and tables": plan["figures"] + "/",
             "rows of every run": plan["results"] + "/",

@@ -4,19 +4,19 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from formerlab.commands.context import add_verb, given_values, job_of, load_plan
+from formerlab.commands.context import add_command, given_values, job_of, load_plan
 from formerlab.errors import UserError
 from formerlab.files import read_json, read_record
 
 
-def add_parsers(verbs: Any) -> None:
-    """Add the verbs."""
-    parser = add_verb(verbs, export_huggingface)
+def add_parsers(commands: Any) -> None:
+    """Add the commands."""
+    parser = add_command(commands, export_huggingface)
     parser.add_argument("run", help="folder of a finished run, or its id, such as denseformer/plain-4/seed0")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--licence", default="not stated", help="of the weights, for the model card")
 
-    parser = add_verb(verbs, import_tokenformer, configured=False)
+    parser = add_command(commands, import_tokenformer, configured=False)
     parser.add_argument("checkpoint", type=Path, help="folder with pytorch_model.bin and tokenizer.json")
     parser.add_argument("--out", type=Path, required=True, help="Hugging Face folder to write")
     parser.add_argument("--config", type=Path, help="the official code's .yml; default: the one in the folder, if any")

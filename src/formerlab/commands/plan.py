@@ -10,12 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from formerlab.commands.context import add_verb, find_plan, load_plan
+from formerlab.commands.context import add_command, find_plan, load_plan
 from formerlab.commands.gpus import NO_GPU, gpu_count
 from formerlab.errors import UserError
 from formerlab.files import write_json
-from formerlab.plan.judge import Judge, maker
 from formerlab.plan.locate import read_plan
+from formerlab.plan.staleness import Staleness, maker
 from formerlab.progress import short
 from formerlab.results.notes import SAFE
 from formerlab.results.stages import MAKING, MEASURED, TIMED
@@ -24,18 +24,18 @@ SPARE_BYTES = 1_000_000_000
 """Room for token streams, rows, figures and the MLflow database beside the checkpoints."""
 
 
-def add_parsers(verbs: Any) -> None:
-    """Add the verbs."""
-    parser = add_verb(verbs, plan)
+def add_parsers(commands: Any) -> None:
+    """Add the commands."""
+    parser = add_command(commands, plan)
     parser.add_argument("--shell", action="store_true", help="print the stage commands in order, for use without a DAG")
     parser.add_argument("--seeds", action="store_true", help="a row for every seed of a run")
     parser.add_argument("--given", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
-    parser = add_verb(verbs, status)
+    parser = add_command(commands, status)
     parser.add_argument("--problems", action="store_true", help="only failed, killed and stopped jobs, with their logs")
-    parser = add_verb(verbs, check)
+    parser = add_command(commands, check)
     parser.add_argument("--here", action="store_true", help="check also that this machine has the GPU of the jobs")
-    parser = add_verb(verbs, rescue)
+    parser = add_command(commands, rescue)
     parser.add_argument("--only", nargs="*", metavar="name", help="of these figures and tables; default: all")
 
 
@@ -71,15 +71,15 @@ def check(arguments: argparse.Namespace) -> None:
         print(line, file=sys.stderr)
     results = Path(plan["results"])
     _leave_the_future(plan)
-    judge = Judge(plan)
+    staleness = Staleness(plan)
     stages = (*MAKING, *MEASURED, *TIMED)
-    left = [name for stage in stages for name in plan[stage] if not judge.verdict(stage, name).current]
+    left = [name for stage in stages for name in plan[stage] if not staleness.check(stage, name).current]
     if arguments.here and plan["device"] == "cuda" and left and gpu_count() == 0:
         raise UserError(
             f"{NO_GPU}, and {len(left)} jobs need one; set device: cpu, or run them where there is one "
             "(--profile slurm)"
         )
-    missing = [job for run_id, job in plan["train"].items() if not judge.verdict("train", run_id).current]
+    missing = [job for run_id, job in plan["train"].items() if not staleness.check("train", run_id).current]
     need = sum(job["cost"]["disk_bytes"] for job in missing) + (SPARE_BYTES if missing else 0)
     folder = next(path for path in (results.resolve(), *results.resolve().parents) if path.exists())
     free = shutil.disk_usage(folder).free
@@ -90,7 +90,7 @@ def check(arguments: argparse.Namespace) -> None:
         )
     read = {plan[maker(plan, run)][run]["data"] for stage in (*MAKING, *MEASURED) for run in plan[stage] if run in left}
     for name in sorted(read):
-        if judge.verdict("data", name).current:
+        if staleness.check("data", name).current:
             verify_all(Path(plan["data"][name]["out"]), anew=True)
 
 
@@ -121,6 +121,6 @@ def rescue(arguments: argparse.Namespace) -> None:
     missing = [name for name, drawing in wanted.items() if not any(map(os.path.exists, drawing["outputs"]))]
     results = Path(plan["results"])
     if missing and results.is_dir():
-        draw_each(missing, results, Path(plan["figures"]), Judge(plan).objection, where_rows=True)
+        draw_each(missing, results, Path(plan["figures"]), Staleness(plan).objection, where_rows=True)
     print(report(plan, problems_only=True))
     print(SAFE)

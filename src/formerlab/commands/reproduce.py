@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from formerlab.commands.context import Plan, add_verb, load_plan
+from formerlab.commands.context import Plan, add_command, load_plan
 from formerlab.errors import UserError, near_misses
 from formerlab.files import read_json, sha256
 from formerlab.results.notes import noted
@@ -25,9 +25,9 @@ CIRCUMSTANCES = ("device", "threads", "processes", "code_hash", "data.fingerprin
 """Keys of a record, or their beginnings, that say why rows differ."""
 
 
-def add_parsers(verbs: Any) -> None:
-    """Add the verb."""
-    parser = add_verb(verbs, reproduce)
+def add_parsers(commands: Any) -> None:
+    """Add the command."""
+    parser = add_command(commands, reproduce)
     parser.add_argument("id", help="run, such as tokenformer/transformer-2/seed0")
     text = "go on although code or data differ from those of the run; may be given twice"
     parser.add_argument("--other", action="append", default=[], choices=("code", "data"), help=text)

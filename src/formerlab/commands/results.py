@@ -10,11 +10,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from formerlab.commands.context import Plan, add_verb, as_planned, find_plan, load_plan
+from formerlab.commands.context import Plan, add_command, as_planned, find_plan, load_plan
 from formerlab.errors import UserError
 from formerlab.files import write_json, write_record, write_text
-from formerlab.plan.judge import Judge, failed_syncs
 from formerlab.plan.locate import read_plan, root_of
+from formerlab.plan.staleness import Staleness, failed_syncs
 from formerlab.results.schema import CLAIMS, EXACT
 from formerlab.results.stages import MAKING, MEASURED, STAGES, TIMED
 from formerlab.results.write import hashes_of_rows, write_rows
@@ -23,29 +23,29 @@ if TYPE_CHECKING:
     from formerlab.results.read import Results
 
 
-def add_parsers(verbs: Any) -> None:
-    """Add the verbs."""
-    parser = add_verb(verbs, report)
+def add_parsers(commands: Any) -> None:
+    """Add the commands."""
+    parser = add_command(commands, report)
     parser.add_argument("--out", type=Path, help="the page; default: results/live/<scale>/report.html")
 
-    parser = add_verb(verbs, draw)
+    parser = add_command(commands, draw)
     parser.add_argument("names", nargs="+", metavar="name", help="figure or table, such as denseformer_depth")
     text = "succeed although one cannot be drawn; `status` says so, and snakemake draws it again"
     parser.add_argument("--go-on", action="store_true", help=text)
 
-    add_verb(verbs, figures, configured=False)
-    add_verb(verbs, exact, text=STAGES["exact"].text)
-    parser = add_verb(verbs, claims)
+    add_command(commands, figures, configured=False)
+    add_command(commands, exact, text=STAGES["exact"].text)
+    parser = add_command(commands, claims)
     parser.add_argument("--out", type=Path, help="folder for claims.csv and .html; default: show the verdicts")
-    parser = add_verb(verbs, runs)
+    parser = add_command(commands, runs)
     parser.add_argument("--out", type=Path, help="folder for runs.csv and runs.html; default: show the costs")
-    add_verb(verbs, headline)
-    parser = add_verb(verbs, track)
+    add_command(commands, headline)
+    parser = add_command(commands, track)
     parser.add_argument("--weights", action="store_true", help="log the weights of finished runs as artifacts too")
     parser.add_argument("--failures", type=int, help=argparse.SUPPRESS)
-    parser = add_verb(verbs, export)
+    parser = add_command(commands, export)
     parser.add_argument("--to", type=Path, help="another folder in place of results/cached, as of another checkout")
-    parser = add_verb(verbs, readme, configured=False)
+    parser = add_command(commands, readme, configured=False)
     parser.add_argument("--check", action="store_true", help="write nothing; fail where a page is not up to date")
 
 
@@ -72,7 +72,7 @@ def draw(arguments: argparse.Namespace) -> None:
     from formerlab.report.write import draw_each
 
     plan = load_plan(arguments)
-    failed = draw_each(arguments.names, Path(plan["results"]), Path(plan["figures"]), Judge(plan).objection)
+    failed = draw_each(arguments.names, Path(plan["results"]), Path(plan["figures"]), Staleness(plan).objection)
     if failed and not arguments.go_on:
         raise UserError(f"{', '.join(failed)} could not be drawn, for the reasons above")
 
@@ -130,7 +130,7 @@ def _results(plan: Plan) -> "Results":
     """Return the rows of a plan's scale that are as planned."""
     from formerlab.results.read import Results
 
-    return Results(Path(plan["results"]), Judge(plan).objection)
+    return Results(Path(plan["results"]), Staleness(plan).objection)
 
 
 def readme(arguments: argparse.Namespace) -> None:
@@ -181,7 +181,7 @@ def headline(arguments: argparse.Namespace) -> None:
     from formerlab.report.headline import headline as text
 
     plan = load_plan(arguments)
-    print(text(Path(plan["results"]), Judge(plan).objection))
+    print(text(Path(plan["results"]), Staleness(plan).objection))
 
 
 def track(arguments: argparse.Namespace) -> None:
@@ -218,7 +218,7 @@ def export(arguments: argparse.Namespace) -> None:
     seeds: dict[str, set[int]] = {}
     for job in plan["train"].values():
         seeds.setdefault(f"{job['study']}/{job['run']}", set()).add(job["seed"])
-    outcome = copy(live, cached, Judge(plan).objection, seeds)
+    outcome = copy(live, cached, Staleness(plan).objection, seeds)
     for run_id in outcome["diverged"]:
         print(f"diverged: {run_id}")
     for name, reason in outcome["unfinished"].items():

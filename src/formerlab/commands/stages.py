@@ -11,12 +11,12 @@ from typing import Any
 
 import psutil
 
-from formerlab.commands.context import Plan, add_verb, as_planned, find_plan, job_of, load_plan
+from formerlab.commands.context import Plan, add_command, as_planned, find_plan, job_of, load_plan
 from formerlab.commands.gpus import failing_together, on_several, own_gpus
 from formerlab.errors import UserError
 from formerlab.files import read_record, sha256, variable, write_record, write_text
-from formerlab.plan.judge import Judge, made_runs, maker
 from formerlab.plan.locate import read_plan
+from formerlab.plan.staleness import Staleness, made_runs, maker
 from formerlab.results.stages import MEASURED, STAGES, TIMED, Stage
 from formerlab.results.write import hashes_of_rows, write_rows
 
@@ -24,12 +24,12 @@ LARGEST_KEPT = 2**25
 """Bytes of the largest block that malloc keeps while a run is measured: sizes differ between policies."""
 
 
-def add_parsers(verbs: Any) -> None:
-    """Add the verbs."""
-    parser = add_verb(verbs, data, text=STAGES["data"].text)
+def add_parsers(commands: Any) -> None:
+    """Add the commands."""
+    parser = add_command(commands, data, text=STAGES["data"].text)
     parser.add_argument("name", help="name of the data set, such as text")
 
-    parser = add_verb(verbs, train, text=STAGES["train"].text)
+    parser = add_command(commands, train, text=STAGES["train"].text)
     parser.add_argument("id", help="run, such as tokenformer/transformer-2/seed0")
     text = "stop, checkpointed, before this time is up"
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", help=text)
@@ -37,11 +37,11 @@ def add_parsers(verbs: Any) -> None:
     parser.add_argument("--checkpoint-seconds", type=float, default=60.0, help="time between checkpoints; default 60")
     parser.add_argument("--deterministic", action="store_true", help="the same bits in every run on a GPU, but slower")
 
-    parser = add_verb(verbs, load, text=STAGES["load"].text)
+    parser = add_command(commands, load, text=STAGES["load"].text)
     parser.add_argument("id", help="run, such as decay/released-smollm2-135m-instruct/seed0")
 
     for stage in (*MEASURED.values(), *TIMED.values()):
-        parser = add_verb(verbs, partial(measure, stage), stage.name, stage.text)
+        parser = add_command(commands, partial(measure, stage), stage.name, stage.text)
         parser.add_argument("name", metavar=stage.unit, help=f"the {stage.unit}, as the plan names it")
 
 
@@ -101,7 +101,7 @@ def load(arguments: argparse.Namespace) -> None:
     """Load the released model of one run of the plan."""
     plan = load_plan(arguments)
     job = job_of(plan, "load", arguments.id)
-    if Judge(plan).verdict("load", arguments.id).current:
+    if Staleness(plan).check("load", arguments.id).current:
         print(f"{arguments.id}: already loaded")
         return
     from formerlab.integrations.huggingface.released_run import load_stage

@@ -14,19 +14,19 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
 
-from formerlab.commands.context import Plan, add_verb, load_plan
+from formerlab.commands.context import Plan, add_command, load_plan
 from formerlab.errors import UserError, reason
 from formerlab.files import read_json, write_text
 
 SECONDS_BETWEEN_SYNCS = 60
 
 
-def add_parsers(verbs: Any) -> None:
-    """Add the verbs."""
-    parser = add_verb(verbs, init, configured=False)
+def add_parsers(commands: Any) -> None:
+    """Add the commands."""
+    parser = add_command(commands, init, configured=False)
     parser.add_argument("folder", type=Path, help="a new or empty folder")
 
-    parser = add_verb(verbs, generate, configured=False)
+    parser = add_command(commands, generate, configured=False)
     parser.add_argument("checkpoint", type=Path, help="folder of a finished run, or its id")
     parser.add_argument("prompt")
     parser.add_argument("--tokens", type=int, default=100, help="tokens to add at most; default 100")
@@ -34,7 +34,7 @@ def add_parsers(verbs: Any) -> None:
     parser.add_argument("--top-k", type=int, help="draw from the k most probable tokens only")
     parser.add_argument("--seed", type=int, default=0)
 
-    parser = add_verb(verbs, classify, configured=False)
+    parser = add_command(commands, classify, configured=False)
     parser.add_argument("model", type=Path, help="folder of a finished run, or its id")
     parser.add_argument("data", type=Path, help="folder of prepared images, such as results/live/laptop/data/images")
     parser.add_argument("--split", choices=("train", "valid", "test"), default="test")
@@ -42,7 +42,7 @@ def add_parsers(verbs: Any) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default cpu")
     parser.add_argument("--out", type=Path, help="CSV file for a row per image")
 
-    parser = add_verb(verbs, ui)
+    parser = add_command(commands, ui)
     parser.add_argument("--port", type=int, default=5000, help="where it listens on this machine; default 5000")
 
 

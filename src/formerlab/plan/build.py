@@ -16,12 +16,12 @@ from formerlab.plan import loaded
 from formerlab.plan.code import HASHED, code_hash, entries_of_training
 from formerlab.plan.cost import crowded, loader_of, loading_cost, loading_hours, processes_of, run_cost, totals
 from formerlab.plan.hardware import find_hardware
-from formerlab.plan.judge import RECORDS, made_runs, maker
 from formerlab.plan.measure import measure_jobs, timing_jobs
 from formerlab.plan.public_data import check_public_data
 from formerlab.plan.resolve import beside, match_times, resolve_released, resolve_study
 from formerlab.plan.schema import Study, StudyScale
 from formerlab.plan.sources import Sources, chain, read_sources
+from formerlab.plan.staleness import RECORDS, made_runs, maker
 from formerlab.report.drawings import Drawing, catalogue
 from formerlab.report.names import all_names
 from formerlab.results.schema import CLAIMS

@@ -10,7 +10,7 @@ from tabulate import tabulate
 
 from formerlab.errors import MOST_NAMED, some
 from formerlab.kernels import COMPILERS, compiler
-from formerlab.plan.judge import RECORDS, Judge, made_runs
+from formerlab.plan.staleness import RECORDS, Staleness, made_runs
 from formerlab.progress import duration, short
 from formerlab.report.drawings import failure_of
 from formerlab.results.notes import read_note
@@ -123,27 +123,27 @@ def shell(plan: dict[str, Any], path: Path) -> str:
     Figures, tables and verdicts are made in any case.
     """
     lines = ["set -e", f"export FORMERLAB_PLAN={shlex.quote(str(path))}", f"export OMP_NUM_THREADS={plan['threads']}"]
-    judge = Judge(plan)
+    staleness = Staleness(plan)
     for stage in (stage for stage in RECORDS if stage != "exact"):
         for name in plan[stage]:
-            lines += [] if judge.verdict(stage, name).current else [f"python -m formerlab {stage} {name}"]
+            lines += [] if staleness.check(stage, name).current else [f"python -m formerlab {stage} {name}"]
     lines += [f"python -m formerlab draw {' '.join(job['drawings'])}" for job in plan["draw"].values()]
-    if not judge.verdict("exact", CLAIMS).current:
+    if not staleness.check("exact", CLAIMS).current:
         lines.append("python -m formerlab exact")
     out = shlex.quote(plan["figures"])
-    lines += [f"python -m formerlab {verb} --out {out}" for verb in ("claims", "runs")]
+    lines += [f"python -m formerlab {command} --out {out}" for command in ("claims", "runs")]
     return "\n".join([*lines, "python -m formerlab track"])
 
 
 def states(plan: dict[str, Any]) -> list[tuple[str, ...]]:
     """Return (stage, job, state, detail) of every job: from its note where it left one, else the verdict."""
-    judge = Judge(plan)
+    staleness = Staleness(plan)
     rows: list[tuple[str, ...]] = []
     for stage in RECORDS:
         for name in plan[stage]:
-            note = read_note(stage, judge.folder(stage, name))
+            note = read_note(stage, staleness.folder(stage, name))
             if note is None:
-                rows.append((stage, name, *judge.verdict(stage, name)))
+                rows.append((stage, name, *staleness.check(stage, name)))
             else:
                 log = f"; log {note['log']}" if note["log"] else ""
                 rows.append((stage, name, note["state"], f"{note.get('reason', 'since ' + note['since'])}{log}"))

@@ -42,7 +42,7 @@ class Results:
 
     Callers need not know whether a study is live or exported. A run that diverged is finished too: `status`
     says so. Rows to which `objection` objects, as those made by another configuration or other code than the plan's
-    (plan/judge.py), are left out; cached rows need no judge.
+    (plan/staleness.py), are left out; cached rows need no staleness.
     """
 
     def __init__(self, root: Path, objection: Objection | None = None) -> None:

@@ -51,23 +51,23 @@ class ProductState(NamedTuple):
         return self.state in ("finished", "diverged")
 
 
-class Judge:
+class Staleness:
     """The verdicts on the products of one plan, each made when it is first asked for."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self.plan = plan
-        self._verdicts: dict[tuple[str, str], ProductState] = {}
+        self._states: dict[tuple[str, str], ProductState] = {}
         self._read: dict[Path, Any] = {}
 
-    def verdict(self, stage: str, name: str) -> ProductState:
+    def check(self, stage: str, name: str) -> ProductState:
         """Return the verdict on a job of the plan."""
-        if (stage, name) not in self._verdicts:
-            self._verdicts[stage, name] = self._judge(stage, name)
-        return self._verdicts[stage, name]
+        if (stage, name) not in self._states:
+            self._states[stage, name] = self._compare(stage, name)
+        return self._states[stage, name]
 
     def stale(self) -> dict[tuple[str, str], str]:
         """Return the products that exist but are not as planned, by stage and name of the job, with the reason."""
-        found = {(stage, name): self.verdict(stage, name) for stage in RECORDS for name in self.plan[stage]}
+        found = {(stage, name): self.check(stage, name) for stage in RECORDS for name in self.plan[stage]}
         return {job: detail for job, (state, detail) in found.items() if state in ("stale", "failed")}
 
     def write_stale(self, folder: Path, failures: Sequence[Path] = ()) -> Path | None:
@@ -94,7 +94,7 @@ class Judge:
         stage = maker(self.plan, name) if stage in MAKING else stage
         if name not in self.plan[stage]:
             return UNPLANNED
-        verdict = self.verdict(stage, name)
+        verdict = self.check(stage, name)
         return "" if verdict.current else verdict.detail or verdict.state
 
     def bases(self, stage: str, name: str) -> list[tuple[str, str]]:
@@ -120,7 +120,7 @@ class Judge:
         """Return the path of a job's record."""
         return self.folder(stage, name) / RECORDS[stage]
 
-    def _judge(self, stage: str, name: str) -> ProductState:
+    def _compare(self, stage: str, name: str) -> ProductState:
         path = self.record(stage, name)
         record = self._content(path)
         if record is None:
@@ -139,7 +139,7 @@ class Judge:
         if self.plan[stage][name].get("keep_optimizer") and not (path.parent / OPTIMIZER).exists():
             reasons.append(f"no {OPTIMIZER}, which another run goes on with")
         reasons += _spoilt(stage, path.parent, record)
-        bases = {base: self.verdict(*base) for base in self.bases(stage, name)}
+        bases = {base: self.check(*base) for base in self.bases(stage, name)}
         reasons += [f"{base[1]} is {verdict.state}" for base, verdict in bases.items() if not verdict.current]
         return ProductState("stale", "; ".join(reasons)) if reasons else ProductState(record.get("status", "finished"))
 
