@@ -1,10 +1,10 @@
-"""Put the pages of the site into build/docs: README, docs, API and verbs, with links that hold there.
+"""Write the pages of the site to build/docs: README, docs, API and commands, with working links.
 
     python scripts/stage_docs.py
 
-`make docs` calls it. README becomes the first page. A link from a page to another file of the repository leads to a
-copy below `repository/`, under its path in the repository. The pages `api.md` and `commands.md` are written here, from the
-unions that configurations choose from and from the parser of the command line.
+`make docs` calls this script. README becomes the first page. A link to any other file of the repository leads to a copy
+of it below `repository/`. The script generates `api.md` from the unions of variants and `commands.md` from the parser
+of the command line.
 """
 
 import argparse
@@ -30,7 +30,7 @@ NAMED = {
     "CHANGELOG.md": "changelog.md",
     "figures/README.md": "figures.md",
 }
-"""Pages outside docs, and their names on the site."""
+"""Pages outside docs, with their names on the site."""
 LINK = re.compile(r"(\]\()([^)#\s]+)([^)]*\))")
 UNIONS = {
     "Projections": (Projection,),
@@ -46,19 +46,19 @@ FUNCTIONS = {
         "formerlab.cache.budget.resolve_budget",
     ),
 }
-"""What belongs on the page of the API beside the public face and the unions."""
+"""Functions and classes on the API page in addition to the public API and the unions."""
 STYLE = ".md-grid { max-width: 80rem }\n.md-typeset table:not([class]) code { white-space: nowrap }\n"
-"""Wide tables have room, and names in them do not break."""
+"""Styles that make room for wide tables and keep names in them on one line."""
 
 
 def pages() -> dict[Path, Path]:
     """Return every page with its path on the site."""
-    found = {path: path.relative_to(ROOT / "docs") for path in sorted((ROOT / "docs").rglob("*.md"))}
-    return found | {ROOT / name: Path(there) for name, there in NAMED.items()}
+    docs = {path: path.relative_to(ROOT / "docs") for path in sorted((ROOT / "docs").rglob("*.md"))}
+    return docs | {ROOT / name: Path(site_name) for name, site_name in NAMED.items()}
 
 
-def staged(page: Path, there: dict[Path, Path]) -> str:
-    """Return the text of a page with its links as they are on the site; copy the files that it links to."""
+def staged(page: Path, site_paths: dict[Path, Path]) -> str:
+    """Return the text of a page with links that work on the site, and copy the linked files."""
 
     def link(match: re.Match[str]) -> str:
         target = match[2]
@@ -67,32 +67,33 @@ def staged(page: Path, there: dict[Path, Path]) -> str:
         path = (page.parent / target).resolve()
         if not path.is_file():
             raise SystemExit(f"{page.relative_to(ROOT)}: the link to {target} leads to no file; name one")
-        up = "../" * (len(there[page].parts) - 1)
-        if path in there:
-            return f"{match[1]}{up}{there[path]}{match[3]}"
+        up = "../" * (len(site_paths[page].parts) - 1)
+        if path in site_paths:
+            return f"{match[1]}{up}{site_paths[path]}{match[3]}"
         return f"{match[1]}{up}{copied(path)}{match[3]}"
 
     return LINK.sub(link, page.read_text(encoding="utf-8"))
 
 
 def copied(path: Path) -> Path:
-    """Copy a file of the repository to the site and return its path there; code becomes text that browsers show."""
-    own = Path("repository") / path.relative_to(ROOT)
-    there = own if path.suffix in (".png", ".svg", ".csv") else own.with_name(f"{own.name}.txt")
-    (STAGED / there).parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(path, STAGED / there)
-    return there
+    """Copy a repository file to the site and return its path there; code files get `.txt`, so that browsers show them."""
+    target = Path("repository") / path.relative_to(ROOT)
+    if path.suffix not in (".png", ".svg", ".csv"):
+        target = target.with_name(f"{target.name}.txt")
+    (STAGED / target).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(path, STAGED / target)
+    return target
 
 
 def api() -> str:
-    """Return the page of the API, which mkdocstrings fills in from the docstrings."""
-    lines = ["# API", "", "`import formerlab` has what code of your own needs; the unions list what a key may choose."]
-    sections = {"The public face": [f"{home}.{name}" for name, home in formerlab._HOMES.items()]}
+    """Return the API page, which mkdocstrings fills in from the docstrings."""
+    lines = ["# API", "", "`import formerlab` provides the public API. The unions list the variants of each key."]
+    sections = {"Public API": [f"{home}.{name}" for name, home in formerlab._HOMES.items()]}
     for title, unions in UNIONS.items():
-        found = [f"{one.__module__}.{one.__name__}" for union in unions for one in variants(union)]
-        sections[title] = list(dict.fromkeys(found))
+        names = [f"{variant.__module__}.{variant.__name__}" for union in unions for variant in variants(union)]
+        sections[title] = list(dict.fromkeys(names))
     seen: set[str] = set()
-    for title, names in (sections | {title: list(names) for title, names in FUNCTIONS.items()}).items():
+    for title, names in (sections | {title: list(functions) for title, functions in FUNCTIONS.items()}).items():
         lines += ["", f"## {title}", ""]
         lines += [line for name in names if name not in seen for line in (f"::: {name}", "")]
         seen |= set(names)
@@ -114,7 +115,7 @@ def _command(name: str, parser: argparse.ArgumentParser, helps: dict[str, str | 
     does = str(helps.get(name) or parser.description)
     yield from (f"## {name}", "", f"{does[:1].upper()}{does[1:]}.", "")
     usage = parser.format_usage().removeprefix("usage: ").rstrip()
-    yield from ("```", f"python -m {usage}", "```", "", "| word | meaning |", "|---|---|")
+    yield from ("```", f"python -m {usage}", "```", "", "| argument | meaning |", "|---|---|")
     for action in parser._actions:
         if not isinstance(action, argparse._HelpAction) and action.help != argparse.SUPPRESS:
             word = ", ".join(action.option_strings) or str(action.metavar or action.dest)
@@ -124,17 +125,17 @@ def _command(name: str, parser: argparse.ArgumentParser, helps: dict[str, str | 
 
 
 def main() -> None:
-    """Write the folder anew."""
+    """Delete and rewrite build/docs."""
     shutil.rmtree(STAGED, ignore_errors=True)
-    there = pages()
-    for page, name in there.items():
+    site_paths = pages()
+    for page, name in site_paths.items():
         path = STAGED / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(staged(page, there), encoding="utf-8")
+        path.write_text(staged(page, site_paths), encoding="utf-8")
     (STAGED / "site.css").write_text(STYLE, encoding="utf-8")
     (STAGED / "api.md").write_text(api(), encoding="utf-8")
     (STAGED / "commands.md").write_text(commands(), encoding="utf-8")
-    print(f"{len(there) + 2} pages in {STAGED.relative_to(ROOT)}")
+    print(f"{len(site_paths) + 2} pages in {STAGED.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":
