@@ -76,7 +76,7 @@ def staged(page: Path, site_paths: dict[Path, Path]) -> str:
 
 
 def copied(path: Path) -> Path:
-    """Copy a repository file to the site and return its path there; code files get `.txt`, so that browsers show them."""
+    """Copy a repository file to the site and return its path there; code gets the suffix `.txt` for browsers."""
     target = Path("repository") / path.relative_to(ROOT)
     if path.suffix not in (".png", ".svg", ".csv"):
         target = target.with_name(f"{target.name}.txt")
@@ -101,14 +101,14 @@ def api() -> str:
 
 
 def commands() -> str:
-    """Return the page of the command line, from its parser."""
+    """Return the page of the command line, generated from its parser."""
     parser = build_parser()
-    (choices,) = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
-    helps = {one.dest: one.help for one in choices._choices_actions}
-    head = ["# Every verb", "", f"{parser.description} `--help` behind a verb says the same.", ""]
-    return "\n".join(
-        head + [line for name, command in choices.choices.items() for line in _command(name, command, helps)]
-    )
+    (subparsers,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    helps = {action.dest: action.help for action in subparsers._choices_actions}
+    lines = ["# Commands", "", f"{parser.description} `--help` after a command prints the same text.", ""]
+    for name, command in subparsers.choices.items():
+        lines += _command(name, command, helps)
+    return "\n".join(lines)
 
 
 def _command(name: str, parser: argparse.ArgumentParser, helps: dict[str, str | None]) -> Iterator[str]:

@@ -177,4 +177,4 @@ def test_text_that_is_gone_counts_as_unchanged_once_it_is_prepared(project, monk
     record = {"source_fingerprint": job["source"], "recipe": job["recipe"], "code_hash": job["code"]}
     write_json(project.root / job["out"] / "manifest.json", record)
     (project.root / "mine.txt").unlink()
-    assert Staleness(plan()).verdict("data", "text").current
+    assert Staleness(plan()).check("data", "text").current
