@@ -223,8 +223,12 @@ class _Store:
         entry = build()
         self.done["created" if found is None else "updated"].append(key)
         values = {(name, _rounded(value)) for name, value in entry.points[["name", "value"]].to_numpy()}
-        laid_out = found and found.data.tags.get("formerlab.content", LAYOUT).startswith(LAYOUT)
-        grown = laid_out and found.data.params.items() <= entry.params.items() and found.data.metrics.items() <= values
+        grown = (
+            found is not None
+            and found.data.tags.get("formerlab.content", LAYOUT).startswith(LAYOUT)
+            and found.data.params.items() <= entry.params.items()
+            and found.data.metrics.items() <= values
+        )
         if found is not None and not grown:
             self._remove(found)
             found = None
