@@ -128,7 +128,7 @@ def test_a_drawing_that_failed_fails_the_call_keeps_its_files_and_is_drawn_again
 def test_after_a_failure_the_rest_is_finished_drawn_and_the_failure_is_named(tiny):
     weights = tiny.root / "results/live/smoke" / RUNS[1] / "weights.safetensors"
     intact = weights.read_bytes()
-    weights.write_bytes(intact[:-1])
+    weights.write_bytes(intact[:-1] + bytes([intact[-1] ^ 1]))
     shutil.rmtree(tiny.root / "figures")
     changes = {f"tokenformer.runs.{run}.optimizer.lr": 1.0e-3 for run in ("transformer-2", "grown-zero-keep-2")}
     done = tiny.snakemake("--cores", "2", "--keep-going", config={"set": changes})
