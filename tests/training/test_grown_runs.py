@@ -120,7 +120,7 @@ def test_a_parent_that_is_not_whole_is_named(parent, data, tmp_path):
         trained(carrying, data, tmp_path / "child", own)
     trained(small(name="parent", model=TOKENFORMER, seed=4), data, tmp_path / "other")
     shutil.copy(tmp_path / "other" / "weights.safetensors", own)
-    with pytest.raises(UserError, match=r"weights.safetensors: not the weights of run.json; delete this file and train study/p"):
+    with pytest.raises(UserError, match=r"weights.safetensors: not the weights of run.json; delete this file and t"):
         trained(KEEPING, data, tmp_path / "child", own)
     with pytest.raises(UserError, match=r"study/child/seed3: init=parent is not finished, .+run.json is missing; tra"):
         trained(KEEPING, data, tmp_path / "child", tmp_path / "nowhere")
