@@ -85,7 +85,7 @@ class _Released(Spec):
         except UserError:
             raise
         except Exception as error:  # a broken or unknown configuration may raise any error
-            raise UserError(f"{shown_place(arguments)}: no causal model of transformers ({reason(error)})") from None
+            raise UserError(f"{shown_place(arguments)}: not a causal model of transformers ({reason(error)})") from None
 
 
 class Folder(_Released):

@@ -251,14 +251,14 @@ def test_the_tokens_to_keep_may_be_listed(tmp_path):
 
 TWICE = torch.arange(3).repeat(2)[None]
 SWALLOWED = {
-    "position_ids: not those of the cache and mask; give each text a row": {"position_ids": TWICE},
-    "position_ids: not those of the cache": {"position_ids": torch.arange(6)[None] + 1},
-    "position_ids: not those": {"position_ids": TWICE, "attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]])},
-    "seq_idx: this model does not keep packed texts apart": {"seq_idx": torch.tensor([[0, 0, 0, 1, 1, 1]])},
-    "cu_seq_lens_q: this model does not keep": {"cu_seq_lens_q": torch.tensor([0, 3, 6]), "max_length_q": 3},
-    "output_attentions: this model does not compute it": {"output_attentions": True},
-    "inputs_embeds: this model does not compute it": {"inputs_embeds": torch.zeros(1, 6, 16)},
-    "attention_maks: this model does not compute it": {"attention_maks": torch.ones(1, 6)},
+    "position_ids: inconsistent with the cache and attention_mask; give each text its own row": {"position_ids": TWICE},
+    "position_ids: inconsistent with the cache": {"position_ids": torch.arange(6)[None] + 1},
+    "position_ids: inconsistent with": {"position_ids": TWICE, "attention_mask": torch.tensor([[0, 1, 1, 1, 1, 1]])},
+    "seq_idx: this model does not support packed texts": {"seq_idx": torch.tensor([[0, 0, 0, 1, 1, 1]])},
+    "cu_seq_lens_q: this model does not support": {"cu_seq_lens_q": torch.tensor([0, 3, 6]), "max_length_q": 3},
+    "output_attentions: this model does not support it": {"output_attentions": True},
+    "inputs_embeds: this model does not support it": {"inputs_embeds": torch.zeros(1, 6, 16)},
+    "attention_maks: this model does not support it": {"attention_maks": torch.ones(1, 6)},
     r"attention_mask of shape \(1, 3\)": {"attention_mask": torch.ones(1, 3, dtype=torch.int64)},
 }
 
@@ -309,17 +309,19 @@ def test_mistakes_are_one_line(tmp_path):
     model, folder = build(position=Learned()), tmp_path / "model"
     (tmp_path / "other").mkdir()
     (tmp_path / "other/file").write_text("")
-    with pytest.raises(UserError, match=r"other: exists and is no Hugging Face folder"):
+    with pytest.raises(UserError, match=r"other: exists and is not a Hugging Face folder"):
         save_folder(model, None, tmp_path / "other")
     save_folder(model, None, folder)
     weights, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
     del weights["decoder.final_norm.gain"]
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UserError, match=r"model: lacks the weights decoder.final_norm.gain; .* export the model again"):
+    with pytest.raises(
+        UserError, match=r"model: weights decoder.final_norm.gain are missing; .* export the model again"
+    ):
         loaded_by_us(folder)
     for spec in ({"width": 32}, {"heads": 5}):
         (folder / "config.json").write_text(json.dumps(config | {"spec": config["spec"] | spec}))
-        with pytest.raises(UserError, match="no causal model") as caught:
+        with pytest.raises(UserError, match="not a causal model") as caught:
             loaded_by_us(folder)
         assert "\n" not in str(caught.value)
 

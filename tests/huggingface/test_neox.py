@@ -84,18 +84,18 @@ def test_an_unknown_or_misshapen_tensor_is_named(tmp_path):
     extra = weights | {"sequential.2.attention.rotary.weight": torch.ones(3)}
     assert "sequential.2.attention.rotary.weight is unknown" in refusal(written(tmp_path, extra))
     wrong = weights | {"sequential.3.attention.value.key_param_tokens": torch.ones(20, 31)}
-    message = "sequential.3.attention.value.key_param_tokens has shape (20, 31), but (20, 32) belongs there"
+    message = "sequential.3.attention.value.key_param_tokens has shape (20, 31), but the model needs (20, 32)"
     assert message in refusal(written(tmp_path, wrong))
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ('"num_layers": 3', '"num_layers": 4', "num_layers is 4 in the settings, but this import needs 3"),
-        ('"proj_slot_num": 20', '"proj_slot_num": 24', "proj_slot_num is 24 in the settings, but this import needs 20"),
+        ('"num_layers": 3', '"num_layers": 4', "num_layers is 4 in the settings, but only 3 is supported"),
+        ('"proj_slot_num": 20', '"proj_slot_num": 24', "proj_slot_num is 24 in the settings, but only 20 is supported"),
         ("layernorm_nonparam", "rmsnorm", "norm is 'rmsnorm' in the settings"),
-        ("l2_norm_gelu", "relu", "norm_activation_type 'relu' is none of l2_norm_gelu, gelu_l2_norm, softmax"),
-        ('"pos_emb": "rotary"', '"pos_emb": "alibi"', "pos_emb 'alibi' is neither"),
+        ("l2_norm_gelu", "relu", "norm_activation_type 'relu' is not supported; known are l2_norm_gelu, gelu_l2"),
+        ('"pos_emb": "rotary"', '"pos_emb": "alibi"', "pos_emb 'alibi' is not supported"),
         ('"num_attention_heads": 2', '"num_attention_heads": 5', "heads=5 does not divide width=32"),
         ("{", "{{", "not valid YAML"),
     ],
@@ -109,13 +109,13 @@ def test_settings_of_another_meaning_are_refused(old, new, message, tmp_path):
 def test_a_folder_without_settings_must_be_a_released_size(tmp_path):
     (written(tmp_path, made_up()) / "150M_eval.yml").unlink()
     assert (
-        "3 layers of width 32 with 20 tokens are no released size of Table 9; give its .yml with --config"
+        "3 layers of width 32 with 20 tokens is not a released size of Table 9; give its .yml file with --config"
         in refusal(tmp_path)
     )
     (tmp_path / "pytorch_model.bin").write_bytes(b"nothing")
     assert "pytorch_model.bin: not a file of tensors" in refusal(tmp_path)
     (tmp_path / "pytorch_model.bin").unlink()
-    assert "holds no Tokenformer checkpoint" in refusal(tmp_path)
+    assert "contains no Tokenformer checkpoint" in refusal(tmp_path)
 
 
 def refusal(folder):

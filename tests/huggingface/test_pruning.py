@@ -246,29 +246,29 @@ def begun(model, budget):
 
 WRONG_CALLS = {
     "pruned already": lambda model: prune(model, Decay(), 6).__enter__(),
-    "was begun without pruning": lambda model: model(tokens(1, 2), past_key_values=BEGUN["unpruned"]),
-    "was begun with Decay.* and budget 6": lambda model: model(tokens(1, 2), past_key_values=BEGUN["other"]),
-    "use it inside a block of prune": lambda model: OUTSIDE(tokens(1, 1), past_key_values=BEGUN["pruned"]),
+    "was filled without pruning": lambda model: model(tokens(1, 2), past_key_values=BEGUN["unpruned"]),
+    "was filled with Decay.* and budget 6": lambda model: model(tokens(1, 2), past_key_values=BEGUN["other"]),
+    "use it inside the prune block": lambda model: OUTSIDE(tokens(1, 1), past_key_values=BEGUN["pruned"]),
     r"pad batches on the left \(padding_side='left'\)": lambda model: model(
         tokens(2, 4), attention_mask=torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
     ),
     r"shape \(1, 1, 4, 4\): give a number": lambda model: model(tokens(1, 4), attention_mask=torch.ones(1, 1, 4, 4)),
-    "a prompt of one token has no share": lambda model: model(tokens(1, 1)),
+    "a ratio needs a prompt of at least two tokens": lambda model: model(tokens(1, 1)),
     "[34] tokens after the first call": lambda model: generated(model, tokens(1, 8), prefill_chunk_size=4),
-    "rows have other padding than": lambda model: model(
+    "padding differs from the first call": lambda model: model(
         tokens(1, 2), attention_mask=torch.tensor([[0, *[1] * 10]]), past_key_values=BEGUN["pruned"]
     ),
-    "cannot come back": lambda model: generated(model, tokens(1, 20), prompt_lookup_num_tokens=2),
+    "cannot restore evicted tokens": lambda model: generated(model, tokens(1, 20), prompt_lookup_num_tokens=2),
     "output_attentions: a pruned cache returns no attention": lambda model: model(tokens(1, 4), output_attentions=True),
-    "position_ids: the tokens of a row do not follow each other": lambda model: model(
+    "position_ids: not consecutive within a row": lambda model: model(
         tokens(1, 6), position_ids=torch.arange(3).repeat(2)[None], use_cache=False
     ),
-    "position_ids: the tokens of a row do not follow each other; give each text": lambda model: model(
+    "position_ids: not consecutive within a row; give each text": lambda model: model(
         inputs_embeds=model.get_input_embeddings()(tokens(2, 6)),
         position_ids=torch.tensor([[0, 1, 2, 3, 4, 5], [0, 0, 1, 2, 0, 1]]),
         attention_mask=torch.tensor([[1] * 6, [0] + [1] * 5]),
     ),
-    "attention with cu_seq_lens_q": lambda model: model(tokens(1, 6), cu_seq_lens_q=torch.tensor([0, 3, 6])),
+    "support attention with cu_seq_lens_q": lambda model: model(tokens(1, 6), cu_seq_lens_q=torch.tensor([0, 3, 6])),
     "10 tokens exceed the context of 9": lambda model: model(tokens(1, 10)),
 }
 BEGUN = {}
@@ -328,9 +328,9 @@ def test_a_rotation_that_is_not_recognised_is_refused_where_it_is_needed(kind, c
 
 
 def test_other_models_are_refused():
-    with pytest.raises(UserError, match="not a DecoderModel; to a decoder of ours give attend=PrunedCache"):
+    with pytest.raises(UserError, match="not a DecoderModel; pass attend=PrunedCache"):
         prune(Decoder(layers=1, width=8, heads=2, vocabulary=9).build(), Decay(), 6).__enter__()
-    with pytest.raises(UserError, match="attention with softcap"):
+    with pytest.raises(UserError, match="support attention with softcap"):
         prune(build("gemma2"), Decay(), 6).__enter__()
     with prune(build("mistral", sliding_window=16), Decay(), 6, context=16):
         pass
@@ -341,14 +341,14 @@ def test_other_models_are_refused():
     [
         (lambda model: type("PeftModel", (Module,), {})(), "model.get_base_model()"),
         (lambda model: torch.compile(model, backend="eager"), "before torch.compile (model._orig_mod)"),
-        (DataParallel, "give prune the model inside, model.module"),
+        (DataParallel, "prune the wrapped model, model.module"),
         (lambda model: type("T5", (Module,), {})(), "not a T5"),
     ],
 )  # fmt: skip
 def test_a_wrapped_model_is_refused_with_its_own_remedy(wrap, remedy, models):
     with pytest.raises(UserError) as caught, prune(wrap(models["llama"]), Decay(), 6):
         pytest.fail("the block began")
-    assert str(caught.value).endswith(remedy + (", which has the adapters" if "base" in remedy else ""))
+    assert str(caught.value).endswith(remedy + (", which includes the adapters" if "base" in remedy else ""))
 
 
 @pytest.mark.parametrize("policy", [Full(), Decay(alpha=0.2)])
@@ -364,7 +364,7 @@ def test_an_offloaded_model_is_pruned_as_it_is(policy):
 def test_a_model_without_weights_and_one_that_overflows_are_refused():
     with torch.device("meta"):
         empty = build("llama")
-    with pytest.raises(UserError, match="has no weights, only shapes"), prune(empty, Decay(), 6):
+    with pytest.raises(UserError, match="its weights are on the meta device"), prune(empty, Decay(), 6):
         pytest.fail("the block began")
     model = build("llama")
     with torch.no_grad():

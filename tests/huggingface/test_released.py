@@ -38,7 +38,10 @@ def folder(tokenizer, tmp_path):
         (Gguf(path="nowhere.gguf"), "nowhere.gguf: no such file"),
         (Gguf(package="no-such-package"), "no-such-package: this package is not installed; run `make released`"),
         (Gguf(package="numpy"), "numpy: this package holds 0 GGUF files, not one"),
-        (HubModel(name="no-such-owner/no-such-model"), "no-such-owner/no-such-model: no causal model of transformers"),
+        (
+            HubModel(name="no-such-owner/no-such-model"),
+            "no-such-owner/no-such-model: not a causal model of transformers",
+        ),
     ],
 )
 def test_what_is_not_there_is_one_line(model, message):
@@ -65,7 +68,7 @@ def test_attention_is_counted_by_the_channels_of_the_heads(kind, changes, width,
     ("kind", "changes", "message"),
     [
         ("mpt", {}, "gives no longest sequence; state context"),
-        ("gpt2", {"n_head": 0}, "no causal model of transformers"),
+        ("gpt2", {"n_head": 0}, "not a causal model of transformers"),
     ],
 )
 def test_a_configuration_without_sizes_is_one_line(kind, changes, message, tmp_path):

@@ -132,9 +132,9 @@ def test_answers_of_a_foreign_model_are_those_of_the_harness_itself(folders, tas
     [
         ("nowhere", {}, "nowhere: no such folder"),
         ("opt", {"context": 100}, "context 100 exceeds the model's 64 positions"),
-        ("ours", {"context": 16}, "context 16: only models of transformers take one"),
-        ("strange", {}, "strange: no causal model of transformers"),
-        ("released", {}, "released: no causal model of transformers"),
+        ("ours", {"context": 16}, "context 16: a formerlab model has a fixed context"),
+        ("strange", {}, "strange: not a causal model of transformers"),
+        ("released", {}, "released: not a causal model of transformers"),
     ],
 )
 def test_mistakes_are_one_line(model, settings, message, folders):
@@ -148,6 +148,6 @@ def test_mistakes_are_one_line(model, settings, message, folders):
 @pytest.mark.parametrize("model", ["opt", "ours"])
 def test_a_model_larger_than_the_memory_is_refused(model, folders, monkeypatch):
     monkeypatch.setattr(load.psutil, "virtual_memory", lambda: SimpleNamespace(available=10_000))
-    message = r"parameters as float32 take .* but cpu has 10kB free; give it a smaller dtype"
+    message = r"parameters in float32 need .* but cpu has 10kB free; use a smaller dtype"
     with pytest.raises(UserError, match=message):
         load_any(Folder(path=str(folders / model)))

@@ -1,1 +1,1 @@
-"""Other libraries: our models in transformers and timm, and their models here."""
+"""Integrations with transformers and timm."""

@@ -1,8 +1,8 @@
-"""Our models of images under timm's names, known to timm once this is imported.
+"""Vision models for timm; importing this module registers them.
 
-`tokenformer_{base,base_matched,large,large_matched}_patch16_224` are the published sizes (`models/published.py`); they
-take timm's keyword arguments (num_classes, img_size, in_chans, global_pool, drop_path_rate) and fields of
-`VisionTransformer`. timm has no entry points for models of others.
+`tokenformer_{base,base_matched,large,large_matched}_patch16_224` are the published sizes (`models/published.py`). They
+take timm's keyword arguments (num_classes, img_size, in_chans, global_pool, drop_path_rate) and the fields of
+`VisionTransformer`. timm has no entry points for models of other packages.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ NAMES = {
     "tokenformer_large_patch16_224": "tokenformer-l16",
     "tokenformer_large_matched_patch16_224": "tokenformer-l16-matched",
 }
-"""timm's names, and ours."""
+"""Published model (`models/published.py`) by timm name."""
 
 default_cfgs = generate_default_cfgs(
     {
@@ -46,10 +46,10 @@ default_cfgs = generate_default_cfgs(
 
 
 def _register(name: str) -> None:
-    """Register a function of that name, which is how timm knows a model."""
+    """Register a model function of this name with timm."""
 
-    def create(pretrained: bool = False, **given: Any) -> Any:
-        return build_model_with_cfg(_build, name, pretrained, model_cfg=PUBLISHED[NAMES[name]], **given)
+    def create(pretrained: bool = False, **arguments: Any) -> Any:
+        return build_model_with_cfg(_build, name, pretrained, model_cfg=PUBLISHED[NAMES[name]], **arguments)
 
     create.__name__ = create.__qualname__ = name
     register_model(create)
@@ -59,18 +59,21 @@ for _name in NAMES:
     _register(_name)
 
 
-def _build(cfg: VisionTransformer, *, num_classes: int, global_pool: str | None = None, **given: Any) -> Any:
-    """Build the model with the arguments of timm and its user; initial values follow torch's global generator."""
-    if given.pop("drop_rate", None):  # timm's train.py always gives one, by default 0
-        raise ValueError("drop_rate: nothing is dropped in front of the head; use drop_path_rate")
+def _build(cfg: VisionTransformer, *, num_classes: int, global_pool: str | None = None, **arguments: Any) -> Any:
+    """Build a model from timm's arguments. The initial weights depend on torch's global random generator.
+
+    Raises ValueError for a nonzero drop_rate, an unknown global_pool, and an image that is not square.
+    """
+    if arguments.pop("drop_rate", None):  # timm's train.py always passes drop_rate, by default 0
+        raise ValueError("drop_rate: these models have no dropout before the head; use drop_path_rate")
     if global_pool not in (None, *POOLS):
-        raise ValueError(f"global_pool={global_pool}: these models know {', '.join(filter(None, POOLS))} and ''")
-    ours = {"in_chans": "channels", "drop_path_rate": "drop_path"}
-    fields = {ours.get(key, key): value for key, value in given.items() if value is not None}
+        raise ValueError(f"global_pool={global_pool}: these models support {', '.join(filter(None, POOLS))} and ''")
+    renamed = {"in_chans": "channels", "drop_path_rate": "drop_path"}
+    fields = {renamed.get(key, key): value for key, value in arguments.items() if value is not None}
     size = fields.pop("img_size", cfg.image)
     height, width = size if isinstance(size, tuple | list) else (size, size)
     if height != width:
-        raise ValueError(f"img_size={size}: these models take square images")
+        raise ValueError(f"img_size={size}: these models support square images only")
     fields |= {"image": height, "classes": max(1, num_classes)} | ({"pool": POOLS[global_pool]} if global_pool else {})
     spec = VisionTransformer.model_validate(cfg.model_dump() | fields)
     model: VisionTransformerModel = spec.build(int(torch.randint(2**31, (), device="cpu")))

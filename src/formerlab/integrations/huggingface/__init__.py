@@ -1,6 +1,7 @@
-"""The Hugging Face ecosystem: our models as its models, its models and released checkpoints as ours.
+"""Hugging Face transformers: export formerlab decoders, load and prune transformers models and released checkpoints.
 
-transformers has no entry points for models: importing this makes ours known to `AutoConfig` and `AutoModelForCausalLM`.
+transformers has no entry points for models, so importing this package registers formerlab decoders with `AutoConfig`
+and `AutoModelForCausalLM`.
 """
 
 from formerlab.torchvision_shim import ensure_torchvision_imports

@@ -1,8 +1,8 @@
-"""A Hugging Face folder of one of our models: its config, weights and tokenizer, and code where no layout fits.
+"""Export a decoder as a Hugging Face folder: config, weights, tokenizer, and model code if no native layout fits.
 
-The code travels in one file beside the weights. It is made of the source of the very layers that the model has, so
-every formula stands once. A few lines stand in for what checks a spec and for the kernels, and nothing but torch and
-transformers is imported.
+The model code is one file beside the weights. It is assembled from the source of the layers that the model uses, so no
+formula is written twice. Stand-ins replace the checks of specs and the kernels, so the file imports only torch and
+transformers.
 """
 
 import ast
@@ -26,35 +26,36 @@ from formerlab.models.decoder import Decoder, DecoderModel
 from formerlab.spec import Spec
 
 CODE = "modeling_formerlab.py"
-"""The file of code beside weights that no layout of transformers' own fits."""
+"""File of model code, for models that fit no native layout of transformers."""
 
 
 def save_folder(
     model: DecoderModel, tokenizer: Tokenizer | None, out: Path, *, end_of_text: int | None = None, card: str = ""
 ) -> None:
-    """Write a model, and its tokenizer where there is one, for `AutoModelForCausalLM` and `AutoTokenizer` anywhere.
+    """Write a model and its tokenizer, if given, for `AutoModelForCausalLM` and `AutoTokenizer`.
 
-    It has the layout of LLaMA or GPT-NeoX where the spec allows it, else a file of code beside the weights, for
-    `trust_remote_code`. `end_of_text` is the token that ends a document: it ends generated text, and pads batches.
-    `card` is the README. Weights keep their type. Raises UserError where the folder holds something else.
+    The layout is LLaMA or GPT-NeoX if the spec allows it. Otherwise a file of model code is written beside the weights,
+    for `trust_remote_code`. `end_of_text` is the token that ends a document; it becomes the eos and the padding token.
+    `card` is the text of README.md. Weights keep their dtype. Raises UserError if `out` exists and is not a Hugging
+    Face folder.
     """
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / "config.json").is_file())):
-        raise UserError(f"{out}: exists and is no Hugging Face folder; give --out another name")
+        raise UserError(f"{out}: exists and is not a Hugging Face folder; give --out another name")
     shell = native(model)
-    if own := shell is None:
-        places = {"AutoConfig": FormerlabConfig, "AutoModelForCausalLM": FormerlabForCausalLM}
-        travelling = {name: f"{CODE.removesuffix('.py')}.{cls.__name__}" for name, cls in places.items()}
-        with torch.device("meta"):  # a shell that takes no memory
-            config = FormerlabConfig(spec=model.spec.to_dict(), dtype=model.embedding.dtype, auto_map=travelling)
+    if needs_code := shell is None:
+        classes = {"AutoConfig": FormerlabConfig, "AutoModelForCausalLM": FormerlabForCausalLM}
+        auto_map = {name: f"{CODE.removesuffix('.py')}.{cls.__name__}" for name, cls in classes.items()}
+        with torch.device("meta"):  # allocate no memory; the weights are replaced below
+            config = FormerlabConfig(spec=model.spec.to_dict(), dtype=model.embedding.dtype, auto_map=auto_map)
             shell = FormerlabForCausalLM(config)
         shell.decoder = model
     if end_of_text is not None:
         shell.generation_config.eos_token_id = shell.generation_config.pad_token_id = end_of_text
     shell.save_pretrained(out)
     (out / CODE).unlink(missing_ok=True)
-    if own:
+    if needs_code:
         (out / CODE).write_text(code_of(model.spec), encoding="utf-8")
-    for weights in out.glob("*.safetensors"):  # safetensors lets only the owner read them, whatever the umask
+    for weights in out.glob("*.safetensors"):  # safetensors ignores the umask and creates private files
         weights.chmod((out / "config.json").stat().st_mode & 0o777)
     if tokenizer is not None:
         end = None if end_of_text is None else tokenizer.id_to_token(end_of_text)
@@ -67,9 +68,10 @@ def save_folder(
 
 
 def _add_older_names(out: Path) -> None:
-    """Write into a saved folder the names by which transformers 4 knows the tokenizer's class and the rotation.
+    """Add the keys of transformers 4 for the tokenizer class and the rotation to a saved folder.
 
-    transformers 5 reads both. Without them 4.57 finds no tokenizer, and rotates a quarter of each head of GPT-NeoX.
+    transformers 5 reads the old and the new keys. Without the old keys, transformers 4.57 finds no tokenizer and
+    rotates a quarter of each GPT-NeoX head.
     """
     path = out / "config.json"
     config = read_json(path)
@@ -80,24 +82,24 @@ def _add_older_names(out: Path) -> None:
         write_json(path, config | older)
     path = out / "tokenizer_config.json"
     if path.is_file():
-        inputs = ["input_ids", "attention_mask"]  # 4.57 adds token_type_ids, which no causal model takes
+        inputs = ["input_ids", "attention_mask"]  # 4.57 adds token_type_ids, which causal models do not accept
         older = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": inputs}
         write_json(path, read_json(path) | older)
 
 
 def card_of(record: dict[str, Any], licence: str, data: str) -> str:
-    """Return the model card of a run, given its run.json, the licence of its weights and that of its data."""
-    made, final, git = record.get("data", {}), record.get("final", {}), record.get("git", {})
+    """Return the model card of a run; `record` is its run.json, `licence` is for the weights, `data` for the data."""
+    data_set, final, git = record.get("data", {}), record.get("final", {}), record.get("git", {})
     losses = [(split, final.get(f"{split}_loss_nats")) for split in ("train", "valid", "test")]
-    said = {
-        "Data": f"`{made.get('name')}`, fingerprint {made.get('fingerprint')}; licence: {data}",
-        "Tokens read": record.get("tokens"),
+    facts = {
+        "Data": f"`{data_set.get('name')}`, fingerprint {data_set.get('fingerprint')}; licence: {data}",
+        "Training tokens": record.get("tokens"),
         "Parameters": record.get("parameters"),
-        "Loss, nats a token": ", ".join(f"{split} {loss:.4f}" for split, loss in losses if loss is not None),
+        "Loss, nats per token": ", ".join(f"{split} {loss:.4f}" for split, loss in losses if loss is not None),
         "Code": f"formerlab, commit {git['commit']}" if git.get("commit") else "formerlab, commit not known",
         "Licence of the weights": licence,
     }
-    rows = [f"- {name}: {'not recorded' if value in (None, '') else value}" for name, value in said.items()]
+    rows = [f"- {name}: {'not recorded' if value in (None, '') else value}" for name, value in facts.items()]
     head = ["---", "library_name: transformers", "license: other", f"license_name: {json.dumps(licence)}", "---", ""]
     use = "`AutoModelForCausalLM.from_pretrained(folder)` and `AutoTokenizer.from_pretrained(folder)` load it in "
     use += f"transformers 4.57 and 5; give both `trust_remote_code=True` if the folder has `{CODE}`."
@@ -107,7 +109,7 @@ def card_of(record: dict[str, Any], licence: str, data: str) -> str:
 FIRST = ["seeding", "layers.autocast", "layers.position", "layers.linear", "layers.mlp", "layers.norm", "layers.score"]
 FIRST += ["layers.depth.identity"]
 LAST = ["layers.attention", "layers.block", "models.decoder", "integrations.huggingface.modeling"]
-"""Modules that every file is made of, in this order; those of the model's own parts stand behind the first."""
+"""Modules in every file of model code, in this order; the modules of the model's layers come between FIRST and LAST."""
 HEAD = '''"""A decoder of formerlab (Apache-2.0) in one file: its layers, and the class of transformers around them."""
 
 from __future__ import annotations'''
@@ -138,34 +140,34 @@ LayerSpec = Spec
 
 
 class _Shape:
-    """A type of tensors without its shape."""
+    """A tensor type that ignores its shape."""
 
     def __class_getitem__(cls, item):
         return item[0]
 
 
 class UserError(ValueError):
-    """What a caller can mend."""
+    """An error that the caller can correct."""
 
 
 ArgumentError = UserError
 
 class Layout:
-    """The sources of averages over depth."""
+    """The sources of depth-weighted averages."""
 
     def __init__(self, table):
         self.table = table
 
 
 class FusedHistory:
-    """A faster path is not there: its history is that of the plain loop."""
+    """Stand-in for the fused history: the list of the plain loop."""
 
     def __new__(cls, layout, weights, x):
         return [x]
 
 
 class _NoKernel:
-    """No kernel fits: all is computed in torch."""
+    """Stand-in for kernels: none fits, so torch computes everything."""
 
     @staticmethod
     def fits(*tensors):
@@ -173,7 +175,7 @@ class _NoKernel:
 
 
 def current_attend():
-    """Attention is that of the model."""
+    """Return None: the model computes its own attention."""
 
 
 def Field(default=None, **_):
@@ -191,11 +193,12 @@ norm_gelu_cpu = _NoKernel
 
 
 def code_of(spec: Decoder) -> str:
-    """Return the file of code that builds and runs a model: its layers, and the class of transformers around them."""
-    own = [cls.__module__ for part in spec.parts() for cls in reversed(type(part).__mro__)]
+    """Return the source of a file that builds and runs a model: its layers and the class for transformers."""
+    layers = [cls.__module__ for part in spec.parts() for cls in reversed(type(part).__mro__)]
     first, last = ([f"formerlab.{name}" for name in names] for names in (FIRST, LAST))
-    around = {*last, Spec.__module__, LayerSpec.__module__}
-    modules = [name for name in dict.fromkeys([*first, *own]) if name.startswith("formerlab.") and name not in around]
+    skipped = {*last, Spec.__module__, LayerSpec.__module__}
+    candidates = dict.fromkeys([*first, *layers])
+    modules = [name for name in candidates if name.startswith("formerlab.") and name not in skipped]
     imports: dict[str, set[str]] = {"": {"torch"}, "typing": {"Any", "ClassVar"}}
     bodies, wanted = [], set[str]()
     for module in (*modules, *last):
@@ -205,13 +208,16 @@ def code_of(spec: Decoder) -> str:
     plain = [f"import {name}" for name in sorted(imports[""])]
     text = "\n\n".join([HEAD, "\n".join([*plain, *lines]), STAND_INS, *bodies])
     absent = wanted - set(re.findall(r"^(?:def |class )?(\w+)", text, re.MULTILINE)) - {"Int", "Bool"}
-    unused = " = ".join([*sorted(absent), "None"])  # in a model that runs
+    unused = " = ".join([*sorted(absent), "None"])  # names that no code path of the exported model uses
     return text.replace(STAND_INS, f"{STAND_INS}{unused}\n", 1)
 
 
 def _without_imports(source: str, imports: dict[str, set[str]], wanted: set[str]) -> str:
-    """Return the statements of a module without imports and unions; note what it imports from others, and from us."""
-    kept, lines = [], source.splitlines(keepends=True)
+    """Return the source of a module without its docstring, imports and unions.
+
+    Adds imports of other packages to `imports`, and names imported from formerlab, pydantic and jaxtyping to `wanted`.
+    """
+    statements, lines = [], source.splitlines(keepends=True)
     for statement in ast.parse(source).body[1:]:
         if isinstance(statement, ast.Import):
             imports[""].update(alias.name for alias in statement.names)
@@ -222,5 +228,5 @@ def _without_imports(source: str, imports: dict[str, set[str]], wanted: set[str]
                 imports.setdefault(name, set()).update(ast.unparse(alias) for alias in statement.names)
         elif not (isinstance(statement, ast.Assign) and ast.unparse(statement.value).startswith("Annotated[")):
             first = min([statement.lineno, *(line.lineno for line in getattr(statement, "decorator_list", ()))])
-            kept.append("".join(lines[first - 1 : statement.end_lineno]))
-    return "\n".join(kept)
+            statements.append("".join(lines[first - 1 : statement.end_lineno]))
+    return "\n".join(statements)

@@ -1,4 +1,4 @@
-"""Released models for evaluation: a model, its tokenizer, and the token for an empty context."""
+"""Load released models for evaluation: the model, its tokenizer, and the token for an empty context."""
 
 import io
 from contextlib import redirect_stderr
@@ -23,17 +23,17 @@ class Loaded(NamedTuple):
     """A released model for `evaluate_tasks` and `window_losses`."""
 
     model: DecoderModel
-    """Our own decoder, or a model of transformers behind the same interface (`CausalLM`)."""
+    """A formerlab decoder, or a transformers model with the same interface (`CausalLM`)."""
     tokenizer: Tokenizer
     prefix: int
-    """The token in front of an empty context: begin of text where the tokenizer has one, else end of text."""
+    """Token that precedes an empty context: begin of text if the tokenizer has one, otherwise end of text."""
 
 
 def load_any(source: ReleasedModel, *, device: str = "cpu") -> Loaded:
-    """Load a released model: a folder of transformers or of ours, a GGUF file, or the hub's copy in its cache.
+    """Load a released model from a folder of transformers or formerlab, a GGUF file, or the local cache of the hub.
 
-    The network is not used, and no code of the model is ever run. Raises UserError in one line for what is missing, for
-    a device that is not there, a model larger than its memory, and a model that cannot run under cache policies.
+    The network is not used, and code of the model is never run. Raises UserError for a missing file, a missing device,
+    a model larger than the free memory, and a model that cannot run under cache policies.
     """
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device {device!r}: this machine has no CUDA device that torch can use")
@@ -42,17 +42,20 @@ def load_any(source: ReleasedModel, *, device: str = "cpu") -> Loaded:
     model = load_causal_lm(arguments, device=device, dtype=dtype)
     tokenizer = load_fast_tokenizer(arguments)
     if not isinstance(model, FormerlabForCausalLM):
-        # It has of DecoderModel what evaluation uses: forward, spec.context, embedding, position.
+        # CausalLM has the attributes of DecoderModel that evaluation uses: forward, spec.context, embedding, position.
         return Loaded(cast(DecoderModel, CausalLM(model, source.context)), *tokenizer)
     if source.context is not None:
-        raise UserError(f"context {source.context}: only models of transformers take one; that of ours is its own")
+        raise UserError(f"context {source.context}: a formerlab model has a fixed context; leave out the setting")
     return Loaded(model.decoder, *tokenizer)
 
 
 def load_causal_lm(arguments: dict[str, Any], *, device: str = "cpu", dtype: torch.dtype | None = None) -> Any:
-    """Return a causal model of transformers, given what its `from_pretrained` takes, after a look at its size."""
+    """Load a causal model of transformers in evaluation mode; `arguments` are those of `from_pretrained`.
+
+    Raises UserError if the model is larger than the free memory of the device, or cannot be read.
+    """
     name, level = shown_place(arguments), logging.get_verbosity()
-    logging.set_verbosity_error()  # a bar for every pass over tensors, and of packed weights, which are expanded here
+    logging.set_verbosity_error()  # hide progress bars and warnings about quantised weights, which are expanded here
     try:
         with redirect_stderr(io.StringIO()):
             config = AutoConfig.from_pretrained(**arguments, trust_remote_code=False)
@@ -60,28 +63,28 @@ def load_causal_lm(arguments: dict[str, Any], *, device: str = "cpu", dtype: tor
             with torch.device("meta"):
                 parameters = AutoModelForCausalLM.from_config(config, trust_remote_code=False).num_parameters()
             saved = getattr(config.get_text_config(decoder=True), "dtype", None)
-            check_room(name, parameters, dtype or saved or torch.float32, device)
-            given = {"dtype": dtype or "auto", "trust_remote_code": False, "output_loading_info": True}
-            model, found = AutoModelForCausalLM.from_pretrained(**arguments, **given)
+            check_memory(name, parameters, dtype or saved or torch.float32, device)
+            options = {"dtype": dtype or "auto", "trust_remote_code": False, "output_loading_info": True}
+            model, loading_info = AutoModelForCausalLM.from_pretrained(**arguments, **options)
     except UserError:
         raise
     except Exception as error:  # a damaged file may raise any error
-        remedy = "fetch again what is cut or a pointer of git-lfs"
-        raise UserError(f"{name}: no causal model of transformers ({reason(error)}); {remedy}") from None
+        remedy = "fetch truncated files and git-lfs pointers again"
+        raise UserError(f"{name}: not a causal model of transformers ({reason(error)}); {remedy}") from None
     finally:
         logging.set_verbosity(level)
-    if found["missing_keys"]:
-        raise UserError(f"{name}: lacks the weights {min(found['missing_keys'])}; fetch or export the model again")
+    if missing := loading_info["missing_keys"]:
+        raise UserError(f"{name}: weights {min(missing)} are missing; fetch or export the model again")
     return model.to(device).eval()
 
 
-def check_room(name: str, parameters: int, dtype: torch.dtype, device: str | torch.device) -> None:
-    """Raise UserError where a model of `parameters` values of `dtype` exceeds the device's free memory."""
+def check_memory(name: str, parameters: int, dtype: torch.dtype, device: str | torch.device) -> None:
+    """Raise UserError if a model of `parameters` values of `dtype` exceeds the free memory of the device."""
     device = torch.device(device)
     need = parameters * dtype.itemsize
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
     if need > free:
         raise UserError(
-            f"{name}: {short(parameters)} parameters as {str(dtype).removeprefix('torch.')} take {short(need)}B, "
-            f"but {device} has {short(free)}B free; give it a smaller dtype or another device"
+            f"{name}: {short(parameters)} parameters in {str(dtype).removeprefix('torch.')} need {short(need)}B, "
+            f"but {device} has {short(free)}B free; use a smaller dtype or another device"
         )

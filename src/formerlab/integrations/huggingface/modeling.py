@@ -1,4 +1,4 @@
-"""Our decoders as models of transformers: from_pretrained, save_pretrained, generate."""
+"""Formerlab decoders as transformers models, with from_pretrained, save_pretrained and generate."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -21,51 +21,54 @@ from formerlab.layers.shapes import Heads, KeyHeads, Stream
 from formerlab.models.decoder import Decoder, DecoderModel
 
 MODEL_TYPE = "formerlab"
-"""The name of our models in config.json."""
+"""The model_type of formerlab models in config.json."""
 NAMES = ("cache", "past_key_values")
-"""The argument of a forward pass that is its cache since transformers 5.24, and before."""
+"""Argument of a forward pass for the cache: `cache` since transformers 5.24, `past_key_values` before."""
 FIELD = next(name for name in NAMES if name in {field.name for field in fields(CausalLMOutputWithPast)})
-"""Where models return their cache."""
+"""Field of the model output with the cache."""
 
 
 def take_cache(arguments: dict[str, Any]) -> Cache | None:
-    """Take the cache out of the arguments of a forward pass and return it."""
+    """Remove the cache from the arguments of a forward pass and return it, or None if there is none.
+
+    Raises UserError for several caches, a cache under another name, and an object that is not a transformers cache.
+    """
     names = [name for name, value in arguments.items() if isinstance(value, Cache) or name in NAMES]
     caches = {name: cache for name in names if (cache := arguments.pop(name)) is not None}
     if len(caches) > 1 or not all(name in NAMES and isinstance(cache, Cache) for name, cache in caches.items()):
-        given = " and ".join(caches)
-        raise UserError(f"{given}: give one cache of transformers, such as a DynamicCache, as {FIELD}")
+        cache_names = " and ".join(caches)
+        raise UserError(f"{cache_names}: give one cache of transformers, such as a DynamicCache, as {FIELD}")
     return next(iter(caches.values()), None)
 
 
 def count_padding(mask: Int[Tensor, "batch keys"]) -> list[int]:
-    """Return how many tokens of padding stand in front of each row, given 1 for every real token.
+    """Return the number of padding tokens on the left of each row; `mask` is 1 for real tokens and 0 for padding.
 
-    Padding behind a row's last token is no concern of causal attention. Raises UserError for a mask of another shape,
-    and where padding stands between tokens, as it does when text is generated behind rows padded on the right.
+    Padding on the right does not affect causal attention. Raises UserError for a mask of another shape, and for padding
+    between tokens, which occurs if text is generated after rows that are padded on the right.
     """
     if mask.ndim != 2:
         raise UserError(f"attention_mask of shape {tuple(mask.shape)}: give one number per row and token")
     real = mask.bool()
-    stretches = real[:, 0] + (real[:, 1:] > real[:, :-1]).sum(1)
-    if (stretches > 1).any():
+    segments = real[:, 0] + (real[:, 1:] > real[:, :-1]).sum(1)
+    if (segments > 1).any():
         raise UserError("attention_mask: padding between tokens; pad batches on the left (padding_side='left')")
-    front: list[int] = (real.cumsum(1) == 0).sum(1).tolist()
-    return front
+    padding: list[int] = (real.cumsum(1) == 0).sum(1).tolist()
+    return padding
 
 
 PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
-"""Arguments that mark where texts begin in a row of several."""
-UNPACK = "give each text a row of its own, padded on the left, with its attention_mask"
+"""Arguments that give the boundaries of texts packed into one row."""
+UNPACK = "give each text its own row, padded on the left, with an attention_mask"
 
 
 def check_positions(
     position_ids: Int[Tensor, "#batch time"], real: Bool[Tensor, "batch time"], first: list[int] | None = None
 ) -> None:
-    """Raise ArgumentError where the real tokens of a row do not stand at consecutive positions.
+    """Raise ArgumentError if the real tokens of a row do not have consecutive positions.
 
-    Positions that begin anew within a row mark several texts packed into it. `first` is the position that the first
-    column of each row must have; without it any will do.
+    Positions that restart within a row mean that several texts are packed into the row. `first` is the required
+    position of the first column of each row; None allows any position.
     """
     if position_ids.ndim != 2 or position_ids.shape[1] != real.shape[1] or len(position_ids) not in (1, len(real)):
         raise ArgumentError(f"position_ids of shape {tuple(position_ids.shape)}: give one number per row and token")
@@ -74,24 +77,25 @@ def check_positions(
     if first is not None:
         expected = torch.tensor(first, device=real.device)[:, None]
     if ((shifts != expected) & real).any():
-        count = "the tokens of a row do not follow each other" if first is None else "not those of the cache and mask"
-        raise ArgumentError(f"position_ids: {count}; {UNPACK}")
+        fault = "not consecutive within a row" if first is None else "inconsistent with the cache and attention_mask"
+        raise ArgumentError(f"position_ids: {fault}; {UNPACK}")
 
 
 class RowPositions(PositionEncoding):
-    """A position encoding for rows that begin at positions of their own; whatever lies before position 0 is padding."""
+    """A position encoding with a different start for each row; columns before position 0 are padding."""
 
     def __init__(self, encoding: PositionEncoding, first: list[int]) -> None:
-        """`first` is the position of each row's first column, negative where that is padding."""
+        """Wrap `encoding`; `first` is the position of each row's first column, negative for padding."""
         super().__init__()
         self.encoding, self.first = encoding, first
 
-    def _by_row(self, x: Tensor, axis: int, mark: Callable[[Tensor, int], Tensor]) -> Tensor:
+    def _by_row(self, x: Tensor, axis: int, encode: Callable[[Tensor, int], Tensor]) -> Tensor:
+        """Apply `encode` to each row without its padding; `axis` is the axis of positions."""
         rows = []
-        for row, first in enumerate(self.first):
-            own, gap = x[row : row + 1], min(max(-first, 0), x.shape[axis])
-            padding, tokens = own.narrow(axis, 0, gap), own.narrow(axis, gap, x.shape[axis] - gap)
-            rows.append(torch.cat((padding, mark(tokens, max(first, 0))), axis))
+        for index, first in enumerate(self.first):
+            row, gap = x[index : index + 1], min(max(-first, 0), x.shape[axis])
+            padding, tokens = row.narrow(axis, 0, gap), row.narrow(axis, gap, x.shape[axis] - gap)
+            rows.append(torch.cat((padding, encode(tokens, max(first, 0))), axis))
         return torch.cat(rows)
 
     def embed(self, x: Stream, start: int) -> Stream:
@@ -102,13 +106,13 @@ class RowPositions(PositionEncoding):
 
 
 class FormerlabConfig(PretrainedConfig):  # type: ignore[misc]
-    """The config of a decoder: `spec` says everything; the other sizes repeat it under transformers' names."""
+    """The config of a decoder: `spec` is complete; the other keys repeat its sizes under transformers' names."""
 
     model_type = MODEL_TYPE
     keys_to_ignore_at_inference = list(NAMES)
 
     def __init__(self, spec: dict[str, Any] | None = None, **others: Any) -> None:
-        """Take a plain spec of a `Decoder` (default: its default); sizes among `others` follow from it."""
+        """Take the plain spec of a `Decoder` (default: the default decoder); it overrides sizes in `others`."""
         decoder = Decoder.model_validate(spec or {})
         self.spec = decoder.to_dict()
         sizes = {
@@ -125,21 +129,21 @@ class FormerlabConfig(PretrainedConfig):  # type: ignore[misc]
 
 
 class CacheAttend:
-    """An `attend` that keeps keys and values in a cache of transformers, and never sees padding."""
+    """An `attend` that stores keys and values in a transformers cache and masks padding."""
 
     def __init__(self, cache: Cache | None, padding: list[int] | None) -> None:
-        """Keep in `cache`, if any; `padding` counts the tokens of padding in front of each row, if there are any."""
+        """Use `cache`, if given; `padding` is the number of padding tokens on the left of each row, None for none."""
         self.cache, self.padding = cache, padding
 
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
-        """Take in the new keys and values; return softmax(q k^T / sqrt(d_head)) v over all that each query may see."""
+        """Add the new keys and values; return softmax(q k^T / sqrt(d_head)) v over the keys that each query sees."""
         if self.cache is not None:
             k, v = self.cache.update(k, v, layer)
         new, held = q.shape[2], k.shape[2]
         visible: Tensor | None = None
         if self.padding is not None or new not in (1, held):
             visible = past = torch.ones(new, held, dtype=torch.bool, device=q.device).tril(held - new)
-            if self.padding is not None:  # which sees itself, so that nothing is NaN
+            if self.padding is not None:  # a padding token sees itself, so that no softmax is NaN
                 first = torch.tensor(self.padding).to(q.device, non_blocking=True)[:, None, None, None]
                 itself = torch.eye(held, dtype=torch.bool, device=q.device)[held - new :]
                 visible = past & (torch.arange(held, device=q.device) >= first) | itself
@@ -148,14 +152,14 @@ class CacheAttend:
 
 
 class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
-    """A `DecoderModel` behind the interface of transformers.
+    """A `DecoderModel` with the interface of a transformers model.
 
-    Weights bear the decoder's own names behind `decoder.`. A tied head is the embedding itself, so it is saved once.
-    Batches may be padded on the left, as `generate` wants them, or on the right.
+    Names of weights are `decoder.` and the decoder's names. A tied head is the embedding itself and is saved once.
+    Batches may be padded on the left, as `generate` requires, or on the right.
     """
 
     IGNORED = ("token_type_ids", "mm_token_type_ids", "cache_position", "num_items_in_batch")
-    """Arguments of transformers' own callers that change no logits."""
+    """Arguments that transformers passes and that do not change the logits."""
 
     config_class = FormerlabConfig
     _supports_sdpa = True
@@ -167,7 +171,7 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Compute what is not saved, and draw what was not loaded; called for modules that lack something."""
+        """Initialise a module; transformers calls this for modules with weights or buffers that were not loaded."""
         if callable(reset := getattr(module, "reset_parameters", None)):
             reset()
 
@@ -177,7 +181,7 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
         return view
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Refuse: the vocabulary is part of the spec."""
+        """Raise NotImplementedError, because the vocabulary is part of the spec."""
         raise NotImplementedError("the vocabulary of a formerlab model is part of its spec; build another model")
 
     def forward(
@@ -194,26 +198,26 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
         output_hidden_states: bool | None = None,
         **others: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """Return the logits of the token after each, the cache, and with `labels` the mean loss in nats.
+        """Return the next-token logits (batch, time, vocabulary), the cache, and with `labels` the mean loss in nats.
 
         `cache` and `past_key_values` are two names of one argument. Positions follow from the cache and the mask.
-        With `output_hidden_states` the output also has what each block reads (first the embedded tokens) and the
-        output of the final norm, each (batch, time, width). Raises UserError for another kind of cache, for
-        `position_ids` that differ, as those of packed texts do, and for any other argument that would change nothing.
+        With `output_hidden_states`, the output includes the input of each block (the first is the embedded tokens) and
+        the output of the final norm, each (batch, time, width). Raises UserError for an unsupported cache, for
+        `position_ids` that differ from the cache and mask (packed texts), and for unsupported arguments.
         """
         cache = take_cache(others | {"cache": cache, "past_key_values": past_key_values})
         self._refuse(others, with_loss=labels is not None)
         if isinstance(cache, StaticCache):
-            raise UserError(f"{FIELD}: this model would read a StaticCache beyond the text; give a DynamicCache")
+            raise UserError(f"{FIELD}: this model does not support a StaticCache; give a DynamicCache")
         use_cache = not self.training if use_cache is None else use_cache
         if use_cache and cache is None:
             cache = DynamicCache()
         start = 0 if cache is None else cache.get_seq_length()
         columns = start + input_ids.shape[1]
         if attention_mask is not None and attention_mask.shape[1:] != (columns,):
-            given = tuple(attention_mask.shape)
+            shape = tuple(attention_mask.shape)
             raise ArgumentError(
-                f"attention_mask of shape {given}: give a number for each of the {columns} tokens of a row"
+                f"attention_mask of shape {shape}: give a number for each of the {columns} tokens of a row"
             )
         padding = None if attention_mask is None else count_padding(attention_mask)
         padding = padding if padding and any(padding) else None
@@ -232,7 +236,7 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
             hidden = list[Stream]()
         count = logits_to_keep if isinstance(logits_to_keep, int) else 0
         last = count or None if labels is None and hidden is None else None
-        with self._noting(hidden):
+        with self._recording(hidden):
             logits = model(input_ids, attend=attend, start=start, last=last)
         loss = None
         if labels is not None:
@@ -243,23 +247,23 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
         return out if (self.config.return_dict if return_dict is None else return_dict) else out.to_tuple()
 
     def _refuse(self, others: dict[str, Any], with_loss: bool) -> None:
-        """Raise ArgumentError for an argument that asks for what is not computed; the loss takes some of its own."""
+        """Raise ArgumentError for an unsupported argument; some arguments are supported only with a loss."""
         attentions = others.get("output_attentions", self.config.output_attentions)
         for name, value in (others | {"output_attentions": attentions}).items():
             if name in PACKED and value is not None:
-                raise ArgumentError(f"{name}: this model does not keep packed texts apart; {UNPACK}")
-            known = name in (*NAMES, *self.IGNORED) or (with_loss and name in ("shift_labels", "ignore_index"))
-            if not (known or value is None or value is False):
-                raise ArgumentError(f"{name}: this model does not compute it; leave it out")
+                raise ArgumentError(f"{name}: this model does not support packed texts; {UNPACK}")
+            supported = name in (*NAMES, *self.IGNORED) or (with_loss and name in ("shift_labels", "ignore_index"))
+            if not (supported or value is None or value is False):
+                raise ArgumentError(f"{name}: this model does not support it; leave it out")
 
     @contextmanager
-    def _noting(self, hidden: list[Stream] | None) -> Iterator[None]:
-        """Append to `hidden`, if given, what each block reads and what the final norm gives."""
+    def _recording(self, hidden: list[Stream] | None) -> Iterator[None]:
+        """Append the input of each block and the output of the final norm to `hidden`, if given."""
         if hidden is None:
             yield
             return
-        note_input = lambda module, inputs: hidden.append(inputs[0])  # noqa: E731
-        hooks = [block.register_forward_pre_hook(note_input) for block in self.decoder.blocks]
+        record_input = lambda module, inputs: hidden.append(inputs[0])  # noqa: E731
+        hooks = [block.register_forward_pre_hook(record_input) for block in self.decoder.blocks]
         hooks.append(self.decoder.final_norm.register_forward_hook(lambda module, inputs, out: hidden.append(out)))
         try:
             yield

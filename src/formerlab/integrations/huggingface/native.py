@@ -1,4 +1,4 @@
-"""Our decoders in a layout of transformers' own, LLaMA's or GPT-NeoX's, where the spec allows it."""
+"""Convert decoders to the native LLaMA or GPT-NeoX layout of transformers, if the spec allows it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,11 +16,11 @@ KNOWN = {
     *("kind", "vocabulary", "layers", "width", "heads", "key_heads", "context", "position", "norm", "final_norm"),
     *("projection", "feedforward", "depth", "tied", "embedding_std", "logit_scale", "dropout"),
 }
-"""Fields of a spec that these layouts can have; a model that sets another field fits neither."""
+"""Fields of a spec that these layouts support; a model that sets another field fits neither layout."""
 
 
 def native(model: DecoderModel) -> PreTrainedModel | None:
-    """Return the model in the layout of LLaMA or GPT-NeoX, or None where neither has all its parts."""
+    """Return the model in the layout of LLaMA or GPT-NeoX, or None if neither layout supports all its layers."""
     spec = model.spec
     rotary, norm, mlp = spec.position, spec.final_norm, spec.feedforward
     if not (isinstance(spec.depth, Identity) and isinstance(spec.projection, Linear) and isinstance(mlp, Mlp)):
@@ -30,7 +30,7 @@ def native(model: DecoderModel) -> PreTrainedModel | None:
         return None
     if not isinstance(rotary, Rotary) or type(spec.norm) is not type(norm) or spec.norm.eps != norm.eps:
         return None
-    whole, rotated = spec.width // spec.heads, int(spec.width // spec.heads * rotary.fraction)
+    d_head, rotated = spec.width // spec.heads, int(spec.width // spec.heads * rotary.fraction)
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": rotary.base}
     sizes: dict[str, Any] = {
         "vocab_size": spec.vocabulary,
@@ -45,7 +45,7 @@ def native(model: DecoderModel) -> PreTrainedModel | None:
         "rope_parameters": rope,
     }
     kind: Any
-    if isinstance(norm, RMSNorm) and mlp.activation == "swiglu" and rotated == whole and whole % 2 == 0:
+    if isinstance(norm, RMSNorm) and mlp.activation == "swiglu" and rotated == d_head and d_head % 2 == 0:
         more: dict[str, Any] = {
             "num_key_value_heads": spec.key_heads or spec.heads,
             "rms_norm_eps": norm.eps,
@@ -59,51 +59,59 @@ def native(model: DecoderModel) -> PreTrainedModel | None:
     else:
         return None
     with torch.device("meta"):
-        made: PreTrainedModel = kind(config)
-    read = made.load_state_dict({name: weight.detach() for name, weight in weights.items()}, strict=False, assign=True)
-    if model.head is not None:  # whose name differs between releases
-        made.get_output_embeddings().weight = torch.nn.Parameter(model.head.detach())
-    made.tie_weights()
-    lacking = [name for name, weight in made.named_parameters() if weight.is_meta]
-    assert not [*lacking, *read.unexpected_keys], (lacking, read.unexpected_keys)
-    return made
+        converted: PreTrainedModel = kind(config)
+    detached = {name: weight.detach() for name, weight in weights.items()}
+    keys = converted.load_state_dict(detached, strict=False, assign=True)
+    if model.head is not None:  # the name of the head differs between releases of transformers
+        converted.get_output_embeddings().weight = torch.nn.Parameter(model.head.detach())
+    converted.tie_weights()
+    missing = [name for name, weight in converted.named_parameters() if weight.is_meta]
+    assert not [*missing, *keys.unexpected_keys], (missing, keys.unexpected_keys)
+    return converted
 
 
 def _norm(layer: Any, factor: float = 1.0) -> Iterator[tuple[str, Tensor]]:
-    """Yield gain and bias of norms, ones and zeros where a norm has none; the last includes a factor of the logits."""
+    """Yield the gain and bias of a norm, times `factor`; a norm without them gives ones and zeros."""
     like = next(iter(layer.parameters()), torch.empty(layer.width))
     yield "weight", factor * (torch.ones_like(like) if layer.gain is None else layer.gain)
     if layer.centred:
         yield "bias", factor * (torch.zeros_like(like) if layer.bias is None else layer.bias)
 
 
-def _parts(model: DecoderModel, at: str, linear: dict[str, str], norms: dict[str, str]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights of the blocks, whose names begin with `at`: those of linear layers and of norms, by ours."""
+def _blocks(
+    model: DecoderModel, at: str, linear: dict[str, str], norms: dict[str, str]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield (native name, weight) of the blocks' linear layers and norms.
+
+    `linear` and `norms` map our names of modules to native names; all native names have the prefix `at`.
+    """
     for index, block in enumerate(model.blocks):
-        for ours, theirs in linear.items():
-            for name, weight in block.get_submodule(ours).named_parameters():
-                yield f"{at}.{index}.{theirs}.{name}", weight
-        for ours, theirs in norms.items():
-            for name, value in _norm(block.get_submodule(ours)):
-                yield f"{at}.{index}.{theirs}.{name}", value.to(model.embedding)
+        for name, native_name in linear.items():
+            for kind, weight in block.get_submodule(name).named_parameters():
+                yield f"{at}.{index}.{native_name}.{kind}", weight
+        for name, native_name in norms.items():
+            for kind, value in _norm(block.get_submodule(name)):
+                yield f"{at}.{index}.{native_name}.{kind}", value.to(model.embedding)
 
 
 def _by_head(model: DecoderModel, value: Tensor) -> Tensor:
+    """Return rows of a projection reshaped to (heads, d_head, ...)."""
     return value.reshape(-1, model.spec.width // model.spec.heads, *value.shape[1:])
 
 
 def _in_halves(model: DecoderModel, value: Tensor) -> Tensor:
-    """Return rows of queries or keys reordered for a rotation of halves, where ours rotates neighbours."""
+    """Reorder rows of a query or key projection from interleaved pairs to halves, the order of native layouts."""
     assert isinstance(model.position, RotaryEncoding)
     if not model.position.interleaved:
         return value
-    heads, turned = _by_head(model, value), model.position.rotated
-    return torch.cat((heads[:, 0:turned:2], heads[:, 1:turned:2], heads[:, turned:]), 1).flatten(0, 1)
+    heads, rotated = _by_head(model, value), model.position.rotated
+    return torch.cat((heads[:, 0:rotated:2], heads[:, 1:rotated:2], heads[:, rotated:]), 1).flatten(0, 1)
 
 
-def _final(model: DecoderModel, theirs: str) -> Iterator[tuple[str, Tensor]]:
-    for name, value in _norm(model.final_norm, model.logit_factor):
-        yield f"{theirs}.{name}", value.to(model.embedding)
+def _final(model: DecoderModel, native_name: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of the final norm, multiplied by the factor of the logits."""
+    for kind, value in _norm(model.final_norm, model.logit_factor):
+        yield f"{native_name}.{kind}", value.to(model.embedding)
 
 
 NORMS = {"attention_norm": "input_layernorm", "feedforward_norm": "post_attention_layernorm"}
@@ -117,26 +125,26 @@ def _llama(model: DecoderModel) -> Iterator[tuple[str, Tensor]]:
         "feedforward.inner": "mlp.gate_proj",
         "feedforward.outer": "mlp.down_proj",
     }
-    turned = {"attention.query": "self_attn.q_proj", "attention.key": "self_attn.k_proj"}
+    rotated = {"attention.query": "self_attn.q_proj", "attention.key": "self_attn.k_proj"}
     yield "model.embed_tokens.weight", model.embedding
     yield from _final(model, "model.norm")
-    yield from _parts(model, "model.layers", inner, NORMS)
-    yield from ((name, _in_halves(model, value)) for name, value in _parts(model, "model.layers", turned, {}))
+    yield from _blocks(model, "model.layers", inner, NORMS)
+    yield from ((name, _in_halves(model, value)) for name, value in _blocks(model, "model.layers", rotated, {}))
 
 
 def _neox(model: DecoderModel) -> Iterator[tuple[str, Tensor]]:
     outer = {"feedforward.inner": "mlp.dense_h_to_4h", "feedforward.outer": "mlp.dense_4h_to_h"}
     yield "gpt_neox.embed_in.weight", model.embedding
     yield from _final(model, "gpt_neox.final_layer_norm")
-    yield from _parts(model, "gpt_neox.layers", outer | {"attention.output": "attention.dense"}, NORMS)
+    yield from _blocks(model, "gpt_neox.layers", outer | {"attention.output": "attention.dense"}, NORMS)
     for index, block in enumerate(model.blocks):
         at = f"gpt_neox.layers.{index}"
-        for ours, theirs in outer.items():
-            layer = block.get_submodule(ours)
-            if layer.bias is None:  # theirs always has one
-                yield f"{at}.{theirs}.bias", model.embedding.new_zeros(len(layer.weight))
-        for name, query in block.get_submodule("attention.query").named_parameters():
-            key, value = (block.get_submodule(f"attention.{part}").get_parameter(name) for part in ("key", "value"))
-            parts = _in_halves(model, query), _in_halves(model, key), value
-            fused = torch.cat([_by_head(model, part) for part in parts], 1).flatten(0, 1)
-            yield f"{at}.attention.query_key_value.{name}", fused
+        for name, native_name in outer.items():
+            layer = block.get_submodule(name)
+            if layer.bias is None:  # GPT-NeoX always has a bias here
+                yield f"{at}.{native_name}.bias", model.embedding.new_zeros(len(layer.weight))
+        for kind, query in block.get_submodule("attention.query").named_parameters():
+            key, value = (block.get_submodule(f"attention.{name}").get_parameter(kind) for name in ("key", "value"))
+            projections = _in_halves(model, query), _in_halves(model, key), value
+            fused = torch.cat([_by_head(model, projection) for projection in projections], 1).flatten(0, 1)
+            yield f"{at}.attention.query_key_value.{kind}", fused

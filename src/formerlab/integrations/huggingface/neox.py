@@ -1,8 +1,9 @@
-"""Released Tokenformer checkpoints as our `Decoder`: the layout of the official GPU code, which builds on GPT-NeoX.
+"""Load released Tokenformer checkpoints as a `Decoder`, from the layout of the official code, a fork of GPT-NeoX.
 
-The model is a sequence of modules: 0 the embedding, 2 to L + 1 the blocks, L + 3 the final norm, L + 4 an untied head
-(1 and L + 2 hold no weights). A block is five Pattentions of `key_param_tokens` and `value_param_tokens`;
-its norms have no parameters (arXiv:2410.23168, section 4.4; the position encoding is rotary in a quarter of each head).
+The model is a sequence of modules: 0 is the embedding, 2 to L + 1 are the blocks, L + 3 is the final norm, and L + 4 is
+an untied head (1 and L + 2 have no weights). A block is five Pattention layers with `key_param_tokens` and
+`value_param_tokens`; its norms have no parameters (arXiv:2410.23168, section 4.4). The rotary position encoding covers
+a quarter of each head.
 """
 
 import re
@@ -25,101 +26,109 @@ FILE = "pytorch_model.bin"
 
 
 def read_weights(path: Path) -> Weights:
-    """Return the tensors of a checkpoint under the names of a sequential model, `sequential.<module>.<...>`.
+    """Return the tensors of a checkpoint by name, `sequential.<module>.<...>`.
 
-    The file is read as tensors only. Raises UserError where it is missing or broken.
+    Pickled objects other than tensors are not loaded. Raises UserError for a missing or damaged file.
     """
     if not path.is_file():
-        raise UserError(f"{path.parent}: holds no Tokenformer checkpoint ({FILE})")
+        raise UserError(f"{path.parent}: contains no Tokenformer checkpoint ({FILE})")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # a damaged file may raise any error
-        why = reason(error).partition(". ")[0]
-        raise UserError(f"{path}: not a file of tensors ({why}); fetch it again, or save its weights alone") from None
+        cause = reason(error).partition(". ")[0]
+        raise UserError(f"{path}: not a file of tensors ({cause}); fetch it again, or save only its weights") from None
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise UserError(f"{path}: not a mapping of names to tensors; save the model's weights alone")
+        raise UserError(f"{path}: not a mapping of names to tensors; save only the model's weights")
     return content
 
 
 def read_settings(folder: Path, config: Path | None) -> dict[str, Any]:
-    """Return the official code's settings: those of `config`, else of the folder's one .yml, else nothing."""
-    found = sorted(folder.glob("*.yml")) if config is None else [config]
-    if len(found) > 1:
-        raise UserError(f"{folder}: holds {len(found)} .yml files; name one with --config")
-    if not found:
+    """Return the settings of the official code from `config` or the folder's only .yml file; empty without a file.
+
+    Raises UserError for several .yml files.
+    """
+    files = sorted(folder.glob("*.yml")) if config is None else [config]
+    if len(files) > 1:
+        raise UserError(f"{folder}: contains {len(files)} .yml files; name one with --config")
+    if not files:
         return {}
-    return {str(key).replace("-", "_"): value for key, value in read_yaml(Path(), str(found[0])).items()}
+    return {str(key).replace("-", "_"): value for key, value in read_yaml(Path(), str(files[0])).items()}
 
 
 HEADS = {(12, 768): 12, (24, 1024): 16, (32, 1280): 16, (40, 1536): 16}
 """Attention heads by (layers, width) of the released sizes, 150M to 1.5B (arXiv:2410.23168, Table 9)."""
 SCORES: dict[str, ScoreName] = {"l2_norm_gelu": "l2_gelu", "gelu_l2_norm": "gelu_l2", "softmax": "exp_l1"}
 RELEASED = {"rotary_pct": 0.25, "max_position_embeddings": 2048, "final_norm": "layernorm"}
-"""Settings of all released sizes, for a folder without a .yml file."""
+"""Settings shared by all released sizes, for a folder without a .yml file."""
 FIXED = {"norm": "layernorm_nonparam", "gpt_j_residual": False, "use_mup": False, "mlp_type": "regular"}
-"""Settings that must have these values."""
-PARTS = {"query": "attention.query", "key": "attention.key", "value": "attention.value", "proj": "attention.output"}
+"""Required values of settings."""
+PROJECTIONS = {
+    "query": "attention.query",
+    "key": "attention.key",
+    "value": "attention.value",
+    "proj": "attention.output",
+}
 COMPUTED = re.compile(r"sequential\.\d+\.attention\.rotary_emb\.inv_freq")
-"""Tensors that some versions save although they follow from the settings."""
+"""Tensors that some versions save although they can be computed from the settings."""
 
 
 def load_released(folder: Path, config: Path | None = None) -> DecoderModel:
-    """Return the model of a checkpoint in the official code's layout, in float32.
+    """Load a checkpoint in the layout of the official code as a float32 model in evaluation mode.
 
-    Sizes are read off the tensors; the number of heads, positions and norms come from the official code's .yml file
-    (`config`, or the one in the folder), or are those of the released sizes.
-    Raises UserError in one line for each missing, unknown or misshapen tensor, and for settings with another meaning.
+    Sizes follow from the tensors. The number of heads, the position encoding and the norms come from the official
+    code's .yml file (`config`, or the .yml file in the folder); without a file, they are those of the released sizes.
+    Raises UserError for a missing tensor, an unknown tensor, a wrong shape, and unsupported settings.
     """
     weights = {name: tensor for name, tensor in read_weights(folder / FILE).items() if not COMPUTED.fullmatch(name)}
     spec = released_spec(weights, read_settings(folder, config), folder)
     model = DecoderModel(spec)
-    ours = model.state_dict()
+    state = model.state_dict()
     names = dict(layout(spec))
     for name in [*names, *sorted(weights.keys() - names.keys())]:
-        _check(folder, name, weights, ours[names[name]].shape if name in names else None)
-    model.load_state_dict({names[name]: tensor.to(ours[names[name]].dtype) for name, tensor in weights.items()})
+        _check(folder, name, weights, state[names[name]].shape if name in names else None)
+    model.load_state_dict({names[name]: tensor.to(state[names[name]].dtype) for name, tensor in weights.items()})
     return model.eval()
 
 
 def layout(spec: Decoder) -> Iterator[tuple[str, str]]:
-    """Yield (name in the official layout, our name) of every tensor."""
+    """Yield (name in the official layout, name in `DecoderModel`) of every tensor."""
     yield "sequential.0.word_embeddings.weight", "embedding"
     for block in range(spec.layers):
-        parts = {f"attention.{theirs}": ours for theirs, ours in PARTS.items()} | {"mlp": "feedforward"}
-        for theirs, ours in parts.items():
+        layers = {f"attention.{official}": name for official, name in PROJECTIONS.items()} | {"mlp": "feedforward"}
+        for official, name in layers.items():
             for kind in ("key", "value"):
-                yield f"sequential.{block + 2}.{theirs}.{kind}_param_tokens", f"blocks.{block}.{ours}.{kind}s"
-    for theirs, ours in (("weight", "gain"), ("bias", "bias")):
+                yield f"sequential.{block + 2}.{official}.{kind}_param_tokens", f"blocks.{block}.{name}.{kind}s"
+    for official, name in (("weight", "gain"), ("bias", "bias")):
         if isinstance(spec.final_norm, LayerNorm) and spec.final_norm.gain:
-            yield f"sequential.{spec.layers + 3}.norm.{theirs}", f"final_norm.{ours}"
+            yield f"sequential.{spec.layers + 3}.norm.{official}", f"final_norm.{name}"
     if not spec.tied:
         yield f"sequential.{spec.layers + 4}.final_linear.weight", "head"
 
 
 def released_spec(weights: Weights, settings: dict[str, Any], folder: Path) -> Decoder:
-    """Return the spec that tensors and settings describe. Raises UserError where they contradict each other."""
+    """Return the spec of a checkpoint. Raises UserError if the tensors and settings contradict each other."""
     blocks = [int(match[1]) for name in weights if (match := re.match(r"sequential\.(\d+)\.(attention|mlp)\.", name))]
     for needed in ("0.word_embeddings.weight", "2.attention.query.key_param_tokens", "2.mlp.key_param_tokens"):
         _check(folder, f"sequential.{needed}", weights, ())
     layers = max(blocks) - 1
     vocabulary, width = weights["sequential.0.word_embeddings.weight"].shape
-    tokens, hidden = (len(weights[f"sequential.2.{part}.key_param_tokens"]) for part in ("attention.query", "mlp"))
+    tokens, hidden = (len(weights[f"sequential.2.{layer}.key_param_tokens"]) for layer in ("attention.query", "mlp"))
     heads = HEADS.get((layers, width)) if tokens == width else None
     given = settings or RELEASED | {"num_attention_heads": heads}
     if given.get("num_attention_heads") is None:
         size = f"{layers} layers of width {width} with {tokens} tokens"
-        raise UserError(f"{folder}: {size} are no released size of Table 9; give its .yml with --config")
+        raise UserError(f"{folder}: {size} is not a released size of Table 9; give its .yml file with --config")
     sizes = {"num_layers": layers, "hidden_size": width, "qkv_slot_num": tokens, "ffn_slot_num": hidden}
     for key, value in (FIXED | sizes | {"proj_slot_num": tokens}).items():
         if given.get(key, value) != value:
-            raise UserError(f"{folder}: {key} is {given[key]!r} in the settings, but this import needs {value!r}")
+            raise UserError(f"{folder}: {key} is {given[key]!r} in the settings, but only {value!r} is supported")
     norm = {"eps": given.get("layernorm_epsilon", 1e-5)}
-    final = given.get("final_norm") == "layernorm"  # without the setting it is as the other norms
+    final = given.get("final_norm") == "layernorm"  # without this setting, the final norm is like the other norms
     score, kind = given.get("norm_activation_type", "l2_norm_gelu"), given.get("pos_emb", "rotary")
     if score not in SCORES:
-        raise UserError(f"{folder}: norm_activation_type {score!r} is none of {', '.join(SCORES)}")
+        raise UserError(f"{folder}: norm_activation_type {score!r} is not supported; known are {', '.join(SCORES)}")
     if kind not in ("rotary", "none"):
-        raise UserError(f"{folder}: pos_emb {kind!r} is neither 'rotary' nor 'none'")
+        raise UserError(f"{folder}: pos_emb {kind!r} is not supported; known are 'rotary' and 'none'")
     rotary = {"fraction": given.get("rotary_pct", 1.0), "base": given.get("rotary_emb_base", 10000)}
     pattention = Pattention(tokens=tokens, score=SCORES[score], init="neox")
     try:
@@ -137,15 +146,15 @@ def released_spec(weights: Weights, settings: dict[str, Any], folder: Path) -> D
             tied=not given.get("no_weight_tying", f"sequential.{layers + 4}.final_linear.weight" in weights),
         )
     except ValidationError as error:
-        raise UserError(f"{folder}: the settings do not fit ({error.errors()[0]['msg']})") from None
+        raise UserError(f"{folder}: invalid settings ({error.errors()[0]['msg']})") from None
 
 
 def _check(folder: Path, name: str, weights: Weights, shape: tuple[int, ...] | None) -> None:
-    """Raise UserError where a tensor is missing, unknown (`shape` is None) or misshapen (an empty shape fits all)."""
+    """Raise UserError if a tensor is missing, is unknown (`shape` is None) or has another shape (() allows any)."""
     if name not in weights:
         raise UserError(f"{folder}: tensor {name} is missing")
     if shape is None:
         raise UserError(f"{folder}: tensor {name} is unknown in this layout")
     if shape and weights[name].shape != shape:
-        found = tuple(weights[name].shape)
-        raise UserError(f"{folder}: tensor {name} has shape {found}, but {tuple(shape)} belongs there")
+        actual = tuple(weights[name].shape)
+        raise UserError(f"{folder}: tensor {name} has shape {actual}, but the model needs {tuple(shape)}")

@@ -1,4 +1,4 @@
-"""The stage `load`: a released model in place of a trained one, up to the files that every later stage reads."""
+"""The stage `load`: read a released model instead of training one, and write the files that later stages read."""
 
 import json
 import time
@@ -26,14 +26,14 @@ from formerlab.training.any_run import ReleasedRun
 from formerlab.training.record import record_of
 
 BATCH_TOKENS = 2048
-"""Tokens of a forward pass over windows: logits of large vocabularies fill the memory."""
+"""Tokens of one forward pass over windows, limited by the memory of the logits for large vocabularies."""
 HASHES = ".weights.json"
-"""Beside run.json: the hashes of the model's files while they are not touched."""
+"""File beside run.json with cached hashes of the model's files, valid while the files are not touched."""
 
 
 def load_stage(run: ReleasedRun, data: Path, out: Path, *, device: str, threads: int, code_hash: str) -> None:
-    """Read the released model of `run`, measure its loss on the test text in `data`, and leave all in `out`."""
-    began, started = time.monotonic(), provenance.now()
+    """Load the released model of `run`, measure its loss on the test text in `data`, and write the results to `out`."""
+    start, started = time.monotonic(), provenance.now()
     provenance.git_state()
     torch.set_num_threads(threads)
     keep_memory()
@@ -59,7 +59,7 @@ def load_stage(run: ReleasedRun, data: Path, out: Path, *, device: str, threads:
         "flops": 0,
         "flops_cumulative": 0,
         "training_time_s": 0.0,
-        "wall_time_s": time.monotonic() - began,
+        "wall_time_s": time.monotonic() - start,
         "threads": threads,
         "processes": 1,
         "started": started,
@@ -71,25 +71,28 @@ def load_stage(run: ReleasedRun, data: Path, out: Path, *, device: str, threads:
 
 
 def load_released_model(run: ReleasedRun, device: str = "cpu") -> CausalLM:
-    """Return the model of a run behind the interface of our own, in evaluation mode. Raises UserError in one line."""
+    """Load the model of a run in evaluation mode, with the interface of `DecoderModel`.
+
+    Raises UserError for a model that cannot be loaded or pruned, and for a formerlab model.
+    """
     loaded = load_any(run.model.source, device=device)
     if not isinstance(loaded.model, CausalLM):
-        raise UserError(f"{run.released}: a model of this package; name the run that trained it instead")
+        raise UserError(f"{run.released}: this is a formerlab model; name the run that trained it instead")
     return loaded.model
 
 
 def load_released_run(folder: Path, device: str = "cpu") -> tuple[CausalLM, ReleasedRun]:
-    """Return the model of a run that took a released one, and the run."""
+    """Return the released model of a finished run, and the run; raise UserError if the model's files changed."""
     record = read_record(folder / "run.json", "spec", "weights_sha256")
     run = ReleasedRun.model_validate(record["spec"])
     model = load_released_model(run, device)
     if files_state(run.model.source, folder / HASHES) != record["weights_sha256"]:
-        raise UserError(f"{run.released}: not the weights that {folder}/run.json describes; load {run.id} again")
+        raise UserError(f"{run.released}: not the weights of {folder}/run.json; load {run.id} again")
     return model, run
 
 
 def quantisation(source: ReleasedModel) -> str | None:
-    """Return the types of a GGUF file's tensors, the most frequent first, such as `Q4_1 (210), F32 (61)`."""
+    """Return the tensor types of a GGUF file by frequency, such as `Q4_1 (210), F32 (61)`; None for other sources."""
     if not isinstance(source, Gguf):
         return None
     from gguf import GGUFReader
@@ -99,11 +102,13 @@ def quantisation(source: ReleasedModel) -> str | None:
 
 
 def _check_sizes(run: ReleasedRun, model: CausalLM) -> None:
-    """Refuse a model whose sizes differ from those stated; a shorter context is allowed."""
-    found = sizes_of(model.model, run.model.context)
-    real, stated = ({name: getattr(sizes, name) for name in Sizes.model_fields} for sizes in (found, run.model))
-    shorter = {"context"} if stated["context"] < real["context"] else set()
-    if wrong := [name for name in stated if stated[name] != real[name] and name not in shorter]:
-        differing = ", ".join(f"{name} is {real[name]}, not {stated[name]}" for name in wrong)
-        remedy = f"correct them or leave them out ({json.dumps(found.to_dict())})"
+    """Raise UserError if the sizes of a model differ from the configuration; a shorter context is allowed."""
+    actual_sizes = sizes_of(model.model, run.model.context)
+    actual, stated = (
+        {name: getattr(sizes, name) for name in Sizes.model_fields} for sizes in (actual_sizes, run.model)
+    )
+    shorter = {"context"} if stated["context"] < actual["context"] else set()
+    if wrong := [name for name in stated if stated[name] != actual[name] and name not in shorter]:
+        differing = ", ".join(f"{name} is {actual[name]}, not {stated[name]}" for name in wrong)
+        remedy = f"correct them or leave them out ({json.dumps(actual_sizes.to_dict())})"
         raise UserError(f"released.{run.released}.sizes: {differing}; {remedy}")
