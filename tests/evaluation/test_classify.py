@@ -71,7 +71,7 @@ def test_images_of_another_size_are_resized_as_when_they_are_prepared(side, plac
 
 def test_images_that_no_resizing_makes_fit_are_refused_in_one_line(place, tmp_path):
     prepare("colour", ImageData(keep=0.02, channels=3), tmp_path / "colour")
-    with pytest.raises(UserError, match=r"colour: images of channels=3, but .*run was trained with channels=1; prep"):
+    with pytest.raises(UserError, match=r"colour: images have channels=3, but .*run was trained with channels=1; prep"):
         classify(place / "run", tmp_path / "colour")
     with pytest.raises(UserError, match="batch=0: give at least 1"):
         classify(place / "run", place / "data/images", batch=0)

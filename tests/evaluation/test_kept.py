@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from formerlab.cache import TOVA, Local
-from formerlab.evaluation.measurement import Kept
+from formerlab.evaluation.measurement import StoredRows
 from formerlab.evaluation.pruning.prune import FILES, PruneSweep, prune
 from formerlab.models.decoder import Decoder
 
@@ -36,12 +36,12 @@ def streams():
 
 
 def done_in(folder, weights):
-    return Kept(folder / "kept", weights, code_of=lambda sweep: "code")
+    return StoredRows(folder / "kept", weights, code_of=lambda sweep: "code")
 
 
 def swept(streams, out, kept, sweep=SWEEP, stops_at=None):
     model = Counting(stops_at)
-    prune(model, streams, None, sweep, out, kept=kept)
+    prune(model, streams, None, sweep, out, stored=kept)
     return model.calls
 
 

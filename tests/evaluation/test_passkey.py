@@ -5,7 +5,7 @@ import torch
 
 from formerlab.cache import TOVA, Local
 from formerlab.errors import UserError
-from formerlab.evaluation.measurement import Kept
+from formerlab.evaluation.measurement import StoredRows
 from formerlab.evaluation.pruning.passkey import FILLER, QUESTION, Passkey, make_text, rows
 from formerlab.models.decoder import Decoder
 
@@ -22,7 +22,7 @@ def test_the_number_stands_where_it_should_and_is_asked_for(tokenizer):
         assert behind is None or last.count(FILLER) == behind
         assert 400 - len(tokenizer.encode(FILLER).ids) < len(tokens) <= 400
     assert make_text(tokenizer, 400, 0.5, 0) != make_text(tokenizer, 400, 0.5, 1)
-    with pytest.raises(UserError, match="lengths: 60 tokens hold no text"):
+    with pytest.raises(UserError, match="lengths: 60 tokens leave no room"):
         make_text(tokenizer, 60, 0.5, 0)
 
 
@@ -70,7 +70,7 @@ def test_a_stage_that_was_stopped_goes_on(tokenizer, tmp_path):
             return super().forward(*given, **named)
 
     def asked(model, settings):
-        return rows(model, tokenizer, settings, kept=Kept(tmp_path, "weights", code_of=lambda settings: "code"))
+        return rows(model, tokenizer, settings, stored=StoredRows(tmp_path, "weights", code_of=lambda settings: "code"))
 
     settings = Passkey(policies=(Local(),), budgets=(0.3,), lengths=(420,), depths=(0.1, 1.0), numbers=1)
     whole = rows(Copier(tokenizer.get_vocab_size()), tokenizer, settings)

@@ -1,1 +1,1 @@
-"""Everything measured after training: loss, questions, pruning, text, cost."""
+"""Measurements of trained models: zero-shot questions, cache pruning, translation, speed and memory."""

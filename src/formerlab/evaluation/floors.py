@@ -1,7 +1,8 @@
-"""The stage `floors`: the losses of models without depth on the data of a run, on its own held-out examples.
+"""The stage `floors`: the losses of baseline models on the held-out examples of a run.
 
-Of texts: a unigram and a 5-gram model with Kneser-Ney smoothing, from the stretch of the training stream that the run
-reads. Of images: logistic regression on the pixels, its strength of regularisation chosen on the validation split.
+The baselines for text are a unigram and a 5-gram model with Kneser-Ney smoothing, fitted to the part of the training
+stream that the run reads. The baseline for images is logistic regression on the pixels; its regularisation is chosen on
+the validation split.
 """
 
 from collections.abc import Iterator
@@ -25,17 +26,17 @@ Strength = Annotated[float, Field(gt=0.0, le=1e6)]
 
 
 class Floors(Measurement):
-    """The models that are fitted."""
+    """Settings of the baseline models."""
 
     orders: tuple[Annotated[int, Field(ge=1, le=8)], ...] = (1, 5)
-    """Tokens of the n-grams."""
+    """Orders n of the n-gram models."""
     tokens: Count = 20_000_000
-    """Tokens that are counted at most, the first of the stretch: 20 million need about 1 GB."""
+    """Maximum number of training tokens that are counted, from the start; 20 million need about 1 GB."""
     strengths: tuple[Strength, ...] = (1e-4, 1e-3, 1e-2, 1e-1)
-    """Inverse strengths of regularisation of the linear probe (C of scikit-learn), among which validation chooses."""
+    """Candidates for the linear probe's inverse regularisation strength (C of scikit-learn); validation chooses."""
 
     def of(self, run: AnyRun, *, questions: bool) -> "Floors | None":
-        task = getattr(run, "task", None)  # a released model has no task here, and unknown training data
+        task = getattr(run, "task", None)  # a released model has no task, and its training data are unknown
         if not isinstance(task, LanguageModeling | Classification):
             kind = getattr(task, "kind", "none")
             raise UserError(f"runs: {run.name!r} has task.kind={kind}; name trained runs on text or images")
@@ -45,52 +46,52 @@ class Floors(Measurement):
 def measure(run: Measured, settings: Floors) -> None:
     """Write floors.csv."""
     task = getattr(run.run, "task", None)
-    rows = _of_text(run, task, settings) if isinstance(task, LanguageModeling) else _of_images(run, settings)
+    rows = _ngram_rows(run, task, settings) if isinstance(task, LanguageModeling) else _probe_rows(run, settings)
     run.write("floors.csv", rows)
 
 
-def _of_text(run: Measured, task: LanguageModeling, settings: Floors) -> Iterator[tuple[Any, ...]]:
+def _ngram_rows(run: Measured, task: LanguageModeling, settings: Floors) -> Iterator[tuple[Any, ...]]:
     train, held_out = task.load(run.data, "train")[: settings.tokens], load_stream(run.data, "test")
     run.notes["tokens"] = len(train)
     vocabulary = int(getattr(run.run.model, "vocabulary", 0))
     for order in settings.orders:
         model = NGram(train, order, vocabulary)
         name = "unigram" if order == 1 else f"{order}-gram"
-        every = range(window_count(len(held_out), task.context))
-        for windows, tokens in window_batches(held_out, task.context, every, 256):
+        numbers = range(window_count(len(held_out), task.context))
+        for windows, tokens in window_batches(held_out, task.context, numbers, 256):
             losses = -model.log_probabilities(tokens.numpy())
             for window, loss in zip(windows, losses.mean(axis=1).tolist(), strict=True):
                 yield name, window, losses.shape[1], loss, None
 
 
-def _of_images(run: Measured, settings: Floors) -> Iterator[tuple[Any, ...]]:
+def _probe_rows(run: Measured, settings: Floors) -> Iterator[tuple[Any, ...]]:
     from sklearn.linear_model import LogisticRegression
 
     splits = {split: load_images(run.data, split) for split in ("train", "valid", "test")}
     pixels = {split: _pixels(images) for split, images in splits.items()}
     labels = {split: images.labels for split, images in splits.items()}
 
-    def judged(probe: LogisticRegression, split: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the log-probabilities of all classes, and those of the right ones."""
-        found = probe.predict_log_proba(pixels[split])
-        return found, found[np.arange(len(found)), np.searchsorted(probe.classes_, labels[split])]
+    def predict(probe: LogisticRegression, split: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the log-probabilities of all classes (images, classes) and of the correct class (images)."""
+        log_probs = probe.predict_log_proba(pixels[split])
+        return log_probs, log_probs[np.arange(len(log_probs)), np.searchsorted(probe.classes_, labels[split])]
 
     fitted = []
     for strength in settings.strengths:
         probe = LogisticRegression(C=strength, max_iter=200).fit(pixels["train"], labels["train"])
-        fitted.append((-float(judged(probe, "valid")[1].mean()), strength, probe))
+        fitted.append((-float(predict(probe, "valid")[1].mean()), strength, probe))
     valid, strength, probe = min(fitted, key=lambda entry: entry[0])
     run.notes.update(strength=strength, valid_loss_nats=valid)
-    logits, own = judged(probe, "test")
-    ranks = (logits > own[:, None]).sum(axis=1)
-    for window, (loss, rank) in enumerate(zip((-own).tolist(), ranks.tolist(), strict=True)):
+    log_probs, correct = predict(probe, "test")
+    ranks = (log_probs > correct[:, None]).sum(axis=1)
+    for window, (loss, rank) in enumerate(zip((-correct).tolist(), ranks.tolist(), strict=True)):
         yield "linear probe", window, 1, loss, rank
 
 
 def _pixels(images: ImageSet) -> np.ndarray:
-    """Return images as rows of numbers that the training split gives a mean of 0 and a deviation of 1 per channel."""
+    """Return flattened images, normalised by the training split's mean and standard deviation of each channel."""
     if not images.whole:
-        raise UserError(f"{images.folder}: images are kept as files; the linear probe needs storage: pixels")
+        raise UserError(f"{images.folder}: images are stored as files; the linear probe needs storage: pixels")
     mean, std = (np.array(moment, dtype=np.float32) for moment in (images.mean, images.std))
     pixels = images.pixels(np.arange(len(images))).astype(np.float32) / 255
     return np.asarray((pixels - mean) / std).reshape(len(images), -1)

@@ -1,6 +1,7 @@
-"""The parts of a stage that measures finished runs: settings, and a function `measure(run, settings)`.
+"""Base classes for stages that measure finished runs.
 
-docs/extending.md shows one. Note, device and record of such a stage are made in `commands/stages.py`.
+Such a stage has settings and a function `measure(run, settings)`; docs/extending.md shows an example.
+`commands/stages.py` chooses the device and writes the note and the record.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +17,7 @@ from formerlab.spec import Spec, fingerprint
 from formerlab.training.any_run import AnyRun
 
 QUESTION_TOKENS = 4 * 3 * 64
-"""Tokens that one question of each of the three embedded tasks costs: its choices, each with its context."""
+"""Tokens read for one question of each of the three embedded tasks: all choices, each with its context."""
 
 
 class Measurement(Spec):
@@ -26,46 +27,48 @@ class Measurement(Spec):
     """Whether the model reads tokens one by one, under a cache policy."""
 
     def of(self, run: AnyRun, *, questions: bool) -> Self | None:
-        """Return the settings for one run, None where there is nothing to measure; `questions` says whether its data or
-        the scale have any. Raises UserError where settings and run do not go together.
+        """Return the measurement settings of one run, or None if it measures nothing.
+
+        `questions` tells whether the run's data or the scale have questions. Raises UserError if the settings do not
+        fit the run.
         """
         return self
 
     def asked(self, suites: Sequence[str]) -> list[str]:
-        """Return those of a scale's suites whose questions are asked. Raises UserError for a pattern that fits none."""
+        """Return the names of the suites whose questions are asked. Raises UserError for a pattern without a match."""
         return []
 
     def reading(self, run: AnyRun, questions: int) -> int | None:
-        """Return about how many tokens a run with so many questions reads, for its cost; None where that is unknown."""
+        """Estimate the number of tokens that are read for a run with `questions` questions; None if it is unknown."""
         return None
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A finished run while a stage measures it."""
+    """A finished run that a stage measures."""
 
     run: AnyRun
     model: Any
-    """The final model on its device, in evaluation mode; None where the stage names no kind of model."""
+    """The final model on its device, in evaluation mode; None if the stage names no kind of model."""
     device: str
-    """Where the model is: cpu or cuda."""
+    """Device of the model: cpu or cuda."""
     folder: Path
-    """Of the run."""
+    """Folder of the run."""
     data: Path
-    """Folder of its data set."""
+    """Folder of the data set."""
     label: str
-    """Stage and run, for progress."""
+    """Stage and run, for the progress bar."""
     suites: dict[str, tuple[Suite, str | None]] = field(default_factory=dict)
-    """Question suites that are asked, each with the state that it had when it was planned."""
+    """Question suites that are asked, each with its fingerprint at planning time."""
     belongs_to: tuple[Any, ...] = ()
-    """Hashes of all that decides the rows beside the code: weights, data, suites."""
+    """Hashes of everything except the code that the rows depend on: weights, data, suites."""
     code_of: Callable[[Measurement], str] = repr
     """Returns the hash of the code that the stage runs for given settings."""
     notes: dict[str, Any] = field(default_factory=dict)
-    """Entries of the record beside those of all records."""
+    """Additional entries of the record."""
 
     def write(self, file: str, rows: Iterable[Sequence[Cell]]) -> None:
-        """Write a file of rows, under the columns that the table of stages gives it."""
+        """Write a file of rows with the columns that `TABLES` lists for it."""
         write_rows(self.folder / file, TABLES[file].names, rows)
 
 
@@ -73,18 +76,18 @@ Row = Sequence[Cell]
 Rows = list[Row]
 
 
-class Kept:
-    """A folder of rows, each file named by the fingerprint of everything that its rows depend on."""
+class StoredRows:
+    """A folder of rows on disk; the name of each file is the fingerprint of everything that its rows depend on."""
 
     def __init__(
         self, folder: Path | None = None, *belongs_to: Any, code_of: Callable[[Measurement], str] = repr
     ) -> None:
-        """Without a `folder` nothing is stored. `code_of` returns the hash of the code that settings run."""
+        """Without a `folder`, rows are not stored. `code_of` returns the hash of the code that the settings run."""
         self.folder, self.belongs_to, self.code_of = folder, belongs_to, code_of
         self._used: set[str] = set()
 
     def rows(self, make: Callable[[], Iterable[Row]], settings: Measurement, *asked: Any) -> Rows:
-        """Return the rows on disk if they are there, else as made now."""
+        """Return the stored rows of these settings; make and store them if they are missing."""
         if self.folder is None:
             return list(make())
         path = self.folder / f"{fingerprint([*self.belongs_to, self.code_of(settings), *asked])}.json"
@@ -95,7 +98,7 @@ class Kept:
         return rows
 
     def tidy(self) -> None:
-        """Remove the rows that were not asked for this time."""
+        """Remove all files that `rows` did not use."""
         for path in self.folder.iterdir() if self.folder is not None and self.folder.is_dir() else ():
             if path.name not in self._used:
                 path.unlink()

@@ -1,4 +1,4 @@
-"""A finished image model on other prepared images."""
+"""Evaluate a finished image model on any prepared images."""
 
 import sys
 import time
@@ -23,11 +23,11 @@ from formerlab.training.load import data_of, load_model
 def classify(
     folder: Path, data: Path, *, split: str = "test", batch: int = 64, device: str = "cpu", out: Path | None = None
 ) -> str:
-    """Evaluate a run's folder on a split of prepared images; return its loss and accuracies, one to a line.
+    """Evaluate the model of a run's folder on a split of prepared images; return loss and accuracies, one per line.
 
-    Pixels are normalised as those that the run was trained on, where its data lie beside it; images of another size are
-    resized as when they are prepared. With `out`, a row per image is written there, in the form of a run's test.csv.
-    Raises UserError where it is no classifier, or of other channels or classes.
+    Pixels are normalised with the statistics of the run's training data if they exist, otherwise of `data`.
+    Images of another size are resized as in preparation. With `out`, one row per image is written in the format of
+    test.csv. Raises UserError if the run is no classifier, or if the images have other channels or classes.
     """
     if batch < 1:
         raise UserError(f"batch={batch}: give at least 1")
@@ -36,32 +36,32 @@ def classify(
     images = load_images(data, split)
     model, run = load_model(folder, "vision_transformer")
     task, spec = cast(Classification, run.task), cast(VisionTransformer, run.model)
-    for key, theirs in (("channels", images.form["channels"]), ("classes", len(images.classes))):
-        if theirs != getattr(spec, key):
+    for key, value in (("channels", images.form["channels"]), ("classes", len(images.classes))):
+        if value != getattr(spec, key):
             trained = f"{folder} was trained with {key}={getattr(spec, key)}"
-            raise UserError(f"{images.folder}: images of {key}={theirs}, but {trained}; prepare such images")
-    if spec.image != (have := images.form["side"]):
-        print(f"{folder}: images of {have} x {have} pixels are resized to {spec.image} x {spec.image}", file=sys.stderr)
-    own = data_of(folder, run)
-    known = load_images(own, "train") if (own / "manifest.json").is_file() else images
-    look = task.look(known, task.crop).model_copy(update={"side": spec.image})
+            raise UserError(f"{images.folder}: images have {key}={value}, but {trained}; prepare such images")
+    if spec.image != (side := images.form["side"]):
+        print(f"{folder}: images of {side} x {side} pixels are resized to {spec.image} x {spec.image}", file=sys.stderr)
+    training_data = data_of(folder, run)
+    normalised_by = load_images(training_data, "train") if (training_data / "manifest.json").is_file() else images
+    look = task.look(normalised_by, task.crop).model_copy(update={"side": spec.image})
     rows: list[Prediction] = []
     model, began = model.to(device), time.perf_counter()
     with torch.no_grad(), Progress(len(images), f"classify {folder}", unit="image") as progress:
-        for part in held_out_batches(images, np.arange(len(images)), look, batch):
-            ready = part.to(torch.device(device))
-            rows += predictions(model(ready.images), ready.targets)
+        for image_batch in held_out_batches(images, np.arange(len(images)), look, batch):
+            on_device = image_batch.to(torch.device(device))
+            rows += predictions(model(on_device.images), on_device.targets)
             progress.update(len(rows))
     speed = len(rows) / (time.perf_counter() - began)
     if out is not None:
         write_rows(out, Classification.test_columns, [(index, 1, *row) for index, row in enumerate(rows)])
-    right = [row.rank == 0 for row in rows]
+    correct = [row.rank == 0 for row in rows]
     lines = {
         "images": f"{len(rows)}",
-        "top-1": f"{np.mean(right):.4f}",
+        "top-1": f"{np.mean(correct):.4f}",
         "top-5": f"{np.mean([row.rank < 5 for row in rows]):.4f}",
         "loss (nats)": f"{np.mean([row.loss_nats for row in rows]):.4f}",
-        "calibration error": f"{expected_calibration_error([row.confidence for row in rows], right):.4f}",
+        "calibration error": f"{expected_calibration_error([row.confidence for row in rows], correct):.4f}",
         "images/s": f"{speed:.1f}",
     }
     return "\n".join(f"{name:18}{value}" for name, value in lines.items())

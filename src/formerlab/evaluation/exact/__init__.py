@@ -1,4 +1,4 @@
-"""The numeric checks of the exact claims: arithmetic on the built models, in float64, without training."""
+"""Numeric checks of the exact claims: arithmetic on untrained models, in float64."""
 
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +9,7 @@ CHECKS: dict[str, Callable[[], dict[str, float]]] = {
     "transformer-parameter-counts": counts.transformer_parameters,
     "transformer-complexity-table1": counts.complexity,
     "transformer-sinusoid-linear-shift": identities.sinusoid_linear_shift,
-    "transformer-training-flops": dict,  # its expressions have the numbers
+    "transformer-training-flops": dict,  # its expressions contain all numbers
     "tokenformer-parameter-counts": counts.tokenformer_parameters,
     "tokenformer-flops-formula": counts.tokenformer_flops,
     "tokenformer-zero-keys-default-tau": partial(identities.zero_keys, "sqrt"),
@@ -23,4 +23,4 @@ CHECKS: dict[str, Callable[[], dict[str, float]]] = {
     "decay-simulation-equals-eviction": identities.simulation_equals_eviction,
     "decay-cache-memory": counts.cache_memory,
 }
-"""Claim to check. A name `item/name` belongs to an item of for_each, `slope:cost:size` is a slope."""
+"""Claim id to check. A returned name `item/name` belongs to an item of for_each; `slope:cost:size` is a slope."""

@@ -1,4 +1,4 @@
-"""Parameters, FLOPs, path lengths and bytes: counted, in closed form, and as the papers print them."""
+"""Compare counted parameters, FLOPs, path lengths and bytes with closed forms and with the papers' numbers."""
 
 import math
 from collections.abc import Callable
@@ -30,7 +30,7 @@ ROWS: tuple[tuple[dict[str, int], int], ...] = (
     ({"d_key": 32}, 60),
     ({"hidden": 4096, "width": 1024, "heads": 16}, 213),
 )
-"""The rows of Table 3 of arXiv:1706.03762 with a printed count, and that count in millions; d_v stays 64."""
+"""Rows of Table 3 of arXiv:1706.03762 with a printed parameter count, and the count in millions; d_v stays 64."""
 LANGUAGE_PRINTED = {
     "lm_150m": 150e6,
     "lm_450m": 450e6,
@@ -41,13 +41,13 @@ LANGUAGE_PRINTED = {
     "scale_757m": 757e6,
     "scale_1_4b": 1.4e9,
 }
-"""Parameters in Table 9 of arXiv:2410.23168."""
+"""Parameters of the language models in Table 9 of arXiv:2410.23168."""
 VISION_PRINTED = {"b16_matched": 86e6, "b16": 109e6, "l16_matched": 307e6, "l16": 407e6}
-"""The same of image models; the 768 feed-forward tokens printed for the matched L/16 are read as 3072."""
+"""Parameters of the image models in the same table; its 768 feed-forward tokens of L/16 matched are read as 3072."""
 TRANSFORMER_WIDTHS = (768, 1416, 2104)
-"""Widths of the 12-layer Transformers behind the token-token constants of Table 8."""
+"""Widths of the 12-layer Transformers whose token-token constants Table 8 prints."""
 TIMES = (128, 4096)
-"""Lengths at which FLOPs are counted. They have no constant part, so two tell the one that grows with their square."""
+"""Lengths at which FLOPs are counted. FLOPs are a T + b T^2, so two lengths determine b."""
 DENSE_PRINTED = {
     "48-plain": 378.45,
     "64-plain": 491.72,
@@ -58,27 +58,30 @@ DENSE_PRINTED = {
 }
 """Millions of parameters in Table 1 of arXiv:2402.02622."""
 GRID = Complexity(lengths=(64, 128, 256, 512), widths=(64, 128, 256, 512))
-"""Doublings of n and of d, with kernel k = 3 and neighbourhood r = 32, for Table 1 of arXiv:1706.03762."""
+"""Lengths n and widths d for Table 1 of arXiv:1706.03762, with kernel k = 3 and neighbourhood r = 32."""
 BARE = LayerNorm(gain=False, bias=False)
 
 
-def counted(build: Callable[..., nn.Module], spec: object) -> int:
-    """Return the parameters of a model that is built without storage."""
+def count_parameters(build: Callable[..., nn.Module], spec: object) -> int:
+    """Count the parameters of a model that is built without storage."""
     with without_values():
         return sum(weight.numel() for weight in build(spec).parameters())
 
 
 def transformer_parameters() -> dict[str, float]:
-    """Return how many rows agree at the vocabulary size that fits most, and whether counted and closed form agree."""
+    """Return the largest difference of counts from the closed form, and the number of rows that match the paper.
+
+    A row matches within half a million parameters. The vocabulary size is the one at which most rows match.
+    """
     specs = []
     for changes, _ in ROWS:
         feedforward = Mlp(activation="relu", bias=True, hidden=changes.get("hidden", 2048))
-        given = {name: size for name, size in changes.items() if name != "hidden"}
-        specs.append(Translator().model_copy(update={"feedforward": feedforward, **given}))
-    worst = max(abs(counted(TranslatorModel, spec) - spec.params()) for spec in specs)
-    own = [(spec.params(embedding=False), spec.width, printed) for spec, (_, printed) in zip(specs, ROWS, strict=True)]
+        sizes = {name: size for name, size in changes.items() if name != "hidden"}
+        specs.append(Translator().model_copy(update={"feedforward": feedforward, **sizes}))
+    worst = max(abs(count_parameters(TranslatorModel, spec) - spec.params()) for spec in specs)
+    rows = [(spec.params(embedding=False), spec.width, printed) for spec, (_, printed) in zip(specs, ROWS, strict=True)]
     best = max(
-        sum(abs((rest + vocabulary * width) / 1e6 - printed) <= 0.5 for rest, width, printed in own)
+        sum(abs((inner + vocabulary * width) / 1e6 - printed) <= 0.5 for inner, width, printed in rows)
         for vocabulary in range(32_000, 45_001, 50)
     )
     return {
@@ -88,11 +91,11 @@ def transformer_parameters() -> dict[str, float]:
 
 
 def tokenformer_parameters() -> dict[str, float]:
-    """Count the parameters of language models, beside the closed form and the printed sizes."""
+    """Count the parameters of language models, and compare them with the closed form and the printed sizes."""
     numbers: dict[str, float] = {}
     for item, printed in LANGUAGE_PRINTED.items():
         spec = _tokenformer(item.partition("_")[2].replace("_", "."))
-        total, embedding = counted(DecoderModel, spec), spec.vocabulary * spec.width
+        total, embedding = count_parameters(DecoderModel, spec), spec.vocabulary * spec.width
         tokens = 4 * spec.projection.tokens + spec.feedforward.tokens
         closed = 2 * spec.layers * spec.width * tokens + embedding
         numbers |= {
@@ -105,16 +108,16 @@ def tokenformer_parameters() -> dict[str, float]:
 
 
 def vision_parameters() -> dict[str, float]:
-    """Count the parameters of image models, beside the printed ones."""
+    """Count the parameters of image models, and return them with the printed counts."""
     numbers: dict[str, float] = {}
     for item, printed in VISION_PRINTED.items():
-        total = counted(create_model, f"tokenformer-{item.replace('_', '-')}")
+        total = count_parameters(create_model, f"tokenformer-{item.replace('_', '-')}")
         numbers |= {f"{item}/parameters_total": float(total), f"{item}/parameters_printed": printed}
     return numbers
 
 
 def denseformer_parameters() -> dict[str, float]:
-    """Count mixing weights beside the sum over i divisible by p of floor(i/k) + 1, and models beside Table 1."""
+    """Compare counted mixing weights with the sum of floor(i/k) + 1 over i divisible by p, and models with Table 1."""
     worst = 0.0
     for depth in (24, 48, 72):
         for k, p in ((1, 1), (2, 1), (4, 1), (12, 1), (4, 5), (4, 4), (4, 15)):
@@ -126,35 +129,35 @@ def denseformer_parameters() -> dict[str, float]:
         worst = 0.0
         for name, printed in DENSE_PRINTED.items():
             spec = PUBLISHED[f"denseformer-{name}"].model_copy(update={"width": width, "heads": heads})
-            worst = max(worst, abs(round(counted(DecoderModel, spec) / 1e6, 2) - printed))
+            worst = max(worst, abs(round(count_parameters(DecoderModel, spec) / 1e6, 2) - printed))
         numbers[f"parameters_millions_against_print_width_{width}"] = worst
     return numbers
 
 
 def tokenformer_flops() -> dict[str, float]:
-    """Count the FLOPs of a forward pass without logits, beside 2 N T + 4 L d T^2; and the token-token part."""
+    """Compare the FLOPs of a forward pass without logits with 2 N T + 4 L d T^2; return also the token-token FLOPs."""
     numbers, worst = {}, 0.0
     for name, size in (("original", "124m"), ("grown", "757m")):
         spec = _tokenformer(size)
-        flops = _counted_flops(spec)
-        numbers[f"token_token_flops_{name}"] = _quadratic(flops)
+        flops = _count_flops(spec)
+        numbers[f"token_token_flops_{name}"] = _quadratic_coefficient(flops)
         for time, count in zip(TIMES, flops, strict=True):
             closed = 2 * spec.params(embedding=False) * time + 4 * spec.layers * spec.width * time**2
             worst = max(worst, abs(count / closed - 1))
     for width in TRANSFORMER_WIDTHS:
         heads = width // (64 if width % 64 == 0 else 8)
         spec = Decoder(layers=12, width=width, heads=heads, context=4096, norm=BARE, final_norm=BARE)
-        numbers[f"token_token_coefficient_{width}"] = _quadratic(_counted_flops(spec))
+        numbers[f"token_token_coefficient_{width}"] = _quadratic_coefficient(_count_flops(spec))
     return {"flops_closed_form_minus_counted_relative": worst} | numbers
 
 
 def _tokenformer(size: str) -> Any:
-    """Return the spec of a published model without a gain and bias in its final norm, which closed forms leave out."""
+    """Return the spec of a published model without gain and bias in the final norm, which the closed forms omit."""
     return PUBLISHED[f"tokenformer-{size}"].model_copy(update={"context": 4096, "final_norm": BARE})
 
 
-def _counted_flops(spec: Decoder) -> list[int]:
-    """Count matrix products and attention of a forward pass at TIMES, without storage and without the logits."""
+def _count_flops(spec: Decoder) -> list[int]:
+    """Count the FLOPs of matrix products and attention in a forward pass without logits, for each length of TIMES."""
     with without_values():
         model = DecoderModel(spec)
     counts = []
@@ -166,14 +169,14 @@ def _counted_flops(spec: Decoder) -> list[int]:
     return counts
 
 
-def _quadratic(counts: list[int]) -> float:
-    """Return the coefficient of T^2 in counts a T + b T^2 at TIMES."""
+def _quadratic_coefficient(counts: list[int]) -> float:
+    """Return b of counts = a T + b T^2 at the lengths TIMES."""
     (first, second), (short, long) = counts, TIMES
     return (second / long - first / short) / (long - short)
 
 
 def cache_memory() -> dict[str, float]:
-    """Return bytes of keys and values of a cache that keeps 40 %, over those of the full cache."""
+    """Return the ratio of key and value bytes of a cache that retains 40 % of the keys to those of the full cache."""
     numbers = {}
     for length in (512, 2048, 4096):
         full, pruned = KVCache(capacity=length), PrunedCache(Decay(), round(0.4 * length))
@@ -185,12 +188,13 @@ def cache_memory() -> dict[str, float]:
 
 
 def complexity() -> dict[str, float]:
-    """Return slopes of counted multiply-adds, the largest deviation of path lengths from the table, and the traps.
+    """Return slopes of counted multiply-adds, and the largest deviation of path lengths from Table 1 of the paper.
 
-    The table leaves out the projections of self-attention; `slope:self_attention_with_projections:n` has them, for
-    lengths below the width. Its path of a recurrent layer has the step from the input into the state. It means kernels
-    that are dilated and causal, and r positions to either side; kernels without dilation and r positions in all make
-    the paths longer by the factors that are given.
+    The table omits the projections of self-attention; `slope:self_attention_with_projections:n` includes them, for
+    lengths below the width. The table counts the step from the input into the state in the path of a recurrent layer.
+    It assumes dilated causal kernels, and r positions on each side; `path_contiguous_kernels_times_k_over_n` and
+    `path_centred_neighbourhood_times_r_over_n` are path length / (n/k) for kernels without dilation and path length /
+    (n/r) for r positions in total.
     """
     lengths, widths, k, r = GRID.lengths, GRID.widths, GRID.kernel, GRID.neighbourhood
     numbers: dict[str, float] = {}
@@ -199,7 +203,7 @@ def complexity() -> dict[str, float]:
         by_width = [multiply_adds(name, lengths[0], d, GRID) for d in widths]
         numbers |= {f"slope:{name}:n": _slope(lengths, by_length), f"slope:{name}:d": _slope(widths, by_width)}
     worst = 0.0
-    for n in (32, 64, 128):  # maximum path lengths, orders taken as counts
+    for n in (32, 64, 128):  # maximum path lengths; O(x) is read as x
         table = {"self_attention": 1.0, "recurrent": n, "convolution": math.log(n, k), "restricted": n / r}
         for name in LAYERS:
             path = longest_path(name, n, GRID) + (name == "recurrent")
@@ -218,7 +222,7 @@ def _slope(sizes: tuple[int, ...], counts: list[int]) -> float:
 
 
 def _with_projections(n: int, d: int) -> int:
-    """Count the multiply-adds of queries, keys, values, mixing and output."""
+    """Count the multiply-adds of the query, key and value projections, attention, and the output projection."""
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         x, weights = torch.empty(n, d), torch.empty(4, d, d)
         q, k, v = x @ weights[:3]

@@ -1,4 +1,4 @@
-"""Identities of the papers, checked on built models: most numbers are the largest deviation."""
+"""Check identities of the papers on built models; most checks return the largest deviation."""
 
 import functools
 import itertools
@@ -19,7 +19,7 @@ from formerlab.models.decoder import Decoder
 
 
 def sinusoid_linear_shift() -> dict[str, float]:
-    """Compare PE(p + k) with M_k PE(p), M_k being rotations by k w_i (arXiv:1706.03762, section 3.5)."""
+    """Compare PE(p + k) with M_k PE(p), where M_k rotates by the angles k w_i (arXiv:1706.03762, section 3.5)."""
     width, positions, shifts = 512, 1024, 64
     table = sinusoids(positions + shifts, width).numpy()
     waves = table[:, 1::2] + 1j * table[:, 0::2]
@@ -32,8 +32,9 @@ def sinusoid_linear_shift() -> dict[str, float]:
 
 
 def zero_keys(tau: TauRule) -> dict[str, float]:
-    """Return how far logits move when a small model grows twofold with zero keys; with tau kept, the norm of the new
-    keys' gradient at the first step too.
+    """Return the largest change of a logit, relative to the logits' std, when a small model doubles with zero keys.
+
+    With tau = "keep", return also the gradient norm of the new keys at the first step.
     """
     spec = Decoder(
         vocabulary=97, layers=3, width=32, heads=4, context=24, embedding_std=0.5,
@@ -55,7 +56,7 @@ def zero_keys(tau: TauRule) -> dict[str, float]:
 
 
 def scale_invariance() -> dict[str, float]:
-    """Multiply an input row, or all keys, of a layer; its output should not change."""
+    """Scale the inputs, or all keys, of a Pattention layer, and return the largest relative change of its output."""
     layer = Pattention(tokens=32).build(16, 16).double()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -63,11 +64,11 @@ def scale_invariance() -> dict[str, float]:
         layer.reset_parameters()
         expected, worst = layer(x), 0.0
         for factor in (1e-2, 0.3, 7.0, 1e2):
-            of_inputs = layer(x * factor)
+            with_scaled_inputs = layer(x * factor)
             keys = layer.keys.clone()
             layer.keys.mul_(factor)
-            for found in (of_inputs, layer(x)):
-                worst = max(worst, float((found - expected).abs().max() / expected.abs().max()))
+            for output in (with_scaled_inputs, layer(x)):
+                worst = max(worst, float((output - expected).abs().max() / expected.abs().max()))
             layer.keys.copy_(keys)
     return {"pattention_scale_invariance_relative": worst}
 
@@ -89,7 +90,7 @@ def jacobian() -> dict[str, float]:
 
 
 def averages_at_start() -> dict[str, float]:
-    """Compare the logits of averages over depth at their start with those of the plain stack (arXiv:2402.02622)."""
+    """Compare the initial logits of depth-weighted averages with the logits of a plain stack (arXiv:2402.02622)."""
     tokens, norm = torch.randint(97, (2, 16), generator=torch.Generator().manual_seed(2)), LayerNorm(bias=False)
     worst = 0.0
     for k, p in ((1, 1), (4, 1), (4, 5), (12, 1)):
@@ -104,9 +105,9 @@ def averages_at_start() -> dict[str, float]:
 
 
 def age_bias() -> dict[str, float]:
-    """Return the score of the oldest over that of the newest token under uniform causal attention, no eviction.
+    """Return the score of the oldest token divided by the score of the newest, under uniform causal attention.
 
-    A query at position q gives 1 / (q + 1) to every key; S <- alpha S + p.
+    No key is evicted. The query at position q gives 1 / (q + 1) to every key, and S <- alpha S + p.
     """
     numbers = {}
     for alpha, length in ((1.0, 256), (1.0, 4096), (0.2, 4096), (0.5, 4096), (0.8, 4096)):
@@ -118,7 +119,7 @@ def age_bias() -> dict[str, float]:
 
 
 def simulation_equals_eviction() -> dict[str, float]:
-    """Compare simulated with really evicted logits, and count differing kept sets, of several policies and models."""
+    """Compare the logits and the retained keys of simulated and real eviction, for several policies and models."""
     sizes = {"vocabulary": 31, "layers": 2, "width": 16, "heads": 4, "context": 24, "embedding_std": 0.5}
     models = (
         Decoder(**sizes, position=Rotary()),
@@ -135,8 +136,8 @@ def simulation_equals_eviction() -> dict[str, float]:
             for now in range(tokens.shape[1]):
                 real = model(tokens[:, now : now + 1], attend=cache, start=now)
                 worst = max(worst, float((real[:, 0] - simulated[:, now]).abs().max()))
-                for layer, seen in layers.items() if now + 1 < tokens.shape[1] else ():
-                    shown = seen.visible[:, :, now + 1, : now + 1]  # to the next query, itself aside
-                    kept = torch.zeros_like(shown).scatter(-1, cache.kept(layer), value=True)
-                    different += not torch.equal(kept, shown)
+                for layer, simulated_layer in layers.items() if now + 1 < tokens.shape[1] else ():
+                    visible = simulated_layer.visible[:, :, now + 1, : now + 1]  # to the next query
+                    retained = torch.zeros_like(visible).scatter(-1, cache.kept(layer), value=True)
+                    different += not torch.equal(retained, visible)
     return {"simulated_against_real_eviction": worst, "cases_with_different_kept_sets": float(different)}

@@ -1,1 +1,1 @@
-"""Language models: generation, zero-shot questions, flow over depth."""
+"""Evaluation of language models: generation, zero-shot questions, information flow over depth, n-gram baselines."""

@@ -1,1 +1,1 @@
-"""Pruned key-value caches: sweeps, score trajectories, masks, one-shot compression."""
+"""Evaluation of pruned KV caches: sweeps, score trajectories, masks, one-shot compression, passkey retrieval."""

@@ -1,8 +1,8 @@
-"""What unpruned forward passes show: the keys that policies choose, measured and row by row, and how attention to
-important and to unimportant tokens moves from query to query (Decay article, Fig. 3 and 5).
+"""Measurements on unpruned forward passes: the keys that policies retain (Decay article, Fig. 3), and the scores of
+important and unimportant tokens from query to query (Fig. 5).
 
-An important token may be ignored by one query and wanted again by the next. A score that remembers a little bridges
-such dips; one that remembers everything also keeps what was important long ago.
+One query may ignore an important token that the next query attends to. A decayed sum of attention bridges such dips;
+the plain sum also retains tokens that were important long ago.
 """
 
 from collections import defaultdict
@@ -23,11 +23,11 @@ Fraction = Float[Tensor, " batch"]
 DUMPED = (Ideal(), Local(), H2O(), Decay(alpha=0.2), Decay(alpha=0.8))
 """The policies of Fig. 3 of the Decay article."""
 ALPHAS = (0.0, 0.2, 0.8, 1.0)
-"""Scores that are followed: 0 is attention itself, 1 the plain sum."""
+"""Decay factors whose scores are tracked: 0 is the attention of the last query, 1 the plain sum."""
 IMPORTANT = 0.1
-"""Share of the tokens of the first half that count as important: those of most attention from the second half."""
-KEPT = 0.4
-"""Share of the tokens so far that a cache would keep by its score, for `missed`."""
+"""Fraction of the first half's tokens that are important: those that the second half attends to most."""
+RETAINED = 0.4
+"""Fraction of the tokens so far that a cache would retain by score; the other tokens are `missed`."""
 
 Scores = Float[Tensor, "alphas sequences queries keys"]
 Missed = Bool[Tensor, "alphas sequences queries keys"]
@@ -37,22 +37,22 @@ Importance = Float[Tensor, "sequences keys"]
 def mask_measures(
     windows: Windows, configurations: Sequence[Configuration], documents: Sequence[int] = ()
 ) -> Iterator[Row]:
-    """Yield the cells of prune_masks.csv: every measure of every configuration and window, and its document.
+    """Yield the rows of prune_masks.csv: every metric of every configuration and window, and the window's document.
 
-    All choose from the attention logits of the same forward pass without pruning, so that the drift of pruned hidden
-    states plays no part. Values are means over layers, heads and queries.
+    All policies choose from the attention logits of the same unpruned forward pass, so pruning does not change hidden
+    states. Values are means over layers, heads and queries.
     """
     layers: dict[tuple[Configuration, str], list[Fraction]] = defaultdict(list)
     states: dict[Configuration, dict[str, Tensor]] = defaultdict(dict)
 
     def observe(layer: int, seen: SimulatedLayer) -> None:
-        budgets = {configuration.budget for configuration in configurations}  # each ideal sorts every row
+        budgets = {configuration.budget for configuration in configurations}  # one sort of every row per budget
         ideals = {budget: ideal_attention(seen.probabilities, budget).double() for budget in budgets}
         for configuration in configurations:
             pruned, kept = seen.under(*configuration, states[configuration], layer)
             pruned, ideal = pruned.double(), ideals[configuration.budget]
-            far = {"distance_to_ideal": 0, "distance_to_ideal_without_first": 1}
-            distances = {metric: distance_to_ideal(pruned, ideal, skip=skip) for metric, skip in far.items()}
+            skipped = {"distance_to_ideal": 0, "distance_to_ideal_without_first": 1}
+            distances = {metric: distance_to_ideal(pruned, ideal, skip=skip) for metric, skip in skipped.items()}
             for metric, value in (kept_measures(kept) | distances).items():
                 layers[configuration, metric].append(value)
 
@@ -66,8 +66,10 @@ def mask_measures(
 
 
 def mask_dumps(windows: Windows, budgets: Sequence[Budget]) -> Iterator[Row]:
-    """Yield the cells of prune_mask_dumps.csv: of the first window, what every query sees under each policy of Fig. 3,
-    which all choose from the attention of the same unpruned pass, in head 0 of the middle layer.
+    """Yield the rows of prune_mask_dumps.csv: the keys that every query of the first window sees under each policy.
+
+    The policies are those of Fig. 3 of the Decay article, in head 0 of the middle layer. All choose from the attention
+    of the same unpruned pass.
     """
     layers: list[SimulatedLayer] = []
     for _ in windows.observed(lambda _, seen: layers.append(seen)):
@@ -76,55 +78,56 @@ def mask_dumps(windows: Windows, budgets: Sequence[Budget]) -> Iterator[Row]:
             for policy in DUMPED:
                 _, visible = layers[middle].under(policy, budget)
                 for query, row in enumerate(visible[0, 0].tolist()):
-                    kept = "".join("1" if key else "0" for key in row)
-                    yield *Configuration(policy, budget).cells(), middle, 0, query, kept
+                    seen_keys = "".join("1" if key else "0" for key in row)
+                    yield *Configuration(policy, budget).cells(), middle, 0, query, seen_keys
 
 
 def follow(attention: Square) -> tuple[Scores, Missed, Importance]:
-    """Follow the scores S <- alpha S + p of all tokens of the first half through an unpruned pass.
+    """Track the scores S <- alpha S + p of the first half's tokens after every query of the second half.
 
-    Returned are, after every query of the second half, the scores with the sum of the weights divided out (a mean of
-    attention whose memory alpha sets), and whether a score is not among the best of all tokens so far; and each token's
-    mean attention from the second half. Sequences are those of the batch times the heads. In single precision, off the
-    GPU: all layers of all windows are held until the end.
+    Returns three tensors on the CPU, because they are collected for all layers and windows; a sequence is one head of
+    one sequence of the batch:
+    - the scores, divided by the sum of their weights, in float32: an exponentially weighted mean of attention;
+    - whether the score is outside the largest RETAINED of all tokens so far;
+    - the mean attention of each token from the second half.
     """
     rows = attention.flatten(0, 1).double()
     time = rows.shape[-1]
-    half, place = time // 2, torch.arange(time, device=rows.device)
+    half, positions = time // 2, torch.arange(time, device=rows.device)
     alphas = torch.tensor(ALPHAS, dtype=rows.dtype)[:, None, None].to(rows.device, non_blocking=True)
-    total, weight, kept, missed = rows.new_zeros(()), rows.new_zeros(()), [], []
+    total, weight, scores, missed = rows.new_zeros(()), rows.new_zeros(()), [], []
     for query in range(time):
         total = alphas * total + rows[:, query]
-        weight = alphas * weight + (place <= query)
+        weight = alphas * weight + (positions <= query)
         if query >= half:
-            seen = total[..., : query + 1]
-            least = seen.kthvalue(query + 1 - max(1, round(KEPT * (query + 1))), dim=-1, keepdim=True).values
-            missed.append(seen[..., :half] <= least)
-            kept.append(total[..., :half] / weight[..., :half])
-    scores = torch.stack(kept, 2).float()
-    return scores.cpu(), torch.stack(missed, 2).cpu(), rows[:, half:, :half].mean(1).cpu()
+            so_far = total[..., : query + 1]
+            least = so_far.kthvalue(query + 1 - max(1, round(RETAINED * (query + 1))), dim=-1, keepdim=True).values
+            missed.append(so_far[..., :half] <= least)
+            scores.append(total[..., :half] / weight[..., :half])
+    means = torch.stack(scores, 2).float()
+    return means.cpu(), torch.stack(missed, 2).cpu(), rows[:, half:, :half].mean(1).cpu()
 
 
 def score_trajectories(windows: Windows) -> Iterator[Row]:
-    """Yield the cells of prune_score_trajectories.csv: mean, 10 % and 90 % quantile of both groups at every query
-    of the second half.
+    """Yield the rows of prune_score_trajectories.csv, one per group, alpha and query of the second half.
 
-    Over all windows, layers and heads. Position 0, whose attention is that of a sink, belongs to neither group.
+    The groups are the important and the unimportant tokens of all windows, layers and heads, without position 0, which
+    is an attention sink. A row has the mean, the 10 % and 90 % quantile of the scores, and the fraction missed.
     """
-    found: list[tuple[Scores, Missed, Importance]] = []
-    for _ in windows.observed(lambda _, seen: found.append(follow(seen.probabilities))):
+    layers: list[tuple[Scores, Missed, Importance]] = []
+    for _ in windows.observed(lambda _, seen: layers.append(follow(seen.probabilities))):
         pass
-    if not found:
+    if not layers:
         return
-    followed, missing, importances = zip(*found, strict=True)
+    followed, missing, importances = zip(*layers, strict=True)
     importance = torch.cat(importances)[:, 1:]
     count, half = max(1, round(IMPORTANT * importance.shape[1])), importances[0].shape[1]
     best = torch.zeros_like(importance, dtype=torch.bool).scatter_(1, importance.topk(count, dim=1).indices, value=True)
     for index, alpha in enumerate(ALPHAS):
-        scores, missed = (torch.cat([one[index] for one in each])[..., 1:] for each in (followed, missing))
+        scores, missed = (torch.cat([values[index] for values in each])[..., 1:] for each in (followed, missing))
         for group, members in (("important", best), ("unimportant", ~best)):
             for step in range(scores.shape[1]):
                 values = scores[:, step][members]
                 tenths = np.quantile(values.numpy(), [0.1, 0.9]).tolist()  # torch.quantile takes at most 2^24 values
-                share = missed[:, step][members].double().mean().item()
-                yield group, alpha, half + step, values.double().mean().item(), *tenths, share
+                fraction = missed[:, step][members].double().mean().item()
+                yield group, alpha, half + step, values.double().mean().item(), *tenths, fraction

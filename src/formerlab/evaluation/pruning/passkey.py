@@ -1,7 +1,7 @@
-"""The stage `passkey`: whether a model with a pruned cache still finds a number that it read long ago.
+"""The stage `passkey`: passkey retrieval (arXiv:2305.16300) with pruned caches.
 
-A number stands once in a long, dull text (passkey retrieval, arXiv:2305.16300); at the end it is asked for. Pruning
-acts from the first token on, so a policy has to keep the number before it knows of the question.
+A long filler text contains a number once, and the question at its end asks for the number. Pruning acts from the first
+token on, so a policy must retain the number before the model reads the question.
 """
 
 from functools import partial
@@ -16,7 +16,7 @@ from formerlab.cache import H2O, Budget, Decay, Local
 from formerlab.data import load_tokenizer
 from formerlab.errors import UserError
 from formerlab.evaluation.language.questions import answers
-from formerlab.evaluation.measurement import Kept, Measured, Measurement, Rows
+from formerlab.evaluation.measurement import Measured, Measurement, Rows, StoredRows
 from formerlab.evaluation.pruning.prune import Stepwise, configurations
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
@@ -30,19 +30,19 @@ QUESTION = "\nWhat is the pass key? The pass key is"
 
 
 class Passkey(Measurement):
-    """The policies, and the lengths of the texts."""
+    """Settings of `passkey`: policies, budgets and texts."""
 
     cached: ClassVar[bool] = True
     policies: tuple[Stepwise, ...] = (Local(), H2O(), Decay(alpha=0.2))
-    """Policies to compare, beside the whole cache."""
+    """Policies to compare with the full cache."""
     budgets: tuple[Budget, ...] = (0.4,)
-    """Shares of the text's length, or entries."""
+    """Cache budgets: fractions of the text's length (float) or numbers of keys (int)."""
     lengths: Annotated[tuple[Size, ...], Field(min_length=1)] = (1024, 2048, 4096)
-    """Tokens of the text, the question and the number included."""
+    """Lengths of the texts in tokens, including question and answer."""
     depths: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
-    """Positions of the number, as shares of the text."""
+    """Positions of the number, as fractions of the text."""
     numbers: Count = 2
-    """Numbers at each depth."""
+    """Number of texts at each depth, each with another pass key."""
 
     def of(self, run: AnyRun, *, questions: bool) -> Self:
         context, longest = int(getattr(run.model, "context", 0)), max(self.lengths)
@@ -56,43 +56,49 @@ class Passkey(Measurement):
 
 def measure(run: Measured, settings: Passkey) -> None:
     """Write passkey.csv."""
-    kept = Kept(run.folder / ".passkey", *run.belongs_to, code_of=run.code_of)
-    run.write("passkey.csv", rows(run.model, load_tokenizer(run.data), settings, label=run.label, kept=kept))
-    kept.tidy()
+    stored = StoredRows(run.folder / ".passkey", *run.belongs_to, code_of=run.code_of)
+    run.write("passkey.csv", rows(run.model, load_tokenizer(run.data), settings, label=run.label, stored=stored))
+    stored.tidy()
 
 
 def rows(
-    model: DecoderModel, tokenizer: Tokenizer, settings: Passkey, *, label: str = "passkey", kept: Kept | None = None
+    model: DecoderModel,
+    tokenizer: Tokenizer,
+    settings: Passkey,
+    *,
+    label: str = "passkey",
+    stored: StoredRows | None = None,
 ) -> Rows:
-    """Return a row per configuration, length, depth and number: whether every token of it is the most probable.
+    """Return one row per configuration, length, depth and number, with the greedy correctness and the log-probability.
 
-    Texts whose answers are `kept` are not read again.
+    An answer is correct if each of its tokens is the most probable one. Answers in `stored` are not computed again.
     """
-    kept, found = kept or Kept(), Rows()
-    places = list(product(settings.depths, range(settings.numbers)))
-    texts = {length: [make_text(tokenizer, length, *place) for place in places] for length in settings.lengths}
+    stored, measured = stored or StoredRows(), Rows()
+    cases = list(product(settings.depths, range(settings.numbers)))
+    texts = {length: [make_text(tokenizer, length, *case) for case in cases] for length in settings.lengths}
     compared = configurations(settings.policies, settings.budgets)
-    with Progress(len(compared) * len(texts) * len(places), label, unit="text") as progress:
+    with Progress(len(compared) * len(texts) * len(cases), label, unit="text") as progress:
         for done, (configuration, length) in enumerate(product(compared, texts), 1):
             attend_for = partial(configuration.attend, position=model.position)
             ask = partial(answers, model, texts[length], batch=1, progress=progress, attend_for=attend_for)
-            said = kept.rows(ask, *configuration.alone(settings), length, settings.depths, settings.numbers)
-            for place, (log_prob, greedy, realised) in zip(places, said, strict=True):
-                found.append((*configuration.cells(), realised, length, *place, int(bool(greedy)), log_prob))
-            progress.reach(done * len(places))
-    return found
+            answered = stored.rows(ask, *configuration.alone(settings), length, settings.depths, settings.numbers)
+            for case, (log_prob, greedy, realised) in zip(cases, answered, strict=True):
+                measured.append((*configuration.cells(), realised, length, *case, int(bool(greedy)), log_prob))
+            progress.reach(done * len(cases))
+    return measured
 
 
 def make_text(tokenizer: Tokenizer, length: int, depth: float, number: int) -> tuple[str, list[int], list[int]]:
-    """Return the number in a text of at most `length` tokens, the text with the question behind it, and the answer.
+    """Return the pass key, the token ids of the text with the question, and the token ids of the answer.
 
-    Whole sentences of filler stand before and behind the number, which is drawn from (length, depth, number).
+    Text, question and answer have at most `length` tokens together. The pass key is drawn with the seed (length, depth,
+    number); complete filler lines surround it.
     """
     key = str(np.random.default_rng([length, round(1000 * depth), number]).integers(10000, 100000))
     parts = TASK, FILLER, HIDDEN.format(key=key), QUESTION, f" {key}"
     task, filler, hidden, question, answer = (tokenizer.encode(part, add_special_tokens=False).ids for part in parts)
     lines = (length - len(task) - len(hidden) - len(question) - len(answer)) // len(filler)
     if lines < 1:
-        raise UserError(f"lengths: {length} tokens hold no text around the question; give more")
-    before = round(depth * lines)
-    return key, [*task, *filler * before, *hidden, *filler * (lines - before), *question], answer
+        raise UserError(f"lengths: {length} tokens leave no room for text around the question; give more")
+    first = round(depth * lines)
+    return key, [*task, *filler * first, *hidden, *filler * (lines - first), *question], answer

@@ -1,4 +1,4 @@
-"""All cache policies of one model, on the same windows and the same questions."""
+"""The stage `prune`: compare cache policies on one model, on the same windows and questions."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -16,7 +16,7 @@ from formerlab.data import load_stream
 from formerlab.data.manifest import MANIFEST
 from formerlab.errors import UserError, near_misses
 from formerlab.evaluation.language.questions import Questions, questions_of
-from formerlab.evaluation.measurement import QUESTION_TOKENS, Kept, Measured, Measurement, Row, Rows
+from formerlab.evaluation.measurement import QUESTION_TOKENS, Measured, Measurement, Row, Rows, StoredRows
 from formerlab.evaluation.pruning.calibration import calibrated
 from formerlab.evaluation.pruning.masks import mask_dumps, mask_measures, score_trajectories
 from formerlab.evaluation.pruning.windows import Configuration, Windows
@@ -32,17 +32,17 @@ from formerlab.tasks.window_losses import Stream, spread_windows, window_documen
 from formerlab.training.any_run import AnyRun
 
 FILES = {file: table.names for file, table in STAGES["prune"].tables.items()}
-"""Every file of a sweep, with its columns; parts that are not asked for have no rows."""
+"""Columns of each file of a sweep; files of measurements that are switched off have no rows."""
 
 
 def configurations(policies: Iterable[Policy], budgets: Iterable[Budget]) -> list[Configuration]:
-    """Return the full cache, and every policy at every budget, each once."""
+    """Return the full cache and every policy at every budget, without duplicates."""
     pruned = [policy for policy in dict.fromkeys(policies) if not isinstance(policy, Full)]
     cells = [Configuration(policy, budget) for budget in dict.fromkeys(budgets) for policy in pruned]
     return [Configuration(Full(), 1.0), *cells]
 
 
-def _accepted(check: Callable[[Policy], object], policy: Policy) -> Policy:
+def _validate_policy(check: Callable[[Policy], object], policy: Policy) -> Policy:
     try:
         check(policy)
     except UserError as error:
@@ -50,63 +50,66 @@ def _accepted(check: Callable[[Policy], object], policy: Policy) -> Policy:
     return policy
 
 
-Stepwise = Annotated[CachePolicy, AfterValidator(partial(_accepted, lambda policy: check_configuration(policy, 1)))]
-"""A policy that does not choose once after a prompt: that is another mode, with a table of its own."""
-Compressing = Annotated[
-    CachePolicy, AfterValidator(partial(_accepted, lambda policy: CompressedCache(policy, 1, PositionEncoding())))
+Stepwise = Annotated[
+    CachePolicy, AfterValidator(partial(_validate_policy, lambda policy: check_configuration(policy, 1)))
 ]
-"""A policy that can compress a prompt."""
+"""A policy that evicts step by step. One-shot compression of a prompt is a separate mode with its own table."""
+Compressing = Annotated[
+    CachePolicy,
+    AfterValidator(partial(_validate_policy, lambda policy: CompressedCache(policy, 1, PositionEncoding()))),
+]
+"""A policy that can compress a prompt once."""
 
 
 class PruneSweep(Measurement):
-    """Every policy at every budget, always beside the full cache."""
+    """Settings of `prune`: every policy is measured at every budget; the full cache is always included."""
 
     cached: ClassVar[bool] = True
     policies: tuple[Stepwise, ...] = (Local(), H2O(), Decay())
     """Policies to compare."""
     alphas: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...] = ()
-    """Decay factors: each adds Decay with this alpha and no recent part."""
+    """Decay factors; each adds Decay with this alpha and without recent keys."""
     budgets: tuple[Budget, ...] = (0.2, 0.4)
-    """Shares of a sequence's own length (float) or entries (int)."""
+    """Cache budgets: fractions of each sequence's length (float) or numbers of keys (int)."""
     windows: Count = 96
-    """Windows, evenly spread over the held-out text."""
+    """Number of windows, evenly spaced over the held-out text."""
     batch: Count = 64
-    """Sequences per forward pass; padding takes no part, so it changes nothing but rounding."""
+    """Sequences per forward pass; padding is masked, so the batch size changes only rounding."""
     batch_tokens: Count | None = None
-    """Tokens per forward pass at most, padding counted, so that large models and vocabularies fit; none: no limit."""
+    """Maximum number of tokens per forward pass, including padding, so that large models fit; default no limit."""
     context: Size | None = None
-    """Tokens predicted per window; none means the model's context."""
+    """Predicted tokens per window; default the model's context."""
     mask_windows: AnyCount = 8
-    """Windows, evenly spread as well, whose kept keys are measured; 0 means none."""
+    """Number of windows, evenly spaced, on which the retained keys are measured; 0 disables the measurement."""
     questions: bool = True
     """Answer the embedded questions and the suites under every policy."""
     suites: tuple[str, ...] = ("*",)
-    """Patterns of the names of the suites that are asked."""
+    """Name patterns of the suites that are asked."""
     question_budgets: tuple[Budget, ...] = (0.4,)
-    """Budgets on the questions."""
+    """Cache budgets for the questions."""
     question_limit: Count | None = None
-    """First examples of each task; none means all."""
+    """Number of examples of each task, from the first; default all."""
     calibration_windows: AnyCount = 0
-    """Windows of the validation stream on which alpha is chosen, per layer and head and for all; 0 means none."""
+    """Number of validation windows on which alpha is chosen, per layer and head and for all heads; 0 disables it."""
     calibration_budgets: tuple[Budget, ...] = (0.2,)
-    """Budgets at which it is chosen; the alphas to choose from are those of `alphas`."""
+    """Cache budgets at which alpha is chosen from `alphas`."""
     score_windows: AnyCount = 0
-    """Windows in which scores are followed from query to query (Fig. 5 of the Decay article); 0 means none."""
+    """Number of windows in which scores are tracked from query to query (Decay article, Fig. 5); 0 disables it."""
     mask_dump_tokens: AnyCount = 0
-    """Tokens of the window whose masks are drawn (its Fig. 3); 0 means none."""
+    """Number of tokens of the window whose masks are plotted (Decay article, Fig. 3); 0 disables it."""
     mask_dump_budgets: tuple[Budget, ...] = (0.2,)
-    """Budgets of these masks."""
+    """Cache budgets of these masks."""
     one_shot: tuple[Compressing, ...] = ()
-    """Policies that compress a prompt once, the first half of each window: another mode, in a file of its own."""
+    """Policies that compress a prompt once, the first half of each window; the losses have a separate file."""
     one_shot_budgets: tuple[Budget, ...] = (0.2, 0.4)
-    """Their budgets, shares of the prompt."""
+    """Cache budgets of one-shot compression, as fractions of the prompt."""
 
     def batch_of(self, context: int) -> int:
-        """Return how many windows of so many tokens are read at once."""
+        """Return the number of windows per forward pass, for windows of `context` tokens."""
         return self.batch if self.batch_tokens is None else min(self.batch, max(1, self.batch_tokens // context))
 
     def configurations(self, budgets: Iterable[Budget]) -> list[Configuration]:
-        """Return the full cache, and every policy and Decay of every alpha at every budget, each once."""
+        """Return the full cache, and every policy and Decay of every alpha at every budget, without duplicates."""
         return configurations((*self.policies, *(Decay(alpha=alpha) for alpha in self.alphas)), budgets)
 
     def of(self, run: AnyRun, *, questions: bool) -> Self:
@@ -126,21 +129,21 @@ class PruneSweep(Measurement):
     def asked(self, suites: Sequence[str]) -> list[str]:
         for pattern in self.suites:
             if pattern != "*" and not any(fnmatchcase(name, pattern) for name in suites):
-                raise UserError(f"suites: no suite fits {pattern!r}{near_misses(pattern, list(suites))}")
+                raise UserError(f"suites: no suite matches {pattern!r}{near_misses(pattern, list(suites))}")
         wanted = self.suites if self.questions else ()
         return [name for name in suites if any(fnmatchcase(name, pattern) for pattern in wanted)]
 
 
 def measure(run: Measured, settings: PruneSweep) -> None:
-    """Write FILES into the folder of the run."""
+    """Write FILES into the run's folder."""
     questions = questions_of(run, settings.question_limit) if settings.questions else None
     cut = questions.cut(run.model.spec.context) if questions is not None else {}
     run.notes.update(versions={"lm_eval": version("lm_eval")}, cut=cut)
     streams = {split: load_stream(run.data, split) for split in ("valid", "test")}
-    kept = Kept(run.folder / ".prune", *run.belongs_to, code_of=run.code_of)
+    stored = StoredRows(run.folder / ".prune", *run.belongs_to, code_of=run.code_of)
     end = read_json(run.data / MANIFEST)["tokenizer"]["end_of_text"]
     documents = window_documents(streams["test"], settings.context or run.model.spec.context, end).tolist()
-    prune(run.model, streams, questions, settings, run.folder, label=run.label, kept=kept, documents=documents)
+    prune(run.model, streams, questions, settings, run.folder, label=run.label, stored=stored, documents=documents)
 
 
 def prune(
@@ -151,48 +154,48 @@ def prune(
     out: Path,
     *,
     label: str = "prune",
-    kept: Kept | None = None,
+    stored: StoredRows | None = None,
     documents: Sequence[int] = (),
 ) -> None:
     """Write FILES into `out`.
 
-    Pruning is simulated, on the stream `test`: it acts from the first token on, as if every sequence were fed token by
-    token. The rows of one window, or of one question, differ in nothing but the policy. Choices are made on the stream
-    `valid`. Parts in `kept` are not computed again. Windows must fit the model's context. `documents` are those of the
-    windows of `test`, where they are known.
+    Pruning is simulated on the stream `test` from the first token on, as if every sequence were fed token by token. The
+    rows of one window or question differ only in the configuration. Alphas are calibrated on the stream `valid`. Rows
+    in `stored` are not computed again. Windows must fit the model's context. `documents` are the document indices of
+    the windows of `test`; they may be empty.
     """
-    kept, context = kept or Kept(), sweep.context or model.spec.context
+    stored, context = stored or StoredRows(), sweep.context or model.spec.context
     stream, batch, rows = streams["test"], sweep.batch_of(context), Rows()
     numbers, compared = spread_windows(stream, context, sweep.windows), sweep.configurations(sweep.budgets)
     with Progress(len(compared) * len(numbers), label, unit="window") as progress:
         windows = Windows(model, stream, context, numbers, batch, progress)
         for done, configuration in enumerate(compared, 1):
             read = partial(windows.losses, partial(configuration.attend, position=model.position))
-            found = kept.rows(read, *configuration.alone(sweep), "windows", numbers, context, batch)
-            for number, (*loss, realised) in zip(numbers, found, strict=True):
+            losses = stored.rows(read, *configuration.alone(sweep), "windows", numbers, context, batch)
+            for number, (*loss, realised) in zip(numbers, losses, strict=True):
                 rows.append((*configuration.cells(), realised, *loss, documents[number] if documents else None))
             progress.reach(done * len(numbers))
     write_rows(out / "prune.csv", FILES["prune.csv"], rows)
-    rows = answers(model, questions, sweep, kept, label) if questions is not None else []
+    rows = answers(model, questions, sweep, stored, label) if questions is not None else []
     write_rows(out / "prune_questions.csv", FILES["prune_questions.csv"], rows)
     for name, rows_of in _extras(model, streams, context, sweep, label, documents).items():
-        write_rows(out / name, FILES[name], kept.rows(rows_of, sweep, sweep.to_dict(), name))
-    kept.tidy()
+        write_rows(out / name, FILES[name], stored.rows(rows_of, sweep, sweep.to_dict(), name))
+    stored.tidy()
 
 
-# Windows, questions and the rest are shown apart: a mean speed over such different work predicts nothing.
+# Windows, questions and the other files have separate progress bars, because their speeds differ.
 
 
-def answers(model: DecoderModel, questions: Questions, sweep: PruneSweep, kept: Kept, label: str) -> Rows:
-    """Return every metric of every question under every configuration, in the columns of prune_questions.csv."""
+def answers(model: DecoderModel, questions: Questions, sweep: PruneSweep, stored: StoredRows, label: str) -> Rows:
+    """Return the rows of prune_questions.csv: every metric of every question under every configuration."""
     compared, rows = sweep.configurations(sweep.question_budgets), Rows()
     batches = {"batch": sweep.batch, "batch_tokens": sweep.batch_tokens}
     with Progress(len(compared) * len(questions.encoded), label, unit="answer") as progress:
         for done, configuration in enumerate(compared, 1):
             attend_for = partial(configuration.attend, position=model.position)
             ask = partial(questions.answers, model, **batches, attend_for=attend_for, progress=progress)
-            found = kept.rows(ask, *configuration.alone(sweep), "questions", sweep.question_limit, *batches.values())
-            rows += [(*configuration.cells(), realised, *answer) for *answer, realised in found]
+            scores = stored.rows(ask, *configuration.alone(sweep), "questions", sweep.question_limit, *batches.values())
+            rows += [(*configuration.cells(), realised, *score) for *score, realised in scores]
             progress.reach(done * len(questions.encoded))
     return rows
 
@@ -205,59 +208,59 @@ def _extras(
     label: str,
     documents: Sequence[int],
 ) -> dict[str, Callable[[], Iterable[Row]]]:
-    """Return, by file, the functions that make the other rows, each on its own number of windows."""
+    """Return the functions that make the rows of the other files, by file name."""
     batch, test = sweep.batch_of(context), spread_windows(streams["test"], context, sweep.windows)
     compared = [Configuration(policy, budget) for budget in sweep.one_shot_budgets for policy in sweep.one_shot]
 
-    def read(part: str, count: int, batch: int, rows_of: Callable[[Windows], Iterator[Row]]) -> Iterator[Row]:
+    def read(name: str, count: int, batch: int, rows_of: Callable[[Windows], Iterator[Row]]) -> Iterator[Row]:
         numbers = spread_windows(streams["test"], context, count)
-        with Progress(len(numbers), f"{label}, {part}", unit="window") as progress:
+        with Progress(len(numbers), f"{label}, {name}", unit="window") as progress:
             yield from rows_of(Windows(model, streams["test"], context, numbers, batch, progress))
 
-    def dumped() -> Iterable[Row]:
+    def dump_masks() -> Iterable[Row]:
         tokens = min(sweep.mask_dump_tokens, context)
         return mask_dumps(Windows(model, streams["test"], tokens, [0]), sweep.mask_dump_budgets) if tokens else ()
 
     @cache
-    def of_heads() -> tuple[Rows, Rows]:
+    def calibrate() -> tuple[Rows, Rows]:
         numbers = spread_windows(streams["valid"], context, sweep.calibration_windows)
         budgets = sweep.calibration_budgets if numbers and sweep.alphas else ()
         total = len(budgets) * ((len(sweep.alphas) + 1) * len(numbers) + 3 * len(test))
         with Progress(total, f"{label}, alpha per head", unit="window") as progress:
             valid = Windows(model, streams["valid"], context, numbers, batch, progress)
             tested = Windows(model, streams["test"], context, test, batch, progress)
-            found = [calibrated(valid, tested, sweep.alphas, budget) for budget in budgets]
-        return [row for chosen, _ in found for row in chosen], [row for _, losses in found for row in losses]
+            results = [calibrated(valid, tested, sweep.alphas, budget) for budget in budgets]
+        return [row for chosen, _ in results for row in chosen], [row for _, losses in results for row in losses]
 
     measures = partial(mask_measures, configurations=sweep.configurations(sweep.budgets)[1:], documents=documents)
     one_shot = partial(one_shot_losses, compared)
     return {
         "prune_masks.csv": partial(read, "masks", sweep.mask_windows, min(batch, 16), measures),
-        "prune_alphas.csv": lambda: of_heads()[0],
-        "prune_calibrated.csv": lambda: of_heads()[1],
-        "prune_mask_dumps.csv": dumped,
+        "prune_alphas.csv": lambda: calibrate()[0],
+        "prune_calibrated.csv": lambda: calibrate()[1],
+        "prune_mask_dumps.csv": dump_masks,
         "prune_score_trajectories.csv": partial(read, "scores", sweep.score_windows, batch, score_trajectories),
         "prune_one_shot.csv": partial(read, "one shot", sweep.windows if compared else 0, batch, one_shot),
     }
 
 
 def one_shot_losses(configurations: Sequence[Configuration], windows: Windows) -> Iterator[Row]:
-    """Yield the cells of prune_one_shot.csv: the loss on the second half of windows, given the compressed first half.
+    """Yield the rows of prune_one_shot.csv: the loss on the second half of windows, given the compressed first half.
 
-    The first half is the prompt; budgets are shares of it. A full cache, for comparison, comes first.
+    The first half is the prompt; budgets are fractions of it. The full cache is evaluated first, as the baseline.
     """
     model, half = windows.model, windows.context // 2
     for numbers, tokens in windows.batches():
         if tokens.shape[1] <= windows.context:
             continue  # a partial window has no second half of the same length
         for configuration in (Configuration(Full(), 1.0), *configurations):
-            whole = isinstance(configuration.policy, Full)
-            cache = KVCache() if whole else CompressedCache(*configuration, position=model.position)
+            full = isinstance(configuration.policy, Full)
+            cache = KVCache() if full else CompressedCache(*configuration, position=model.position)
             with evaluating(model):
                 model(tokens[:, :half], attend=cache, last=1)
                 logits = model(tokens[:, half:-1], attend=cache, start=half)
             targets = tokens[:, half + 1 :]
-            found = F.cross_entropy(logits.transpose(1, 2).float(), targets, reduction="none").double().mean(1)
-            held = cache.kept(0).shape[-1] / half if isinstance(cache, CompressedCache) else 1.0
-            for window, loss in zip(numbers, found.tolist(), strict=True):
-                yield *configuration.cells(), held, half, window, targets.shape[1], loss
+            losses = F.cross_entropy(logits.transpose(1, 2).float(), targets, reduction="none").double().mean(1)
+            retained = cache.kept(0).shape[-1] / half if isinstance(cache, CompressedCache) else 1.0
+            for window, loss in zip(numbers, losses.tolist(), strict=True):
+                yield *configuration.cells(), retained, half, window, targets.shape[1], loss

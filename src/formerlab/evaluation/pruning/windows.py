@@ -1,4 +1,4 @@
-"""The configurations that a pruning study compares (policies under budgets), and the windows that it reads."""
+"""Configurations that a pruning study compares (a policy under a budget), and the windows that it reads."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,17 +23,17 @@ class Configuration(NamedTuple):
 
     policy: Policy
     budget: Budget
-    """Entries (int) or a share of each sequence's own length (float)."""
+    """Number of keys (int) or fraction of each sequence's length (float)."""
 
     def attend(self, lengths: Int[Tensor, " batch"], position: PositionEncoding | None = None) -> Simulation:
-        """Return the attention of one batch whose rows have these true lengths, given the model's position encoding."""
+        """Return the attention function for a batch of sequences with these true lengths."""
         return Simulation(self.policy, self.budget, lengths, position=position)
 
     def cells(self) -> Row:
         """Return the cells of policy, alpha, recent and budget.
 
-        A policy is named by its kind and by what else differs from its defaults, as in `h2o variant=local_statistics`;
-        alpha and recent have columns of their own, empty where a policy has no such field.
+        A policy's name is its kind and its non-default fields, as in `h2o variant=local_statistics`. Alpha and recent
+        have separate columns, which are empty if the policy has no such field.
         """
         values = self.policy.model_dump(mode="json")
         changed = self.policy.model_dump(mode="json", exclude_defaults=True, exclude={"kind", "alpha", "recent"})
@@ -41,39 +41,40 @@ class Configuration(NamedTuple):
         return name, values.get("alpha"), values.get("recent"), self.budget
 
     def alone(self, settings: Measurement) -> tuple[Measurement, dict[str, Any], Budget]:
-        """Return the settings that decide this configuration's rows; the other configurations do not."""
+        """Return the settings on which this configuration's rows depend, without the other configurations."""
         others = dict.fromkeys({"alphas", "one_shot"} & type(settings).model_fields.keys(), ())
         return settings.model_copy(update={"policies": (self.policy,), **others}), self.policy.to_dict(), self.budget
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of a stream, as one model reads them."""
+    """Windows of a token stream that one model reads."""
 
     model: DecoderModel
     stream: Stream
     context: int
-    """Tokens predicted in a window."""
+    """Number of predicted tokens per window."""
     numbers: Sequence[int]
+    """Indices of the windows in the stream."""
     batch: int = 16
-    """Windows read at once."""
+    """Windows per forward pass."""
     progress: Progress | None = None
-    """Counts windows."""
+    """Progress bar that counts windows."""
 
     def losses(self, attend_for: AttendFor) -> list[WindowLoss]:
         """Return the loss of each window."""
-        chosen: dict[str, Any] = {"batch": self.batch, "windows": self.numbers, "progress": self.progress}
-        return window_losses(self.model, self.stream, self.context, attend_for=attend_for, **chosen)
+        options: dict[str, Any] = {"batch": self.batch, "windows": self.numbers, "progress": self.progress}
+        return window_losses(self.model, self.stream, self.context, attend_for=attend_for, **options)
 
     def batches(self) -> Iterator[tuple[Sequence[int], Int[Tensor, "batch time_plus_1"]]]:
-        """Yield the numbers and the tokens of some windows at a time."""
+        """Yield batches of windows: their indices and their tokens."""
         for numbers, tokens in window_batches(self.stream, self.context, self.numbers, self.batch):
             yield numbers, tokens.to(self.model.embedding.device)
             if self.progress is not None:
                 self.progress.advance(len(numbers))
 
     def observed(self, observe: Observer) -> Iterator[Sequence[int]]:
-        """Read without pruning, and let `observe` see every layer; yield the numbers of each batch behind it."""
+        """Run unpruned forward passes, call `observe` for every layer, and yield the window indices of each batch."""
         for numbers, tokens in self.batches():
             with evaluating(self.model):
                 self.model(tokens[:, :-1], attend=Simulation(Full(), 1.0, observe=observe))

@@ -1,1 +1,1 @@
-"""Speed and memory, measured."""
+"""Measurements of speed and memory."""
