@@ -111,16 +111,16 @@ MISTAKES = {
     "choices": [
         ('{"query": "a", "choices": ["b"], "gold": 0}', "not two or more texts"),
         ('{"query": "a", "choices": ["b", "c"], "gold": true}', "gold True"),
-        ('{"query": NaN, "choices": ["b", "c"], "gold": 0}', "holds nan"),
-        ('{"id": null, "query": "a", "choices": ["b", "c"], "gold": 0}', "holds None"),
-        ('{"question": "a", "choices": ["b", "c"], "gold": 0}', "asks for the field 'query'"),
-        ('{"id": "web\\ud83d", "query": "a", "choices": ["b", "c"], "gold": 0}', "half a character"),
-        ('{"query": "a\\ude00", "choices": ["b", "c"], "gold": 0}', "half a character"),
-        ('{"query": "a", "choices": ["b", "\\ud83d"], "gold": 0}', "half a character"),
+        ('{"query": NaN, "choices": ["b", "c"], "gold": 0}', "is nan"),
+        ('{"id": null, "query": "a", "choices": ["b", "c"], "gold": 0}', "is None"),
+        ('{"question": "a", "choices": ["b", "c"], "gold": 0}', "has no field 'query'"),
+        ('{"id": "web\\ud83d", "query": "a", "choices": ["b", "c"], "gold": 0}', "unpaired surrogate"),
+        ('{"query": "a\\ude00", "choices": ["b", "c"], "gold": 0}', "unpaired surrogate"),
+        ('{"query": "a", "choices": ["b", "\\ud83d"], "gold": 0}', "unpaired surrogate"),
     ],
     "contexts": [('{"sentence": "no gap", "choices": ["b", "c"], "gold": 0}', "has no '_'")],
-    "cloze": [('{"text": "word"}', "no last word")],
-    "pairs": [('{"sentence_good": "a b"}', "'sentence_bad' holds None")],
+    "cloze": [('{"text": "word"}', "has only one word")],
+    "pairs": [('{"sentence_good": "a b"}', "'sentence_bad' is None")],
 }
 
 
@@ -141,12 +141,12 @@ def test_a_row_that_does_not_fit_is_named_with_its_line(tmp_path, form, line, sa
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"prompt": "Question: {{goal}}"}, r"\{\{goal\}\} is written in double braces.*write \{goal\}"),
+        ({"prompt": "Question: {{goal}}"}, r"\{\{goal\}\}: double braces mean.*write \{goal\}"),
         ({"prompt": "{query} {{ doc.goal | trim }}"}, r"write \{doc\}"),
         ({"prompt": "Question: $goal"}, "names no field"),
         ({"prompt": "Question: {}"}, "names no field"),
         ({"prompt": "Question: {goal"}, "prompt"),
-        ({"prompt": "{goal}", "format": "cloze"}, "format=cloze has none"),
+        ({"prompt": "{goal}", "format": "cloze"}, "format=cloze has no prompt"),
         ({"delimiter": "", "format": "pairs"}, "format=pairs has whole sentences"),
     ],
 )
@@ -160,7 +160,7 @@ def test_an_id_given_twice_and_an_empty_file_are_refused(tmp_path):
     row = {"id": "x", "query": "a", "choices": ["b", "c"], "gold": 0}
     path = tmp_path / "rows.jsonl"
     path.write_text(2 * (json.dumps(row) + "\n"))
-    with pytest.raises(UserError, match=r"rows.jsonl, line 2: id 'x' stands here a second time"):
+    with pytest.raises(UserError, match=r"rows.jsonl, line 2: id 'x' occurs a second time"):
         read_examples([path], "choices")
     path.write_text("\n")
     with pytest.raises(UserError, match="no rows"):
@@ -254,12 +254,12 @@ PIQA = {"goal": "the cat", "sol1": "sat", "sol2": "ran", "label": 0}
         ("openbookqa", "\n", "suite openbookqa: the questions cannot be loaded"),
         ("openbookqa", [{"stem": "the cat", **OPENBOOK}], None),
         ("openbookqa", [{k: v for k, v in OPENBOOK.items() if k != "question_stem"}], "no field 'question_stem' among"),
-        ("openbookqa", [OPENBOOK, OPENBOOK | {"question_stem": None}], "row 2: field 'question_stem' holds a null"),
+        ("openbookqa", [OPENBOOK, OPENBOOK | {"question_stem": None}], "row 2: field 'question_stem' contains a null"),
         ("openbookqa", [OPENBOOK, OPENBOOK | {"choices": "a b"}], "openbookqa.*cannot be (loaded|asked)"),
         ("openbookqa", [OPENBOOK, OPENBOOK | {"answerKey": "E"}], "row 2: it cannot be asked .'E' is not in list"),
-        ("piqa", [PIQA, PIQA | {"goal": None}], "row 2: field 'goal' holds a null"),
-        ("piqa", [PIQA, PIQA | {"label": -1}], "row 2: it cannot be asked .label -1 is none of 2 choices"),
-        ("piqa", [PIQA, PIQA | {"label": 2}], "row 2: it cannot be asked .label 2 is none of 2 choices"),
+        ("piqa", [PIQA, PIQA | {"goal": None}], "row 2: field 'goal' contains a null"),
+        ("piqa", [PIQA, PIQA | {"label": -1}], "row 2: it cannot be asked .label -1 is not among the 2 choices"),
+        ("piqa", [PIQA, PIQA | {"label": 2}], "row 2: it cannot be asked .label 2 is not among the 2 choices"),
         ("piqa", [PIQA, PIQA | {"sol2": ""}], "row 2: it cannot be asked .choices .*are not texts"),
     ],
 )
@@ -294,7 +294,7 @@ def test_solved_examples_stand_in_front(model, tokenizer, tmp_path, form):
     assert plain.state() != shots.state()
     others = plain.model_copy(update={"shots": 1})
     if len(asked) == 1:
-        with pytest.raises(UserError, match=r"suites.a_local.shots: 1 examples need more than 1 in its own questions"):
+        with pytest.raises(UserError, match=r"suites.a_local.shots: 1 examples need more than 1 in the suite's"):
             load_suites({"a_local": others})
         return
     for context in {context for context, _ in requests(others) if context}:

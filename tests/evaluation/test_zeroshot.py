@@ -105,7 +105,7 @@ def test_what_exceeds_the_context_is_cut_from_the_left(model, given):
 
 
 def test_questions_that_no_choice_answers_are_refused(tokenizer, configs):
-    with pytest.raises(UserError, match="'next_words' is of type generate_until"):
+    with pytest.raises(UserError, match="'next_words' has type generate_until"):
         Questions(load_tasks([{**configs[0], "output_type": "generate_until", "metric_list": []}]), tokenizer)
 
 

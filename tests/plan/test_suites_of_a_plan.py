@@ -61,5 +61,5 @@ def test_files_out_of_sight_count_as_unchanged(project, words):
 
 def test_a_misleading_name_is_refused(project, words):
     given = {"suites": {"piqa": {"kind": "files", "paths": [str(words)]}}}
-    with pytest.raises(UserError, match="a suite of files is named '<suite>_local'"):
+    with pytest.raises(UserError, match="name a suite of files '<suite>_local'"):
         project.plan(**given)

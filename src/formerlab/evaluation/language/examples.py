@@ -1,4 +1,4 @@
-"""Examples of suites from files: rows of JSON lines in four formats, checked, and how the harness asks each."""
+"""Read and validate examples of local suites from JSON lines in four formats, and convert them for the harness."""
 
 import hashlib
 import json
@@ -31,33 +31,33 @@ LAST_WORD = {"output_type": "loglikelihood", "doc_to_choice": None, "doc_to_text
 PERPLEXITY = {"metric": "perplexity", "aggregation": "perplexity", "higher_is_better": False}
 FORMATS: dict[Form, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "choices": (means("acc", "acc_norm", "acc_mutual_info"), {"doc_to_text": "query", "doc_to_target": _gold}),
-    # as winogrande: the text is the index of the right context
+    # as in winogrande: the text is the index of the correct context
     "contexts": (means("acc"), {"doc_to_text": _gold, "doc_to_target": "ending"}),
-    # as lambada_openai
+    # as in lambada_openai
     "cloze": ([*means("acc"), PERPLEXITY], LAST_WORD),
-    # as blimp, but sentences begin a document, with no space in front
+    # as in blimp, but without a space before the sentence, which begins a document
     "pairs": (means("acc"), {"doc_to_text": "", "doc_to_target": _gold, "target_delimiter": ""}),
 }
-"""Metrics and form of questions by format, as in the harness's own tasks."""
+"""Metrics and task fields by format, as in the harness's tasks."""
 
 
 def read_examples(paths: Sequence[Path], form: Form, prompt: str = "{query}") -> list[Example]:
-    """Return the examples of all files, each with its `id`, in the order of a hash of their ids.
+    """Return the examples of all files, sorted by a hash of their ids.
 
-    So the first n are a sample of all, from all files, and the same on every machine. An id is the row's `id`, the
-    `UID` and `pairID` of BLiMP, or file and line; it must be unique. A row that does not fit is named with its line.
+    The first n examples are therefore a sample of all files, and equal on every machine. The id is the row's `id`, the
+    `UID` and `pairID` of BLiMP, or file and line; it must be unique. Raises UserError with the line of an invalid row.
     """
     examples: dict[str, Example] = {}
     for path in paths:
         for number, row in json_lines(path):
             try:
-                own = row.get("id", f"{path.name.split('.')[0]}-{number:05d}")
-                name = _fill("{UID}-{pairID}", row) if {"UID", "pairID"} <= set(row) else _fill("{id}", {"id": own})
+                given = row.get("id", f"{path.name.split('.')[0]}-{number:05d}")
+                name = _fill("{UID}-{pairID}", row) if {"UID", "pairID"} <= set(row) else _fill("{id}", {"id": given})
                 if name in examples:
-                    raise ValueError(f"id '{name}' stands here a second time")
+                    raise ValueError(f"id '{name}' occurs a second time")
                 example = {"id": name, **make_example(form, row, prompt)}
                 if not is_utf8(json.dumps(example, ensure_ascii=False)):
-                    raise ValueError("half a character (\\ud800 to \\udfff alone) is no text")
+                    raise ValueError("the row contains an unpaired surrogate (\\ud800 to \\udfff), which is no text")
                 examples[name] = example
             except ValueError as error:
                 remedy = f"correct the row, or the suite's format ({form})"
@@ -68,45 +68,48 @@ def read_examples(paths: Sequence[Path], form: Form, prompt: str = "{query}") ->
 
 
 def check_prompt(prompt: str) -> str:
-    """Return a prompt that names fields of a row in single braces. Raises ValueError for any other."""
+    """Return the prompt if it names at least one field, in single braces. Raises ValueError otherwise."""
     if doubled := re.search(r"\{\{\s*(\w+).*?\}\}", prompt):
-        raise ValueError(f"{doubled[0]} is written in double braces, which mean braces; write {{{doubled[1]}}}")
+        raise ValueError(f"{doubled[0]}: double braces mean literal braces; write {{{doubled[1]}}}")
     if not [key for _, key, _, _ in string.Formatter().parse(prompt) if key]:
-        raise ValueError(f"{prompt!r} names no field, so that every question would be the same; write {{query}}")
+        raise ValueError(f"{prompt!r} names no field, so that all questions would be equal; write {{query}}")
     return prompt
 
 
 def _fill(prompt: str, row: Row) -> str:
-    """Fill a prompt; refuse a null, a list or NaN, which Python would write as a word."""
+    """Fill the fields of a prompt. Raises ValueError for null, lists and NaN, which Python would format as words."""
     for _, key, _, _ in string.Formatter().parse(prompt):
         if key is not None:
             if key not in row:
-                raise ValueError(f"the prompt asks for the field '{key}', which the row lacks")
+                raise ValueError(f"the row has no field '{key}', which the prompt names")
             value = row[key]
             number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
             if not (isinstance(value, str) or number):
-                raise ValueError(f"field '{key}' holds {value!r}, neither a text nor a number")
+                raise ValueError(f"field '{key}' is {value!r}, neither a text nor a number")
     return prompt.format(**row)
 
 
 def make_example(form: Form, row: Row, prompt: str) -> Example:
-    """Return the question of a row; of `contexts` the choices are beginnings of a `sentence` or of a `continuation`."""
+    """Convert a row to an example of its format.
+
+    In the format `contexts` the choices are texts before a common ending: `continuation`, or the end of `sentence`.
+    """
     if form == "pairs":
         return {"choices": [_text(row, "sentence_good"), _text(row, "sentence_bad")], "gold": 0}
     if form == "cloze":
-        before, _, last = _text(row, "text").strip().rpartition(" ")
-        if not before:
-            raise ValueError(f"text {row['text']!r} has no last word")
-        return {"query": before, "ending": last}
+        context, _, last = _text(row, "text").strip().rpartition(" ")
+        if not context:
+            raise ValueError(f"text {row['text']!r} has only one word; the last word needs a context")
+        return {"query": context, "ending": last}
     answers = _answers(row)
     if form == "choices":
         return {"query": _fill(prompt, row).strip(), **answers}
     if "continuation" in row:
         return {"ending": _text(row, "continuation").strip(), **answers}
-    before, _, after = _text(row, "sentence").partition("_")
-    if not after.strip():
-        raise ValueError(f"sentence {row['sentence']!r} has no '_' with words behind it")
-    return {"ending": after.strip(), **answers, "choices": [before + choice for choice in answers["choices"]]}
+    context, _, ending = _text(row, "sentence").partition("_")
+    if not ending.strip():
+        raise ValueError(f"sentence {row['sentence']!r} has no '_' followed by words")
+    return {"ending": ending.strip(), **answers, "choices": [context + choice for choice in answers["choices"]]}
 
 
 def _answers(row: Row) -> Example:
@@ -121,5 +124,5 @@ def _answers(row: Row) -> Example:
 def _text(row: Row, key: str) -> str:
     value = row.get(key)
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"field '{key}' holds {value!r}, not a text")
+        raise ValueError(f"field '{key}' is {value!r}, not a text")
     return value

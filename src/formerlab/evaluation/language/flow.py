@@ -1,7 +1,7 @@
-"""The stage `flow`: how information moves over the depth of a trained model (arXiv:2402.02622, section 5).
+"""The stage `flow`: information flow over the depth of a trained model (arXiv:2402.02622, section 5).
 
-Three questions to a finished run: how close to the embedding is what each block reads, how many of the smallest mixing
-weights may be dropped after training, and how the singular values of the weights fall (Fig 13).
+It measures the cosine similarity of each block's input with the embedding, the loss after the smallest mixing weights
+are pruned, and the singular values of the weight matrices (Fig. 13).
 """
 
 from collections import defaultdict
@@ -32,12 +32,12 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Flow(Measurement):
-    """Settings of `flow`, for Transformers and static averages."""
+    """Settings of `flow`."""
 
     windows: Count = 256
-    """Windows of the held-out stream, evenly spread."""
+    """Number of windows, evenly spaced over the held-out stream."""
     shares: tuple[Fraction, ...] = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
-    """Shares of the mixing weights that are dropped, the smallest first (Fig 7: 0 to 50 %)."""
+    """Fractions of the mixing weights that are pruned, smallest first (Fig. 7: 0 to 50 %)."""
 
     def reading(self, run: AnyRun, questions: int) -> int:
         return (1 + len(self.shares)) * self.windows * int(getattr(getattr(run, "task", None), "context", 0))
@@ -45,16 +45,17 @@ class Flow(Measurement):
 
 def measure(run: Measured, settings: Flow) -> None:
     """Write flow.csv."""
-    task = run.run.task  # type: ignore[attr-defined]  # the plan lets decoders in alone
+    task = run.run.task  # type: ignore[attr-defined]  # the plan admits only decoders
     run.write("flow.csv", flow(run.model, task, load_stream(run.data, "test"), settings))
 
 
 def flow(model: DecoderModel, task: LanguageModeling, stream: Stream, settings: Flow) -> Iterator[list[Cell]]:
     """Yield the rows of one model.
 
-    `cosine_with_embedding` at place i is the mean over tokens of the cosine of Y_i, which block i + 1 reads (after the
-    last block, the final norm), with X_0. For averages with free weights `pruned_loss_nats` at place s is the loss
-    without the share s of the mixing weights, those smallest in size; `kept` counts the others.
+    `cosine_with_embedding` at place i is the cosine similarity of Y_i with the embedding X_0, mean over tokens. Y_i is
+    the input of block i + 1 or, after the last block, of the final norm. `pruned_loss_nats` at place s is the loss when
+    the fraction s of the mixing weights, smallest first, is zero; `kept` counts the other weights. It is measured only
+    for depth-weighted averages with unconstrained weights.
     """
     windows = spread_windows(stream, task.context, settings.windows)
 
@@ -62,44 +63,43 @@ def flow(model: DecoderModel, task: LanguageModeling, stream: Stream, settings: 
         return mean_loss(window_losses(model, stream, task.context, batch=task.batch, windows=windows))
 
     yield from ([COSINE, index, None, mean] for index, mean in cosines(model, loss))
-    if type(model.mixer) is DepthWeightedAverageLayer:  # whose alphas are the weights; those of softmax are logits
-        for share in settings.shares:
-            with _pruned(model.mixer, share) as kept:
-                yield [PRUNED, share, kept, loss()]
+    if type(model.mixer) is DepthWeightedAverageLayer:  # its alphas are the weights; a softmax mixer has logits
+        for fraction in settings.shares:
+            with _pruned(model.mixer, fraction) as kept:
+                yield [PRUNED, fraction, kept, loss()]
     yield from ([SINGULAR + matrix, rank, None, value] for matrix, rank, value in singular_values(model))
 
 
 def cosines(model: DecoderModel, work: Callable[[], object]) -> Iterator[tuple[int, float]]:
-    """Yield i and the mean cosine of Y_i with X_0, which the first block reads, over the passes of some work."""
-    found, origin = defaultdict[int, list[Tensor]](list), list[Tensor]()
+    """Yield i and the mean cosine similarity of Y_i with X_0, over all forward passes that `work` runs."""
+    similarities, embedding = defaultdict[int, list[Tensor]](list), list[Tensor]()
 
-    def listen(index: int, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def record(index: int, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if index == 0:
-            origin[:] = inputs[:1]
+            embedding[:] = inputs[:1]
         else:
-            found[index].append(F.cosine_similarity(inputs[0].float(), origin[0].float(), dim=-1).flatten())
+            similarities[index].append(F.cosine_similarity(inputs[0].float(), embedding[0].float(), dim=-1).flatten())
 
-    readers = enumerate((*model.blocks, model.final_norm))
     with ExitStack() as hooks:
-        for index, module in readers:
-            hooks.enter_context(module.register_forward_pre_hook(partial(listen, index)))
+        for index, module in enumerate((*model.blocks, model.final_norm)):
+            hooks.enter_context(module.register_forward_pre_hook(partial(record, index)))
         work()
-    for index, values in found.items():
+    for index, values in similarities.items():
         yield index, torch.cat(values).double().mean().item()
 
 
 @contextmanager
-def _pruned(mixer: DepthWeightedAverageLayer, share: float) -> Iterator[int]:
-    """Set the smallest mixing weights to zero for a while; give how many are left."""
+def _pruned(mixer: DepthWeightedAverageLayer, fraction: float) -> Iterator[int]:
+    """Set this fraction of the mixing weights, smallest first, to zero within the context; yield the number left."""
     alphas: list[nn.Parameter] = list(mixer.alphas.values())
-    before = parameters_to_vector(alphas).detach()
-    dropped = round(share * len(before))
-    left = before.index_fill(0, before.abs().argsort(stable=True)[:dropped], 0.0)
+    original = parameters_to_vector(alphas).detach()
+    count = round(fraction * len(original))
+    pruned = original.index_fill(0, original.abs().argsort(stable=True)[:count], 0.0)
     try:
-        vector_to_parameters(left, alphas)
-        yield len(before) - dropped
+        vector_to_parameters(pruned, alphas)
+        yield len(original) - count
     finally:
-        vector_to_parameters(before, alphas)
+        vector_to_parameters(original, alphas)
 
 
 MATRICES = {
@@ -108,22 +108,24 @@ MATRICES = {
     "feed-forward up": ("feedforward.inner",),
     "feed-forward down": ("feedforward.outer",),
 }
-"""Matrices of a block: the modules whose weights, stacked, make up each of them."""
+"""The modules of a block whose weights are stacked into each matrix."""
 
 
 def singular_values(model: DecoderModel) -> Iterator[tuple[str, float, float]]:
-    """Yield matrix, rank (0 is the largest, 1 the smallest) and singular value by the largest, mean over the blocks, of
-    the blocks' matrices and of the embedding. A projection such as Pattention has no weight matrix.
+    """Yield the singular values of the embedding and of the blocks' matrices, divided by the largest, mean over blocks.
+
+    Each item is matrix name, relative rank (0 is the largest, 1 the smallest) and value. Projections without a weight
+    matrix, such as Pattention, are left out.
     """
     matrices: dict[str, list[Tensor]] = {}
-    for name, parts in MATRICES.items():
-        modules = [[block.get_submodule(part) for part in parts] for block in model.blocks]
-        weights = [[module.weight for module in own if isinstance(module, LinearProjection)] for own in modules]
-        if all(len(own) == len(parts) for own in weights):
-            matrices[name] = [torch.cat(own) for own in weights]
+    for name, paths in MATRICES.items():
+        modules = [[block.get_submodule(path) for path in paths] for block in model.blocks]
+        weights = [[module.weight for module in group if isinstance(module, LinearProjection)] for group in modules]
+        if all(len(group) == len(paths) for group in weights):
+            matrices[name] = [torch.cat(group) for group in weights]
     matrices["embedding"] = [model.embedding]
-    for name, found in matrices.items():
-        singular = [torch.linalg.svdvals(matrix.detach().double().cpu()) for matrix in found]
+    for name, of_blocks in matrices.items():
+        singular = [torch.linalg.svdvals(matrix.detach().double().cpu()) for matrix in of_blocks]
         values = torch.stack([each / each[0] for each in singular]).mean(0)
-        for place, value in enumerate(values.tolist()):
-            yield name, place / max(1, len(values) - 1), value
+        for index, value in enumerate(values.tolist()):
+            yield name, index / max(1, len(values) - 1), value

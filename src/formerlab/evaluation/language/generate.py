@@ -1,4 +1,4 @@
-"""Text from a decoder, one token at a time, with keys and values kept between steps."""
+"""Generate text with a decoder and a KV cache."""
 
 import logging
 import math
@@ -20,7 +20,7 @@ from formerlab.tasks.scoring import check_finite, evaluating
 
 log = logging.getLogger(__name__)
 
-INCOMPLETE = "\ufffd"  # stands for a character whose last bytes are still to come
+INCOMPLETE = "\ufffd"  # decoded in place of a character whose last bytes are in later tokens
 
 
 def generate(
@@ -37,15 +37,15 @@ def generate(
     stream: Callable[[str], None] = lambda text: None,
     tell: Callable[[str], None] = log.warning,
 ) -> str:
-    """Continue `prompt` by at most `tokens` tokens and return the new text, which ends where the document ends.
+    """Continue `prompt` by at most `tokens` tokens and return the new text.
 
-    It stops earlier at the end of the model's context, and `tell` is then called with one line that says so: a window
-    that slides would need another cache, and a model of learned positions other ones.
+    Generation stops at the end of the document or of the model's context. In the second case `tell` is called with one
+    line of explanation, because a sliding window would need another cache and, for learned positions, other embeddings.
 
-    `temperature` 0 takes the most probable token; `top_k` draws among the k most probable only. `attend` is a fresh
-    cache, such as one that evicts (default: a full one). `end_of_text` is the token that ends a document (default:
-    the id of `<|endoftext|>`); `stream` is called with each piece of text as it is known.
-    Raises UserError where the prompt alone does not fit the model's context, and for impossible options.
+    `temperature` 0 takes the most probable token; `top_k` samples from the k most probable tokens. `attend` is an empty
+    cache, such as an evicting one (default: a full cache). `end_of_text` is the id of the token that ends a document
+    (default: the id of `<|endoftext|>`). `stream` is called with each new piece of text.
+    Raises UserError if the prompt is longer than the model's context, and for invalid options.
     """
     _check_options(tokens, temperature, top_k, seed)
     check_text("prompt", prompt)
@@ -54,21 +54,21 @@ def generate(
     if len(ids) > (context := model.spec.context):
         raise UserError(f"the prompt has {len(ids)} tokens, but the model's context is {context}; shorten the prompt")
     room = context - len(ids) + 1  # the last token is not fed back, so it needs no position
-    new, shown = list[int](), ""
-    given = len(tokenizer.decode(ids))  # decoded alone, the new text would lose a space at its beginning
+    new, streamed = list[int](), ""
+    prompt_length = len(tokenizer.decode(ids))  # decoded alone, the new text would lose its leading space
     options: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "seed": seed, "attend": attend}
     for token in sample(model, ids, tokens=min(tokens, room), **options):
         if token == end:
             break
         new.append(token)
-        text = tokenizer.decode(ids + new)[given:]
+        text = tokenizer.decode(ids + new)[prompt_length:]
         if not text.endswith(INCOMPLETE):
-            stream(text[len(shown) :])
-            shown = text
+            stream(text[len(streamed) :])
+            streamed = text
     if len(new) == room < tokens:
         tell(f"stopped after {room} of {tokens} tokens, at the end of the model's context of {context}")
-    text = tokenizer.decode(ids + new)[given:]
-    stream(text[len(shown) :])
+    text = tokenizer.decode(ids + new)[prompt_length:]
+    stream(text[len(streamed) :])
     return text
 
 
@@ -77,11 +77,11 @@ def _check_options(tokens: int, temperature: float, top_k: int | None, seed: int
         if value is not None and not least <= value < math.inf:
             raise UserError(f"{name}={value}: give a number of at least {least}")
     if not -(2**63) <= seed < 2**64:
-        raise UserError(f"seed={seed}: torch takes seeds of 64 bits; give a number from 0 to {2**64 - 1}")
+        raise UserError(f"seed={seed}: torch accepts seeds of 64 bits; give a number from 0 to {2**64 - 1}")
 
 
 def check_text(name: str, text: str) -> None:
-    """Raise UserError for bytes that are no UTF-8, as a terminal of another encoding sends them."""
+    """Raise UserError if `text` is not valid UTF-8, as from a terminal with another encoding."""
     if not is_utf8(text):
         raise UserError(f"{name}: {text!r} is not UTF-8; set the terminal to UTF-8")
 
@@ -104,7 +104,7 @@ def sample(
     seed: int = 0,
     attend: Attend | None = None,
 ) -> Iterator[int]:
-    """Yield `tokens` token ids after `prompt`; each step feeds only the newest token, the cache holds the rest."""
+    """Yield `tokens` token ids after `prompt`; each step feeds only the newest token, and the cache has all others."""
     attend = KVCache() if attend is None else attend
     generator = torch.Generator().manual_seed(seed)
     device = model.embedding.device
@@ -121,11 +121,11 @@ def sample(
 def draw(
     logits: Float[Tensor, " vocabulary"], temperature: float, top_k: int | None, generator: torch.Generator
 ) -> int:
-    """Draw a token id from softmax(logits / temperature), among the `top_k` largest logits where given."""
-    check_finite(logits.max())  # which is NaN where any is; others may be masked by -inf
+    """Draw a token id from softmax(logits / temperature), restricted to the `top_k` largest logits if it is given."""
+    check_finite(logits.max())  # the maximum is NaN if any logit is; single logits may be -inf
     if temperature == 0:
         return int(logits.argmax())
     values, ids = logits.topk(min(top_k or len(logits), len(logits)))
-    # The largest becomes 0: a temperature next to zero makes all others -inf, and no number too large.
+    # Subtract the largest logit first, so that a temperature close to zero gives -inf for the others and no overflow.
     probabilities = ((values - values[0]).double() / temperature).softmax(dim=0).float()
     return int(ids[torch.multinomial(probabilities, 1, generator=generator)])

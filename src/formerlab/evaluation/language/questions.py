@@ -1,4 +1,4 @@
-"""Questions with their tokens, which can be asked repeatedly; answers are scored in batches of true lengths."""
+"""Tokenized questions, which several models and policies can answer, and the scoring of answers in batches."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,19 +29,19 @@ class QuestionScore(NamedTuple):
     task: str
     task_version: str
     example: str | int
-    """The example's own id, or its number in the task where it has none."""
+    """The example's id, or its index in the task if it has no id."""
     metric: str
     """acc, acc_norm (log-probability per character), acc_mutual_info (log-probability gained by the context), log_prob
     (nats)."""
     value: float
     choices: int | None
-    """Number of answers to choose from; None where the answer is free."""
+    """Number of choices; None if the question has no choices."""
     realised_budget: float = 1.0
-    """Share of keys and values still held at the end, mean over the example's requests."""
+    """Fraction of keys and values retained at the end, mean over the example's requests."""
 
 
 class Question(NamedTuple):
-    """An example of a task, and the requests that answer it."""
+    """An example of a task, and the indices of its requests."""
 
     task: Any
     example: str | int
@@ -51,12 +51,12 @@ class Question(NamedTuple):
 
 
 class Questions:
-    """All examples of some tasks of the harness (what it calls a TaskDict), ready to be answered.
+    """All examples of some tasks of the harness (a TaskDict), with tokenized requests.
 
-    Contexts and continuations are those of lm-evaluation-harness, and so are the metrics. `limit` keeps the first
-    examples of a task; `leading` names the tasks whose contexts begin with the token `end_of_text` (none: the id of
-    `<|endoftext|>`), which also stands for an empty context. Raises UserError for a task that is not answered by
-    log-probabilities: `lm_eval --model hf` asks such tasks of an exported folder.
+    lm-evaluation-harness defines contexts, continuations and metrics. `limit` is the number of examples of each task,
+    from the first. `end_of_text` (default: the id of `<|endoftext|>`) replaces an empty context, and it precedes every
+    context of the tasks that `leading` names. Raises UserError for a task that is not answered by log-probabilities;
+    `lm_eval --model hf` can run such tasks on an exported folder.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Questions:
             self.encoded += Encoder(tokenizer, end, leading_token=name in leading).encode(task.instances)
 
     def cut(self, context: int) -> dict[str, int]:
-        """Return, by task, how many requests are longer than a model's context and lose their beginning."""
+        """Count the requests of each task that exceed a model's context and are truncated from the left."""
         counts: Counter[str] = Counter()
         for question in self.questions:
             lengths = [sum(map(len, self.encoded[request][1:])) for request in question.requests]
@@ -92,16 +92,16 @@ class Questions:
         return dict(+counts)
 
     def answers(self, model: DecoderModel, **options: Any) -> Iterator[QuestionScore]:
-        """Yield every metric of every example; `options` are those of the function `answers`."""
-        found = answers(model, self.encoded, **options)
+        """Yield every metric of every example; `options` are the options of the function `answers`."""
+        answered = answers(model, self.encoded, **options)
         for question in self.questions:
-            task, mine = question.task, [found[request] for request in question.requests]
-            held = fmean(answer.realised_budget for answer in mine)
-            for metric, value in task.process_results(question.doc, [answer[:2] for answer in mine]).items():
-                if isinstance(value, int | float):  # corpus metrics give tuples: no value of one example
-                    name = "log_prob" if metric == "perplexity" else metric  # exp(-mean) over examples is one
+            task, of_question = question.task, [answered[request] for request in question.requests]
+            retained = fmean(answer.realised_budget for answer in of_question)
+            for metric, value in task.process_results(question.doc, [answer[:2] for answer in of_question]).items():
+                if isinstance(value, int | float):  # corpus metrics give tuples, which are no value of one example
+                    name = "log_prob" if metric == "perplexity" else metric  # perplexity is exp(-mean) over examples
                     about = task.config.task, str(task.VERSION), question.example, name
-                    yield QuestionScore(*about, float(value), question.choices, held)
+                    yield QuestionScore(*about, float(value), question.choices, retained)
 
 
 class Answer(NamedTuple):
@@ -110,9 +110,9 @@ class Answer(NamedTuple):
     log_prob: float
     """Sum over the continuation's tokens, nats."""
     greedy: bool
-    """Whether each of them is the most probable one."""
+    """Whether each of these tokens is the most probable one."""
     realised_budget: float
-    """Share of keys and values still held at the end."""
+    """Fraction of keys and values retained at the end."""
 
 
 def answers(
@@ -124,34 +124,34 @@ def answers(
     attend_for: AttendFor | None = None,
     progress: Progress | None = None,
 ) -> list[Answer]:
-    """Return the model's answer to each request, which is its text and the tokens of context and continuation.
+    """Return the model's answer to each request (text, tokens of the context, tokens of the continuation).
 
-    There is one forward pass per request. `batch` sequences are scored at a time, of `batch_tokens` tokens at most
-    where given, padding counted. What exceeds the model's context is cut from the left, as the harness does for Hugging
-    Face models; of a continuation longer than the context its last tokens alone are scored.
+    A forward pass scores `batch` sequences, or fewer if they have more than `batch_tokens` tokens including padding.
+    Requests that exceed the model's context are truncated from the left, as the harness does for Hugging Face models;
+    if the continuation alone is longer than the context, only its last tokens are scored.
     """
-    found: dict[int, Answer] = {}
+    scores: dict[int, Answer] = {}
     tokens = [(context + ending)[-(model.spec.context + 1) :] for _, context, ending in requests]
-    scored = [min(len(ending), len(own) - 1) for own, (_, _, ending) in zip(tokens, requests, strict=True)]
-    left = sorted(range(len(requests)), key=lambda request: -len(tokens[request]))  # a batch has similar lengths
+    counts = [min(len(ending), len(row) - 1) for row, (_, _, ending) in zip(tokens, requests, strict=True)]
+    pending = sorted(range(len(requests)), key=lambda request: -len(tokens[request]))  # similar lengths per batch
     with evaluating(model):
-        while left:
-            fit = batch if batch_tokens is None else min(batch, max(1, batch_tokens // len(tokens[left[0]])))
-            group, left = left[:fit], left[fit:]
-            own = _scored(model, [tokens[i] for i in group], [scored[i] for i in group], attend_for)
-            found |= dict(zip(group, own, strict=True))
+        while pending:
+            size = batch if batch_tokens is None else min(batch, max(1, batch_tokens // len(tokens[pending[0]])))
+            group, pending = pending[:size], pending[size:]
+            batch_answers = _score_batch(model, [tokens[i] for i in group], [counts[i] for i in group], attend_for)
+            scores |= dict(zip(group, batch_answers, strict=True))
             if progress is not None:
                 progress.advance(len(group))
-    return [found[request] for request in range(len(requests))]
+    return [scores[request] for request in range(len(requests))]
 
 
-def _scored(
+def _score_batch(
     model: DecoderModel, rows: Sequence[list[int]], counts: Sequence[int], attend_for: AttendFor | None
 ) -> Iterator[Answer]:
-    """Yield the answers to the requests of a batch: of each row so many tokens at the end are scored."""
+    """Yield the answer to each row of tokens; `counts` are the numbers of tokens at the end that are scored."""
     tokens = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
     lengths = torch.tensor([len(row) - 1 for row in rows])
-    first = int((lengths - torch.tensor(counts)).min())  # column from which on one is scored
+    first = int((lengths - torch.tensor(counts)).min())  # first column that is scored in any row
     scores = score(model, tokens, lengths, attend_for, last=max(1, tokens.shape[1] - 1 - first))
     for row, (length, count) in enumerate(zip(lengths.tolist(), counts, strict=True)):
         scored = slice(length - count - first, length - first)
@@ -160,10 +160,10 @@ def _scored(
 
 
 def questions_of(run: Measured, limit: int | None = None) -> Questions:
-    """Load the embedded questions of a run's data set and the suites that are asked."""
+    """Load the embedded questions of a run's data set and the run's suites. Raises UserError if a suite has changed."""
     for name, (suite, planned) in run.suites.items():
         if suite.state() not in (None, planned):
-            raise UserError(f"{run.label}: suite {name} has changed since it was planned; plan and start it again")
+            raise UserError(f"{run.label}: suite {name} has changed since it was planned; plan and run it again")
     suites = {name: suite for name, (suite, _) in run.suites.items()}
     tasks = load_suites(suites, embedded_tasks(run.data))
     leading = [name for name, suite in suites.items() if suite.leading_token]
@@ -172,8 +172,9 @@ def questions_of(run: Measured, limit: int | None = None) -> Questions:
 
 
 def load_suites(suites: Mapping[str, Suite], others: Iterable[dict[str, Any]] = ()) -> dict[str, Any]:
-    """Load the tasks of all suites, behind those of `others`, which are configurations. The network is asked only where
-    a suite of the harness names no local copies.
+    """Load the task configurations `others`, then the tasks of all suites.
+
+    The network is accessed only if a suite of the harness names no local copies.
     """
     from formerlab.evaluation.language.harness import check_copy, load_tasks
 

@@ -1,7 +1,7 @@
-"""Suites of questions beside the embedded ones: local files, or tasks that lm-evaluation-harness comes with.
+"""Question suites in addition to the embedded questions: local files, or tasks of lm-evaluation-harness.
 
-A suite made of other files than the harness's own is another test, even where the questions are the same: prompts and
-rows differ. So its name ends in `_local`, it has its own version, and its numbers never stand among published ones.
+A suite of local files is another benchmark than the harness's task, even with equal questions, because prompts and rows
+differ. Therefore its name ends in `_local`, it has its own version, and it is never listed with published numbers.
 """
 
 import glob
@@ -22,17 +22,20 @@ from formerlab.file_search import expanded, files_named
 from formerlab.spec import AnyCount, Count, Spec, fingerprint
 
 LOCAL = "_local"
-"""The ending of the names of suites from files, and of no others."""
+"""Name suffix of the suites from files; no other suite has it."""
 
 
 def task_of(
     name: str, splits: dict[str, list[Example]], form: Form, delimiter: str, version: float, shots: int = 0
 ) -> dict[str, Any]:
-    """Return a task of lm-evaluation-harness that asks the examples of `test`, in front of which solved ones stand."""
+    """Return the task configuration of lm-evaluation-harness that asks the examples of the split `test`.
+
+    `shots` solved examples precede each question, from the split `train` if it exists, otherwise from `test`.
+    """
     from datasets import Dataset
 
     metrics, wording = FORMATS[form]
-    if form == "cloze":  # the delimiter stands with the answer, since answers of solved examples have one
+    if form == "cloze":  # the target includes the delimiter, so that solved examples have it too
         wording = wording | {"doc_to_target": lambda example: f"{delimiter}{example['ending']}"}
     return {
         "task": name,
@@ -58,66 +61,66 @@ def embedded_tasks(data: Path) -> Iterator[dict[str, Any]]:
 
 
 class _Suite(Spec):
-    """The settings of all suites."""
+    """Settings common to all suites."""
 
     shots: AnyCount = 0
-    """Solved examples in front of each question, the same for every model and policy."""
+    """Number of solved examples before each question, equal for all models and policies."""
     limit: Count | None = None
-    """Examples at most, of files of your own; by default all."""
+    """Maximum number of examples of a suite from files; default all."""
     leading_token: bool = False
-    """Put the token that ends documents in front of every context; the published accuracies have none."""
+    """Begin every context with the token that ends documents; the published accuracies do not use it."""
 
     def files(self, name: str = "<name>") -> dict[str, list[Path]]:
-        """Return the files by setting. Raises UserError, with the suite's `name`, where one is missing."""
+        """Return the files by setting. Raises UserError, with the suite's `name`, if a file is missing."""
         raise NotImplementedError
 
     def config(self, name: str, folder: Path) -> dict[str, Any] | str:
-        """Return what `load_tasks` takes; `folder` is for files that it needs until tasks are loaded."""
+        """Return the configuration for `load_tasks`; it may refer to files in `folder` until the tasks are loaded."""
         raise NotImplementedError
 
     def state(self) -> str | None:
-        """Return the fingerprint of settings and contents, whatever the folder; None where a file is missing."""
+        """Return the fingerprint of the settings, file names and contents; None if a file is missing."""
         try:
-            known = file_hashes((path for named in self.files().values() for path in named), None)
+            hashes = file_hashes((path for paths in self.files().values() for path in paths), None)
         except (UserError, OSError):
             return None
-        named = sorted([path.name, digest] for path, digest in known.items())
-        return fingerprint([self.model_dump(mode="json", exclude={"paths", "shots_from"}), named])
+        by_name = sorted([path.name, digest] for path, digest in hashes.items())
+        return fingerprint([self.model_dump(mode="json", exclude={"paths", "shots_from"}), by_name])
 
 
 class LocalSuite(_Suite):
-    """Questions in JSON lines of your own, one per line; docs/data.md lists the fields of each format."""
+    """Questions from your own JSON lines files; docs/data.md lists the fields of each format."""
 
     kind: Literal["files"] = "files"
     paths: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Files, folders or globs; `~`, `$NAME` and paths relative to the working directory are understood."""
+    """Files, folders or globs; `~` and `$NAME` are expanded, and paths may be relative to the working directory."""
     format: Form = "choices"
     """choices: endings of one query. contexts: beginnings of one ending (WinoGrande, WSC). cloze: the last word of a
-    text (LAMBADA). pairs: two sentences, of which the good one should be the more probable (BLiMP)."""
+    text (LAMBADA). pairs: a good and a bad sentence; the good one should be more probable (BLiMP)."""
     prompt: str = "{query}"
-    """Text before the choices, with the names of fields in braces; for the format `choices` only."""
+    """Text before the choices, with field names in braces; only for the format `choices`."""
     delimiter: str = " "
-    """Text between context and ending; pairs have neither."""
+    """Text between context and ending; not for pairs."""
     shots_from: tuple[str, ...] = ()
-    """Files, folders or globs of solved examples, in the same format; by default they are the other questions."""
+    """Files, folders or globs of solved examples in the same format; default the other questions of the suite."""
     version: float = Field(default=1.0, gt=0.0, le=1e6)
-    """Version of the task; raise it when files or prompt change the questions."""
+    """Version of the task; raise it when files or prompt change."""
 
     @model_validator(mode="after")
     def _shots_need_examples(self) -> "LocalSuite":
         if self.shots_from and not self.shots:
-            raise ValueError("shots_from without shots; say how many examples stand in front of a question")
+            raise ValueError("shots_from without shots; set shots to the number of examples before each question")
         if self.shots and self.format == "pairs":
-            raise ValueError("format=pairs has no question that examples could stand in front of; leave shots out")
+            raise ValueError("shots: format=pairs has no questions that examples could precede; remove shots")
         return self
 
     @model_validator(mode="after")
-    def _asks_what_is_written(self) -> "LocalSuite":
+    def _check_prompt_and_delimiter(self) -> "LocalSuite":
         check_prompt(self.prompt)
         if self.format != "choices" and self.prompt != "{query}":
-            raise ValueError(f"prompt: format={self.format} has none, its fields are the text; leave prompt out")
+            raise ValueError(f"prompt: format={self.format} has no prompt, its fields are the text; remove prompt")
         if self.format == "pairs" and self.delimiter != " ":
-            raise ValueError("delimiter: format=pairs has whole sentences, which nothing divides; leave delimiter out")
+            raise ValueError("delimiter: format=pairs has whole sentences without a delimiter; remove delimiter")
         return self
 
     def files(self, name: str = "<name>") -> dict[str, list[Path]]:
@@ -130,23 +133,23 @@ class LocalSuite(_Suite):
         if self.shots_from:
             splits["train"] = read_examples(files["shots_from"], self.format, self.prompt)
         if self.shots >= (pool := len(splits.get("train", splits["test"]))):
-            where = "shots_from" if self.shots_from else "its own questions"
-            raise UserError(f"suites.{name}.shots: {self.shots} examples need more than {pool} in {where}; give fewer")
+            source = "shots_from" if self.shots_from else "the suite's questions"
+            raise UserError(f"suites.{name}.shots: {self.shots} examples need more than {pool} in {source}; give fewer")
         return task_of(name, splits, self.format, self.delimiter, self.version, self.shots)
 
 
 class HarnessSuite(_Suite):
-    """A task that lm-evaluation-harness defines, from local copies of its data set, from the hub or the hub's cache."""
+    """A task of lm-evaluation-harness, with local copies of its data set, or the data set of the hub or its cache."""
 
     kind: Literal["harness"] = "harness"
     task: str
-    """Its name there: hellaswag, lambada_openai, arc_easy, arc_challenge, winogrande, piqa, openbookqa, ..."""
+    """Name in the harness: hellaswag, lambada_openai, arc_easy, arc_challenge, winogrande, piqa, openbookqa, ..."""
     paths: dict[Literal["train", "validation", "test"], str] = {}
-    """Local copies of the data set by split, in JSON lines or Parquet, with the fields that it has on the hub; every
-    split that the task names must be there. Empty: the hub, or its cache where HF_HUB_OFFLINE is set."""
+    """Local copies of the data set by split, in JSON lines or Parquet, with the fields of the hub; every split that the
+    task uses is required. Default the hub, or the hub's cache if HF_HUB_OFFLINE is set."""
 
     @model_validator(mode="after")
-    def _asks_all(self) -> "HarnessSuite":
+    def _check_limit(self) -> "HarnessSuite":
         if self.limit is not None:
             raise ValueError("limit: a task of the harness asks all its examples; set question_limit of the stage")
         return self
@@ -156,32 +159,31 @@ class HarnessSuite(_Suite):
             if not expanded(path).is_file():
                 raise UserError(f"suites.{name}.paths.{split}: no file at '{path}'")
             if expanded(path).stat().st_size == 0:
-                raise UserError(f"suites.{name}.paths.{split}: {path}: empty file; name a whole copy")
+                raise UserError(f"suites.{name}.paths.{split}: {path}: empty file; name a complete copy")
         return {split: [expanded(path).absolute()] for split, path in self.paths.items()}
 
     def config(self, name: str, folder: Path) -> str:
-        """Write a file of the differences from the harness's own definition; return its path."""
-        own: dict[str, Any] = {"include": str(_definition(name, self.task)), "task": name}
-        own["num_fewshot"] = self.shots
+        """Write a YAML file that includes the harness's definition and overrides it; return the path of the file."""
+        task: dict[str, Any] = {"include": str(_definition(name, self.task)), "task": name, "num_fewshot": self.shots}
         if files := self.files(name):
             kinds = {"parquet" if path.suffix == ".parquet" else "json" for (path,) in files.values()}
             if len(kinds) > 1:
                 raise UserError(f"suites.{name}.paths: give all splits as JSON lines, or all as Parquet")
             data = {"data_files": {split: glob.escape(str(path)) for split, (path,) in files.items()}}
-            own |= {"dataset_path": kinds.pop(), "dataset_name": None}
-            own["dataset_kwargs"] = {**data, "cache_dir": str(folder), "keep_in_memory": True}
+            task |= {"dataset_path": kinds.pop(), "dataset_name": None}
+            task["dataset_kwargs"] = {**data, "cache_dir": str(folder), "keep_in_memory": True}
         path = folder / f"{name}.yaml"
-        path.write_text(yaml.safe_dump(own), encoding="utf-8")
+        path.write_text(yaml.safe_dump(task), encoding="utf-8")
         return str(path)
 
 
 def _definition(name: str, task: str) -> Path:
-    """Return the file in which the harness defines a task; its own index of 14 000 files takes far longer."""
+    """Return the file in which the harness defines a task; the harness's index of 14 000 files takes far longer."""
     import lm_eval.tasks
 
-    wanted = re.compile(rf"^task: *[\"']?{re.escape(task)}[\"']? *$", re.MULTILINE)
+    task_line = re.compile(rf"^task: *[\"']?{re.escape(task)}[\"']? *$", re.MULTILINE)
     for path in sorted(Path(lm_eval.tasks.__file__).parent.rglob("*.yaml")):
-        if wanted.search(path.read_text(encoding="utf-8", errors="replace")):
+        if task_line.search(path.read_text(encoding="utf-8", errors="replace")):
             return path
     raise UserError(f"suites.{name}.task: lm-evaluation-harness has no task '{task}'; see `lm_eval ls tasks`")
 
@@ -190,9 +192,9 @@ Suite = Annotated[LocalSuite | HarnessSuite, Field(discriminator="kind")]
 
 
 def check_names(suites: dict[str, Suite]) -> dict[str, Suite]:
-    """Return the suites. Raises ValueError where a name does not show whether a suite comes from files."""
+    """Return the suites. Raises ValueError unless exactly the names of suites from files end in `_local`."""
     for name, suite in suites.items():
         if name.endswith(LOCAL) != (suite.kind == "files"):
-            of_files = f"a suite of files is named '<suite>{LOCAL}', since it is not the published one"
-            raise ValueError(f"{name}: {of_files if suite.kind == 'files' else f'only suites of files end in {LOCAL}'}")
+            rule = f"name a suite of files '<suite>{LOCAL}', because it is not the published benchmark"
+            raise ValueError(f"{name}: {rule if suite.kind == 'files' else f'only suites of files end in {LOCAL}'}")
     return suites

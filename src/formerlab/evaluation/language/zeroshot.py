@@ -1,4 +1,4 @@
-"""The stage `zeroshot`: a finished run answers all questions, those of its data and those of the scale's suites."""
+"""The stage `zeroshot`: a finished run answers the questions of its data set and of the scale's suites."""
 
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -15,14 +15,14 @@ COLUMNS = TABLES["zeroshot.csv"].names
 
 
 class Zeroshot(Measurement):
-    """How questions are asked: all of them, or the first examples of each task."""
+    """Settings of `zeroshot`."""
 
     question_limit: Count | None = None
-    """First examples of each task; by default all."""
+    """Number of examples of each task, from the first; default all."""
     batch: Count = 16
     """Sequences per forward pass."""
     batch_tokens: Count | None = None
-    """Tokens per forward pass at most, padding counted; by default without limit."""
+    """Maximum number of tokens per forward pass, including padding; default no limit."""
 
     def of(self, run: AnyRun, *, questions: bool) -> Self | None:
         return self if questions else None
