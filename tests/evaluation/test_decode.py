@@ -97,7 +97,7 @@ def test_a_text_longer_than_a_released_model_reads_is_refused():
     logits_and_caches = 3 * 22 * (4 * 64 + 2 * MODEL.kv_bytes(1))
     assert SETTINGS.memory_bytes([RUN]) == 4 * MODEL.params() + logits_and_caches
     assert SETTINGS.memory_bytes([released(22)]) > 0
-    with pytest.raises(UserError, match=r"study\.decode\.lengths: 20 and the 2 tokens behind exceed .* 21 tokens"):
+    with pytest.raises(UserError, match=r"study\.decode\.lengths: 20 plus 2 decoded tokens exceed .* 21 tokens"):
         SETTINGS.memory_bytes([released(21)])
 
 

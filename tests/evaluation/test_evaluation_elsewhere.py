@@ -175,8 +175,8 @@ def check_translation(folder):
         assert one.tokens == other.tokens
         assert one.score == pytest.approx(other.score, abs=1e-5)
     longest = max(len(one.tokens) for one in found[DEVICE])
-    assert longest > 3 * beam.LOOK
-    assert len(looks) == longest // beam.LOOK + 2, "and the tokens and their scores are read in the end"
+    assert longest > 3 * beam.CHECK_EVERY
+    assert len(looks) == longest // beam.CHECK_EVERY + 2, "and the tokens and their scores are read in the end"
 
 
 def check_flow(folder):

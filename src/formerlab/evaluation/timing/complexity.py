@@ -1,7 +1,7 @@
-"""The stage `complexity`: the layers of Table 1 of arXiv:1706.03762, counted and timed.
+"""The stage `complexity`: cost of the layer types of Table 1 of arXiv:1706.03762.
 
-Counted are the multiply-adds of the mixing operation alone, as in the table, which leaves out the projections of
-self-attention; timed is the operation itself, with its peak memory from the sizes of what it must hold.
+It counts the multiply-adds of the mixing operation without the projections of self-attention, as the table does. It
+measures the time of the operation, and computes its peak memory from the sizes of its tensors.
 """
 
 import math
@@ -23,18 +23,18 @@ LAYERS: tuple[LayerName, ...] = ("self_attention", "recurrent", "convolution", "
 
 
 class Complexity(Measurement):
-    """The lengths and widths."""
+    """Settings of `complexity`."""
 
     lengths: tuple[Size, ...] = (64, 128, 256, 512, 1024)
-    """n, at the first of `widths`."""
+    """Sequence lengths n, measured at the first of `widths`."""
     widths: tuple[Size, ...] = (64, 128, 256, 512)
-    """d, at the first of `lengths`."""
+    """Widths d, measured at the first of `lengths`."""
     kernel: Size = 3
-    """k of the convolution; odd."""
+    """Kernel size k of the convolution; odd."""
     neighbourhood: Size = 32
-    """r of restricted self-attention; it divides the lengths, for the timed form attends within blocks of r."""
+    """Neighbourhood r of restricted self-attention; it divides all lengths, because attention is within blocks of r."""
     repeats: Count = 5
-    """Timed calls, of which the fastest counts."""
+    """Number of timed calls; the fastest is reported."""
 
     @model_validator(mode="after")
     def _check(self) -> "Complexity":
@@ -51,7 +51,7 @@ def measure(run: Measured, settings: Complexity) -> None:
 
 
 def rows_of(spec: Complexity) -> Iterator[list[Any]]:
-    """Yield one row for every layer, length and width."""
+    """Yield one row per layer type and per length or width."""
     points = [("n", n, spec.widths[0]) for n in spec.lengths] + [("d", spec.lengths[0], d) for d in spec.widths]
     for name in LAYERS:
         for axis, n, d in points:
@@ -59,13 +59,13 @@ def rows_of(spec: Complexity) -> Iterator[list[Any]]:
             layer = _layer(name, n, d, spec)
             with torch.no_grad():  # the first call warms up
                 _, *times = [seconds(layer, torch.device("cpu")) for _ in range(1 + spec.repeats)]
-            held = 4 * held_numbers(name, n, d, spec)
-            yield [name, axis, n, d, spec.kernel, spec.neighbourhood, count, path, min(times), held]
+            memory_bytes = 4 * tensor_elements(name, n, d, spec)
+            yield [name, axis, n, d, spec.kernel, spec.neighbourhood, count, path, min(times), memory_bytes]
 
 
 def multiply_adds(name: LayerName, n: int, d: int, spec: Complexity) -> int:
     """Return n^2 d (self-attention), n d^2 (recurrent), k n d^2 (convolution), r n d (restricted), up to a factor:
-    multiply-adds of a layer's mixing (arXiv:1706.03762, Table 1), counted by PyTorch while it runs without data.
+    multiply-adds of a layer's mixing (arXiv:1706.03762, Table 1), counted by PyTorch on the meta device.
     """
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         _layer(name, n, d, spec)()
@@ -73,10 +73,10 @@ def multiply_adds(name: LayerName, n: int, d: int, spec: Complexity) -> int:
 
 
 def longest_path(name: LayerName, n: int, spec: Complexity) -> int:
-    """Return the longest shortest path between two positions, in layers.
+    """Return the maximum path length between two positions: the number of layers, or of recurrent steps.
 
-    Recurrent: positions are joined in a chain within one layer. Convolution: layer i has dilation k^i, as the table's
-    log_k n needs. Restricted attention sees r positions to either side of its own.
+    The convolution of layer i has dilation k^i, which the table's log_k n requires. Restricted attention sees r
+    positions on each side.
     """
     if name == "recurrent":
         return n - 1
@@ -85,26 +85,26 @@ def longest_path(name: LayerName, n: int, spec: Complexity) -> int:
 
 
 def layers_needed(distance: int, reach: Callable[[int], int]) -> int:
-    """Return how many layers join positions so far apart, where `reach` gives how far each layer reaches."""
+    """Return the number of layers that connect two positions at this distance; `reach(i)` is the reach of layer i."""
     reached, layers = 0, 0
     while reached < distance:
         reached, layers = reached + reach(layers), layers + 1
     return layers
 
 
-def held_numbers(name: LayerName, n: int, d: int, spec: Complexity) -> int:
-    """Return the numbers that the written-out operation holds: inputs, weights, what lies between, output."""
-    between = {
+def tensor_elements(name: LayerName, n: int, d: int, spec: Complexity) -> int:
+    """Return the number of elements in inputs, weights, intermediate tensors and output of the unfused operation."""
+    inner = {
         "self_attention": 2 * n * d + n * n,
         "recurrent": 2 * d * d,
         "convolution": spec.kernel * d * d + spec.kernel * n * d,
         "restricted": 2 * n * d + n * spec.neighbourhood,
     }
-    return 2 * n * d + between[name]
+    return 2 * n * d + inner[name]
 
 
 def _layer(name: LayerName, n: int, d: int, spec: Complexity) -> Callable[[], Tensor]:
-    """Return the operation on random inputs of the current default device."""
+    """Return the operation of a layer type on random inputs, on the current default device."""
     k, r = spec.kernel, spec.neighbourhood
     x = torch.randn(n, d)
     if name == "self_attention":

@@ -1,8 +1,8 @@
-"""The stage `decode`: speed and memory of decoding against the length of the text, with whole and pruned caches.
+"""The stage `decode`: speed and memory of decoding by context length, with full and pruned caches.
 
-Every repetition takes all caches in turn: each reads a prompt of random tokens at once, and then takes in
-a few more tokens one by one. Nothing learned matters to either, so the model of a run is one of its shape with its
-initial values, with room for the longest text; a released model is itself.
+Each repetition measures all caches in turn: a prompt of random tokens in one forward pass, then a few tokens one by
+one. Speed does not depend on trained weights, so the model of a run has its initial weights and a context that fits the
+longest text; released models are loaded.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,20 +29,20 @@ from formerlab.training.step import precision
 
 
 class DecodeSettings(Timing):
-    """The decoders of a study whose decoding is measured, the lengths, and the caches."""
+    """Settings of `decode`: lengths, batch sizes and caches."""
 
     decides: ClassVar[tuple[str, ...]] = ("model", "precision", "dtype")
     lengths: Annotated[tuple[Size, ...], Field(min_length=1)] = (128, 256, 512, 1024, 2048)
-    """Tokens in front of those that are timed."""
+    """Prompt lengths in tokens."""
     batches: Annotated[tuple[Size, ...], Field(min_length=1)] = (1, 8)
-    """Sequences that are decoded together."""
+    """Batch sizes: sequences that are decoded together."""
     policies: tuple[CachePolicy, ...] = (Local(), H2O(), Decay())
-    """Policies of the pruned caches, which must be able to evict; the whole cache, and transformers' DynamicCache where
-    it is installed, are always measured."""
+    """Policies of the pruned caches, which must be able to evict. The full cache and, if transformers is installed, its
+    DynamicCache are always measured."""
     budgets: Annotated[tuple[Budget, ...], Field(min_length=1)] = (0.2, 0.4)
-    """Budgets of the pruned caches: shares of the length, or counts of entries."""
+    """Budgets of the pruned caches: fractions of the prompt length (float) or numbers of keys (int)."""
     tokens: Count = 16
-    """Tokens that are timed in a repetition."""
+    """Decoded tokens per repetition."""
 
     @model_validator(mode="after")
     def _check(self) -> "DecodeSettings":
@@ -52,32 +52,32 @@ class DecodeSettings(Timing):
         return self
 
     def memory_bytes(self, runs: Sequence[AnyRun]) -> int:
-        """Return about the bytes of a model, of the logits of its longest prompt, and of two caches of that length."""
-        found, time = [], max(self.lengths) + self.tokens
+        """Estimate the bytes of a model, of the logits of the longest prompt, and of two caches of that length."""
+        estimates, time = [], max(self.lengths) + self.tokens
         for run in runs:
             model = run.model
             assert isinstance(model, Decoder | Pretrained)
             if isinstance(model, Pretrained) and time > model.context:
-                asked = f"{run.study}.decode.lengths: {max(self.lengths)} and the {self.tokens} tokens behind"
-                raise UserError(f"{asked} exceed the context of run {run.name!r}, {model.context} tokens; lower them")
+                sizes = f"{run.study}.decode.lengths: {max(self.lengths)} plus {self.tokens} decoded tokens"
+                raise UserError(f"{sizes} exceed the context of run {run.name!r}, {model.context} tokens; lower them")
             row = 4 * time * model.vocabulary + 2 * model.kv_bytes(time)
-            found.append(4 * model.params() + max(self.batches) * row)
-        return max(found)
+            estimates.append(4 * model.params() + max(self.batches) * row)
+        return max(estimates)
 
 
 Variant = tuple[Row, Callable[[DecoderModel, int], Any]]
-"""The cells of a kind of cache (policy, alpha, recent share, budget), and a function that makes an empty one, which
-knows its `bytes()`, for a model and a prompt of so many tokens."""
+"""The cells of a cache (policy, alpha, recent, budget), and a function that returns an empty cache for a model and a
+prompt length."""
 Load = Callable[[AnyRun, torch.device], DecoderModel]
 
 
 def measure(
     runs: Sequence[AnyRun], settings: DecodeSettings, device: torch.device, load: Load | None = None
 ) -> tuple[Rows, dict[str, str]]:
-    """Return a row per repetition, cache, length and number of sequences of each run; `load` gives released models.
+    """Return one row per run, batch size, length, repetition and cache; `load` loads released models.
 
-    Seconds are those of a step, which takes in one token of every sequence, and those of the prompt; bytes those of the
-    keys and values held after the last step, and of a pruned cache's scores and positions, empty slots included.
+    A row has the seconds of one step (one token of every sequence), the bytes of the retained keys and values after the
+    last step, the bytes of a pruned cache's scores and positions including empty slots, and the seconds of the prompt.
     """
     rows = Rows()
     variants = variants_of(settings)
@@ -95,27 +95,30 @@ def measure(
                         step = seconds(partial(take_in, model, cache, tokens, length), device) / settings.tokens
                         metadata = cache.metadata_bytes() if isinstance(cache, PrunedCache) else 0
                         if repetition:
-                            where = [length, sequences, repetition, place]
-                            rows.append([run.name, *cells, *where, step, cache.bytes(), metadata, read])
+                            keys = [length, sequences, repetition, place]
+                            rows.append([run.name, *cells, *keys, step, cache.bytes(), metadata, read])
                         progress.advance()
     return rows, {}
 
 
 def variants_of(settings: DecodeSettings) -> list[Variant]:
-    """Return the whole cache, transformers' where it is installed, and each policy under each budget."""
-    whole = Configuration(Full(), 1.0).cells()
-    found: list[Variant] = [(whole, lambda model, length: KVCache(capacity=length + settings.tokens))]
+    """Return the full cache, transformers' DynamicCache if it is installed, and each policy at each budget."""
+    full = Configuration(Full(), 1.0).cells()
+    variants: list[Variant] = [(full, lambda model, length: KVCache(capacity=length + settings.tokens))]
     if find_spec("transformers") is not None:
-        found.append((("dynamic_cache", *whole[1:]), lambda model, length: DynamicAttend()))
+        variants.append((("dynamic_cache", *full[1:]), lambda model, length: DynamicAttend()))
 
     def evicting(pruned: Configuration) -> Variant:
         return pruned.cells(), lambda model, length: PrunedCache(*pruned, model.position, length=length)
 
-    return found + [evicting(Configuration(*pruned)) for pruned in product(settings.policies, settings.budgets)]
+    return variants + [evicting(Configuration(*pruned)) for pruned in product(settings.policies, settings.budgets)]
 
 
 def model_of(run: AnyRun, context: int, device: torch.device, load: Load | None = None) -> DecoderModel:
-    """Return a model with room for `context` tokens, ready to evaluate: untrained in the run's shape, or as loaded."""
+    """Return the run's model with initial weights and this context length, or the released model that `load` returns.
+
+    The model is in evaluation mode, on the device.
+    """
     if isinstance(run.model, Decoder):
         return run.model.model_copy(update={"context": context}).build(run.seed).to(device).eval()
     assert load is not None
@@ -123,7 +126,7 @@ def model_of(run: AnyRun, context: int, device: torch.device, load: Load | None 
 
 
 class DynamicAttend(KVCache):
-    """An `attend` that keeps all keys and values in a DynamicCache, which takes new memory for every token."""
+    """An attention function with transformers' DynamicCache, which allocates new memory for every token."""
 
     def __init__(self) -> None:
         from transformers import DynamicCache

@@ -1,6 +1,7 @@
-"""The stage `speed`: how fast runs train, score and decode, beside each other in one process; and equal time.
+"""The stage `speed`: measure the speed of training, forward passes and decoding of several runs in one process.
 
-Every repetition takes all runs in turn. Speed does not depend on what a model has learned: nothing is trained before.
+Each repetition measures all runs in turn. Speed does not depend on trained weights, so models have initial weights.
+`EqualTime` uses the measured times to match the training time of two runs.
 """
 
 import io
@@ -30,27 +31,30 @@ from formerlab.training.step import precision
 
 
 class Speed(Timing):
-    """The runs of a study that are timed, and how; each should be another model."""
+    """Settings of `speed`."""
 
     decides: ClassVar[tuple[str, ...]] = ("model", "task", "optimizer", "precision", "compile")
     training_steps: Count = 5
-    """Optimizer steps that are timed in a repetition."""
+    """Timed optimizer steps per repetition."""
     forward_sequences: Count = 64
-    """Sequences of a full forward pass, without gradients (64 in arXiv:2402.02622, section 4)."""
+    """Sequences per forward pass without gradients (64 in arXiv:2402.02622, section 4)."""
     decoded_tokens: Count = 64
-    """Tokens that one sequence is decoded by, one at a time with cached keys and values; at most the context."""
+    """Tokens decoded one by one with a KV cache, for one sequence; at most the context."""
 
 
 class EqualTime(Spec):
-    """Train for the time that another run takes (arXiv:2402.02622, Table 3), by the measured times of a step."""
+    """Train for the training time of another run (arXiv:2402.02622, Table 3), computed from measured step times."""
 
     arm: str
     """Run of the same study whose training time is matched."""
     reference: str
-    """Run of the same study, timed beside `arm`, that is this run but for the number of steps."""
+    """Run of the same study that differs from this run only in the number of steps; `speed` times it with `arm`."""
 
     def ratio(self, path: Path) -> float:
-        """Return how many steps of `reference` one step of `arm` takes: the median over repetitions in speed.csv."""
+        """Return the step time of `arm` divided by that of `reference`: the median over repetitions in speed.csv.
+
+        Raises UserError if the file has no step times of both runs.
+        """
         import pandas as pd
 
         try:
@@ -59,32 +63,32 @@ class EqualTime(Spec):
             return float((times[self.arm] / times[self.reference]).median())
         except (OSError, KeyError, ValueError) as error:
             names = f"{self.arm} and {self.reference}"
-            raise UserError(f"{path}: no step times of {names} ({error}); time them by the stage speed") from None
+            raise UserError(f"{path}: no step times of {names} ({error}); measure them by the stage speed") from None
 
 
 def measure(runs: list[Run], speed: Speed, device: torch.device) -> tuple[Rows, dict[str, str]]:
-    """Return a row per repetition, run and measure, seconds and bytes being those of one step, pass or token.
+    """Return one row per repetition, run and measure, with the seconds and peak bytes of one step, pass or token.
 
-    `memory_bytes` is the most that tensors hold at one time, weights and (in training) gradients and AdamW's moments
-    included. It is counted, not sampled: the same in every repetition, so it is taken once, in the warm-up, and never
-    in a pass that is timed. Beside the rows stands how averages over depth were computed, for the record.
+    `memory_bytes` is the peak size of all tensors, including weights and, in training, gradients and AdamW's moments.
+    The allocator or the profiler counts it exactly, so it is measured once, in the warm-up and outside timed passes.
+    The second result is an entry of the record: how depth-weighted averages were computed.
     """
-    if any(run.compile for run in runs):  # beyond these limits further models silently run uncompiled
+    if any(run.compile for run in runs):  # beyond these limits torch silently runs further models uncompiled
         import torch._dynamo.config as dynamo
 
         dynamo.recompile_limit = dynamo.accumulated_recompile_limit = 10_000
     models: dict[str, Any] = {run.name: run.model.build(run.seed) for run in runs}
-    held: dict[str, dict[str, int]] = {}
+    peaks: dict[str, dict[str, int]] = {}
     rows = Rows()
     with Progress(len(runs) * (1 + speed.repetitions), f"speed {runs[0].study}", unit="turn") as progress:
         for repetition, place, run in turns(runs, speed.repetitions):
             turn = Turn(run, models[run.name].to(device), speed, device)
-            taken = turn.seconds()
+            times = turn.seconds()
             if repetition == 0:
-                held[run.name] = turn.bytes()
+                peaks[run.name] = turn.bytes()
             else:
                 rows += [
-                    [run.name, unit, repetition, place, *size, taken[unit], held[run.name][unit]]
+                    [run.name, unit, repetition, place, *size, times[unit], peaks[run.name][unit]]
                     for unit, size in turn.sizes.items()
                 ]
             models[run.name].to("cpu")
@@ -94,10 +98,10 @@ def measure(runs: list[Run], speed: Speed, device: torch.device) -> tuple[Rows, 
 
 
 class Turn:
-    """One run while it is measured: its model is the only one on the device."""
+    """The measurement of one run in one repetition; its model is the only one on the device."""
 
     def __init__(self, run: Run, model: DecoderModel, speed: Speed, device: torch.device) -> None:
-        assert isinstance(run.task, LanguageModeling)  # the plan lets decoders in alone
+        assert isinstance(run.task, LanguageModeling)  # the plan admits only decoders
         self.run, self.task, self.model, self.speed, self.device = run, run.task, model, speed, device
         self.compiled: nn.Module = (
             torch.compile(model, dynamic=False) if run.compile else model  # type: ignore[assignment]
@@ -105,30 +109,30 @@ class Turn:
         self.decoded = min(speed.decoded_tokens, self.task.context)
         batch, sequences, context = self.task.batch, speed.forward_sequences, self.task.context
         self.sizes = {TRAINING: (batch, batch * context), FORWARD: (sequences, sequences * context), DECODE: (1, 1)}
-        """By measure, the sequences and tokens of its unit."""
+        """Sequences and tokens of one step, pass or token, by measure."""
 
     def seconds(self) -> dict[str, float]:
-        """Return, by measure, the seconds of its unit; those of an optimizer step as training itself counts them.
+        """Return the seconds of one step, pass or token, by measure; steps use the training loop's clock.
 
-        One step before those that are timed compiles, chooses kernels and gets memory, as one pass does.
+        One step and one pass before the timed ones warm up: they compile, choose kernels and allocate memory.
         """
-        spent, found = self._train(1 + self.speed.training_steps), {}
-        found[TRAINING] = (spent[-1] - spent[1]) / self.speed.training_steps
-        for unit, work, times in ((FORWARD, self._forward, 1), (DECODE, self._decode, self.decoded)):
+        spent, times = self._train(1 + self.speed.training_steps), {}
+        times[TRAINING] = (spent[-1] - spent[1]) / self.speed.training_steps
+        for unit, work, count in ((FORWARD, self._forward, 1), (DECODE, self._decode, self.decoded)):
             work()
-            found[unit] = seconds(work, self.device) / times
-        return found
+            times[unit] = seconds(work, self.device) / count
+        return times
 
     def bytes(self) -> dict[str, int]:
-        """Return, by measure, the most bytes held at one time."""
+        """Return the peak bytes of all tensors, by measure."""
         weights = sum(parameter.nbytes for parameter in self.model.parameters())
         works = {TRAINING: lambda: self._train(2), FORWARD: self._forward, DECODE: self._decode}
         return {unit: weights + peak_bytes(work, self.device) for unit, work in works.items()}
 
     def _train(self, steps: int) -> list[float]:
-        """Train the model for some steps; return the seconds spent before each step, and at the end."""
+        """Train the model for `steps` steps; return the cumulative training seconds before each step and at the end."""
         self.model.train()
-        micro_batch = self.task.batch // self.task.accumulate  # one size, so that nothing more is compiled
+        micro_batch = self.task.batch // self.task.accumulate  # also the size of validation, so only one is compiled
         task = self.task.model_copy(update={"valid_windows": micro_batch})
         changes = {"task": task, "steps": steps, "evaluate_every": steps, "log_every": steps}
         state = State(self.model, self.run.optimizer.build(self.model))
@@ -136,7 +140,7 @@ class Turn:
         hooks = Hooks(lambda state: None, lambda: spent.append(state.training_time_s), float("inf"))
         tokens = random_tokens(self.model, 1, 64 * task.context, self.run.seed)
         stream = tokens.flatten().cpu().numpy().astype(np.uint32)
-        with redirect_stderr(io.StringIO()):  # its progress
+        with redirect_stderr(io.StringIO()):  # hides the progress bar
             train(self.run.model_copy(update=changes), state, stream, stream, hooks)
         return [*spent, state.training_time_s]
 

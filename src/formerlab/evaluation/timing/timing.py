@@ -1,4 +1,4 @@
-"""Shared by stages that measure times: turns, seconds, memory."""
+"""Helpers shared by the stages that measure speed and memory."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,23 +19,23 @@ Item = TypeVar("Item")
 
 
 class Timing(Spec):
-    """Settings of a stage that times runs of a study beside each other; their weights do not matter."""
+    """Settings of a stage that times several runs of a study in turn; it needs no trained weights."""
 
     decides: ClassVar[tuple[str, ...]] = ("model",)
-    """The parts of a run's spec that decide its times."""
+    """Fields of a run's spec that its times depend on."""
     repetitions: Annotated[Count, Field(ge=5)] = 7
-    """Number of repetitions."""
+    """Number of timed repetitions."""
 
     def memory_bytes(self, runs: Sequence[AnyRun]) -> int:
-        """Return about how many bytes the stage holds at one time, models included."""
+        """Estimate the peak bytes of the stage, including models."""
         return sum(4 * run.model.params() for run in runs)
 
 
 def turns(items: Sequence[Item], repetitions: int) -> Iterator[tuple[int, int, Item]]:
-    """Yield repetition, place in it (from 1) and item: every repetition takes all items, another one first.
+    """Yield repetition, position in the repetition (from 1) and item; each repetition starts with another item.
 
-    What slows the machine for a while so slows all of them. Repetition 0, before the others, warms up: it compiles,
-    chooses kernels and gets memory, and is not to be counted.
+    A temporary slowdown of the machine therefore affects all items. Repetition 0 is a warm-up, which compiles, chooses
+    kernels and allocates memory; do not report it.
     """
     for repetition in range(repetitions + 1):
         shift = repetition % len(items)
@@ -44,7 +44,7 @@ def turns(items: Sequence[Item], repetitions: int) -> Iterator[tuple[int, int, I
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
-    """Return how long some work takes, until the device is done with it."""
+    """Return the seconds of `work()`, including its kernels on the device."""
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda device: None
     wait(device)
     began = time.perf_counter()
@@ -54,18 +54,18 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
 
 
 def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
-    """Return the largest number of bytes that tensors held at one time during `work`, beyond those held before it.
+    """Return the peak bytes of tensors during `work()`, minus the bytes that were allocated before it.
 
-    On a GPU the caching allocator keeps the count. A CPU's does not, so there the profiler writes every allocation and
-    release down, which slows the work: never time what is counted.
+    On a GPU the caching allocator counts. On a CPU the profiler records every allocation and release, which slows the
+    work, so time it separately.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
+        allocated = torch.cuda.memory_allocated(device)
         work()
         torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
+        return torch.cuda.max_memory_allocated(device) - allocated
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         work()
     results = profiler.profiler.kineto_results if profiler.profiler is not None else None
@@ -79,13 +79,13 @@ def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
 
 
 def random_tokens(model: DecoderModel, sequences: int, length: int, seed: int) -> Int[Tensor, "sequences length"]:
-    """Return tokens of the model's vocabulary, on its device: speed does not depend on what they are."""
+    """Return random token ids below the model's vocabulary size, on the model's device."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(model.spec.vocabulary, (sequences, length), generator=generator)
     return tokens.to(model.embedding.device)
 
 
 def take_in(model: DecoderModel, cache: Attend, tokens: Int[Tensor, "sequences time"], start: int = 0) -> None:
-    """Give a model the tokens from position `start` on, one by one; the cache holds those in front of them."""
+    """Feed a model the tokens from position `start` on, one by one; the cache has the tokens before `start`."""
     for now in range(start, tokens.shape[1]):
         model(tokens[:, now : now + 1], attend=cache, start=now)

@@ -1,1 +1,1 @@
-"""Translation: beam search, BLEU, attention maps."""
+"""Evaluation of translation models: beam search, BLEU, attention maps."""

@@ -1,4 +1,4 @@
-"""Beam search with the length penalty of GNMT, over a batch of sentences."""
+"""Beam search over a batch of sentences, with the length penalty of GNMT."""
 
 import math
 from dataclasses import dataclass
@@ -11,29 +11,29 @@ from torch import Tensor, nn
 from formerlab.cache import KVCache
 from formerlab.models.translator import TranslatorModel
 
-LOOK = 8
-"""Steps between two looks at which sentences are done, where a look means waiting for a GPU."""
+CHECK_EVERY = 8
+"""Steps between two checks for finished sentences on a GPU, where a check synchronises with the device."""
 
 
 class Hypothesis(NamedTuple):
     """A finished translation."""
 
     tokens: list[int]
-    """Its tokens, without the end."""
+    """Token ids, without the end token."""
     score: float
-    """Log-probability, the end included, divided by the length penalty."""
+    """Log-probability, including the end token, divided by the length penalty."""
 
 
 @dataclass
 class Best:
-    """The best finished translation of every sentence so far."""
+    """The best finished translation of each sentence so far."""
 
     tokens: Int[Tensor, "all time"]
-    """Its tokens, filled up with ends."""
+    """Token ids, padded with end tokens."""
     scores: Float[Tensor, " all"]
-    """Its log-probability over the length penalty, in double precision; -inf where none has finished."""
+    """Log-probability divided by the length penalty, in float64; -inf for a sentence without a finished translation."""
     finished: Int[Tensor, " all"]
-    """Number of finished translations."""
+    """Number of finished translations per sentence."""
 
     def take(
         self,
@@ -44,11 +44,14 @@ class Best:
         ends: Bool[Tensor, "sentences beam"],
         penalty: float,
     ) -> None:
-        """Take the best continuations of the sentences `live`, those that end, as finished translations."""
+        """Update the sentences `live` with those of their best continuations `top` that end (`ends`).
+
+        `top` is in descending order; continuation i extends `histories[origins[i]]`.
+        """
         ends = ends & (top > -math.inf)
         self.finished[live] += ends.sum(dim=1)
         ranks = torch.arange(ends.shape[1], device=ends.device)
-        first = ranks.where(ends, ends.shape[1] - 1).amin(dim=1, keepdim=True)  # the best, since `top` descends
+        first = ranks.where(ends, ends.shape[1] - 1).amin(dim=1, keepdim=True)  # the best one, because `top` descends
         score = (top.gather(1, first)[:, 0].double() / penalty).where(ends.any(dim=1), -math.inf)
         better, time = score > self.scores[live], histories.shape[2]
         written = histories.gather(1, origins.gather(1, first)[:, :, None].expand(-1, -1, time))[:, 0]
@@ -72,17 +75,18 @@ def beam_search(
     beam: int = 4,
     alpha: float = 0.6,
 ) -> list[Hypothesis]:
-    """Return the best translation found of each source, of at most `limits` tokens without the end.
+    """Return the best translation of each source that beam search finds, with at most `limits` tokens plus the end.
 
-    In every step the `beam` best hypotheses are continued by every token; of the `beam` best continuations those that
-    end are finished, and the best `beam` others go on. A sentence is done when `beam` hypotheses have finished, or when
-    none that goes on can beat the best finished one: its log-probability can only fall, and the penalty that divides it
-    is at most that of the limit. So stopping early never changes the result, and beam = 1 is greedy decoding.
+    Each step extends the `beam` best hypotheses by every token. Continuations among the `beam` best that end are
+    finished; the best `beam` others are extended in the next step. A sentence is done when `beam` hypotheses have
+    finished, or when no unfinished hypothesis can exceed the best finished score. This bound holds because the
+    log-probability of a hypothesis only decreases and its length penalty is at most the penalty of the limit, so early
+    stopping never changes the result. With beam = 1 the search is greedy decoding.
 
-    Sentences that are done are decoded on, in vain, until the next look at which they are: LOOK steps on a GPU.
+    On a GPU, sentences that are done are removed every CHECK_EVERY steps, and decoded in the meantime.
     """
     encoded, device, count, most = model.encode(source, real), source.device, len(source), max(limits)
-    look = 1 if device.type == "cpu" else LOOK
+    check_every = 1 if device.type == "cpu" else CHECK_EVERY
     penalties = [length_penalty(limit + 1, alpha) for limit in limits]
     longest = torch.tensor(limits).to(device, non_blocking=True)
     bounds = torch.tensor(penalties, dtype=torch.float64).to(device, non_blocking=True)
@@ -93,17 +97,17 @@ def beam_search(
     histories = torch.empty(count * beam, 0, dtype=torch.long, device=device)
     newest = torch.full((count * beam, 1), end, device=device)
     cache, words = KVCache(most + 1), torch.arange(model.spec.vocabulary, device=device)
-    for length in range(1, most + 2):  # tokens of a hypothesis that ends now, its end included
+    for length in range(1, most + 2):  # tokens of a hypothesis that ends in this step, including the end token
         logits = model.decode(newest, encoded, cache.length, cache.take)[:, -1]
         log_probs = torch.log_softmax(logits.float(), dim=-1).view(len(live), beam, -1)
-        if length > min(limits):  # sentences at their limit can only end
+        if length > min(limits):  # hypotheses at the limit can only end
             full = longest[live] < length
             log_probs = log_probs.masked_fill(full[:, None, None] & (words != end), -math.inf)
         totals = (scores[:, :, None] + log_probs).flatten(1)
         totals = nn.functional.pad(totals, (0, max(2 * beam - totals.shape[1], 0)), value=-math.inf)
-        top, places = totals.topk(2 * beam, dim=1)  # impossible ones fill up where the vocabulary is small
-        places = places.clamp(max=beam * len(words) - 1)
-        origins, tokens = places // len(words), places % len(words)
+        top, indices = totals.topk(2 * beam, dim=1)  # includes padding of -inf if the vocabulary is small
+        indices = indices.clamp(max=beam * len(words) - 1)
+        origins, tokens = indices // len(words), indices % len(words)
         ends = tokens == end
         written, ending = histories.view(len(live), beam, -1), ends & ~done[:, None]
         penalty = length_penalty(length, alpha)
@@ -113,7 +117,7 @@ def beam_search(
         hopeful = scores[:, 0].double() / bounds[live] > best.scores[live]
         done = done | ~hopeful | (best.finished[live] >= beam)
         rows = torch.arange(len(live), device=device)
-        if length % look == 0:
+        if length % check_every == 0:
             rows = (~done).nonzero()[:, 0]
             if len(rows) == 0:
                 break
@@ -121,10 +125,10 @@ def beam_search(
                 encoded = encoded.select(rows)
             live, done, scores, origins, tokens = (x[rows] for x in (live, done, scores, origins, tokens))
         chosen = (rows[:, None] * beam + origins).flatten()
-        same = device.type == "cpu" and torch.equal(chosen, torch.arange(len(histories)))  # a GPU would be waited for
+        same = device.type == "cpu" and torch.equal(chosen, torch.arange(len(histories)))  # would synchronise a GPU
         histories = torch.cat((histories[chosen], tokens.view(-1, 1)), dim=1)
         if not same:
             cache.reorder(chosen)
         newest = tokens.view(-1, 1)
-    found = zip(best.tokens.tolist(), best.scores.tolist(), strict=True)
-    return [Hypothesis(tokens[: tokens.index(end)], score) for tokens, score in found]
+    translations = zip(best.tokens.tolist(), best.scores.tolist(), strict=True)
+    return [Hypothesis(tokens[: tokens.index(end)], score) for tokens, score in translations]

@@ -1,4 +1,4 @@
-"""BLEU from rows: what each sentence contributes, and the score of any set of sentences. Nothing here imports torch."""
+"""BLEU from counts per sentence, so that any set of sentences can be scored from its rows, without torch."""
 
 import re
 from collections.abc import Callable
@@ -18,29 +18,29 @@ METRICS: dict[Metric, str] = {
     "compound_split": "tokenised (13a), hyphenated compounds split, as in the 2017 paper (there with Moses' tokenizer)",
     "tokenized_lowercase": "lower-cased and tokenised (13a), as most tutorials report it; no standard",
 }
-"""What each metric counts. Only sacrebleu compares across papers; the others are shown beside it, with labels."""
+"""Label of each metric. Only sacrebleu is comparable across papers; the others are reported in addition."""
 
 STATISTICS = (
     *("correct_1", "correct_2", "correct_3", "correct_4", "total_1", "total_2", "total_3", "total_4"),
     *("length", "reference_length"),
 )
-"""The counts of a sentence; the score of a corpus follows from their sums."""
+"""Counts of a sentence; the score of a corpus is computed from their sums."""
 _HYPHEN = re.compile(r"(?<=\S)-(?=\S)")
 
 
 def statistics(metric: Metric, translation: str, reference: str) -> list[int]:
-    """Return the STATISTICS of one sentence: n-grams that its reference has, all its n-grams, both lengths in words."""
-    texts = [text if metric == "sacrebleu" else _prepared(metric, text) for text in (translation, reference)]
+    """Return the STATISTICS of one sentence: matching n-grams and all n-grams by order, and both lengths in words."""
+    texts = [text if metric == "sacrebleu" else _tokenize(metric, text) for text in (translation, reference)]
     score = _scorer(metric).sentence_score(texts[0], texts[1:])
     return [*score.counts, *score.totals, score.sys_len, score.ref_len]
 
 
 def corpus_bleu(sums: Float[np.ndarray, "*shape statistics"]) -> Float[np.ndarray, "*shape"]:
-    """Return BLEU, 0 to 100, of sums of STATISTICS over sentences, by sacreBLEU's rules.
+    """Return BLEU, 0 to 100, from sums of STATISTICS over sentences, as sacreBLEU computes it.
 
-    The geometric mean of the precisions of all four orders times the brevity penalty. An order without a match counts
-    1 / (2^k T) of its T n-grams, where k numbers such orders from the lowest up (smoothing `exp`). A corpus without any
-    match, without n-grams of some order or without words scores 0.
+    BLEU is the geometric mean of the precisions of all four orders, times the brevity penalty. An order with T n-grams
+    and no match has precision 1 / (2^k T), where k numbers such orders from the lowest (smoothing `exp`). A corpus
+    without a match, without n-grams of some order, or without words scores 0.
     """
     correct, total, length, reference = sums[..., :4], sums[..., 4:8], sums[..., 8], sums[..., 9]
     unmatched = np.cumsum(correct == 0, axis=-1)
@@ -51,17 +51,17 @@ def corpus_bleu(sums: Float[np.ndarray, "*shape statistics"]) -> Float[np.ndarra
 
 
 def signature(metric: Metric) -> str:
-    """Return the signature of a metric: sacreBLEU's own, and for the others what was done to the text before."""
+    """Return sacreBLEU's signature of the metric; for the other metrics it names the text preprocessing."""
     from sacrebleu import __version__
 
     if metric == "sacrebleu":
         return f"nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:{__version__}"
-    what = "case:mixed|tok:13a+hyphen-split" if metric == "compound_split" else "case:lc|tok:13a"
-    return f"nrefs:1|{what}|eff:no|smooth:exp|not-sacreBLEU-default|version:{__version__}"
+    preprocessing = "case:mixed|tok:13a+hyphen-split" if metric == "compound_split" else "case:lc|tok:13a"
+    return f"nrefs:1|{preprocessing}|eff:no|smooth:exp|not-sacreBLEU-default|version:{__version__}"
 
 
-def _prepared(metric: Metric, text: str) -> str:
-    """Return words between single spaces."""
+def _tokenize(metric: Metric, text: str) -> str:
+    """Return the words of a text, separated by single spaces."""
     if metric == "tokenized_lowercase":
         return _tokenizer()(text.lower())
     return _HYPHEN.sub(" ##AT##-##AT## ", _tokenizer()(text))
@@ -71,7 +71,7 @@ def _prepared(metric: Metric, text: str) -> str:
 def _scorer(metric: Metric) -> "BLEU":
     from sacrebleu.metrics.bleu import BLEU
 
-    # Counts do not depend on the effective order, which only keeps the library from warning about single sentences.
+    # Counts do not depend on `effective_order`, which only silences a warning about single sentences.
     return BLEU(tokenize="13a" if metric == "sacrebleu" else "none", force=True, effective_order=True)
 
 

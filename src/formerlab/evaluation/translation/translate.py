@@ -1,4 +1,4 @@
-"""The stage `translate`: held-out sentences translated with a finished model, and their counts for a score."""
+"""The stage `translate`: translate held-out sentences with a finished model, and count their n-grams for BLEU."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -25,30 +25,30 @@ from formerlab.tasks.scoring import evaluating
 from formerlab.tasks.translation import SentenceBatch, sentence_batch
 
 Map = tuple[str, int, Tensor]
-"""Part, layer, and weights of shape (heads, queries, keys)."""
+"""Kind of attention (encoder, decoder, cross), layer, and attention probabilities of shape (heads, queries, keys)."""
 
 
 class Decoding(Measurement):
     """How held-out sentences are translated; the defaults are those of the paper (arXiv:1706.03762, section 6.1)."""
 
     splits: tuple[Literal["valid", "test"], ...] = ("test",)
-    """Which splits."""
+    """Splits that are translated."""
     sentences: Count | None = None
-    """At most so many of each, from the beginning; None means all."""
+    """Number of sentences of each split, from the first; default all."""
     beam: Size = 4
-    """Hypotheses of a sentence; 1 is greedy."""
+    """Beam size; 1 is greedy decoding."""
     alpha: float = Field(default=0.6, ge=0.0, le=10.0)
     """Exponent of the length penalty."""
     extra: AnyCount = 50
-    """Tokens by which a translation may be longer than its source."""
+    """Maximum number of tokens by which a translation may exceed its source."""
     batch_tokens: Count = 4096
-    """Source tokens, padding included, that are translated together."""
+    """Source tokens per batch, including padding."""
     attention_sentences: AnyCount = 0
-    """Test sentences whose attention is written to attention.csv, with the text of their tokens."""
+    """Number of test sentences whose attention probabilities are written to attention.csv."""
 
 
 def measure(run: Measured, settings: Decoding) -> None:
-    """Write translations, a row per sentence, their counts for BLEU, and attention maps."""
+    """Write translations.tsv, translate.csv (one row per sentence), bleu.csv (counts) and attention.csv."""
     run.notes["signatures"] = {metric: signature(metric) for metric in METRICS}
     tokenizer, lines = load_tokenizer(run.data), list[str]()
     sentences: list[Sequence[Any]] = []
@@ -60,9 +60,9 @@ def measure(run: Measured, settings: Decoding) -> None:
             sizes = (int(pairs.source_lengths[number]), len(reference) + 1, len(hypothesis.tokens) + 1)
             exact = int(hypothesis.tokens == reference)
             sentences.append((split, number, *sizes, hypothesis.score, exact))
-            text, wanted = (tokenizer.decode(tokens) for tokens in (hypothesis.tokens, reference))
+            text, expected = (tokenizer.decode(tokens) for tokens in (hypothesis.tokens, reference))
             for metric in METRICS:
-                scored.append((split, number, metric, *statistics(metric, text, wanted)))
+                scored.append((split, number, metric, *statistics(metric, text, expected)))
             lines.append(f"{split}\t{number}\t{' '.join(text.split())}\n")
     run.write("translate.csv", sentences)
     run.write("bleu.csv", scored)
@@ -71,9 +71,9 @@ def measure(run: Measured, settings: Decoding) -> None:
 
 
 def decode(model: TranslatorModel, pairs: PairStream, decoding: Decoding, label: str) -> list[Hypothesis]:
-    """Return the translation of every source sentence asked for, in the order of the data."""
+    """Return the translations of the first `decoding.sentences` source sentences, in the order of the data."""
     count = min(len(pairs), decoding.sentences or len(pairs))
-    found: dict[int, Hypothesis] = {}
+    translations: dict[int, Hypothesis] = {}
     device, longest = model.embedding.device, model.spec.context - 1
     with Progress(count, label, unit="sentence") as progress:
         for numbers in pairs.batches(max(decoding.batch_tokens, pairs.longest)):
@@ -82,15 +82,15 @@ def decode(model: TranslatorModel, pairs: PairStream, decoding: Decoding, label:
                 continue
             batch = sentence_batch(pairs, chosen).to(device)
             limits = [min(longest, int(pairs.source_lengths[number]) + decoding.extra) for number in chosen]
-            given = batch.source, batch.real, limits, pairs.end
-            translated = beam_search(model, *given, beam=decoding.beam, alpha=decoding.alpha)
-            found |= dict(zip(chosen, translated, strict=True))
+            inputs = batch.source, batch.real, limits, pairs.end
+            translated = beam_search(model, *inputs, beam=decoding.beam, alpha=decoding.alpha)
+            translations |= dict(zip(chosen, translated, strict=True))
             progress.advance(len(chosen))
-    return [found[number] for number in range(count)]
+    return [translations[number] for number in range(count)]
 
 
 def _attention(model: TranslatorModel, data: Path, tokenizer: Tokenizer, decoding: Decoding) -> Iterator[list[Any]]:
-    """Yield one row per weight: queries and keys are the tokens that the encoder or the decoder reads."""
+    """Yield one row per attention probability, with the texts of the query and key tokens."""
     pairs = load_pairs(data, "test")
     for number in range(min(decoding.attention_sentences, len(pairs))):
         batch = sentence_batch(pairs, [number]).to(model.embedding.device)
@@ -99,32 +99,32 @@ def _attention(model: TranslatorModel, data: Path, tokenizer: Tokenizer, decodin
             for ids in (batch.source, batch.target_in)
         )
         texts = {"encoder": (source, source), "cross": (target, source), "decoder": (target, target)}
-        for part, layer, weights in attention_maps(model, batch):
-            queries, keys = texts[part]
+        for kind, layer, weights in attention_maps(model, batch):
+            queries, keys = texts[kind]
             for (head, q, k), weight in np.ndenumerate(weights.numpy()):
-                if part != "decoder" or k <= q:
-                    yield [number, part, layer, head, q, k, queries[q], keys[k], float(weight)]
+                if kind != "decoder" or k <= q:
+                    yield [number, kind, layer, head, q, k, queries[q], keys[k], float(weight)]
 
 
 def attention_maps(model: TranslatorModel, batch: SentenceBatch) -> list[Map]:
     """Return the attention probabilities of every layer on a batch of one pair, without dropout."""
-    found: list[Map] = []
-    places: dict[nn.Module, tuple[str, int]] = {}
-    for layer, (reading, writing) in enumerate(zip(model.encoder, model.decoder, strict=True)):
-        places[reading.get_submodule("attention")] = ("encoder", layer)
-        places[writing.get_submodule("attention")] = ("decoder", layer)
-        places[writing.get_submodule("cross")] = ("cross", layer)
+    maps: list[Map] = []
+    kinds: dict[nn.Module, tuple[str, int]] = {}
+    for layer, (encoder_block, decoder_block) in enumerate(zip(model.encoder, model.decoder, strict=True)):
+        kinds[encoder_block.get_submodule("attention")] = ("encoder", layer)
+        kinds[decoder_block.get_submodule("attention")] = ("decoder", layer)
+        kinds[decoder_block.get_submodule("cross")] = ("cross", layer)
 
-    def look(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
+    def record(module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         assert isinstance(module, MultiHead)
-        q, (k, _), *rest = arguments
-        mask = rest[0] if rest else None
+        q, (k, _), *optional = arguments
+        mask = optional[0] if optional else None
         if options.get("causal"):
             mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()[None, None]
-        found.append((*places[module], module.weights(q, k, mask)[0].cpu()))
+        maps.append((*kinds[module], module.weights(q, k, mask)[0].cpu()))
 
     with evaluating(model), ExitStack() as hooks:
-        for module in places:
-            hooks.enter_context(module.register_forward_pre_hook(look, with_kwargs=True))
+        for module in kinds:
+            hooks.enter_context(module.register_forward_pre_hook(record, with_kwargs=True))
         model(batch.source, batch.real, batch.target_in)
-    return found
+    return maps
