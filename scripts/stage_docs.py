@@ -54,6 +54,7 @@ STYLE = ".md-grid { max-width: 80rem }\n.md-typeset table:not([class]) code { wh
 def pages() -> dict[Path, Path]:
     """Return every page with its path on the site."""
     docs = {path: path.relative_to(ROOT / "docs") for path in sorted((ROOT / "docs").rglob("*.md"))}
+    del docs[ROOT / "docs/README.md"]  # the index on the code host; the site has its own navigation
     return docs | {ROOT / name: Path(site_name) for name, site_name in NAMED.items()}
 
 

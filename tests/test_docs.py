@@ -104,9 +104,9 @@ def test_files_exist(page):
 
 def test_pages_can_be_read_at_one_sitting():
     lines = {str(page.relative_to(ROOT)): page.read_text().count("\n") for page in PAGES if page.name != "CHANGELOG.md"}
-    assert lines.pop("README.md") <= 110
-    assert len(lines) <= 25
-    assert {name: count for name, count in lines.items() if count > 120} == {}
+    assert lines.pop("README.md") <= 120
+    assert len(lines) <= 26
+    assert {name: count for name, count in lines.items() if count > 130} == {}
 
 
 def test_a_new_project_takes_the_configuration_of_the_page_on_own_text(tmp_path, monkeypatch):
