@@ -9,7 +9,7 @@ import torch
 from formerlab.__main__ import main
 from formerlab.data import prepare
 from formerlab.data.images import ImageData, load_images
-from formerlab.data.images.augmentation import Look, channels_first
+from formerlab.data.images.augmentation import Preprocessing, channels_first
 from formerlab.data.images.store import cut
 from formerlab.errors import UserError
 from formerlab.evaluation.vision import classify
@@ -62,9 +62,9 @@ def test_images_of_another_size_are_resized_as_when_they_are_prepared(side, plac
     assert f"images of {side} x {side} pixels are resized to 8 x 8" in capsys.readouterr().err
     model, _ = load_model(place / "run")
     cuts = np.stack([cut(images.image(index), 8) for index in range(len(images))])
-    look = Look(side=8, mean=own.mean, std=own.std)
+    preprocessing = Preprocessing(side=8, mean=own.mean, std=own.std)
     with torch.no_grad():
-        wanted = model(look.normalised(channels_first(cuts))).argmax(-1)
+        wanted = model(preprocessing.normalised(channels_first(cuts))).argmax(-1)
     with open(tmp_path / "rows.csv", newline="") as file:
         assert [int(row["prediction"]) for row in csv.DictReader(file)] == wanted.tolist()
 

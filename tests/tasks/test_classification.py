@@ -17,7 +17,7 @@ from formerlab.data.images.augmentation import (
     Shift,
     TimmAugmentation,
     channels_first,
-    own_randomness,
+    isolated_randomness,
     posterized,
     timm_transform,
 )
@@ -107,7 +107,7 @@ def test_every_draw_of_a_policy_is_an_image(channels):
     picture = Image.fromarray(pixels).convert(MODES[channels])
     for policy, draws in {TimmAugmentation().policy: 2000, **dict.fromkeys(FULL_MAGNITUDE, 200)}.items():
         transform = timm_transform(TimmAugmentation(policy=policy), 8, (0.5,) * channels, (0.5,) * channels)
-        with own_randomness() as reseed:
+        with isolated_randomness() as reseed:
             for seed in range(draws):
                 reseed(seed)
                 assert transform(picture).shape == (channels, 8, 8), f"{policy}, seed {seed}"
@@ -124,11 +124,11 @@ def test_images_are_what_timm_makes_of_them_to_the_bit(digits):
 
     task = TASKS[2].model_copy(update={"accumulate": 2, "augmentation": TIMM.model_copy(update={"erase": 0.9})})
     data = task.load(digits, "train")
-    transform = timm_transform(task.augmentation, 8, data.look.mean, data.look.std)
+    transform = timm_transform(task.augmentation, 8, data.preprocessing.mean, data.preprocessing.std)
     pasted = 0
     for step in range(4):
         indices, parts = step_indices(0, 8 * step, 8, len(data)), task.step_batches(data, 0, step)
-        with own_randomness() as reseed:
+        with isolated_randomness() as reseed:
             made = []
             for index, seed in zip(indices, image_seeds(0, step, np.arange(8)), strict=True):
                 reseed(seed)
@@ -137,10 +137,10 @@ def test_images_are_what_timm_makes_of_them_to_the_bit(digits):
             labels = torch.from_numpy(data.images.labels[indices])
             images, targets = Mixup(0.8, 1.0, label_smoothing=0.1, num_classes=10)(torch.stack(made), labels)
         for part, places in zip(parts, ([0, 1, 6, 7], [2, 3, 4, 5]), strict=True):
-            assert part.drawn.pixels.dtype == torch.uint8
+            assert part.augmented.pixels.dtype == torch.uint8
             assert torch.equal(ready(part).images, images[places])
             assert torch.equal(ready(part).targets, targets[places])
-            assert len(part.drawn.noise) > 0
+            assert len(part.augmented.noise) > 0
         pasted += parts[0].mix.box is not None
     assert 0 < pasted < 4
 
@@ -264,4 +264,4 @@ def test_shifts_need_pixels(tmp_path):
     with pytest.raises(UserError, match="kind=shift is for images kept as pixels"):
         Classification(augmentation=Shift()).load(tmp_path / "out", "train")
     task = Classification(batch=4, augmentation=None)
-    assert task.step_batches(task.load(tmp_path / "out", "train"), 0, 0)[0].drawn.pixels.shape == (4, 1, 8, 8)
+    assert task.step_batches(task.load(tmp_path / "out", "train"), 0, 0)[0].augmented.pixels.shape == (4, 1, 8, 8)

@@ -22,7 +22,7 @@ import pytest
 import torch
 from small_runs import MODEL, TOKENFORMER, small
 
-from formerlab.data.images.augmentation import Look, Shift
+from formerlab.data.images.augmentation import Preprocessing, Shift
 from formerlab.data.images.batches import TrainingImages
 from formerlab.data.images.store import ImageSet
 from formerlab.data.pairs.streams import PairStream
@@ -142,8 +142,8 @@ def data_of(run, folder):
     entry = {"images": 40, "file": "pixels.bin", "labels": "labels.npy"}
     form = {"side": 8, "channels": 1, "storage": "pixels"}
     found = ImageSet(folder, entry, form, (0.4,), (0.3,), tuple("abcd"))
-    look = Look(side=8, mean=found.mean, std=found.std, crop=1.0)
-    return TrainingImages(found, run.task.augmentation, look, run.task.batch), found
+    preprocessing = Preprocessing(side=8, mean=found.mean, std=found.std, crop=1.0)
+    return TrainingImages(found, run.task.augmentation, preprocessing, run.task.batch), found
 
 
 def trained(run, model=None):

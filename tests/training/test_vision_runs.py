@@ -128,7 +128,7 @@ def signalled_while_images_are_made(rank, digits, out):
     """Train until all processes of the job get SIGTERM, then to the end."""
     os.setpgrp()
     job = os.getpid()
-    asked, made_ahead = itertools.count(1), TrainingImages._made_ahead
+    asked, made_ahead = itertools.count(1), TrainingImages._from_workers
 
     def made(images, *words):
         if next(asked) == 2:
@@ -143,7 +143,7 @@ def signalled_while_images_are_made(rank, digits, out):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "2")  # a worker then has a thread of BLAS, to which a signal may go
         patch.setattr(TrainingImages, "workers", property(lambda images: 1, lambda images, value: None), raising=False)
-        patch.setattr(TrainingImages, "_made_ahead", made)
+        patch.setattr(TrainingImages, "_from_workers", made)
         with pytest.raises(StoppedEarly, match=r"stopped after step 2 of 8 \(SIGTERM"):
             trained(RUN, digits, out)
         trained(RUN, digits, out)
@@ -174,7 +174,7 @@ class Ended(Hindered):
 
 def hindered(rank, images, asked_to_stop, error, reason, digits, out):
     """Train with images that do not come, then to the end with those that do."""
-    made_ahead = images._made_ahead
+    made_ahead = images._from_workers
 
     def made(images, *words):
         if asked_to_stop and words[1] == 2:
@@ -183,9 +183,9 @@ def hindered(rank, images, asked_to_stop, error, reason, digits, out):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(classification, "TrainingImages", images)
-        patch.setattr(images, "_made_ahead", made)
-        patch.setattr(image_batches, "LOOK", 2.0)
-        patch.setattr(image_batches, "PATIENCE", 600.0 if asked_to_stop else 0.1)
+        patch.setattr(images, "_from_workers", made)
+        patch.setattr(image_batches, "POLL_SECONDS", 2.0)
+        patch.setattr(image_batches, "TIMEOUT_SECONDS", 600.0 if asked_to_stop else 0.1)
         with pytest.raises(error, match=reason):
             trained(RUN, digits, out)
     trained(RUN, digits, out)

@@ -90,7 +90,7 @@ def _probe_rows(run: Measured, settings: Floors) -> Iterator[tuple[Any, ...]]:
 
 def _pixels(images: ImageSet) -> np.ndarray:
     """Return flattened images, normalised by the training split's mean and standard deviation of each channel."""
-    if not images.whole:
+    if not images.stores_pixels:
         raise UserError(f"{images.folder}: images are stored as files; the linear probe needs storage: pixels")
     mean, std = (np.array(moment, dtype=np.float32) for moment in (images.mean, images.std))
     pixels = images.pixels(np.arange(len(images))).astype(np.float32) / 255

@@ -44,11 +44,11 @@ def classify(
         print(f"{folder}: images of {side} x {side} pixels are resized to {spec.image} x {spec.image}", file=sys.stderr)
     training_data = data_of(folder, run)
     normalised_by = load_images(training_data, "train") if (training_data / "manifest.json").is_file() else images
-    look = task.look(normalised_by, task.crop).model_copy(update={"side": spec.image})
+    preprocessing = task.preprocessing(normalised_by, task.crop).model_copy(update={"side": spec.image})
     rows: list[Prediction] = []
     model, began = model.to(device), time.perf_counter()
     with torch.no_grad(), Progress(len(images), f"classify {folder}", unit="image") as progress:
-        for image_batch in held_out_batches(images, np.arange(len(images)), look, batch):
+        for image_batch in held_out_batches(images, np.arange(len(images)), preprocessing, batch):
             on_device = image_batch.to(torch.device(device))
             rows += predictions(model(on_device.images), on_device.targets)
             progress.update(len(rows))

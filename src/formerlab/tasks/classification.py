@@ -12,9 +12,9 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from formerlab.data.images.augmentation import Augmentation, Look, Probability, Shift
+from formerlab.data.images.augmentation import Augmentation, Preprocessing, Probability, Shift
 from formerlab.data.images.batches import ImageBatch, ImageBytes, TrainingImages, held_out_batches
-from formerlab.data.images.mixing import drawn_mix
+from formerlab.data.images.mixing import draw_mix
 from formerlab.data.images.store import ImageSet, load_images
 from formerlab.errors import UserError
 from formerlab.seeding import mixed_seed
@@ -86,14 +86,14 @@ class Classification(TaskSpec):
         images = load_images(folder, split)
         if split != "train":
             return images
-        if isinstance(self.augmentation, Shift) and not images.whole:
+        if isinstance(self.augmentation, Shift) and not images.stores_pixels:
             raise UserError("task.augmentation.kind=shift is for images kept as pixels; use timm, or storage: pixels")
-        return TrainingImages(images, self.augmentation, self.look(images, crop=1.0), self.batch)
+        return TrainingImages(images, self.augmentation, self.preprocessing(images, crop=1.0), self.batch)
 
-    def look(self, images: ImageSet, crop: float) -> Look:
+    def preprocessing(self, images: ImageSet, crop: float) -> Preprocessing:
         """Return how images look to the model."""
         mean, std = IMAGENET if self.normalise == "imagenet" else (images.mean, images.std)
-        return Look(side=images.form["side"], mean=mean, std=std, crop=crop)
+        return Preprocessing(side=images.form["side"], mean=mean, std=std, crop=crop)
 
     def step_batches(
         self, data: TrainingImages, seed: int, step: int, start: DataPosition = START, shard: Shard = SINGLE_PROCESS
@@ -102,7 +102,7 @@ class Classification(TaskSpec):
         draw, mix = start.steps + step, None
         if self.mixup or self.cutmix:
             drawn_by, classes = mixed_seed(seed, draw, "mix"), len(data.images.classes)
-            mix = drawn_mix(self.mixup, self.cutmix, self.smoothing, classes, data.look.side, drawn_by)
+            mix = draw_mix(self.mixup, self.cutmix, self.smoothing, classes, data.preprocessing.side, drawn_by)
             # An image is mixed with that at the same position from the end of the step, so a part has both.
             halves = np.arange(self.batch // 2).reshape(self.accumulate, -1)
             positions = np.concatenate((halves, self.batch - 1 - halves[:, ::-1]), axis=1)
@@ -114,7 +114,7 @@ class Classification(TaskSpec):
     def valid_batches(self, data: ImageSet) -> list[ImageBytes]:
         count = min(self.valid_images, len(data))
         indices = np.linspace(0, len(data) - 1, count).astype(np.int64)
-        return list(held_out_batches(data, indices, self.look(data, self.crop), self.micro_batch_tokens))
+        return list(held_out_batches(data, indices, self.preprocessing(data, self.crop), self.micro_batch_tokens))
 
     def losses(self, model: nn.Module, batch: ImageBatch) -> tuple[Tensor, ...]:
         """Return the mean cross-entropy with the targets, smoothed and mixed, nats, in float32."""
@@ -132,7 +132,7 @@ class Classification(TaskSpec):
         return np.split(np.arange(len(data)), range(self.micro_batch_tokens, len(data), self.micro_batch_tokens))
 
     def test_rows(self, model: Any, data: ImageSet, group: NDArray[np.int64]) -> list[Row]:
-        (batch,) = held_out_batches(data, group, self.look(data, self.crop), self.micro_batch_tokens)
+        (batch,) = held_out_batches(data, group, self.preprocessing(data, self.crop), self.micro_batch_tokens)
         ready = batch.to(next(model.parameters()).device)
         with evaluating(model):
             made = predictions(model(ready.images), ready.targets)

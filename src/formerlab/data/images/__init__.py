@@ -1,4 +1,4 @@
-"""Images: `ImageData` is the spec, `load_images` reads what was prepared."""
+"""Data sets of images: `ImageData` is the spec, `load_images` reads a prepared split."""
 
 from formerlab.data.images.gallery import Digits as Digits
 from formerlab.data.images.prepare import ImageData as ImageData

@@ -1,4 +1,4 @@
-"""What happens to training images before the model sees them; every draw is a function of (seed, step, position)."""
+"""Augmentation and normalisation of images; random values depend on (seed, step, position in the batch) only."""
 
 import functools
 import itertools
@@ -25,91 +25,97 @@ POLICY = (
     rf"^(rand(-((m|mmax|inc)\d+|n[1-9]|(p|mstd){NUMBER}|t(weights|3aw?)))*|"
     rf"augmix(-((m|d|b)\d+|w[1-9]|a([1-9]\d*(\.\d+)?|0\.0*[1-9]\d*)|mstd{NUMBER}))*|(original|originalr|v0|v0r|3a)(-mstd{NUMBER})?)$"
 )
-"""The policies that timm reads without an error and as they are written."""
+"""Matches the policies that timm parses without an error and without ignoring a part of them."""
 Probability = Annotated[float, Field(ge=0, le=1)]
 Bytes = NDArray[np.uint8]
 Pictures = Float[Tensor, "count channels rows columns"]
 
 
 class Shift(Spec):
-    """A shift by a few pixels and a flip, as is usual for small images; for images kept as pixels.
+    """A random shift by a few pixels and a random flip, for small images that are stored as pixels.
 
-    It is made for all images of a step at once and needs no worker processes.
+    It is applied to all images of a micro-batch at once, without worker processes.
     """
 
     kind: Literal["shift"] = "shift"
     pixels: AnyCount = 4
-    """Largest shift in both directions; what enters is black."""
+    """Largest shift in both directions; the border is filled with black."""
     flip: bool = True
-    """Mirror half of the images; not for digits."""
+    """Mirror half of the images; unsuitable for digits."""
 
 
 class TimmAugmentation(Spec):
-    """timm's training transform; the defaults are those of MAE's supervised baseline (arXiv:2111.06377, Table 11)."""
+    """timm's training transform; default values of MAE's supervised baseline (arXiv:2111.06377, Table 11)."""
 
     kind: Literal["timm"] = "timm"
     smallest_crop: Probability = 0.08
-    """Smallest share of the image's area that a random crop covers."""
+    """Smallest fraction of the image's area that a random crop covers."""
     flip: Probability = 0.5
-    """Share of the images that are mirrored."""
+    """Probability that an image is mirrored."""
     policy: Annotated[str, Field(pattern=POLICY)] | None = "rand-m9-mstd0.5-inc1"
     """RandAugment in timm's notation: magnitude 9, its standard deviation 0.5, increasing severity."""
     erase: Probability = 0.25
-    """Share of the images in which a rectangle becomes noise (arXiv:1708.04896)."""
+    """Probability that a rectangle of an image is replaced by noise (arXiv:1708.04896)."""
     interpolation: Literal["bicubic", "bilinear", "random"] = "bicubic"
-    """How crops are resized."""
+    """Interpolation for resizing crops."""
 
 
 Augmentation = Annotated[Shift | TimmAugmentation, Field(discriminator="kind")]
 
 
-class Drawn(NamedTuple):
-    """Training images as drawn one by one; a device finishes them together."""
+class AugmentedImages(NamedTuple):
+    """Augmented images before normalisation and random erasing, which run on the device for the whole batch."""
 
     pixels: UInt8[Tensor, "count channels side side"]
     boxes: Int[Tensor, "count 4"]
-    """Top, left, bottom and right of the erased rectangle of each; zeros without one."""
+    """Top, left, bottom and right of the erased rectangle of each image; zeros if nothing is erased."""
     noise: Float[Tensor, " noise"]
-    """The noise in it, image after image, channel after channel."""
+    """Noise for the rectangles, image after image, channel after channel."""
 
 
-def nothing_erased(pixels: Bytes) -> Drawn:
-    """Return images `count rows columns channels` without erased rectangles."""
-    return Drawn(channels_first(pixels), torch.zeros(len(pixels), 4, dtype=torch.int64), torch.empty(0))
+def without_erasing(pixels: Bytes) -> AugmentedImages:
+    """Return images of shape (count, rows, columns, channels) as AugmentedImages without erased rectangles."""
+    return AugmentedImages(channels_first(pixels), torch.zeros(len(pixels), 4, dtype=torch.int64), torch.empty(0))
 
 
-def drawn_by_timm(
-    augmentation: TimmAugmentation, images: ImageSet, indices: NDArray[np.int64], seeds: Sequence[int], look: "Look"
-) -> Drawn:
-    """Return images, each drawn by its seed, by timm's transform in two: before it normalises, and its eraser.
+def augment_by_timm(
+    augmentation: TimmAugmentation,
+    images: ImageSet,
+    indices: NDArray[np.int64],
+    seeds: Sequence[int],
+    preprocessing: "Preprocessing",
+) -> AugmentedImages:
+    """Return images augmented by timm's transform, with one seed per image.
 
-    Normalising draws nothing.
+    The transform is split: its steps before normalisation give the pixels, its random eraser gives boxes and noise.
+    Normalisation is deterministic and follows on the device.
     """
     ensure_torchvision_imports()
     from timm.data.random_erasing import RandomErasing
     from timm.data.transforms import MaybePILToTensor, MaybeToTensor
     from torchvision.transforms import Compose
 
-    steps = timm_transform(augmentation, look.side, look.mean, look.std).transforms
+    steps = timm_transform(augmentation, preprocessing.side, preprocessing.mean, preprocessing.std).transforms
     end = next(index for index, step in enumerate(steps) if isinstance(step, MaybeToTensor))
-    change = Compose([*steps[:end], MaybePILToTensor()])
+    augment = Compose([*steps[:end], MaybePILToTensor()])
     eraser = next((step for step in steps[end:] if isinstance(step, RandomErasing)), None)
     pixels, boxes, noise = [], [], []
-    with own_randomness() as reseed:
+    with isolated_randomness() as reseed:
         for index, seed in zip(indices, seeds, strict=True):
             reseed(seed)
-            pixels.append(change(images.image(int(index))))
-            canvas = torch.full((len(look.mean), look.side, look.side), math.nan)  # records what the eraser draws
+            pixels.append(augment(images.image(int(index))))
+            # The eraser writes its noise into a canvas of NaN, which shows the box.
+            canvas = torch.full((len(preprocessing.mean), preprocessing.side, preprocessing.side), math.nan)
             inside = ~(canvas if eraser is None else eraser(canvas))[0].isnan()
             rows, columns = (inside.any(axis).nonzero().flatten().tolist() for axis in (1, 0))
             box = [rows[0], columns[0], rows[-1] + 1, columns[-1] + 1] if rows else [0, 0, 0, 0]
             boxes.append(box)
             noise.append(canvas[:, box[0] : box[2], box[1] : box[3]].flatten())
-    return Drawn(torch.stack(pixels), torch.tensor(boxes), torch.cat(noise))
+    return AugmentedImages(torch.stack(pixels), torch.tensor(boxes), torch.cat(noise))
 
 
-def erased(images: Pictures, boxes: Int[Tensor, "count 4"], noise: Float[Tensor, " noise"]) -> Pictures:
-    """Put the noise into the boxes, in the memory of the images and without waiting for their device."""
+def erase(images: Pictures, boxes: Int[Tensor, "count 4"], noise: Float[Tensor, " noise"]) -> Pictures:
+    """Write the noise into the boxes of the images, in place and without synchronising with the device."""
     if len(noise) == 0:
         return images
     top, left, bottom, right = (edge[:, None, None] for edge in boxes.unbind(1))
@@ -118,59 +124,62 @@ def erased(images: Pictures, boxes: Int[Tensor, "count 4"], noise: Float[Tensor,
     return images.masked_scatter_(inside[:, None], noise)
 
 
-class Look(Spec):
-    """How images look to a model."""
+class Preprocessing(Spec):
+    """Size, crop and normalisation of the images that a model sees."""
 
     side: int
-    """Side, pixels."""
+    """Side of the square images, pixels."""
     mean: tuple[float, ...]
-    """Subtracted, per channel on a scale from 0 to 1."""
+    """Mean to subtract, per channel on a scale from 0 to 1."""
     std: tuple[float, ...]
-    """Divided by."""
+    """Standard deviation to divide by, per channel on a scale from 0 to 1."""
     crop: float = 1.0
-    """Side over the shorter side to which held-out images are resized before their centre is cut."""
+    """Ratio of `side` to the shorter side after resizing; the centre of the resized held-out image is cropped."""
 
     def normalised(self, pixels: UInt8[Tensor, "count channels rows columns"]) -> Pictures:
-        """Return bytes as floats, where they are."""
+        """Return normalised float32 images on the device of the pixels."""
         mean, std = _constants(self.mean, self.std, pixels.device)
         return pixels.float().div_(255).sub_(mean).div_(std)
 
 
 @functools.lru_cache(maxsize=8)
 def _constants(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    there = [torch.tensor(numbers).view(1, -1, 1, 1).to(device, non_blocking=True) for numbers in (mean, std)]
-    return there[0], there[1]
+    moved = [torch.tensor(values).view(1, -1, 1, 1).to(device, non_blocking=True) for values in (mean, std)]
+    return moved[0], moved[1]
 
 
 def channels_first(pixels: Bytes) -> UInt8[Tensor, "count channels rows columns"]:
-    """Return images `count rows columns channels` as models read them."""
+    """Return images of shape (count, rows, columns, channels) as a tensor (count, channels, rows, columns)."""
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
 
 
-def whole(images: ImageSet, indices: NDArray[np.int64], look: Look) -> Bytes:
-    """Return held-out images: as stored, or the centre of their resized files."""
-    if images.whole and images.form["side"] == look.side and look.crop == 1:
+def held_out_pixels(images: ImageSet, indices: NDArray[np.int64], preprocessing: Preprocessing) -> Bytes:
+    """Return images without augmentation, (count, side, side, channels): stored pixels, or resized centre crops."""
+    if images.stores_pixels and images.form["side"] == preprocessing.side and preprocessing.crop == 1:
         return images.pixels(indices)
-    return np.stack([cut(images.image(int(index)), look.side, look.crop) for index in indices])
+    return np.stack([cut(images.image(int(index)), preprocessing.side, preprocessing.crop) for index in indices])
 
 
 def shifted(pixels: Bytes, augmentation: Shift, chosen: NDArray[np.int64], count: int, seed: int) -> Bytes:
-    """Return the images at the positions `chosen` of a step of `count`, each moved and mirrored."""
+    """Return images shifted and mirrored at random; `chosen` has their positions in the step of `count` images."""
     generator = np.random.Generator(np.random.Philox(key=seed))
-    by, (_, height, width, _) = augmentation.pixels, pixels.shape
-    offsets = generator.integers(0, 2 * by, size=(2, count), endpoint=True)
+    margin, (_, height, width, _) = augmentation.pixels, pixels.shape
+    offsets = generator.integers(0, 2 * margin, size=(2, count), endpoint=True)
     down, right, mirrored = np.vstack((offsets, generator.integers(0, 2, size=count)))[:, chosen, None]
     rows, columns = down + np.arange(height), right + np.arange(width)
     if augmentation.flip:
         columns = np.where(mirrored == 1, columns[:, ::-1], columns)
-    padded = np.pad(pixels, ((0, 0), (by, by), (by, by), (0, 0)))
-    moved: Bytes = padded[np.arange(len(chosen))[:, None, None], rows[:, :, None], columns[:, None, :]]
-    return moved
+    padded = np.pad(pixels, ((0, 0), (margin, margin), (margin, margin), (0, 0)))
+    images: Bytes = padded[np.arange(len(chosen))[:, None, None], rows[:, :, None], columns[:, None, :]]
+    return images
 
 
 @contextmanager
-def own_randomness() -> Iterator[Any]:
-    """Yield a function that seeds the three generators timm and torchvision draw from; restore them afterwards."""
+def isolated_randomness() -> Iterator[Any]:
+    """Yield a function that seeds the generators of random, NumPy and torch; restore their states afterwards.
+
+    timm and torchvision draw from these three generators.
+    """
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
 
     def reseed(seed: int) -> None:
@@ -188,7 +197,7 @@ def own_randomness() -> Iterator[Any]:
 
 @functools.cache
 def timm_transform(augmentation: TimmAugmentation, side: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Any:
-    """Return timm's function from an image to a normalised tensor."""
+    """Return timm's training transform, from a PIL image to a normalised tensor."""
     ensure_torchvision_imports()
     from timm.data.auto_augment import posterize
     from timm.data.transforms_factory import create_transform
@@ -214,10 +223,13 @@ def timm_transform(augmentation: TimmAugmentation, side: int, mean: tuple[float,
 
 
 def posterized(image: Image, bits: int, **_: Any) -> Image:
-    """Keep the first `bits` of every channel. Zero bits, which timm asks for at full magnitude, are a black image.
+    """Keep the `bits` highest bits of every channel; return a black image for zero bits.
 
-    Pillow refuses zero bits; its versions before that returned black.
+    timm uses zero bits at full magnitude. Older versions of Pillow return black for it; newer versions raise an error.
     """
     from timm.data.auto_augment import posterize
 
-    return posterize(image, bits) if bits > 0 else new(image.mode, image.size)
+    if bits <= 0:
+        return new(image.mode, image.size)
+    result: Image = posterize(image, bits)  # type: ignore[no-untyped-call]
+    return result

@@ -16,22 +16,22 @@ class Picture(NamedTuple):
     """One labelled image, not yet decoded."""
 
     name: str
-    """Its name within the source, for messages and for dividing by a hash."""
+    """Name within the source, for messages and for the hash that assigns a split."""
     label: int
-    """Index of its class."""
+    """Index of the class."""
     content: Path | bytes | Pixels
-    """A file, an encoded file's bytes, or pixels."""
+    """Path of an image file, content of an image file, or pixels."""
 
 
 class Gallery(NamedTuple):
-    """A source opened for reading; what is missing or unreadable is named by a UserError, then or while it is read."""
+    """A source opened for reading; iterating its splits raises UserError for an unreadable image."""
 
     classes: tuple[str, ...]
-    """Names of the classes, by label."""
+    """Names of the classes, in the order of the labels."""
     splits: dict[Split, Iterable[Picture]]
-    """The pictures of each split that the source has; the others are taken from `train`."""
+    """The pictures of each split of the source; other splits are taken from `train`."""
     notes: tuple[str, ...] = ()
-    """What the source has and does not give."""
+    """Notes on files or splits of the source that are not read."""
 
 
 class Digits(DataSource):
@@ -42,11 +42,11 @@ class Digits(DataSource):
     kind: Literal["digits"] = "digits"
 
     def contents(self, cache: Path | None = None) -> str:
-        """Return the name: the images have not changed in any release of scikit-learn."""
+        """Return the name only, because the images are the same in all releases of scikit-learn."""
         return "scikit-learn digits"
 
     def open(self) -> Gallery:
-        """Return all images as training images; 16, the darkest ink, becomes 255."""
+        """Return all images as training images, scaled from 0..16 to 0..255."""
         from sklearn.datasets import load_digits
 
         images, labels = load_digits(return_X_y=True)

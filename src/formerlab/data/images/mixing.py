@@ -1,48 +1,50 @@
-"""Images that are blended or pasted into one another, with their targets, as timm's Mixup does it."""
+"""mixup and cutmix of images and targets, equivalent to timm's Mixup."""
 
 from typing import NamedTuple
 
 from jaxtyping import Int
 from torch import Tensor
 
-from formerlab.data.images.augmentation import Pictures, own_randomness
+from formerlab.data.images.augmentation import Pictures, isolated_randomness
 from formerlab.torchvision_shim import ensure_torchvision_imports
 
 
 class Mix(NamedTuple):
-    """How the images of a part are mixed with those of the part reversed, as timm's Mixup does it."""
+    """Parameters of mixing a micro-batch with the same micro-batch in reverse order, as timm's Mixup does."""
 
-    share: float
-    """Weight of an image's own class in its target; without a box, also of its own pixels."""
+    weight: float
+    """Weight of an image's class in its target; for mixup (no box), also the weight of its pixels."""
     box: tuple[int, int, int, int] | None
-    """First and last (exclusive) rows and columns that come from the other image."""
+    """First row, last row (exclusive), first column and last column (exclusive) that cutmix copies from the other
+    image.
+    """
     smoothing: float
     classes: int
 
     def __call__(self, images: Pictures, labels: Int[Tensor, " count"]) -> tuple[Pictures, Tensor]:
-        """Return mixed images, in their memory, and a weight for each class."""
+        """Mix the images in place; return them with targets of shape (count, classes)."""
         from timm.data.mixup import mixup_target
 
         if self.box is not None:
             first, last, left, right = self.box
             images[:, :, first:last, left:right] = images.flip(0)[:, :, first:last, left:right]
-        elif self.share != 1:
-            other = images.flip(0).mul_(1 - self.share)
-            images.mul_(self.share).add_(other)
-        targets: Tensor = mixup_target(labels, self.classes, self.share, self.smoothing)  # type: ignore[no-untyped-call]
+        elif self.weight != 1:
+            other = images.flip(0).mul_(1 - self.weight)
+            images.mul_(self.weight).add_(other)
+        targets: Tensor = mixup_target(labels, self.classes, self.weight, self.smoothing)  # type: ignore[no-untyped-call]
         return images, targets
 
 
-def drawn_mix(mixup: float, cutmix: float, smoothing: float, classes: int, side: int, seed: int) -> Mix:
-    """Draw one mix, from what timm's Mixup draws from and in its order."""
+def draw_mix(mixup: float, cutmix: float, smoothing: float, classes: int, side: int, seed: int) -> Mix:
+    """Draw the parameters of one step, with the same random draws as timm's Mixup."""
     ensure_torchvision_imports()
     from timm.data.mixup import Mixup, cutmix_bbox_and_lam
 
-    with own_randomness() as reseed:
+    with isolated_randomness() as reseed:
         reseed(seed)
-        share, pastes = Mixup(mixup, cutmix)._params_per_batch()  # type: ignore[no-untyped-call]
+        weight, pastes = Mixup(mixup, cutmix)._params_per_batch()  # type: ignore[no-untyped-call]
         box = None
-        if pastes and share != 1:
-            (first, last, left, right), share = cutmix_bbox_and_lam((side, side), share)  # type: ignore[no-untyped-call]
+        if pastes and weight != 1:
+            (first, last, left, right), weight = cutmix_bbox_and_lam((side, side), weight)  # type: ignore[no-untyped-call]
             box = int(first), int(last), int(left), int(right)
-    return Mix(float(share), box, smoothing, classes)
+    return Mix(float(weight), box, smoothing, classes)

@@ -1,6 +1,6 @@
-"""A data set of images: its source, how images are divided, cut and stored, and its files.
+"""Prepare a data set of images: split, decode, crop and store them.
 
-A split is one file of bytes and one of labels.
+Each split has a file of image bytes and a file of labels.
 """
 
 import struct
@@ -40,71 +40,71 @@ class ImageData(DataSpec):
 
     kind: Literal["images"] = "images"
     source: ImageOrigin = Digits()
-    """Where the images come from."""
+    """Source of the images."""
     side: Size = 8
     """Side of the square images that a model sees, pixels."""
     channels: Literal[1, 3] = 1
-    """1 for grey, 3 for colour; images are converted."""
+    """1 for greyscale, 3 for colour; images are converted."""
     classes: Size = 10
-    """Number of classes; known before anything is read, checked when the data are prepared."""
+    """Number of classes; checked against the source when the data are prepared."""
     storage: Literal["pixels", "encoded"] = "pixels"
-    """pixels: every image cut to `side` once and stored as bytes, for small images. encoded: the files as they are,
-    packed into one and decoded again for every batch in worker processes, for images that are cropped at random."""
+    """pixels: every image is cropped to `side` once and stored as bytes, for small images. encoded: the image files are
+    packed into one file unchanged and decoded for every batch in worker processes, for random crops."""
     valid_share: Fraction = 0.05
-    """Share of the training images that become validation images, where the source has no validation split."""
+    """Fraction of the training images that become validation images if the source has no validation split."""
     test_share: Fraction = 0.1
-    """Share of the training images that become test images, where the source has no test split."""
+    """Fraction of the training images that become test images if the source has no test split."""
     keep: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the training images that is kept, by a hash of their names."""
+    """Fraction of the training images to keep, selected by a hash of their names."""
 
     def known(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields of a model's spec that these images decide."""
+        """Return the fields of model and task that these images determine."""
         model = {"kind": "vision_transformer", "image": self.side, "channels": self.channels, "classes": self.classes}
         return {"model": model, "task": {"kind": "classification"}}
 
     def write(self, out: Path) -> dict[str, Any]:
-        """Write the images of all splits."""
+        """Write the images of all splits. Raises UserError for wrong `classes`, unreadable images or an empty split."""
         gallery = self.source.open()
         if len(gallery.classes) != self.classes:
-            found = f"{len(gallery.classes)} ({', '.join(gallery.classes[:5])}, ...)"
-            raise UserError(f"classes: {self.classes}, but the source has {found}; correct the config")
+            actual = f"{len(gallery.classes)} ({', '.join(gallery.classes[:5])}, ...)"
+            raise UserError(f"classes: {self.classes}, but the source has {actual}; correct the config")
         (out / MANIFEST).unlink(missing_ok=True)
         with ExitStack() as stack:
             temporary = {split: stack.enter_context(replacing(out / f"{split}.bin")) for split in SPLITS}
             files = {split: stack.enter_context(open(path, "wb")) for split, path in temporary.items()}
             bar = stack.enter_context(Progress(None, f"decode {out.name}", unit="image"))
-            written = Written(files, self)
-            for image in in_threads(partial(decoded, self), self._divided(gallery, written)):
-                written.add(image)
+            writer = SplitWriter(files, self)
+            for image in in_threads(partial(decode_picture, self), self._divided(gallery, writer)):
+                writer.add(image)
                 bar.advance()
-            for split in (split for split in SPLITS if not written.labels[split]):
-                repeated = f" ({written.duplicates} are identical to others)" if written.duplicates else ""
+            for split in (split for split in SPLITS if not writer.labels[split]):
+                repeated = f" ({writer.duplicates} are identical to others)" if writer.duplicates else ""
                 raise UserError(f"no image is left for '{split}'{repeated}: name source.{split} or raise {split}_share")
-        splits = {split: written.entry(split, out) for split in SPLITS}
-        mean, square = written.sums / splits["train"]["images"]
+        splits = {split: writer.entry(split, out) for split in SPLITS}
+        mean, square = writer.sums / splits["train"]["images"]
         return {
             "fingerprint": fingerprint([[entry["sha256"], entry["labels_sha256"]] for entry in splits.values()]),
             "classes": gallery.classes,
             "mean": mean.tolist(),
             "std": np.sqrt(square - mean**2).tolist(),
             "splits": splits,
-            "duplicates_removed": written.duplicates,
-            "notes": [*gallery.notes, *written.notes()],
+            "duplicates_removed": writer.duplicates,
+            "notes": [*gallery.notes, *writer.notes()],
         }
 
-    def _divided(self, gallery: Gallery, written: "Written") -> Iterator[tuple[Split, Picture]]:
-        """Yield the pictures with their splits, in the order of the source; count those that `keep` leaves out.
+    def _divided(self, gallery: Gallery, writer: "SplitWriter") -> Iterator[tuple[Split, Picture]]:
+        """Yield the pictures with their splits, in the order of the source; count the pictures that `keep` leaves out.
 
-        Held-out images come first, so that of identical images the training image is left out.
+        Held-out splits come first, so that a training image identical to a held-out image is the duplicate.
         """
         candidates = self.source.divided()
-        for theirs in reversed([split for split in SPLITS if split in gallery.splits]):
-            for picture in gallery.splits[theirs]:
-                split = self.shares.split(digest(picture.name), candidates) if theirs == "train" else theirs
+        for source_split in reversed([split for split in SPLITS if split in gallery.splits]):
+            for picture in gallery.splits[source_split]:
+                split = self.shares.split(digest(picture.name), candidates) if source_split == "train" else source_split
                 if split != "train" or digest(f"keep {picture.name}") / 2.0**64 < self.keep:
                     yield split, picture
                 else:
-                    written.passed_over += 1
+                    writer.left_out += 1
 
 
 class Decoded(NamedTuple):
@@ -112,29 +112,29 @@ class Decoded(NamedTuple):
 
     split: Split
     label: int
-    content: bytes  # to be stored
-    mark: int  # 64 bits that identify the pixels as a model would see them
-    moments: NDArray[np.float64]  # their mean and mean of squares, per channel, on a scale from 0 to 1
+    content: bytes  # bytes to store
+    digest: int  # 64-bit hash of the pixels that a model sees
+    moments: NDArray[np.float64]  # mean and mean square of the pixels per channel, on a scale from 0 to 1
 
 
-def decoded(data: ImageData, found: tuple[Split, Picture]) -> Decoded:
-    """Decode a picture. Raises UserError naming it where that cannot be done."""
-    split, picture = found
+def decode_picture(data: ImageData, item: tuple[Split, Picture]) -> Decoded:
+    """Decode a picture. Raises UserError naming it if it cannot be decoded."""
+    split, picture = item
     try:
         content, pixels = _read(picture.content, data)
     except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError) as error:
-        where = picture.content if isinstance(picture.content, Path) else picture.name
-        unknown = isinstance(error, UnidentifiedImageError)  # whose message holds the address of an object
-        why = "not an image that Pillow knows" if unknown else reason(error)
-        raise UserError(f"{where}: {why}; mend or remove it") from None
-    mark = int.from_bytes(blake2b(pixels.tobytes(), digest_size=8).digest(), "big")
+        name = picture.content if isinstance(picture.content, Path) else picture.name
+        unidentified = isinstance(error, UnidentifiedImageError)  # its message has the address of an object
+        why = "not an image that Pillow knows" if unidentified else reason(error)
+        raise UserError(f"{name}: {why}; mend or remove it") from None
+    pixel_hash = int.from_bytes(blake2b(pixels.tobytes(), digest_size=8).digest(), "big")
     values = pixels.reshape(-1, data.channels) / 255
     moments = np.stack((values.mean(axis=0), np.square(values).mean(axis=0)))
-    return Decoded(split, picture.label, content, mark, moments)
+    return Decoded(split, picture.label, content, pixel_hash, moments)
 
 
 def _read(content: Path | bytes | Pixels, data: ImageData) -> tuple[bytes, Pixels]:
-    """Return what is stored of a picture, and its pixels as a model would see them."""
+    """Return the bytes to store for a picture, and the pixels that a model sees."""
     if isinstance(content, Path) and data.storage == "encoded":
         content = content.read_bytes()
     pixels = cut(decode(content, data.channels), data.side)
@@ -145,20 +145,20 @@ def _read(content: Path | bytes | Pixels, data: ImageData) -> tuple[bytes, Pixel
     return content, pixels
 
 
-class Written:
-    """The images in the files of their splits, of identical ones only the first, and counts of what is left out."""
+class SplitWriter:
+    """Write images to the files of their splits, drop duplicates, and count the images that are left out."""
 
     def __init__(self, files: Mapping[Split, BinaryIO], data: ImageData) -> None:
         self.data, self._files, self._seen = data, files, Digests()
         self.labels: dict[Split, list[int]] = {split: [] for split in SPLITS}
         self.sizes: dict[Split, list[int]] = {split: [] for split in SPLITS}
-        self.duplicates = self.passed_over = 0
+        self.duplicates = self.left_out = 0
         self.sums = np.zeros((2, data.channels))
-        """Sums of the means and of the mean squares of the training images."""
+        """Sums of the means and of the mean squares of the training images, per channel."""
 
     def add(self, image: Decoded) -> None:
-        """Take an image."""
-        if not self._seen.add(image.mark):
+        """Write an image to its split, or count it as a duplicate."""
+        if not self._seen.add(image.digest):
             self.duplicates += 1
         else:
             self._files[image.split].write(image.content)
@@ -168,14 +168,14 @@ class Written:
                 self.sums += image.moments
 
     def notes(self) -> list[str]:
-        """Return notes on what was left out."""
-        notes = [f"keep={self.data.keep:g} leaves out {self.passed_over}"] if self.passed_over else []
+        """Return notes on the images that were left out."""
+        notes = [f"keep={self.data.keep:g} leaves out {self.left_out}"] if self.left_out else []
         if self.duplicates:
             notes.append(f"identical to another image, left out: {self.duplicates}")
         return notes
 
     def entry(self, split: Split, out: Path) -> dict[str, Any]:
-        """Write labels and offsets; return what the manifest says of the split."""
+        """Write labels and offsets of a split; return its entry for the manifest."""
         labels, sizes = self.labels[split], self.sizes[split]
         arrays = {"labels": labels}
         if self.data.storage == "encoded":

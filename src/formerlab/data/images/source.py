@@ -1,4 +1,4 @@
-"""Images of files in folders, of the hub and of files that `datasets` reads."""
+"""Sources of images: folders of image files, the Hugging Face hub, and local files that `datasets` reads."""
 
 import glob
 import os
@@ -36,34 +36,36 @@ ENDINGS = (
     *(".jpeg", ".jpf", ".jpg", ".jpx", ".pbm", ".pcx", ".pfm", ".pgm", ".png", ".pnm", ".ppm", ".psd", ".qoi", ".rgb"),
     *(".sgi", ".tga", ".tif", ".tiff", ".webp"),
 )
-"""Endings of the files that Pillow reads."""
+"""File endings that Pillow reads."""
 
 
 class ImageFolders(DataSource):
-    """A folder per split with a folder per class, below which files may lie at any depth. Classes are numbered in the
-    order of their names. `~`, `$NAME` and paths relative to the working directory are understood.
+    """One folder per split with one folder per class; image files may be in subfolders of a class.
+
+    Classes are numbered in the order of their names. `~` and `$NAME` are expanded, and relative paths start at the
+    working directory.
     """
 
     kind: Literal["folders"] = "folders"
     train: str
     """Folder of the training images."""
     valid: str | None = None
-    """Folder of the validation images; without one, images are taken from `train` by a hash of their names."""
+    """Folder of the validation images; null takes images from `train` by a hash of their names."""
     test: str | None = None
-    """Folder of the test images; without one, images are taken from `train` by a hash of their names."""
+    """Folder of the test images; null takes images from `train` by a hash of their names."""
     licence: str = "not stated"
     """The licence of the images, for the manifest."""
 
     def contents(self, cache: Path | None = None) -> list[Any]:
-        """Return names and sizes of all files.
+        """Return names and sizes of all image files.
 
-        The files' contents are not read for it: there may be millions. An image that is replaced by another of the
-        same size in bytes is seen when the data are prepared anew.
+        Their contents are not read, because there may be millions of files. A change that keeps the size of a file in
+        bytes is therefore not noticed until the data are prepared again.
         """
         return [[split, *file] for split in self._named() for file in self._files(split)]
 
     def open(self) -> Gallery:
-        """Return the files of all splits. Raises UserError for a missing folder or a class that `train` has not."""
+        """Return the files of all splits. Raises UserError for a missing folder or a class without training images."""
         files = {split: [name for name, _ in self._files(split)] for split in self._named()}
         classes = tuple(sorted({name.partition("/")[0] for name in files["train"]}))
         numbers, splits = {name: number for number, name in enumerate(classes)}, dict[Split, Iterable[Picture]]()
@@ -71,71 +73,71 @@ class ImageFolders(DataSource):
             root = expanded(getattr(self, split))
             for name in names:
                 if (label := name.partition("/")[0]) not in numbers:
-                    where = f"{root / name}: no class {label!r} among the training images"
-                    raise UserError(f"{where}; remove it or add the class")
+                    what = f"{root / name}: no class {label!r} among the training images"
+                    raise UserError(f"{what}; remove it or add the class")
             splits[split] = [Picture(name, numbers[name.partition("/")[0]], root / name) for name in names]
         return Gallery(classes, splits, tuple(filter(None, map(self._left_out, files))))
 
     def recipe(self) -> dict[str, object]:
-        """Return which splits are named; paths and licence do not decide the content."""
+        """Return the kind and the named splits; paths and licence do not affect the content."""
         return {"kind": self.kind, "named": self._named()}
 
     def _named(self) -> list[Split]:
         return [split for split in SPLITS if getattr(self, split)]
 
     def _files(self, split: Split) -> list[tuple[str, int]]:
-        """Return name below the split's folder and size of every image, sorted."""
-        found = sorted(file for file in self._all_files(split) if _is_image(file[0]))
-        if not found:
+        """Return every image as (name below the split's folder, size in bytes), sorted."""
+        images = sorted(file for file in self._all_files(split) if _is_image(file[0]))
+        if not images:
             root = expanded(getattr(self, split))
-            raise UserError(f"source.{split}: {root} holds no images in folders; name one with a folder per class")
-        return found
+            raise UserError(f"source.{split}: {root} has no images in folders; name one with a folder per class")
+        return images
 
     def _left_out(self, split: Split) -> str | None:
-        """Return a note on the files of a split's folder that are no images of a class."""
+        """Return a note on the files of a split's folder that are not images of a class, or None."""
         names = [name for name, _ in self._all_files(split) if not _is_image(name)]
         endings = Counter(Path(name).suffix.lower() or "no ending" if "/" in name else "in no class" for name in names)
         what = some([f"{ending} {count}" for ending, count in endings.most_common()])
         return f"{split}: {len(names)} files are not read as images ({what}); remove or convert them" if names else None
 
     def _all_files(self, split: Split) -> Iterator[tuple[str, int]]:
-        """Yield name below the split's folder and size of every file."""
+        """Yield every file as (name below the split's folder, size in bytes)."""
         root = expanded(getattr(self, split))
         if not root.is_dir():
-            raise UserError(f"source.{split}: {root} is no folder; name one with a folder per class")
+            raise UserError(f"source.{split}: {root} is not a folder; name one with a folder per class")
         for hidden in root.glob(".*/"):
-            raise UserError(f"source.{split}: {hidden}: a hidden folder is no class; remove it")
+            raise UserError(f"source.{split}: {hidden}: a hidden folder cannot be a class; remove it")
         start = len(os.path.join(root, ""))
         yield from ((path[start:], status.st_size) for path, status in files_below(str(root)))
 
 
 def _is_image(name: str) -> bool:
-    return "/" in name and name.lower().endswith(ENDINGS)  # a file at the top has no class
+    return "/" in name and name.lower().endswith(ENDINGS)  # a file outside all class folders has no class
 
 
 class ImageHub(HubSource):
-    """A data set of the hub, or files that `datasets.load_dataset` reads: `parquet` and `webdataset` with `files`."""
+    """A data set of the hub, or local files: set `name` to `parquet` or `webdataset` and name the files in `files`."""
 
     kind: Literal["hub"] = "hub"
     name: str
-    """Name on the hub, `owner/name`, or the kind of files: parquet, webdataset."""
+    """Name on the hub, `owner/name`, or the format of local files: parquet, webdataset."""
     files: dict[str, tuple[str, ...]] = {}
     """Files by split (train, validation, ...), as paths or globs; empty for a data set of the hub."""
     image: str = "image"
-    """The column that holds the image (in a WebDataset the file ending, such as `jpg`)."""
+    """Column of the images (for WebDataset the file ending, such as `jpg`)."""
     label: str = "label"
-    """The column that holds the class as a number from 0, or a name (in a WebDataset often `cls`)."""
+    """Column of the class, a number from 0 or a name (for WebDataset often `cls`)."""
     streaming: bool = False
-    """Whether to read over the network without a copy on disk."""
+    """Read over the network without a copy on disk."""
 
     def stamps(self, cache: Path | None) -> list[Any]:
-        """Return the names and sizes of local files, whose contents are not read, as in a folder of images."""
+        """Return the names and sizes of local files; their contents are not read, as for ImageFolders."""
         below = files_below(self.name) if Path(self.name).is_dir() else ()
         sizes = [(Path(path).name, status.st_size) for path, status in below]
         return [sizes + [(path.name, path.stat().st_size) for group in self._files().values() for path in group]]
 
     def open(self) -> Gallery:
-        """Open the data set. Raises UserError where it, a split or a column is missing."""
+        """Open the data set. Raises UserError if the data set, a split or a column is missing."""
         read = re.findall(r"\w+", f"{self.train} {self.valid} {self.test}")
         if unread := sorted(self.files.keys() - set(read)):
             keys = "source.train, source.valid or source.test"
@@ -143,18 +145,18 @@ class ImageHub(HubSource):
                 f"source.files names {unread[0]!r}, which no split reads; set {keys} to it, or leave it out"
             )
         self._check_class_names()
-        rows = {split: self._checked(theirs) for split in SPLITS if (theirs := getattr(self, split)) is not None}
+        rows = {split: self._load_split(name) for split in SPLITS if (name := getattr(self, split)) is not None}
         named = getattr(rows["train"].features[self.label], "names", None)
-        given = {row[self.label] for row in rows["train"].select_columns([self.label])} if named is None else set()
-        # A missing label is None or, as pandas writes a missing number, NaN.
-        labels = named or sorted(label for label in given if label is not None and label == label)
+        distinct = {row[self.label] for row in rows["train"].select_columns([self.label])} if named is None else set()
+        # A missing label is None, or NaN if pandas wrote the file.
+        labels = named or sorted(label for label in distinct if label is not None and label == label)
         classes = tuple(map(str, labels))
         unread = sorted(set(rows["train"].info.splits or ()).difference(read))
         notes = (f"not read: split {some(unread)} of {self.name}; set source.valid or source.test",) if unread else ()
-        return Gallery(classes, {split: self._pictures(found, classes) for split, found in rows.items()}, notes)
+        return Gallery(classes, {split: self._pictures(rows[split], classes) for split in rows}, notes)
 
     def _check_class_names(self) -> None:
-        """Raise UserError if local files number their classes differently: `datasets` takes the names of the first."""
+        """Raise UserError if local files number their classes differently; `datasets` uses the first list."""
         from datasets import Features
         from pyarrow import parquet
 
@@ -162,7 +164,7 @@ class ImageHub(HubSource):
         below = [Path(path) for path, _ in files_below(self.name)] if Path(self.name).is_dir() else []
         for path in [*below, *(path for group in self._files().values() for path in group)]:
             if path.suffix == ".parquet":
-                with suppress(Exception):  # what cannot be read `datasets` says
+                with suppress(Exception):  # `datasets` reports unreadable files
                     feature = Features.from_arrow_schema(parquet.read_schema(path)).get(self.label)
                     if names := getattr(feature, "names", None):
                         named.setdefault(", ".join(names), path)
@@ -177,10 +179,11 @@ class ImageHub(HubSource):
             for name, group in self.files.items()
         }
 
-    def _checked(self, split: str) -> Any:
+    def _load_split(self, split: str) -> Any:
+        """Return the rows of a split with undecoded images. Raises UserError for a missing or unusable column."""
         import datasets
 
-        # `datasets` takes every name for a pattern.
+        # `datasets` interprets every name as a pattern.
         files = {name: [glob.escape(str(path)) for path in group] for name, group in self._files().items()}
         rows = self.rows(split, data_files=files or None, streaming=self.streaming)
         for key in ("image", "label"):
@@ -188,7 +191,7 @@ class ImageHub(HubSource):
                 has = ", ".join(rows.features or {})
                 raise UserError(f"source.{key}: {self.name!r} has no column {column!r}; it has {has}")
         if not isinstance(rows.features[self.label], datasets.Value | datasets.ClassLabel):
-            what = f"column {self.label!r} holds {type(rows.features[self.label]).__name__}, not one class an image"
+            what = f"column {self.label!r} holds {type(rows.features[self.label]).__name__}, not one class per image"
             raise UserError(f"source.label: {what}; name a column with a number or a name")
         if isinstance(rows.features[self.image], datasets.Image):
             rows = rows.cast_column(self.image, datasets.Image(decode=False))
@@ -202,10 +205,10 @@ class ImageHub(HubSource):
             number = label if named or label is None else numbers.get(str(label))
             if number is None or not 0 <= number < len(classes):
                 raise UserError(
-                    f"source {self.name!r}: image {index} has label {label!r}, of which training has none; "
+                    f"source {self.name!r}: image {index} has label {label!r}, which no training image has; "
                     "remove it, or name another column as source.label"
                 )
             content = image["bytes"] if isinstance(image, dict) else image
-            if content is None:  # without a path too it is no image, as decoding will say
+            if content is None:  # decoding reports an image that has neither bytes nor a path
                 content = Path(image["path"]) if image and image["path"] else b""
             yield Picture(f"image {index}", int(number), content)

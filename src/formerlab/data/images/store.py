@@ -1,4 +1,4 @@
-"""Images on disk, the bytes of a whole split in one memory-mapped file, and from bytes to pixels."""
+"""Read prepared images, one memory-mapped file per split, and decode and crop images."""
 
 import io
 from collections.abc import Sequence
@@ -21,32 +21,32 @@ Pixels = NDArray[np.uint8]
 
 
 def decode(content: Path | bytes | Pixels, channels: int) -> Image.Image:
-    """Return the whole decoded image as a person sees it: upright, on white where it is transparent.
+    """Return the decoded image, rotated as its EXIF data says, with transparency composited on white.
 
-    Raises OSError, ValueError or SyntaxError where it is damaged, or where its values have no known white.
+    Raises OSError, ValueError or SyntaxError if it is damaged or has 32-bit values, whose range is unknown.
     """
     if isinstance(content, np.ndarray):
         return Image.fromarray(content[:, :, 0] if content.shape[2] == 1 else content).convert(MODES[channels])
     if content == b"":
         raise ValueError("no image")
     opened = Image.open(io.BytesIO(content) if isinstance(content, bytes) else content)
-    image, scaled = ImageOps.exif_transpose(opened), opened.format in ("PNG", "PPM")  # whose grey reaches 65535
-    if image.mode.startswith("I;16") or (image.mode == "I" and scaled):  # Pillow's own conversion cuts off above 255
+    image, is_16_bit = ImageOps.exif_transpose(opened), opened.format in ("PNG", "PPM")  # mode I: grey up to 65535
+    if image.mode.startswith("I;16") or (image.mode == "I" and is_16_bit):  # Pillow's conversion would clip at 255
         image = Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
     if image.mode in ("I", "F"):
-        raise ValueError(f"values of 32 bits (mode {image.mode}) have no known white; convert it to 8 or 16 bits")
+        raise ValueError(f"32-bit values (mode {image.mode}) have an unknown range; convert it to 8 or 16 bits")
     if image.has_transparency_data:
-        seen = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen)
+        transparent = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", transparent.size, "white"), transparent)
     return image.convert(MODES[channels])
 
 
-def cut(image: Image.Image, side: int, share: float = 1.0) -> Pixels:
-    """Return the centre of an image as side x side pixels: its shorter side is first resized to side / share, bicubic.
+def cut(image: Image.Image, side: int, crop: float = 1.0) -> Pixels:
+    """Return the centre crop of an image, (side, side, channels), after resizing its shorter side to side / crop.
 
-    `share` is what test crops are called by: 224 of 256 pixels is 0.875.
+    Resizing is bicubic. `crop` is the usual ratio of test crops: 224 of 256 pixels is 0.875.
     """
-    shorter = round(side / share)
+    shorter = round(side / crop)
     scale = shorter / min(image.size)
     if scale != 1:
         image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
@@ -57,17 +57,17 @@ def cut(image: Image.Image, side: int, share: float = 1.0) -> Pixels:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """A split of prepared images. It holds paths and sizes only, so it passes cheaply to worker processes."""
+    """A split of prepared images. It stores paths and sizes only, so that pickling it for worker processes is cheap."""
 
     folder: Path
     entry: dict[str, Any]
-    """The manifest's entry on the split."""
+    """The manifest's entry for the split."""
     form: dict[str, Any]
-    """side, channels and storage."""
+    """`side`, `channels` and `storage` of the data set."""
     mean: tuple[float, ...]
     """Mean of the training pixels per channel, on a scale from 0 to 1."""
     std: tuple[float, ...]
-    """Their standard deviation."""
+    """Standard deviation of the training pixels per channel, on a scale from 0 to 1."""
     classes: tuple[str, ...]
 
     def __len__(self) -> int:
@@ -80,18 +80,18 @@ class ImageSet:
         return labels
 
     @property
-    def whole(self) -> bool:
+    def stores_pixels(self) -> bool:
         """Whether the images are stored as pixels."""
         return bool(self.form["storage"] == "pixels")
 
     def pixels(self, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return images as `count side side channels`; only where they are stored as pixels."""
+        """Return images of shape (count, side, side, channels); requires `stores_pixels`."""
         side, channels = self.form["side"], self.form["channels"]
         return np.asarray(self._bytes.reshape(len(self), side, side, channels)[np.asarray(indices)])
 
     def image(self, index: int) -> Image.Image:
-        """Return one decoded image, in its own size where the files are stored as they are."""
-        if self.whole:
+        """Return one decoded image; encoded files keep their original size."""
+        if self.stores_pixels:
             return decode(self.pixels([index])[0], self.form["channels"])
         first, end = self._offsets[index : index + 2]
         return decode(self._bytes[first:end].tobytes(), self.form["channels"])
@@ -106,12 +106,12 @@ class ImageSet:
         return offsets
 
     def __getstate__(self) -> dict[str, Any]:
-        """Drop the open files when pickled: another process opens its own."""
+        """Drop the open files; another process opens them again."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
 def load_images(out: Path, split: str) -> ImageSet:
-    """Return a split of prepared images: train, valid or test."""
+    """Return a split of prepared images. Raises UserError if it is missing or a file is truncated."""
     manifest = read_manifest(out)
     splits = manifest["splits"]
     if split not in splits or "images" not in splits[split]:
@@ -122,6 +122,6 @@ def load_images(out: Path, split: str) -> ImageSet:
             raise UserError(f"{path}: no such file; {REMEDY}")
     path, size = out / entry["file"], (out / entry["file"]).stat().st_size
     if size != entry["bytes"]:
-        raise UserError(f"{path}: holds {size} bytes, the manifest says {entry['bytes']}; {REMEDY}")
+        raise UserError(f"{path}: {size} bytes, but the manifest says {entry['bytes']}; {REMEDY}")
     form = {key: manifest["spec"][key] for key in ("side", "channels", "storage")}
     return ImageSet(out, entry, form, tuple(manifest["mean"]), tuple(manifest["std"]), tuple(manifest["classes"]))
