@@ -107,7 +107,7 @@ def divided(content):
     source = {"kind": "embedded", "packages": ["networkx"], "standard_library": False, "content": content}
     data = embedded_data(source=source, max_bytes=None, max_held_out_bytes=None, questions=0)
     documents: dict[str, list[str]] = {split: [] for split in SPLITS}
-    for split, text in Deduplicator(data).documents(data.source.open(data.shares).shards):
+    for split, text in Deduplicator(data).documents(data.source.open(data.fractions).shards):
         documents[split].append(text)
     assert all(documents.values())
     return documents
@@ -131,7 +131,7 @@ def test_no_longer_paragraph_occurs_twice(docstrings):
 
 def test_streams_do_not_depend_on_whether_questions_are_asked():
     data = embedded_data(max_bytes=None, max_held_out_bytes=1)
-    plain, asked = (data.source.open(data.shares) for _ in range(2))
+    plain, asked = (data.source.open(data.fractions) for _ in range(2))
     modules = list(asked.test_modules)
     assert list(Deduplicator(data).documents(plain.shards)) == list(Deduplicator(data).documents(asked.shards))
     assert list(plain.test_modules) == modules

@@ -13,12 +13,12 @@ from pydantic import ValidationError
 
 from formerlab.data import BytePairs, Files, TextData, prepare, source_fingerprint
 from formerlab.data.manifest import read_manifest
-from formerlab.data.splitting import Shares
+from formerlab.data.splitting import SplitFractions
 from formerlab.errors import UserError
 from formerlab.file_search import files_below
 from formerlab.files import read_json
 
-SHARES = Shares(valid=0.2, test=0.2)
+SHARES = SplitFractions(valid=0.2, test=0.2)
 
 
 def read(source):
@@ -84,8 +84,8 @@ def test_named_splits_come_first_and_decide(tmp_path):
         ({}, "either paths, or train"),
         ({"paths": ("a",), "train": ("b",)}, "either paths, or train"),
         ({"valid": ("b",)}, "either paths, or train"),
-        ({"paths": ("a",), "encoding": "utf-9"}, "'utf-9' is no encoding"),
-        ({"paths": ("a",), "encoding": "base64"}, "'base64' is no encoding"),
+        ({"paths": ("a",), "encoding": "utf-9"}, "'utf-9' is not an encoding"),
+        ({"paths": ("a",), "encoding": "base64"}, "'base64' is not an encoding"),
     ],
 )
 def test_contradictions_are_refused(settings, message):
@@ -174,7 +174,7 @@ def test_what_spark_and_checksum_tools_write_beside_data_is_no_text(tmp_path):
         source = Files(paths=(pattern,))
         assert [text for shard in source.open(SHARES).shards for text in shard.documents()] == words
         left = "0.parquet.crc, 0.parquet.sha256, README.md and 6 more"
-        assert source.notes() == [f"not read beside the data: {left}; name a file itself to read it"]
+        assert source.notes() == [f"not read as data: {left}; name a file itself to read it"]
     assert "list" in Files(paths=(str(tmp_path), str(tmp_path / "list"))).named()["paths"]
     (tmp_path / "text").mkdir()
     for name in ("_SUCCESS", "part-00000", "SHA256SUMS"):

@@ -8,7 +8,7 @@ from corpora import document, folder_data
 
 from formerlab.data import Hub, source_fingerprint
 from formerlab.data.images.source import ImageHub
-from formerlab.data.splitting import Shares
+from formerlab.data.splitting import SplitFractions
 from formerlab.errors import UserError
 
 datasets = pytest.importorskip("datasets")
@@ -28,7 +28,9 @@ def hub(tmp_path, monkeypatch):
 
 
 def read(source):
-    return [(shard.splits, list(shard.documents())) for shard in source.open(Shares(valid=0.1, test=0.1)).shards]
+    return [
+        (shard.splits, list(shard.documents())) for shard in source.open(SplitFractions(valid=0.1, test=0.1)).shards
+    ]
 
 
 @pytest.mark.parametrize("streaming", [False, True])

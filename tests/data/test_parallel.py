@@ -11,12 +11,12 @@ from formerlab.data.any_data import Data
 from formerlab.data.manifest import read_manifest, verify
 from formerlab.data.pairs.sources import Phrases, read_pairs
 from formerlab.data.pairs.streams import load_pairs
-from formerlab.data.splitting import SPLITS, Shares
+from formerlab.data.splitting import SPLITS, SplitFractions
 from formerlab.data.text.streams import load_tokenizer
 from formerlab.errors import UserError
 
 DATA = TypeAdapter(Data)
-SHARES = Shares(0.1, 0.1)
+SHARES = SplitFractions(0.1, 0.1)
 WORDS = ["eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun", "zehn"]
 
 
@@ -57,7 +57,7 @@ def test_phrases_are_distinct_exact_and_never_in_two_splits():
 def test_what_limits_leave_out_is_said(tmp_path, capsys):
     prepare("pairs", files(tmp_path, max_pairs=200, max_ratio=2.5), tmp_path / "out")
     notes = read_manifest(tmp_path / "out")["notes"]
-    assert "max_pairs=200 ends the train pairs; the rest is left out (max_pairs: null takes all)" in notes
+    assert "max_pairs=200 leaves out further train pairs (max_pairs: null takes all)" in notes
     assert [note for note in notes if note.startswith(("an empty side leaves out", "max_tokens=40 leaves out 1 "))]
     assert all(f"pairs: {note}\n" in capsys.readouterr().err for note in notes[:1])
     prepare("pairs", files(tmp_path, max_pairs=None), tmp_path / "all")

@@ -181,7 +181,7 @@ def test_no_old_manifest_vouches_for_new_files(source, tmp_path, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("formerlab.data.text.streams.Stream.write_header", stop)
+    monkeypatch.setattr("formerlab.data.text.streams.StreamWriter.write_header", stop)
     with pytest.raises(KeyboardInterrupt):
         prepare("text", folder_data(source, max_bytes=5000), tmp_path)
     assert not (tmp_path / "manifest.json").exists()
@@ -200,7 +200,7 @@ def test_damaged_results_are_named(out, tmp_path):
     with pytest.raises(UserError, match=r"valid\.npy: not a whole token stream"):
         load_stream(tmp_path, "valid")
     np.save(stream, np.zeros(3, np.uint16))
-    with pytest.raises(UserError, match=r"valid\.npy: holds uint16 of shape \(3,\), the manifest says \d+ tokens"):
+    with pytest.raises(UserError, match=r"valid\.npy: uint16 of shape \(3,\), but the manifest says \d+ tokens"):
         load_stream(tmp_path, "valid")
     stream.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     load_stream(tmp_path, "valid")
@@ -303,7 +303,7 @@ def test_what_cannot_be_divided_is_refused_before_anything_is_tokenised(tmp_path
     lines = tmp_path / "one.txt"
     lines.write_text(document(1, 4))
     (tmp_path / "blank.txt").write_text(" \n\n ")
-    with pytest.raises(UserError, match=r"blank\.txt: holds no text"):
+    with pytest.raises(UserError, match=r"blank\.txt: contains no text"):
         prepare("text", folder_data(tmp_path), tmp_path / "out")
     for source in (Files(paths=(str(lines),)), Files(train=(str(lines),), documents="line")):
         with pytest.raises(UserError, match=r"^data: text: (none of 1 documents is left|no document is left)"):

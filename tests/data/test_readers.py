@@ -104,7 +104,7 @@ BROKEN = {
     "long number": ("a.jsonl", b'{"text": "x"}\n{"n": ' + b"7" * 5000 + b"}\n", "line 2: not JSON"),
     "nesting": ("a.jsonl", b'{"text": "x"}\n' + b"[" * 100_000 + b"\n", "line 2: not JSON"),
     "field": ("a.jsonl", b'{"text": "fine"}\n{"body": "x", "id": 1}\n', "line 2: no field 'text' in fields body, id"),
-    "row": ("a.jsonl", b"[1]\n", "line 1: no JSON object but a list"),
+    "row": ("a.jsonl", b"[1]\n", "line 1: a list instead of a JSON object"),
     "zst": ("a.txt.zst", b"hello", "cannot be read"),
     "bytes in zst": ("a.txt.zst", zstandard(b"caf\xe9"), "not utf-8 .*set source.encoding"),
     "value": ("a.jsonl", b'{"text": 7}\n', "line 1: field 'text' holds int, not text"),
@@ -145,7 +145,7 @@ def test_utf_16_without_its_first_mark_is_named(tmp_path):
 
 
 def test_unknown_ending_asks_for_the_format():
-    with pytest.raises(UserError, match=r"table\.xlsx: the ending '\.xlsx' tells no format; set source\.format"):
+    with pytest.raises(UserError, match=r"table\.xlsx: the ending '\.xlsx' is not a known format; set source\.format"):
         format_of(Path("table.xlsx"))
 
 

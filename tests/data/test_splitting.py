@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formerlab.data.splitting import SPLITS, Digests, Shares, digest
-from formerlab.data.text.readers import parts
+from formerlab.data.splitting import SPLITS, Digests, SplitFractions, digest
+from formerlab.data.text.readers import split_text
 
-SHARES = Shares(valid=0.1, test=0.2)
+SHARES = SplitFractions(valid=0.1, test=0.2)
 
 
 def test_shares_are_met():
@@ -46,7 +46,7 @@ def test_seen_is_a_set(values, recent):
 
 @given(st.text(alphabet="ab \n", max_size=200), st.integers(1, 20))
 def test_parts_make_the_whole_and_cut_before_white_space(text, limit):
-    pieces = list(parts(text, limit))
+    pieces = list(split_text(text, limit))
     assert "".join(pieces) == text
     assert all(len(piece) <= limit for piece in pieces)
     for left, right in pairwise(pieces):

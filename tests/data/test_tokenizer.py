@@ -83,7 +83,7 @@ def test_tokenizer_files_are_checked(tmp_path, path):
         (tmp_path / "broken.json", {}, r"broken\.json: not a tokenizer\.json"),
         (path, {"vocabulary": 399}, "needs 400 tokens, more than tokenizer.vocabulary=399"),
         (tmp_path / "hole.json", {"vocabulary": 512}, "needs 601 tokens.*its largest id is 600"),
-        (path, {"end_of_text": "</s>"}, "has no token '</s>'"),
+        (path, {"end_of_text": "</s>"}, "no token '</s>'"),
     ]:
         with pytest.raises(UserError, match=message):
             TokenizerFile(**{"path": str(file), "vocabulary": 400} | settings).load()

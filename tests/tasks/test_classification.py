@@ -193,9 +193,11 @@ def test_rows_of_the_test_images_say_what_was_predicted(digits):
     images = load_images(digits, "test")
     assert [row["window"] for row in rows] == list(range(len(images)))
     assert [row["label"] for row in rows] == images.labels.tolist()
-    look = task.look(images, 1.0)
+    preprocessing = task.preprocessing(images, 1.0)
     with torch.no_grad():
-        probabilities = model(look.normalised(channels_first(images.pixels(range(len(images)))))).double().softmax(-1)
+        probabilities = (
+            model(preprocessing.normalised(channels_first(images.pixels(range(len(images)))))).double().softmax(-1)
+        )
     for row, p in zip(rows, probabilities, strict=True):
         assert row["loss_nats"] == pytest.approx(-math.log(p[row["label"]]))
         assert row["prediction"] == p.argmax()

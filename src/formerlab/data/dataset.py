@@ -1,4 +1,4 @@
-"""The interfaces of data sets and of their sources, and the stage that prepares them."""
+"""Interfaces of data sets and sources, and the stage that prepares a data set."""
 
 import platform
 import sys
@@ -11,45 +11,47 @@ from typing import Any, ClassVar
 
 from formerlab import __version__
 from formerlab.data.manifest import FILE_HASHES, MANIFEST, SCHEMA, read_manifest, verify
-from formerlab.data.splitting import SPLITS, Shares, Split
+from formerlab.data.splitting import SPLITS, Split, SplitFractions
 from formerlab.errors import UserError
 from formerlab.files import NoRoom, write_record
 from formerlab.spec import Spec, fingerprint
 
 
 class DataSource(Spec, ABC):
-    """Where items come from: documents, sentence pairs, images. Fields `train`, `valid` and `test` may name those of a
-    split; a split without such a field is taken from `train`, by a hash.
+    """A source of items: documents, sentence pairs or images.
+
+    The fields `train`, `valid` and `test` may name the items of a split; a split without its field is taken from
+    `train` by a hash.
     """
 
     outside_recipe: ClassVar[set[str]] = {"licence"}
-    """Settings that `recipe` leaves out, such as paths."""
+    """Settings that `recipe` leaves out, for example paths."""
 
     def contents(self, cache: Path | None = None) -> Any:
-        """Return plain values that change with the content; here the versions of packages.
+        """Return plain values that change with the content, by default the versions of packages.
 
-        Reads no network. `cache` names a file that remembers the hashes of unchanged files. Raises UserError for a name
-        or pattern without files, OSError for what cannot be read.
+        The network is not used. `cache` is a file with the hashes of unchanged files. Raises UserError for a name or
+        pattern without files, and OSError for an unreadable file.
         """
         return self.versions()
 
     def state(self, cache: Path | None = None) -> str | None:
-        """Return the fingerprint of the content; None where the source is not here now."""
+        """Return the fingerprint of the content, or None if the source is not available."""
         try:
             return fingerprint(self.contents(cache))
         except (UserError, OSError):
             return None
 
     def recipe(self) -> dict[str, object]:
-        """Return the settings that decide the content."""
+        """Return the settings that determine the content."""
         return self.model_dump(mode="json", exclude=self.outside_recipe)
 
-    def divided(self) -> tuple[Split, ...]:
-        """Return the splits that are made from `train`, itself among them."""
+    def hashed_splits(self) -> tuple[Split, ...]:
+        """Return the splits that a hash takes from `train`, including `train`."""
         return tuple(split for split in SPLITS if split == "train" or not getattr(self, split, None))
 
     def licence_notice(self) -> str:
-        """Return the licence of the content, as its owner or the config states it."""
+        """Return the licence of the content as stated by its owner or in the config."""
         return str(getattr(self, "licence", "not stated"))
 
     def versions(self) -> dict[str, str]:
@@ -58,53 +60,54 @@ class DataSource(Spec, ABC):
 
 
 class DataSpec(Spec, ABC):
-    """The source of data and their preparation, up to the files that a task loads."""
+    """The source of a data set and the settings of its preparation."""
 
     outside_recipe: ClassVar[dict[str, Any]] = {"source": True, "tokenizer": {"path", "source"}}
     """Settings that `recipe` leaves out: paths, and the source, which has its own recipe."""
     packages: ClassVar[tuple[str, ...]]
-    """Packages whose version may change what is written."""
+    """Packages whose version may change the written files."""
     source: Any
     valid_share: float
     test_share: float
 
     @property
-    def shares(self) -> Shares:
-        """How items are divided where the source does not say."""
-        return Shares(self.valid_share, self.test_share)
+    def fractions(self) -> SplitFractions:
+        """Return the fractions of items for validation and test if the source does not name these splits."""
+        return SplitFractions(self.valid_share, self.test_share)
 
     def recipe(self) -> dict[str, Any]:
-        """Return the settings that decide the data; paths are left out."""
+        """Return the settings that determine the data, without paths."""
         return {**self.model_dump(mode="json", exclude=self.outside_recipe), "source": self.source.recipe()}
 
     @abstractmethod
-    def known(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Return defaults for keys of a run that follow from these data and from the keys of its task."""
+    def run_defaults(self, task: dict[str, Any]) -> dict[str, Any]:
+        """Return defaults for keys of a run, derived from this data set and the keys of the run's task."""
 
     @abstractmethod
     def write(self, out: Path) -> dict[str, Any]:
-        """Write all files but the manifest below `out`; return the manifest's entries on them.
+        """Write all files except the manifest below `out`; return their entries for the manifest.
 
-        That is `fingerprint` of them all, `splits`, and `notes` on what limits left out. Before the first file is
-        written, the old manifest is removed. Raises UserError naming the file, column or setting that is wrong.
+        The entries are `fingerprint` (of all files), `splits`, and `notes` on items that limits leave out. The old
+        manifest is removed before the first file is written. Raises UserError naming the wrong file, column or setting.
         """
 
-    def lent(self, out: Path) -> dict[str, Any]:
-        """Return what the manifest says because another data set, whose folder lies beside `out`, says it."""
+    def borrowed_entries(self, out: Path) -> dict[str, Any]:
+        """Return manifest entries that come from another data set, whose folder is next to `out`."""
         return {}
 
 
 def prepare(name: str, data: DataSpec, out: Path, *, code_hash: str = "") -> None:
-    """Write everything that a task reads of a data set below `out`, last the manifest, which marks finished data.
-    Nothing is done where a manifest has the same settings, source and code, and its files are whole. A source that
-    is not here now counts as unchanged. Raises UserError naming the data set and what is wrong; half-written files are
-    removed.
+    """Write the files of a data set below `out`. The manifest is written last and marks complete data.
+
+    Data are up to date, and left as they are, if the manifest has the same settings, source and code and all files pass
+    `verify`. A source that is not available counts as unchanged. Raises UserError naming the data set; partly written
+    files are removed.
     """
-    seen = {"recipe": fingerprint(data.recipe()), "code_hash": code_hash}
+    inputs = {"recipe": fingerprint(data.recipe()), "code_hash": code_hash}
     if (source := source_fingerprint(data, out / FILE_HASHES)) is not None:
-        seen["source_fingerprint"] = source
+        inputs["source_fingerprint"] = source
     with suppress(UserError):
-        if read_manifest(out).items() >= (seen | data.lent(out)).items():
+        if read_manifest(out).items() >= (inputs | data.borrowed_entries(out)).items():
             verify(out, anew=True)
             print(f"{out}: already prepared", file=sys.stderr)
             return
@@ -123,7 +126,7 @@ def prepare(name: str, data: DataSpec, out: Path, *, code_hash: str = "") -> Non
         "name": name,
         "spec": data.to_dict(),
         "source_fingerprint": None,
-        **seen,
+        **inputs,
         **content,
         "licence": data.source.licence_notice(),
         "questions": content.get("questions", []),
@@ -134,14 +137,14 @@ def prepare(name: str, data: DataSpec, out: Path, *, code_hash: str = "") -> Non
 
 
 def source_fingerprint(data: DataSpec, cache: Path | None = None) -> str | None:
-    """Return 16 hexadecimal digits that change with source or tokenizer file; None where these are not here now.
+    """Return a hash (16 hexadecimal digits) of source and tokenizer file, or None if they are not available.
 
-    Files are told by their contents and their names below their common folder: touching them or moving them together
-    changes nothing. `cache` names a file that saves reading unchanged files again.
+    The hash depends on the contents of the files and their names below their common folder; it does not change if files
+    are touched or moved together. `cache` is a file with the hashes of unchanged files.
     """
     state: str | None = data.source.state(cache)
-    of_tokenizer = getattr(getattr(data, "tokenizer", None), "state", None)
-    if state is None or of_tokenizer is None:  # a learned or borrowed tokenizer has no files of its own
+    tokenizer_state = getattr(getattr(data, "tokenizer", None), "state", None)
+    if state is None or tokenizer_state is None:  # a learned or borrowed tokenizer has no source files
         return state
-    known = of_tokenizer(cache)
-    return known and fingerprint([state, known])
+    tokenizer = tokenizer_state(cache)
+    return tokenizer and fingerprint([state, tokenizer])

@@ -1,4 +1,4 @@
-"""What all sources on the Hugging Face hub share, through the `datasets` library and its cache."""
+"""Base class of sources on the Hugging Face hub, read with the `datasets` library and its cache."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +11,9 @@ from formerlab.file_search import files_below
 
 
 class HubSource(DataSource):
-    """A data set of the hub, or a folder that `datasets.load_dataset` understands.
+    """A data set of the hub, or a folder that `datasets.load_dataset` can read.
 
-    Without network (HF_HUB_OFFLINE=1) it is read from the cache, where an earlier run left it.
+    Offline (HF_HUB_OFFLINE=1) it is read from the cache, if an earlier run has downloaded it.
     """
 
     outside_recipe: ClassVar[set[str]] = {"licence", "streaming", "files"}
@@ -21,48 +21,48 @@ class HubSource(DataSource):
     name: str
     """Name on the hub, `owner/name`, or a folder."""
     subset: str | None = None
-    """Configuration of the data set, where it has several."""
+    """Configuration of the data set, if it has several."""
     revision: str | None = None
-    """Commit, tag or branch; name a commit for content that can never change."""
+    """Commit, tag or branch; only a commit fixes the content."""
     train: str = "train"
-    """The data set's split to train on."""
+    """Training split of the data set."""
     valid: str | None = None
-    """Its split for validation; null takes items from `train` by a hash."""
+    """Validation split of the data set; null takes items from `train` by a hash."""
     test: str | None = None
-    """Its split for the test; null takes items from `train` by a hash."""
+    """Test split of the data set; null takes items from `train` by a hash."""
     licence: str = "as stated on the data set's page"
     """The licence of the content, for the manifest."""
 
     def contents(self, cache: Path | None = None) -> list[Any]:
-        """Return name and revision, and what tells of local files; the hub is not asked."""
+        """Return name, subset, revision and `stamps`, without access to the hub."""
         return [self.name, self.subset, self.revision, *self.stamps(cache)]
 
     def stamps(self, cache: Path | None) -> list[Any]:
-        """Return the names and hashes of the files of a folder; nothing for a data set of the hub."""
+        """Return the names and hashes of the files of a folder, or an empty list for a data set of the hub."""
         if not Path(self.name).is_dir():
             return []
-        known = file_hashes([Path(path) for path, _ in files_below(self.name)], cache)
-        return [[[path.relative_to(self.name).as_posix(), digest] for path, digest in known.items()]]
+        hashes = file_hashes([Path(path) for path, _ in files_below(self.name)], cache)
+        return [[[path.relative_to(self.name).as_posix(), digest] for path, digest in hashes.items()]]
 
     def rows(self, split: str, **options: Any) -> Any:
-        """Return a split of theirs as `datasets` does, with its `options`. Raises UserError in one line."""
+        """Return a split from `datasets.load_dataset` with these options. Raises UserError for any of its errors."""
         import datasets
 
         try:
             return datasets.load_dataset(self.name, self.subset, revision=self.revision, split=split, **options)
-        except Exception as error:  # the libraries below raise errors of many families
+        except Exception as error:  # the libraries raise many unrelated exception types
             raise self.failed(split, error) from None
 
     def failed(self, split: str, error: Exception) -> UserError:
-        """Return the message for an error while a split is opened or read."""
+        """Return the UserError for an exception while a split is opened or read."""
         import datasets
 
         offline = datasets.config.HF_HUB_OFFLINE
-        remedy = "offline mode is on, so run this once where there is network" if offline else "check the name"
+        remedy = "offline mode is on, so run this once with network access" if offline else "check the name"
         return UserError(f"hub {self.name}, split '{split}': {reason(error)}; {remedy}")
 
     def values(self, split: str, column: str, **options: Any) -> Iterator[Any]:
-        """Yield the values of one column of a split. Raises UserError where it is missing or cannot be read."""
+        """Yield the values of one column of a split. Raises UserError if the column is missing or cannot be read."""
         rows = self.rows(split, **options)
         try:
             names = rows.column_names or list(next(iter(rows), {}))

@@ -1,6 +1,4 @@
-"""The manifest of prepared data, written last, which proves that they are whole; and the SHA-256 of files, remembered
-while the files stay untouched.
-"""
+"""The manifest of prepared data, which is written last and marks them complete, and cached SHA-256 hashes of files."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -15,26 +13,26 @@ from formerlab.progress import Progress
 from formerlab.released import WEIGHTS, ReleasedModel
 
 FILE_HASHES = "file_hashes.json"
-"""Beside a manifest: the SHA-256 of the source's files while they are not touched."""
+"""File next to a manifest: cached SHA-256 of the source's files, valid while the files are unchanged."""
 SCHEMA = 1
 MANIFEST = "manifest.json"
 REMEDY = "run the data stage again"
 CHECKED = "checked_hashes.json"
-"""File beside a manifest: the SHA-256 of files that `verify` has read, while they are unchanged."""
+"""File next to a manifest: cached SHA-256 of the files that `verify` has read, valid while the files are unchanged."""
 
 
 def file_hashes(
     paths: Iterable[Path], cache: Path | None, expected: Mapping[Path, str] | None = None, *, anew: bool = False
 ) -> dict[Path, str]:
-    """Return the SHA-256 of each file, reading only those whose `stamp` is not that in the cache, or with `anew` all.
+    """Return the SHA-256 of each file. Files whose `stamp` equals the stamp in the cache are not read, unless `anew`.
 
-    The cache remembers the digests; with `expected`, only those that are expected.
+    New digests are written to the cache; with `expected`, only digests that equal the expected ones.
     """
     stamps = {path: stamp(path.stat()) for path in paths}
     digests: dict[Path, str] = {}
     with suppress(UserError, LookupError, ValueError, TypeError, AttributeError):  # a broken cache is ignored
-        known = read_json(cache) if cache is not None and not anew else {}
-        digests = {path: known[str(path)][1] for path in stamps if known.get(str(path), [None])[0] == stamps[path]}
+        cached = read_json(cache) if cache is not None and not anew else {}
+        digests = {path: cached[str(path)][1] for path in stamps if cached.get(str(path), [None])[0] == stamps[path]}
     if unknown := [path for path in stamps if path not in digests]:
         size = sum(stamps[path][0] for path in unknown)
         with Progress(size, "fingerprint", unit="B", scale=True, delay=2) as bar:
@@ -42,17 +40,17 @@ def file_hashes(
                 digests[path] = digest
                 bar.advance(stamps[path][0])
         if cache is not None:
-            sure = {path for path in stamps if expected is None or digests[path] == expected[path]}
-            with suppress(OSError):  # without it files are read again
-                write_json(cache, {str(path): [stamps[path], digests[path]] for path in stamps if path in sure})
+            valid = {path for path in stamps if expected is None or digests[path] == expected[path]}
+            with suppress(OSError):  # without a cache, files are read again
+                write_json(cache, {str(path): [stamps[path], digests[path]] for path in stamps if path in valid})
     return digests
 
 
 def files_state(model: ReleasedModel, cache: Path | None = None, *, weights: bool = True) -> str | None:
-    """Return 64 hexadecimal digits that change when the files of a released model do; None where they are not here.
+    """Return a SHA-256 (64 hexadecimal digits) of the files of a released model, or None if they are not available.
 
-    They are the SHA-256 of the file where there is one. Without `weights` files that hold nothing else are left out.
-    `cache` names a file that saves reading unchanged files again.
+    For a single file it is the SHA-256 of the file. With weights=False, files that contain only weights are left out.
+    `cache` is a file with the hashes of unchanged files.
     """
     try:
         files = [path for path in model.files() if weights or path.suffix not in WEIGHTS or path.suffix == ".gguf"]
@@ -61,12 +59,12 @@ def files_state(model: ReleasedModel, cache: Path | None = None, *, weights: boo
         return None
     if len(hashes) == 1:
         return next(iter(hashes.values()))
-    named = "".join(f"{path.name} {digest}\n" for path, digest in sorted(hashes.items()))
-    return hashlib.sha256(named.encode()).hexdigest()
+    lines = "".join(f"{path.name} {digest}\n" for path, digest in sorted(hashes.items()))
+    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def read_manifest(out: Path) -> dict[str, Any]:
-    """Return the manifest of prepared data. Raises UserError where it is missing or not one of ours."""
+    """Return the manifest of prepared data. Raises UserError if it is missing or is not a manifest of this schema."""
     path = out / MANIFEST
     if not path.exists():
         raise UserError(f"{path}: no such file, so the data are not prepared; {REMEDY}")
@@ -77,15 +75,15 @@ def read_manifest(out: Path) -> dict[str, Any]:
 
 
 def lender(out: Path) -> Path | None:
-    """Return the folder of the data set whose tokenizer these prepared data use; None where they have their own."""
+    """Return the folder of the data set from which these prepared data borrow their tokenizer, or None."""
     tokenizer = read_manifest(out)["spec"].get("tokenizer") or {}
     return out.parent / tokenizer["data"] if tokenizer.get("kind") == "of" else None
 
 
 def verify(out: Path, *, anew: bool = False) -> None:
-    """Check all files of prepared data of any kind. Raises UserError naming the first whose SHA-256 differs.
+    """Check all files of prepared data of any kind. Raises UserError naming the first file whose SHA-256 differs.
 
-    Files that were checked before are read again only if they were touched since, or with `anew`.
+    Files that were checked before are read again only if they changed since, or with `anew`.
     """
     manifest = read_manifest(out)
     entries = [*manifest["splits"].values(), *manifest["questions"]]
@@ -98,17 +96,17 @@ def verify(out: Path, *, anew: bool = False) -> None:
 
 
 def verify_all(out: Path, *, anew: bool = False) -> None:
-    """Check prepared data, and those whose tokenizer they use, on whose test text a run is measured too."""
+    """Check prepared data and their tokenizer's lender, because a run is also measured on the lender's test text."""
     for folder in filter(None, (out, lender(out))):
         verify(folder, anew=anew)
 
 
 def check_hashes(expected: Mapping[Path, str | None], cache: Path | None = None, *, anew: bool = False) -> None:
-    """Raise UserError naming the first file that is missing or has another SHA-256 than it is known to have."""
+    """Raise UserError naming the first file that is missing or whose SHA-256 differs from the expected one."""
     for path in expected:
         if not path.is_file():
             raise UserError(f"{path}: no such file; {REMEDY}")
-    known = {path: due for path, due in expected.items() if due is not None}
-    for path, found in file_hashes(known, cache, known, anew=anew).items():
-        if found != (due := known[path]):
-            raise UserError(f"{path}: damaged or changed (SHA-256 {found[:16]}..., expected {due[:16]}...); {REMEDY}")
+    hashed = {path: sha for path, sha in expected.items() if sha is not None}
+    for path, actual in file_hashes(hashed, cache, hashed, anew=anew).items():
+        if actual != (sha := hashed[path]):
+            raise UserError(f"{path}: damaged or changed (SHA-256 {actual[:16]}..., expected {sha[:16]}...); {REMEDY}")

@@ -1,4 +1,4 @@
-"""Which split an item goes to, and whether it is a repetition."""
+"""Assign items to splits by a hash, and detect duplicates."""
 
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -14,14 +14,14 @@ _WHITE_SPACE = b" \t\n\r\v\f"
 
 
 @dataclass(frozen=True)
-class Shares:
-    """How items are divided where their content decides."""
+class SplitFractions:
+    """Fractions of items for validation and test if a hash of the content assigns the splits."""
 
     valid: float
     test: float
 
     def split(self, digest: int, candidates: tuple[Split, ...]) -> Split:
-        """Return the candidate on which the 64-bit digest falls: test lowest, then valid, train for the rest."""
+        """Return the split of a 64-bit digest: the lowest digests are test, the next valid, and all others train."""
         position = digest / 2**64
         if "test" in candidates and position < self.test:
             return "test"
@@ -31,27 +31,27 @@ class Shares:
 
 
 def digest(text: str) -> int:
-    """Return 64 bits that identify a text regardless of its white space."""
+    """Return a 64-bit hash of a text without its white space."""
     content = text.encode("utf-8", "surrogatepass").translate(None, _WHITE_SPACE)
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "big")
 
 
 class Digests:
-    """The set of digests met so far, at 8 bytes each once they are many.
+    """A set of 64-bit digests that uses 8 bytes per digest.
 
-    Two different texts share a digest with probability n^2 / 2^65: 2e-5 for 27 million documents.
+    Two of n different texts have the same digest with probability n^2 / 2^65: 2e-5 for 27 million documents.
     """
 
     def __init__(self, recent: int = 1 << 20) -> None:
-        """Hold up to `recent` digests in a Python set before packing them."""
+        """Collect `recent` digests in a Python set before packing them into a sorted array."""
         self._limit = recent
         self._recent: set[int] = set()
         self._packed = np.empty(0, dtype=np.uint64)
 
     def add(self, value: int) -> bool:
         """Add a digest; return whether it is new."""
-        at = int(np.searchsorted(self._packed, np.uint64(value)))
-        if value in self._recent or (at < len(self._packed) and int(self._packed[at]) == value):
+        index = int(np.searchsorted(self._packed, np.uint64(value)))
+        if value in self._recent or (index < len(self._packed) and int(self._packed[index]) == value):
             return False
         self._recent.add(value)
         if len(self._recent) >= self._limit:

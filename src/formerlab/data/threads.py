@@ -1,4 +1,4 @@
-"""Threads that map a function over a stream, in order and in constant memory."""
+"""Map a function over an iterator in threads, in order and in constant memory."""
 
 import os
 from collections import deque
@@ -13,13 +13,13 @@ Result = TypeVar("Result")
 
 
 def in_threads(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """Yield `function(item)` in the order of the items, of which at most two a core wait or are worked on.
+    """Yield `function(item)` in the order of the items, with at most two pending items per thread.
 
-    It is for work outside Python's lock: tokenising, decoding, hashing. The cores are those this process may use, or as
-    many as `RAYON_NUM_THREADS` says, which the tokenizers library reads too.
+    Use it for work that releases the GIL: tokenising, decoding, hashing. There is one thread per available core, or
+    `RAYON_NUM_THREADS` threads; the tokenizers library reads the same variable.
     """
-    told = variable("RAYON_NUM_THREADS") or ""  # rayon ignores what is no number, as is done here
-    cores = (int(told) if told.isdecimal() else 0) or len(os.sched_getaffinity(0))
+    limit = variable("RAYON_NUM_THREADS") or ""  # a value that is not a number is ignored, as in rayon
+    cores = (int(limit) if limit.isdecimal() else 0) or len(os.sched_getaffinity(0))
     threads, pending = ThreadPoolExecutor(cores), deque[Future[Result]]()
     try:
         for item in items:

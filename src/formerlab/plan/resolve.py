@@ -190,7 +190,7 @@ def _parse_run(study: str, name: str, tree: Tree, scale: Scale) -> Run:
     for key in Run.model_fields.keys() - RUN_KEYS & tree.keys():
         raise UserError(f"{tree.file_of(key)}: {subject}.{key}: got {tree[key]!r}, but its study says it; remove it")
     data = _named(tree, "data", scale.data, "data set", subject)
-    known = scale.data[data].known(tree.part("task"))
+    known = scale.data[data].run_defaults(tree.part("task"))
     by_file = Tree({"study": study, "name": name} | known, study_file(study))
     run = parse(Run, merge(by_file, tree, subject), subject)
     if run.task.reads != scale.data[data].kind:

@@ -57,7 +57,7 @@ class ImageData(DataSpec):
     keep: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Fraction of the training images to keep, selected by a hash of their names."""
 
-    def known(self, task: dict[str, Any]) -> dict[str, Any]:
+    def run_defaults(self, task: dict[str, Any]) -> dict[str, Any]:
         """Return the fields of model and task that these images determine."""
         model = {"kind": "vision_transformer", "image": self.side, "channels": self.channels, "classes": self.classes}
         return {"model": model, "task": {"kind": "classification"}}
@@ -97,10 +97,12 @@ class ImageData(DataSpec):
 
         Held-out splits come first, so that a training image identical to a held-out image is the duplicate.
         """
-        candidates = self.source.divided()
+        candidates = self.source.hashed_splits()
         for source_split in reversed([split for split in SPLITS if split in gallery.splits]):
             for picture in gallery.splits[source_split]:
-                split = self.shares.split(digest(picture.name), candidates) if source_split == "train" else source_split
+                split = source_split
+                if source_split == "train":
+                    split = self.fractions.split(digest(picture.name), candidates)
                 if split != "train" or digest(f"keep {picture.name}") / 2.0**64 < self.keep:
                     yield split, picture
                 else:

@@ -1,1 +1,1 @@
-"""Sentence pairs of two languages."""
+"""Parallel data: pairs of a sentence and its translation."""

@@ -1,4 +1,4 @@
-"""Where sentence pairs come from: files of lines, the Hugging Face hub, or phrases that Unicode's CLDR writes out."""
+"""Sources of sentence pairs: files of lines, the Hugging Face hub, or phrases formatted with Unicode's CLDR."""
 
 import datetime
 import functools
@@ -15,8 +15,8 @@ from pydantic import Field, field_validator, model_validator
 from formerlab.data.dataset import DataSource
 from formerlab.data.hub import HubSource
 from formerlab.data.manifest import file_hashes
-from formerlab.data.splitting import SPLITS, Shares, Split, digest
-from formerlab.data.text.readers import opened, text_of
+from formerlab.data.splitting import SPLITS, Split, SplitFractions, digest
+from formerlab.data.text.readers import open_text, text_of
 from formerlab.errors import UserError
 from formerlab.file_search import expanded
 
@@ -25,58 +25,61 @@ Pair = tuple[str, str]
 
 
 class PairSource(DataSource, ABC):
-    """Where pairs of a sentence and its translation come from."""
+    """A source of pairs of a sentence and its translation."""
 
     @abstractmethod
     def read(self, split: Split) -> Iterator[Pair]:
-        """Yield the pairs of a split as the source has them, in a fixed order."""
+        """Yield the pairs of a named split of the source, in a fixed order."""
 
-    def pairs(self, split: Split, shares: Shares) -> Iterator[Pair]:
-        """Yield the pairs of a split; a hash of the source sentence divides them, so equal ones stay together."""
-        if split not in self.divided():
+    def pairs(self, split: Split, fractions: SplitFractions) -> Iterator[Pair]:
+        """Yield the pairs of a split.
+
+        A split that the source does not name is taken from `train` by a hash of the source sentence, so that equal
+        sentences are in one split.
+        """
+        if split not in self.hashed_splits():
             return self.read(split)
-        found = self.read("train")
-        return (pair for pair in found if shares.split(digest(pair[0]), self.divided()) == split)
+        return (pair for pair in self.read("train") if fractions.split(digest(pair[0]), self.hashed_splits()) == split)
 
 
 TwoFiles = tuple[str, str]
-"""The file of the source language and that of the target language."""
+"""Paths of the source and the target language."""
 
 
 class LinePairs(PairSource):
-    """Two plain text files a split, one sentence a line, in UTF-8, packed (.gz .bz2 .xz .zst) or not."""
+    """Two UTF-8 text files per split, one sentence per line, optionally compressed (.gz .bz2 .xz .zst)."""
 
     outside_recipe: ClassVar[set[str]] = {"train", "valid", "test", "licence"}
 
     kind: Literal["files"] = "files"
     source: str
-    """Name of the language to translate from, such as de."""
+    """Name of the language to translate from, for example de."""
     target: str
     """Name of the language to translate into."""
     train: TwoFiles
     """Source and target file of the training pairs."""
     valid: TwoFiles | None = None
-    """Source and target file of the validation pairs; without, they are taken from `train` by a hash."""
+    """Source and target file of the validation pairs; null takes pairs from `train` by a hash."""
     test: TwoFiles | None = None
-    """Source and target file of the test pairs; without, they are taken from `train` by a hash."""
+    """Source and target file of the test pairs; null takes pairs from `train` by a hash."""
     licence: str = "not stated"
     """The licence of the text, for the manifest."""
 
     @model_validator(mode="after")
     def _distinct(self) -> "LinePairs":
-        named = self._files()
-        for path in named:
-            if named.count(path) > 1:
-                raise ValueError(f"{path} is named twice; every file stands in one place")
+        files = self._files()
+        for path in files:
+            if files.count(path) > 1:
+                raise ValueError(f"{path} is named twice; name every file once")
         return self
 
     def contents(self, cache: Path | None = None) -> dict[str, list[str]]:
-        """Return the hashes of the files by split."""
+        """Return the hashes of the files of each split."""
         for path in self._files():
             if not path.is_file():
                 raise UserError(f"no file at '{path}' (working directory {Path.cwd()})")
-        known = file_hashes(self._files(), cache)
-        return {split: [known[path] for path in self._files(split)] for split in SPLITS}
+        hashes = file_hashes(self._files(), cache)
+        return {split: [hashes[path] for path in self._files(split)] for split in SPLITS}
 
     def read(self, split: Split) -> Iterator[Pair]:
         return read_pairs(*self._files(split))
@@ -86,22 +89,22 @@ class LinePairs(PairSource):
 
 
 def read_pairs(source: Path, target: Path) -> Iterator[Pair]:
-    """Yield the lines of two files side by side."""
+    """Yield the pairs of lines of two files. Raises UserError if one file has more lines than the other."""
     for number, (left, right) in enumerate(zip_longest(_lines(source), _lines(target))):
         if left is None or right is None:
-            more, less = (target, source) if left is None else (source, target)
-            raise UserError(f"{less}: ends after line {number}, but {more} goes on; the lines of both must correspond")
+            longer, shorter = (target, source) if left is None else (source, target)
+            raise UserError(f"{shorter}: ends after line {number}, but {longer} has more; the lines must correspond")
         yield left, right
 
 
 def _lines(path: Path) -> Iterator[str]:
-    # Only a line feed ends a line: other separators of Unicode occur inside sentences.
-    with opened(path, newline="\n") as file:
+    # Only a line feed ends a line, because other Unicode line separators occur inside sentences.
+    with open_text(path, newline="\n") as file:
         yield from (line.rstrip("\r\n") for line in file)
 
 
 class HubPairs(HubSource, PairSource):
-    """A translation data set of the hub, whose rows hold a mapping of language to sentence, such as wmt/wmt14."""
+    """A translation data set of the hub whose rows map languages to sentences, for example wmt/wmt14."""
 
     kind: Literal["hub"] = "hub"
     source: str
@@ -109,11 +112,11 @@ class HubPairs(HubSource, PairSource):
     target: str
     """Language to translate into."""
     valid: str | None = "validation"
-    """Its split for validation; null takes pairs from `train` by a hash."""
+    """Validation split of the data set; null takes pairs from `train` by a hash."""
     test: str | None = "test"
-    """Its split for the test; null takes pairs from `train` by a hash."""
+    """Test split of the data set; null takes pairs from `train` by a hash."""
     column: str = "translation"
-    """The column that holds the pair."""
+    """Column of the pairs."""
 
     def read(self, split: Split) -> Iterator[Pair]:
         for number, pair in enumerate(self.values(getattr(self, split), self.column), 1):
@@ -134,22 +137,22 @@ UNITS = (
 FIRST_DAY, DAYS = datetime.date(1900, 1, 1), 73049
 """1900 to 2099."""
 TRIES = 20
-"""Phrases drawn for each one wanted before the languages are said to have too few."""
+"""Draws per requested phrase; if these give too few distinct phrases, the source raises an error."""
 
 
 class Phrases(PairSource):
-    """Dates, times, amounts of money and measures in two languages: real localisation with one right answer each.
+    """Dates, times, amounts of money and measures in two languages, as localised by Unicode's CLDR.
 
-    A phrase of the source language has exactly one translation; all are distinct, drawn with a fixed seed.
+    All source phrases are distinct, have exactly one translation, and are drawn with a fixed seed.
     """
 
     kind: Literal["embedded"] = "embedded"
     source: str = "en"
-    """Locale to translate from, as CLDR names it."""
+    """Locale to translate from, a name of CLDR."""
     target: str = "de"
     """Locale to translate into."""
     count: int = Field(default=12000, gt=0, le=200000)
-    """Distinct pairs, over all splits."""
+    """Number of distinct pairs in all splits together."""
 
     @field_validator("source", "target")
     @classmethod
@@ -157,7 +160,7 @@ class Phrases(PairSource):
         from babel.localedata import exists
 
         if not exists(value):
-            raise ValueError(f"{value!r} is no locale of CLDR; for example en, de, fr, pt_BR")
+            raise ValueError(f"{value!r} is not a locale of CLDR; for example en, de, fr, pt_BR")
         return value
 
     def versions(self) -> dict[str, str]:
@@ -167,26 +170,28 @@ class Phrases(PairSource):
         return f"Unicode CLDR (Unicode License v3) as shipped with Babel {self.versions()['Babel']} (BSD-3-Clause)"
 
     def read(self, split: Split) -> Iterator[Pair]:
-        return iter(_written_out(self))
+        return iter(_all_pairs(self))
 
 
 @functools.lru_cache(maxsize=1)
-def _written_out(spec: Phrases) -> tuple[Pair, ...]:
-    """Return all pairs; writing them takes seconds, so that is done once for all splits."""
-    random, found = np.random.Generator(np.random.Philox(key=1706)), dict[str, str]()
-    plain = str.maketrans("\u202f\xa0", "  ")  # of narrow and no-break spaces
+def _all_pairs(spec: Phrases) -> tuple[Pair, ...]:
+    """Return the pairs of all splits; cached, because generating them takes seconds."""
+    random, translations = np.random.Generator(np.random.Philox(key=1706)), dict[str, str]()
+    plain = str.maketrans("\u202f\xa0", "  ")  # narrow and ordinary no-break spaces
     for _ in range(TRIES * spec.count):
         phrase = _phrase(random)
         source = phrase(spec.source).translate(plain)
-        if source not in found:
-            found[source] = phrase(spec.target).translate(plain)
-        if len(found) == spec.count:
-            return tuple(found.items())
-    raise UserError(f"source.count={spec.count}: only {len(found)} distinct phrases of {spec.source!r}; lower it")
+        if source not in translations:
+            translations[source] = phrase(spec.target).translate(plain)
+        if len(translations) == spec.count:
+            return tuple(translations.items())
+    raise UserError(
+        f"source.count={spec.count}: only {len(translations)} distinct phrases of {spec.source!r}; lower it"
+    )
 
 
 def _phrase(random: np.random.Generator) -> Callable[[str], str]:
-    """Draw a date, a date with a time, an amount of money or a measure; return what writes it out in a locale."""
+    """Draw a date, a date with a time, an amount of money or a measure; return its function from locale to text."""
     from babel.dates import format_date, format_time
     from babel.numbers import format_currency
     from babel.units import format_unit

@@ -1,1 +1,1 @@
-"""Text: files and sets of documents become streams of tokens."""
+"""Prepare text files and document collections as token streams."""

@@ -1,4 +1,4 @@
-"""Documentation in Python sources, read with `ast`: no module is imported and no code is run."""
+"""Read docstrings and code of Python source files with `ast`, without importing modules or running code."""
 
 import ast
 import warnings
@@ -16,37 +16,37 @@ class Documented(NamedTuple):
     signature: str
     """`def fit(X, y):`, `class Ridge(LinearModel):`, or the dotted name of a module."""
     paragraphs: tuple[str, ...]
-    """Its docstring, split at blank lines, lines as they are."""
+    """The docstring, split at blank lines; line breaks within a paragraph are kept."""
     summary: bool = True
-    """Whether the first paragraph is the docstring's first."""
+    """Whether the first paragraph here is the first paragraph of the docstring."""
 
 
 class Module(NamedTuple):
-    """The documented things of one module, in the order of its source."""
+    """The documented definitions of one module, in source order."""
 
     name: str
     entries: tuple[Documented, ...]
 
     def render(self) -> str:
-        """Return the module's document: each signature, then its paragraphs between blank lines."""
+        """Return the module's document: each signature with its paragraphs, separated by blank lines."""
         return "\n\n".join(f"{entry.signature}\n" + "\n\n".join(entry.paragraphs) for entry in self.entries)
 
     def filtered(self, keep: Callable[[str], bool]) -> "Module":
-        """Return the module without the paragraphs that `keep` refuses, and without entries left empty."""
-        marked = [(entry, [keep(paragraph) for paragraph in entry.paragraphs]) for entry in self.entries]
-        left = (
-            Documented(entry.signature, tuple(compress(entry.paragraphs, kept)), entry.summary and kept[0])
-            for entry, kept in marked
-            if any(kept)
+        """Return the module with the paragraphs that `keep` accepts, without entries that have no paragraphs left."""
+        selected = [(entry, [keep(paragraph) for paragraph in entry.paragraphs]) for entry in self.entries]
+        entries = (
+            Documented(entry.signature, tuple(compress(entry.paragraphs, mask)), entry.summary and mask[0])
+            for entry, mask in selected
+            if any(mask)
         )
-        return Module(self.name, tuple(left))
+        return Module(self.name, tuple(entries))
 
 
 def read_module(name: str, source: bytes) -> Module:
-    """Return what a module documents; a source that does not parse documents nothing."""
+    """Return the docstrings of a module; a source that does not parse gives a module without entries."""
     tree = _parsed(source)
     documented: list[tuple[str, ast.Module | Definition]] = [(name, tree)]
-    documented += [(_signature(found), found) for found in _definitions(tree)]
+    documented += [(_signature(definition), definition) for definition in _definitions(tree)]
     entries = []
     for signature, node in documented:
         lines = cleandoc(ast.get_docstring(node, clean=False) or "").splitlines()
@@ -56,14 +56,14 @@ def read_module(name: str, source: bytes) -> Module:
 
 
 def read_code(name: str, source: bytes) -> Module:
-    """Return the code of a module without docstrings and comments, as one entry; its paragraphs are the definitions."""
+    """Return the code of a module without docstrings and comments as one entry, split at blank lines."""
     tree = _parsed(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | Definition) and ast.get_docstring(node, clean=False) is not None:
             node.body = node.body[1:] or ([] if isinstance(node, ast.Module) else [ast.Pass()])
     try:
         paragraphs = _paragraphs(ast.unparse(tree))
-    except (ValueError, RecursionError):  # nested deeper than the interpreter goes
+    except (ValueError, RecursionError):  # nested too deeply for the interpreter
         return Module(name, ())
     return Module(name, (Documented(name, paragraphs, summary=False),) if paragraphs else ())
 
@@ -71,15 +71,16 @@ def read_code(name: str, source: bytes) -> Module:
 def _parsed(source: bytes) -> ast.Module:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in other people's strings
+            warnings.simplefilter("ignore")  # invalid escapes in third-party strings
             return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return ast.Module([], [])
 
 
 def _definitions(node: ast.AST) -> Iterator[Definition]:
-    """Yield functions and classes in source order, also those inside classes, if, try and with, not those inside
-    functions, loops and except.
+    """Yield functions and classes in source order, including those nested in classes, if, try and with.
+
+    Definitions inside functions, loops and except clauses are skipped.
     """
     for child in ast.iter_child_nodes(node):
         if isinstance(child, Definition):
@@ -101,6 +102,6 @@ def _signature(definition: Definition) -> str:
 
 
 def _paragraphs(text: str) -> tuple[str, ...]:
-    """Split a text at blank lines; what UTF-8 cannot hold, such as lone surrogates, is replaced."""
+    """Split a text at blank lines; characters that UTF-8 cannot encode, such as lone surrogates, are replaced."""
     blocks = text.encode("utf-8", "replace").decode().split("\n\n")
     return tuple(block.strip("\n") for block in blocks if block.strip())

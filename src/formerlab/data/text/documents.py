@@ -1,4 +1,4 @@
-"""Documents on their way from a source to the token streams: divided, without repetitions, up to the limits."""
+"""Split the documents of a source, drop duplicates and apply size limits."""
 
 from abc import ABC, abstractmethod
 from collections import deque
@@ -6,70 +6,70 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from formerlab.data.dataset import DataSource
-from formerlab.data.splitting import SPLITS, Digests, Shares, Split, digest
+from formerlab.data.splitting import SPLITS, Digests, Split, SplitFractions, digest
 from formerlab.data.text.docstrings import Module
-from formerlab.data.text.readers import parts
+from formerlab.data.text.readers import split_text
 from formerlab.errors import UserError
 
 if TYPE_CHECKING:
     from formerlab.data.text.prepare import TextData
 
 BATCH_CHARACTERS = 1 << 20
-"""About how much text a thread gets at a time."""
+"""Approximate number of characters per batch for a thread."""
 
 SAMPLED_SHARDS = 16
 
 
 class Shard(NamedTuple):
-    """A part of a source, which can be read again from its beginning."""
+    """A piece of a source that can be read several times, for example a file."""
 
     name: str
-    """Its name for messages: a file, a folder, a data set's split."""
+    """Name for messages: a file, a folder or the split of a data set."""
     splits: tuple[Split, ...]
-    """The splits its documents may go to: one if the source decides, several if each document's content decides."""
+    """Possible splits of its documents: one if the source names the split, several if a hash assigns it."""
     documents: Callable[[], Iterator[str]]
-    """Read the documents in a fixed order."""
+    """Function that reads the documents in a fixed order."""
     may_be_empty: bool = False
-    """Whether it is no mistake that it holds no document."""
+    """Whether a shard without documents is allowed."""
 
 
 class Corpus(NamedTuple):
     """A source opened for reading."""
 
     shards: list[Shard]
-    """All shards, those that are held out as a whole before those with training text."""
+    """All shards; shards without training text come first."""
     test_modules: Iterable[Module] = ()
-    """The test documents with their structure, for sources that have one: questions are made of them."""
+    """The test documents as modules, from which questions are made; empty for sources other than `embedded`."""
 
 
 class TextSource(DataSource, ABC):
-    """Where documents come from."""
+    """A source of documents."""
 
     @abstractmethod
-    def open(self, shares: Shares) -> Corpus:
-        """Open the source. Raises UserError, now or while reading, naming what is missing, empty or unreadable."""
+    def open(self, fractions: SplitFractions) -> Corpus:
+        """Open the source. Raises UserError, here or during reading, for missing, empty or unreadable files."""
 
     def notes(self) -> list[str]:
-        """Return notes on what the source has and does not give."""
+        """Return notes on files of the source that are not read."""
         return []
 
     def by_paragraph(self) -> "TextSource | None":
-        """Return the same text with paragraphs as documents, if its documents are whole files."""
+        """Return this source with paragraphs as documents, or None if its documents are not whole files."""
         return None
 
 
 class Deduplicator:
-    """Reads shards once, divides their documents, drops repeated ones and stops where the splits are full.
+    """Reads shards, assigns their documents to splits, drops duplicates, and stops when the splits are full.
 
-    Held-out shards come first, so a training document that repeats one of theirs is dropped. Where content decides,
-    equal documents meet in one split by construction.
+    Held-out shards come first, so that a training document equal to a held-out document is dropped. If a hash of the
+    content assigns splits, equal documents are always in the same split.
     """
 
     def __init__(self, data: "TextData") -> None:
         self.duplicates = 0
         self.limited: set[Split] = set()
-        """The splits that would have more text without their limit."""
-        self._shares = data.shares
+        """Splits that are cut by their size limit."""
+        self._fractions = data.fractions
         self._limits = {"train": data.max_bytes, "valid": data.max_held_out_bytes, "test": data.max_held_out_bytes}
         self._bytes = dict.fromkeys(SPLITS, 0)
         self._seen = Digests()
@@ -77,24 +77,25 @@ class Deduplicator:
     def documents(self, shards: list[Shard]) -> Iterator[tuple[Split, str]]:
         """Yield documents with their splits. Raises UserError naming a shard without text."""
         for shard in shards:
-            if self._enough_of(shard):
+            if self._is_complete(shard):
                 continue
             blank = True
             for text in shard.documents():
                 if not text or text.isspace():
                     continue
-                if not blank and self._enough_of(shard):
+                if not blank and self._is_complete(shard):
                     break
                 blank = False
-                for part in parts(text):
-                    yield from self._taken(part, shard)
+                for piece in split_text(text):
+                    yield from self._accepted(piece, shard)
             if blank and not shard.may_be_empty:
-                raise UserError(f"{shard.name}: holds no text")
+                raise UserError(f"{shard.name}: contains no text")
 
-    def _taken(self, text: str, shard: Shard) -> Iterator[tuple[Split, str]]:
-        mark = digest(text)
-        split = self._shares.split(mark, shard.splits)
-        if not self._seen.add(mark):
+    def _accepted(self, text: str, shard: Shard) -> Iterator[tuple[Split, str]]:
+        """Yield a document with its split unless it is a duplicate or its split is full."""
+        text_hash = digest(text)
+        split = self._fractions.split(text_hash, shard.splits)
+        if not self._seen.add(text_hash):
             self.duplicates += 1
         elif self._full(split):
             self.limited.add(split)
@@ -106,34 +107,37 @@ class Deduplicator:
         limit = self._limits[split]
         return limit is not None and self._bytes[split] >= limit
 
-    def _enough_of(self, shard: Shard) -> bool:
-        """Whether training text is complete and something is held out, or the held-out streams are full."""
+    def _is_complete(self, shard: Shard) -> bool:
+        """Return whether no more documents of a shard are needed, and record the splits that their limit cuts.
+
+        A shard with training text is complete if the training split is full and no split of the shard is empty; other
+        shards are complete if all their splits are full.
+        """
         if "train" in shard.splits:
-            enough = self._full("train") and all(self._bytes[split] for split in shard.splits)
+            complete = self._full("train") and all(self._bytes[split] for split in shard.splits)
         else:
-            enough = all(self._full(split) for split in shard.splits)
-        if enough:
+            complete = all(self._full(split) for split in shard.splits)
+        if complete:
             self.limited.update(filter(self._full, shard.splits))
-        return enough
+        return complete
 
 
-def without_documents(shards: list[Shard], data: "TextData") -> tuple[list[Split], int, int]:
-    """Return the splits that the documents of the shards leave empty, how many documents were divided, and how many
-    repeat others.
+def empty_splits(shards: list[Shard], data: "TextData") -> tuple[list[Split], int, int]:
+    """Return the splits without documents, the number of documents read, and the number of duplicates among them.
 
-    Reads no further than until every split has one. A shard that belongs to one split is taken to hold some text.
+    Reading stops as soon as every split has a document. A shard with a single split is assumed to contain text.
     """
-    found, count = {shard.splits[0] for shard in shards if len(shard.splits) == 1}, 0
+    filled, count = {shard.splits[0] for shard in shards if len(shard.splits) == 1}, 0
     deduplicator = Deduplicator(data)
     documents = deduplicator.documents([shard for shard in shards if len(shard.splits) > 1])
-    while len(found) < len(SPLITS) and (document := next(documents, None)):
-        found.add(document[0])
+    while len(filled) < len(SPLITS) and (document := next(documents, None)):
+        filled.add(document[0])
         count += 1
-    return [split for split in SPLITS if split not in found], count, deduplicator.duplicates
+    return [split for split in SPLITS if split not in filled], count, deduplicator.duplicates
 
 
 def batches(documents: Iterator[tuple[Split, str]]) -> Iterator[tuple[Split, list[str]]]:
-    """Gather the documents of each split, in order, into batches of about `BATCH_CHARACTERS`."""
+    """Collect the documents of each split, in order, in batches of about `BATCH_CHARACTERS`."""
     waiting: dict[Split, list[str]] = {split: [] for split in SPLITS}
     sizes = dict.fromkeys(SPLITS, 0)
     for split, text in documents:
@@ -146,18 +150,18 @@ def batches(documents: Iterator[tuple[Split, str]]) -> Iterator[tuple[Split, lis
 
 
 def training_sample(shards: list[Shard], data: "TextData", size: int) -> Iterator[str]:
-    """Yield up to `size` bytes of training text, evenly from up to 16 shards spread over the source."""
-    # It knows what is held out. Of a document only the beginning is taken here, so limits in bytes are for later.
+    """Yield up to `size` bytes of training text, in equal amounts from up to 16 shards spread over the source."""
+    # The deduplicator first reads the held-out shards. max_bytes is ignored, since only starts of documents are used.
     deduplicator = Deduplicator(data.model_copy(update={"max_bytes": None}))
     deque(deduplicator.documents([shard for shard in shards if "train" not in shard.splits]), maxlen=0)
     training = [shard for shard in shards if "train" in shard.splits]
     count = min(SAMPLED_SHARDS, len(training))
     for index in range(count):
-        left = size // count
+        remaining = size // count
         for split, text in deduplicator.documents([training[index * len(training) // count]]):
             if split == "train":
-                content = text.encode()[:left]
+                content = text.encode()[:remaining]
                 yield content.decode("utf-8", "ignore")
-                left -= len(content)
-            if left <= 0:
+                remaining -= len(content)
+            if remaining <= 0:
                 break

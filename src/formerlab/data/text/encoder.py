@@ -1,4 +1,4 @@
-"""Texts become tokens, and what has no token is counted."""
+"""Tokenise texts and count the characters that the tokenizer cannot represent."""
 
 import functools
 import json
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from formerlab.data.text.tokenizer import arrays, encode, read_tokenizer
+from formerlab.data.text.tokenizer import encode, read_tokenizer, token_arrays
 from formerlab.errors import UserError, reason
 
 if TYPE_CHECKING:
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 
 
 class Encoder:
-    """Turns texts into tokens, and counts the characters that have no token; several threads may share it.
+    """Tokenises texts and counts the characters without a token. Several threads may share an encoder.
 
-    A character has no token where the tokenizer drops it or one of its bytes, or writes its unknown token instead.
-    White space does not count.
+    A character has no token if the tokenizer drops it or one of its bytes, or replaces it by the unknown token. White
+    space is not counted.
     """
 
     def __init__(self, path: Path, end: int, name: str = "tokenizer") -> None:
-        """Read the tokenizer at `path`, which messages call `name`; `end` is the token that follows each text."""
+        """Read the tokenizer at `path`; messages name it `name`, and the token `end` is appended to each text."""
         from tokenizers.pre_tokenizers import ByteLevel
 
         self._tokenizer, self._end, self._name = read_tokenizer(path), end, name
         self._vocabulary = self._tokenizer.get_vocab()
         settings = json.loads(self._tokenizer.to_str())
-        model, before = settings["model"], json.dumps([settings["normalizer"], settings["pre_tokenizer"]])
-        self._byte_level = model["type"] == "BPE" and '"ByteLevel"' in before
+        model, preprocessing = settings["model"], json.dumps([settings["normalizer"], settings["pre_tokenizer"]])
+        self._byte_level = model["type"] == "BPE" and '"ByteLevel"' in preprocessing
         letters = {f"<0x{byte:02X}>" for byte in range(256)} if model.get("byte_fallback") else set[str]()
         letters |= set(ByteLevel.alphabet()) if self._byte_level else set()
         self._complete = bool(letters) and letters <= self._vocabulary.keys()
@@ -39,9 +39,9 @@ class Encoder:
         self._unknown: str | None = unknown if unknown in self._vocabulary else None
 
     def __call__(self, texts: list[str]) -> tuple[list[np.ndarray], list[int]]:
-        """Return for each text its tokens and the end token, and how many of its characters have no token.
+        """Return the tokens of each text with the end token, and the number of its characters without a token.
 
-        Raises UserError where the tokenizer has no token for a text and no unknown token either.
+        Raises UserError if the tokenizer has neither a token for a text nor an unknown token.
         """
         try:
             if self._complete or self._byte_level:
@@ -49,21 +49,21 @@ class Encoder:
             encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         except Exception as error:  # the library raises bare Exception
             raise UserError(f"{self._name}: {reason(error)}; give its vocabulary the token, or name another") from None
-        return arrays(encodings, self._end), list(map(self._without_token, texts, encodings))
+        return token_arrays(encodings, self._end), list(map(self._without_token, texts, encodings))
 
     def notes(self, text: str, lost: int, characters: int) -> list[str]:
-        """Return a note on the characters of a text without a token. Raises UserError where these are most."""
+        """Return a note on the characters without a token. Raises UserError if they are more than half of all."""
         if not lost:
             return []
-        fate = "are dropped" if self._unknown is None else f"become the unknown token {self._unknown!r}"
+        effect = "are dropped" if self._unknown is None else f"become the unknown token {self._unknown!r}"
         what = (
-            f"{lost} of {characters} characters ({lost / characters:.2%}) of the {text} text have no token and {fate}"
+            f"{lost} of {characters} characters ({lost / characters:.2%}) of the {text} text have no token and {effect}"
         )
         if 2 * lost > characters:
             raise UserError(f"{self._name}: {what}; name a tokenizer that was made for such text")
         return [what]
 
-    @functools.lru_cache(maxsize=1 << 17)  # noqa: B019 it lives as long as the preparation
+    @functools.lru_cache(maxsize=1 << 17)  # noqa: B019 an encoder lives as long as the preparation
     def _loses_byte_of(self, letter: str) -> bool:
         from tokenizers.pre_tokenizers import ByteLevel
 

@@ -1,4 +1,4 @@
-"""Where text comes from: files (text, JSON lines, CSV, TSV, Parquet; folders, globs, compressed or not), or the hub."""
+"""Sources of text: files (text, JSON lines, CSV, TSV, Parquet, compressed or not), folders, globs, and the hub."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from pydantic import field_validator, model_validator
 
 from formerlab.data.hub import HubSource
 from formerlab.data.manifest import file_hashes
-from formerlab.data.splitting import SPLITS, Shares, Split
+from formerlab.data.splitting import SPLITS, Split, SplitFractions
 from formerlab.data.text.documents import Corpus, Shard, TextSource
 from formerlab.data.text.readers import (
     Documents,
@@ -21,7 +21,7 @@ from formerlab.data.text.readers import (
     read_parquet,
     read_table,
     read_text,
-    rows_of,
+    row_count,
     text_of,
 )
 from formerlab.errors import UserError, some
@@ -31,35 +31,36 @@ BESIDE = re.compile(
     r"_(SUCCESS|(common_)?metadata|(started|committed)_\d+)|.*\.(crc|md5|sha\d+)|(md5|sha\d+|checksum)s?(sums?)?(\.txt)?",
     re.IGNORECASE,
 )
-"""Names of the files that Spark and checksum tools write beside data."""
+"""Matches the names of files that Spark and checksum tools write next to data."""
 BESIDE_FOLDERS = {"_temporary", "_delta_log"}
 
 
 class Files(TextSource):
-    """Files, folders or globs (`**` for any depth); `~`, `$NAME` and paths relative to the working directory are
-    understood. Name `paths` to have all documents divided by a hash, or `train` and `valid`, `test` or both.
+    """Files, folders or globs (`**` for any depth).
+
+    `~` and `$NAME` are expanded, and relative paths start at the working directory. Either name `paths`, and a hash
+    assigns all documents to splits, or name `train` together with `valid`, `test` or both.
     """
 
     outside_recipe: ClassVar[set[str]] = {"paths", "train", "valid", "test", "licence"}
 
     kind: Literal["files"] = "files"
     paths: tuple[str, ...] = ()
-    """Everything, to be divided."""
+    """Files whose documents a hash assigns to splits."""
     train: tuple[str, ...] = ()
-    """Training text."""
+    """Files of the training text."""
     valid: tuple[str, ...] = ()
-    """Validation text."""
+    """Files of the validation text."""
     test: tuple[str, ...] = ()
-    """Test text."""
+    """Files of the test text."""
     format: Literal["auto"] | Format = "auto"
-    """What the files hold; `auto` tells it by the ending: .txt .text .md .rst, .jsonl .ndjson, .csv, .tsv,
-    .parquet."""
+    """Format of the files; `auto` uses the file ending: .txt .text .md .rst, .jsonl .ndjson, .csv, .tsv, .parquet."""
     column: str = "text"
-    """The field or column that holds the text, in JSON lines, CSV, TSV and Parquet."""
+    """Field or column of the text in JSON lines, CSV, TSV and Parquet."""
     documents: Documents = "file"
-    """What one document of a plain text file is: the file, a paragraph (between blank lines) or a line."""
+    """Unit of a document in plain text files: the file, a paragraph (between blank lines) or a line."""
     encoding: str = "utf-8"
-    """Character encoding of text, JSON lines, CSV and TSV; a byte that does not fit is an error."""
+    """Character encoding of text, JSON lines, CSV and TSV; an invalid byte is an error."""
     licence: str = "not stated"
     """The licence of the text, for the manifest."""
 
@@ -69,7 +70,7 @@ class Files(TextSource):
         try:
             "".encode(value)
         except (LookupError, UnicodeError):
-            raise ValueError(f"'{value}' is no encoding Python knows; for example utf-8, latin-1, cp1252") from None
+            raise ValueError(f"'{value}' is not an encoding of Python; for example utf-8, latin-1, cp1252") from None
         return value
 
     @model_validator(mode="after")
@@ -79,19 +80,19 @@ class Files(TextSource):
         return self
 
     def contents(self, cache: Path | None = None) -> list[list[str]]:
-        """Return names and hashes, folders above them aside."""
-        files = [(label, name, path) for label, of in self.named().items() for name, path in of.items()]
-        known = file_hashes((path for *_, path in files), cache)
-        return [[label, name, known[path]] for label, name, path in files]
+        """Return labels, names below the common folder, and hashes of the files."""
+        files = [(label, name, path) for label, paths in self.named().items() for name, path in paths.items()]
+        hashes = file_hashes((path for *_, path in files), cache)
+        return [[label, name, hashes[path]] for label, name, path in files]
 
-    def open(self, shares: Shares) -> Corpus:
-        # Held-out files come first, then by name.
+    def open(self, fractions: SplitFractions) -> Corpus:
+        # Held-out files come first; files of a split are in the order of their names.
         shards = [
             Shard(
                 str(path),
-                (label,) if label in ("valid", "test") else self.divided(),  # type: ignore[arg-type]
+                (label,) if label in ("valid", "test") else self.hashed_splits(),  # type: ignore[arg-type]
                 partial(self._documents, path),
-                may_be_empty=_is_part(path) or (path.suffix.lower() == ".parquet" and rows_of(path) == 0),
+                may_be_empty=_is_part(path) or (path.suffix.lower() == ".parquet" and row_count(path) == 0),
             )
             for label, files in self.named().items()
             for path in files.values()
@@ -99,7 +100,7 @@ class Files(TextSource):
         return Corpus(sorted(shards, key=lambda shard: ("train" in shard.splits, shard.splits)))
 
     def by_paragraph(self) -> "Files | None":
-        """Return the same files with paragraphs as documents; nothing where no document is a text file."""
+        """Return the same files with paragraphs as documents, or None if no document is a whole text file."""
         formats = {self._format(path) for files in self.named().values() for path in files.values()}
         finer = self.documents == "file" and "text" in formats
         return self.model_copy(update={"documents": "paragraph"}) if finer else None
@@ -107,40 +108,42 @@ class Files(TextSource):
     def named(self) -> dict[str, dict[str, Path]]:
         """Return the files by label (paths, train, valid, test) and by name below their common folder, sorted."""
         owners: dict[Path, str] = {}
-        found: dict[str, list[Path]] = {}
+        files: dict[str, list[Path]] = {}
         for label in ("paths", *SPLITS):
             if getattr(self, label):
-                found[label] = self._found(label)[0]
-            for path in found.get(label, ()):
+                files[label] = self._data_and_other_files(label)[0]
+            for path in files.get(label, ()):
                 if path.stat().st_size == 0 and not _is_part(path):
                     raise UserError(f"{path}: empty file")
                 if (owner := owners.setdefault(path.resolve(), label)) != label:
                     raise UserError(f"{path}: named by both source.{owner} and source.{label}; keep it in one")
-        common = Path(os.path.commonpath([path.parent for paths in found.values() for path in paths]))
-        return {label: {path.relative_to(common).as_posix(): path for path in paths} for label, paths in found.items()}
+        common = Path(os.path.commonpath([path.parent for paths in files.values() for path in paths]))
+        return {label: {path.relative_to(common).as_posix(): path for path in paths} for label, paths in files.items()}
 
     def notes(self) -> list[str]:
-        """Return a note on the files beside the data that are not read."""
-        left = [path.name for label in ("paths", *SPLITS) if getattr(self, label) for path in self._found(label)[1]]
-        return [f"not read beside the data: {some(left)}; name a file itself to read it"] if left else []
+        """Return a note on the files next to the data that are not read."""
+        labels = [label for label in ("paths", *SPLITS) if getattr(self, label)]
+        others = [path.name for label in labels for path in self._data_and_other_files(label)[1]]
+        return [f"not read as data: {some(others)}; name a file itself to read it"] if others else []
 
-    def _found(self, label: str) -> tuple[list[Path], list[Path]]:
-        """Return the files that the patterns of a label name, and those that lie beside data and are none.
+    def _data_and_other_files(self, label: str) -> tuple[list[Path], list[Path]]:
+        """Return the data files that the patterns of a label match, and the matching files that are not data.
 
-        A file that is named itself is read. Text beside Parquet tells of it: pages, licences, lists of files.
+        A file that a pattern names exactly is always data. Text files next to Parquet files are not data, because they
+        are pages, licences or lists of files.
         """
         patterns = getattr(self, label)
-        files, itself = files_named(patterns, f"source.{label}"), {expanded(pattern).absolute() for pattern in patterns}
+        files, exact = files_named(patterns, f"source.{label}"), {expanded(pattern).absolute() for pattern in patterns}
         parquet = self.format == "auto" and any(path.suffix.lower() == ".parquet" for path in files)
 
-        def beside(path: Path) -> bool:
-            about = BESIDE.fullmatch(path.name) or BESIDE_FOLDERS.intersection(path.parts)
-            return path not in itself and bool(about or (parquet and format_of(path) == "text"))
+        def is_data(path: Path) -> bool:
+            by_tools = BESIDE.fullmatch(path.name) or BESIDE_FOLDERS.intersection(path.parts)
+            return path in exact or not (by_tools or (parquet and format_of(path) == "text"))
 
-        kept, left = [path for path in files if not beside(path)], [path for path in files if beside(path)]
-        if not kept:
-            raise UserError(f"source.{label}: {some([path.name for path in left])} and no data; name other files")
-        return kept, left
+        data, others = [path for path in files if is_data(path)], [path for path in files if not is_data(path)]
+        if not data:
+            raise UserError(f"source.{label}: {some([path.name for path in others])} and no data; name other files")
+        return data, others
 
     def _format(self, path: Path) -> Format:
         return format_of(path) if self.format == "auto" else self.format
@@ -157,7 +160,7 @@ class Files(TextSource):
 
 
 def _is_part(path: Path) -> bool:
-    """Say whether Spark named a file, whose tasks without rows write empty ones."""
+    """Return whether a file is named like Spark's output, which contains an empty file for each task without rows."""
     return path.name.startswith("part-")
 
 
@@ -166,14 +169,14 @@ class Hub(HubSource, TextSource):
 
     kind: Literal["hub"] = "hub"
     column: str = "text"
-    """The column that holds the text."""
+    """Column of the text."""
     streaming: bool = False
-    """Whether to read over the network without a copy on disk."""
+    """Read over the network without a copy on disk."""
 
-    def open(self, shares: Shares) -> Corpus:
-        held: list[Split] = [split for split in ("test", "valid") if getattr(self, split) is not None]
-        named = [(getattr(self, split), (split,)) for split in held] + [(self.train, self.divided())]
-        return Corpus([Shard(f"{self.name} ({theirs})", ours, partial(self._texts, theirs)) for theirs, ours in named])
+    def open(self, fractions: SplitFractions) -> Corpus:
+        held_out: list[Split] = [split for split in ("test", "valid") if getattr(self, split) is not None]
+        named = [(getattr(self, split), (split,)) for split in held_out] + [(self.train, self.hashed_splits())]
+        return Corpus([Shard(f"{self.name} ({name})", splits, partial(self._texts, name)) for name, splits in named])
 
     def _texts(self, split: str) -> Iterator[str]:
         for value in self.values(split, self.column, streaming=self.streaming):

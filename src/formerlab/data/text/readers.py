@@ -1,4 +1,4 @@
-"""Documents out of one file: text, JSON lines, CSV, TSV or Parquet, compressed or not."""
+"""Read the documents of one file: text, JSON lines, CSV, TSV or Parquet, compressed or not."""
 
 import bz2
 import codecs
@@ -20,10 +20,10 @@ Format = Literal["text", "jsonl", "csv", "tsv", "parquet"]
 Documents = Literal["file", "paragraph", "line"]
 
 DOCUMENT_CHARACTERS = 4 << 20
-"""A longer document is cut at white space into parts of at most this size, so that memory stays constant."""
+"""Longer documents are split at white space into pieces of at most this size, so that memory stays constant."""
 
 LARGEST_FIELD = 1 << 26
-"""Characters of a field of CSV or TSV; a longer one is taken for a quote that is never closed."""
+"""Maximum number of characters in a field of CSV or TSV; a longer field is an unclosed quote."""
 
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": None}
 
@@ -37,24 +37,24 @@ FORMATS: dict[str, Format] = {
 
 
 def format_of(path: Path) -> Format:
-    """Return the format that the name tells, compression aside. Raises UserError where it tells none."""
+    """Return the format by the file ending, ignoring compression. Raises UserError for an unknown ending."""
     name = path.with_suffix("") if path.suffix.lower() in OPENERS else path
     if name.suffix.lower() not in FORMATS:
         raise UserError(
-            f"{path}: the ending '{name.suffix}' tells no format; set source.format to "
+            f"{path}: the ending '{name.suffix}' is not a known format; set source.format to "
             f"{', '.join(get_args(Format))}, or name fewer files"
         )
     return FORMATS[name.suffix.lower()]
 
 
 def read_text(path: Path, encoding: str, documents: Documents) -> Iterator[str]:
-    """Yield the documents of a text file. Raises UserError naming the file and what is wrong with it."""
-    with opened(path, encoding) as handle:
+    """Yield the documents of a text file. Raises UserError naming the file if it cannot be read."""
+    with open_text(path, encoding) as handle:
         yield from {"file": _blocks, "line": _lines, "paragraph": _paragraphs}[documents](handle)
 
 
 def read_jsonl(path: Path, encoding: str, column: str) -> Iterator[str]:
-    """Yield the texts of a field, one per line. Raises UserError naming file, line and field."""
+    """Yield the text in a field of each line. Raises UserError naming file, line and field."""
     for number, row in json_lines(path, encoding):
         if column not in row:
             raise UserError(f"{path}, line {number}: no field '{column}' in fields {', '.join(row)}; set source.column")
@@ -62,26 +62,26 @@ def read_jsonl(path: Path, encoding: str, column: str) -> Iterator[str]:
 
 
 def json_lines(path: Path, encoding: str = "utf-8") -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects of a file of JSON lines with their line numbers. Raises UserError naming file and line."""
-    with opened(path, encoding) as handle:
+    """Yield (line number, object) for each line of a JSON lines file. Raises UserError naming file and line."""
+    with open_text(path, encoding) as handle:
         for number, line in enumerate(handle, 1):
             try:
                 row = json.loads(line) if line.strip() else None
-            except (ValueError, RecursionError) as error:  # also of numbers too long and nesting too deep
+            except (ValueError, RecursionError) as error:  # includes too long numbers and too deep nesting
                 raise UserError(f"{path}, line {number}: not JSON ({error})") from None
             if isinstance(row, dict):
                 yield number, row
             elif line.strip():
-                raise UserError(f"{path}, line {number}: no JSON object but a {type(row).__name__}")
+                raise UserError(f"{path}, line {number}: a {type(row).__name__} instead of a JSON object")
 
 
 def read_table(path: Path, encoding: str, column: str, format: Literal["csv", "tsv"]) -> Iterator[str]:
-    """Yield the texts of a column of a CSV or TSV file, whose first row names its columns.
+    """Yield the texts of a column of a CSV or TSV file. The first row of the file names the columns.
 
-    A field with a delimiter, a quote or a line break stands in double quotes. Raises UserError naming file and line.
+    A field with a delimiter, a quote or a line break must be in double quotes. Raises UserError naming file and line.
     """
     csv.field_size_limit(LARGEST_FIELD)
-    with opened(path, encoding, newline="") as handle:
+    with open_text(path, encoding, newline="") as handle:
         rows = csv.reader(handle, "excel" if format == "csv" else "excel-tab", strict=True)
         try:
             names = next(rows, [])
@@ -100,7 +100,7 @@ def read_table(path: Path, encoding: str, column: str, format: Literal["csv", "t
 
 
 def read_parquet(path: Path, column: str) -> Iterator[str]:
-    """Yield the texts of a column. Raises UserError naming the file and the column."""
+    """Yield the texts of a column of a Parquet file. Raises UserError naming the file and the column."""
     import pyarrow
     from pyarrow import parquet
 
@@ -116,17 +116,17 @@ def read_parquet(path: Path, column: str) -> Iterator[str]:
         raise UserError(f"{path}: not a readable Parquet file ({reason(error)})") from None
 
 
-def rows_of(path: Path) -> int | None:
-    """Return the number of rows of a Parquet file; None for one that cannot be read."""
+def row_count(path: Path) -> int | None:
+    """Return the number of rows of a Parquet file, or None if it cannot be read."""
     from pyarrow import parquet
 
-    with suppress(Exception):  # of several families; reading it says which
+    with suppress(Exception):  # reading the file reports the error later
         return int(parquet.read_metadata(path).num_rows)
     return None
 
 
 def text_of(value: object, where: str, column: str) -> str:
-    """Return a text value; a missing one is empty; lone surrogates, which UTF-8 cannot hold, are replaced."""
+    """Return a text value; None gives an empty text. Lone surrogates, which UTF-8 cannot encode, are replaced."""
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -135,14 +135,14 @@ def text_of(value: object, where: str, column: str) -> str:
 
 
 @contextmanager
-def opened(path: Path, encoding: str = "utf-8", newline: str | None = None) -> Iterator[TextIO]:
-    """Open a file for reading text, decompressed where its name ends in .gz, .bz2, .xz or .zst.
+def open_text(path: Path, encoding: str = "utf-8", newline: str | None = None) -> Iterator[TextIO]:
+    """Open a text file, decompressed if its name ends in .gz, .bz2, .xz or .zst, without its byte-order mark.
 
-    Without a byte-order mark. What goes wrong inside the block, while it is read, is a UserError that names the file.
+    Errors while the file is read inside the block are raised as UserError naming the file.
     """
     encoding = "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
     try:
-        with io.TextIOWrapper(_bytes_of(path), encoding, newline=newline) as handle:
+        with io.TextIOWrapper(_open_bytes(path), encoding, newline=newline) as handle:
             try:
                 yield handle
             except UnicodeDecodeError as error:
@@ -151,23 +151,23 @@ def opened(path: Path, encoding: str = "utf-8", newline: str | None = None) -> I
                 raise UserError(f"{path}: not {error.encoding}{at} ({error.reason}); {remedy}") from None
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
-    except (OSError, EOFError, lzma.LZMAError, zlib.error, UnicodeError) as error:  # UTF-16 without its first mark
+    except (OSError, EOFError, lzma.LZMAError, zlib.error, UnicodeError) as error:  # UTF-16 without byte-order mark
         raise UserError(f"{path}: cannot be read ({reason(error)})") from None
 
 
-def _bytes_of(path: Path) -> IO[bytes]:
-    packed = path.suffix.lower()
-    if packed == ".zst":
+def _open_bytes(path: Path) -> IO[bytes]:
+    suffix = path.suffix.lower()
+    if suffix == ".zst":
         import pyarrow
 
         return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"), 1 << 16)
-    return OPENERS.get(packed, open)(path, "rb")  # type: ignore[no-any-return]
+    return OPENERS.get(suffix, open)(path, "rb")  # type: ignore[no-any-return]
 
 
-def parts(text: str, limit: int = DOCUMENT_CHARACTERS) -> Iterator[str]:
-    """Cut a text into parts of at most `limit` characters, each cut lying before white space where there is any.
+def split_text(text: str, limit: int = DOCUMENT_CHARACTERS) -> Iterator[str]:
+    """Split a text into pieces of at most `limit` characters, before white space if possible.
 
-    A cut there keeps the tokens of byte-level BPE as they would be without it.
+    A split before white space does not change the tokens of byte-level BPE.
     """
     start = 0
     while len(text) - start > limit:
@@ -178,7 +178,7 @@ def parts(text: str, limit: int = DOCUMENT_CHARACTERS) -> Iterator[str]:
 
 
 def _last_break(text: str, start: int, stop: int) -> int:
-    """Return the last position in (start, stop] at which white space begins after something else; else `stop`."""
+    """Return the last position in (start, stop] where white space follows another character, or `stop`."""
     position = stop
     while (position := max(text.rfind(" ", start + 1, position), text.rfind("\n", start + 1, position))) > start:
         if not text[position - 1].isspace():
@@ -187,12 +187,12 @@ def _last_break(text: str, start: int, stop: int) -> int:
 
 
 def _blocks(handle: TextIO) -> Iterator[str]:
-    """Yield a whole file, or parts of it where it is too long for one document."""
-    rest = ""
+    """Yield a whole file, or pieces of a file that is too long for one document."""
+    incomplete = ""
     while block := handle.read(DOCUMENT_CHARACTERS):
-        *whole, rest = parts(rest + block, DOCUMENT_CHARACTERS)
-        yield from whole
-    yield rest
+        *complete, incomplete = split_text(incomplete + block, DOCUMENT_CHARACTERS)
+        yield from complete
+    yield incomplete
 
 
 def _lines(handle: TextIO) -> Iterator[str]:

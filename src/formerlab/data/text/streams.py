@@ -1,4 +1,4 @@
-"""Token streams on disk: written in constant memory, read memory-mapped, checked against the manifest."""
+"""Token streams on disk: write them in constant memory, memory-map them, and check them against the manifest."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,46 +16,49 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 
-class Stream:
-    """A `.npy` file of token numbers that grows at its end, in the smaller of uint16 and uint32 that holds them all."""
+class StreamWriter:
+    """Appends token ids to a `.npy` file, as uint16 if the vocabulary allows it, otherwise as uint32."""
 
     def __init__(self, file: BinaryIO, vocabulary: int) -> None:
-        """Begin the stream with the header of an empty array."""
+        """Write the header of an empty array."""
         self._file = file
         self.dtype = np.dtype("uint16" if vocabulary <= 1 << 16 else "uint32")
         self.documents = self.bytes = self.tokens = 0
         self.write_header()
 
     def append(self, tokens: np.ndarray, documents: int, size: int) -> None:
-        """Append so many documents, of `size` bytes of text."""
+        """Append the tokens of `documents` documents with `size` bytes of text in total."""
         tokens.astype(self.dtype, copy=False).tofile(self._file)
         self.tokens += len(tokens)
         self.documents += documents
         self.bytes += size
 
     def write_header(self) -> None:
-        """Write the length so far into the header, which numpy pads so that any length fits."""
+        """Write the current length into the header, which numpy pads so that any length fits."""
         self._file.seek(0)
         header = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.tokens,)}
         np.lib.format.write_array_header_1_0(self._file, header)
 
     def entry(self, path: Path) -> dict[str, Any]:
-        """Return the manifest's entry on the finished stream, whose name is now `path`."""
+        """Return the manifest entry of the finished stream at `path`."""
         sizes = {"documents": self.documents, "bytes": self.bytes, "tokens": self.tokens}
         return {"file": path.name, **sizes, "sha256": sha256(path)}
 
 
 @contextmanager
-def writing(path: Path, vocabulary: int) -> Iterator[Stream]:
-    """Open a stream that takes the name `path` when the block ends well, and leaves nothing otherwise."""
+def stream_writer(path: Path, vocabulary: int) -> Iterator[StreamWriter]:
+    """Yield a writer whose file appears at `path` if the block succeeds; after an exception no file is left."""
     with replacing(path) as temporary, open(temporary, "wb") as file:
-        stream = Stream(file, vocabulary)
+        stream = StreamWriter(file, vocabulary)
         yield stream
         stream.write_header()
 
 
 def load_stream(out: Path, split: str) -> np.ndarray:
-    """Return the tokens of a split, memory-mapped: one-dimensional, uint16 or uint32."""
+    """Return the tokens of a split, memory-mapped, (tokens,), uint16 or uint32.
+
+    Raises UserError for an unknown split and for a missing or damaged file.
+    """
     splits = read_manifest(out)["splits"]
     if split not in splits:
         raise UserError(f"{out}: no split '{split}'; choose from {', '.join(splits)}")
@@ -67,13 +70,13 @@ def load_stream(out: Path, split: str) -> np.ndarray:
     except (ValueError, OSError, EOFError) as error:
         raise UserError(f"{path}: not a whole token stream ({error}); {REMEDY}") from None
     if tokens.shape != (expected,) or tokens.dtype not in (np.uint16, np.uint32):
-        found = f"{tokens.dtype} of shape {tokens.shape}"
-        raise UserError(f"{path}: holds {found}, the manifest says {expected} tokens; {REMEDY}")
+        actual = f"{tokens.dtype} of shape {tokens.shape}"
+        raise UserError(f"{path}: {actual}, but the manifest says {expected} tokens; {REMEDY}")
     return tokens  # type: ignore[no-any-return]
 
 
 def load_tokenizer(out: Path) -> "Tokenizer":
-    """Return the tokenizer the streams were made with. Raises UserError where it is missing or changed."""
+    """Return the tokenizer of the streams. Raises UserError if it is missing or changed."""
     path = out / "tokenizer.json"
     check_hashes({path: read_manifest(out)["tokenizer"]["sha256"]})
     return read_tokenizer(path)

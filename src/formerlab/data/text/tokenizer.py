@@ -1,4 +1,4 @@
-"""Tokenizers: BPE of bytes learned from training text, a file, or that of another data set or a released model."""
+"""Tokenizers: learned byte-level BPE, a tokenizer file, or the tokenizer of another data set or a released model."""
 
 import shutil
 from collections.abc import Callable, Iterable
@@ -23,23 +23,23 @@ END_OF_TEXT = "<|endoftext|>"
 
 
 TokenizerAndEnd = tuple["HuggingFaceTokenizer", int]
-"""A tokenizer, and the token that begins a context and ends documents."""
+"""A tokenizer, and the token at the start of a context and at the end of each document."""
 
 
 class BytePairs(Spec):
     """Byte-level byte-pair encoding as in GPT-2 (Radford et al. 2019, section 2.2), trained on the training split.
 
-    Token 0 is `<|endoftext|>`, tokens 1 to 256 are the bytes, the rest are merges.
+    Token 0 is `<|endoftext|>`, tokens 1 to 256 are the bytes, and all further tokens are merges.
     """
 
     kind: Literal["bpe"] = "bpe"
     vocabulary: Annotated[Size, Field(ge=257)] = 1024
-    """Number of tokens, the end of a document and the 256 bytes included."""
+    """Number of tokens, including the end of a document and the 256 bytes."""
     training_bytes: Bytes = 8_000_000
-    """How much training text it is learned from, in bytes; taken evenly from up to 16 shards."""
+    """Size of the training text for the merges, in bytes; taken in equal amounts from up to 16 shards."""
 
     def train(self, sample: Iterable[str]) -> "HuggingFaceTokenizer":
-        """Learn the merges. Raises UserError where the text is too small for the vocabulary."""
+        """Learn the merges. Raises UserError if the text is too small for the vocabulary."""
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
         tokenizer = Tokenizer(models.BPE())
@@ -61,61 +61,61 @@ class BytePairs(Spec):
 
 
 class TokenizerFile(Spec):
-    """A `tokenizer.json` of the Hugging Face tokenizers library, such as GPT-2's or LLaMA's."""
+    """A `tokenizer.json` of the Hugging Face tokenizers library, for example of GPT-2 or LLaMA."""
 
     kind: Literal["file"] = "file"
     path: str
-    """The file; `~` and `$NAME` are understood."""
+    """Path of the file; `~` and `$NAME` are expanded."""
     vocabulary: Size
-    """Number of tokens a model makes room for; the file may have fewer (50 304 for GPT-2's 50 257), never more."""
+    """Number of embeddings of a model, at least the number of tokens in the file (50 304 for GPT-2's 50 257 tokens)."""
     end_of_text: str = END_OF_TEXT
     """The token that ends a document."""
 
     def state(self, cache: Path | None = None) -> str | None:
-        """Return the SHA-256 of the file; None where it is not there."""
+        """Return the SHA-256 of the file, or None if there is no such file."""
         path = expanded(self.path)
         return sha256(path) if path.is_file() else None
 
     def load(self) -> TokenizerAndEnd:
         """Read the file and check it against the vocabulary. Raises UserError naming the file."""
         tokenizer = read_tokenizer(expanded(self.path))
-        check_room(tokenizer, self.path, self.vocabulary)
+        check_vocabulary(tokenizer, self.path, self.vocabulary)
         if (end := tokenizer.token_to_id(self.end_of_text)) is None:
-            raise UserError(f"{self.path}: has no token '{self.end_of_text}'; set tokenizer.end_of_text")
+            raise UserError(f"{self.path}: no token '{self.end_of_text}'; set tokenizer.end_of_text")
         return tokenizer, end
 
 
 class TokenizerOf(Spec):
-    """The tokenizer of another data set of the same scale, so that a model can go on training on this one."""
+    """The tokenizer of another data set of the same scale, so that a model can continue its training on this one."""
 
     kind: Literal["of"] = "of"
     data: str
-    """The other data set; it is prepared first."""
+    """Name of the other data set, which is prepared first."""
     vocabulary: Size | None = None
-    """Number of tokens; the plan takes it from the other data set, and refuses another number."""
+    """Number of tokens. The plan takes it from the other data set and refuses a different number."""
 
 
 class ReleasedTokenizer(Spec):
-    """The tokenizer that a released model of the scale comes with, so that text is read in tokens the model knows."""
+    """The tokenizer of a released model of the scale."""
 
     kind: Literal["released"] = "released"
     model: str
-    """The model, by its name below `released`."""
+    """Name of the model below `released`."""
     vocabulary: Size | None = None
     """Number of tokens; the plan takes it from the model."""
     source: ReleasedModel | None = None
-    """The model's files; the plan fills them in."""
+    """Files of the model; the plan sets them."""
 
     def state(self, cache: Path | None = None) -> str | None:
-        """Return a hash of the model's files, weights aside; None where they are not here."""
+        """Return a hash of the model's files without weights, or None if they are not available."""
         assert self.source is not None, "the plan fills in tokenizer.source"
         return files_state(self.source, cache and cache.with_name(f".{self.model}.json"), weights=False)
 
     def load(self) -> TokenizerAndEnd:
-        """Read the tokenizer and check it against the vocabulary. Raises UserError in one line."""
+        """Read the tokenizer and check it against the vocabulary. Raises UserError if it cannot be used."""
         assert self.source is not None, "the plan fills in tokenizer.source"
         tokenizer, end = load_fast_tokenizer(self.source.arguments())
-        check_room(tokenizer, f"tokenizer of {self.model}", self.vocabulary)
+        check_vocabulary(tokenizer, f"tokenizer of {self.model}", self.vocabulary)
         return tokenizer, end
 
 
@@ -125,7 +125,10 @@ Tokenizer = Annotated[BytePairs | TokenizerFile | TokenizerOf | ReleasedTokenize
 def write_tokenizer(
     spec: BytePairs | TokenizerFile | ReleasedTokenizer, path: Path, sample: Callable[[int], Iterable[str]]
 ) -> dict[str, Any]:
-    """Write `tokenizer.json`, copied or learned from a sample of so many bytes; return its entry of the manifest."""
+    """Write a copied or learned tokenizer to `path`; return its manifest entry.
+
+    `sample` takes a size in bytes and returns training text of at most this size.
+    """
     with replacing(path) as temporary:
         if isinstance(spec, BytePairs):
             tokenizer, end = spec.train(sample(spec.training_bytes)), 0
@@ -139,7 +142,7 @@ def write_tokenizer(
 
 
 def read_tokenizer(path: Path) -> "HuggingFaceTokenizer":
-    """Read a tokenizer file as documents are encoded: whole, unpadded, special tokens in the text being mere text."""
+    """Read a tokenizer file, without truncation or padding; special tokens in a text are encoded as plain text."""
     from tokenizers import Tokenizer
 
     if not path.is_file():
@@ -155,10 +158,10 @@ def read_tokenizer(path: Path) -> "HuggingFaceTokenizer":
 
 
 def load_fast_tokenizer(arguments: dict[str, Any]) -> TokenizerAndEnd:
-    """Return the tokenizer of a model of transformers, given what its `from_pretrained` takes.
+    """Return the fast tokenizer of a transformers model and its begin-of-text token, or end-of-text if it has none.
 
-    The token beside it is the begin-of-text token where the tokenizer has one, else the end-of-text token. Raises
-    UserError where there is no tokenizer, where it has no fast form, and where it names neither token.
+    `arguments` are the arguments of `from_pretrained`. Raises UserError if there is no tokenizer, if it has no fast
+    form, or if it has neither token.
     """
     from formerlab.torchvision_shim import ensure_torchvision_imports
 
@@ -177,23 +180,23 @@ def load_fast_tokenizer(arguments: dict[str, Any]) -> TokenizerAndEnd:
     backend.no_padding()
     end = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if end is None:
-        raise UserError(f"{name}: the tokenizer names neither a bos_token nor an eos_token")
+        raise UserError(f"{name}: the tokenizer has neither a bos_token nor an eos_token")
     return backend, end
 
 
-def check_room(tokenizer: "HuggingFaceTokenizer", name: str, vocabulary: int | None) -> None:
-    """Raise UserError where a model of so many embeddings lacks some: ids may have holes, so the largest one counts."""
+def check_vocabulary(tokenizer: "HuggingFaceTokenizer", name: str, vocabulary: int | None) -> None:
+    """Raise UserError if the largest token id does not fit a model with `vocabulary` embeddings; ids may have gaps."""
     size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
     if vocabulary is not None and size > vocabulary:
-        more = f"more than tokenizer.vocabulary={vocabulary}: its largest id is {size - 1}"
-        raise UserError(f"{name}: needs {size} tokens, {more}")
+        excess = f"more than tokenizer.vocabulary={vocabulary}: its largest id is {size - 1}"
+        raise UserError(f"{name}: needs {size} tokens, {excess}")
 
 
 def encode(tokenizer: "HuggingFaceTokenizer", texts: list[str], end: int) -> list[np.ndarray]:
     """Return the tokens of each text, followed by the token `end`."""
-    return arrays(tokenizer.encode_batch_fast(texts, add_special_tokens=False), end)
+    return token_arrays(tokenizer.encode_batch_fast(texts, add_special_tokens=False), end)
 
 
-def arrays(encodings: "Iterable[Encoding]", end: int) -> list[np.ndarray]:
+def token_arrays(encodings: "Iterable[Encoding]", end: int) -> list[np.ndarray]:
     """Return the tokens of each encoded text, followed by the token `end`."""
     return [np.array([*encoding.ids, end], dtype=np.uint32) for encoding in encodings]
