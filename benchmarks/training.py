@@ -135,7 +135,7 @@ def translation():
     def loss(model):
         (batch,) = task.step_batches(pairs, 0, next(steps))
         logits = model(batch.source, batch.real, batch.target_in)
-        return smoothed_loss(logits.flatten(0, 1), batch.target_out.flatten(), 0.1, "vocabulary") / batch.share
+        return smoothed_loss(logits.flatten(0, 1), batch.target_out.flatten(), 0.1, "vocabulary") / batch.loss_divisor
 
     ours = OurLoop(Translator(**size), task, pairs)
     return {"torch.nn.Transformer": Loop(TorchTransformer(**size), loss), "ours": ours}

@@ -97,9 +97,9 @@ def test_prepared_pairs_are_the_lines(tmp_path):
 
 def test_files_whose_lines_do_not_correspond_are_refused(tmp_path):
     left, right = write(tmp_path / "a", ["x", "y", "z"]), write(tmp_path / "b", ["1", "2"])
-    with pytest.raises(UserError, match=r"b: ends after line 2, but .*a goes on"):
+    with pytest.raises(UserError, match=r"b: ends after line 2, but .*a has more"):
         list(read_pairs(left, right))
-    with pytest.raises(UserError, match=r"b: ends after line 2, but .*a goes on"):
+    with pytest.raises(UserError, match=r"b: ends after line 2, but .*a has more"):
         list(read_pairs(right, left))
     (tmp_path / "c").write_bytes(b"ok\n\xff\n")
     with pytest.raises(UserError, match=r"c: not utf-8 at byte 3"):
@@ -131,5 +131,5 @@ def test_the_hub_reads_the_two_languages_of_a_row(monkeypatch):
 
 
 def test_an_unknown_locale_is_refused():
-    with pytest.raises(ValueError, match="no locale of CLDR"):
+    with pytest.raises(ValueError, match="not a locale of CLDR"):
         Phrases(source="xx_nowhere")

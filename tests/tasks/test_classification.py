@@ -243,7 +243,7 @@ def test_the_average_of_weights_is_timms():
     ("wrong", "message"),
     [
         ({"batch": 8, "accumulate": 3}, "accumulate=3 does not divide task.batch=8"),
-        ({"batch": 12, "accumulate": 4, "mixup": 0.8}, "task.accumulate=4 makes micro-batches of 3 images"),
+        ({"batch": 12, "accumulate": 4, "mixup": 0.8}, "task.accumulate=4 gives micro-batches of 3 images"),
         ({"normalise": "imagenet"}, "normalise=imagenet needs colour"),
     ],
 )
@@ -263,7 +263,7 @@ def test_shifts_need_pixels(tmp_path):
     shares = {"valid_share": 0.3, "test_share": 0.3}
     data = ImageData(source=source, side=8, channels=1, classes=2, storage="encoded", **shares)
     prepare("x", data, tmp_path / "out")
-    with pytest.raises(UserError, match="kind=shift is for images kept as pixels"):
+    with pytest.raises(UserError, match="kind=shift needs images stored as pixels"):
         Classification(augmentation=Shift()).load(tmp_path / "out", "train")
     task = Classification(batch=4, augmentation=None)
     assert task.step_batches(task.load(tmp_path / "out", "train"), 0, 0)[0].augmented.pixels.shape == (4, 1, 8, 8)

@@ -95,7 +95,7 @@ def test_a_batch_holds_sources_and_shifted_targets():
         out = batch.target_out[row]
         assert out[out != NO_TARGET].tolist() == target.tolist()
         assert batch.target_in[row, : len(target)].tolist() == [0, *target[:-1].tolist()]
-    assert batch.tokens == batch.share == DATA.target_lengths[[3, 8]].sum()
+    assert batch.tokens == batch.loss_divisor == DATA.target_lengths[[3, 8]].sum()
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.3])

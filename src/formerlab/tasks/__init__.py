@@ -1,4 +1,4 @@
-"""What a model is trained to do; configurations choose from the union `Task`, and `TaskSpec` is their interface."""
+"""Training tasks: `Task` is the union of their specs for configurations, `TaskSpec` is their interface."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""Language modelling: predict every next token."""
+"""Language modelling: predict the next token."""
 
 import math
 from pathlib import Path
@@ -23,7 +23,7 @@ Proportion = Annotated[float, Field(ge=0, le=1)]
 
 
 class HeldOut(NamedTuple):
-    """A held-out stream in windows."""
+    """A held-out token stream, divided into windows."""
 
     stream: NDArray[np.unsignedinteger]
     documents: list[int]
@@ -39,26 +39,26 @@ class LanguageModeling(TaskSpec):
 
     kind: Literal["language_modeling"] = "language_modeling"
     context: Size = 1024
-    """Tokens that a training sequence predicts (the window is one longer)."""
+    """Predicted tokens per training sequence (the window is one token longer)."""
     batch: Count = 8
     """Sequences per optimizer step, over all devices and accumulation steps."""
     valid_windows: Count = 64
     """Windows of the fixed validation stream that are evaluated during training."""
     stretch: tuple[Proportion, Proportion] = (0.0, 1.0)
-    """Where the part of the training stream begins and ends that is read, as shares of the stream: with [0, 0.8] for a
-    model and [0.8, 1] for the stages that grow from it, they read nothing that it has read."""
+    """Start and end of the training data as fractions of the training stream. With [0, 0.8] for a model and [0.8, 1]
+    for the stages that grow from it, the stages read only new text."""
 
     @field_validator("stretch", mode="before")
     @classmethod
-    def _two_shares(cls, stretch: Any) -> Any:
-        """Take a list, as YAML has it: the checks of a configuration are strict and would want a tuple."""
+    def _list_to_tuple(cls, stretch: Any) -> Any:
+        """Convert a list from YAML to a tuple, because the strict validation of configurations requires a tuple."""
         return tuple(stretch) if isinstance(stretch, list) else stretch
 
     @field_validator("stretch")
     @classmethod
     def _not_empty(cls, stretch: tuple[float, float]) -> tuple[float, float]:
         if stretch[0] >= stretch[1]:
-            raise ValueError("holds nothing: give two shares of the training stream, the first below the second")
+            raise ValueError("is empty: give two fractions of the training stream, the first below the second")
         return stretch
 
     def check(self, model: Any) -> None:
@@ -67,11 +67,11 @@ class LanguageModeling(TaskSpec):
             raise ValueError(f"task.context={self.context} exceeds model.context={model.context}")
 
     def load(self, folder: Path, split: str) -> NDArray[np.unsignedinteger]:
-        """Return the token stream of a split, memory-mapped; of the training split the stretch that is read."""
+        """Return the memory-mapped token stream of a split; the training stream is cut to `stretch`."""
         stream = load_stream(folder, split)
         if split != "train":
             return stream
-        first, end = (round(share * len(stream)) for share in self.stretch)
+        first, end = (round(fraction * len(stream)) for fraction in self.stretch)
         return stream[first:end]
 
     def step_batches(
@@ -82,18 +82,18 @@ class LanguageModeling(TaskSpec):
         start: DataPosition = START,
         shard: Shard = SINGLE_PROCESS,
     ) -> list[Windows]:
-        """Return the windows of a step in equal parts."""
+        """Return the micro-batches of a step, of equal size."""
         size, step = self.batch // self.accumulate, start.steps + step
-        firsts = [size * number for number in shard.indices(self.accumulate)]
+        firsts = [size * index for index in shard.indices(self.accumulate)]
         return [self.train_batch(data, seed, step, slice(first, first + size)) for first in firsts]
 
     def train_batch(
         self, stream: NDArray[np.unsignedinteger], seed: int, step: int, chosen: slice = slice(None)
     ) -> Windows:
-        """Return the windows of an optimizer step, drawn with replacement; pure in (stream, seed, step).
+        """Return the windows of an optimizer step, drawn with replacement as a function of (stream, seed, step).
 
-        `step` counts those of the ancestors on these data too. Nothing else is remembered between steps, so resuming
-        needs no loader state, and runs that share a seed and a parent see the same tokens in the same order.
+        `step` includes the steps of the ancestors on this data set. There is no other state, so a resumed run needs no
+        loader state, and runs with the same seed and parent read the same tokens in the same order.
         """
         random = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, step]))
         starts = random.integers(0, self._last_start(stream), size=self.batch, endpoint=True)
@@ -107,14 +107,14 @@ class LanguageModeling(TaskSpec):
         return [self._windows(stream, starts[i : i + size]) for i in range(0, count, size)]
 
     def losses(self, model: nn.Module, batch: Windows) -> tuple[Tensor, ...]:
-        """Return the mean negative log-likelihood per token, nats, in float32."""
+        """Return the mean negative log-likelihood per token, nats, float32."""
         return (model(batch[:, :-1], targets=batch[:, 1:]),)
 
     def measure(self, model: nn.Module, batch: Windows) -> Measures:
         return batch.shape[0] * (batch.shape[1] - 1), *self.losses(model, batch)
 
     def held_out(self, folder: Path) -> HeldOut:
-        """Return the held-out stream, and the document of each of its windows."""
+        """Return the held-out stream and the document of each window."""
         stream, end = load_stream(folder, "test"), read_manifest(folder)["tokenizer"]["end_of_text"]
         return HeldOut(stream, window_documents(stream, self.context, end).tolist())
 
@@ -135,7 +135,7 @@ class LanguageModeling(TaskSpec):
         return self.batch * self.context
 
     def epoch_tokens(self, data: NDArray[np.unsignedinteger]) -> int:
-        """Tokens of the stretch that is read, each but the first to be predicted."""
+        """Return the number of predicted tokens in the training data: all tokens except the first."""
         return len(data) - 1
 
     def step_flops(self, model: Any) -> int:

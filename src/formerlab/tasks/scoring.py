@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens: what perplexity and zero-shot questions are both made of."""
+"""Log-probabilities of given tokens, for perplexity and zero-shot questions."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,24 +13,26 @@ from formerlab.errors import UserError
 from formerlab.layers.attention import Attend, causal_attention
 
 AttendFor = Callable[[Int[Tensor, " batch"]], Attend]
-"""Makes the attention of one batch from the true lengths of its rows (inputs, without the padding on the right), which
-are on the CPU."""
+"""Function that returns the attention for one batch, given the input lengths of its rows without padding, on the
+CPU."""
 
 
 class Scores(NamedTuple):
-    """What a model says about tokens 1, 2, ... of each row."""
+    """Scores of tokens 1, 2, ... of each row."""
 
     log_probs: Float[Tensor, "batch time"]
-    """Natural logarithm of the probability of each token given those before it."""
+    """Natural logarithm of the probability of each token given all tokens before it."""
     greedy: Bool[Tensor, "batch time"]
     """Whether the token is the most probable one."""
     realised_budget: Float[Tensor, " batch"]
-    """Share of the keys and values still held after the last input, counted; 1 without pruning."""
+    """Fraction of the keys and values that are retained after the last input, counted; 1 without pruning."""
 
 
 @contextmanager
 def evaluating(model: nn.Module, without: Callable[[], Any] = torch.inference_mode) -> Iterator[None]:
-    """Switch off dropout and, by `without`, gradients; afterwards the model has its mode back."""
+    """Set evaluation mode, with gradients disabled by the context `without`; restore the mode of all modules
+    afterwards.
+    """
     training = [module for module in model.modules() if module.training]
     if training:
         model.eval()
@@ -43,7 +45,7 @@ def evaluating(model: nn.Module, without: Callable[[], Any] = torch.inference_mo
 
 
 def check_finite(values: Tensor) -> None:
-    """Raise UserError where logits are NaN or infinite."""
+    """Raise UserError if a value is NaN or infinite."""
     if not values.isfinite().all():
         raise UserError("the model's logits are not finite; run it in float32 or bfloat16, or restore its weights")
 
@@ -57,9 +59,9 @@ def score(
 ) -> Scores:
     """Score tokens 1, 2, ... of each row in one forward pass over the tokens before them.
 
-    `lengths` counts the inputs of each row that are not padding. With `last` only the last so many columns are scored,
-    and the model makes no logits of the others. Log-softmax is taken in float32 at least, and row by
-    row, since a batch of float32 logits can be larger than the model. Raises UserError where a logit is not finite.
+    `lengths` has the number of inputs without padding per row. With `last`, the model computes logits for the last
+    `last` columns only, and only these are scored. Log-softmax is computed in float32 or wider, row by row, because a
+    batch of float32 logits can be larger than the model. Raises UserError if a logit is not finite.
     """
     device = next(model.parameters()).device
     moved = tokens.to(device, non_blocking=True)
@@ -71,6 +73,6 @@ def score(
     log_probs = -torch.stack(losses).cpu()
     columns = torch.arange(tokens.shape[1] - 1 - log_probs.shape[1], tokens.shape[1] - 1)
     check_finite(log_probs[columns < lengths.cpu()[:, None]])  # padding may be anything
-    # Only a simulation counts what it kept. Asked by name: training must not depend on the code of the cache policies.
+    # Only pruning simulations have this attribute. The lookup by name keeps training independent of the cache package.
     realised: Tensor = getattr(attend, "realised_budget", torch.ones(len(tokens)))
     return Scores(log_probs, (logits.argmax(dim=-1) == targets).cpu(), realised.cpu())

@@ -1,4 +1,4 @@
-"""The interface of all tasks; the training stage uses nothing else of them."""
+"""The interface of all tasks, which is all that the training stage uses."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -17,16 +17,16 @@ Measures = tuple[int | float | Tensor, ...]
 
 
 class DataPosition(Spec):
-    """Where a run of a chain begins in its training data, behind all that its ancestors read."""
+    """Position in the training data at which a run starts, after the data of its ancestors (its chain)."""
 
     chain_steps: NonNegativeInt = 0
-    """Steps of the chain so far, on whatever data; they number what is drawn beside the data (dropout)."""
+    """Steps of all ancestors on any data; the index of random draws that do not depend on the data (dropout)."""
     steps: NonNegativeInt = 0
-    """Those on these data; they number what is drawn from the data (windows, crops, blends)."""
+    """Steps of the ancestors on this data set; the index of random draws from the data (windows, crops, mixes)."""
     position: NonNegativeInt = 0
-    """Position in the endless row of epochs, in images or batches of sentences; without epochs, the steps."""
+    """Position in the sequence of epochs, in images or in batches of sentences; for tasks without epochs, the steps."""
     step_tokens: NonNegativeInt = 0
-    """Tokens of a step of the parent; batches of sentences change with them."""
+    """Tokens per step of the parent, which determine its batches of sentences."""
 
 
 START = DataPosition()
@@ -34,39 +34,40 @@ START = DataPosition()
 
 @dataclass(frozen=True)
 class Shard:
-    """Which parts of a step one of several processes has."""
+    """The micro-batches of a step that one of several processes computes."""
 
     rank: int = 0
-    """Number of the process."""
+    """Index of the process."""
     processes: int = 1
+    """Number of processes."""
 
     def micro_batches(self, count: int) -> list[int]:
-        """Return the numbers of its parts among the `parts` of a step.
+        """Return the numbers of this process's micro-batches in a step with `count` micro-batches.
 
-        A step may have fewer parts than others (of few sentences, say). All processes work on equally many, since all
-        take part in every sum: one with too few repeats parts of others, numbered from `parts` on, which do not count.
+        All processes compute equally many micro-batches, because all take part in every reduction. A process with too
+        few repeats other micro-batches; their numbers are `count` or higher, and they do not contribute to the step.
         """
         rounds = -(-count // self.processes)
         return list(range(self.rank, rounds * self.processes, self.processes))
 
-    def indices(self, parts: int) -> list[int]:
-        """Return the same with each repetition under the number of the part that it repeats."""
-        return [number % parts for number in self.micro_batches(parts)]
+    def indices(self, count: int) -> list[int]:
+        """Return the indices (below `count`) of this process's micro-batches, including repeated ones."""
+        return [number % count for number in self.micro_batches(count)]
 
 
 SINGLE_PROCESS = Shard()
-"""All parts."""
+"""The shard of a single process: all micro-batches."""
 TRAINING_PASSES = 3
-"""One forward, and a backward of twice its products: gradients by inputs and by weights."""
+"""Training FLOPs per forward FLOP: the backward pass has two matrix products (inputs, weights) per forward product."""
 
 
 class TaskSpec(Spec, ABC):
-    """Batches, loss, evaluation and test rows of one kind of data and model.
+    """Batches, loss, evaluation and test rows for one kind of data and model.
 
-    Everything is pure: a batch in (data, seed, start, step), a row in (model, data). `data` is whatever `load` returns,
-    a batch anything with `pin_memory()` and `to(device, non_blocking=...)`, and `start` where the ancestors of the run
-    ended, if it has any. A run goes on from there with new draws; what is drawn with replacement, as windows of text
-    are, may come again.
+    All results are deterministic: batches depend on (data, seed, start, step), rows on (model, data). `data` is the
+    result of `load`. A batch has `pin_memory()` and `to(device, non_blocking=...)`. `start` is the position after the
+    ancestors of the run; the run continues there with new random draws. Samples drawn with replacement, for example
+    windows of text, may repeat.
     """
 
     reads: ClassVar[str]
@@ -74,23 +75,23 @@ class TaskSpec(Spec, ABC):
     trains: ClassVar[str]
     """Kind of model."""
     eval_columns: ClassVar[tuple[str, ...]] = ("tokens", "loss_nats")
-    """Columns of eval.csv that `measure` fills; all start with these two."""
+    """Columns of eval.csv that `measure` fills; the first two are the same for all tasks."""
     train_columns: ClassVar[tuple[str, ...]] = ()
-    """Columns of train.csv behind those of all tasks: what `losses` returns beside what is minimised."""
+    """Columns of train.csv after the columns of all tasks: the values that `losses` returns after the loss."""
     test_columns: ClassVar[tuple[str, ...]] = ("window", "tokens", "loss_nats")
-    """Columns of test.csv; all start with these three."""
+    """Columns of test.csv; the first three are the same for all tasks."""
     dynamic_shapes: ClassVar[bool | None] = False
-    """The `dynamic` of torch.compile. False: every shape has a static graph of its own, also where validation, which
-    comes first, has other batch sizes than training. None: a second shape makes the graph symbolic."""
+    """The argument `dynamic` of torch.compile. False: a static graph for every shape, also if validation, which runs
+    first, has other batch sizes than training. None: the graph becomes symbolic at the second shape."""
 
     accumulate: Count = 1
-    """Parts in which a step is processed, one after another; they divide `batch`, where a task has one."""
+    """Number of micro-batches per step, processed one after another; must divide `batch` if the task has this field."""
 
     def check(self, model: Any) -> None:
-        """Raise ValueError, naming both keys, where the model cannot do this task or parts would differ in size."""
+        """Raise ValueError if the model does not fit this task or if micro-batches would differ in size."""
         if model.kind != self.trains:
-            own = self.model_dump()["kind"]
-            raise ValueError(f"task.kind={own} trains model.kind={self.trains}, not {model.kind}; name another")
+            kind = self.model_dump()["kind"]
+            raise ValueError(f"task.kind={kind} trains model.kind={self.trains}, not {model.kind}; name another")
         if (batch := getattr(self, "batch", self.accumulate)) % self.accumulate:
             raise ValueError(f"task.accumulate={self.accumulate} does not divide task.batch={batch}")
 
@@ -99,16 +100,16 @@ class TaskSpec(Spec, ABC):
         """Return a split (train, valid, test) of the data prepared in `folder`. Raises UserError for damaged files."""
 
     def micro_batch_count(self, data: Any, seed: int, step: int, start: DataPosition = START) -> int:
-        """Return the number of parts of optimizer step `step` (0-based), by default that of all steps."""
+        """Return the number of micro-batches of optimizer step `step` (0-based), by default `accumulate`."""
         return self.accumulate
 
     @abstractmethod
     def step_batches(
         self, data: Any, seed: int, step: int, start: DataPosition = START, shard: Shard = SINGLE_PROCESS
     ) -> Sequence[Any]:
-        """Return the batch of optimizer step `step` (0-based) in the parts that are processed one after another.
+        """Return the micro-batches of `shard` in optimizer step `step` (0-based), in the order of `shard.indices`.
 
-        Of those, only the ones of `share` are made, in the order of its numbers; they are what they are among all.
+        The other micro-batches of the step are not made. Their content does not depend on the shard.
         """
 
     @abstractmethod
@@ -117,61 +118,61 @@ class TaskSpec(Spec, ABC):
 
     @abstractmethod
     def losses(self, model: nn.Module, batch: Any) -> tuple[Tensor, ...]:
-        """Return what training minimises on one part, and behind it the values of `train_columns`, without a gradient.
+        """Return the training loss of a micro-batch, followed by the values of `train_columns` without gradient.
 
-        The step takes the mean over its parts.
+        A step averages the losses of its micro-batches.
         """
 
     @abstractmethod
     def measure(self, model: nn.Module, batch: Any) -> Measures:
         """Return the values of `eval_columns`: predicted tokens, their mean negative log-likelihood in nats, ...
 
-        Values stay on the device, so that those of many batches are read at once.
+        The values stay on the device, so that the caller can read many batches at once.
         """
 
     def held_out(self, folder: Path) -> Any:
-        """Return the test split of the data prepared in `folder`, for the next three."""
+        """Return the test split of the data prepared in `folder`, as input of the next three methods."""
         return self.load(folder, "test")
 
     @abstractmethod
     def test_groups(self, data: Any) -> Sequence[Any]:
-        """Return the held-out examples in groups that are measured together, one after another."""
+        """Return the held-out examples in groups; the examples of a group are evaluated together."""
 
     @abstractmethod
     def test_rows(self, model: Any, data: Any, group: Any) -> list[Row]:
-        """Return a row of `test_columns` per example of a group: number, predicted tokens, mean loss in nats, ..."""
+        """Return a row of `test_columns` per example of a group: index, predicted tokens, mean loss in nats, ..."""
 
     @abstractmethod
     def guessed_rows(self, model: Any, data: Any) -> list[Row]:
-        """Return the test rows of a uniform guess with the output of the spec `model`, for a diverged run."""
+        """Return the test rows of a diverged run: a uniform guess over the outputs of the model spec `model`."""
 
     @property
     @abstractmethod
     def step_tokens(self) -> int:
-        """Tokens that a step predicts, as far as that is known without data."""
+        """Tokens that a step predicts, estimated without data."""
 
     @abstractmethod
     def step_flops(self, model: Any) -> int:
-        """Forward FLOPs of a step, as far as they are known without data."""
+        """Return the forward FLOPs of a step, estimated without data."""
 
     @property
     @abstractmethod
     def micro_batch_tokens(self) -> int:
-        """Positions whose activations are in memory at once."""
+        """Number of positions per micro-batch, whose activations are in memory at once."""
 
     @abstractmethod
     def epoch_tokens(self, data: Any) -> int:
-        """Tokens that there are to predict in the training split."""
+        """Return the number of predicted tokens in the training split."""
 
     def position_after(self, data: Any, start: DataPosition, step: int) -> DataPosition:
-        """Return where a run that begins at `start` is after `step` steps: where the next of its chain goes on."""
+        """Return the position of a run after `step` steps from `start`, at which the next run of its chain starts."""
         position, steps = self._position(data, start, step), start.steps + step
         return DataPosition(
             chain_steps=start.chain_steps + step, steps=steps, position=position, step_tokens=self.step_tokens
         )
 
     def _position(self, data: Any, start: DataPosition, step: int) -> int:
-        """Return the position of step `step` of a run that begins at `start`."""
+        """Return the position of step `step` of a run that starts at `start`."""
         return start.steps + step
 
     def step_counts(self, model: Any, data: Any, seed: int, step: int, start: DataPosition = START) -> tuple[int, int]:
@@ -179,7 +180,7 @@ class TaskSpec(Spec, ABC):
         return self.step_tokens, TRAINING_PASSES * self.step_flops(model)
 
     def after_step(self, model: nn.Module, step: int, steps: int, averaging: dict[str, Any]) -> None:
-        """Look at the weights after step `step` (1-based) of `steps`; checkpoints hold what is put into `averaging`."""
+        """Update the averages of weights after step `step` (1-based) of `steps`; checkpoints store `averaging`."""
 
     def finish(self, model: nn.Module, averaging: dict[str, Any]) -> None:
-        """Give the model its final weights, where these are not those of the last step."""
+        """Load averaged weights into the model, if the task averages weights."""

@@ -1,4 +1,4 @@
-"""Translation: predict every next token of the target, given the source."""
+"""Translation: predict the next token of the target, given the source."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -20,33 +20,33 @@ from formerlab.tasks.scoring import evaluating
 from formerlab.tasks.task import SINGLE_PROCESS, START, TRAINING_PASSES, DataPosition, Measures, Row, Shard, TaskSpec
 
 ASSUMED_LENGTH = 25
-"""Tokens of a sentence, assumed in costs before there are data."""
+"""Tokens per sentence in cost estimates without data."""
 NO_TARGET = -100
-"""Target of a padded position: it has no loss."""
+"""Target of a padded position, which has no loss."""
 
 
 @dataclass(frozen=True)
 class SentenceBatch:
-    """Source sentences, and target sentences as the decoder reads them and, shifted by one, as it must say them."""
+    """Source sentences, and target sentences as decoder inputs and, shifted by one token, as decoder targets."""
 
     source: Int[Tensor, "batch source"]
     real: Bool[Tensor, "batch source"]
-    """Which source tokens are real, not padding."""
+    """False for padding of the source."""
     target_in: Int[Tensor, "batch target"]
-    """The token that ends a sentence, then the target without its end."""
+    """The end-of-sentence token, followed by the target without its end."""
     target_out: Int[Tensor, "batch target"]
     """The target with its end; padding is `NO_TARGET`."""
     tokens: int
-    """Target tokens, ends included."""
-    share: float
-    """Divisor of the summed loss: target tokens of the whole step over its parts."""
+    """Number of target tokens, including the ends of sentences."""
+    loss_divisor: float
+    """Divisor of the summed loss: target tokens of the step divided by its number of micro-batches."""
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> "SentenceBatch":
-        """Return the same batch on a device."""
+        """Return the batch on a device."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "SentenceBatch":
-        """Return the same batch where a GPU can copy it from by itself."""
+        """Return the batch in pinned memory."""
         return self._each(Tensor.pin_memory)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "SentenceBatch":
@@ -55,20 +55,21 @@ class SentenceBatch:
         return replace(self, **changed)
 
 
-def sentence_batch(pairs: PairStream, numbers: Iterable[Any], share: float | None = None) -> SentenceBatch:
-    """Return the pairs of these numbers as one batch; `share` defaults to its own target tokens."""
-    numbers = [int(number) for number in numbers]
-    source, real = padded([pairs.sentence(number, 0) for number in numbers], pairs.end)
-    target, real_target = padded([pairs.sentence(number, 1) for number in numbers], pairs.end)
-    first = torch.full((len(numbers), 1), pairs.end)
+def sentence_batch(pairs: PairStream, indices: Iterable[Any], loss_divisor: float | None = None) -> SentenceBatch:
+    """Return the pairs with these indices as one batch; `loss_divisor` defaults to the target tokens of the batch."""
+    indices = [int(index) for index in indices]
+    source, real = padded([pairs.sentence(index, 0) for index in indices], pairs.end)
+    target, real_target = padded([pairs.sentence(index, 1) for index in indices], pairs.end)
+    first = torch.full((len(indices), 1), pairs.end)
     target_in = torch.cat((first, target[:, :-1]), dim=1)
     target_out = target.masked_fill(~real_target, NO_TARGET)
     tokens = int(real_target.sum())
-    return SentenceBatch(source, real, target_in, target_out, tokens, float(tokens) if share is None else share)
+    divisor = float(tokens) if loss_divisor is None else loss_divisor
+    return SentenceBatch(source, real, target_in, target_out, tokens, divisor)
 
 
 def padded(sentences: list[Numbers], fill: int) -> tuple[Int[Tensor, "batch time"], Bool[Tensor, "batch time"]]:
-    """Return sentences as rows of one length, and which of their tokens are real."""
+    """Return sentences padded to equal length, and a mask that is False for padding."""
     rows = pad_sequence([torch.from_numpy(sentence) for sentence in sentences], batch_first=True, padding_value=fill)
     lengths = torch.tensor([len(sentence) for sentence in sentences])
     return rows, torch.arange(rows.shape[1]) < lengths[:, None]
@@ -77,8 +78,8 @@ def padded(sentences: list[Numbers], fill: int) -> tuple[Int[Tensor, "batch time
 class Translation(TaskSpec):
     """Minimise the label-smoothed negative log-likelihood of the target's tokens (arXiv:1706.03762, section 5).
 
-    A step is one batch of sentences of like length, about `tokens` source and `tokens` target tokens with padding.
-    Validation and test losses are never smoothed.
+    A step is one batch of sentences of similar length, with about `tokens` source and `tokens` target tokens including
+    padding. Validation and test losses are not smoothed.
     """
 
     reads: ClassVar[str] = "parallel"
@@ -88,33 +89,34 @@ class Translation(TaskSpec):
 
     kind: Literal["translation"] = "translation"
     tokens: Count = 25000
-    """Source tokens, and target tokens, of a step at most, padding included."""
+    """Maximum number of source tokens, and of target tokens, per step, including padding."""
     label_smoothing: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """Probability taken from the right token (eps_ls)."""
+    """Probability mass removed from the true token (eps_ls)."""
     smoothing_mass: Literal["vocabulary", "others"] = "vocabulary"
-    """Who shares it evenly: all V tokens, the right one included (as published: uniform), or the V - 1 others."""
+    """Tokens that get this mass in equal amounts: all V tokens (uniform, as published) or the V - 1 other tokens."""
     average_last: AnyCount = 0
-    """The final weights are the mean of this many snapshots (5 for the base model, 20 for big); 0 keeps the last."""
+    """Number of snapshots whose mean gives the final weights (base model: 5, big model: 20); 0 uses the last
+    weights."""
     average_every: Count = 1500
-    """Steps between the snapshots, the last of which is that of the last step."""
+    """Steps between snapshots; the last snapshot is after the last step."""
     valid_pairs: Count = 3000
-    """Pairs of the validation split, evenly spread, that are evaluated during training."""
+    """Pairs of the validation split, evenly spaced, that are evaluated during training."""
 
     def load(self, folder: Path, split: str) -> PairStream:
         return load_pairs(folder, split)
 
     def micro_batch_count(self, data: PairStream, seed: int, step: int, start: DataPosition = START) -> int:
-        """Return the number of parts: fewer than `accumulate` where there are fewer sentences."""
+        """Return `accumulate`, or the number of pairs in the step if it is lower."""
         return min(self.accumulate, len(self._pairs(data, seed, step, start)))
 
     def step_batches(
         self, data: PairStream, seed: int, step: int, start: DataPosition = START, shard: Shard = SINGLE_PROCESS
     ) -> list[Any]:
-        """Return the sentences of a step; every epoch takes each pair once."""
+        """Return the micro-batches of a step; every epoch has each pair once."""
         pairs = self._pairs(data, seed, step, start)
-        parts = np.array_split(pairs, self.micro_batch_count(data, seed, step, start))
-        tokens = float(data.target_lengths[pairs].sum()) / len(parts)
-        return [sentence_batch(data, parts[number], tokens) for number in shard.indices(len(parts))]
+        micro_batches = np.array_split(pairs, self.micro_batch_count(data, seed, step, start))
+        tokens = float(data.target_lengths[pairs].sum()) / len(micro_batches)
+        return [sentence_batch(data, micro_batches[index], tokens) for index in shard.indices(len(micro_batches))]
 
     def valid_batches(self, data: PairStream) -> list[Any]:
         count = min(self.valid_pairs, len(data))
@@ -123,12 +125,12 @@ class Translation(TaskSpec):
         return [sentence_batch(data, batch) for batch in batches if len(batch)]
 
     def losses(self, model: nn.Module, batch: Any) -> tuple[Tensor, ...]:
-        """Return the smoothed loss of a part, in nats per target token of the step, and the same without smoothing."""
+        """Return the loss of a micro-batch with and without smoothing, in nats per target token of the step."""
         logits = model(batch.source, batch.real, batch.target_in).flatten(0, 1).float()
-        targets, share = batch.target_out.flatten(), float(batch.share)
-        total: Tensor = smoothed_loss(logits, targets, self.label_smoothing, self.smoothing_mass) / share
+        targets, divisor = batch.target_out.flatten(), float(batch.loss_divisor)
+        total: Tensor = smoothed_loss(logits, targets, self.label_smoothing, self.smoothing_mass) / divisor
         with torch.no_grad():
-            return total, smoothed_loss(logits, targets, 0.0, self.smoothing_mass) / share
+            return total, smoothed_loss(logits, targets, 0.0, self.smoothing_mass) / divisor
 
     def measure(self, model: nn.Module, batch: SentenceBatch) -> Measures:
         losses = _token_losses(model, batch)
@@ -153,7 +155,7 @@ class Translation(TaskSpec):
         return self.tokens
 
     def step_flops(self, model: Any) -> int:
-        """Forward FLOPs of a step of sentences of 25 tokens."""
+        """Return the forward FLOPs of a step with sentences of 25 tokens."""
         return self.tokens * int(model.flops(ASSUMED_LENGTH, ASSUMED_LENGTH)) // ASSUMED_LENGTH
 
     @property
@@ -166,18 +168,18 @@ class Translation(TaskSpec):
     def step_counts(
         self, model: Any, data: PairStream, seed: int, step: int, start: DataPosition = START
     ) -> tuple[int, int]:
-        """Count target tokens, and FLOPs, without padding."""
+        """Return the target tokens of a step, and its training FLOPs, without padding."""
         pairs = self._pairs(data, seed, step, start)
         sources, targets = data.source_lengths[pairs], data.target_lengths[pairs]
         return int(targets.sum()), TRAINING_PASSES * int(model.flops(sources, targets).sum())
 
     def after_step(self, model: nn.Module, step: int, steps: int, averaging: dict[str, Any]) -> None:
-        """Add the weights to the mean of the last snapshots where one is due."""
-        before_end = steps - step
-        if before_end % self.average_every == 0 and before_end // self.average_every < self.average_last:
+        """Add the weights to the sums of the last snapshots, if a snapshot is due after this step."""
+        remaining = steps - step
+        if remaining % self.average_every == 0 and remaining // self.average_every < self.average_last:
             averaging["snapshots"] = averaging.get("snapshots", 0) + 1
             sums = averaging.setdefault("sums", {})
-            for name, weight in model.state_dict().items():  # in float64, so that the order of sums does not show
+            for name, weight in model.state_dict().items():  # float64 makes rounding errors of the sums negligible
                 sums[name] = sums.get(name, 0.0) + weight.double().cpu()
 
     def finish(self, model: nn.Module, averaging: dict[str, Any]) -> None:
@@ -186,18 +188,19 @@ class Translation(TaskSpec):
             model.load_state_dict(means)
 
     def _pairs(self, data: PairStream, seed: int, step: int, start: DataPosition) -> Numbers:
-        """Return the numbers of the pairs of a step."""
-        epoch, number = divmod(self._position(data, start, step), data.epoch_size(self.tokens))
-        return data.epoch(self.tokens, seed, epoch)[number]
+        """Return the indices of the pairs of a step."""
+        epoch, index = divmod(self._position(data, start, step), data.epoch_size(self.tokens))
+        return data.epoch(self.tokens, seed, epoch)[index]
 
     def _position(self, data: PairStream, start: DataPosition, step: int) -> int:
-        """Count batches of the row of epochs, from where the ancestors ended; after ancestors with batches of another
-        size, from the next epoch.
+        """Return the position in batches, after the batches of the ancestors.
+
+        If the ancestors had another batch size, the run starts with the next epoch.
         """
         if start.step_tokens in (0, self.tokens):
             return start.position + step
-        epoch, begun = divmod(start.position, data.epoch_size(start.step_tokens))
-        return data.epoch_size(self.tokens) * (epoch + (begun > 0)) + step
+        epoch, batches = divmod(start.position, data.epoch_size(start.step_tokens))
+        return data.epoch_size(self.tokens) * (epoch + (batches > 0)) + step
 
 
 def smoothed_loss(
@@ -205,9 +208,10 @@ def smoothed_loss(
 ) -> Float[Tensor, ""]:
     """Return the summed cross-entropy with (1 - eps) on the target and eps spread evenly (arXiv:1512.00567, section 7).
 
-    mass `vocabulary`: eps / V on every token. mass `others`: eps / (V - 1) on every token but the target.
+    With mass "vocabulary", every token gets eps / V; with mass "others", every token except the target gets
+    eps / (V - 1). Targets equal to `NO_TARGET` are ignored.
     """
-    if mass == "others":  # eps / (V-1) on V-1 tokens is eps V/(V-1) / V on all of them
+    if mass == "others":  # equals smoothing over all V tokens with eps V / (V - 1)
         smoothing *= logits.shape[-1] / (logits.shape[-1] - 1)
     return F.cross_entropy(logits, targets, label_smoothing=smoothing, reduction="sum", ignore_index=NO_TARGET)
 

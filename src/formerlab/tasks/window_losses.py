@@ -1,4 +1,4 @@
-"""Loss on a held-out stream, every token but the first predicted once."""
+"""Loss on a held-out token stream; every token except the first is predicted once."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -17,16 +17,16 @@ Stream = NDArray[np.integer[Any]]
 
 
 class WindowLoss(NamedTuple):
-    """How well the tokens of one window were predicted."""
+    """Loss of one window."""
 
     window: int
-    """Index in the whole stream."""
+    """Index of the window in the stream."""
     tokens: int
-    """Predicted tokens; fewer than the context in the stream's last window only."""
+    """Number of predicted tokens; only the last window of a stream can have fewer than the context."""
     loss_nats: float
     """Mean negative log-likelihood of these tokens."""
     realised_budget: float = 1.0
-    """Share of keys and values still held at the end of the window."""
+    """Fraction of the keys and values that are retained at the end of the window."""
 
 
 def window_losses(
@@ -41,10 +41,10 @@ def window_losses(
 ) -> list[WindowLoss]:
     """Return the loss of each non-overlapping window of a stream of token ids.
 
-    Window w reads tokens w T, ..., (w + 1) T - 1 and predicts tokens w T + 1, ..., (w + 1) T, each from the 1 to T
-    tokens before it in the window, T being the context: windows of T + 1 tokens at a stride of T, so that every token
-    but the first is predicted once. The last window may be shorter; it counts with its own number of tokens.
-    `windows` names the windows to take, in rising order (default: all). Log-softmax is float32 at least, means float64.
+    With context T, window w reads tokens w T, ..., (w + 1) T - 1 and predicts tokens w T + 1, ..., (w + 1) T, each from
+    the 1 to T tokens before it in the window. Windows have T + 1 tokens and a stride of T, so that every token except
+    the first is predicted once. The last window may be shorter. `windows` has the indices of the windows to evaluate,
+    in increasing order (default: all). Log-softmax is computed in float32 or wider, means in float64.
 
     Raises UserError for a stream of fewer than 2 tokens.
     """
@@ -55,25 +55,25 @@ def window_losses(
             inputs = tokens.shape[1] - 1
             scores = score(model, tokens, torch.full((len(tokens),), inputs), attend_for)
             losses = -scores.log_probs.double().mean(dim=1)
-            for window, loss, held in zip(indices, losses.tolist(), scores.realised_budget.tolist(), strict=True):
-                rows.append(WindowLoss(window, inputs, loss, held))
+            for window, loss, retained in zip(indices, losses.tolist(), scores.realised_budget.tolist(), strict=True):
+                rows.append(WindowLoss(window, inputs, loss, retained))
             if progress is not None:
                 progress.advance(len(indices))
     return rows
 
 
 def window_count(tokens: int, context: int) -> int:
-    """Return the number of windows of a stream of `tokens` tokens, the last one possibly partial."""
+    """Return the number of windows of a stream of `tokens` tokens, including a partial last window."""
     if tokens < 2:
-        raise UserError(f"a held-out stream of {tokens} tokens has nothing to predict; use more text")
+        raise UserError(f"a held-out stream of {tokens} tokens is too short for a prediction; use more text")
     return -(-(tokens - 1) // context)
 
 
 def window_documents(stream: Stream, context: int, end_of_text: int) -> NDArray[np.int64]:
-    """Return, by window, the number of its document in the stream, from 0: that of the middle one of its predictions.
+    """Return the document (index from 0) of the middle predicted token of each window.
 
-    A document reaches to its token `end_of_text`, which is its own. So a window over a border counts for the document
-    that has more of it.
+    A document ends with its token `end_of_text`. A window that overlaps two documents is thus assigned to the document
+    with more of its tokens.
     """
     first = np.arange(window_count(len(stream), context)) * context + 1
     last = np.minimum(first + context, len(stream)) - 1
@@ -82,18 +82,18 @@ def window_documents(stream: Stream, context: int, end_of_text: int) -> NDArray[
 
 
 def spread_windows(stream: Stream, context: int, count: int) -> list[int]:
-    """Return at most `count` full windows, evenly spread over the stream; its one partial window if it has no other."""
+    """Return the indices of at most `count` full windows, evenly spaced; window 0 if the stream has no full window."""
     full = max(1, (len(stream) - 1) // context)
     return sorted({int(window) for window in np.linspace(0, full - 1, min(count, full)).round()})
 
 
 def mean_loss(rows: Sequence[WindowLoss]) -> float:
-    """Return the mean loss per token in nats; its exponential is the perplexity."""
+    """Return the mean loss per token, nats; its exponential is the perplexity."""
     return sum(row.tokens * row.loss_nats for row in rows) / sum(row.tokens for row in rows)
 
 
 def window_groups(stream: Stream, context: int, windows: Sequence[int], batch: int) -> list[list[int]]:
-    """Return windows in groups of `batch`, the partial one alone."""
+    """Return the windows in groups of `batch`; the partial window is a group of its own."""
     full = [window for window in windows if (window + 1) * context < len(stream)]
     groups = [full[first : first + batch] for first in range(0, len(full), batch)]
     return groups + [[window] for window in windows[len(full) :]]
@@ -102,7 +102,7 @@ def window_groups(stream: Stream, context: int, windows: Sequence[int], batch: i
 def window_batches(
     stream: Stream, context: int, windows: Sequence[int], batch: int
 ) -> Iterator[tuple[Sequence[int], Int[Tensor, "batch time_plus_1"]]]:
-    """Yield windows and their tokens in batches, the partial one alone, so that no row is padded."""
+    """Yield batches of window indices and tokens without padding; the partial window is a batch of its own."""
     for group in window_groups(stream, context, windows, batch):
         rows = [stream[window * context : (window + 1) * context + 1] for window in group]
         yield group, torch.from_numpy(np.stack(rows).astype(np.int64))
