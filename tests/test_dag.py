@@ -175,7 +175,11 @@ def test_of_two_at_once_in_one_folder_the_second_is_refused_and_the_first_finish
 def test_a_failed_sync_fails_no_job_and_is_done_again_by_the_next_call(acted):
     """The stand-in says, as a sync does, that the server was away."""
     tracked = acted.root / results(acted) / "mlflow.json"
+    before = tracked.read_bytes()
     done = acted.snakemake("--cores", "1", "--forcerun", "track", FAILING="track")
+    assert tracked.read_bytes() == before, "a job that fails deletes nothing"
+    tracked.unlink()
+    done = acted.snakemake("--cores", "1", FAILING="track")
     assert done.returncode == 1
     assert "this one fails" in done.stdout + done.stderr
     done = acted.snakemake("--cores", "1", AWAY="the server")
