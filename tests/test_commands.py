@@ -248,7 +248,7 @@ def test_check_reads_anew_the_prepared_data_of_what_is_left_to_do(project, capsy
 def test_rescue_says_what_failed_and_goes_on(project, capsys):
     text = said(capsys, "rescue")
     assert text.startswith("no stage failed once it had begun\n")
-    assert text.endswith("the same command goes on where this one stopped.\n")
+    assert text.endswith("the same command continues where this one stopped.\n")
 
 
 def test_rescue_draws_only_what_is_asked_for_and_has_rows(project, capsys, monkeypatch):

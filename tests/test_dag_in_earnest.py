@@ -137,7 +137,7 @@ def test_after_a_failure_the_rest_is_finished_drawn_and_the_failure_is_named(tin
     lines = [line for line in said.splitlines() if line.startswith(f"train  {RUNS[2]}  failed  ")]
     assert len(lines) == 1
     assert lines[0].endswith(f"; log logs/smoke/train/{RUNS[2]}.log")
-    assert "What is finished is safe; the same command goes on where this one stopped." in said
+    assert "Finished work is saved; the same command continues where this one stopped." in said
     record = json.loads((tiny.root / "results/live/smoke" / RUNS[0] / "run.json").read_text())
     assert record["spec"]["optimizer"]["lr"] == 1.0e-3
     before = json.loads((tiny.root / "results/live/smoke" / RUNS[2] / "run.json").read_text())

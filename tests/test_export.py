@@ -143,7 +143,9 @@ def test_an_exported_record_that_was_edited_is_refused(live, cached):
 def test_readers_refuse_a_study_that_a_killed_export_took_away(live, cached):
     killed_between_its_renames(live, cached)
     assert has_runs(cached)
-    with pytest.raises(UserError, match=r"\.denseformer\.old: holds study denseformer.*rename the folder"):
+    with pytest.raises(
+        UserError, match=r"\.denseformer\.old: an interrupted export left study denseformer.*rename the folder"
+    ):
         Results(cached)
 
 
@@ -157,7 +159,10 @@ def test_readers_see_no_study_in_the_folders_of_an_export_under_way(live, cached
 def test_an_export_reads_what_was_exported_before_only_while_no_other_export_writes(live, cached):
     export(live, cached)
     (cached / "denseformer/records.jsonl").write_text("half written by the other one")
-    with locked(cached / ".denseformer.lock", str), pytest.raises(UserError, match="another export of it is under way"):
+    with (
+        locked(cached / ".denseformer.lock", str),
+        pytest.raises(UserError, match="another export of this study is running"),
+    ):
         export(live, cached)
 
 
@@ -186,7 +191,7 @@ def test_runs_without_all_seeds_are_listed_and_left_out(live, cached):
     report = export(live, cached)
     assert report["unfinished"] == {
         "denseformer/plain-4/seed1": "not finished",
-        "denseformer/plain-4/seed0": "its run lacks seed 1",
+        "denseformer/plain-4/seed0": "its run is missing seed 1",
     }
     assert "plain-4" not in set(Results(cached).runs()["run"])
     assert len(report["exported"]) == 4
@@ -224,7 +229,7 @@ def test_what_is_not_as_planned_stays_behind_and_is_listed(live, cached):
     wrong = {"1x1-4/seed1": "changed since: code", "seed7": UNPLANNED, "zeroshot": "changed since: suites"}
     report = export(live, cached, objecting(**wrong, speed="changed since: code", exact="changed since: code"))
     assert report["unfinished"] == {
-        "denseformer/dwa-1x1-4/seed0": "its run lacks seed 1",
+        "denseformer/dwa-1x1-4/seed0": "its run is missing seed 1",
         "denseformer/dwa-1x1-4/seed1": "changed since: code",
         "denseformer/plain-4/seed7": UNPLANNED,
     }
@@ -273,14 +278,14 @@ def damaged(live, cached):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (other_data, "different states of data 'text'"),
-        (kept_data, "different states of data 'text'"),
+        (other_data, "different versions of data 'text'"),
+        (kept_data, "different versions of data 'text'"),
         (damaged, "plain-4/seed1/test.csv"),
         (
             lambda *_: {"objection": objecting(train="no code")},
             r"no complete run to export \(denseformer/.*: no code\)",
         ),
-        (lambda live, cached: {"cached_root": cached.parent / "paper"}, "scale 'paper' is not that of"),
+        (lambda live, cached: {"cached_root": cached.parent / "paper"}, "scale 'paper' differs from"),
     ],
 )
 def test_what_is_refused_changes_nothing(live, cached, change, message):

@@ -50,7 +50,7 @@ def test_of_two_at_once_the_second_is_told_who_the_first_is_until_that_is_gone(t
         who = f"process {first.pid} on {socket.gethostname()}, since {since}"
         with pytest.raises(UserError) as caught, noted("train", tmp_path):
             pytest.fail("both worked")
-        assert str(caught.value) == f"{tmp_path}: train is under way here already ({who}); wait for it, or stop it"
+        assert str(caught.value) == f"{tmp_path}: train is already running here ({who}); wait for it, or stop it"
         with noted("flow", tmp_path):  # another stage is another matter
             assert read_note("train", tmp_path)["state"] == "running"
         first.kill()

@@ -79,7 +79,7 @@ def test_files_that_not_every_run_has_and_headers_alone_give_no_rows(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"window,tokens\n0,64\n", "lacks the column 'loss_nats'"),
+        (b"window,tokens\n0,64\n", "column 'loss_nats' is missing"),
         (b"window,tokens,loss_nats\n0,64,3.5,7\n1,64,3.5,8,9\n0,64,3.5\n", "cannot be read"),
         (b"\xff\xfe\x00\n", "cannot be read"),
         (b"", "cannot be read"),
@@ -98,8 +98,11 @@ def test_damaged_rows_are_named(root, content, message):
     ("damage", "message"),
     [
         (lambda record: json.dumps(record | {"schema": 2}), "schema 2, but this version reads schema 1"),
-        (lambda record: json.dumps(record | {"id": "study/z/seed0"}), "is not its study, run and seed"),
-        (lambda record: json.dumps({key: record[key] for key in record if key != "status"}), "lacks status"),
+        (lambda record: json.dumps(record | {"id": "study/z/seed0"}), "does not match its study, run, seed and folder"),
+        (
+            lambda record: json.dumps({key: record[key] for key in record if key != "status"}),
+            r"keys are missing .status.;",
+        ),
         (lambda record: '{"schema": 1,', r"b/seed0/run\.json: cannot be read"),
         (lambda record: json.dumps(record | {RECORD_HASH: "0"}), r"b/seed0/run\.json: .*changed since its stage"),
     ],
@@ -178,8 +181,8 @@ def test_rows_that_are_objected_to_are_left_out_and_listed(root):
     assert results.left_out("study", ("a",))[0] == "train study/a/seed1: not in the plan"
     assert results.left_out("study", ("depth.kind=dwa",)) == results.left_out("study"), "specs of these are not known"
     assert results.left_out("other") == []
-    assert results.place("study") == "scale laptop, live results, without 3 that are not as planned"
-    assert results.place("other") == Results(root).place() == "scale laptop, live results"
+    assert results.origin("study") == "scale laptop, live results, 3 left out because the plan differs"
+    assert results.origin("other") == Results(root).origin() == "scale laptop, live results"
     assert len(results.all_records) == 4
 
 
@@ -199,7 +202,7 @@ def test_floats_come_back_bit_for_bit_and_none_is_empty(tmp_path):
 def test_a_row_of_another_length_leaves_the_old_file(tmp_path):
     path = tmp_path / "rows.csv"
     write_rows(path, ("a", "b"), [(1, 2)])
-    with pytest.raises(ValueError, match="1 cells under 2 columns"):
+    with pytest.raises(ValueError, match="a row has 1 cells, but the header 2"):
         write_rows(path, ("a", "b"), [(3, 4), (5,)])
     assert path.read_text() == "a,b\n1,2\n"
     assert list(tmp_path.iterdir()) == [path]

@@ -153,7 +153,7 @@ def test_a_record_that_points_elsewhere_is_refused(key, tmp_path):
     make_decay(tmp_path, (0,))
     path = next(tmp_path.rglob("run.json"))
     path.write_text(json.dumps(json.loads(path.read_text()) | {key: "../../elsewhere"}))
-    with pytest.raises(UserError, match="is not its study, run and seed"):
+    with pytest.raises(UserError, match="does not match its study, run, seed and folder"):
         Results(tmp_path).records()
 
 

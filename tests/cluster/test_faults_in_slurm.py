@@ -148,7 +148,7 @@ def test_after_the_head_was_killed_its_job_goes_on_and_nothing_is_started_twice_
     assert f"train {run} is under way already: Slurm job {job}. Wait, `scancel {job}`" in laboratory.log.read_text()
     # Also a call that does not look is refused by the run itself, and leaves its files alone.
     blind = laboratory.snakemake("--cores", "1", "--nolock", "--no-hooks", "--force", target)
-    assert "is under way here already" in blind.stdout + blind.stderr
+    assert "is already running here" in blind.stdout + blind.stderr
     laboratory.root.joinpath("gates", f"{run}.open").touch()
     laboratory.wait_for(lambda: not slurm.run("squeue", "--noheader"))
     laboratory.start(slurm, [run])

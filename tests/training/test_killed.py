@@ -143,7 +143,7 @@ def test_of_two_at_once_the_second_says_who_has_the_run(processes, words, out):
     with noted("train", out):
         second = processes.run(*words)
         assert second["status"] == 2
-        assert second["output"].startswith(f"error: {out}: train is under way here already (process {os.getpid()} on ")
+        assert second["output"].startswith(f"error: {out}: train is already running here (process {os.getpid()} on ")
         assert second["output"].count("\n") == 1
     assert not any(out.iterdir())
 

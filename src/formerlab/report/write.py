@@ -185,7 +185,7 @@ def _write_pictures(drawing: Drawing, results: Results, paths: Sequence[Path], r
             f"'{results.scale}' has them yet, or what they have cannot be compared."
         )
     save(figure, *paths)
-    return f"{figure.get_label()} Rows: {results.place(drawing.study, drawing.runs)}."
+    return f"{figure.get_label()} Rows: {results.origin(drawing.study, drawing.runs)}."
 
 
 def save(figure: Figure, *paths: Path) -> None:
@@ -231,7 +231,7 @@ def with_settings(rows: DataFrame, records: DataFrame, scale: str) -> DataFrame:
 
 def _texts(drawing: Drawing, results: Results, table: DataFrame) -> tuple[str, str]:
     """Return a table as Markdown and as a page: its caption, and blocks of ours and of published values."""
-    declared, where = declaration(drawing.name), results.place(drawing.study, drawing.runs)
+    declared, where = declaration(drawing.name), results.origin(drawing.study, drawing.runs)
     hidden = {shown_columns(word)[0] for word in declared.columns.split() if word.startswith("-")}
     ours, theirs = (table[table["source"] == source] for source in ("ours", "published"))
     blocks = [(f"Ours ({where})", ours)]

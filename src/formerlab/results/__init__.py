@@ -1,1 +1,1 @@
-"""Rows on disk: written by stages, read by all that reports."""
+"""Write, read and export the rows of results on disk."""

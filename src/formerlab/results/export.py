@@ -1,6 +1,6 @@
-"""The only way from live results to the cached ones that figures are redrawn from (results/read.py has their form).
+"""Export live results to the cached results that figures are rendered from (results/read.py describes the format).
 
-The same rows give the same bytes, so version control says whether they changed.
+The same rows give the same bytes, so version control shows whether rows changed.
 """
 
 import json
@@ -23,31 +23,33 @@ from formerlab.results.schema import EXACT, UNPLANNED
 from formerlab.results.stages import MAKING, STAGES, TABLES, WRITER
 
 Rows = dict[str, DataFrame]
-"""By file (`test.csv`): rows of runs with run and seed in front, or those of a study."""
+"""Rows by file name (`test.csv`): rows of runs, which begin with run and seed, or rows of a study."""
 Stages = dict[str, dict[str, Any]]
-"""Records of other stages than training, by run or study, then by stage."""
+"""Records of the measuring stages, by run or study and then by stage."""
 
 
 def export(
     live_root: Path, cached_root: Path, objection: Objection | None = None, seeds: Mapping[str, Set[int]] | None = None
 ) -> dict[str, Any]:
-    """Bring the rows (never the weights) of finished runs from results/live/<scale> to results/cached/<scale>.
+    """Export the rows of finished runs, without weights, from results/live/<scale> to results/cached/<scale>.
 
-    A run goes along when all its `seeds` are there, by study/run (where they are not given: all that any run of its
-    study has), and every file can be read. It replaces the exported one with all its seeds; other exported runs, made
-    on another machine, say, stay. A study is written as a whole, in one rename. Runs to which `objection` objects, as
-    not made by the plan's configuration and code, stay behind like unfinished ones.
-    Returns the ids of runs by what became of them: exported, diverged (exported too: divergence is a result) and
-    unfinished (with the reason). Raises UserError for damaged files and for a mix of scales or of data.
+    A run is exported if all its seeds are finished and every file can be read. `seeds` gives the planned seeds by
+    study/run; the default is all seeds that any run of the study has. An exported run replaces its previous export with
+    all seeds; other exported runs, for example from another machine, stay. Each study is replaced by one rename. Runs
+    for which `objection` returns a reason (stale runs) are not exported.
+
+    Returns ids of runs as `exported`, `diverged` (these are exported too) and `unfinished` (with the reason), and
+    `left_out`, the measurements that were not exported. Raises UserError for damaged files and if scales or versions of
+    data differ.
     """
     if live_root.resolve().name != cached_root.resolve().name:
         raise UserError(
-            f"{cached_root}: scale '{cached_root.name}' is not that of {live_root}; export to {live_root.name} instead"
+            f"{cached_root}: scale '{cached_root.name}' differs from {live_root}; export to {live_root.name} instead"
         )
     results = Results(live_root, objection)
     for old in cached_root.glob(".*.old"):
         with _claimed(cached_root / old.name[1:].removesuffix(".old")):
-            pass  # it brings back what a killed export took away
+            pass  # restores the study of a killed export
     report: dict[str, Any] = {"exported": [], "diverged": [], "unfinished": {}}
     for study in sorted({path.parts[-3] for path in live_root.glob("*/*/seed*/")}):
         records = [record for record in results.records() if record["study"] == study]
@@ -72,9 +74,9 @@ def export(
 def _unfinished(
     results: Results, study: str, records: Sequence[Record], planned: Mapping[str, Set[int]]
 ) -> dict[str, str]:
-    """Return, by id, why runs of a study are not complete: unfinished, not as planned, or with fewer seeds than others.
+    """Return the reason for each incomplete run of a study by id: unfinished, stale, or with missing seeds.
 
-    A seed that is not planned at all is not waited for.
+    Seeds that are not in the plan are not required.
     """
     folders = {"/".join(path.parts[-3:]) for path in (results.root / study).glob("*/seed*/")}
     reasons = {}
@@ -86,44 +88,43 @@ def _unfinished(
         seeds[record["run"]].add(record["seed"])
     wanted = {int(name.rpartition("seed")[2]) for name in folders if reasons.get(name) != UNPLANNED}
     for record in records:
-        if lacking := sorted(planned.get(f"{study}/{record['run']}", wanted) - seeds[record["run"]]):
-            reasons[record["id"]] = f"its run lacks seed {', '.join(map(str, lacking))}"
+        if missing := sorted(planned.get(f"{study}/{record['run']}", wanted) - seeds[record["run"]]):
+            reasons[record["id"]] = f"its run is missing seed {', '.join(map(str, missing))}"
     return reasons
 
 
 def _export_study(results: Results, target: Path, records: list[Record], fresh: Path) -> None:
-    """Write the runs of a study into the folder `fresh`, beside those of `target` that are not among them with any
-    seed.
+    """Write the runs of a study, and the other runs that `target` already has, into the folder `fresh`.
 
-    A file of the study replaces the one before it. The caller holds the lock of `target`.
+    Rows of the study itself replace the previous rows. The caller holds the lock of `target`.
     """
     rows, stages = _read(results, target.name, records)
     if (target / read.RECORDS).exists():
-        before, new = Results(target.parent), {record["run"] for record in records}
-        older = [one for one in before.records() if one["study"] == target.name and one["run"] not in new]
+        cached, new = Results(target.parent), {record["run"] for record in records}
+        older = [record for record in cached.records() if record["study"] == target.name and record["run"] not in new]
         records = sorted([*older, *records], key=lambda record: (record["run"], record["seed"]))
-        rows_before, stages_before = _read(before, target.name, older)
-        for file, frame in rows_before.items():
+        older_rows, older_stages = _read(cached, target.name, older)
+        for file, frame in older_rows.items():
             if "seed" in frame and file in rows:
                 rows[file] = pd.concat([frame, rows[file]]).sort_values(KEYS[1:], kind="stable", ignore_index=True)
             rows.setdefault(file, frame)
-        stages = {owner: stages_before.get(owner, {}) | stages.get(owner, {}) for owner in stages_before | stages}
-    prints: dict[str, str] = {}
+        stages = {owner: older_stages.get(owner, {}) | stages.get(owner, {}) for owner in older_stages | stages}
+    fingerprints: dict[str, str] = {}
     for data in (record["data"] for record in records):
-        if prints.setdefault(data["name"], data["fingerprint"]) != data["fingerprint"]:
-            what = f"runs read different states of data '{data['name']}'"
-            raise UserError(f"{results.root / target.name}: {what}; train the older again, or delete {target}")
+        if fingerprints.setdefault(data["name"], data["fingerprint"]) != data["fingerprint"]:
+            fault = f"runs used different versions of data '{data['name']}'"
+            raise UserError(f"{results.root / target.name}: {fault}; train the older runs again, or delete {target}")
     write_study(fresh, records, rows, stages)
 
 
 def _read(results: Results, study: str, records: Sequence[Record]) -> tuple[Rows, Stages]:
-    """Return rows and records of runs of a study and of the study itself, in either form."""
+    """Return the rows and stage records of a study and of its runs, live or exported."""
     runs, rows, stages = sorted({record["run"] for record in records}), Rows(), Stages()
     for file in TABLES:
         of_runs = STAGES[WRITER[file]].unit == "run"
-        found = results.rows(file, study, runs).drop(columns="study") if of_runs else results.rows_of(file, study)
-        if len(found):
-            rows[file] = found
+        frame = results.rows(file, study, runs).drop(columns="study") if of_runs else results.rows_of(file, study)
+        if len(frame):
+            rows[file] = frame
     for owner in [*(record["id"] for record in records), study]:
         for name in (name for name in STAGES if name not in MAKING):
             if record := results.stage_record(owner, name):
@@ -133,19 +134,19 @@ def _read(results: Results, study: str, records: Sequence[Record]) -> tuple[Rows
 
 @contextmanager
 def _claimed(target: Path) -> Iterator[tuple[Path, Path]]:
-    """Hold the lock of an exported study; yield the paths of its next and its last folder, neither of which exists.
+    """Hold the lock of an exported study; yield the paths of its new and its old folder, which do not exist yet.
 
-    If an export was killed between its two renames, its last folder is the study: it gets its name back first.
+    If an export was killed between its two renames, the old folder is first renamed back to `target`.
     """
     fresh, old, lock = (target.with_name(f".{target.name}.{ending}") for ending in ("new", "old", "lock"))
 
     def clear() -> None:
         if old.exists() and not target.exists():
             os.replace(old, target)
-        for left in (fresh, old):
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in (fresh, old):
+            shutil.rmtree(leftover, ignore_errors=True)
 
-    with locked(lock, lambda: f"{target}: another export of it is under way; wait for it and export again"):
+    with locked(lock, lambda: f"{target}: another export of this study is running; wait for it and export again"):
         try:
             clear()
             yield fresh, old
@@ -156,7 +157,7 @@ def _claimed(target: Path) -> Iterator[tuple[Path, Path]]:
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
-    """Yield a new folder that replaces `target` if the block succeeds; no other export touches `target` meanwhile."""
+    """Yield a new folder that replaces `target` if the block succeeds, under the lock of `target`."""
     with _claimed(target) as (fresh, old):
         fresh.mkdir()
         yield fresh
@@ -166,20 +167,20 @@ def _replacing(target: Path) -> Iterator[Path]:
 
 
 def _without_host(record: Record | None) -> Record | None:
-    """Return a record without the name of the machine, which is nobody else's business."""
+    """Return a record without the host name, which is private, and with its hash updated."""
     if record is None or "host" not in record:
         return record
-    told = {key: value for key, value in record.items() if key not in ("host", RECORD_HASH)}
-    return told | {RECORD_HASH: record_hash(told)} if RECORD_HASH in record else told
+    public = {key: value for key, value in record.items() if key not in ("host", RECORD_HASH)}
+    return public | {RECORD_HASH: record_hash(public)} if RECORD_HASH in record else public
 
 
 def write_study(folder: Path, records: Sequence[Record], rows: Rows, stages: Stages) -> None:
-    """Write a study into an empty folder."""
+    """Write records.jsonl and the Parquet files of a study into an empty folder."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     runs = {record["id"]: record for record in records}
-    owners = [*runs, *(owner for owner in stages if owner not in runs)]  # the study's own stages come last
+    owners = [*runs, *(owner for owner in stages if owner not in runs)]  # the stages of the study come last
     lines: list[dict[str, Any]] = []
     for owner in owners:
         of_stages = {stage: _without_host(record) for stage, record in stages.get(owner, {}).items()}
@@ -187,14 +188,14 @@ def write_study(folder: Path, records: Sequence[Record], rows: Rows, stages: Sta
     write_text(folder / read.RECORDS, "".join(f"{json.dumps(line)}\n" for line in lines))
     for name, frame in rows.items():
         table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
-        fractions = [field.name for field in table.schema if pa.types.is_floating(field.type)]
+        float_columns = [field.name for field in table.schema if pa.types.is_floating(field.type)]
         with replacing(folder / f"{Path(name).stem}.parquet") as temporary:
             pq.write_table(
                 table,
                 temporary,
                 compression="zstd",
                 compression_level=9,
-                use_dictionary=[name for name in table.column_names if name not in fractions],
-                use_byte_stream_split=fractions,
+                use_dictionary=[name for name in table.column_names if name not in float_columns],
+                use_byte_stream_split=float_columns,
                 store_schema=False,
             )

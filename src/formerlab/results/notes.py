@@ -1,4 +1,4 @@
-"""The note of a stage in its folder: it locks the folder, and `status` reads it."""
+"""The note of a running stage in its output folder, which locks the folder and is read by the command `status`."""
 
 import json
 import os
@@ -17,18 +17,18 @@ from formerlab.results.stages import OPTIMIZER, STAGES
 
 Note = dict[str, Any]
 
-SAFE = "What is finished is safe; the same command goes on where this one stopped."
+SAFE = "Finished work is saved; the same command continues where this one stopped."
 ROOM = 1024
-"""Bytes of a note, so that its end can be written into it even on a full disk."""
+"""Size of a note in bytes, reserved so that the final state can be written on a full disk."""
 LONGEST_REASON = 400
 
 
 @contextmanager
 def noted(stage: str, folder: Path) -> Iterator[None]:
-    """Leave a note in `folder` while a stage runs, and why it ended where it did not finish.
+    """Write a note to `folder` while a stage runs; a stage that fails or stops leaves the reason in its note.
 
-    Files that it left half written when it was killed before are removed. Raises UserError where another process does
-    the same work, which the message names.
+    Temporary files of a killed process are removed first. Raises UserError if another process runs the same stage in
+    this folder; the message names the process.
     """
     path = _path(stage, folder)
     note = {
@@ -42,16 +42,16 @@ def noted(stage: str, folder: Path) -> Iterator[None]:
     }
 
     def end(state: str, error: BaseException, otherwise: str) -> None:
-        said = {"state": state, "reason": (str(error).partition("\n")[0] or otherwise)[:LONGEST_REASON]}
-        with suppress(OSError):  # the error itself goes on to the caller
-            _write(path, note | said)
+        ending = {"state": state, "reason": (str(error).partition("\n")[0] or otherwise)[:LONGEST_REASON]}
+        with suppress(OSError):  # the caller gets the original error
+            _write(path, note | ending)
 
     def held_by() -> str:
-        return f"{folder}: {stage} is under way here already ({_who(path)}); wait for it, or stop it"
+        return f"{folder}: {stage} is already running here ({_who(path)}); wait for it, or stop it"
 
     with locked(path, held_by):
-        for left in _half_written(stage, folder):
-            left.unlink(missing_ok=True)
+        for temporary in _half_written(stage, folder):
+            temporary.unlink(missing_ok=True)
         try:
             _write(path, note)
         except OSError as error:
@@ -71,30 +71,30 @@ def noted(stage: str, folder: Path) -> Iterator[None]:
 
 
 def note_of(stage: str, folder: Path) -> Note | None:
-    """Return the note that a stage left in `folder`, as it left it."""
+    """Return the note of a stage in `folder` unchanged, or None without a valid note."""
     return _read(_path(stage, folder))
 
 
 def holder(stage: str, folder: Path) -> str | None:
-    """Name the process that works in `folder`, if there is one, as far as the file system passes locks on."""
+    """Describe the process that runs a stage in `folder`; None if there is none or the file system has no locks."""
     path = _path(stage, folder)
     return _who(path) if is_locked(path) else None
 
 
 def read_note(stage: str, folder: Path) -> Note | None:
-    """Return the note that a stage left in `folder`; one whose process is gone reads as killed."""
+    """Return the note of a stage in `folder`; if its process on this machine has ended, its state is "killed"."""
     path = _path(stage, folder)
     note = _read(path)
     if note is None or note["state"] != "running" or note["host"] != socket.gethostname():
         return note
-    works = is_locked(path)
-    if works or (works is None and psutil.pid_exists(note["pid"])):
+    running = is_locked(path)
+    if running or (running is None and psutil.pid_exists(note["pid"])):
         return note
     return note | {"state": "killed", "reason": "the process is gone"} if path.exists() else None
 
 
 def _half_written(stage: str, folder: Path) -> Iterator[Path]:
-    """Yield what a killed process left of the files that this stage alone writes; of prepared data that is all."""
+    """Yield the temporary files of a stage; for `data`, all temporary files in the folder."""
     if stage == "data":
         yield from folder.rglob(".*.tmp")
     for name in (*STAGES[stage].written, *([OPTIMIZER] if stage == "train" else [])):
@@ -114,7 +114,7 @@ def _read(path: Path) -> Note | None:
 
 
 def _write(path: Path, note: Note) -> None:
-    """Write a note over the one before it, in the same file: a new one might find no room."""
+    """Overwrite the note in place, because a new file would need free disk space."""
     with open(path, "rb+") as file:
         file.write(json.dumps(note, ensure_ascii=False).encode().ljust(ROOM) + b"\n")
         file.truncate()
@@ -122,4 +122,5 @@ def _write(path: Path, note: Note) -> None:
 
 def _who(path: Path) -> str:
     note = _read(path)
+    """Describe the process of a note for messages."""
     return "process {pid} on {host}, since {since}".format(**note) if note else "another process"

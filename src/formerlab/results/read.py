@@ -1,9 +1,10 @@
-"""Rows of finished runs as pandas frames, live or exported. Nothing here knows models or imports torch.
+"""Read the rows of finished runs, live or exported, as pandas frames. This module does not import torch.
 
-A live study lies as stages write it, a folder per run. An exported one (results/export.py) lies in few files:
+A live study has one folder per run, as stages write it. An exported study (results/export.py) consists of a few files:
 
-    records.jsonl     a line per run: its id, its run.json, and the records of what measured it; the study's own, last
-    <kind>.parquet    the rows of all runs (test.csv of every run: test.parquet), with run and seed in front
+    records.jsonl     one line per run: its id, its run.json and the records of its measurements; the last line is for
+                      the measurements of the study
+    <kind>.parquet    the rows of all runs (test.parquet has test.csv of every run), with the first columns run and seed
 """
 
 import hashlib
@@ -26,27 +27,28 @@ from formerlab.results.stages import MAKING, STAGES, TABLES, WRITER
 
 Record = dict[str, Any]
 Objection = Callable[[str, str], str]
+"""A function of a stage and a run or study that returns the reason to leave out its rows, or an empty string."""
 
 RUN, RECORDS = "run.json", "records.jsonl"
 SCHEMA = 1
-"""The version of run.json."""
+"""Version of the format of run.json."""
 AGAIN, RESTORE = "delete it and run its stage again", "restore it from version control, or export again"
 _REQUIRED = ("schema", "id", "study", "run", "seed", "status", "spec", "data")
 KEYS = ["study", "run", "seed"]
 EXACT: dict[str, Any] = {} if pd.__version__ >= "3.1" else {"float_precision": "round_trip"}
-"""Options of `read_csv` that read every float exactly, as pandas does unasked since 3.1."""
+"""Options of `read_csv` for exact floats, which are the default since pandas 3.1."""
 
 
 class Results:
-    """The finished runs below `results/<tree>/<scale>`; a run is finished when its run.json exists.
+    """The finished runs in `results/<tree>/<scale>`; a run is finished if its run.json exists.
 
-    Callers need not know whether a study is live or exported. A run that diverged is finished too: `status`
-    says so. Rows to which `objection` objects, as those made by another configuration or other code than the plan's
-    (plan/staleness.py), are left out; cached rows need no staleness.
+    Live and exported studies have the same interface. A diverged run is finished too, with the status "diverged". Rows
+    are left out if `objection` returns a reason, for example stale rows (plan/staleness.py). Cached rows are read
+    without this check.
     """
 
     def __init__(self, root: Path, objection: Objection | None = None) -> None:
-        """Read below `root`; `objection` takes a stage and a run or study, and returns why to leave it out, if so."""
+        """Open the results in `root`; raise UserError if the folder is missing or an export was interrupted."""
         if not root.is_dir():
             raise UserError(f"{root}: no such folder; run the DAG for this scale first")
         self.root, self.objection = root, objection
@@ -57,20 +59,20 @@ class Results:
         self.exported = {path.parent.name: ExportedStudy(path.parent) for path in sorted(root.glob(f"[!.]*/{RECORDS}"))}
         for old in root.glob(f".*.old/{RECORDS}"):
             if (study := old.parent.name[1:].removesuffix(".old")) not in self.exported:
-                what = f"holds study {study}, which an export was about to replace"
-                raise UserError(f"{old.parent}: {what}; export again, or rename the folder to {study}")
+                fault = f"an interrupted export left study {study} here"
+                raise UserError(f"{old.parent}: {fault}; export again, or rename the folder to {study}")
 
     def runs(self, study: str | None = None, runs: Sequence[str] = ("*",)) -> DataFrame:
-        """Return one row per finished run and seed, in the order of study, run and seed.
+        """Return one row per finished run and seed, sorted by study, run and seed.
 
-        Columns are the keys of run.json, nested ones joined by dots (`spec.model.layers`, `data.fingerprint`, ...).
+        Columns are the keys of run.json; nested keys are joined by dots (`spec.model.layers`, `data.fingerprint`, ...).
         `runs` are glob patterns of run names.
         """
-        records = [self._flattened(record) for record in self._chosen(study, runs)]
+        records = [self._flattened(record) for record in self._matching(study, runs)]
         return DataFrame(records) if records else DataFrame(columns=[*KEYS, "status"])
 
-    def _chosen(self, study: str | None, runs: Sequence[str]) -> list[Record]:
-        """Return the records of a study, or of all, whose runs match a pattern."""
+    def _matching(self, study: str | None, runs: Sequence[str]) -> list[Record]:
+        """Return the records of one study, or of all studies, whose run names match a pattern."""
         return [
             record
             for record in self.records()
@@ -78,59 +80,60 @@ class Results:
         ]
 
     def rows(self, name: str, study: str | None = None, runs: Sequence[str] = ("*",)) -> DataFrame:
-        """Return the rows of file `name` of all finished runs, with the columns study, run and seed in front.
+        """Return the rows of file `name` of all finished runs; the first columns are study, run and seed.
 
-        A file that not every run has (`depth.csv`, `zeroshot.csv`, ...) is skipped where it is absent. Raises UserError
-        for a file that is missing although a record says that it was written, and for one that is damaged or changed.
+        Runs without the file (`depth.csv`, `zeroshot.csv`, ...) are skipped. Raises UserError for a missing file whose
+        hash is in a record, and for a damaged or changed file.
         """
         frames = []
-        for record in self._chosen(study, runs):
+        for record in self._matching(study, runs):
             frame = self.rows_of(name, record["id"])
             if len(frame):
                 frames.append(frame.assign(**{key: record[key] for key in KEYS}))
         if not frames:
             return DataFrame(columns=[*KEYS, *required_columns(name)])
-        found = pd.concat(frames, ignore_index=True)
-        return found[[*KEYS, *found.columns.drop(KEYS)]]
+        rows = pd.concat(frames, ignore_index=True)
+        return rows[[*KEYS, *rows.columns.drop(KEYS)]]
 
     def rows_of(self, name: str, owner: str) -> DataFrame:
-        """Return the rows of a file of a run, a study (`speed.csv`), or the scale (""); none where the file is missing
-        or left out.
+        """Return the rows of a file of a run, a study (`speed.csv`) or the scale ("").
+
+        The frame is empty if the file is missing or left out. Raises UserError as `rows` does.
         """
         if exported := self.exported.get(owner.partition("/")[0]):
             frame = exported.rows(name, owner)
-            return _nothing(name) if frame is None or self._leaves_out(name, owner) else frame
+            return _empty_rows(name) if frame is None or self._is_left_out(name, owner) else frame
         path, stage = self.root / owner / name, WRITER.get(name, "")
         stated = self.stage_record(owner, stage).get("rows_sha256") if stage else None
         stated = stated.get(name) if isinstance(stated, dict) else stated
-        if not (path.exists() or stated) or self._leaves_out(name, owner or CLAIMS):
-            return _nothing(name)
+        if not (path.exists() or stated) or self._is_left_out(name, owner or CLAIMS):
+            return _empty_rows(name)
         if path not in self._frames:
             self._frames[path] = read_rows(path, stated)
         return self._frames[path]
 
     def records(self) -> list[Record]:
-        """Return the contents of every run.json that is not left out, in the order of study, run and seed."""
-        return [record for name, record in self.all_records.items() if not self._leaves_out(RUN, name)]
+        """Return the contents of every run.json that is not left out, sorted by study, run and seed."""
+        return [record for name, record in self.all_records.items() if not self._is_left_out(RUN, name)]
 
     @cached_property
     def all_records(self) -> dict[str, Record]:
-        """The contents of every run.json by id, in the same order.
+        """The contents of every run.json by id, including those that are left out, in the same order.
 
-        One that cannot be read is left out where `objection` objects to it; else it raises UserError.
+        Raises UserError for a run.json that cannot be read, unless `objection` returns a reason to leave it out.
         """
-        found = []
+        records = []
         for path in self.root.glob(f"*/*/seed*/{RUN}"):
             try:
-                found.append(read_run(path))
+                records.append(read_run(path))
             except UserError:
-                if not self._leaves_out(RUN, "/".join(path.parts[-4:-1])):
+                if not self._is_left_out(RUN, "/".join(path.parts[-4:-1])):
                     raise
         for study in self.exported.values():
-            of_runs = (one.get("record") for owner, one in study.records.items() if owner != study.name)
-            found += [_checked(study.folder / RECORDS, record, study.name) for record in of_runs]
-        found.sort(key=lambda record: (record["study"], record["run"], record["seed"]))
-        return {record["id"]: record for record in found}
+            of_runs = (line.get("record") for owner, line in study.records.items() if owner != study.name)
+            records += [_checked(study.folder / RECORDS, record, study.name) for record in of_runs]
+        records.sort(key=lambda record: (record["study"], record["run"], record["seed"]))
+        return {record["id"]: record for record in records}
 
     def _flattened(self, record: Record) -> Record:
         if record["id"] not in self._flat:
@@ -138,18 +141,16 @@ class Results:
         return self._flat[record["id"]]
 
     def stage_record(self, owner: str, stage: str) -> Record:
-        """Return the record of a stage beside the rows of a run, a study or the scale (""); empty where it is missing
-        or left out.
-        """
+        """Return the record of a stage of a run, a study or the scale (""), empty if it is missing or left out."""
         if stage in MAKING:
             return self.all_records.get(owner, {})
         if exported := self.exported.get(owner.partition("/")[0]):
             return dict(exported.records.get(owner, {}).get("stages", {}).get(stage, {}))
         path = self.root / owner / STAGES[stage].record
-        return read_record(path) if path.is_file() and not self._leaves_out(path.name, owner or CLAIMS) else {}
+        return read_record(path) if path.is_file() and not self._is_left_out(path.name, owner or CLAIMS) else {}
 
-    def _leaves_out(self, file: str, name: str) -> bool:
-        """Say whether a file of a run or of a study is left out, as the objection to its stage says."""
+    def _is_left_out(self, file: str, name: str) -> bool:
+        """Return whether a file of a run or study is left out because of an objection to its stage."""
         stage = WRITER.get(file, "")
         reason = self.objection(stage, name) if self.objection is not None and stage else ""
         if reason:
@@ -157,7 +158,7 @@ class Results:
         return bool(reason)
 
     def left_out(self, study: str = "*", runs: Sequence[str] = ("*",)) -> list[str]:
-        """Return everything left out so far, with the reason; a pattern of specs (`key=value`) stands for any run."""
+        """Return "stage name: reason" for all rows left out so far; a pattern `key=value` of specs matches any run."""
         names = ["*" if "=" in pattern else pattern for pattern in runs]
         return [
             f"{stage} {name}: {reason}"
@@ -166,54 +167,55 @@ class Results:
         ]
 
     def warning(self) -> str:
-        """Return a line on what was left out and what to do about it; empty where nothing was."""
+        """Return a one-line warning about everything left out, with the remedy; empty if nothing was left out."""
         left_out = self.left_out()
         more = f"; and {len(left_out) - 1} more" if len(left_out) > 1 else ""
-        what = f"left out, as the plan asks for something else ({left_out[0]}{more})" if left_out else ""
-        return what and f"{what}: status lists them, snakemake makes them anew"
+        warning = f"left out because the plan differs ({left_out[0]}{more})" if left_out else ""
+        return warning and f"{warning}: the command status lists them, snakemake runs them again"
 
-    def place(self, study: str = "*", runs: Sequence[str] = ("*",)) -> str:
-        """Return the origin of the rows in words, and how many were left out."""
+    def origin(self, study: str = "*", runs: Sequence[str] = ("*",)) -> str:
+        """Describe the scale and tree of the rows, and how many results were left out."""
         left_out = self.left_out(study, runs)
-        without = f", without {len(left_out)} that are not as planned" if left_out else ""
-        return f"scale {self.scale}, {self.tree} results{without}"
+        omission = f", {len(left_out)} left out because the plan differs" if left_out else ""
+        return f"scale {self.scale}, {self.tree} results{omission}"
 
 
 class ExportedStudy:
     """The exported rows of one study."""
 
     def __init__(self, folder: Path) -> None:
-        """Read `folder`, which holds records.jsonl."""
+        """Open `folder`, which contains records.jsonl."""
         self.folder, self.name = folder, folder.name
         self._frames: dict[str, dict[str, DataFrame]] = {}
         self._rows: dict[tuple[str, str], DataFrame | None] = {}
 
     @cached_property
     def records(self) -> dict[str, Record]:
-        """The lines of records.jsonl by the id of their run, or the name of the study."""
+        """The lines of records.jsonl by id of the run or name of the study."""
         path = self.folder / RECORDS
         try:
-            *lines, rest = path.read_text(encoding="utf-8").split("\n")
-            if rest or not lines:
-                raise ValueError("cut short")
+            *lines, unfinished = path.read_text(encoding="utf-8").split("\n")
+            if unfinished or not lines:
+                raise ValueError("truncated")
             return {line["id"]: line for line in map(parse_json, lines)}
         except (ValueError, TypeError, KeyError) as error:
             raise UserError(f"{path}: cannot be read ({reason(error)}); {RESTORE}") from None
 
     def rows(self, name: str, owner: str) -> DataFrame | None:
-        """Return the rows of a file of a run, by its id, or of the study, by its name; nothing where there are none.
+        """Return the rows of a file for a run id or the study name, or None without rows.
 
-        Of columns that a file may lack, one that only other runs have is left out.
+        Optional columns that only other runs have are dropped.
         """
         if name not in self._frames:
             self._frames[name] = self._by_owner(self.folder / f"{Path(name).stem}.parquet")
         if (name, owner) not in self._rows:
             frame, needed = self._frames[name].get(owner), required_columns(name)
-            known = frame if frame is None else frame[[c for c in frame if c in needed or frame[c].notna().any()]]
-            self._rows[name, owner] = known
+            rows = frame if frame is None else frame[[c for c in frame if c in needed or frame[c].notna().any()]]
+            self._rows[name, owner] = rows
         return self._rows[name, owner]
 
     def _by_owner(self, path: Path) -> dict[str, DataFrame]:
+        """Return the rows of a Parquet file by run id, or by the name of the study for a file without runs."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -232,72 +234,73 @@ class ExportedStudy:
 
 
 def has_runs(root: Path) -> bool:
-    """Say whether a scale (results/<tree>/<scale>) has finished runs, in either form."""
+    """Return whether a scale (results/<tree>/<scale>) has finished runs, live or exported."""
     return any(True for form in (f"*/*/seed*/{RUN}", f"*/{RECORDS}", f".*.old/{RECORDS}") for _ in root.glob(form))
 
 
 def read_rows(path: Path, stated: str | None = None) -> DataFrame:
-    """Read a file of rows; floats come back bit for bit.
+    """Read a CSV file of rows; floats are exact.
 
-    A header alone is a file without rows, as a run that diverged early leaves it. Raises UserError for a file that
-    is missing, damaged or lacks a column, and for one whose SHA-256 is not the one `stated`.
+    A file with only a header has no rows; a run that diverged early writes such a file. Raises UserError for a missing
+    or damaged file, a missing column, and a SHA-256 that differs from `stated`.
     """
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        raise UserError(f"{path}: missing, although its stage is finished; run its stage again") from None
+        raise UserError(f"{path}: is missing, but its stage is finished; run its stage again") from None
     if stated not in (None, hashlib.sha256(content).hexdigest()):
         raise UserError(f"{path}: changed since its stage wrote it; {AGAIN}")
     columns = TABLES[path.name].columns if path.name in TABLES else COLUMNS
     texts = {name: "str" for name, kind in columns.items() if kind == "text"}
-    unknown = {name: [""] if name in texts else ["", "nan"] for name in columns}  # a token may be None, NA or null
+    empty = {name: [""] if name in texts else ["", "nan"] for name in columns}  # the texts None, NA and null are tokens
     try:
         frame: DataFrame = pd.read_csv(
-            io.BytesIO(content), dtype=texts, na_values=unknown, keep_default_na=False, **EXACT
+            io.BytesIO(content), dtype=texts, na_values=empty, keep_default_na=False, **EXACT
         )
     except ValueError as error:
         raise UserError(f"{path}: cannot be read ({reason(error)}); {AGAIN}") from None
     if missing := [column for column in required_columns(path.name) if column not in frame]:
-        raise UserError(f"{path}: lacks the column '{missing[0]}'; {AGAIN}")
+        raise UserError(f"{path}: column '{missing[0]}' is missing; {AGAIN}")
     return frame
 
 
 @cache
-def _nothing(file: str) -> DataFrame:
-    """Return a file without rows, made once: most runs lack most files."""
+def _empty_rows(file: str) -> DataFrame:
+    """Return a frame without rows; it is cached, because most runs do not have most files."""
     return DataFrame(columns=required_columns(file))
 
 
 def required_columns(file: str) -> tuple[str, ...]:
-    """Return the columns that a file of rows must have."""
+    """Return the columns that a file of rows must have, empty for an unknown file."""
     return TABLES[file].required if file in TABLES else ()
 
 
 def read_run(path: Path) -> Record:
-    """Read and check a run.json."""
+    """Read and check a run.json; raise UserError if it is damaged, of another version or in the wrong folder."""
     return _checked(path, read_json(path), "/".join(path.resolve().parent.parts[-3:]))
 
 
-def _checked(path: Path, record: Any, place: str) -> Record:
-    """Return a record, checked: its version is known, and its folder is that of the run it names."""
+def _checked(path: Path, record: Any, folder: str) -> Record:
+    """Return a record after checking its keys, its version and that its id matches the folder (study/run/seed)."""
     if not isinstance(record, dict) or (missing := [key for key in _REQUIRED if key not in record]):
-        what = f"lacks {', '.join(missing)}" if isinstance(record, dict) else "is not a JSON object"
-        raise UserError(f"{path}: {what}; delete the folder and train again")
+        fault = f"keys are missing ({', '.join(missing)})" if isinstance(record, dict) else "is not a JSON object"
+        raise UserError(f"{path}: {fault}; delete the folder and train again")
     if record["schema"] != SCHEMA:
         raise UserError(f"{path}: schema {record['schema']}, but this version reads schema {SCHEMA}; train again")
     names = [str(record["study"]), str(record["run"]), f"seed{record['seed']}"]
-    plain = all(re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name) for name in names)  # others could lead elsewhere
-    if not plain or "/".join(names) != record["id"] or not f"{record['id']}/".startswith(f"{place}/"):
-        raise UserError(f"{path}: {record['id']!r} is not its study, run and seed; move the folder back or train again")
+    plain = all(re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name) for name in names)  # rules out paths to other folders
+    if not plain or "/".join(names) != record["id"] or not f"{record['id']}/".startswith(f"{folder}/"):
+        fault = f"id {record['id']!r} does not match its study, run, seed and folder"
+        raise UserError(f"{path}: {fault}; move the folder back or train again")
     return record
 
 
 def flatten(value: Mapping[str, Any], prefix: str = "") -> Record:
     """Join the keys of nested mappings by dots: `{"a": {"b": 1}}` gives `{"a.b": 1}`; lists become JSON text."""
-    found: Record = {}
+    flat: Record = {}
     for key, item in value.items():
         if isinstance(item, Mapping):
-            found |= flatten(item, f"{prefix}{key}.")
+            flat |= flatten(item, f"{prefix}{key}.")
         else:
-            found[prefix + key] = json.dumps(item) if isinstance(item, list) else item
-    return found
+            flat[prefix + key] = json.dumps(item) if isinstance(item, list) else item
+    return flat

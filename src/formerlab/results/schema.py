@@ -1,6 +1,6 @@
-"""The columns of all CSV files: a name means the same thing, of the same type and unit, in all of them.
+"""The columns of all CSV files of rows; a name has the same meaning, type and unit in all files.
 
-Which files there are, and which columns each has, is said where the stages are listed (`stages.py`).
+The files and their columns are listed with their stages (`stages.py`).
 """
 
 from collections.abc import Mapping
@@ -11,13 +11,13 @@ Type = Literal["text", "integer", "number"]
 
 
 TRAINING, FORWARD, DECODE = "training_step", "forward", "decode"
-"""Measures of speed.csv."""
+"""Values of `measure` in speed.csv."""
 COSINE, PRUNED, SINGULAR = "cosine_with_embedding", "pruned_loss_nats", "singular values: "
-"""Measures of flow.csv; the last is followed by the name of a matrix."""
+"""Values of `measure` in flow.csv; the last is a prefix of the name of a matrix."""
 CLAIMS, EXACT = "claims", "exact.csv"
-"""The one job of the stage `exact`, and the numbers of the exact checks: claim, name, value."""
+"""Name of the only job of the stage `exact`, and its file of rows (claim, name, value)."""
 UNPLANNED = "not in the plan"
-"""Why rows of a run outside the plan are left out."""
+"""Reason to leave out the rows of a run that is not in the plan."""
 
 NGRAMS = "correct_1 correct_2 correct_3 correct_4 total_1 total_2 total_3 total_4"
 COLUMNS: dict[str, Type] = {
@@ -25,73 +25,72 @@ COLUMNS: dict[str, Type] = {
     **dict.fromkeys(("query_token", "key_token"), "text"),
     **dict.fromkeys(("batch", "repetition", "layer", "head", "multiply_adds"), "integer"),
     **dict.fromkeys(("weight", "value"), "number"),
-    "step": "integer",  # optimizer steps since the run began
-    "tokens": "integer",  # tokens predicted
+    "step": "integer",  # optimizer steps since the start of the run
+    "tokens": "integer",  # predicted tokens
     "loss_nats": "number",  # nats per token, mean over `tokens`
     "lr": "number",  # learning rate of the step
-    "grad_norm": "number",  # norm of the gradient before it is clipped
+    "grad_norm": "number",  # norm of the gradient before clipping
     "time_s": "number",  # seconds
-    "prompt_s": "number",  # seconds in which a prompt is read
-    "tokens_per_s": "number",  # tokens per second of training
-    "memory_bytes": "integer",  # bytes held at one time, at most
+    "prompt_s": "number",  # seconds to read the prompt
+    "tokens_per_s": "number",  # training tokens per second
+    "memory_bytes": "integer",  # peak memory in bytes
     "split": "text",  # train, valid or test
-    "top1": "number",  # share of right answers
-    "top5": "number",  # share of answers whose truth is among the first five
-    "window": "integer",  # number of the held-out example: a window, a sentence, an image
-    "document": "integer",  # number of the held-out document that the window lies in, from 0
+    "top1": "number",  # top-1 accuracy, a fraction
+    "top5": "number",  # top-5 accuracy, a fraction
+    "window": "integer",  # index of the held-out example: a window, a sentence or an image
+    "document": "integer",  # index of the held-out document that contains the window, from 0
     "unsmoothed_nats": "number",  # loss_nats without label smoothing
     "label": "integer",  # true class
     "prediction": "integer",  # most probable class
-    "rank": "integer",  # place of the true class, from 0
+    "rank": "integer",  # rank of the true class, from 0
     "confidence": "number",  # probability of the prediction
-    "destination": "integer",  # block after which is mixed
+    "destination": "integer",  # block after which outputs are mixed
     "source": "integer",  # block whose output is mixed in; 0 is the embedding
-    "measure": "text",  # what is measured, by a name of `results/schema.py`
-    "place": "number",  # of a run in its repetition; of a measure over depth, block or share
-    "sequences": "integer",  # sequences at a time
+    "measure": "text",  # name of the measure, a constant of `results/schema.py`
+    "place": "number",  # position of a run in its repetition; for flow.csv a block, a fraction or a relative rank
+    "sequences": "integer",  # batch size in sequences
     "length": "integer",  # tokens of a prompt; words of a translation
-    "policy": "text",  # kind of cache policy, with its other non-default fields behind it
+    "policy": "text",  # kind of cache policy and its other fields that differ from the default
     "alpha": "number",  # decay factor
-    "recent": "number",  # share of the budget that the last tokens have
-    "budget": "number",  # entries of the cache (above 1), or their share of the sequence
-    "realised_budget": "number",  # share of the entries that was kept, as it came out
+    "recent": "number",  # fraction of the budget that is reserved for recent tokens
+    "budget": "number",  # cache budget in keys (above 1), or as a fraction of the sequence length
+    "realised_budget": "number",  # measured cache size, as a fraction of the keys
     "cache_bytes": "integer",  # bytes of keys and values
-    "metadata_bytes": "integer",  # bytes of scores and positions beside them
-    "kept": "integer",  # weights that are left
-    "choices": "integer",  # answers to choose from
-    "sentence": "integer",  # number of the pair in its split
+    "metadata_bytes": "integer",  # bytes of scores and positions, additional to cache_bytes
+    "kept": "integer",  # remaining weights
+    "choices": "integer",  # number of possible answers
+    "sentence": "integer",  # index of the sentence pair in its split
     "source_tokens": "integer",  # tokens of the source
     "reference_tokens": "integer",  # tokens of the reference
     "score": "number",  # log-probability over length penalty, nats
-    "exact": "integer",  # 1 where the translation is the reference
-    **dict.fromkeys(NGRAMS.split(), "integer"),  # n-grams of so many words
+    "exact": "integer",  # 1 if the translation equals the reference, otherwise 0
+    **dict.fromkeys(NGRAMS.split(), "integer"),  # counts of n-grams, n = 1 to 4
     "reference_length": "integer",  # words of the reference
-    "part": "text",  # which attention
+    "part": "text",  # attention module
     "query": "integer",  # position
     "key": "integer",  # position
     "operation": "text",  # type of layer
-    "axis": "text",  # which of n and d varies
-    "n": "integer",  # length
+    "axis": "text",  # n or d, whichever varies
+    "n": "integer",  # sequence length
     "d": "integer",  # width
-    "k": "integer",  # kernel of the convolution
-    "r": "integer",  # neighbourhood of restricted attention
-    "path": "integer",  # longest path between two positions, layers
-    "choice": "text",  # way of choosing alpha
-    "distance_to_ideal": "number",  # 1 - cosine of attention rows and the ideal ones
+    "k": "integer",  # kernel size of the convolution
+    "r": "integer",  # neighbourhood size of restricted attention
+    "path": "integer",  # longest path between two positions, in layers
+    "choice": "text",  # method of choosing alpha
+    "distance_to_ideal": "number",  # 1 - cosine of the attention rows and the ideal attention rows
     "group": "text",  # group of tokens
-    "floor": "text",  # unigram, 5-gram, linear probe
-    "mean": "number",  # score
-    "low": "number",  # 10 % quantile
-    "high": "number",  # 90 % quantile
-    "missed": "number",  # share of the group that is not among the kept
-    "depth": "number",  # position of a hidden number, as a share of the text
-    "number": "integer",  # which hidden number there
-    "found": "integer",  # 1 where every token of the number is the most probable one
+    "floor": "text",  # baseline: unigram, 5-gram or linear probe
+    "mean": "number",  # mean score
+    "low": "number",  # 10 % quantile of the score
+    "high": "number",  # 90 % quantile of the score
+    "missed": "number",  # fraction of the group that is not retained
+    "depth": "number",  # position of a hidden number, as a fraction of the text
+    "number": "integer",  # index of the hidden number at this depth
+    "found": "integer",  # 1 if every token of the number is the most probable token, otherwise 0
     "log_prob": "number",  # log-probability of the number, nats
-    "prompt": "integer",  # tokens of the prompt that is compressed
+    "prompt": "integer",  # tokens of the compressed prompt
 }
-"""The columns by name, each with its unit or what a value says, where the name does not; an empty cell means not
-applicable, of any type."""
+"""The columns by name, with unit or meaning. An empty cell of any type means "not applicable"."""
 
 
 @dataclass(frozen=True)
@@ -99,15 +98,15 @@ class Table:
     """A file of rows."""
 
     row: str
-    """What one row is."""
+    """Description of one row."""
     columns: Mapping[str, Type]
-    """Its columns, in their order; more are allowed."""
+    """Columns in order; a file may have additional columns."""
     optional: frozenset[str] = frozenset()
-    """Those that a file may lack: not every task has them, or older files are without."""
+    """Columns that may be missing, because some tasks or older files do not have them."""
     value: str = ""
-    """Column whose mean over rows (over tokens, where the file has them) MLflow shows as a metric of the run."""
+    """Column whose mean over rows (weighted by `tokens` if the file has it) is a metric of the run in MLflow."""
     by: tuple[str, ...] = ()
-    """Columns whose values each have a mean of their own."""
+    """Columns to group by; each group has its own mean."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -116,16 +115,16 @@ class Table:
 
     @property
     def required(self) -> tuple[str, ...]:
-        """Return the names of the columns that the file must have."""
+        """Return the names of the required columns."""
         return tuple(name for name in self.columns if name not in self.optional)
 
 
-def table(row: str, columns: str, own: Mapping[str, Type] | None = None, value: str = "", by: str = "") -> Table:
-    """Return a table of shared columns, given by their names, with columns of its `own` behind them.
+def table(row: str, columns: str, extra: Mapping[str, Type] | None = None, value: str = "", by: str = "") -> Table:
+    """Return a table of shared columns (names of COLUMNS, separated by spaces), followed by `extra` columns.
 
-    A question mark behind a name says that the column is optional. `value` and `by` name what MLflow shows. Raises
-    KeyError for a name that is not shared.
+    A question mark after a name marks an optional column. `value` and `by` set the metrics in MLflow. Raises KeyError
+    for a name that is not in COLUMNS.
     """
     named = {name.removesuffix("?"): COLUMNS[name.removesuffix("?")] for name in columns.split()}
     optional = frozenset(name.removesuffix("?") for name in columns.split() if name.endswith("?"))
-    return Table(row, named | dict(own or {}), optional, value, tuple(by.split()))
+    return Table(row, named | dict(extra or {}), optional, value, tuple(by.split()))

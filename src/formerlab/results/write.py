@@ -1,4 +1,4 @@
-"""Rows of results as CSV files: the only form in which numbers pass from one stage to the next."""
+"""Write rows of results as CSV files, the only format in which stages exchange numbers."""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -10,20 +10,21 @@ Cell = str | int | float | None
 
 
 def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
-    """Write a CSV file whole: a header, Unix newlines, floats by `repr` so that nothing is lost, None as empty.
+    """Write a CSV file atomically, with a header and Unix newlines.
 
-    Raises ValueError where a row and the header differ in length.
+    Floats are written by `repr`, which is exact; None becomes an empty cell. Raises ValueError if a row and the header
+    differ in length.
     """
     with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
         for row in rows:
             if len(row) != len(columns):
-                raise ValueError(f"{path.name}: a row of {len(row)} cells under {len(columns)} columns: {row!r}")
-            # float() first: repr of a NumPy float would carry its type's name
+                raise ValueError(f"{path.name}: a row has {len(row)} cells, but the header {len(columns)}: {row!r}")
+            # float() first, because repr of a NumPy float contains the name of its type
             writer.writerow([repr(float(cell)) if isinstance(cell, float) else cell for cell in row])
 
 
 def hashes_of_rows(folder: Path, files: Iterable[str]) -> dict[str, str]:
-    """Return the SHA-256 of each of these files, for the record of their stage: readers refuse a file that differs."""
+    """Return the SHA-256 of each existing file, for the record of its stage; readers refuse a file that differs."""
     return {name: sha256(folder / name) for name in files if (folder / name).exists()}
