@@ -247,7 +247,7 @@ def read_rows(path: Path, stated: str | None = None) -> DataFrame:
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        raise UserError(f"{path}: is missing, but its stage is finished; run its stage again") from None
+        raise UserError(f"{path}: missing, but its stage is finished; run its stage again") from None
     if stated not in (None, hashlib.sha256(content).hexdigest()):
         raise UserError(f"{path}: changed since its stage wrote it; {AGAIN}")
     columns = TABLES[path.name].columns if path.name in TABLES else COLUMNS
