@@ -21,7 +21,7 @@ from formerlab.tracking.rows import seed_entry
 
 SOURCES = {path.relative_to(ROOT): path.read_text() for path in (ROOT / "src").rglob("*.py")}
 FORBIDDEN = {
-    "code from a model hub": r"trust_remote_code\s*=\s*True",
+    "code from a model hub": r"[(,]\s*trust_remote_code\s*=\s*True",
     "YAML that builds objects": r"yaml\.(unsafe_load|full_load|UnsafeLoader|FullLoader|Loader\b)",
     "pickles": r"(?:\bpickle\.loads?|joblib\.load|weights_only\s*=\s*False|allow_pickle\s*=\s*True)",
     "a torch.load that may run code": r"torch\.load\((?![^)]*weights_only\s*=\s*True)",
