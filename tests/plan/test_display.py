@@ -126,7 +126,7 @@ def test_what_is_tried_again_and_succeeds_is_no_failure(show, tmp_path):
     log.write_text("done\nwarning: the server is away\n")
     first, again = started(7, "train", "a/b/seed1"), started(7, "train", "a/b/seed1", str(log))
     lines = show([first, failed(7), "Trying to restart job 7.", again, finished(7)])
-    assert "train a/b/seed1 is tried again" in lines
+    assert "train a/b/seed1 is restarted" in lines
     assert "warning: the server is away" in lines
     assert "1 of 6 jobs" in lines[-1]
 
@@ -138,7 +138,7 @@ def test_what_nobody_asked_to_see_is_not_shown(show):
 
 def test_a_dry_run_is_a_line_per_stage(show):
     lines = [line.split()[:2] for line in show(EVERYTHING, dry=True)]
-    assert lines == [["train", "3"], ["draw", "2"], ["claims", "1"], ["in", "all"]]
+    assert lines == [["train", "3"], ["draw", "2"], ["claims", "1"], ["total", "6"]]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from formerlab.data.manifest import files_state
 from formerlab.errors import UserError, reason
 from formerlab.file_search import expanded
 from formerlab.files import replacing, sha256
-from formerlab.released import ReleasedModel, shown_place
+from formerlab.released import ReleasedModel, source_path
 from formerlab.spec import Bytes, Size, Spec
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def load_fast_tokenizer(arguments: dict[str, Any]) -> TokenizerAndEnd:
     ensure_torchvision_imports()
     from transformers import AutoTokenizer
 
-    name = shown_place(arguments)
+    name = source_path(arguments)
     try:
         tokenizer = AutoTokenizer.from_pretrained(**arguments, trust_remote_code=False)
     except Exception as error:  # the library raises bare Exception for a damaged file

@@ -16,7 +16,7 @@ from formerlab.integrations.huggingface.causal_lm import CausalLM
 from formerlab.integrations.huggingface.modeling import FormerlabForCausalLM
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import short
-from formerlab.released import ReleasedModel, refuse_kernels, shown_place
+from formerlab.released import ReleasedModel, refuse_kernels, source_path
 
 
 class Loaded(NamedTuple):
@@ -54,7 +54,7 @@ def load_causal_lm(arguments: dict[str, Any], *, device: str = "cpu", dtype: tor
 
     Raises UserError if the model is larger than the free memory of the device, or cannot be read.
     """
-    name, level = shown_place(arguments), logging.get_verbosity()
+    name, level = source_path(arguments), logging.get_verbosity()
     logging.set_verbosity_error()  # hide progress bars and warnings about quantised weights, which are expanded here
     try:
         with redirect_stderr(io.StringIO()):

@@ -97,7 +97,7 @@ def quantisation(source: ReleasedModel) -> str | None:
         return None
     from gguf import GGUFReader
 
-    counts = Counter(tensor.tensor_type.name for tensor in GGUFReader(source.place()).tensors)
+    counts = Counter(tensor.tensor_type.name for tensor in GGUFReader(source.locate()).tensors)
     return ", ".join(f"{name} ({count})" for name, count in counts.most_common())
 
 
