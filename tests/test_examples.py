@@ -68,3 +68,10 @@ def test_a_model_of_transformers_is_pruned(run, tmp_path):
         "whole cache",
         *(f"{name}, 40% of 16 tokens" for name in ("Local", "H2O", "Decay")),
     ]
+
+
+@pytest.mark.parametrize(("projection", "depth"), [("linear", "plain"), ("pattention", "dwa")])
+def test_a_decoder_of_layers_and_torch_alone_learns(run, text, projection, depth):
+    printed = run("train.py", text, "--steps", 30, "--projection", projection, "--depth", depth)
+    assert float(re.search(r"held-out loss (\d\.\d+)", printed)[1]) < 3.3, "an untrained model has ln 256 = 5.5"
+    assert len((EXAMPLES / "train.py").read_text().splitlines()) <= 120
