@@ -99,9 +99,7 @@ def main() -> None:
         optimizer.step()
         if step % 50 == 0 or step == arguments.steps:
             with torch.no_grad():
-                print(
-                    f"step {step}: training loss {training_loss:.3f}, held-out loss {loss(model, valid):.3f} nats per byte"
-                )
+                print(f"step {step}: loss {training_loss:.3f}, held-out loss {loss(model, valid):.3f} nats per byte")
     print(continued(model, arguments.text.read_bytes()[:CONTEXT], 80))
 
 
