@@ -21,7 +21,10 @@ class SplitFractions:
     test: float
 
     def split(self, digest: int, candidates: tuple[Split, ...]) -> Split:
-        """Return the split of a 64-bit digest: the lowest digests are test, the next valid, and all others train."""
+        """Return the split of a 64-bit digest: test for the lowest digests, then valid, then train.
+
+        A split that is not in `candidates` is never returned.
+        """
         position = digest / 2**64
         if "test" in candidates and position < self.test:
             return "test"

@@ -187,7 +187,9 @@ class TrainingImages(Dataset[AugmentedImages]):
                 if str(error).startswith("Caught "):  # an exception inside a worker, which keeps running
                     raise
                 if "DataLoader timed out" not in str(error):
-                    raise StoppedEarly(f"a worker process ended, is memory too small? {reason(error)}") from None
+                    raise StoppedEarly(
+                        f"a worker process ended, maybe because memory is too small: {reason(error)}"
+                    ) from None
             if self.stop is not None and (stop_reason := self.stop()) is not None:
                 raise StoppedEarly(stop_reason)
         what = f"no image came from {self.workers} worker processes for {TIMEOUT_SECONDS:.0f} s"

@@ -24,7 +24,7 @@ class Picture(NamedTuple):
 
 
 class Gallery(NamedTuple):
-    """A source opened for reading; iterating its splits raises UserError for an unreadable image."""
+    """A source opened for reading; iterating a split raises UserError for an image without a valid class."""
 
     classes: tuple[str, ...]
     """Names of the classes, in the order of the labels."""

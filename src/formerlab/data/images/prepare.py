@@ -95,7 +95,7 @@ class ImageData(DataSpec):
     def _divided(self, gallery: Gallery, writer: "SplitWriter") -> Iterator[tuple[Split, Picture]]:
         """Yield the pictures with their splits, in the order of the source; count the pictures that `keep` leaves out.
 
-        Held-out splits come first, so that a training image identical to a held-out image is the duplicate.
+        Held-out splits come first, so that a training image identical to a held-out image is dropped.
         """
         candidates = self.source.hashed_splits()
         for source_split in reversed([split for split in SPLITS if split in gallery.splits]):

@@ -54,8 +54,8 @@ class ParallelData(DataSpec):
     """Maximum length of a sentence in tokens, including its end. Longer training and validation pairs are left out and
     counted; a longer test pair is an error."""
     max_ratio: float | None = Field(default=None, gt=0.0, le=1e6)
-    """Maximum ratio of the token counts of the longer and the shorter sentence; other training pairs are left out and
-    counted."""
+    """Maximum ratio of the token counts of the longer and the shorter sentence. Training pairs with a larger ratio are
+    left out and counted."""
 
     @property
     def vocabulary(self) -> int:

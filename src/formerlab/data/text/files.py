@@ -142,7 +142,7 @@ class Files(TextSource):
 
         data, others = [path for path in files if is_data(path)], [path for path in files if not is_data(path)]
         if not data:
-            raise UserError(f"source.{label}: {some([path.name for path in others])} and no data; name other files")
+            raise UserError(f"source.{label}: only {some([path.name for path in others])}, no data; name other files")
         return data, others
 
     def _format(self, path: Path) -> Format:
