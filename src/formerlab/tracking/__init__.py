@@ -1,1 +1,1 @@
-"""Rows into MLflow."""
+"""Track runs in MLflow."""

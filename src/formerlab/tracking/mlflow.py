@@ -1,9 +1,9 @@
-"""Rows of runs -> MLflow. One writer, beside training, which neither waits for tracking nor fails with it.
+"""Write the rows of runs to MLflow, in one process beside training. Training does not depend on tracking.
 
-The database is a product of results/ that can be thrown away and written again. Each study at a scale is an
-experiment: an MLflow run with its figures, one per configuration, and below that one per seed. An MLflow run is found
-again by the tag `formerlab.key`, left alone while the tag `formerlab.content` equals the hash of what it holds, and
-else updated. That tag is written last, so what an interrupted sync left half done is done again.
+The database can be deleted and written again from results/. Each study at a scale is an experiment with one MLflow run
+for its figures, one MLflow run per configuration, and one nested MLflow run per seed. The tag `formerlab.key`
+identifies an MLflow run. An MLflow run is updated only if the tag `formerlab.content` differs from the hash of its
+content. This tag is written last, so the next sync repeats an interrupted update.
 """
 
 import json
@@ -26,7 +26,7 @@ from formerlab.tracking.rows import (
     Entry,
     configuration_entry,
     content_of,
-    picture,
+    figure_of_run,
     seed_entry,
     study_entry,
     unfinished,
@@ -38,31 +38,33 @@ _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
 VIEW = "formerlab"
-"""Name of the view that each of our experiments has: configurations by held-out loss, and what a run costs."""
-_SHOWN = ("test/loss_nats", "training/TFLOP_with_ancestors", "training/minutes", "weights/million_parameters")
+"""Name of the view of each experiment, which shows the configurations by held-out loss and the cost of runs."""
+_COLUMNS = ("test/loss_nats", "training/TFLOP_with_ancestors", "training/minutes", "weights/million_parameters")
+"""Metrics that the view VIEW shows as columns."""
 LAYOUT = "layout 2, "
-"""Version of names of metrics and of folders of artifacts; what was written in another one is written anew."""
+"""Version of the names of metrics and folders of artifacts; MLflow runs of another version are written again."""
 TRAINING_VIEW = "workflowType=machine_learning"
-"""Part of an address; without it MLflow's page opens in its view for agents, whatever the kind of the experiment."""
+"""Query of the URL for the training view; otherwise MLflow's page opens its view for agents."""
 _CURVES = ("valid/loss_nats", "train/loss_nats")
-"""The charts that stand first; MLflow adds one for every other metric below them."""
+"""Metrics of the first charts; MLflow adds a chart for every other metric below them."""
 
 
 _DAMAGED = ("disk image is malformed", "file is not a database")
-"""What SQLite says of a file that it cannot read."""
+"""Messages of SQLite for a damaged file."""
 
 
 def sync(root: Path, uri: str, figures: Path, *, weights: bool = False) -> dict[str, Any]:
-    """Bring MLflow at `uri` up to date with the runs in `root` (results/<tree>/<scale>), those that train included.
+    """Update MLflow at `uri` with the runs in `root` (results/<tree>/<scale>), including runs in progress.
 
-    Repeating it changes nothing. `figures` is the folder with the drawn figures and tables. With `weights` those of
-    finished runs become artifacts too.
-    Returns what was done, and under `refused` which runs have damaged rows. Raises UserError where anything else goes
-    wrong; whoever calls turns that into a warning.
+    A repeated sync changes nothing. `figures` is the folder of rendered figures and tables. With `weights`, the weights
+    of finished runs become artifacts.
+
+    Returns the created, updated and unchanged MLflow runs, and in `refused` the runs with damaged rows. Raises
+    UserError for any other failure; callers turn it into a warning.
     """
 
     def unreadable(stage: str, name: str) -> str:
-        """Refuse a run whose record cannot be read; the others are tracked all the same."""
+        """Return the error of a run whose record cannot be read, which leaves out only this run."""
         path = root / name / "run.json"
         if stage in MAKING and path.exists():
             try:
@@ -72,7 +74,7 @@ def sync(root: Path, uri: str, figures: Path, *, weights: bool = False) -> dict[
         return ""
 
     lock = root / ".mlflow.lock"
-    training = unfinished(root)  # read first: what finishes meanwhile is among the results
+    training = unfinished(root)  # before the results, so that a run that finishes meanwhile is in one of them
     results = Results(root, unreadable)
     with locked(lock, lambda: f"{lock}: another sync of these results is running; wait for it and sync again"):
         try:
@@ -80,28 +82,29 @@ def sync(root: Path, uri: str, figures: Path, *, weights: bool = False) -> dict[
             return {"status": "ok", "uri": uri} | _sync(results, training, store, figures)
         except UserError:
             raise
-        except Exception as error:  # whatever MLflow, its database or the network throws
+        except Exception as error:  # any error of MLflow, its database or the network
             damaged = uri.startswith("sqlite:") and any(words in str(error) for words in _DAMAGED)
             remedy = f"delete {client_of(uri)[1]} and sync again" if damaged else "sync again"
             raise UserError(f"tracking at {uri} failed ({reason(error)}); results are complete, {remedy}") from None
 
 
 def _sync(results: Results, training: list[dict[str, Any]], store: "_Store", figures: Path) -> dict[str, Any]:
+    """Upsert all studies, configurations and seeds; return the counts and the refused runs."""
     finished, refused = results.records(), results.left_out()
-    known = {record["id"] for record in finished}
-    records = [*finished, *(one for one in training if one["id"] not in known)]
+    finished_ids = {record["id"] for record in finished}
+    records = [*finished, *(record for record in training if record["id"] not in finished_ids)]
     records.sort(key=itemgetter("study", "run", "seed"))
     with Progress(len(records), "track", unit="run", delay=2) as progress:
         for study, of_study in groupby(records, itemgetter("study")):
             store.open(results.scale, study)
             entry = study_entry(results.scale, study, figures)
             if entry.files:
-                store.upsert([study], content_of(entry.tags, entry.files), partial(lambda made: made, entry))
+                store.upsert([study], content_of(entry.tags, entry.files), partial(lambda built: built, entry))
             for _, of_run in groupby(of_study, itemgetter("run")):
                 seeds = list(of_run)
                 try:
-                    _configuration(results, store, seeds, picture(figures, seeds[0]))
-                except UserError as error:  # rows of one run are damaged; the others are wanted
+                    _configuration(results, store, seeds, figure_of_run(figures, seeds[0]))
+                except UserError as error:  # damaged rows of one configuration do not stop the others
                     refused.append(str(error))
                 progress.advance(len(seeds))
     return {"runs": len(records), **store.done, "refused": refused}
@@ -110,13 +113,13 @@ def _sync(results: Results, training: list[dict[str, Any]], store: "_Store", fig
 def _configuration(
     results: Results, store: "_Store", records: Sequence[dict[str, Any]], figure: Sequence[Path]
 ) -> None:
-    """Upsert a configuration and its seeds; their rows are read only where something changed."""
+    """Upsert a configuration and its seeds; rows are read only if the content has changed."""
     files = [sorted((results.root / record["id"]).glob("[!.]*.json")) for record in records]
     contents = list(map(content_of, records, files))
     seeds = [cache(partial(seed_entry, results, record)) for record in records]
     study, run = records[0]["study"], records[0]["run"]
     parent = store.upsert(
-        [study, run], content_of(contents, figure), lambda: configuration_entry(run, [one() for one in seeds], figure)
+        [study, run], content_of(contents, figure), lambda: configuration_entry(run, [seed() for seed in seeds], figure)
     )
     for record, content, seed in zip(records, contents, seeds, strict=True):
         identity = store.upsert([record["id"]], content, seed, parent)
@@ -125,7 +128,10 @@ def _configuration(
 
 
 def client_of(uri: str) -> tuple[Any, Path | None]:
-    """Return MLflow's client, and the file of a sqlite URI, absolute, its folder made; none for a server."""
+    """Return the MLflow client, and the absolute path of the database for a sqlite URI (None for a server).
+
+    Creates the folder of the database.
+    """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from mlflow import MlflowClient
@@ -140,7 +146,7 @@ def client_of(uri: str) -> tuple[Any, Path | None]:
 
 
 def pages(uri: str, scale: str, studies: Sequence[str]) -> dict[str, str]:
-    """Return, for each of these studies that was tracked, the part of the UI's address that opens our view of it."""
+    """Return the path of the UI that opens the view VIEW, for each tracked study."""
     client, _ = client_of(uri)
     experiments = {study: client.get_experiment_by_name(f"formerlab/{scale}/{study}") for study in studies}
     return {
@@ -151,7 +157,7 @@ def pages(uri: str, scale: str, studies: Sequence[str]) -> dict[str, str]:
 
 
 def _view() -> dict[str, Any]:
-    """Return what the page of an experiment shows, as MLflow's own page writes it: sorting, columns and charts."""
+    """Return the state of an experiment's page (sorting, columns and charts) in the format of MLflow's UI."""
     card = {"type": "LINE", "metricSectionId": "loss", "runsCountToCompare": 10, "deleted": False, "isGenerated": True}
     card |= {"xAxisKey": "step", "xAxisScaleType": "linear", "scaleType": "linear", "yAxisKey": "metric", "range": {}}
     card |= {"yAxisExpressions": [], "lineSmoothness": 0, "useGlobalXaxisKey": True, "useGlobalLineSmoothing": True}
@@ -160,7 +166,7 @@ def _view() -> dict[str, Any]:
         "orderByKey": "metrics.`test/loss_nats`",
         "orderByAsc": True,
         "searchFilter": "tags.`formerlab.level` != 'run'",  # sorted by a metric, MLflow lists all runs flat
-        "selectedColumns": [f"metrics.`{name}`" for name in _SHOWN],
+        "selectedColumns": [f"metrics.`{name}`" for name in _COLUMNS],
         "compareRunCharts": [card | {"uuid": name, "metricKey": name, "displayName": name} for name in _CURVES],
         "compareRunSections": [section],
         "isAccordionReordered": True,
@@ -168,83 +174,83 @@ def _view() -> dict[str, Any]:
 
 
 class _Store:
-    """MLflow, as far as it is needed."""
+    """The MLflow operations of a sync."""
 
     def __init__(self, uri: str, root: Path, *, weights: bool) -> None:
         self._client, self._database = client_of(uri)
-        self._experiment, self._known, self._weights = "", dict[str, Any](), weights
+        self._experiment, self._runs, self._weights = "", dict[str, Any](), weights
         if self._database:
             self._prefix = os.path.relpath(root.resolve(), self._database.parent.resolve()).removeprefix("results/")
-        else:  # a server may have the runs of several people and checkouts
+        else:  # several users and checkouts may share a server
             self._prefix = f"{os.getuid()}:{root.resolve()}"
         self.done: dict[str, list[str]] = {"created": [], "updated": [], "unchanged": []}
 
     def open(self, scale: str, study: str) -> None:
-        """Turn to the experiment of a study, made or restored; describe it, and read what it holds."""
+        """Create, find or restore the experiment of a study, set its tags, and read its MLflow runs."""
         name = f"formerlab/{scale}/{study}"
-        # A server stores artifacts itself; beside a file they lie in a folder, whatever the working directory is.
+        # A server stores artifacts itself. For a database file, they are in a folder beside it.
         folder = (self._database.parent / "mlartifacts" / name).as_uri() if self._database else None
-        found = self._client.get_experiment_by_name(name)
-        if found is None:
+        experiment = self._client.get_experiment_by_name(name)
+        if experiment is None:
             self._experiment = str(self._client.create_experiment(name, artifact_location=folder))
-        elif folder in (None, found.artifact_location):
-            self._experiment = str(found.experiment_id)
+        elif folder in (None, experiment.artifact_location):
+            self._experiment = str(experiment.experiment_id)
         else:
             raise UserError(f"{self._database}: was written in another folder; delete it and sync again")
-        if found is not None and found.lifecycle_stage != "active":
+        if experiment is not None and experiment.lifecycle_stage != "active":
             self._client.restore_experiment(self._experiment)
         note = (
             f"Study {study} at scale {scale}. A row is a configuration, with means over its seeds. Clear the search "
-            f"field to see every seed. The row *{study}: figures, tables, claims* has the pictures as artifacts."
+            f"field to see every seed. The row *{study}: figures, tables, claims* has the figures as artifacts."
         )
         tags = {"mlflow.experimentKind": "custom_model_development", "mlflow.note.content": note}
         for key, value in (tags | {f"mlflow.sharedViewState.{VIEW}": json.dumps(_view())}).items():
             self._client.set_experiment_tag(self._experiment, key, value)
-        self._known = {}
-        for run in self._client.search_runs([self._experiment], max_results=50_000):  # the most that MLflow takes
+        self._runs = {}
+        for run in self._client.search_runs([self._experiment], max_results=50_000):  # the limit of MLflow
             key = run.data.tags.get("formerlab.key", "")
-            if key and key in self._known:  # an experiment is restored with all that was ever deleted in it
+            if key and key in self._runs:  # a restored experiment includes its deleted runs
                 self._remove(run)
-            self._known.setdefault(key, run)
+            self._runs.setdefault(key, run)
 
     def upsert(self, names: Sequence[str], content: str, build: Callable[[], Entry], parent: str = "") -> str:
-        """Make sure that an entry is there, once and with its present content; return the id of its MLflow run.
+        """Create or update the MLflow run of an entry and return its id; `content` is the hash of the entry.
 
-        A run that has grown is updated. MLflow does not take back metrics and parameters: one that has others than the
-        entry is removed and written anew.
+        An MLflow run is updated in place if it only gains points. MLflow cannot delete metrics and parameters, so an
+        MLflow run with other values is removed and written again.
         """
         key, content = "/".join([self._prefix, *names]), LAYOUT + content
-        found = self._known.get(key)
-        if found is not None and found.data.tags.get("formerlab.content") == content:
+        existing = self._runs.get(key)
+        if existing is not None and existing.data.tags.get("formerlab.content") == content:
             self.done["unchanged"].append(key)
-            if found.data.tags.get("mlflow.parentRunId", "") != parent:
-                self._client.set_tag(found.info.run_id, "mlflow.parentRunId", parent)
-            return str(found.info.run_id)
+            if existing.data.tags.get("mlflow.parentRunId", "") != parent:
+                self._client.set_tag(existing.info.run_id, "mlflow.parentRunId", parent)
+            return str(existing.info.run_id)
         entry = build()
-        self.done["created" if found is None else "updated"].append(key)
+        self.done["created" if existing is None else "updated"].append(key)
         values = {(name, _rounded(value)) for name, value in entry.points[["name", "value"]].to_numpy()}
-        grown = (
-            found is not None
-            and found.data.tags.get("formerlab.content", LAYOUT).startswith(LAYOUT)
-            and found.data.params.items() <= entry.params.items()
-            and found.data.metrics.items() <= values
+        only_grown = (
+            existing is not None
+            and existing.data.tags.get("formerlab.content", LAYOUT).startswith(LAYOUT)
+            and existing.data.params.items() <= entry.params.items()
+            and existing.data.metrics.items() <= values
         )
-        if found is not None and not grown:
-            self._remove(found)
-            found = None
-        run = found or self._client.create_run(self._experiment, start_time=entry.started_ms)
+        if existing is not None and not only_grown:
+            self._remove(existing)
+            existing = None
+        run = existing or self._client.create_run(self._experiment, start_time=entry.started_ms)
         identity = str(run.info.run_id)
         tags = entry.tags | {"formerlab.key": key} | ({"mlflow.parentRunId": parent} if parent else {})
         for name in run.data.tags.keys() - tags.keys():
             if name.startswith("claim."):
                 self._client.delete_tag(identity, name)
-        # Each attempt at training has a start of its own; curves go on from the one that MLflow has.
+        # Every attempt at training has its own start time; shift the points to the start time in MLflow.
         self._write(identity, entry, tags, run.info.start_time - entry.started_ms)
         self._client.set_tag(identity, "formerlab.content", content)
         return identity
 
     def log_weights(self, identity: str, path: Path, digest: str) -> None:
-        """Log the weights of a run once, if they are wanted and there."""
+        """Log the weights of a run once, if weights are requested and the file exists."""
         if not self._weights or not path.exists():
             return
         if self._client.get_run(identity).data.tags.get("formerlab.weights") != digest:
@@ -252,9 +258,9 @@ class _Store:
             self._client.set_tag(identity, "formerlab.weights", digest)
 
     def _remove(self, run: Any) -> None:
-        """Delete an MLflow run: for good with its artifacts in a database of our own, into the trash of a server.
+        """Delete an MLflow run: permanently and with its artifacts in a local database, into the trash on a server.
 
-        The command `mlflow gc` does the same, but takes the experiments that somebody deleted too.
+        The command `mlflow gc` would also remove experiments that users deleted.
         """
         from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
@@ -264,23 +270,24 @@ class _Store:
             self._client._tracking_client.store._hard_delete_run(run.info.run_id)
 
     def _write(self, identity: str, entry: Entry, tags: dict[str, str], later_ms: int) -> None:
+        """Write an entry to the MLflow run `identity`, with the times of its points moved by `later_ms`."""
         from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
-        points = [Metric(name, _rounded(value), at + later_ms, step)
-                  for name, value, at, step in entry.thinned().itertuples(index=False, name=None)]  # fmt: skip
-        params, said = ([kind(*item) for item in one.items()] for kind, one in ((Param, entry.params), (RunTag, tags)))
-        self._client.log_batch(identity, metrics=points, params=params, tags=said)
+        points = [Metric(name, _rounded(value), time_ms + later_ms, step)
+                  for name, value, time_ms, step in entry.thinned().itertuples(index=False, name=None)]  # fmt: skip
+        params = [Param(*item) for item in entry.params.items()]
+        self._client.log_batch(identity, metrics=points, params=params, tags=[RunTag(*item) for item in tags.items()])
         if entry.data:
             context = [InputTag("mlflow.data.context", "training")]
             self._client.log_inputs(identity, datasets=[DatasetInput(Dataset(**entry.data), context)])
         for path in entry.files:
             self._client.log_artifact(identity, str(path), FOLDERS.get(path.suffix))
-        if entry.finished_ms is None:  # it goes on, maybe after a stop
+        if entry.finished_ms is None:  # training, perhaps resumed after a stop
             self._client.update_run(identity, status="RUNNING")
         else:
             self._client.set_terminated(identity, entry.status, end_time=entry.finished_ms)
 
 
 def _rounded(value: float) -> float:
-    """Return a number as people read it; the rows among the artifacts have all its digits."""
+    """Round to 4 significant digits; the rows in the artifacts have all digits."""
     return float(f"{value:.4g}")

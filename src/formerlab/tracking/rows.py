@@ -1,4 +1,4 @@
-"""What MLflow stores about a study, a configuration and a run, as plain values."""
+"""Convert studies, configurations and runs to entries: the plain values of an MLflow run."""
 
 import json
 import math
@@ -25,9 +25,9 @@ from formerlab.results.stages import TABLES
 from formerlab.statistics import weighted_means
 
 MOST_POINTS = 1000
-"""Of a curve."""
+"""Largest number of points of a curve in MLflow."""
 CLAIMS = ("claims.csv", "claims.html")
-"""What the command `claims` leaves in the folder of the figures."""
+"""Files that the command `claims` writes into the folder of figures."""
 COSTS = {
     "parameters": ("weights/million_parameters", 1e6),
     "parameters_non_embedding": ("weights/million_parameters_non_embedding", 1e6),
@@ -40,108 +40,113 @@ COSTS = {
     "peak_memory_bytes": ("training/peak_memory_GiB", 2**30),
     "model_flops_utilisation": ("training/model_flops_utilisation", 1),
 }
-"""Numbers of run.json that become metrics, each with its name and unit there.
+"""Keys of run.json that become metrics, with the name of the metric and the divisor for its unit.
 
-MLflow lists metrics by name: these come behind `test/loss_nats`, which is then the first column beside a run's name.
+MLflow sorts metrics by name. These names sort after `test/loss_nats`, which is therefore the first column.
 """
 FOLDERS = {".png": "figures", ".pdf": "figures", ".csv": "tables", ".html": "tables", ".md": "tables"}
-"""Folder of an artifact in MLflow, by the ending of its name; a run's specification and record are above both."""
+"""Artifact folder in MLflow by file extension; run.json and run.yaml are outside of these folders."""
 STATUS = {"finished": "FINISHED", "diverged": "FAILED", "failed": "FAILED", "running": "RUNNING"}
-"""MLflow's word for the status of a run."""
-SHOWN = {file: table for file, table in TABLES.items() if table.value}
+"""Status of a run in MLflow; any other status becomes KILLED."""
+WITH_MEANS = {file: table for file, table in TABLES.items() if table.value}
+"""Files of rows whose means become metrics."""
 CURVES = {"train.csv": ("loss_nats", "lr", "grad_norm"), "timing.csv": ("tokens_per_s", "memory_bytes")}
+"""Columns that become curves, by file."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One MLflow run."""
+    """The content of one MLflow run."""
 
     tags: dict[str, str]
     started_ms: int
-    finished_ms: int | None  # None while it trains
+    finished_ms: int | None  # None during training
     status: str = "FINISHED"
     params: dict[str, str] = field(default_factory=dict)
     points: DataFrame = field(default_factory=lambda: DataFrame(columns=["name", "value", "time_ms", "step"]))
-    """Curves and final numbers, in the order of their steps; times are ms since 1970."""
+    """Curves and final values, each curve sorted by step; times are milliseconds since 1970."""
     files: list[Path] = field(default_factory=list)
     data: dict[str, str] = field(default_factory=dict)
-    """The data set that the run trained on: `name`, `digest`, `source_type`, `source` and `profile` of MLflow."""
+    """The training data set as MLflow's fields `name`, `digest`, `source_type`, `source` and `profile`."""
 
     def thinned(self) -> DataFrame:
-        """Return every 2nd, 4th, 8th, ... point of each curve and its last: one that has grown shows what it had."""
+        """Return at most MOST_POINTS points of each curve: every 1st, 2nd, 4th, ... point and the last.
+
+        The strides are powers of two, so that a longer curve still contains a subset of the points logged before.
+        """
         curves = self.points.groupby("name", sort=False)["step"]
         nth, count = curves.cumcount(), curves.transform("size")
         stride = 2 ** np.ceil(np.log2(np.maximum(1, count / (MOST_POINTS - 1))))
         return self.points[(nth % stride == 0) | (nth == count - 1)]
 
 
-def _shown_as(level: Literal["study", "configuration", "run"], name: str, note: str) -> dict[str, str]:
-    """Return the tags that say how MLflow shows an entry."""
+def _display_tags(level: Literal["study", "configuration", "run"], name: str, note: str) -> dict[str, str]:
+    """Return the tags for the display of an entry in MLflow."""
     return {"mlflow.runName": name, "mlflow.note.content": note, "formerlab.level": level}
 
 
 def unfinished(root: Path) -> list[dict[str, Any]]:
-    """Return what is known of each run in `root` that trains, or was stopped, and has rows: the beginning of a record.
+    """Return a partial record of each unfinished run in `root` that has rows.
 
-    Its `status` is running, stopped, failed or killed.
+    The `status` of a record is running, stopped, failed or killed.
     """
-    found = []
+    records = []
     for path in sorted(root.glob("*/*/seed*/run.yaml")):
         folder, note = path.parent, read_note("train", path.parent)
         if note is None or (folder / "run.json").exists() or not (folder / "timing.csv").exists():
             continue
         spec = yaml.safe_load(path.read_text(encoding="utf-8"))
         manifest = root / "data" / spec["data"] / "manifest.json"
-        if not manifest.exists():  # the data are prepared anew, or gone
+        if not manifest.exists():  # the data are being prepared again, or were deleted
             continue
         *_, study, run, seed = folder.parts
         record = {"id": f"{study}/{run}/{seed}", "study": study, "run": run, "seed": spec["seed"], "spec": spec}
         record |= {"status": note["state"], "started": note["since"]}
         record |= {"data": {"name": spec["data"], "fingerprint": read_json(manifest)["fingerprint"]}}
         last = datetime.fromtimestamp((folder / "timing.csv").stat().st_mtime, UTC)
-        found.append(record | {"finished": last.isoformat()})
-    return found
+        records.append(record | {"finished": last.isoformat()})
+    return records
 
 
-def content_of(said: Any, files: Sequence[Path] = ()) -> str:
-    """Return a hash of what decides an entry: plain values, and the names and contents of files."""
-    found = sha256(json.dumps(said).encode())
+def content_of(values: Any, files: Sequence[Path] = ()) -> str:
+    """Return a hash of the content of an entry: plain values, and the names and contents of files."""
+    digest = sha256(json.dumps(values).encode())
     for path in files:
-        found.update(path.name.encode() + sha256(path.read_bytes()).digest())
-    return found.hexdigest()
+        digest.update(path.name.encode() + sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def study_entry(scale: str, study: str, figures: Path) -> Entry:
-    """Return the MLflow run that holds the pictures of a study, its tables and the verdicts on its claims.
+    """Return the entry of a study: its figures, its tables and the verdicts on its claims.
 
-    The numbers beside the pictures are of the rows that runs have. `claim.<id>` is the verdict in a word,
-    `claim.<id>.ours` what was found, `claim.<id>.reason` why it is not tested, and `claim.<id>.changed` marks a younger
-    criterion; there are none before claims were judged.
+    The tag `claim.<id>` is the verdict, `claim.<id>.ours` the measured value, `claim.<id>.reason` the reason for a
+    claim that is not tested, and `claim.<id>.changed` marks a criterion that was changed later. The tags are missing
+    until claims are evaluated.
     """
     names = [name for drawing in catalogue().values() if drawing.study == study for name in drawing.outputs]
-    shown = [name for name in names if FOLDERS.get(Path(name).suffix) and not name.endswith(".csv")]
-    files = [path for name in (*shown, *CLAIMS) if (path := figures / name).exists()]
+    rendered = [name for name in names if FOLDERS.get(Path(name).suffix) and not name.endswith(".csv")]
+    files = [path for name in (*rendered, *CLAIMS) if (path := figures / name).exists()]
     tags: dict[str, str] = {}
     if (path := figures / CLAIMS[0]).exists():
         rows = pd.read_csv(path).drop_duplicates("claim").set_index("claim")
         for column, ending in {"outcome": "", "ours": ".ours", "reason": ".reason", "changed": ".changed"}.items():
-            own = rows.loc[rows.index.str.startswith(f"{study}-"), column].dropna()
-            tags |= {f"claim.{claim}{ending}": str(text) for claim, text in own.items()}
+            of_study = rows.loc[rows.index.str.startswith(f"{study}-"), column].dropna()
+            tags |= {f"claim.{claim}{ending}": str(text) for claim, text in of_study.items()}
     note = f"Figures, tables and verdicts on the claims of study {study} at scale {scale}: open Artifacts."
-    times = [round(1000 * path.stat().st_mtime) for path in files] or [0]  # no files, no use
-    tags |= _shown_as("study", f"{study}: figures, tables, claims", note)
+    times = [round(1000 * path.stat().st_mtime) for path in files] or [0]  # an entry without files is not used
+    tags |= _display_tags("study", f"{study}: figures, tables, claims", note)
     return Entry(tags, min(times), max(times), files=files)
 
 
-def picture(figures: Path, record: Mapping[str, Any]) -> list[Path]:
-    """Return the first picture of its study that shows a run; nothing before it is drawn."""
-    drawings = [one for one in catalogue().values() if (one.kind, one.study) == ("figure", record["study"])]
-    shown = (figures / f"{one.name}.png" for one in drawings if is_of(record["run"], record["spec"], one.runs))
-    return [path for path in shown if path.exists()][:1]
+def figure_of_run(figures: Path, record: Mapping[str, Any]) -> list[Path]:
+    """Return the first rendered figure of the study that shows a run, as a list of one path, or an empty list."""
+    specs = [spec for spec in catalogue().values() if (spec.kind, spec.study) == ("figure", record["study"])]
+    paths = (figures / f"{spec.name}.png" for spec in specs if is_of(record["run"], record["spec"], spec.runs))
+    return [path for path in paths if path.exists()][:1]
 
 
 def configuration_entry(run: str, seeds: Sequence[Entry], figure: Sequence[Path]) -> Entry:
-    """Return the MLflow run of a configuration: its params, the means over seeds of what all have, and a picture."""
+    """Return the entry of a configuration: its params, means over seeds of the points that all seeds have, a figure."""
     states, ends = {entry.status for entry in seeds}, [entry.finished_ms for entry in seeds]
     points = pd.concat([entry.points for entry in seeds]).groupby(["name", "step"], sort=False)
     means = points.agg(value=("value", "mean"), time_ms=("time_ms", "first"), seeds=("value", "size")).reset_index()
@@ -149,7 +154,8 @@ def configuration_entry(run: str, seeds: Sequence[Entry], figure: Sequence[Path]
     tags = {name: tag for name, tag in seeds[0].tags.items() if name.startswith(("mlflow.source", "formerlab.data"))}
     count = "1 seed" if len(seeds) == 1 else f"{len(seeds)} seeds"
     return Entry(
-        tags | _shown_as("configuration", run, f"{run}, {count}. Metrics are means over its seeds, the runs below it."),
+        tags
+        | _display_tags("configuration", run, f"{run}, {count}. Metrics are means over its seeds, the runs below it."),
         started_ms=seeds[0].started_ms,
         finished_ms=None if None in ends else max(filter(None, ends)),
         status=next((status for status in ("RUNNING", "KILLED") if status in states), "FINISHED"),
@@ -161,17 +167,17 @@ def configuration_entry(run: str, seeds: Sequence[Entry], figure: Sequence[Path]
 
 
 def seed_entry(results: Results, record: dict[str, Any]) -> Entry:
-    """Return the MLflow run of a run: all that its rows say, and tags that it is searched by.
+    """Return the entry of a run: its curves, final values and files, and tags for searches.
 
-    Nothing of the environment is among them, which may hold secrets.
+    Environment variables are not included, because they may contain secrets.
     """
-    names = (*CURVES, "eval.csv", *SHOWN)
-    rows = {name: found for name in names if len(found := results.rows_of(name, record["id"]))}
+    names = (*CURVES, "eval.csv", *WITH_MEANS)
+    rows = {name: frame for name in names if len(frame := results.rows_of(name, record["id"]))}
     spec = sorted(flatten(record["spec"]).items(), key=lambda item: (item[0].count("."), item[0]))
     folder, git, data = results.root / record["id"], record.get("git") or {}, record["data"]
-    grown = f" It goes on from {record['init']['id']}." if isinstance(record.get("init"), dict) else ""
+    parent = f" Its parent is {record['init']['id']}." if isinstance(record.get("init"), dict) else ""
     command = f"`python -m formerlab train {record['id']} --scale {results.scale}`"
-    note = f"{record['run']}, seed {record['seed']}, on data set {data['name']}.{grown} Command: {command}"
+    note = f"{record['run']}, seed {record['seed']}, on data set {data['name']}.{parent} Command: {command}"
     tags = {
         **{f"formerlab.{key}": record.get(key) for key in ("id", "status", "spec_hash", "code_hash", "host", "device")},
         **{f"formerlab.version.{name}": version for name, version in (record.get("versions") or {}).items()},
@@ -181,7 +187,7 @@ def seed_entry(results: Results, record: dict[str, Any]) -> Entry:
         "mlflow.source.name": "formerlab",
         "mlflow.source.type": "LOCAL",
         "mlflow.source.git.commit": git.get("commit"),
-        **_shown_as("run", f"{record['run']} seed{record['seed']}", note),
+        **_display_tags("run", f"{record['run']} seed{record['seed']}", note),
     }
     points = _points(rows, record)
     return Entry(
@@ -197,16 +203,16 @@ def seed_entry(results: Results, record: dict[str, Any]) -> Entry:
 
 
 def _data_set(folder: Path, fingerprint: str) -> dict[str, str]:
-    """Return a prepared data set as MLflow takes it; the sizes of its splits where the data are still there."""
-    found = {"name": folder.name, "digest": fingerprint, "source_type": "local"}
-    found["source"] = json.dumps({"uri": str(folder.absolute())})
+    """Return MLflow's fields of a prepared data set, including the sizes of its splits if the data exist."""
+    fields = {"name": folder.name, "digest": fingerprint, "source_type": "local"}
+    fields["source"] = json.dumps({"uri": str(folder.absolute())})
     if (path := folder / "manifest.json").exists():
-        found["profile"] = json.dumps(read_json(path)["splits"])
-    return found
+        fields["profile"] = json.dumps(read_json(path)["splits"])
+    return fields
 
 
 def _points(rows: dict[str, DataFrame], record: dict[str, Any]) -> DataFrame:
-    """Return curves, stamped with the time of their step, and final values, stamped with the end."""
+    """Return curves with the time of each step, and final values with the time of the end of the run."""
     start, end = (_milliseconds(record[moment]) for moment in ("started", "finished"))
     curves = [
         rows[file].melt("step", columns, "name").assign(_of=file.removesuffix(".csv"))
@@ -217,40 +223,42 @@ def _points(rows: dict[str, DataFrame], record: dict[str, Any]) -> DataFrame:
         losses = weighted_means(rows["eval.csv"], ["split", "step"]).sort_index().rename("value")
         curves.append(losses.reset_index().rename(columns={"split": "_of"}).assign(name="loss_nats"))
     finals = {name: float(record[key]) / unit for key, (name, unit) in COSTS.items() if record.get(key) is not None}
-    for file in (file for file in SHOWN if file in rows):
-        finals |= _means(file.removesuffix(".csv"), rows[file], SHOWN[file])
+    for file in (file for file in WITH_MEANS if file in rows):
+        finals |= _means(file.removesuffix(".csv"), rows[file], WITH_MEANS[file])
     if "test/loss_nats" in finals:
         finals["test/perplexity"] = math.exp(finals["test/loss_nats"])
     last = int(rows["train.csv"]["step"].max()) if "train.csv" in rows else 0
     ends = DataFrame(finals.items(), columns=["name", "value"]).assign(time_ms=end, step=last)
     points = pd.concat([*(curve.assign(name=curve["_of"] + "/" + curve["name"]) for curve in curves), ends])
-    timing = rows.get("timing.csv", DataFrame({"step": [0], "time_s": [0]}))  # measured, so the same for the same files
+    timing = rows.get("timing.csv", DataFrame({"step": [0], "time_s": [0]}))  # the same files give the same times
     times = start + 1000 * np.interp(points["step"], timing["step"], timing["time_s"])
     points["time_ms"] = points["time_ms"].where(points["time_ms"].notna(), times).astype(int)
     return points.astype({"value": float}).reset_index(drop=True)[[*ends]]
 
 
 def _means(stage: str, rows: DataFrame, table: Table) -> dict[str, float]:
-    """Return the means that a table says are shown, by name: `zeroshot/task/metric`, `prune/h2o/budget 0.4/...`."""
+    """Return the means of `table.value` by metric name (`zeroshot/task/metric`, `prune/h2o/budget 0.4/...`)."""
     groups = rows.groupby(list(table.by), dropna=False) if table.by else [((), rows)]
-    found: dict[str, float] = {}
+    means: dict[str, float] = {}
     for key, group in groups:
         labels = [(name, value) for name, value in zip(table.by, key, strict=True) if value == value]
-        parts = [str(value) if table.columns[name] == "text" else f"{name} {value:g}" for name, value in labels]
-        parts += [] if table.value == "value" else [table.value]
+        levels = [str(value) if table.columns[name] == "text" else f"{name} {value:g}" for name, value in labels]
+        levels += [] if table.value == "value" else [table.value]
         weights = group["tokens"] if "tokens" in table.columns else None
-        found[_name("/".join([stage, *parts]))] = float(np.average(group[table.value], weights=weights))
-    return found
+        means[_name("/".join([stage, *levels]))] = float(np.average(group[table.value], weights=weights))
+    return means
 
 
 def _milliseconds(moment: str) -> int:
+    """Convert an ISO 8601 time to milliseconds since 1970."""
     return round(datetime.fromisoformat(moment).timestamp() * 1000)
 
 
 def _name(text: str) -> str:
-    """Replace what MLflow does not take in a name."""
+    """Replace characters that MLflow does not allow in a name by underscores."""
     return re.sub(r"[^\w\-. /:]", "_", text)
 
 
 def _text(value: Any) -> str:
+    """Return a string unchanged, and any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value)
