@@ -92,3 +92,13 @@ def test_stages_are_compared_with_the_parent_trained_on_for_their_flops(tmp_path
     assert list(means.index) == [160.0, 20.0]
     assert means.to_numpy() == pytest.approx(np.array([-0.1, 0.1]), abs=0.05)
     assert set(rows["rival"]) == {"annealed-trained-on-short", "annealed-trained-on-long"}
+
+    fair = tokenformer(1, init=parent) | NOVELS | {"flops": 8e12, "inherited": 1e12, "tokens": 1_120_000}
+    for run, seeds, loss in (("trained-on-long-1250", (0, 1), 2.8), ("trained-on-long-2500", (0,), 2.7)):
+        for seed in seeds:
+            make_run(tmp_path, "tokenformer", f"annealed-{run}", seed, loss=loss, **fair)
+    make_run(tmp_path, "tokenformer", "annealed-random-sqrt-all", loss=2.0, **grown | NOVELS | {"flops": 3e12})
+    rows = plot.rows(Results(tmp_path), drawing.names(Results(tmp_path)))
+    means = rows[rows["part"] == "mean"].set_index("rival")["difference_nats"]
+    assert means["annealed-trained-on-long-1250"] == pytest.approx(0.1, abs=0.05), "the best rate of several seeds"
+    assert set(means.index) == {"annealed-trained-on-short", "annealed-trained-on-long-1250"}

@@ -189,27 +189,36 @@ def _mark_paper(axes: Axes, rows: DataFrame) -> None:
     axes.text(STAGES[1], 0.97, "PUBLISHED stages ", ha="right", va="top", transform=across, color=PUBLISHED_INK)
 
 
-@plot(reads="test.csv", runs="annealed-*-short annealed-*-medium annealed-*-long", needs="annealed-trained-on-*",
+@plot(reads="test.csv", runs="annealed-random-* annealed-zero-* annealed-trained-on-*", needs="annealed-trained-on-*",
       draw=sheet(
     Panel("tokens_per_new_parameter", "difference_nats", log="x", zero=0.0, xlabel="tokens per new parameter",
           ylabel="grown minus trained on\n(nats per token)", finish=_mark_paper)
 ))  # fmt: skip
 def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of a grown Tokenformer minus that of its parent trained on for the same FLOPs, against the tokens
-    of the stage per parameter that it adds (arXiv:2410.23168). Differences are paired by seed; below zero growing has
-    helped. The band marks the stages of the paper. To see: whether growing needs a longer stage to pay. Every learning
-    rate falls to zero.
+    of the stage per parameter that it adds (arXiv:2410.23168). Both have, of the rates that were run on the same
+    stretch of text, the one with the lowest validation loss, of several seeds if any rate has them. Differences are
+    paired by seed; below zero growing has helped. The band marks the stages of the paper. To see: whether growing
+    needs a longer stage to pay. Every learning rate falls to zero.
     """
     losses, records = held_out_losses(results, STUDY, runs), results.runs(STUDY).drop_duplicates("run").set_index("run")
     if "spec.growth.keys" not in losses:
         return DataFrame()
+    losses = losses.assign(stretch=losses.get("spec.task.stretch", ""), keys=losses["spec.growth.keys"].fillna(""))
+    arms = losses.astype({"stretch": str}).groupby("run", sort=False).agg(
+        {name: "first" for name in ("variant", "spec.init", "stretch", "keys", "tokens", "flops")}
+        | {"parameters_non_embedding": "first", "final.valid_loss_nats": "mean", "seed": "nunique"}
+    )  # fmt: skip
+    arms = arms.assign(single=arms["seed"] < 2).sort_values(["single", "final.valid_loss_nats"], kind="stable")
+    stages, controls = arms[arms["keys"] != ""], arms[arms["keys"] == ""]
     pairs = []
-    for stage in losses[losses["spec.growth.keys"].notna()].drop_duplicates("run").to_dict("records"):
-        equal = losses["flops"].between(0.95 * stage["flops"], 1.05 * stage["flops"])
-        control = losses[(losses["spec.init"] == stage["spec.init"]) & losses["spec.growth.keys"].isna() & equal]
-        if control.empty or stage["spec.init"] not in records.index:
+    best = stages.drop_duplicates(["variant", "spec.init", "stretch", "tokens"]).index
+    for run, stage in stages.loc[[run for run in losses["run"].unique() if run in best]].iterrows():
+        equal = controls["flops"].between(0.95 * stage["flops"], 1.05 * stage["flops"])
+        own = equal & (controls["spec.init"] == stage["spec.init"]) & (controls["stretch"] == stage["stretch"])
+        if not own.any() or stage["spec.init"] not in records.index:
             continue
         new = stage["parameters_non_embedding"] - records["parameters_non_embedding"][stage["spec.init"]]
-        pairs.append({"variant": stage["variant"], "run": stage["run"], "rival": control["run"].iloc[0]})
+        pairs.append({"variant": stage["variant"], "run": run, "rival": controls.index[own][0]})
         pairs[-1]["tokens_per_new_parameter"] = stage["tokens"] / new
     return differences(losses, DataFrame(pairs), "run", "rival")
