@@ -1,8 +1,8 @@
 """Confidence intervals over seeds and examples, by the rules registered with the claims.
 
 Trained models are compared with Student's t over seeds, paired by seed. Two policies on one model are compared with a
-paired bootstrap over examples, which is valid for this model only. Policies on several models are compared with both
-variances. `Interval.method` names the method.
+paired bootstrap over examples, which is valid for this model only. Policies on several models are compared with the sum
+of the variances over seeds and over examples. `Interval.method` names the method.
 """
 
 import functools

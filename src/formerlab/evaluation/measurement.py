@@ -86,11 +86,11 @@ class StoredRows:
         self.folder, self.belongs_to, self.code_of = folder, belongs_to, code_of
         self._used: set[str] = set()
 
-    def rows(self, make: Callable[[], Iterable[Row]], settings: Measurement, *asked: Any) -> Rows:
-        """Return the stored rows of these settings; make and store them if they are missing."""
+    def rows(self, make: Callable[[], Iterable[Row]], settings: Measurement, *inputs: Any) -> Rows:
+        """Return the stored rows of these settings and further inputs; make and store them if they are missing."""
         if self.folder is None:
             return list(make())
-        path = self.folder / f"{fingerprint([*self.belongs_to, self.code_of(settings), *asked])}.json"
+        path = self.folder / f"{fingerprint([*self.belongs_to, self.code_of(settings), *inputs])}.json"
         self._used.add(path.name)
         if not path.exists():
             write_json(path, list(make()))

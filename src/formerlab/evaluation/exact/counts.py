@@ -192,9 +192,8 @@ def complexity() -> dict[str, float]:
 
     The table omits the projections of self-attention; `slope:self_attention_with_projections:n` includes them, for
     lengths below the width. The table counts the step from the input into the state in the path of a recurrent layer.
-    It assumes dilated causal kernels, and r positions on each side; `path_contiguous_kernels_times_k_over_n` and
-    `path_centred_neighbourhood_times_r_over_n` are path length / (n/k) for kernels without dilation and path length /
-    (n/r) for r positions in total.
+    It assumes dilated causal kernels, and r positions on each side. Two more numbers are path length / (n/k) for
+    kernels without dilation, and path length / (n/r) for r positions in total.
     """
     lengths, widths, k, r = GRID.lengths, GRID.widths, GRID.kernel, GRID.neighbourhood
     numbers: dict[str, float] = {}

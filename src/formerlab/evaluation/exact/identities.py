@@ -32,7 +32,7 @@ def sinusoid_linear_shift() -> dict[str, float]:
 
 
 def zero_keys(tau: TauRule) -> dict[str, float]:
-    """Return the largest change of a logit, relative to the logits' std, when a small model doubles with zero keys.
+    """Return the largest logit change, relative to the logits' std, when zero keys double a model's parameter tokens.
 
     With tau = "keep", return also the gradient norm of the new keys at the first step.
     """
@@ -44,14 +44,14 @@ def zero_keys(tau: TauRule) -> dict[str, float]:
     model = spec.build(0).double()
     grown = grow(model, 2, "zero", tau, seed=1)
     with torch.no_grad():
-        before, after = model(tokens), grown(tokens)
+        original, logits = model(tokens), grown(tokens)
     loss = F.cross_entropy(grown(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
     loss.backward()  # type: ignore[no-untyped-call]
     squares = 0.0
     for name, weight in grown.named_parameters():
         if name.endswith("keys") and weight.grad is not None:
             squares += float((weight.grad[model.state_dict()[name].shape[0] :] ** 2).sum())
-    numbers = {f"growth_zero_keys_tau_{tau}_relative": float((after - before).abs().max() / before.std())}
+    numbers = {f"growth_zero_keys_tau_{tau}_relative": float((logits - original).abs().max() / original.std())}
     return numbers | ({"gradient_norm_new_keys": math.sqrt(squares)} if tau == "keep" else {})
 
 
@@ -133,11 +133,11 @@ def simulation_equals_eviction() -> dict[str, float]:
         model, cache, layers = spec.build(0).double(), PrunedCache(policy, budget), dict[int, SimulatedLayer]()
         with torch.no_grad():
             simulated = model(tokens, attend=Simulation(policy, budget, observe=layers.__setitem__))
-            for now in range(tokens.shape[1]):
-                real = model(tokens[:, now : now + 1], attend=cache, start=now)
-                worst = max(worst, float((real[:, 0] - simulated[:, now]).abs().max()))
-                for layer, simulated_layer in layers.items() if now + 1 < tokens.shape[1] else ():
-                    visible = simulated_layer.visible[:, :, now + 1, : now + 1]  # to the next query
+            for position in range(tokens.shape[1]):
+                real = model(tokens[:, position : position + 1], attend=cache, start=position)
+                worst = max(worst, float((real[:, 0] - simulated[:, position]).abs().max()))
+                for layer, simulated_layer in layers.items() if position + 1 < tokens.shape[1] else ():
+                    visible = simulated_layer.visible[:, :, position + 1, : position + 1]  # to the next query
                     retained = torch.zeros_like(visible).scatter(-1, cache.kept(layer), value=True)
                     different += not torch.equal(retained, visible)
     return {"simulated_against_real_eviction": worst, "cases_with_different_kept_sets": float(different)}

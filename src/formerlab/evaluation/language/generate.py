@@ -39,8 +39,8 @@ def generate(
 ) -> str:
     """Continue `prompt` by at most `tokens` tokens and return the new text.
 
-    Generation stops at the end of the document or of the model's context. In the second case `tell` is called with one
-    line of explanation, because a sliding window would need another cache and, for learned positions, other embeddings.
+    Generation stops at the end of the document or of the model's context; in the second case `tell` is called with one
+    line. The context does not slide, which would need another cache and, for learned positions, other embeddings.
 
     `temperature` 0 takes the most probable token; `top_k` samples from the k most probable tokens. `attend` is an empty
     cache, such as an evicting one (default: a full cache). `end_of_text` is the id of the token that ends a document

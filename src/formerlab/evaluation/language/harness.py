@@ -58,23 +58,26 @@ def _cause(error: BaseException) -> str:
 def check_copy(name: str, task: Any) -> None:
     """Check that a task can ask every row of a local copy. Raises UserError that names the row.
 
-    Without this check the harness would ask the name of a missing field, write a null as `None`, and count a label that
-    is no choice as wrong.
+    Without this check the harness would insert the name of a missing field, write a null as `None`, and count a label
+    that is no choice as wrong.
     """
     with quiet():
         fields, solved = _fields(task), task.fewshot_docs() if task.config.num_fewshot else ()
         for number, row in enumerate([*task.task_docs, *solved], 1):
-            where = f"suites.{name}.paths: row {number}" + " (of the solved examples)" * (number > len(task.task_docs))
+            source = " (of the solved examples)" if number > len(task.task_docs) else ""
+            location = f"suites.{name}.paths: row {number}{source}"
             if missing := sorted(fields - row.keys()):
-                raise UserError(f"{where}: no field '{missing[0]}' among {', '.join(row)}; use the hub's field names")
+                raise UserError(
+                    f"{location}: no field '{missing[0]}' among {', '.join(row)}; use the hub's field names"
+                )
             if nulls := [field for field in sorted(fields) if _contains_null(row[field])]:
-                raise UserError(f"{where}: field '{nulls[0]}' contains a null; correct or remove the row")
+                raise UserError(f"{location}: field '{nulls[0]}' contains a null; correct or remove the row")
             try:
                 fault = _label_fault(task, row)
             except Exception as error:  # templates and functions of the harness raise any exception
                 fault = reason(error)
             if fault:
-                raise UserError(f"{where}: it cannot be asked ({fault}); correct or remove the row")
+                raise UserError(f"{location}: the question is invalid ({fault}); correct or remove the row")
 
 
 def _fields(task: Any) -> set[str]:
@@ -110,7 +113,7 @@ def _label_fault(task: Any, row: dict[str, Any]) -> str | None:
 def prepared(tasks: dict[str, Any], limit: int | None) -> dict[str, Any]:
     """Build the requests of every task with the same few-shot examples each time, and return the tasks by name.
 
-    Raises UserError for a task that is not answered by log-probabilities, and for a row that cannot be asked.
+    Raises UserError for a task that is not answered by log-probabilities, and for an invalid row.
     """
     by_name: dict[str, Any] = tasks["tasks"]
     with quiet():
@@ -125,7 +128,7 @@ def prepared(tasks: dict[str, Any], limit: int | None) -> dict[str, Any]:
                 task.build_all_requests(limit=limit)
             except Exception as error:  # templates and functions of the harness raise any exception
                 remedy = "name a complete local copy"
-                raise UserError(f"suite {name}: a row cannot be asked ({reason(error)}); {remedy}") from error
+                raise UserError(f"suite {name}: a row is invalid ({reason(error)}); {remedy}") from error
     return by_name
 
 

@@ -1,7 +1,7 @@
 """Question suites in addition to the embedded questions: local files, or tasks of lm-evaluation-harness.
 
-A suite of local files is another benchmark than the harness's task, even with equal questions, because prompts and rows
-differ. Therefore its name ends in `_local`, it has its own version, and it is never listed with published numbers.
+A suite of local files is not the harness's task, even with the same questions, because prompts and rows differ.
+Therefore its name ends in `_local`, it has its own version, and it is never listed with published numbers.
 """
 
 import glob

@@ -49,11 +49,11 @@ def mask_measures(
         budgets = {configuration.budget for configuration in configurations}  # one sort of every row per budget
         ideals = {budget: ideal_attention(seen.probabilities, budget).double() for budget in budgets}
         for configuration in configurations:
-            pruned, kept = seen.under(*configuration, states[configuration], layer)
+            pruned, visible = seen.under(*configuration, states[configuration], layer)
             pruned, ideal = pruned.double(), ideals[configuration.budget]
             skipped = {"distance_to_ideal": 0, "distance_to_ideal_without_first": 1}
             distances = {metric: distance_to_ideal(pruned, ideal, skip=skip) for metric, skip in skipped.items()}
-            for metric, value in (kept_measures(kept) | distances).items():
+            for metric, value in (kept_measures(visible) | distances).items():
                 layers[configuration, metric].append(value)
 
     for numbers in windows.observed(observe) if configurations else ():
@@ -68,7 +68,7 @@ def mask_measures(
 def mask_dumps(windows: Windows, budgets: Sequence[Budget]) -> Iterator[Row]:
     """Yield the rows of prune_mask_dumps.csv: the keys that every query of the first window sees under each policy.
 
-    The policies are those of Fig. 3 of the Decay article, in head 0 of the middle layer. All choose from the attention
+    The policies are those in Fig. 3 of the Decay article, in head 0 of the middle layer. All choose from the attention
     of the same unpruned pass.
     """
     layers: list[SimulatedLayer] = []
@@ -85,10 +85,10 @@ def mask_dumps(windows: Windows, budgets: Sequence[Budget]) -> Iterator[Row]:
 def follow(attention: Square) -> tuple[Scores, Missed, Importance]:
     """Track the scores S <- alpha S + p of the first half's tokens after every query of the second half.
 
-    Returns three tensors on the CPU, because they are collected for all layers and windows; a sequence is one head of
-    one sequence of the batch:
+    Returns three tensors on the CPU, because they are collected for all layers and windows; the axis `sequences`
+    has one entry per sequence and head:
     - the scores, divided by the sum of their weights, in float32: an exponentially weighted mean of attention;
-    - whether the score is outside the largest RETAINED of all tokens so far;
+    - whether the score is not in the largest RETAINED of the scores of all tokens so far;
     - the mean attention of each token from the second half.
     """
     rows = attention.flatten(0, 1).double()

@@ -42,7 +42,7 @@ class Passkey(Measurement):
     depths: tuple[Annotated[float, Field(ge=0.0, le=1.0)], ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
     """Positions of the number, as fractions of the text."""
     numbers: Count = 2
-    """Number of texts at each depth, each with another pass key."""
+    """Number of texts at each depth, each with a different pass key."""
 
     def of(self, run: AnyRun, *, questions: bool) -> Self:
         context, longest = int(getattr(run.model, "context", 0)), max(self.lengths)

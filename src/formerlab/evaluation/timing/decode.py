@@ -89,13 +89,13 @@ def measure(
             for sequences, length in points:
                 tokens = random_tokens(model, sequences, length + settings.tokens, run.seed)
                 with torch.no_grad(), precision(run, device):
-                    for repetition, place, (cells, make) in turns(variants, settings.repetitions):
+                    for repetition, position, (cells, make) in turns(variants, settings.repetitions):
                         cache = make(model, length)
                         read = seconds(partial(model, tokens[:, :length], attend=cache, last=1), device)
                         step = seconds(partial(take_in, model, cache, tokens, length), device) / settings.tokens
                         metadata = cache.metadata_bytes() if isinstance(cache, PrunedCache) else 0
                         if repetition:
-                            keys = [length, sequences, repetition, place]
+                            keys = [length, sequences, repetition, position]
                             rows.append([run.name, *cells, *keys, step, cache.bytes(), metadata, read])
                         progress.advance()
     return rows, {}

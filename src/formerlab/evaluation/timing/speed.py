@@ -81,14 +81,14 @@ def measure(runs: list[Run], speed: Speed, device: torch.device) -> tuple[Rows, 
     peaks: dict[str, dict[str, int]] = {}
     rows = Rows()
     with Progress(len(runs) * (1 + speed.repetitions), f"speed {runs[0].study}", unit="turn") as progress:
-        for repetition, place, run in turns(runs, speed.repetitions):
+        for repetition, position, run in turns(runs, speed.repetitions):
             turn = Turn(run, models[run.name].to(device), speed, device)
             times = turn.seconds()
             if repetition == 0:
                 peaks[run.name] = turn.bytes()
             else:
                 rows += [
-                    [run.name, unit, repetition, place, *size, times[unit], peaks[run.name][unit]]
+                    [run.name, unit, repetition, position, *size, times[unit], peaks[run.name][unit]]
                     for unit, size in turn.sizes.items()
                 ]
             models[run.name].to("cpu")

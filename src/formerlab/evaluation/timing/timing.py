@@ -39,8 +39,8 @@ def turns(items: Sequence[Item], repetitions: int) -> Iterator[tuple[int, int, I
     """
     for repetition in range(repetitions + 1):
         shift = repetition % len(items)
-        for place, item in enumerate([*items[shift:], *items[:shift]], start=1):
-            yield repetition, place, item
+        for position, item in enumerate([*items[shift:], *items[:shift]], start=1):
+            yield repetition, position, item
 
 
 def seconds(work: Callable[[], object], device: torch.device) -> float:
@@ -71,10 +71,10 @@ def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
     results = profiler.profiler.kineto_results if profiler.profiler is not None else None
     assert results is not None
     events = [event for event in results.events() if event.name() == "[memory]"]  # allocations and releases
-    held, peak = 0, 0
+    allocated, peak = 0, 0
     for _, size in sorted(((event.start_ns(), event.nbytes()) for event in events), key=lambda event: event[0]):
-        held += size
-        peak = max(peak, held)
+        allocated += size
+        peak = max(peak, allocated)
     return peak
 
 
@@ -87,5 +87,5 @@ def random_tokens(model: DecoderModel, sequences: int, length: int, seed: int) -
 
 def take_in(model: DecoderModel, cache: Attend, tokens: Int[Tensor, "sequences time"], start: int = 0) -> None:
     """Feed a model the tokens from position `start` on, one by one; the cache has the tokens before `start`."""
-    for now in range(start, tokens.shape[1]):
-        model(tokens[:, now : now + 1], attend=cache, start=now)
+    for position in range(start, tokens.shape[1]):
+        model(tokens[:, position : position + 1], attend=cache, start=position)

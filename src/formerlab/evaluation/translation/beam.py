@@ -12,7 +12,7 @@ from formerlab.cache import KVCache
 from formerlab.models.translator import TranslatorModel
 
 CHECK_EVERY = 8
-"""Steps between two checks for finished sentences on a GPU, where a check synchronises with the device."""
+"""Steps between two checks for finished sentences on a GPU; each check synchronises with the device."""
 
 
 class Hypothesis(NamedTuple):

@@ -51,7 +51,7 @@ def corpus_bleu(sums: Float[np.ndarray, "*shape statistics"]) -> Float[np.ndarra
 
 
 def signature(metric: Metric) -> str:
-    """Return sacreBLEU's signature of the metric; for the other metrics it names the text preprocessing."""
+    """Return the signature of a metric in sacreBLEU's format, which states how the text is tokenised."""
     from sacrebleu import __version__
 
     if metric == "sacrebleu":
