@@ -6,11 +6,21 @@ import shutil
 import numpy as np
 import pandas as pd
 import pytest
-from fixtures.rows import NOVELS, make_denseformer_study, make_run, make_tokenformer, make_transformer, tokenformer
+from fixtures.rows import (
+    NOVELS,
+    dwa,
+    make_denseformer_study,
+    make_run,
+    make_tokenformer,
+    make_transformer,
+    model,
+    tokenformer,
+)
 from fixtures.rows import grown as grown_from
 
 from formerlab.report.drawings import catalogue, declaration, rows_of
 from formerlab.report.families import regime
+from formerlab.report.tables.denseformer import plains
 from formerlab.results.read import Results
 
 pytestmark = pytest.mark.xdist_group("drawings")
@@ -102,3 +112,15 @@ def test_stages_are_compared_with_the_parent_trained_on_for_their_flops(tmp_path
     means = rows[rows["part"] == "mean"].set_index("rival")["difference_nats"]
     assert means["annealed-trained-on-long-1250"] == pytest.approx(0.1, abs=0.05), "the best rate of several seeds"
     assert set(means.index) == {"annealed-trained-on-short", "annealed-trained-on-long-1250"}
+
+
+def test_a_search_at_the_full_length_is_no_partner_of_the_arm_that_has_its_rate(tmp_path):
+    """Plain has another rate than averages; the plain run of their rate is one of the search."""
+    for run, depth, rate in (
+        ("annealed-plain-4", None, 0.02),
+        ("annealed-whole-plain-10000", None, 0.01),
+        ("annealed-dwa-1x1-4", dwa(1, 1), 0.01),
+    ):
+        make_run(tmp_path, "denseformer", run, spec=model(depth=depth), optimizer={"lr": rate}, **NOVELS)
+    partners = plains(Results(tmp_path).runs("denseformer").assign(regime="novels"))
+    assert partners["annealed-dwa-1x1-4"] == "annealed-plain-4"

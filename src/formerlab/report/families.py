@@ -14,7 +14,10 @@ _ASIDE = ("study", "name", "seed", "compile")
 
 Spec = Mapping[str, Any]
 
-SETTINGS = ("small-batch", "long-context", "long", "books", "modern", "late", "no-decay", "equal-time", "searched")
+SETTINGS = (
+    *("small-batch", "long-context", "long", "books", "modern", "late", "no-decay", "equal-time"),
+    *("searched", "whole", "shallow", "league"),
+)
 """Beginnings of the names of runs that differ from the main ones of a study in more than size and kind."""
 ROUND = "annealed-"
 """Prefix of runs of the third round of evidence, which `regime` tells from the others."""
