@@ -1,4 +1,4 @@
-"""Long texts: speed and memory of decoding, and whether a number read long ago is found (passkey, arXiv:2305.16300)."""
+"""Long texts: speed and memory of decoding, and retrieval of a number from far back (passkey, arXiv:2305.16300)."""
 
 from functools import partial
 
@@ -13,28 +13,28 @@ from formerlab.results.read import Results
 
 STUDY = "decay"
 _LINES = ("--", ":", "-.")
-_cases = partial(Panel, "length", each="_case", ticks="{:g}".format, xlabel="tokens read before")
+_cases = partial(Panel, "length", each="_case", ticks="{:g}".format, xlabel="prompt length (tokens)")
 
 
 def _notes(rows: DataFrame) -> list[str]:
     device, threads = rows[["device", "threads"]].iloc[0]
-    machine = f"{device}, {threads:.0f} threads" if isinstance(device, str) else "a machine that no record names"
+    machine = f"{device}, {threads:.0f} threads" if isinstance(device, str) else "an unknown machine"
     return [f"Median and quartiles of {rows['repetitions'].min():.0f} repetitions on {machine}."]
 
 
 @plot(reads="decode.csv", draw=sheet(
     _cases("tokens_per_s", by="configuration", style="policy", log="xy", ylabel="decoded tokens\nper second"),
-    _cases("cache_bytes", by="_size", log="xy", ylabel="keys and values\nheld (bytes)"),
-    _cases("prompt_ratio", by="configuration", style="policy", log="x", ylabel="prompt: seconds\nover Full's"),
+    _cases("cache_bytes", by="_size", log="xy", ylabel="keys and values\n(bytes)"),
+    _cases("prompt_ratio", by="configuration", style="policy", log="x", ylabel="prompt time\nover Full's"),
     notes=_notes, columns=0, height=1.7
 ))  # fmt: skip
 def decay_decode(results: Results, runs: list[str]) -> DataFrame:
-    """Decoding with whole and pruned caches: tokens per second, bytes of the keys and values held, and the time in
-    which the prompt was read, against the tokens that were read before. Full is our whole cache, DynamicCache that of
-    transformers. To see: where pruning pays for its own work; its bytes are its budget, whichever policy chooses.
-    Measured alone on the machine, in turns, on an untrained model of the run's shape, or a released one. Points are
-    medians, bars quartiles. Bytes are without the scores and positions of a pruned cache, which stand in
-    decay_decode_table. No speeds were published.
+    """Decoding with full and pruned caches, against the length of the prompt: tokens per second, bytes of the retained
+    keys and values, and time to read the prompt. Full is our full cache, DynamicCache is the cache of transformers.
+    Runs are measured in turns on an otherwise idle machine, with an untrained model of the run's shape or a released
+    model. Points are medians, bars quartiles. Bytes exclude the scores and positions of a pruned cache, which are in
+    decay_decode_table. No speeds were published. To see: at which lengths pruning saves more time than it takes. The
+    bytes follow from the budget, whichever policy chooses.
     """
     rows, record = decoding(results, STUDY, runs), results.stage_record(STUDY, "decode")
     if rows.empty:
@@ -45,7 +45,7 @@ def decay_decode(results: Results, runs: list[str]) -> DataFrame:
         threads=record.get("threads"),
         _case=rows["run"].map(model_of)
         + rows["sequences"].map(lambda count: f", {count} sequences" if count > 1 else ", one sequence"),
-        _size=rows["budget"].map(lambda budget: "whole cache" if budget == 1 else f"pruned to {size_of(budget)}"),
+        _size=rows["budget"].map(lambda budget: "full cache" if budget == 1 else f"pruned to {size_of(budget)}"),
         _look=np.where(rows["budget"].eq(1), "full", "local"),
         _linestyle=rows["budget"].map({budget: _LINES[at % len(_LINES)] for at, budget in enumerate(pruned)}),
         _markerfacecolor=rows["budget"].isin(pruned).map({True: "white", False: None}),
@@ -60,22 +60,22 @@ def _sizes(rows: DataFrame) -> list[str]:
 @plot(reads="passkey.csv", runs="long-*", needs="long-*", draw=sheet(
     Panel("length", "log_prob", by="_series", each="_at", log="x", ticks=lambda value: f"{value / 1024:g}k",
           xlabel="tokens of the text", ylabel="log-probability of\nthe number (nats)"),
-    notes=lambda rows: [f"Caches keep {' or '.join(_sizes(rows))} of the text."] * bool(_sizes(rows)),
+    notes=lambda rows: [f"Caches retain {' or '.join(_sizes(rows))} of the text."] * bool(_sizes(rows)),
     columns=1, order="depth"
 ))  # fmt: skip
 def decay_passkey(results: Results, runs: list[str]) -> DataFrame:
-    """Which policy still finds a number that stands once in a long and dull text and is asked for at its end (passkey
-    retrieval, arXiv:2305.16300): log-probability of the number against the length of the text, a panel for each place
-    of the number; beside each policy how many numbers it found, every token as the most probable one, over all lengths
-    and panels. A policy has to keep the number before it knows that it will be asked for. To see: which lines stay near
-    that of the whole cache, which is the bound; and whether a number that stands in a window of recent tokens is found
-    for that.
+    """Retrieval of a number from a long and monotonous text (passkey retrieval, arXiv:2305.16300), by policy. The
+    number occurs once and is asked for at the end of the text. Lines show its log-probability against the length of the
+    text, with a panel for each position of the number. The label of a policy counts the numbers found (every token is
+    the most probable one) over all lengths and panels. A policy must retain the number before it reads the question. To
+    see: which lines stay near the full cache, which is the bound, and whether a number inside a window of recent tokens
+    is found because of its position.
     """
     rows = one_model(results.rows("passkey.csv", STUDY, runs))
     cells = rows.groupby([*CONFIGURATION, "length", "depth"], sort=False, dropna=False)
-    found = cells.agg(found=("found", "mean"), numbers=("found", "size"), log_prob=("log_prob", "mean")).reset_index()
+    scores = cells.agg(found=("found", "mean"), numbers=("found", "size"), log_prob=("log_prob", "mean")).reset_index()
     totals = rows.groupby(CONFIGURATION, sort=False, dropna=False)["found"].agg(all_found="sum", all_numbers="size")
-    table = ordered(found.merge(totals.reset_index(), on=CONFIGURATION)).assign(source="ours")
+    table = ordered(scores.merge(totals.reset_index(), on=CONFIGURATION)).assign(source="ours")
     sizes = ", " + table["budget"].map(size_of) if len(_sizes(table)) > 1 else ""
     counts = ": " + table["all_found"].astype(str) + " of " + table["all_numbers"].astype(str)
     return table.assign(

@@ -1,4 +1,4 @@
-"""Loss by cache budget, policy and the alpha of Decay (Decay article, Fig 4b, 4c; A2SF, arXiv:2407.20485, Fig 5)."""
+"""Loss by cache budget, policy and alpha of Decay (Decay article, Fig 4b, 4c; A2SF, arXiv:2407.20485, Fig 5)."""
 
 import numpy as np
 import pandas as pd
@@ -15,42 +15,42 @@ from formerlab.results.read import Results
 
 STUDY = "decay"
 ARTICLE = ("local", "h2o", "spatten", "decay")
-"""Policies of the article; decay_budget shows StreamingLLM too, decay_baselines all others but ARTICLE_ALONE."""
+"""Policies of the article. decay_budget adds StreamingLLM; decay_baselines has all policies except ARTICLE_ALONE."""
 ARTICLE_ALONE = ("local", "spatten")
 
 
 def with_half_recent(results: Results, table: DataFrame) -> DataFrame:
-    """Return one configuration per policy, and Decay with half of the budget for recent tokens, as H2O divides it.
+    """Return one configuration per policy, and Decay with half of the budget for recent tokens, as in H2O.
 
-    Below them are their seeds.
+    Rows of single seeds follow.
     """
     main = pruning.main_configurations(table)
     alphas = main.loc[main["policy"] == "decay", "alpha"].unique()
-    split = table[(table["policy"] == "decay") & (table["recent"] == 0.5) & table["alpha"].isin(alphas)]
-    both = pd.concat([main, split]).drop_duplicates(pruning.CONFIGURATION, ignore_index=True)
-    return pruning.with_seeds(results, STUDY, both)
+    half_recent = table[(table["policy"] == "decay") & (table["recent"] == 0.5) & table["alpha"].isin(alphas)]
+    configurations = pd.concat([main, half_recent]).drop_duplicates(pruning.CONFIGURATION, ignore_index=True)
+    return pruning.with_seeds(results, STUDY, configurations)
 
 
 def looks(rows: DataFrame) -> "Series[str]":
-    """Return the name by which each configuration is looked up."""
+    """Return the key of the plot style of each row."""
     return rows["policy"].mask(rows["policy"].eq("decay") & rows["recent"].eq(0.5), "Decay, half recent")
 
 
 @plot(reads="prune.csv", runs="decoder* released-* wikitext-* long-*", draw=sheet(
     Panel("_percent", "increase_nats", by="_pruned", each="run", log="y",
           title="{setting}: {windows:.0f} windows of {window_tokens:.0f} tokens",
-          xlabel="kept tokens, realised budget (%)",
-          ylabel="loss above that of the whole\ncache (nats per token)"),
+          xlabel="retained tokens, realised budget (%)",
+          ylabel="loss above that of the full\ncache (nats per token)"),
     notes=pruning.interval_notes, wanted=[pruning.NAMES[name] for name in ARTICLE], columns=1, height=1.9,
     order="_after"
 ))  # fmt: skip
 def decay_budget(results: Results, runs: list[str]) -> DataFrame:
-    """What a pruned cache adds to the held-out loss of a decoder, against the share of tokens that it keeps, for each
-    eviction policy. Budgets are the realised ones; the query's own key comes on top. Policies of one budget stand side
-    by side. To see: which policy stays lowest as the budget shrinks, and whether the bars of two policies part. Decay
-    is drawn at the published alpha of 0.2 where that was run, as published and with half of the budget for recent
-    tokens, as H2O divides it. SpAtten's rule sees later queries, which no real decoder cache can. No perplexities were
-    published.
+    """Increase in the held-out loss of a decoder with a pruned cache, against the fraction of retained tokens, for each
+    eviction policy. Budgets are realised ones, and the query's own key comes on top. Policies with the same budget are
+    plotted side by side. Decay has the published alpha of 0.2 if that was run, once as published and once with half of
+    the budget for recent tokens, as in H2O. The rule of SpAtten sees later queries, which no real decoder cache can. No
+    perplexities were published. To see: which policy has the lowest loss as the budget shrinks, and whether the bars of
+    two policies separate.
     """
     table = pruning.configurations(results, STUDY, runs)
     table = with_half_recent(results, table[table["policy"].isin(["full", "streaming_llm", *ARTICLE])])
@@ -69,20 +69,20 @@ def decay_budget(results: Results, runs: list[str]) -> DataFrame:
 
 @plot(reads="prune.csv", runs="decoder released-*", draw=sheet(
     Panel("increase_nats", "_pruned", by="_pruned", kind="forest", each="_cell", zero=0.0, far=1.5,
-          xlabel="loss above the whole cache's (nats per token)"),
+          xlabel="loss above the full cache's (nats per token)"),
     notes=pruning.interval_notes, order="run budget _rank"
 ))  # fmt: skip
 def decay_baselines(results: Results, runs: list[str]) -> DataFrame:
-    """What each cache in use today adds to the held-out loss, and the other algorithms called H2O, beside the whole
-    cache (line), all evicting step by step; a panel per budget. Random is the floor; Ideal, which takes the best keys
-    of each row anew and so is no cache, the bound. Decay is drawn as published and, like H2O, with half of the budget
-    for recent tokens. To see: which rules that need no accumulated score come near Decay. The official mask with global
-    statistics sees later queries, so no cache has its loss. StreamingLLM is run with the positions of the text and with
-    those within the cache.
+    """Caches in current use, and the other algorithms called H2O, against the full cache (line): increase in held-out
+    loss with step-by-step eviction, and a panel per budget. Random is the baseline. Ideal is the bound: it selects the
+    best keys for each query anew, which no cache can do. Decay is shown as published and, like H2O, with half of the
+    budget for recent tokens. The official mask with global statistics sees later queries, so no cache has its loss.
+    StreamingLLM is run with positions in the text and with positions in the cache. To see: which rules without an
+    accumulated score come near Decay.
     """
     table = pruning.configurations(results, STUDY, runs)
     rows = with_half_recent(results, table[~table["policy"].isin(ARTICLE_ALONE)])
-    sizes = rows["budget"].map(pruning.size_of) + " of the tokens kept"
+    sizes = rows["budget"].map(pruning.size_of) + " of the tokens retained"
     rank = rows[rows["part"] == "mean"].groupby("configuration")["increase_nats"].mean().rank()
     return rows.assign(
         _cell=rows["run"] + ": " + sizes if rows["run"].nunique() > 1 else sizes,
@@ -93,23 +93,23 @@ def decay_baselines(results: Results, runs: list[str]) -> DataFrame:
 
 
 def mark_alpha(axes: Axes, rows: DataFrame) -> None:
-    """Mark the published choice on the axis of alphas."""
+    """Mark the published alpha on the axis."""
     axes.axvline(pruning.PUBLISHED_ALPHA, color=GREY, linestyle=":", linewidth=1)
     axes.set(xlim=(-0.04, 1.04), xticks=np.linspace(0, 1, 6))
 
 
 def level_with_h2o(rows: DataFrame, name: str) -> "Series[bool]":
-    """Mark rows whose interval of the difference to H2O includes 0."""
-    return ~((rows[f"{name}_low"] > 0) | (rows[f"{name}_high"] < 0))  # also where H2O was not run
+    """Return for each row whether the interval of its difference to H2O includes 0."""
+    return ~((rows[f"{name}_low"] > 0) | (rows[f"{name}_high"] < 0))  # true as well if H2O was not run
 
 
 def draw_alpha(data: DataFrame) -> Figure:
-    """Draw a panel per run and budget; the whole cache is a line in each of its run."""
+    """Draw a panel per run and budget, in which the full cache of the run is a line."""
     cells = data.loc[data["policy"] == "decay", ["run", "budget"]].drop_duplicates()
     sizes = [f"budget {pruning.size_of(budget)}{' of the tokens' * (budget <= 1)}" for budget in cells["budget"]]
     cells = cells.assign(_cell=cells["run"] + ": " + sizes if cells["run"].nunique() > 1 else sizes)
-    whole = data[data["policy"] == "full"].merge(cells[["run", "_cell"]], on="run")
-    rows = pd.concat([data.merge(cells, on=["run", "budget"]), whole], ignore_index=True)
+    full = data[data["policy"] == "full"].merge(cells[["run", "_cell"]], on="run")
+    rows = pd.concat([data.merge(cells, on=["run", "budget"]), full], ignore_index=True)
     panel = Panel("alpha", "perplexity", by="_series", each="_cell", xlabel="forgetting factor alpha", empty="_level",
                   ylabel="perplexity", style="policy", far=2.0, finish=mark_alpha)  # fmt: skip
     return sheet(panel, notes=pruning.interval_notes, wanted=("Full", "H2O"))(rows)
@@ -117,12 +117,12 @@ def draw_alpha(data: DataFrame) -> Figure:
 
 @plot(reads="prune.csv", runs="decoder* released-*", draw=draw_alpha)
 def decay_alpha(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out perplexity against the forgetting factor alpha of Decay without a recent part, for each budget, with the
-    whole cache and H2O (half recent) at the same budget as lines; after Fig. 4b and 4c of the Decay article, which show
-    accuracies. alpha 0 keeps what the last query attended to, alpha 1 is the plain sum; dotted is 0.2, the published
-    choice. A point is filled where the 95 % interval of the difference of Decay and H2O on the same windows does not
-    include 0, each alpha by itself. To see: where the curve is lowest, and where its points are filled; bars are of the
-    difference to the whole cache, and whether they meet says nothing of that.
+    """Held-out perplexity against the forgetting factor alpha of Decay without a recent part, for each budget; after
+    Fig. 4b and 4c of the Decay article, which show accuracies. Lines are the full cache and H2O (half recent) at the
+    same budget. alpha 0 retains the keys that the last query attended to, alpha 1 is the plain sum; dotted: the
+    published alpha of 0.2. A filled point means that the 95 % interval of the difference between Decay and H2O on the
+    same windows excludes 0, each alpha by itself. Bars show the difference to the full cache, so their overlap says
+    nothing about Decay against H2O. To see: where the curve is lowest, and which of its points are filled.
     """
     table = pruning.configurations(results, STUDY, runs)
     decay = table[table["policy"] == "decay"]

@@ -1,4 +1,4 @@
-"""Which keys are kept, and the scores that decide it (Decay article, Fig 3 and 5; A2SF, arXiv:2407.20485, Table 2)."""
+"""Retained keys and the scores that select them (Decay article, Fig 3 and 5; A2SF, arXiv:2407.20485, Table 2)."""
 
 import pandas as pd
 from matplotlib import colormaps
@@ -23,11 +23,11 @@ WANTED = ("Ideal", "Local", "H2O", "Decay, alpha 0.2", "Decay, alpha 0.8")
 def _masks_note(rows: DataFrame) -> list[str]:
     layer, head, seed = rows[["layer", "head", "seed"]].iloc[0]
     return [f"First {rows['key'].max() + 1} tokens of the held-out text, layer {layer + 1}, head {head + 1}, seed "
-            f"{seed}. A query sees its own key on top of the budget."]  # fmt: skip
+            f"{seed}. Each query also sees its own key."]  # fmt: skip
 
 
 def draw_masks(data: DataFrame) -> Figure:
-    """Draw a row of panels per budget, of WANTED configurations and of other policies than these."""
+    """Draw a row of panels per budget: the WANTED configurations, and all policies of other kinds."""
     kinds = data["policy"].str.split().str[0]
     rank = data["configuration"].map({name: place for place, name in enumerate(WANTED)})
     data = data.assign(_rank=rank.fillna(len(WANTED)), _look=kinds, key=data["kept"].map(lambda kept: range(len(kept))))
@@ -40,10 +40,10 @@ def draw_masks(data: DataFrame) -> Figure:
 
 @plot(reads="prune_mask_dumps.csv", runs="decoder released-*", draw=draw_masks)
 def decay_masks(results: Results, runs: list[str]) -> DataFrame:
-    """Which keys (across) each query (down) sees in one head of one trained decoder, at equal budgets; after Fig. 3 of
-    the Decay article. All policies choose from the attention of the same unpruned pass. Ideal takes the best keys of
-    each row, which no cache can. To see: vertical lines are keys kept for long, the diagonal are recent ones; H2O keeps
-    early keys once it has them, a small alpha lets them go.
+    """Keys (across) that each query (down) sees in one head of one trained decoder, at equal budgets; after Fig. 3 of
+    the Decay article. All policies select from the attention of the same unpruned pass. Ideal selects the best keys for
+    each query separately, which no cache can do. To see: vertical lines are keys that a policy retains for long, the
+    diagonal are recent keys. H2O retains early keys once it has them; a small alpha evicts them.
     """
     rows = one_model(results.rows("prune_mask_dumps.csv", STUDY, runs))
     rows = rows[rows["seed"] == rows["seed"].min()]
@@ -51,7 +51,7 @@ def decay_masks(results: Results, runs: list[str]) -> DataFrame:
 
 
 LEVELS = {"h2o": "H2O", "local": "Local", "streaming_llm": "StreamingLLM", "tova": "TOVA", "decay": "Decay"}
-"""Policies that are compared, by kind; a published one is found by the first word of its name."""
+"""Labels of the compared policies, by kind. The first word of a published name gives the kind of a published policy."""
 
 
 def _mark_even(axes: Axes, rows: DataFrame) -> None:
@@ -73,34 +73,41 @@ def _mark_even(axes: Axes, rows: DataFrame) -> None:
     height=1.5, order="alpha"
 ))  # fmt: skip
 def decay_bias(results: Results, runs: list[str]) -> DataFrame:
-    """Which keys a cache of 20 % (or the budget nearest to it) keeps, against the forgetting factor alpha of Decay
-    without a recent part; a policy without alpha is a level at the same
-    budget. Share of the kept keys among the first 40 %
-    and 10 % of the positions, their mean position (0 the first, 1 the last), and 1 - cosine between the attention rows
-    and the ideal ones, with and without position 0, an attention sink that decides the cosine alone. Dotted: alpha 0.2,
-    the published choice; level, what an even choice of keys would give. Last, published: A2SF (arXiv:2407.20485), Table
-    2, LLaMA-2-7B at 20 %, mean of four suites: compare the order, not the heights. To see: whether the plain sum (alpha
-    1) keeps the beginning and small alphas do not, and which lie nearest to the ideal.
+    """Keys that a cache of 20 % (or the nearest budget) retains, against the forgetting factor alpha of Decay without a
+    recent part. A policy without alpha is a level at the same budget. The panels show the fraction of the retained keys
+    that are among the first 40 % and 10 % of the positions, their mean position (0 is the first, 1 the last), and 1 -
+    cosine similarity between the attention rows and the ideal rows, with and without position 0, an attention sink that
+    alone determines the cosine. Dotted lines: vertical, the published alpha of 0.2; horizontal, the value of an even
+    selection of keys. The last panel is published: A2SF (arXiv:2407.20485), Table 2, LLaMA-2-7B at 20 %, mean of four
+    suites; compare the order of its policies and not their values. To see: whether the plain sum (alpha 1) retains the
+    start of the text and small alphas do not, and which policies are nearest to Ideal.
     """
     rows = measured(one_model(results.rows("prune_masks.csv", STUDY, runs)))
-    theirs = published(A2SF, "Table 2")
-    theirs = theirs[theirs["setting"].str.contains("average")]
-    named, cosine = theirs["model"].str.replace("(", " (").str.replace("=", " "), theirs["value"].astype(float)
-    theirs = DataFrame({"run": "LLaMA-2-7B", "configuration": named, "budget": 0.2, "cosine": cosine,
+    published_rows = published(A2SF, "Table 2")
+    published_rows = published_rows[published_rows["setting"].str.contains("average")]
+    names, cosine = (
+        published_rows["model"].str.replace("(", " (").str.replace("=", " "),
+        published_rows["value"].astype(float),
+    )
+    published_rows = DataFrame({"run": "LLaMA-2-7B", "configuration": names, "budget": 0.2, "cosine": cosine,
                         "source": "published", "metric": "distance_to_ideal", "value": 1 - cosine})  # fmt: skip
     nearest = min(rows["budget"].unique(), key=lambda budget: abs(budget - 0.2))
-    shown = rows["budget"].eq(nearest) & (rows["policy"].ne("decay") | rows["recent"].eq(0))
-    rows = rows.assign(_series=rows["policy"].map(LEVELS).where(shown), _look=rows["policy"])
-    kinds = theirs["configuration"].str.split().str[0].str.lower().replace("a2sf", "decay")  # a later form of it
-    return pd.concat([rows, theirs.assign(_series=theirs["configuration"], _look=kinds)], ignore_index=True)
+    plotted = rows["budget"].eq(nearest) & (rows["policy"].ne("decay") | rows["recent"].eq(0))
+    rows = rows.assign(_series=rows["policy"].map(LEVELS).where(plotted), _look=rows["policy"])
+    kinds = (
+        published_rows["configuration"].str.split().str[0].str.lower().replace("a2sf", "decay")
+    )  # a later form of it
+    return pd.concat(
+        [rows, published_rows.assign(_series=published_rows["configuration"], _look=kinds)], ignore_index=True
+    )
 
 
 LOWEST = 1e-5
-"""Scores below it leave the panels, whose axis is logarithmic."""
+"""Lower limit of plotted bands of scores, because the axis is logarithmic."""
 
 
 def draw_scores(data: DataFrame) -> Figure:
-    """Draw a panel of scores per alpha, and one of misses, whose lines are the lighter the larger alpha."""
+    """Draw a panel of scores per alpha, and a panel of missed tokens, whose lines are lighter for larger alphas."""
     important = data[data["group"] == "important"]
     smooth = important.groupby("alpha")["missed"].transform(lambda values: values.rolling(5, min_periods=1).mean())
     dark = [to_hex(colormaps["viridis"](0.85 * alpha)) for alpha in important["alpha"]]
@@ -116,21 +123,21 @@ def draw_scores(data: DataFrame) -> Figure:
 @plot(reads="prune_score_trajectories.csv", runs="decoder released-*", draw=draw_scores)
 def decay_scores(results: Results, runs: list[str]) -> DataFrame:
     """Attention to important and unimportant tokens, query by query, after Fig. 5 of the Decay article (an image
-    without values), of unpruned attention over layers and heads. First, scores as each alpha remembers them (mean, and
-    the middle 80 % of tokens as a band, cut at 0.00001). Important are the tenth of the tokens in the first half that
-    the second half attends to most. Last: how often such a token is not among the best 40 % of all tokens so far, and
-    would be dropped, as the mean over 5 queries. To see: whether attention alone (alpha 0) misses important tokens in
-    passing dips, and whether remembering a little bridges these.
+    without values), from unpruned attention over layers and heads. First panels: scores at each alpha, as the mean and
+    a band of the middle 80 % of tokens, cut at 0.00001. Important tokens are the tenth of the tokens in the first half
+    of the text that receive the most attention from the second half. Last panel: how often an important token is not
+    among the best 40 % of all tokens so far, and would be evicted, as the mean over 5 queries. To see: whether
+    attention alone (alpha 0) misses important tokens during short dips, and whether a small alpha bridges these dips.
     """
     rows = one_model(results.rows("prune_score_trajectories.csv", STUDY, runs))
     keys = ["run", "group", "alpha", "query"]
     means = rows.groupby(keys, as_index=False)[["mean", "low", "high", "missed"]].mean()
-    named = means["alpha"].map("alpha {:g}".format)
+    labels = means["alpha"].map("alpha {:g}".format)
     return means.assign(
         seeds=rows["seed"].nunique(),
         source="ours",
-        _alpha=named,
-        _title=named.replace({"alpha 0": "alpha 0: attention itself", "alpha 1": "alpha 1: the plain sum"}),
+        _alpha=labels,
+        _title=labels.replace({"alpha 0": "alpha 0: attention itself", "alpha 1": "alpha 1: the plain sum"}),
         _value=means["mean"],
         _value_low=means["low"].clip(lower=LOWEST),
         _value_high=means["high"],
