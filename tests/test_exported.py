@@ -17,7 +17,7 @@ TEXTS = st.text(st.characters(exclude_categories=("Cs",)))
 RECORDS = st.dictionaries(
     st.from_regex(r"[a-z_]+", fullmatch=True),
     st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXTS,
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
         lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
         max_leaves=8,
     ),

@@ -28,7 +28,9 @@ def write_run(folder, spec, seed=7):
     save_file(model.state_dict(), folder / "weights.safetensors")
     run = Run(study="study", name="run", seed=seed, model=spec, task={"context": 6})
     digest = sha256(folder / "weights.safetensors")
-    write_json(folder / "run.json", {"id": run.id, "spec": run.to_dict(), "weights_sha256": digest})
+    write_json(
+        folder / "run.json", {"id": run.id, "status": "finished", "spec": run.to_dict(), "weights_sha256": digest}
+    )
     return model
 
 

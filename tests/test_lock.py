@@ -63,6 +63,7 @@ BY_OTHER_MEANS = {
 COME_ALONG = {
     "snakemake_interface_logger_plugins": "snakemake",
     "pydantic_core": "pydantic",
+    "jinja2": "torch",
     "huggingface_hub": "transformers",
 }
 """Modules of packages that a declared package always brings."""

@@ -52,7 +52,7 @@ def test_code_that_does_not_compile_leaves_nothing_and_says_why(cache, caplog):
 
 
 def test_without_a_compiler_there_is_a_word_and_no_kernel(caplog, monkeypatch):
-    monkeypatch.setattr(native.shutil, "which", lambda name: None)
+    monkeypatch.setattr(native, "compiler", lambda: None)
     with caplog.at_level(logging.WARNING):
         assert native.compiled("twice", SOURCE) is None
     assert "no C++ compiler found" in caplog.text

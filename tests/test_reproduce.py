@@ -11,6 +11,7 @@ from formerlab import errors
 from formerlab.__main__ import main
 from formerlab.commands.context import VARIABLE
 from formerlab.commands.reproduce import compared
+from formerlab.files import write_record
 from formerlab.results.read import Results
 
 LINES = "\n".join(
@@ -101,7 +102,7 @@ def test_other_code_is_refused_unless_said_otherwise(project, capsys, monkeypatc
 def test_other_data_are_refused_unless_said_otherwise(project, capsys):
     manifest = project / "results/live/smoke/data/text/manifest.json"
     content = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps(content | {"fingerprint": "0123456789abcdef"}))
+    write_record(manifest, content | {"fingerprint": "0123456789abcdef"})
     line = refused(capsys, "small/parent/seed0")
     assert line.startswith(f"small/parent/seed0: read other data (text {content['fingerprint']}, now 0123456789abcdef)")
     assert main(["reproduce", "small/parent/seed0", "--other", "data"]) == 0, "the texts are the same after all"

@@ -121,7 +121,10 @@ RUNS = {
 def machine() -> str:
     """Return what equal bits need: processor, instructions in use, build of torch, compiled kernels."""
     capability = torch.backends.cpu.get_cpu_capability()
-    name = device_name(torch.device("cpu"))
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    model = next((line.split(":")[1].strip() for line in lines if line.startswith("model\t")), "unknown")
+    name = f"{device_name(torch.device('cpu'))} model {model}"  # virtual machines give several models one name
     return f"{name}, {capability}, torch {torch.__version__}, {path_of_sums()} kernels"
 
 

@@ -95,7 +95,7 @@ def test_a_resume_on_another_path_of_kernels_says_so(data, tmp_path, monkeypatch
     monkeypatch.setattr(stage, "kernel_path", lambda: "plain, of another machine")
     train(RUN, "code", data, tmp_path)
     assert json.loads((tmp_path / "run.json").read_text())["kernels"] == [first, "plain, of another machine"]
-    assert f"'{first}', the next ones with 'plain, of another machine'" in capsys.readouterr().err
+    assert f"'{first}', the next steps with 'plain, of another machine'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "damage"), [("weights.safetensors", "missing"), ("test.csv", "changed")])
