@@ -1,4 +1,4 @@
-"""The table of stages: what each stage does, its unit, and the files that it writes. The imports are light.
+"""The table of stages: what each stage does, its unit, and the files that it writes. Importing it is cheap.
 
 The plan, the staleness check, the rules of the DAG, the commands, the readers of rows and docs/files.md use this
 table. docs/extending.md shows how to add a stage.

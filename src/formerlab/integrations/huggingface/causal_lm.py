@@ -138,6 +138,7 @@ def find_positions(model: nn.Module, first: list[KeyHeads], later: list[KeyHeads
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors are equal within TOLERANCE of the dtype of `b`."""
     return bool((a - b).abs().max() <= TOLERANCE[b.dtype] * b.abs().max().clamp_min(1e-6))
 
 
@@ -216,6 +217,7 @@ class CausalLM(nn.Module):
         return dict(sorted(keys.items())), len(calls), logits
 
     def _tokens(self, count: int) -> Int[Tensor, "batch time"]:
+        """Return up to `count` random test tokens, limited by the context."""
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(self.spec.vocabulary, (1, PROBE), generator=generator)[
             :, : min(count, self.spec.context)

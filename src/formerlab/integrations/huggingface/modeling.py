@@ -139,15 +139,15 @@ class CacheAttend:
         """Add the new keys and values; return softmax(q k^T / sqrt(d_head)) v over the keys that each query sees."""
         if self.cache is not None:
             k, v = self.cache.update(k, v, layer)
-        new, held = q.shape[2], k.shape[2]
+        new, length = q.shape[2], k.shape[2]
         visible: Tensor | None = None
-        if self.padding is not None or new not in (1, held):
-            visible = past = torch.ones(new, held, dtype=torch.bool, device=q.device).tril(held - new)
+        if self.padding is not None or new not in (1, length):
+            visible = past = torch.ones(new, length, dtype=torch.bool, device=q.device).tril(length - new)
             if self.padding is not None:  # a padding token sees itself, so that no softmax is NaN
                 first = torch.tensor(self.padding).to(q.device, non_blocking=True)[:, None, None, None]
-                itself = torch.eye(held, dtype=torch.bool, device=q.device)[held - new :]
-                visible = past & (torch.arange(held, device=q.device) >= first) | itself
-        causal, gqa = visible is None and new == held, q.shape[1] != k.shape[1]
+                itself = torch.eye(length, dtype=torch.bool, device=q.device)[length - new :]
+                visible = past & (torch.arange(length, device=q.device) >= first) | itself
+        causal, gqa = visible is None and new == length, q.shape[1] != k.shape[1]
         return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=causal, enable_gqa=gqa)
 
 
@@ -241,9 +241,9 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **others)
-        kept = logits[:, -count:] if isinstance(logits_to_keep, int) else logits[:, logits_to_keep]
+        logits = logits[:, -count:] if isinstance(logits_to_keep, int) else logits[:, logits_to_keep]
         states = None if hidden is None else tuple(hidden)
-        out = CausalLMOutputWithPast(loss=loss, logits=kept, hidden_states=states, **{FIELD: cache})
+        out = CausalLMOutputWithPast(loss=loss, logits=logits, hidden_states=states, **{FIELD: cache})
         return out if (self.config.return_dict if return_dict is None else return_dict) else out.to_tuple()
 
     def _refuse(self, others: dict[str, Any], with_loss: bool) -> None:

@@ -114,36 +114,36 @@ def released_spec(weights: Weights, settings: dict[str, Any], folder: Path) -> D
     vocabulary, width = weights["sequential.0.word_embeddings.weight"].shape
     tokens, hidden = (len(weights[f"sequential.2.{layer}.key_param_tokens"]) for layer in ("attention.query", "mlp"))
     heads = HEADS.get((layers, width)) if tokens == width else None
-    given = settings or RELEASED | {"num_attention_heads": heads}
-    if given.get("num_attention_heads") is None:
+    options = settings or RELEASED | {"num_attention_heads": heads}
+    if options.get("num_attention_heads") is None:
         size = f"{layers} layers of width {width} with {tokens} tokens"
         raise UserError(f"{folder}: {size} is not a released size of Table 9; give its .yml file with --config")
     sizes = {"num_layers": layers, "hidden_size": width, "qkv_slot_num": tokens, "ffn_slot_num": hidden}
     for key, value in (FIXED | sizes | {"proj_slot_num": tokens}).items():
-        if given.get(key, value) != value:
-            raise UserError(f"{folder}: {key} is {given[key]!r} in the settings, but only {value!r} is supported")
-    norm = {"eps": given.get("layernorm_epsilon", 1e-5)}
-    final = given.get("final_norm") == "layernorm"  # without this setting, the final norm is like the other norms
-    score, kind = given.get("norm_activation_type", "l2_norm_gelu"), given.get("pos_emb", "rotary")
+        if options.get(key, value) != value:
+            raise UserError(f"{folder}: {key} is {options[key]!r} in the settings, but only {value!r} is supported")
+    norm = {"eps": options.get("layernorm_epsilon", 1e-5)}
+    final = options.get("final_norm") == "layernorm"  # without this setting, the final norm is like the other norms
+    score, kind = options.get("norm_activation_type", "l2_norm_gelu"), options.get("pos_emb", "rotary")
     if score not in SCORES:
         raise UserError(f"{folder}: norm_activation_type {score!r} is not supported; known are {', '.join(SCORES)}")
     if kind not in ("rotary", "none"):
         raise UserError(f"{folder}: pos_emb {kind!r} is not supported; known are 'rotary' and 'none'")
-    rotary = {"fraction": given.get("rotary_pct", 1.0), "base": given.get("rotary_emb_base", 10000)}
+    rotary = {"fraction": options.get("rotary_pct", 1.0), "base": options.get("rotary_emb_base", 10000)}
     pattention = Pattention(tokens=tokens, score=SCORES[score], init="neox")
     try:
         return Decoder(
             vocabulary=vocabulary,
             layers=layers,
             width=width,
-            heads=given["num_attention_heads"],
-            context=given.get("max_position_embeddings", given.get("seq_length", 2048)),
+            heads=options["num_attention_heads"],
+            context=options.get("max_position_embeddings", options.get("seq_length", 2048)),
             position=Rotary(**rotary) if kind == "rotary" else NoPosition(),
             norm=LayerNorm(gain=False, bias=False, **norm),
             final_norm=LayerNorm(gain=final, bias=final, **norm),
             projection=pattention,
             feedforward=pattention.model_copy(update={"tokens": hidden}),
-            tied=not given.get("no_weight_tying", f"sequential.{layers + 4}.final_linear.weight" in weights),
+            tied=not options.get("no_weight_tying", f"sequential.{layers + 4}.final_linear.weight" in weights),
         )
     except ValidationError as error:
         raise UserError(f"{folder}: invalid settings ({error.errors()[0]['msg']})") from None

@@ -57,6 +57,7 @@ class PolicyCache(Cache):  # type: ignore[misc]
         return cast(PolicyCache, cache)
 
     def _new(self) -> PrunedCache | CompressedCache | KVCache:
+        """Return an empty cache for the policy."""
         if isinstance(self.policy, Full):
             return KVCache()
         kind = CompressedCache if isinstance(self.policy, OneShot) else PrunedCache
@@ -91,6 +92,7 @@ class PolicyCache(Cache):  # type: ignore[misc]
             self._begin(padding, tokens.device)
 
     def _begin(self, padding: list[int], device: torch.device) -> None:
+        """Group the rows by padding and give each group an empty cache."""
         self._padding = padding
         for count in sorted(set(padding)):
             rows = torch.tensor([row for row, width in enumerate(padding) if width == count], device=device)
