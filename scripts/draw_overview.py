@@ -8,7 +8,7 @@
 from html import escape
 from pathlib import Path
 
-from formerlab.commands.readme import judged
+from formerlab.commands.readme import verdicts_by_scale
 from formerlab.report.claims.render import best
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -98,7 +98,7 @@ def cache(x: float) -> list[str]:
 
 def drawing() -> str:
     """Return the picture."""
-    verdicts = {verdict.claim.id: verdict for verdict in best(judged(ROOT))}
+    verdicts = {verdict.claim.id: verdict for verdict in best(verdicts_by_scale(ROOT))}
     parts = [box(0.5, 0.5, 999, 309, "#d8dbe0", "white"), *decoder()]
     for column, (title, paper, colour, claim, meaning) in enumerate(PANELS):
         x = 230 + column * 260

@@ -159,14 +159,17 @@ def test_plan_follows_scale_set_and_overlay(project, capsys):
         (["--set", "small.stepps=3"], "command line: set: small.stepps: unknown key (value 3); did you mean steps?"),
         (["--set", "small.steps"], "--set small.steps: expected KEY=VALUE"),
         (["--set", "scale={1: 2, a: 3}"], "command line: set: scale: 1: unknown key (value 2); remove it"),
-        (["--set", "small.steps=[3"], "--set small.steps=[3: '[3' is no YAML value; put it in quotes"),
+        (["--set", "small.steps=[3"], "--set small.steps=[3: '[3' is not a YAML value; put it in quotes"),
         (["--overlay", "mine.yaml"], "mine.yaml: no such file; did you mean config.yaml?"),
-        (["--plan", "missing.json"], "missing.json: no plan ([Errno 2]"),
+        (["--plan", "missing.json"], "missing.json: not a plan ([Errno 2]"),
         (
             ["--plan", "missing.json", "--set", "seeds=[1]"],
-            "--plan: a plan is whole, --set and --overlay do not change",
+            "--plan: --set and --overlay cannot change",
         ),
-        (["--set", "results=2025-31-01"], "--set results=2025-31-01: '2025-31-01' is no YAML value; put it in quotes"),
+        (
+            ["--set", "results=2025-31-01"],
+            "--set results=2025-31-01: '2025-31-01' is not a YAML value; put it in quotes",
+        ),
     ],
 )
 def test_mistakes_are_one_line(project, capsys, words, line):
@@ -226,7 +229,7 @@ def test_check_stops_where_the_disk_is_too_small(project, capsys, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1))
     line = refused(capsys, "check")
     assert "1B free, but the 10 missing runs need about 1" in line
-    assert line.endswith("make room, or set results: to another disk")
+    assert line.endswith("free disk space, or set results: to another disk")
 
 
 def test_check_reads_anew_the_prepared_data_of_what_is_left_to_do(project, capsys):
@@ -247,7 +250,7 @@ def test_check_reads_anew_the_prepared_data_of_what_is_left_to_do(project, capsy
 
 def test_rescue_says_what_failed_and_goes_on(project, capsys):
     text = said(capsys, "rescue")
-    assert text.startswith("no stage failed once it had begun\n")
+    assert text.startswith("no stage failed after its start\n")
     assert text.endswith("the same command continues where this one stopped.\n")
 
 

@@ -42,7 +42,7 @@ def test_jobs_side_by_side_have_distinct_gpus_and_the_third_waits(start):
     first, second = start(), start()
     assert {first.stdout.readline(), second.stdout.readline()} == {"0\n", "3\n"}
     third = start()
-    assert third.stderr.readline() == "waiting for 1 of the GPUs 0, 3: other jobs have them\n"
+    assert third.stderr.readline() == "waiting for 1 of the GPUs 0, 3: other jobs use them\n"
     second.kill()
     assert third.stdout.readline() in ("0\n", "3\n")
 
@@ -59,7 +59,7 @@ def test_small_jobs_share_gpus(start):
 
 def test_a_share_that_is_no_number_of_jobs_is_refused(here, monkeypatch):
     monkeypatch.setenv(SHARE, "0")
-    with pytest.raises(UserError, match=f"{SHARE}=0: give a number of jobs"), own_gpus("cuda"):
+    with pytest.raises(UserError, match=f"{SHARE}=0: set a number of jobs"), own_gpus("cuda"):
         pass
 
 
@@ -72,7 +72,7 @@ def test_without_a_gpu_a_job_does_not_wait_for_one(here, monkeypatch):
 
 def test_a_job_of_more_gpus_than_there_are_is_refused(here, monkeypatch):
     monkeypatch.setenv(VISIBLE, "0")
-    with pytest.raises(UserError, match=r"gpus: 4, but only 1 can be used here \(0\); lower gpus"), own_gpus("cuda", 4):
+    with pytest.raises(UserError, match=r"gpus: 4, but only 1 are available \(0\); lower gpus"), own_gpus("cuda", 4):
         pass
 
 

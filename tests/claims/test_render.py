@@ -6,7 +6,7 @@ import pytest
 from fixtures.checkout import ROOT
 from fixtures.rows import make_decay, make_tokenformer
 
-from formerlab.commands.readme import BEGIN, END, judged, outdated, written
+from formerlab.commands.readme import BEGIN, END, outdated, written
 from formerlab.errors import UserError
 from formerlab.plan.arms import read_arms
 from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
@@ -42,7 +42,7 @@ def found(tmp_path_factory):
 def test_committed_rows_have_the_verdicts_that_were_registered_with_the_definitions(scale):
     """The lists of versions 3 and 4, and LATER; what they leave out has no rows, or only such as decide nothing."""
     root = ROOT / "results/cached" / scale
-    found = judged(ROOT).get(scale) or verdicts(Results(root), read_arms(ROOT, scale))
+    found = verdicts_by_scale(ROOT).get(scale) or verdicts(Results(root), read_arms(ROOT, scale))
     now = {verdict.claim.id: verdict for verdict in found}
     for claim, text in (LISTED[scale] | LATER.get(scale, {})).items():
         word, *by = re.split(r"[:,] ", text.partition("-> ")[2])
@@ -103,7 +103,7 @@ def test_the_block_is_put_between_its_marks_and_only_there(tmp_path):
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     assert written(page, "new\n") == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
     page.write_text("no marks")
-    with pytest.raises(UserError, match="no place for what is generated"):
+    with pytest.raises(UserError, match="no marks of the generated block"):
         written(page, "new")
 
 

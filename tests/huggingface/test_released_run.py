@@ -191,7 +191,7 @@ def test_what_cannot_be_is_one_line_of_the_plan(project):
     assert "no such folder" in refused(scale__released__llama__path="nowhere")
     assert "no released model 'lama' at this scale; did you mean llama" in refused(**{f"{runs}.released": "lama"})
     other = refused(**{f"{runs}.data": "opt"})
-    assert other.startswith(f"{place}: {runs}.data: 'opt' is not in the tokens of 'llama'; give that data set")
+    assert other.startswith(f"{place}: {runs}.data: 'opt' does not use the tokenizer of 'llama'; give that data set")
     assert "context: 100 exceeds the 64 tokens that 'llama' reads" in refused(**{f"{runs}.context": 100})
     assert "unknown key" in refused(**{f"{runs}.steps": 100})
     assert "windows: Input should be greater than 0" in refused(**{f"{runs}.windows": 0})

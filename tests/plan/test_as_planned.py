@@ -66,7 +66,7 @@ def test_a_module_that_is_gone_is_refused(plan):
 
 def test_code_that_was_edited_while_it_was_imported_is_refused(plan, monkeypatch):
     monkeypatch.setattr(loaded, "AT_START", edited(loaded.AT_START, LOOP))
-    assert work(plan) == f"train {RUN}: {LOOP} was edited while this started; start it again"
+    assert work(plan) == f"train {RUN}: {LOOP} was edited during its start; start it again"
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def change(plan, stage, name, **keys):
 def test_what_is_not_the_plan_s_is_not_built_upon(plan, changed, keys, job, why):
     change(plan, *changed, **keys)
     (one, other), first = (" ".join(pair) for pair in (job, changed)), f"python -m formerlab {' '.join(changed)}"
-    remedy = f"start snakemake again, which plans anew, or run {first} first"
+    remedy = f"start snakemake again, which makes a new plan, or run {first} first"
     assert work(plan, *job) == f"{one}: {other} is stale (changed since: {why}); {remedy}"
 
 
@@ -127,4 +127,4 @@ def test_prepared_data_stay_where_they_cannot_be_made_again(plan):
 def test_a_product_that_is_stale_when_it_is_made_is_refused(plan):
     """As where the text is edited between the plan and the job."""
     refused = work(plan, "data", "text", lambda: change(plan, "data", "text", source_fingerprint="newer"))
-    assert refused.startswith("data text: what it made is stale (changed since: text) already; start snakemake again")
+    assert refused.startswith("data text: its result is already stale (changed since: text); start snakemake again")

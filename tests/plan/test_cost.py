@@ -54,7 +54,7 @@ def test_ones_own_machine_and_measurements_are_taken_and_named(project):
     assert mine["basis"] == "as configured; speed as scale.flops_per_s"
     assert mine["too_large"] == dict.fromkeys(run.rpartition("/")[0] for run in mine["train"])
     text = table(mine)
-    assert "too large for one mine, nor on several (raise task.accumulate): small/plain, small/parent" in text
+    assert "too large for one mine, also for several (raise accumulate): small/plain, small/parent" in text
     assert "did you mean H100" in project.mistake(set={"scale.hardware": "H10"})
 
 
@@ -108,7 +108,7 @@ def test_a_run_that_does_not_fit_is_split_and_the_plan_says_what_fits_where(proj
     assert set(too_large.values()) == {2}
     assert {run.rpartition("/")[0] for run, job in plan["train"].items() if job["sharded"]} == set(too_large)
     assert 0 < len(too_large) < len(plan["train"]) / 2
-    assert f"too large for one little, fit on 2 that split them (gpus: 2): {', '.join(too_large)}\n" in table(plan)
+    assert f"too large for one little, fits on 2 with sharding (gpus: 2): {', '.join(too_large)}\n" in table(plan)
     whole = project.plan(hardware=own, set=several | {"scale.sharded": False})
     assert not any(job["sharded"] for job in whole["train"].values())
     for run, job in plan["train"].items():
@@ -131,9 +131,9 @@ def test_a_run_names_gpus_of_its_own_that_share_out_its_parts(project):
     wanted = {"small.runs.plain.gpus": 2}
     train = project.plan(set=wanted | {"small.task.accumulate": 2})["train"]
     assert (train["small/plain/seed0"]["gpus"], train["small/deep-3/seed0"]["gpus"]) == (2, 1)
-    assert "gpus=2 cannot share out task.accumulate=1 parts evenly" in project.mistake(set=wanted)
+    assert "gpus=2 cannot divide task.accumulate=1 micro-batches evenly" in project.mistake(set=wanted)
     uneven = wanted | {"scale.nodes": 3, "small.task.accumulate": 2}
-    assert "gpus=2 cannot share out task.accumulate=2 parts evenly on nodes=3" in project.mistake(set=uneven)
+    assert "gpus=2 cannot divide task.accumulate=2 micro-batches evenly on nodes=3" in project.mistake(set=uneven)
 
 
 @pytest.mark.parametrize("gpus", [2, 4, 8])

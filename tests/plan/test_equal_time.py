@@ -45,8 +45,8 @@ def test_only_what_decides_speed_is_timed_again(project):
 @pytest.mark.parametrize(
     ("equal", "answer"),
     [
-        ("{arm: nobody}", r"matched\.equal_time: 'nobody' is no run that `speed` times"),
-        ("{reference: deep-4}", r"reference: 'deep-4' is another model or batch"),
+        ("{arm: nobody}", r"matched\.equal_time: 'nobody' is not a run that `speed` times"),
+        ("{reference: deep-4}", r"reference: 'deep-4' has another model or batch"),
         ("{reference: null}", "reference: missing key"),
     ],
 )

@@ -50,7 +50,7 @@ def test_without_the_variable_one_line_names_it_and_the_source_and_nothing_is_pr
     assert plan["data"]["text"]["spec"]["source"]["paths"] == [f"${VARIABLE}/books"], "no path of a machine"
     line = plan["data"]["text"]["lacks"]
     assert table(plan).endswith(line)
-    start = f"data.text: ${VARIABLE} is not set; give it the folder that holds books as {MANIFEST} lists"
+    start = f"data.text: ${VARIABLE} is not set; set it to the folder that contains books as {MANIFEST} lists"
     assert line.startswith(start)
     assert BOOKS["source"] in line
     write_json(project.root / "plan.json", plan)
@@ -90,9 +90,9 @@ def test_of_a_folder_of_many_files_the_list_is_hashed(project, tmp_path):
     project.write(MANIFEST, yaml.safe_dump({"books": many}))
     project.plan()
     (folder / "one.txt").write_bytes(TEXT.replace(b"word", b"text"))
-    assert "2 files, not the 2 of" in project.mistake()
+    assert "its 2 files are not the 2 of" in project.mistake()
     (folder / "one.txt").unlink()
-    assert "1 files, not the 2 of" in project.mistake()
+    assert "its 1 files are not the 2 of" in project.mistake()
 
 
 @pytest.mark.parametrize("scale", ["pilot", "overnight"])

@@ -41,7 +41,7 @@ def test_data_made_with_another_tokenizer_than_there_is_now_are_stale(plan):
 
 def test_a_run_without_the_optimizer_that_another_goes_on_with_is_stale(plan):
     plan = plan | {"train": plan["train"] | {RUN: plan["train"][RUN] | {"keep_optimizer": True}}}
-    assert Staleness(plan).check("train", RUN) == ("stale", f"no {OPTIMIZER}, which another run goes on with")
+    assert Staleness(plan).check("train", RUN) == ("stale", f"no {OPTIMIZER}, which another run continues with")
     Staleness(plan).record("train", RUN).with_name(OPTIMIZER).touch()
     assert Staleness(plan).check("train", RUN).current
 

@@ -47,7 +47,7 @@ def test_nothing_is_there_at_first(plan):
     assert set(found(plan)) == {DATA, PLAIN, PARENT, CHILD, ASKED, PRUNED, EXACT}
     assert set(found(plan).values()) == {("missing", "")}
     assert report(plan).endswith("scale smoke: 7 missing")
-    assert report(plan, problems_only=True) == "no stage failed once it had begun"
+    assert report(plan, problems_only=True) == "no stage failed after its start"
 
 
 def test_what_is_done_is_finished_a_diverged_run_too_and_others_are_named(plan, finished):
@@ -55,7 +55,7 @@ def test_what_is_done_is_finished_a_diverged_run_too_and_others_are_named(plan, 
     change(finished / "small/plain/seed0/run.json", status="diverged")
     assert (found(plan)[PLAIN], found(plan)[ASKED]) == (("diverged", ""), ("finished", ""))
     (finished / "small/child").rename(finished / "small/another")
-    assert "not in the plan, so neither drawn nor counted: small/another/seed0" in report(plan)
+    assert "not in the plan, so not in figures and counts: small/another/seed0" in report(plan)
 
 
 @pytest.mark.parametrize(
@@ -134,4 +134,4 @@ def test_status_says_that_there_is_no_compiler(finished_plan, monkeypatch):
     assert "no C++ compiler" not in report(finished_plan)
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CXX", raising=False)
-    assert "no C++ compiler here (CXX, c++, g++, clang++): CPU kernels are plain torch" in report(finished_plan)
+    assert "no C++ compiler found (CXX, c++, g++, clang++): CPU kernels use plain torch" in report(finished_plan)

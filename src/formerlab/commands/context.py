@@ -1,4 +1,4 @@
-"""What verbs share: the plan they work from; of stages their note, their GPUs, and the check by the plan."""
+"""Helpers shared by the commands: load the plan, record stage notes, assign GPUs, check a stage against the plan."""
 
 import argparse
 import sys
@@ -20,15 +20,15 @@ from formerlab.results.notes import noted
 Plan = dict[str, Any]
 Command = Callable[[argparse.Namespace], None]
 WITHOUT_GPU = ("data", "exact")
-AGAIN = "start snakemake again, which plans anew"
+AGAIN = "start snakemake again, which makes a new plan"
 
 
 def add_command(
     commands: Any, function: Command, name: str = "", text: str = "", *, configured: bool = True
 ) -> argparse.ArgumentParser:
-    """Add a verb, by default one that works on a configuration; return its parser.
+    """Add a command and return its parser; `configured` adds the options of a configuration.
 
-    Its name and its line of help are those of the function, where no others are given.
+    The default name and help text are the name and the first docstring line of the function.
     """
     first = text or (function.__doc__ or "").partition("\n")[0].rstrip(".")
     text = first[:1].lower() + first[1:]
@@ -41,18 +41,18 @@ def add_command(
 
 
 def add_configuration(parser: argparse.ArgumentParser, scale: str | None = None) -> None:
-    """Add the options that `find_plan` reads; `scale` is the scale where none is given."""
-    text = f"one of those in workflow/scales, such as laptop; default: {scale or 'that of config.yaml'}"
+    """Add the options that `find_plan` reads; `scale` is the default scale."""
+    text = f"a scale of workflow/scales, such as laptop; default: {scale or 'the scale of config.yaml'}"
     parser.add_argument("--scale", default=scale, help=text)
     text = "value of one key, such as denseformer.steps=100"
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
-    parser.add_argument("--overlay", help="YAML file laid over config.yaml, with the same keys")
-    text = f"a plan file; default: ${VARIABLE}, or made from config.yaml"
+    parser.add_argument("--overlay", help="YAML file merged over config.yaml, with the same keys")
+    text = f"plan file; default: ${VARIABLE}, otherwise created from config.yaml"
     parser.add_argument("--plan", type=Path, help=text)
 
 
 def given_values(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the values of the command line in the form of config.yaml."""
+    """Return the command-line values in the form of config.yaml."""
     given = {key: value for key in ("scale", "overlay") if (value := getattr(arguments, key))}
     for item in arguments.set:
         key, equals, value = item.partition("=")
@@ -60,17 +60,17 @@ def given_values(arguments: argparse.Namespace) -> dict[str, Any]:
             raise UserError(f"--set {item}: expected KEY=VALUE")
         try:
             given.setdefault("set", {})[key] = yaml.safe_load(value)
-        except (yaml.YAMLError, ValueError):  # a date that there is not
-            raise UserError(f"--set {item}: {value!r} is no YAML value; put it in quotes") from None
+        except (yaml.YAMLError, ValueError):  # ValueError: a date that does not exist
+            raise UserError(f"--set {item}: {value!r} is not a YAML value; put it in quotes") from None
     return given
 
 
 def find_plan(arguments: argparse.Namespace) -> Path:
-    """Return the plan that the arguments name, else the environment's, else that of the configuration."""
+    """Return the plan of the argument --plan, otherwise of the environment, otherwise of the configuration."""
     given = given_values(arguments)
     if arguments.plan is not None:
         if arguments.set or arguments.overlay:
-            raise UserError("--plan: a plan is whole, --set and --overlay do not change it; leave one of them out")
+            raise UserError("--plan: --set and --overlay cannot change an existing plan; leave --plan or them out")
         return Path(arguments.plan)
     if (plan := variable(VARIABLE)) is not None and not given:
         return Path(plan)
@@ -83,7 +83,7 @@ def load_plan(arguments: argparse.Namespace) -> Plan:
 
 
 def job_of(plan: Plan, stage: str, name: str) -> dict[str, Any]:
-    """Return a job of the plan; an unknown name is answered with near misses."""
+    """Return a job of the plan. Raises UserError with similar names for an unknown name."""
     jobs: dict[str, dict[str, Any]] = plan[stage]
     if name not in jobs:
         raise UserError(f"no job {name!r} of stage {stage} at scale {plan['scale']}{near_misses(name, list(jobs))}")
@@ -92,11 +92,11 @@ def job_of(plan: Plan, stage: str, name: str) -> dict[str, Any]:
 
 @contextmanager
 def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[bool]:
-    """Run a job: its note says that it runs, and it has GPUs of its own. Yields whether its product is current.
+    """Run a job with a note of its state and with GPUs of its own, and yield whether its product is up to date.
 
-    It does not begin where its code or inputs differ from the plan, and its product is kept only if it is the planned
-    one. At the end it says where the results are. Raises UserError with the files or the product that differ, and what
-    to do; also where another process is at the same job.
+    The job does not start if its code or inputs differ from the plan, and its product is kept only if it is up to date
+    with the plan. At the end the folder of the results is printed. Raises UserError with the differing files or product
+    and a remedy, and if another process runs the same job.
     """
     first = (variable("RANK") or "0") == "0"
     job, modules, staleness = f"{stage} {name}", plan["code"][plan[stage][name]["code"]], Staleness(plan)
@@ -104,40 +104,40 @@ def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[bool]:
         _check_code(job, plan["sources"], plan[stage][name]["code"], modules)
         for base in staleness.bases(stage, name):
             if not staleness.check(*base).current:
-                before_it = f"run python -m formerlab {' '.join(base)} first"
-                raise UserError(f"{job}: {' '.join(base)} is {staleness.check(*base)}; {AGAIN}, or {before_it}")
-        found = staleness.check(stage, name)
-        if not found.current and stage not in ("train", "data"):  # which remove theirs once they have what they read
-            staleness.record(stage, name).unlink(missing_ok=True)  # no old record speaks for new files
-        if not found.current and found.state != "missing":
-            print(f"{job}: made again, for it is {found}", file=sys.stderr)
-        before = set(sys.modules)
+                remedy = f"run python -m formerlab {' '.join(base)} first"
+                raise UserError(f"{job}: {' '.join(base)} is {staleness.check(*base)}; {AGAIN}, or {remedy}")
+        product = staleness.check(stage, name)
+        if not product.current and stage not in ("train", "data"):  # these remove their records after reading inputs
+            staleness.record(stage, name).unlink(missing_ok=True)  # an old record must not describe new files
+        if not product.current and product.state != "missing":
+            print(f"{job}: made again, because it is {product}", file=sys.stderr)
+        modules_before = set(sys.modules)
         with own_gpus("cpu" if stage in WITHOUT_GPU else plan["device"]), fitting(stage, name):
-            yield found.current
+            yield product.current
         if not first:
             return
         staleness = Staleness(plan)
         edited = loaded.differing(loaded.AT_START, loaded.digests())
-        imported = sys.modules.keys() & set(modules) - before
+        imported = sys.modules.keys() & set(modules) - modules_before
         if late := sorted(file for file in edited if code.module_of(file) in imported):
             staleness.record(stage, name).unlink(missing_ok=True)
             raise UserError(f"{job}: {some(late)} was edited while it ran, so its results do not count; {AGAIN}")
         if not staleness.check(stage, name).current:
-            raise UserError(f"{job}: what it made is {staleness.check(stage, name)} already; {AGAIN}")
+            raise UserError(f"{job}: its result is already {staleness.check(stage, name)}; {AGAIN}")
         print(f"{job}: results in {staleness.record(stage, name).parent}", file=sys.stderr)
 
 
 def _check_code(job: str, sources: dict[str, str], planned: str, modules: list[str]) -> None:
-    """Compare the code that this process imported with the plan, and its files then with its files now."""
-    now = loaded.digests()
-    if sources == loaded.AT_START == now:
+    """Check that the planned code did not change before this process started or since. Raises UserError otherwise."""
+    current = loaded.digests()
+    if sources == loaded.AT_START == current:
         return
     try:
         same, files = code.hash_of(modules) == planned, code.files_of(modules)
     except (OSError, SyntaxError):  # a module is gone or half written
-        same, files = False, {*sources, *now}
+        same, files = False, {*sources, *current}
     if not same:
-        changed = some(sorted(loaded.differing(sources, now) & files))
+        changed = some(sorted(loaded.differing(sources, current) & files))
         raise UserError(f"{job}: its code has changed since it was planned ({changed}); {AGAIN}, or undo the change")
-    if edited := loaded.differing(loaded.AT_START, now) & files:
-        raise UserError(f"{job}: {some(sorted(edited))} was edited while this started; start it again")
+    if edited := loaded.differing(loaded.AT_START, current) & files:
+        raise UserError(f"{job}: {some(sorted(edited))} was edited during its start; start it again")

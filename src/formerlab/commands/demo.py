@@ -1,4 +1,4 @@
-"""The demo: the whole DAG, the report, and where everything is."""
+"""The command `demo`: run the whole DAG, write the report and list the outputs."""
 
 import argparse
 import os
@@ -21,7 +21,7 @@ from formerlab.plan.staleness import Staleness
 from formerlab.results.notes import SAFE
 
 SECONDS_TO_SAVE = 1.2
-"""Time that a stage has to save its work when the demo is stopped; a slower one resumes from its last checkpoint."""
+"""Time that a stage has to save its work when the demo is stopped; otherwise it resumes from its last checkpoint."""
 LOCKS = Path(".snakemake", "locks")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
@@ -33,21 +33,21 @@ def add_parsers(commands: Any) -> None:
 
 
 def demo(arguments: argparse.Namespace) -> None:
-    """Run the whole DAG and show what came out.
+    """Run the whole DAG and show its results.
 
-    Ctrl-C ends all within two seconds, and the last thing said is that nothing is lost.
+    Ctrl-C ends all jobs within two seconds and prints that no work is lost.
     """
     try:
         status = _run(arguments)
     except KeyboardInterrupt as reason:
         print(f"\n{SAFE}", file=sys.stderr)
-        # At Ctrl-C make ends by itself, and would report any status but 0 below that line.
+        # At Ctrl-C make ends by itself; it would print an error below this line for any status except 0.
         status = 0 if not reason.args and "MAKELEVEL" in os.environ else EXIT_STOPPED_EARLY
     sys.exit(status)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    """Run all jobs, write report.html, print the headline tables; return the exit status of the DAG."""
+    """Run all jobs, write report.html and print the headline tables; return the exit status of the DAG."""
     from formerlab.report.headline import headline
 
     given = given_values(arguments)
@@ -56,38 +56,38 @@ def _run(arguments: argparse.Namespace) -> int:
     plan = read_plan(ensure_plan(Path.cwd(), given))
     status = _snakemake(given, "--cores", str(arguments.cores), "--keep-going")
     if status and any(LOCKS.glob("*.lock")):
-        return EXIT_USER_ERROR  # Snakemake said so
+        return EXIT_USER_ERROR  # Snakemake printed the error
     results, same = Path(plan["results"]), _options(plan["scale"], arguments)
-    whole = f"python -m formerlab status {same}"
+    status_command = f"python -m formerlab status {same}"
     report = results / "report.html"
     if results.is_dir():
         try:
             write_report(plan, report)
-        except Exception as error:  # one page that fails must not hide hours of results
+        except Exception as error:  # a failed report must not hide the results
             print(f"warning: {report} was not written ({error}); tables and figures are not affected", file=sys.stderr)
         print(f"\n{headline(results, Staleness(plan).objection)}")
         rows = {
             "figures and tables": plan["figures"] + "/",
-            "rows of every run": plan["results"] + "/",
+            "rows of all runs": plan["results"] + "/",
             "report": str(report) if report.exists() else f"python -m formerlab report {same}",
             "MLflow UI": f"python -m formerlab ui {same}",
-            "what ran, what is stale": whole,
+            "states of all jobs": status_command,
         }
-        print("\n".join(f"{name:<24} {place}" for name, place in rows.items()))
+        print("\n".join(f"{name:<24} {value}" for name, value in rows.items()))
     if status:
-        print(f"\nNot all of it was made; `{whole}` says what is left", file=sys.stderr)
+        print(f"\nSome results are missing; `{status_command}` lists them", file=sys.stderr)
     return status
 
 
 def _options(scale: str, arguments: argparse.Namespace) -> str:
-    """Return the options by which another command finds the plan of this call."""
+    """Return the options with which another command finds the plan of this call."""
     overlay = ["--overlay", arguments.overlay] if arguments.overlay else []
     return shlex.join(["--scale", scale, *overlay, *(word for item in arguments.set for word in ("--set", item))])
 
 
 def _snakemake(given: dict[str, Any], *words: str) -> int:
-    """Call Snakemake on the same configuration, in a group of its own: Ctrl-C does not reach it and its jobs."""
-    # In one line; other than JSON, YAML reads small numbers back as numbers.
+    """Call Snakemake with the same configuration, in a process group of its own that Ctrl-C does not reach."""
+    # One line of YAML per value; YAML, unlike JSON, reads small numbers such as 1e-5 back as numbers.
     texts = {
         key: value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True, width=1 << 20).strip()
         for key, value in given.items()
@@ -99,20 +99,20 @@ def _snakemake(given: dict[str, Any], *words: str) -> int:
     try:
         return process.wait()
     except KeyboardInterrupt:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # from here on it is a matter of seconds
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the cleanup takes only seconds
             signal.signal(number, signal.SIG_IGN)
         _stop(process)
-        for lock in set(LOCKS.glob("*")) - locks:  # which Snakemake cannot take away any more
+        for lock in set(LOCKS.glob("*")) - locks:  # Snakemake was killed and cannot remove it
             lock.unlink()
         raise
 
 
 def _stop(snakemake: "subprocess.Popen[bytes]") -> None:
-    """End Snakemake, which would report every stage as failed, and then its jobs, which may save their work first."""
+    """Kill Snakemake, which would report every stage as failed, then stop its jobs, which may save their work first."""
     family = psutil.Process(snakemake.pid).children(recursive=True)
     snakemake.kill()
     snakemake.wait()
     with suppress(ProcessLookupError):
-        os.killpg(snakemake.pid, signal.SIGINT)  # the `tee -i` behind each stage stays, and writes what it says
+        os.killpg(snakemake.pid, signal.SIGINT)  # the `tee -i` of each stage ignores it and keeps logging
         psutil.wait_procs(family, timeout=SECONDS_TO_SAVE)
         os.killpg(snakemake.pid, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""What a stage gets from its machine: GPUs of its own, and several for one run."""
+"""Assign GPUs to stages, and train one run with several processes."""
 
 import argparse
 import json
@@ -26,9 +26,9 @@ from formerlab.training.runtime import SHARDED
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LOCKS = "FORMERLAB_GPU_LOCKS"
-"""Folder of the lock files; default: formerlab-<user id> among the machine's temporary files."""
+"""Variable with the folder of the lock files; default: formerlab-<user id> in the folder of temporary files."""
 SHARE = "FORMERLAB_JOBS_PER_GPU"
-"""Jobs that a GPU has at one time, where each needs one; default: 1. Small models leave most of it idle."""
+"""Variable with the number of single-GPU jobs that share a GPU; default: 1. Small models leave most of a GPU idle."""
 NO_GPU = "device: cuda: torch finds no GPU on this machine"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 OUT_OF_MEMORY = "OutOfMemoryError"
@@ -37,20 +37,21 @@ FITTING = {
     "train": "raise task.accumulate, set checkpoint_activations: true, or raise gpus with scale.sharded: true",
     "load": "choose a smaller model, or hardware with more memory",
 }
-"""What makes a stage fit on a GPU; other stages have a batch size in their settings."""
+"""Remedies if a stage does not fit on a GPU; other stages have a batch size in their settings."""
 FAILURE = "FORMERLAB_FAILURE"
-"""Variable that names the file in which the first process of a run that fails states its error."""
+"""Variable with the file to which the first failing process of a run writes its error."""
 SECONDS_TO_END = 5.0
-"""Time that a process has to show its own error once another one has failed."""
+"""Time that a process has to print its own error after another process failed."""
 
 
 @contextmanager
 def own_gpus(device: str, count: int = 1) -> Iterator[None]:
     """Wait for `count` free GPUs of this machine, lock them, and hide the others from this process.
 
-    The system frees a lock when its process ends, however it ends. Locks separate the jobs of one user: users who
-    share a machine without a scheduler share out its GPUs by CUDA_VISIBLE_DEVICES. Under Slurm, which assigns GPUs
-    itself, on the CPU, and in a process of torchrun nothing is done.
+    The operating system releases the lock of a process that ends for any reason. Locks separate only the jobs of one
+    user; several users of a machine without a scheduler divide its GPUs by CUDA_VISIBLE_DEVICES. The function does
+    nothing on the CPU, in a process of torchrun, and under Slurm, which assigns GPUs itself. Raises UserError if the
+    machine has too few GPUs.
     """
     if device != "cuda" or variable("SLURM_JOB_ID") or variable("RANK"):
         yield
@@ -58,9 +59,9 @@ def own_gpus(device: str, count: int = 1) -> Iterator[None]:
     visible = os.environ.get(VISIBLE)
     names = [name.strip() for name in visible.split(",")] if visible else [str(index) for index in range(gpu_count())]
     if not names:
-        raise UserError(f"{NO_GPU}; set device: cpu, or go where one is")
+        raise UserError(f"{NO_GPU}; set device: cpu, or use a machine with a GPU")
     if len(names) < count:
-        raise UserError(f"gpus: {count}, but only {len(names)} can be used here ({', '.join(names)}); lower gpus")
+        raise UserError(f"gpus: {count}, but only {len(names)} are available ({', '.join(names)}); lower gpus")
     with ExitStack() as held:
         chosen = _lock(names, count, held)
         os.environ[VISIBLE] = ",".join(chosen)
@@ -72,7 +73,7 @@ def own_gpus(device: str, count: int = 1) -> Iterator[None]:
 
 @contextmanager
 def fitting(stage: str, name: str) -> Iterator[None]:
-    """Raise UserError, which names what to change, where the GPU has too little memory: each attempt would end so."""
+    """Convert an out-of-memory error of the GPU to a UserError with a remedy, because a retry would fail as well."""
     try:
         yield
     except RuntimeError as error:
@@ -83,37 +84,37 @@ def fitting(stage: str, name: str) -> Iterator[None]:
 
 
 def gpu_count() -> int:
-    """Return how many GPUs torch finds on this machine."""
+    """Return the number of GPUs that torch finds on this machine."""
     import torch
 
     return torch.cuda.device_count()
 
 
 def _lock(names: list[str], count: int, held: ExitStack) -> list[str]:
-    """Return the names of `count` GPUs, locked; all or none, so that two jobs never wait for each other."""
+    """Lock `count` GPUs and return their names; all locks are taken together, so that two jobs cannot deadlock."""
     folder, announced, share = _lock_folder(), False, variable(SHARE) or "1"
     if not share.isdecimal() or int(share) == 0:
-        raise UserError(f"{SHARE}={share}: give a number of jobs, 1 or more")
-    places = [(name, place) for place in range(int(share) if count == 1 else 1) for name in names]
+        raise UserError(f"{SHARE}={share}: set a number of jobs, 1 or more")
+    slots = [(name, slot) for slot in range(int(share) if count == 1 else 1) for name in names]
     while True:
         with ExitStack() as trying:
             free = []
-            for name, place in places:
+            for name, slot in slots:
                 with suppress(Timeout):
-                    file = folder / f"{quote(name, safe='')}+{place}.lock"
+                    file = folder / f"{quote(name, safe='')}+{slot}.lock"
                     trying.enter_context(FileLock(file, timeout=0, mode=0o600))
                     free.append(name)
                 if len(free) == count:
                     held.push(trying.pop_all())
                     return free
         if not announced:
-            print(f"waiting for {count} of the GPUs {', '.join(names)}: other jobs have them", file=sys.stderr)
+            print(f"waiting for {count} of the GPUs {', '.join(names)}: other jobs use them", file=sys.stderr)
             announced = True
         time.sleep(0.5)
 
 
 def _lock_folder() -> Path:
-    """Return the folder of this user's lock files, which only this user may write to; make it if it is missing."""
+    """Return the folder of lock files, writable only by this user; create it if it is missing."""
     folder = Path(os.environ.get(LOCKS) or Path(tempfile.gettempdir(), f"formerlab-{os.getuid()}"))
     with suppress(OSError):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -121,16 +122,16 @@ def _lock_folder() -> Path:
         if stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o077:
             return folder
     raise UserError(
-        f"{folder}: the locks of GPUs need a folder that is yours alone (mode 0700, no link); "
-        f"mend it, or name another in {LOCKS}"
+        f"{folder}: GPU locks need a folder that only you can access (mode 0700, not a link); "
+        f"change it, or set {LOCKS} to another"
     )
 
 
 def on_several(path: Path, job: dict[str, Any], arguments: argparse.Namespace, count: int, out: Path) -> None:
     """Train a job of the plan at `path` with `count` processes under torchrun.
 
-    Raises StoppedEarly where the processes saved their work and stopped. Where one of them failed, all end; the note of
-    the stage and the error raised here are those of the process that failed first.
+    Raises StoppedEarly if the processes saved their work and stopped. If one process fails, all end; the stage note and
+    the raised error are those of the first process that failed.
     """
     failure = out / ".train.failure.json"
     out.mkdir(parents=True, exist_ok=True)
@@ -141,7 +142,7 @@ def on_several(path: Path, job: dict[str, Any], arguments: argparse.Namespace, c
         if (value := getattr(arguments, option)) is not None:
             words.append(f"--{option.replace('_', '-')}={value}")
     words += ["--deterministic"] if arguments.deterministic else []
-    # Processes that are asked to stop save first: torchrun would kill them after 30 s.
+    # Stopped processes save their work first; by default torchrun kills them after 30 s.
     environment = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "3600"} | os.environ | {FAILURE: str(failure.resolve())}
     process = subprocess.Popen(words, env=environment | ({SHARDED: "1"} if job.get("sharded") else {}))
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -157,7 +158,7 @@ def on_several(path: Path, job: dict[str, Any], arguments: argparse.Namespace, c
 
 
 def _fail_as(cause: dict[str, Any], failure: Path, out: Path) -> None:
-    """Leave the note of a failed training and raise its error, which the first process may have had no time for."""
+    """Write the note of a failed training and raise its error, in case the failing process could not do so."""
     failure.unlink()
     with noted("train", out):
         if cause["mistake"]:
@@ -167,33 +168,33 @@ def _fail_as(cause: dict[str, Any], failure: Path, out: Path) -> None:
 
 @contextmanager
 def failing_together() -> Iterator[None]:
-    """End this process soon after another process of the run fails, for which it may wait in a collective forever.
+    """End this process soon after another process of the run fails; otherwise it could wait in a collective forever.
 
-    The first process alone shows its progress; every process shows its error. The first one that fails writes its
-    error to the file of `FAILURE`, as {"process", "mistake", "reason"}.
+    Only process 0 prints its progress; every process prints its error. The first process that fails writes its error to
+    the file of `FAILURE`, as {"process", "mistake", "reason"}.
     """
     if FAILURE not in os.environ:
         yield
         return
-    path, own = Path(os.environ[FAILURE]), os.environ["RANK"]
+    path, rank = Path(os.environ[FAILURE]), os.environ["RANK"]
     threading.Thread(target=_end_after, args=(path,), daemon=True).start()
     nowhere = open(os.devnull, "w")  # noqa: SIM115  (a logger may write to it until the end)
-    out, errors = (sys.stdout, sys.stderr) if own == "0" else (nowhere, nowhere)
+    out, errors = (sys.stdout, sys.stderr) if rank == "0" else (nowhere, nowhere)
     try:
         with redirect_stdout(out), redirect_stderr(errors):
             yield
     except (StoppedEarly, KeyboardInterrupt):
         raise
     except BaseException as error:
-        print(f"process {own} of {os.environ['WORLD_SIZE']} failed ({type(error).__name__}):", file=sys.stderr)
-        said = {"process": int(own), "mistake": isinstance(error, UserError), "reason": reason(error)}
+        print(f"process {rank} of {os.environ['WORLD_SIZE']} failed ({type(error).__name__}):", file=sys.stderr)
+        cause = {"process": int(rank), "mistake": isinstance(error, UserError), "reason": reason(error)}
         with suppress(OSError), open(path, "x", encoding="utf-8") as file:  # the first failure is the cause
-            file.write(json.dumps(said))
+            file.write(json.dumps(cause))
         raise
 
 
 def _end_after(failure: Path) -> None:
-    """End this process, whatever it waits for, some seconds after the file `failure` exists."""
+    """End this process unconditionally `SECONDS_TO_END` seconds after the file `failure` appears."""
     while not failure.exists():
         time.sleep(1)
     time.sleep(SECONDS_TO_END)
@@ -201,10 +202,10 @@ def _end_after(failure: Path) -> None:
 
 
 def torchrun(count: int, nodes: int, threads: int) -> list[str]:
-    """Return the words that start `count` processes of `threads` threads each, whose command follows them.
+    """Return the command prefix that starts `count` processes of `threads` threads each.
 
-    In a Slurm job of several nodes srun starts a torchrun on each, with its share of the processes; they meet on this
-    node, which is the first of the job. Elsewhere all processes are on this machine.
+    In a Slurm job of several nodes, srun starts one torchrun per node with an equal number of processes, and this node,
+    the first of the job, is the rendezvous endpoint. Otherwise all processes run on this machine.
     """
     job = os.environ.get("SLURM_JOB_ID")
     if nodes == 1 or job is None:

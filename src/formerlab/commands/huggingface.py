@@ -1,4 +1,4 @@
-"""The verbs of other people's formats: export-huggingface, import-tokenformer."""
+"""The commands for formats of other libraries: export-huggingface, import-tokenformer."""
 
 import argparse
 from pathlib import Path
@@ -14,7 +14,7 @@ def add_parsers(commands: Any) -> None:
     parser = add_command(commands, export_huggingface)
     parser.add_argument("run", help="folder of a finished run, or its id, such as denseformer/plain-4/seed0")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--licence", default="not stated", help="of the weights, for the model card")
+    parser.add_argument("--licence", default="not stated", help="licence of the weights, for the model card")
 
     parser = add_command(commands, import_tokenformer, configured=False)
     parser.add_argument("checkpoint", type=Path, help="folder with pytorch_model.bin and tokenizer.json")
@@ -39,18 +39,17 @@ def export_huggingface(arguments: argparse.Namespace) -> None:
         folder = found(run_id)
     model, run = load_model(folder)
     if not isinstance(model, DecoderModel):
-        raise UserError(f"{folder}: a {run.model.kind}; only decoders can be exported")
+        raise UserError(f"{folder}: the model is a {run.model.kind}; only decoders can be exported")
     data = folder.resolve().parents[2] / "data" / run.data
     manifest = read_json(data / "manifest.json")
     card = card_of(read_record(folder / "run.json"), arguments.licence, manifest.get("licence", "not stated"))
     save_folder(model, load_tokenizer(data), out, end_of_text=manifest["tokenizer"]["end_of_text"], card=card)
-    own = (out / CODE).is_file()
-    with_code = f", with trust_remote_code=True ({CODE})" if own else ""
-    print(f"{out}: AutoModelForCausalLM and AutoTokenizer read it{with_code}")
+    with_code = f", with trust_remote_code=True ({CODE})" if (out / CODE).is_file() else ""
+    print(f"{out}: load it with AutoModelForCausalLM and AutoTokenizer{with_code}")
 
 
 def import_tokenformer(arguments: argparse.Namespace) -> None:
-    """Write a released Tokenformer checkpoint as our model."""
+    """Convert a released Tokenformer checkpoint to a Hugging Face folder."""
     from formerlab.data.text.tokenizer import TokenizerFile
     from formerlab.integrations.huggingface.export import save_folder
     from formerlab.integrations.huggingface.neox import load_released

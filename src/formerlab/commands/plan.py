@@ -1,4 +1,4 @@
-"""The verbs on a plan: its jobs, their states, the checks before a start, and the summary after a failure."""
+"""The commands on a plan: show jobs and states, check before a start, and summarise after a failure."""
 
 import argparse
 import json
@@ -21,27 +21,27 @@ from formerlab.results.notes import SAFE
 from formerlab.results.stages import MAKING, MEASURED, TIMED
 
 SPARE_BYTES = 1_000_000_000
-"""Room for token streams, rows, figures and the MLflow database beside the checkpoints."""
+"""Disk space for token streams, rows, figures and the MLflow database, in addition to checkpoints."""
 
 
 def add_parsers(commands: Any) -> None:
     """Add the commands."""
     parser = add_command(commands, plan)
-    parser.add_argument("--shell", action="store_true", help="print the stage commands in order, for use without a DAG")
-    parser.add_argument("--seeds", action="store_true", help="a row for every seed of a run")
+    parser.add_argument("--shell", action="store_true", help="print the stage commands, for use without Snakemake")
+    parser.add_argument("--seeds", action="store_true", help="show a row for every seed of a run")
     parser.add_argument("--given", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     parser = add_command(commands, status)
     parser.add_argument("--problems", action="store_true", help="only failed, killed and stopped jobs, with their logs")
     parser = add_command(commands, check)
-    parser.add_argument("--here", action="store_true", help="check also that this machine has the GPU of the jobs")
+    parser.add_argument("--here", action="store_true", help="also check that this machine has a GPU if jobs need one")
     parser = add_command(commands, rescue)
-    parser.add_argument("--only", nargs="*", metavar="name", help="of these figures and tables; default: all")
+    parser.add_argument("--only", nargs="*", metavar="name", help="names of figures and tables; default: all")
 
 
 def plan(arguments: argparse.Namespace) -> None:
-    """Show every run with its size, FLOPs, memory, disk and time, the totals, and how many other jobs there are."""
-    if arguments.write is not None:  # for the DAG
+    """Show every run with its size, FLOPs, memory, disk and time, the totals, and the number of other jobs."""
+    if arguments.write is not None:  # called by plan/locate.py
         from formerlab.plan.build import build_plan
 
         write_json(arguments.write, build_plan(Path.cwd(), arguments.given or {}))
@@ -49,8 +49,8 @@ def plan(arguments: argparse.Namespace) -> None:
     from formerlab.plan.show import shell, table
 
     path = find_plan(arguments)
-    found = read_plan(path)
-    print(shell(found, path) if arguments.shell else table(found, seeds=arguments.seeds))
+    jobs = read_plan(path)
+    print(shell(jobs, path) if arguments.shell else table(jobs, seeds=arguments.seeds))
 
 
 def status(arguments: argparse.Namespace) -> None:
@@ -61,9 +61,7 @@ def status(arguments: argparse.Namespace) -> None:
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Check before a start that the disk has room for the plan and that prepared data are whole, and set back times in
-    the future.
-    """
+    """Check disk space, GPU and prepared data before a start, and reset modification times in the future."""
     from formerlab.data.manifest import verify_all
 
     plan = load_plan(arguments)
@@ -76,7 +74,7 @@ def check(arguments: argparse.Namespace) -> None:
     left = [name for stage in stages for name in plan[stage] if not staleness.check(stage, name).current]
     if arguments.here and plan["device"] == "cuda" and left and gpu_count() == 0:
         raise UserError(
-            f"{NO_GPU}, and {len(left)} jobs need one; set device: cpu, or run them where there is one "
+            f"{NO_GPU}, and {len(left)} jobs need one; set device: cpu, or run them on a machine with a GPU "
             "(--profile slurm)"
         )
     missing = [job for run_id, job in plan["train"].items() if not staleness.check("train", run_id).current]
@@ -86,7 +84,7 @@ def check(arguments: argparse.Namespace) -> None:
     if free < need:
         raise UserError(
             f"{folder}: {short(free)}B free, but the {len(missing)} missing runs need about {short(need)}B; "
-            "make room, or set results: to another disk"
+            "free disk space, or set results: to another disk"
         )
     read = {plan[maker(plan, run)][run]["data"] for stage in (*MAKING, *MEASURED) for run in plan[stage] if run in left}
     for name in sorted(read):
@@ -95,9 +93,9 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def _leave_the_future(plan: dict[str, Any]) -> None:
-    """Set back the modification times of results and figures in the future, as clocks that differ leave them.
+    """Reset modification times of results and figures that are in the future, which clocks that differ can cause.
 
-    Snakemake takes a job that has read such a file for failed when it is done, and deletes what it wrote.
+    When a job that read such a file ends, Snakemake treats the job as failed and deletes its outputs.
     """
     now = time.time()
     folders = (Path(plan["results"]), Path(plan["figures"]))
@@ -107,11 +105,11 @@ def _leave_the_future(plan: dict[str, Any]) -> None:
         with suppress(PermissionError):
             os.utime(path, (now, now))
     if ahead:
-        print(f"{len(ahead)} files had a time in the future, which is now set back; do clocks differ?", file=sys.stderr)
+        print(f"{len(ahead)} files had a time in the future, now reset; do clocks differ?", file=sys.stderr)
 
 
 def rescue(arguments: argparse.Namespace) -> None:
-    """After a failure: draw missing figures and tables that have rows, list what failed and its logs."""
+    """After a failure: render missing figures and tables that have rows, and list failed jobs with their logs."""
     from formerlab.plan.show import report
     from formerlab.report.write import draw_each
 

@@ -1,4 +1,4 @@
-"""What the command `readme` writes into pages: verdicts on cached rows, the stages, the figures of the papers."""
+"""The blocks that the command `readme` writes into pages: verdicts on cached rows, stages, figures of the papers."""
 
 import re
 from functools import cache
@@ -24,17 +24,17 @@ PAPERS = {
     "arXiv:2402.02622": "DenseFormer",
     "Decay article": "Decay article",
 }
-"""The papers by what captions call them, in the order of the table of their figures."""
+"""The papers by their name in captions, in the order of the table of figures."""
 _AFTER = re.compile(rf"(?:after|of) ((?:Fig|Table)[^()]*?) of (?:the )?({'|'.join((*PAPERS, *PAPERS.values()))})")
-"""Where a caption says which figure or table of which paper it follows."""
+"""Matches the figure or table of a paper that a caption names as its model."""
 
 SCALES = ("paper", "workstation", "overnight", "pretrained")
-"""The scales whose rows the pages tell of, the first that tests a claim."""
+"""Scales reported on the pages; for each claim, the first scale that tests it counts."""
 
 
 @cache
-def judged(root: Path) -> dict[str, list[Verdict]]:
-    """Return the verdicts by scale. Raises UserError where no scale has rows."""
+def verdicts_by_scale(root: Path) -> dict[str, list[Verdict]]:
+    """Return the verdicts by scale. Raises UserError if no scale has rows."""
     cached = root / "results" / "cached"
     scales = [name for name in SCALES if has_runs(cached / name)]
     if not scales:
@@ -43,12 +43,12 @@ def judged(root: Path) -> dict[str, list[Verdict]]:
 
 
 def stages_block() -> str:
-    """Return the table of stages and the files of rows that each leaves, as Markdown."""
-    lines = ["| stage | what it does, for every | files |", "|---|---|---|"]
+    """Return the table of stages and of their row files, as Markdown."""
+    lines = ["| stage | task (once for every) | files |", "|---|---|---|"]
     for stage in STAGES.values():
         files = " ".join(f"`{file}`" for file in stage.written)
         lines.append(f"| `{stage.name}` | {stage.text} ({stage.unit}) | {files} |")
-    lines += ["", "| file | one row is | columns (? where a file may lack them) |", "|---|---|---|"]
+    lines += ["", "| file | one row is | columns (? if optional) |", "|---|---|---|"]
     for file, table in TABLES.items():
         names = ", ".join(name + "?" * (name in table.optional) for name in table.names)
         lines.append(f"| `{file}` | {table.row} | {names} |")
@@ -56,7 +56,9 @@ def stages_block() -> str:
 
 
 def papers_block(root: Path) -> str:
-    """Return a line for every figure and table that follows one of a paper, then those without a counterpart."""
+    """Return a row for every figure and table that follows one of a paper, then the paper's items without
+    counterpart.
+    """
     studies = sorted(path.stem for path in (root / "workflow" / "studies").glob("*.yaml"))
     runs = {}
     for scale in ("laptop", "overnight", "workstation", "paper"):
@@ -66,36 +68,36 @@ def papers_block(root: Path) -> str:
     rows = []
     for drawing in catalogue().values():
         for item, paper in _AFTER.findall(" ".join(drawing.caption.split()))[:1]:
-            smallest = next((scale for scale, found in runs.items() if drawing.chosen(found)), "")
+            smallest = next((scale for scale, at_scale in runs.items() if drawing.chosen(at_scale)), "")
             paths = [place(root, drawing, scale, KEPT[drawing.kind][0]) for scale in ("overnight", "pretrained")]
-            links = [f"[{one.parent.name}](../{one.relative_to(root).as_posix()})" for one in paths if one.exists()]
+            links = [f"[{path.parent.name}](../{path.relative_to(root).as_posix()})" for path in paths if path.exists()]
             rows.append((PAPERS.get(paper, paper), item, f"`{drawing.name}`", ", ".join(links), smallest))
     order = list(PAPERS.values())
     rows.sort(key=lambda row: (order.index(row[0]), row[1].startswith("Table"), int(re.findall(r"\d+", row[1])[0])))
     lines = ["| paper | figure or table | ours | committed | smallest scale |", "|---|---|---|---|---|"]
     lines += [f"| {' | '.join(row)} |" for row in rows]
-    lines += ["", "Without a counterpart, or with one that the committed rows cannot draw:", ""]
+    lines += ["", "Without a counterpart, or without committed rows for it:", ""]
     missing = read_yaml(root, "docs/no_counterpart.yaml")
     lines += [f"- {paper}, {item}: {why}." for paper, items in missing.items() for item, why in items.items()]
     return "\n".join(lines)
 
 
 PAGES = ("README.md", "docs/verdicts.md", "docs/files.md", "docs/results.md")
-"""The pages with a generated part."""
+"""The pages with a generated block."""
 
 
 def written(path: Path, block: str) -> str:
-    """Return a page with the block between its marks. Raises UserError where the marks are missing."""
-    before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
+    """Return a page with the block between its marks. Raises UserError if the marks are missing."""
+    head, begin, tail = path.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, after = tail.partition(END)
     if not begin or not end:
-        raise UserError(f"{path}: no place for what is generated; put the lines '{BEGIN}' and '{END}' around it")
-    return f"{before}{BEGIN}\n\n{block.strip()}\n\n{END}{after}"
+        raise UserError(f"{path}: no marks of the generated block; add the lines '{BEGIN}' and '{END}'")
+    return f"{head}{BEGIN}\n\n{block.strip()}\n\n{END}{after}"
 
 
 def outdated(root: Path) -> dict[str, str]:
-    """Return the pages that are not up to date, with what they should hold."""
-    found = judged(root)
-    blocks = first_screen(found), all_block(found), stages_block(), papers_block(root)
+    """Return the new texts of the pages that are not up to date."""
+    by_scale = verdicts_by_scale(root)
+    blocks = first_screen(by_scale), all_block(by_scale), stages_block(), papers_block(root)
     texts = {name: written(root / name, block) for name, block in zip(PAGES, blocks, strict=True)}
     return {name: text for name, text in texts.items() if text != (root / name).read_text(encoding="utf-8")}

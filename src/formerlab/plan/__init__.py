@@ -1,9 +1,9 @@
-"""The plan: configuration becomes jobs, jobs have costs, records say what is stale, people see all of it.
+"""Planning: turn the configuration into jobs, estimate their costs and find stale results.
 
-- configuration: `schema` says what the files may hold, `layers` lays them over each other and names the file of every
-  mistake, `sources` reads them, `resolve` makes the spec of every run.
-- jobs: `build`, with what is measured (`measure`) and data that must be the published ones (`public_data`).
-- costs: `cost` in closed form, for a processor of `hardware`.
-- what is stale: `code` hashes what a job runs, `judge` compares records with the plan, `attempts` tries again.
-- found and shown: `locate` finds or makes the plan's file, `show` prints it, what is done, and its commands.
+- Configuration: `schema` defines the keys of the files, `merging` merges files and names the file of every mistake,
+  `sources` reads them, and `resolve` builds the spec of every run.
+- Jobs: `build` builds the plan, with the measurements (`measure`) and the checks of public data (`public_data`).
+- Costs: `cost` estimates costs in closed form for a processor of `hardware`.
+- Staleness: `code` hashes the code of a job, `staleness` compares records with the plan, `attempts` counts retries.
+- Display: `locate` finds or creates the plan file, `show` prints the plan, the job states and the commands.
 """

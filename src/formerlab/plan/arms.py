@@ -1,5 +1,5 @@
-"""Read which runs stand for the arms of the registered claims. Nothing here imports torch, as evaluating claims needs
-no model; `plan/sources.py` checks the other keys of the same files.
+"""Read the runs that are the arms of the registered claims. This module does not import torch, because claims are
+evaluated without a model; `plan/sources.py` checks the other keys of the same files.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ from formerlab.yaml_files import read_yaml
 
 
 class _Claims(Spec):
-    """The key `claims` of a study, or of a study's settings at a scale."""
+    """The key `claims` of a study, or of the settings of a study at a scale."""
 
     claims: dict[str, ClaimArms] = {}
 
@@ -26,8 +26,8 @@ def _claims(tree: Tree, subject: str = "") -> dict[str, ClaimArms]:
 
 
 def read_arms(root: Path, scale: str) -> dict[str, dict[str, ClaimArms]]:
-    """Return which runs stand for which arms, by study and claim, as the key `claims` of studies and scale says."""
-    found = {}
+    """Return the runs of the arms by study and claim, as given by the key `claims` of studies and scale."""
+    arms_by_study = {}
     registered = {claim.id: claim for claim in read_claims().claims}
     at_scale = _read(root, f"workflow/scales/{scale}.yaml")
     for path in sorted((root / "workflow" / "studies").glob("*.yaml")):
@@ -39,12 +39,12 @@ def read_arms(root: Path, scale: str) -> dict[str, dict[str, ClaimArms]]:
                 if (claim := registered.get(name)) is None:
                     raise UserError(f"{file}: claims: no claim {name!r}{near_misses(name, list(registered))}")
                 used = {arm for arms in (mapped.arms, *mapped.items.values()) for arm in arms}
-                for key, given, known in (
+                for key, given, allowed in (
                     ("items", mapped.items, claim.criterion.for_each),
                     ("arms", used, claim.arms),
                 ):
-                    if unknown := sorted(set(given) - set(known)):
-                        has = ", ".join(known) or "none"
+                    if unknown := sorted(set(given) - set(allowed)):
+                        has = ", ".join(allowed) or "none"
                         raise UserError(f"{file}: claims.{name}.{key}: no {unknown[0]!r}; the claim has {has}")
-        found[path.stem] = arms | differing
-    return found
+        arms_by_study[path.stem] = arms | differing
+    return arms_by_study

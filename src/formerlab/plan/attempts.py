@@ -1,9 +1,9 @@
-"""How attempts of jobs ended: which jobs are tried again, and with how much memory.
+"""Attempts of jobs: decide which failed jobs to retry, and with how much memory.
 
-Also which jobs run already in another process, so that nothing starts twice, and which stale locks may go.
+The module also finds jobs that already run in another process, so that no job starts twice, and removes stale locks.
 
-A stage leaves a note beside its results (`noted`) that says how it ended, or still "running" where it was killed; only
-Slurm knows what for.
+A stage writes a note beside its results (`noted`) with its outcome. The note of a killed stage still says "running";
+only Slurm knows the reason.
 """
 
 import fcntl
@@ -24,11 +24,11 @@ Note = dict[str, Any]
 Folder = Callable[[str, str], Path]
 
 FEW = 3
-"""Further attempts after a crash, a kill or a stop without progress; a stop after more work begins the count anew."""
+"""Consecutive retries after a crash, a kill or a stop without progress; a stop with progress resets the count."""
 
 
 class Attempts:
-    """The attempts of this process; `folder` returns the folder in which a job of a stage leaves its note."""
+    """The attempts of this process; `folder(stage, name)` returns the folder in which a job writes its note."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -38,7 +38,7 @@ class Attempts:
         self._progress: dict[tuple[str, str, int], list[int]] = {}
 
     def memory_kills(self, stage: str, name: str, attempt: int) -> int:
-        """Return how often a job was killed for memory; called before each submission."""
+        """Return how often Slurm killed a job for memory; call it before each submission."""
         key = (stage, name, attempt)
         if key not in self._kills:
             note = self._note_of_last(stage, name) if attempt > 1 else None
@@ -48,12 +48,12 @@ class Attempts:
         return self._kills[key]
 
     def worth_another(self, stage: str, name: str, attempt: int) -> bool:
-        """Say whether to try a job again after this attempt failed.
+        """Return whether to retry a job after this attempt failed.
 
-        A job that stopped with more work saved than at its last stop goes on. Any other, also one that begins anew, has
-        `FEW` more in a row.
-        There is no further attempt where a person has to mend something, where another process does the same work, and
-        where the attempt left no note: then Slurm refused it, or it ended before its stage began.
+        A job that stopped with more work saved than at its last stop is always retried. Any other job, including one
+        that starts over, has `FEW` consecutive retries. A job is not retried if a person must fix something, if another
+        process does the same work, or if the attempt left no note: then Slurm refused it, or it ended before its stage
+        began.
         """
         note = self._note_of_last(stage, name)
         if note is None or note.get("mistake") or who_is_at(stage, self._folder(stage, name), queue()):
@@ -66,13 +66,13 @@ class Attempts:
         return abrupt <= FEW
 
     def _note_of_last(self, stage: str, name: str) -> Note | None:
-        """Return the note of the last attempt; an older one does not count."""
+        """Return the note of the last attempt, or None if the attempt wrote no note."""
         note = note_of(stage, self._folder(stage, name))
         return None if note == self._before.get((stage, name)) else note
 
 
 def ask_slurm(*words: str) -> str | None:
-    """Return the output of a command of Slurm; None where Slurm does not answer."""
+    """Return the output of a Slurm command, or None if Slurm does not answer."""
     try:
         return subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError):
@@ -82,8 +82,8 @@ def ask_slurm(*words: str) -> str | None:
 def killed_for_memory(job: str | None) -> bool:
     """Ask Slurm whether it killed a job for its memory.
 
-    It shows that as OUT_OF_MEMORY or, where it counts memory without cgroups, as FAILED, the job or a step of it by
-    signal 9.
+    The state of such a job is OUT_OF_MEMORY or, if Slurm counts memory without cgroups, FAILED with signal 9 for the
+    job or one of its steps.
     """
     output = job and ask_slurm("scontrol", "--details", "--oneliner", "show", "job", job)
     if not output:
@@ -94,9 +94,9 @@ def killed_for_memory(job: str | None) -> bool:
 
 
 def queue() -> dict[str, tuple[str, str]] | None:
-    """Return folder and comment of this user's waiting and running jobs, by id; None where Slurm does not answer.
+    """Return (folder, comment) of this user's waiting and running jobs by id, or None if Slurm does not answer.
 
-    Snakemake comments rule and wildcards, of an array those of its first job.
+    Snakemake sets the comment to rule and wildcards; the comment of a job array is that of its first job.
     """
     states = "--states=PENDING,CONFIGURING,RUNNING,SUSPENDED"
     output = ask_slurm("squeue", f"--user={os.getuid()}", "--noheader", states, "--format=%A|%Z|%k")
@@ -107,22 +107,26 @@ def queue() -> dict[str, tuple[str, str]] | None:
 
 
 def who_is_at(stage: str, folder: Path, jobs: Container[str] | None) -> str | None:
-    """Name the Slurm job, or else the process, that works on a stage in `folder`, if there is one."""
+    """Return the name of the Slurm job or process that works on a stage in `folder`, or None."""
     note = note_of(stage, folder)
     if note and note["state"] == "running" and note.get("slurm_job") and jobs is not None:
         return f"Slurm job {note['slurm_job']}" if note["slurm_job"] in jobs else None
     return holder(stage, folder)
 
 
-def under_way(wanted: Iterable[tuple[str, str]], folder: Folder, root: Path) -> str | None:
-    """List the jobs of a plan that run, or wait in Slurm's queue, from an earlier call in `root`."""
+def under_way(wanted: Iterable[tuple[str, str]], folder_of: Folder, root: Path) -> str | None:
+    """Return an error message that lists the jobs of a plan that an earlier call in `root` runs or has queued in Slurm.
+
+    Returns None if there are no such jobs.
+    """
     jobs, busy = queue(), dict[str, str]()
-    here = {job: comment for job, (place, comment) in (jobs or {}).items() if Path(place) == root}
+    comments = {job: comment for job, (folder, comment) in (jobs or {}).items() if Path(folder) == root}
     for stage, name in wanted:
-        if who := who_is_at(stage, folder(stage, name), jobs):
+        if who := who_is_at(stage, folder_of(stage, name), jobs):
             busy[who] = f"{stage} {name}"
         rule = f"rule_{stage}"
-        waiting = (job for job, said in here.items() if said in (rule, f"{rule}_wildcards_{name.replace('/', '_')}"))
+        job_comments = (rule, f"{rule}_wildcards_{name.replace('/', '_')}")
+        waiting = (job for job, comment in comments.items() if comment in job_comments)
         busy |= {f"Slurm job {job}": f"{stage} {name}" for job in waiting}
     if not busy:
         return None
@@ -130,16 +134,17 @@ def under_way(wanted: Iterable[tuple[str, str]], folder: Folder, root: Path) -> 
     more = f" and {len(busy) - 1} more of its jobs ({', '.join(list(busy)[1:])})" if len(busy) > 1 else ""
     slurm = [who.removeprefix("Slurm job ") for who in busy if who.startswith("Slurm job ")]
     stop = f"`scancel {' '.join(slurm)}` stops them, saved" if slurm else "or stop it"
-    return f"{what} is under way already: {who}{more}. Wait, {stop}; then give the same command again"
+    return f"{what} is under way already: {who}{more}. Wait, {stop}; then run the same command again"
 
 
 def take_away_stale(folder: Path) -> TextIO | None:
-    """Remove the locks of a killed Snakemake below its folder if none lives here, and mark this one as living. Each
-    Snakemake holds a shared lock on a file there until it ends; one that can lock it exclusively is alone. Locks from
-    another machine stay, since some network file systems do not show locks across machines.
+    """Remove the locks that a killed Snakemake left below `folder`, unless another Snakemake runs there, and return
+    the open file that marks this Snakemake as running. Each Snakemake holds a shared lock on that file until it ends,
+    so one that can lock it exclusively is the only one. Locks from another machine stay, because some network file
+    systems do not show locks across machines. Returns None if the folder is read-only or its file system has no locks.
     """
     locks = list((folder / "locks").glob("*.lock"))
-    with suppress(OSError):  # a read-only folder, or a file system without locks: nothing is removed
+    with suppress(OSError):  # a read-only folder, or a file system without locks
         folder.mkdir(exist_ok=True)
         file = open(folder / "lives", "a+", encoding="utf-8")  # noqa: SIM115  (held until the process ends)
         try:
@@ -153,7 +158,7 @@ def take_away_stale(folder: Path) -> TextIO | None:
             for lock in locks:
                 lock.unlink(missing_ok=True)
             if locks:
-                print("an earlier run was killed; its lock is removed, and the work goes on", file=sys.stderr)
+                print("an earlier run was killed; its lock is removed, and work continues", file=sys.stderr)
             file.truncate(0)
             file.write(host)
             file.flush()

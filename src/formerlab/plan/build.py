@@ -32,9 +32,9 @@ Job = dict[str, Any]
 
 
 def build_plan(root: Path, given: Job) -> dict[str, Any]:
-    """Return the plan of the configuration below `root`, with the values `given` on the command line on top.
+    """Return the plan of the configuration below `root`, overridden by the command-line values `given`.
 
-    Needs neither data nor network. Raises UserError with one line at the first mistake.
+    Building a plan needs no data and no network. Raises UserError with one line for the first mistake.
     """
     sources = read_sources(root, given)
     config, scale = sources.config, sources.scale
@@ -78,7 +78,7 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
     every: list[AnyRun] = [*runs, *released]
     used = {name for run in every for name in chain(run.data, scale.data)}
     unread = list[str]()
-    for name in sorted(scale.data.keys() - used):  # one for studies that are not chosen now is no mistake
+    for name in sorted(scale.data.keys() - used):  # may be for studies that are not chosen
         file = sources.scale_tree.file_of("data", name)
         if file != sources.scale_tree.file:
             unread.append(f"{file}: data.{name}: no run reads it{near_misses(name, list(used))}")
@@ -127,7 +127,7 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
 
 
 def _data_jobs(sources: Sources, root: Path, folder: str) -> dict[str, Any]:
-    """Return the job of every data set; the source is None where it is not mounted now, which the judge lets pass."""
+    """Return the job of every data set; `source` is None if its files are not mounted, and is then not checked."""
     jobs: dict[str, Any] = {}
     for name, spec in sources.scale.data.items():
         out = f"{folder}/{name}"
@@ -141,7 +141,7 @@ def _data_jobs(sources: Sources, root: Path, folder: str) -> dict[str, Any]:
 
 def _check_files(plan: Job, there: Container[str], sources: Sources) -> None:
     """Refuse missing files of data sets, released models and suites that the user names. Files that the scale names may
-    come later. Data sets that are `there`, mounted or prepared before, stay valid without them.
+    be added later. Data sets in `there`, which are mounted or already prepared, are not checked.
     """
     scale = sources.scale
     named: list[tuple[tuple[str, ...], str, Callable[[], object]]] = []
@@ -166,7 +166,7 @@ def _check_files(plan: Job, there: Container[str], sources: Sources) -> None:
 
 
 def _run_job(run: AnyRun, *entries: str) -> dict[str, Any]:
-    """Return the jobs of all runs, of trained or of released models, which the modules `entries` make."""
+    """Return the job of a trained or released run, which the modules `entries` make."""
     return {
         "study": run.study,
         "run": run.name,
@@ -179,7 +179,9 @@ def _run_job(run: AnyRun, *entries: str) -> dict[str, Any]:
 
 
 def _set_priorities(train: Job) -> None:
-    """Give every run the predicted seconds until the last of its descendants ends: long chains start first."""
+    """Set the priority of every run to the predicted seconds until its last descendant ends, so long chains start
+    first.
+    """
     longest: dict[str, int] = {}
     for run_id, job in reversed(train.items()):
         job["priority"] = longest.get(run_id, 0) + max(1, round(3600 * job["cost"]["hours"]))
@@ -188,26 +190,26 @@ def _set_priorities(train: Job) -> None:
 
 
 def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures and tables that have something to read, each with the files that it reads."""
+    """Return the figures and tables that have input rows, each with the files that it reads."""
     jobs = {}
     made = list(made_runs(plan).values())
     runs = [(job["study"], job["run"], job["spec"]) for job in made]
     named = fingerprint(all_names())
     for name, drawing in catalogue().items():
         inputs, seeds = list[str](), dict[str, list[str]]()
-        for job in (made[place] for place in drawing.chosen(runs)):
+        for job in (made[index] for index in drawing.chosen(runs)):
             if files := _inputs(drawing, job, plan):
                 inputs += files
                 seeds.setdefault(f"{job['study']}/{job['run']}", []).append(str(job["seed"]))
-        if inputs:  # rows of a study rather than of a run
+        if inputs:  # rows of a study instead of a run
             files = [f"{stage}.csv" for stage in TIMED if drawing.study in plan[stage]]
             inputs += [f"{plan['results']}/{drawing.study}/{file}" for file in files if file in drawing.reads]
         rows = {path.rpartition("/")[2] for path in inputs} - {"run.json"}
-        if rows or (inputs and set(drawing.reads) == {"run.json"}):  # records alone have no measurements
+        if rows or (inputs and set(drawing.reads) == {"run.json"}):  # other figures need rows, not records alone
             jobs[name] = {
                 "study": drawing.study,
                 "inputs": inputs,
-                "runs": [f"{run} (seed {', '.join(found)})" for run, found in seeds.items()],
+                "runs": [f"{run} (seed {', '.join(numbers)})" for run, numbers in seeds.items()],
                 "outputs": [f"{plan['figures']}/{file}" for file in drawing.outputs],
                 "code": code_hash(drawing.module, "formerlab.report.write"),
                 "names": named,
@@ -216,10 +218,10 @@ def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def _drawn_together(drawings: dict[str, Any], *, by_study: bool) -> dict[str, Any]:
-    """Return the jobs that draw, each named after its first figure or table.
+    """Group figures and tables into jobs, each named after its first figure or table.
 
-    Drawings that wait for the same jobs of a study share a process, since starting one takes longer than drawing; with
-    `by_study` all drawings of a study share one.
+    Figures that wait for the same jobs of a study share a process, because starting a process takes longer than
+    rendering; with `by_study` all figures of a study share one.
     """
     groups: dict[tuple[str, frozenset[tuple[str, str]]], dict[str, Any]] = {}
     for name, drawing in drawings.items():
@@ -237,7 +239,7 @@ def _drawn_together(drawings: dict[str, Any], *, by_study: bool) -> dict[str, An
 
 
 def _inputs(drawing: Drawing, job: Job, plan: dict[str, Any]) -> list[str]:
-    """Return the files of a run that a drawing reads."""
+    """Return the files of a run that a figure or table reads."""
     run_id = f"{job['study']}/{job['run']}/seed{job['seed']}"
     written = set(STAGES[maker(plan, run_id)].written)
     for name, stage in MEASURED.items():

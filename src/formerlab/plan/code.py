@@ -1,9 +1,9 @@
-"""Hash of the code that a stage depends on, so that editing a module reruns exactly the stages that use it.
+"""Hash the code that a stage depends on, so that editing a module reruns exactly the stages that use it.
 
-A plan holds the hash of every job and its modules, so that a job can tell whether its code has changed.
-The modules are found by following imports in the source, without running any of it. Two kinds of modules are left out:
-those whose specs the stage does not use (editing one depth mixer must not retrain the models of another), and the few
-that cannot change a number. Comments, docstrings, formatting and unions of variants do not count.
+A plan contains the hash and the modules of every job, so that a job can check whether its code has changed. The modules
+are found by following imports in the source without executing it. Two kinds of modules are excluded: modules whose
+specs the stage does not use (editing one depth mixer must not retrain the models of another), and the few modules that
+cannot change a number. The hash ignores comments, docstrings, formatting and unions of variants.
 """
 
 import ast
@@ -25,63 +25,65 @@ WITHOUT_EFFECT = frozenset(
         *("results.schema", "results.stages", "training.provenance", "training.runtime"),
     )
 )
-"""Modules of messages, progress, records, names and optional imports, which change no number."""
+"""Modules of messages, progress, records, names and optional imports, which cannot change a number."""
 
 
 ON_REQUEST = frozenset((f"{PACKAGE}.growth.stage",))
-"""Modules beside whose specs are functions that only some jobs run; the plan names the module for those."""
+"""Modules with specs and with functions that only some jobs run; the plan adds the module to the entries of those jobs.
+"""
 
 
 HASHED: dict[str, tuple[str, ...]] = {}
-"""The modules that each hash of this process is made of."""
+"""The modules behind each hash that this process computed."""
 
 
 def entries_of_training(run: Any) -> tuple[str, ...]:
-    """Return the modules that train a run: those of growth too where it starts from another run."""
+    """Return the modules that train a run, including growth if the run starts from another run."""
     return ("formerlab.training.stage", *(sorted(ON_REQUEST) if run.init_id else ()))
 
 
 def code_hash(*entries: str, specs: Iterable[Spec] = ()) -> str:
-    """Return 16 hexadecimal digits of the code that the modules `entries` run for the given specs."""
+    """Return the hash (16 hexadecimal digits) of the code that the modules `entries` run for the given specs."""
     classes = {cls for spec in specs for part in spec.parts() for cls in type(part).__mro__}
     return _hash(entries, frozenset(cls.__module__ for cls in classes if _is_ours(cls.__module__)))
 
 
 @functools.cache
 def _hash(entries: tuple[str, ...], chosen: frozenset[str]) -> str:
-    """Return the hash of what `entries` run for specs of the modules `chosen`: seeds and sizes share it."""
+    """Return the hash of the code that `entries` run for specs of the modules `chosen`; seeds and sizes share it."""
     modules = tuple(sorted(closure(entries, chosen)))
-    found = hash_of(modules)
-    HASHED[found] = modules
-    return found
+    code = hash_of(modules)
+    HASHED[code] = modules
+    return code
 
 
 def hash_of(modules: Collection[str]) -> str:
-    """Return the hash of a closure of modules, which come sorted."""
-    digest, known = hashlib.sha256(), {None, *modules}
+    """Return the hash of a closure of modules, which must be sorted."""
+    digest, hashed = hashlib.sha256(), {None, *modules}
     for module in modules:
-        lines = [text for text, target in _statements(module) if target in known]
+        lines = [text for text, target in _statements(module) if target in hashed]
         tables = [table.read_text(encoding="utf-8") for table in _tables(module)]
         digest.update("\n".join((module, *lines, *tables, "")).encode())
     return digest.hexdigest()[:16]
 
 
 def files_of(modules: Iterable[str]) -> set[str]:
-    """Return the files that the hash of modules is made of, by their paths below the package."""
+    """Return the files that the hash of modules covers, as paths relative to the package."""
     paths = [path for module in modules for path in (_path(module), *_tables(module))]
     return {path.relative_to(ROOT).as_posix() for path in paths}
 
 
 def module_of(file: str) -> str:
-    """Return the module in a file of the package."""
+    """Return the module name of a file of the package."""
     return f"{PACKAGE}.{file.removesuffix('.py').replace('/', '.')}".removesuffix(".__init__")
 
 
 def closure(entries: Iterable[str], chosen: frozenset[str]) -> set[str]:
-    """Return the modules that `entries` import, directly or not, given the modules whose specs are `chosen`.
+    """Return the modules that `entries` import, directly or indirectly, given the modules whose specs are `chosen`.
 
-    A spec that was not chosen counts only where a chosen one uses it in the body of a function or as a base class. As a
-    default value, member of a union or annotation it is never built. Functions count, also beside specs.
+    The module of a spec that was not chosen is included only if a chosen module uses the spec in a function body or as
+    a base class; a spec that is a default value, a member of a union or an annotation is never built. A module is also
+    included if a function is imported from it.
     """
     found: set[str] = set()
     waiting = [*entries, *chosen]
@@ -130,15 +132,15 @@ def _is_for_readers(node: ast.stmt) -> bool:
 
 @functools.cache
 def _statements(module: str) -> tuple[tuple[str, str | None], ...]:
-    """Return the statements of a module that can change a result, with the module that each name comes from.
+    """Return the statements of a module that can change a result, each with the module that it imports from, or None.
 
-    A union (`X = Annotated[A | B, ...]`) only says which specs there are, and `__all__` which names.
+    Unions (`X = Annotated[A | B, ...]`) and `__all__` are left out: they only list specs and names.
     """
     found: list[tuple[str, str | None]] = []
     for node in _tree(module).body:
         if isinstance(node, ast.ImportFrom):
-            ones = [(alias, ast.ImportFrom(node.module, [alias], node.level)) for alias in node.names]
-            found += [(_text(one), _target(node, alias)) for alias, one in ones]
+            imports = [(alias, ast.ImportFrom(node.module, [alias], node.level)) for alias in node.names]
+            found += [(_text(statement), _target(node, alias)) for alias, statement in imports]
             continue
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             value = node.value.value if isinstance(node.value, ast.Subscript) else None
@@ -149,8 +151,8 @@ def _statements(module: str) -> tuple[tuple[str, str | None], ...]:
 
 
 def _text(node: object) -> str:
-    """Return a syntax tree as a text that is the same under every Python: `ast.unparse` quotes f-strings otherwise from
-    3.12 on, and `ast.dump` leaves fields out from 3.13 on.
+    """Return a syntax tree as text that is equal under every Python version: `ast.unparse` quotes f-strings differently
+    from 3.12 on, and `ast.dump` omits fields from 3.13 on.
     """
     if isinstance(node, list):
         return f"[{', '.join(map(_text, node))}]"
@@ -162,7 +164,7 @@ def _text(node: object) -> str:
 
 @functools.cache
 def _tables(module: str) -> tuple[Path, ...]:
-    """Return the tables and sources in C++ that lie beside a module and that its code names."""
+    """Return the tables and C++ sources in the folder of a module that its code names."""
     beside = [file for file in sorted(_path(module).parent.iterdir()) if file.suffix in (".csv", ".yaml", ".cpp", ".h")]
     text = ast.unparse(_tree(module)) if beside else ""
     return tuple(file for file in beside if file.name in text)
@@ -170,7 +172,7 @@ def _tables(module: str) -> tuple[Path, ...]:
 
 @functools.cache
 def _imports(module: str) -> tuple[tuple[str, str], ...]:
-    """Return (name, module of this package that it comes from) of all imports anywhere in a module."""
+    """Return (name, module of this package that defines it) for all imports anywhere in a module."""
     found: list[tuple[str, str]] = []
     for node in ast.walk(_tree(module)):
         if isinstance(node, ast.ImportFrom):
@@ -182,7 +184,7 @@ def _imports(module: str) -> tuple[tuple[str, str], ...]:
 
 
 def _target(node: ast.ImportFrom, alias: ast.alias) -> str | None:
-    """Return the module of this package that a name is imported from; a package that hands it on is passed through."""
+    """Return the module of this package that a name is imported from, following re-exports of packages."""
     if node.module is None or not _is_ours(node.module):
         return None
     submodule = f"{node.module}.{alias.name}"
@@ -195,7 +197,7 @@ def _target(node: ast.ImportFrom, alias: ast.alias) -> str | None:
 
 @functools.cache
 def _defines_specs(module: str) -> bool:
-    """Say whether a module defines variants (classes with a literal `kind`) or other specs."""
+    """Return whether a module defines variants (classes with a literal `kind`) or other specs."""
     for node in (node for node in _tree(module).body if isinstance(node, ast.ClassDef)):
         fields = [field.target for field in node.body if isinstance(field, ast.AnnAssign) and field.value is not None]
         if any(isinstance(field, ast.Name) and field.id == "kind" for field in fields):
@@ -213,7 +215,7 @@ def _functions(module: str) -> frozenset[str]:
 
 @functools.cache
 def _built_upon(module: str) -> frozenset[str]:
-    """Return the names that a module uses in bodies of functions and as bases of classes."""
+    """Return the names that a module uses in function bodies and as base classes."""
     used: list[ast.AST] = []
     for node in ast.walk(_tree(module)):
         if isinstance(node, ast.ClassDef):

@@ -1,4 +1,4 @@
-"""Processors and their speed: a table to which a configuration adds its own machines and measurements."""
+"""Processors and their speed: a table that a configuration can extend with other machines and measurements."""
 
 from typing import Annotated, Any
 
@@ -13,43 +13,44 @@ NonNegative = Annotated[float, Field(ge=0.0, le=1e9)]
 
 
 class Hardware(Spec):
-    """A processor as the time and memory estimates see it.
+    """A processor in the estimates of time and memory.
 
-    Time = FLOPs / (peak x utilisation), plus a constant per block of every part of a step, and one per part: what a
-    processor does besides matrix products, and all that small models do.
+    Time = FLOPs / (peak x utilisation) + block_us per block and micro-batch + part_us per micro-batch. The constants
+    cover the work besides matrix products, which dominates in small models.
     """
 
     memory_gb: Positive
-    """Memory, 10^9 bytes."""
+    """Memory in 10^9 bytes."""
     float32_tflops: Positive
-    """Peak of dense products of float32 numbers (without TF32), 10^12 FLOP/s; of one thread on a CPU."""
+    """Peak of dense float32 matrix products (without TF32) in 10^12 FLOP/s; on a CPU, of one thread."""
     bfloat16_tflops: Positive
-    """Peak of dense products of bfloat16 numbers, 10^12 FLOP/s; of one thread on a CPU."""
+    """Peak of dense bfloat16 matrix products in 10^12 FLOP/s; on a CPU, of one thread."""
     utilisation: float = Field(default=0.4, ge=1e-6, le=1.0)
     """Fraction of the peak that large models reach in training."""
     pattention_utilisation: float | None = Field(default=None, ge=1e-6, le=1.0)
-    """The same for models with Pattention, whose norm and GeLU of the scores take longer; null: no difference."""
+    """Utilisation of models with Pattention, whose norm and GeLU of the scores take longer; null means
+    `utilisation`."""
     block_us: NonNegative = 250.0
-    """Time of a block, forward and backward, beside its products, microseconds."""
+    """Time of a block, forward and backward, without its matrix products, in microseconds."""
     part_us: NonNegative = 4000.0
-    """The same for everything else of a part: embedding, loss, optimizer, rows."""
+    """Time of everything else per micro-batch, in microseconds: embedding, loss, optimizer, metrics."""
     cache_us: NonNegative = 2.0
-    """Time of one token in one layer under a cache policy, microseconds, many sequences at a time."""
+    """Time per token and layer under a cache policy with many sequences at a time, in microseconds."""
     memory_gb_per_s: Positive = 1000.0
-    """Bandwidth of the memory, 10^9 bytes per second, of which depth mixers reach `STREAMED` (plan/cost.py)."""
+    """Memory bandwidth in 10^9 bytes per second; depth mixers reach the fraction `STREAMED` of it (plan/cost.py)."""
     start_s: NonNegative = 90.0
-    """Time from the start of a job to its first step: imports and data."""
+    """Time from the start of a job to its first step, in seconds: imports and data."""
     compile_s: NonNegative = 3.0
-    """Time to compile a block of a run that compiles, which every start of it does again."""
+    """Time to compile a block, in seconds; a compiled run compiles again at every start."""
     memory_base_mb: NonNegative = 800.0
-    """Memory beside what grows with the model: on a GPU its context and workspaces, MiB."""
+    """Memory in MiB that does not depend on the model: on a GPU, its context and workspaces."""
     memory_factor: Positive = 1.2
-    """Held memory over weights, gradients, moments and activations: temporary tensors and gaps."""
+    """Allocated memory divided by the memory of weights, gradients, moments and activations, for temporary tensors."""
     basis: str = "as configured"
-    """Where these numbers come from, in words: what is measured, and what is not."""
+    """Source of these numbers: which are measured and which are assumed."""
 
     def flops_per_s(self, precision: str, *, pattention: bool) -> float:
-        """Return the FLOP/s that training reaches, with or without Pattention in the model."""
+        """Return the FLOP/s that training reaches, for models with or without Pattention."""
         peak = self.bfloat16_tflops if precision == "bfloat16" else self.float32_tflops
         return peak * 1e12 * ((pattention and self.pattention_utilisation) or self.utilisation)
 
@@ -63,9 +64,9 @@ def _gpu(memory_gb: float, memory_gb_per_s: float, float32: float, bfloat16: flo
 
 
 # GPUs: NVIDIA's data sheets of A100 80 GB SXM, H100 SXM, H200 SXM, GeForce RTX 4090. On an H100 a Transformer of 354M
-# reaches 0.445 of the bfloat16 peak, a Tokenformer 0.362 (docs/performance.md); elsewhere 0.4 is what compiled
-# GPT-2-sized models commonly report, and 0.34 has the same ratio to it. CPU: its peak is that of a 1024 x 1024 float32
-# product, and the rest follows from the runs in results/cached/laptop.
+# reaches 0.445 of the bfloat16 peak and a Tokenformer 0.362 (docs/performance.md). For the other GPUs, 0.4 is commonly
+# reported for compiled models of GPT-2's size, and 0.34 keeps the measured ratio. CPU: the peak is measured with a
+# 1024 x 1024 float32 product, and the other numbers follow from the runs in results/cached/laptop.
 TABLE: dict[str, dict[str, Any]] = {
     "A100": _gpu(80.0, 2039.0, 19.5, 312.0),
     "H100": _gpu(80.0, 3350.0, 67.0, 989.0, utilisation=0.42, pattention_utilisation=0.36),
@@ -81,14 +82,14 @@ TABLE: dict[str, dict[str, Any]] = {
 
 
 def find_hardware(config: Tree, name: str) -> Hardware:
-    """Return a processor of the table, on which `hardware` of the configuration is laid: known ones in part, or new."""
-    own, table = config.part("hardware"), {}
-    for one in dict.fromkeys([*TABLE, *own]):
-        known, given = dict(TABLE.get(one, {})), own.part(one)
-        if replaced := sorted(known.keys() & given.keys()):
-            known["basis"] = f"{known['basis']}; {', '.join(replaced)} as configured"
-        below = Tree(known, "hardware table" if known else given.file)
-        table[one] = parse(Hardware, merge(below, given), f"hardware.{one}")
+    """Return a processor of the table, with the key `hardware` of the configuration merged over the table."""
+    configured, table = config.part("hardware"), {}
+    for processor in dict.fromkeys([*TABLE, *configured]):
+        defaults, given = dict(TABLE.get(processor, {})), configured.part(processor)
+        if replaced := sorted(defaults.keys() & given.keys()):
+            defaults["basis"] = f"{defaults['basis']}; {', '.join(replaced)} as configured"
+        below = Tree(defaults, "hardware table" if defaults else given.file)
+        table[processor] = parse(Hardware, merge(below, given), f"hardware.{processor}")
     if name not in table:
         raise UserError(f"scale.hardware: {name!r} is not in the table{near_misses(name, list(table))}")
     return table[name]

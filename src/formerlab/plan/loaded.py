@@ -1,7 +1,7 @@
-"""The source of this package as it was before this process imported it, so that a record can name the code that ran.
+"""Hashes of the source files when this process started, so that a job can detect edits during its run.
 
-The package of the verbs imports this module first: `python -m formerlab` runs the source AT_START, and a comparison
-with the present files tells whether one was edited since.
+The package `commands` imports this module first, so `python -m formerlab` runs the source AT_START. A comparison with
+the current files shows which files were edited since.
 """
 
 import hashlib
@@ -14,20 +14,22 @@ ENDINGS = (".py", ".cpp", ".h", ".csv", ".yaml")
 
 
 def digests() -> dict[str, str]:
-    """Return the hash of every file that decides what the package computes, by its path below it, as it is now."""
-    found = {}
+    """Return the current hash of every file that affects the results of the package, by path relative to the
+    package.
+    """
+    hashes = {}
     for folder, folders, names in os.walk(PACKAGE):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(name for name in names if name.endswith(ENDINGS) and not name.startswith(".")):
             path = os.path.join(folder, name)
             with suppress(FileNotFoundError), open(path, "rb") as file:  # an editor may replace it at this moment
-                found[os.path.relpath(path, PACKAGE)] = hashlib.sha256(file.read()).hexdigest()[:16]
-    return found
+                hashes[os.path.relpath(path, PACKAGE)] = hashlib.sha256(file.read()).hexdigest()[:16]
+    return hashes
 
 
-def differing(one: dict[str, str], other: dict[str, str]) -> set[str]:
-    """Return the files that are not the same in both."""
-    return {file for file in one.keys() | other.keys() if one.get(file) != other.get(file)}
+def differing(a: dict[str, str], b: dict[str, str]) -> set[str]:
+    """Return the files whose hashes differ or that only one side has."""
+    return {file for file in a.keys() | b.keys() if a.get(file) != b.get(file)}
 
 
 AT_START = digests()

@@ -1,8 +1,8 @@
-"""Find the plan of a configuration, and have it written where it is missing. Imports no torch and no pydantic.
+"""Find the plan of a configuration, and create it if it is missing. This module imports neither torch nor pydantic.
 
-A plan's file is named by the fingerprint of everything it depends on: configuration, values of the command line, the
-package's source, and the state of the texts. So a plan that exists is the right one, jobs that are running keep theirs
-when the configuration changes, and reading the Snakefile costs no more than hashing a few files.
+A plan file is named by the fingerprint of everything it depends on: configuration, command-line values, source of the
+package, and state of the data files. An existing plan is therefore valid, running jobs keep their plan when the
+configuration changes, and reading the Snakefile costs only the hashing of a few files.
 """
 
 import hashlib
@@ -29,18 +29,18 @@ FILES = frozenset(("paths", "shots_from", "train", "valid", "validation", "test"
 
 
 def plan_path(root: Path, given: dict[str, Any]) -> Path:
-    """Return the path of this configuration's plan, written or not; `given` are the values of the command line."""
+    """Return the path of this configuration's plan, which may not exist yet; `given` are the command-line values."""
     trees = [given, _read(root / "config.yaml")]
     watched = [root / "config.yaml", root / "workflow/data.yaml", *sorted((root / "workflow").glob("s*/*.yaml"))]
     if overlay := given.get("overlay", trees[1].get("overlay")):
         watched.append(root / str(overlay))
         trees.append(_read(watched[-1]))
-    # The scale's own files lie below a variable; without it they cannot be looked at.
+    # Files of the scale are below $FORMERLAB_DATA; if it is not set, they are not fingerprinted.
     sets = [tree["set"] for tree in trees if isinstance(tree.get("set"), dict)]
     scales = {tree["scale"] for tree in (*trees, *sets) if isinstance(tree.get("scale"), str)}
     trees += [_read(root / "workflow" / "scales" / f"{scale}.yaml") for scale in sorted(scales)]
-    told = json.loads(json.dumps(given, default=str))  # as `_make` hands it on: every key a text, so that keys sort
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    values = json.loads(json.dumps(given, default=str))  # as `_make` passes them: keys become text, so they sort
+    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode())
     for path in watched:
         digest.update(f"\n{path.name}:".encode())
         digest.update(path.read_bytes() if path.is_file() else b"-")
@@ -50,22 +50,22 @@ def plan_path(root: Path, given: dict[str, Any]) -> Path:
 
 
 def root_of(plan: Path) -> Path:
-    """Return the folder of the configuration that a plan was made of, or the working directory for a plan elsewhere."""
+    """Return the folder of a plan's configuration, or the working directory for a plan that was moved."""
     folders = plan.resolve().parents
     return folders[2] if (folders[0].name, folders[1].name) == ("plans", ".formerlab") else Path()
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file; a broken file is left for the plan to explain."""
+    """Return the mapping in a YAML file, or {} for an invalid file, which the planning reports."""
     try:
-        tree = yaml.load(path.read_bytes(), Loader=FAST)  # faster than the one that explains
+        tree = yaml.load(path.read_bytes(), Loader=FAST)  # faster than `read_yaml`, which explains errors
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return {}
     return tree if isinstance(tree, dict) else {}
 
 
 def _texts(root: Path, trees: list[dict[str, Any]]) -> Iterator[object]:
-    """Yield stamps that change with the texts: of each file that a data set names, and of installed packages."""
+    """Yield stamps that change with the data: of each file that the configuration names, and of installed packages."""
     yield Path(sysconfig.get_path("purelib")).stat().st_mtime_ns
     for pattern in sorted({pattern for tree in trees for pattern in _patterns(tree)}):
         for match in matches(pattern, root):
@@ -74,7 +74,7 @@ def _texts(root: Path, trees: list[dict[str, Any]]) -> Iterator[object]:
 
 
 def _patterns(tree: Any) -> Iterator[str]:
-    """Yield the paths and patterns of files in a configuration, at any depth and in dotted keys."""
+    """Yield the file paths and patterns in a configuration, at any depth and also in dotted keys."""
     for key, value in tree.items() if isinstance(tree, dict) else ():
         last = str(key).rpartition(".")[2]
         if last == "files" and isinstance(value, dict):  # by split, under any name
@@ -85,13 +85,13 @@ def _patterns(tree: Any) -> Iterator[str]:
 
 
 def ensure_plan(root: Path, given: dict[str, Any]) -> Path:
-    """Return the path of the plan of this configuration, written now if need be.
+    """Return the path of the plan of this configuration, and write the plan if it is missing.
 
-    Raises UserError with the one line that names the mistake in the configuration, or where a checkout would be run by
-    another one's code, as in a copy whose environment is active.
+    Raises UserError with one line for a mistake in the configuration, and if a checkout would run the code of another
+    checkout because that one's environment is active.
     """
-    own = root / "src" / "formerlab"
-    if own.is_dir() and not own.samefile(loaded.PACKAGE):
+    checkout_package = root / "src" / "formerlab"
+    if checkout_package.is_dir() and not checkout_package.samefile(loaded.PACKAGE):
         raise UserError(
             f"{root}: the active environment runs the code in {loaded.PACKAGE}; run `make setup` here, then use "
             ".venv/bin/python or activate .venv"
@@ -103,17 +103,17 @@ def ensure_plan(root: Path, given: dict[str, Any]) -> Path:
         _make(root, given, path)
         if plan_path(root, given) == path:
             return path
-        path.unlink()  # something was edited meanwhile, so the name does not fit the content
-    raise UserError("configuration, texts or code changed during planning; try again when no edit is under way")
+        path.unlink()  # an input was edited meanwhile, so the name does not match the content
+    raise UserError("configuration, data or code changed during planning; try again when they no longer change")
 
 
 def _make(root: Path, given: dict[str, Any], path: Path) -> None:
-    """Have another process, which imports torch, write the plan."""
+    """Write the plan in another process, because planning imports torch."""
     words = [sys.executable, "-m", "formerlab", "plan", "--given", json.dumps(given, default=str), "--write", str(path)]
     done = subprocess.run(words, cwd=root, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-        raise UserError(lines[-1].removeprefix("error: ") if lines else f"no plan was made: {done.stderr.strip()}")
+        raise UserError(lines[-1].removeprefix("error: ") if lines else f"planning failed: {done.stderr.strip()}")
 
 
 def read_plan(path: Path) -> dict[str, Any]:
@@ -121,16 +121,18 @@ def read_plan(path: Path) -> dict[str, Any]:
     try:
         plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if "results" not in plan:
-            raise ValueError("something else")
+            raise ValueError("no key results")
     except (OSError, TypeError, ValueError) as error:
         raise UserError(
-            f"{path}: no plan ({error}); delete it, or leave --plan and ${VARIABLE} out, and it is made anew"
+            f"{path}: not a plan ({error}); delete it or leave out --plan and ${VARIABLE}, and it is created again"
         ) from None
     return plan
 
 
 def typed(value: Any) -> Any:
-    """Read scalars as YAML does: Snakemake leaves those within {} and [] of its command line as text."""
+    """Convert text scalars as YAML does, because Snakemake keeps scalars within {} and [] of its command line as
+    text.
+    """
     if isinstance(value, dict):
         return {key: typed(item) for key, item in value.items()}
     if isinstance(value, list):

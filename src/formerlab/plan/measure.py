@@ -1,7 +1,7 @@
-"""The measurements of a plan: of finished runs, or of the speed of a study's runs beside each other.
+"""The measurements of a plan: of single finished runs, or timings of all runs of a study in one job.
 
-What is measured of which runs is the key `measure` of a study and, laid over it, of a scale: by the name of a stage its
-settings, beside `runs`, the patterns of run names, and `by_run`, settings that differ for some of them.
+The key `measure` of a study, with the scale's key merged over it, maps a stage to its settings, to `runs`, the patterns
+of the measured runs, and to `by_run`, settings that differ for some runs.
 """
 
 from collections.abc import Iterable, Sequence
@@ -29,7 +29,7 @@ Jobs = dict[str, Any]
 
 
 class Asked:
-    """A measurement as a study asks for it at this scale; its settings are checked even where no run is measured."""
+    """A measurement that a study requests at this scale; its settings are checked even if it measures no run."""
 
     def __init__(self, stage: Stage, study: str, sources: Sources) -> None:
         self.stage = stage
@@ -39,7 +39,7 @@ class Asked:
         self.settings()
 
     def of(self, run: AnyRun) -> bool:
-        """Say whether a run is measured. Raises UserError where the stage cannot measure its model."""
+        """Return whether a run is measured. Raises UserError if the stage cannot measure its model."""
         if not any(fnmatchcase(run.name, pattern) for pattern in self.which.runs):
             return False
         kinds = self.stage.models
@@ -50,40 +50,40 @@ class Asked:
         return True
 
     def settings(self, run: str = "") -> Any:
-        """Return the settings of a run, with those of the patterns that it matches."""
+        """Return the settings of a run, including the `by_run` settings of all patterns that match its name."""
         kind: type[Spec] = self.stage.measuring[1]
-        own = [self.tree.part("by_run", pattern) for pattern in self.which.by_run if fnmatchcase(run, pattern)]
-        return parse(kind, laid([self.tree.without(*Which.model_fields), *own], self.subject), self.subject)
+        of_run = [self.tree.part("by_run", pattern) for pattern in self.which.by_run if fnmatchcase(run, pattern)]
+        return parse(kind, laid([self.tree.without(*Which.model_fields), *of_run], self.subject), self.subject)
 
 
 def measure_jobs(
     stage: Stage, runs: Sequence[AnyRun], sources: Sources, hardware: Hardware, suites: dict[str, Any], results: Path
 ) -> Jobs:
-    """Return the finished runs that a stage measures, each with settings, code hash and cost.
+    """Return the jobs of a stage that measures finished runs, by run id, each with settings, code hash and cost.
 
-    `suites` are those of the plan, and `results` is the folder of earlier records. Raises UserError for a
-    run whose model the stage cannot measure, or not with these settings.
+    `suites` are the suites of the plan, and `results` is the folder of earlier records. Raises UserError for a run that
+    the stage cannot measure, because of its model or of the settings.
     """
-    asked = {study: Asked(stage, study, sources) for study in sources.config.studies}
+    by_study = {study: Asked(stage, study, sources) for study in sources.config.studies}
     jobs: Jobs = {}
     for run in runs:
-        if not (one := asked[run.study]).of(run):
+        if not (asked := by_study[run.study]).of(run):
             continue
         questions = int(getattr(sources.scale.data[run.data], "questions", 0) or 0)
         try:
-            settings: Measurement = one.settings(run.name).of(run, questions=bool(questions or sources.scale.suites))
+            settings: Measurement = asked.settings(run.name).of(run, questions=bool(questions or sources.scale.suites))
             if settings is None:
                 continue
             names = settings.asked(list(sources.scale.suites))
         except UserError as error:
-            raise UserError(f"{one.tree.files_of()}: {one.subject}.{error}") from None
+            raise UserError(f"{asked.tree.files_of()}: {asked.subject}.{error}") from None
         of_run = {name: sources.scale.suites[name] for name in names}
         states = {name: suites[name]["state"] for name in of_run}
         record = results / run.id / stage.record
-        if None in states.values() and record.exists():  # a suite that is not mounted now counts as unchanged
-            with suppress(UserError):  # then the judge says so
-                before = read_record(record).get("suites", {})
-            states = {name: before.get(name) if state is None else state for name, state in states.items()}
+        if None in states.values() and record.exists():  # a suite that is not mounted counts as unchanged
+            with suppress(UserError):  # the staleness check reports an unreadable record
+                recorded = read_record(record).get("suites", {})
+            states = {name: recorded.get(name) if state is None else state for name, state in states.items()}
         code = code_of_measuring(stage, run, settings, list(of_run.values()))
         jobs[run.id] = {"settings": settings.to_dict(), "code": code, "suites": states}
         if (tokens := settings.reading(run, questions)) is not None:
@@ -92,17 +92,17 @@ def measure_jobs(
 
 
 def code_of_measuring(stage: Stage, run: AnyRun, settings: Measurement, suites: Sequence[Suite]) -> str:
-    """Return the hash of the code that a stage runs; for a released model what loads it, too."""
+    """Return the hash of the code that a stage runs, including the loader of a released model."""
     return code_hash(stage.module, *_loaders([run]), specs=[settings, run.model, *suites])
 
 
 def _loaders(runs: Iterable[AnyRun]) -> tuple[str, ...]:
-    """Return the modules that load the models of runs; released ones are handed to stages."""
+    """Return the modules that load released models; stages import the loader of trained models themselves."""
     return ("formerlab.integrations.huggingface.released_run",) if any(isinstance(r, ReleasedRun) for r in runs) else ()
 
 
 def timing_jobs(stage: Stage, runs: Sequence[AnyRun], sources: Sources) -> Jobs:
-    """Return, by study, the runs that a stage times beside each other, one seed of each."""
+    """Return the jobs of a stage that times the runs of a study, by study, with one seed per run."""
     jobs = {}
     for study in sources.config.studies:
         asked = Asked(stage, study, sources)
@@ -113,12 +113,12 @@ def timing_jobs(stage: Stage, runs: Sequence[AnyRun], sources: Sources) -> Jobs:
         named = {run.name: run for run in reversed(runs) if run.study == study}
         timed = [run for run in reversed(named.values()) if asked.of(run)]
         if timed:
-            parts = {run.name: deciding(run, settings) for run in timed}
+            deciding_keys = {run.name: deciding(run, settings) for run in timed}
             specs = timed if "task" in settings.decides else [run.model for run in timed]
             jobs[study] = {
                 "settings": settings.to_dict(),
                 "runs": [run.id for run in timed],
-                "configuration": fingerprint([settings.to_dict(), parts]),
+                "configuration": fingerprint([settings.to_dict(), deciding_keys]),
                 "code": code_hash(stage.module, *_loaders(timed), specs=[settings, *specs]),
                 "memory_bytes": settings.memory_bytes(timed),
             }
@@ -126,5 +126,5 @@ def timing_jobs(stage: Stage, runs: Sequence[AnyRun], sources: Sources) -> Jobs:
 
 
 def deciding(run: AnyRun, settings: Timing | type[Timing]) -> Jobs:
-    """Return the part of a run that decides its times."""
+    """Return the keys of a run's spec on which its times depend."""
     return {key: value for key, value in run.to_dict().items() if key in settings.decides}

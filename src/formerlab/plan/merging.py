@@ -1,6 +1,6 @@
-"""Lay mappings over each other; the result remembers the file of every key, and turns into a spec.
+"""Merge configuration mappings, remember the file of every key, and parse the result into specs.
 
-Every mistake becomes one line with file, key, value and remedy.
+Every mistake is reported in one line with file, key, value and remedy.
 """
 
 import difflib
@@ -23,13 +23,13 @@ from formerlab.spec import Spec
 
 SomeSpec = TypeVar("SomeSpec", bound=Spec)
 SPLITS = frozenset(("train", "valid", "test"))
-"""Files by split; such keys and `paths` replace each other when mappings are merged."""
+"""Keys that name files by split; in a merge these keys and `paths` replace each other."""
 NUMBER = re.compile(r"[-+]?[\d.]+(e[-+]?\d+)?", re.IGNORECASE)
-"""Numbers that YAML reads as text: without a dot, without the sign of the exponent, or in quotes."""
+"""Numbers that YAML reads as text: without a dot, without a sign in the exponent, or in quotes."""
 
 
 class Tree(dict[Any, Any]):
-    """A mapping that knows its file and, for every key, the file that set it last."""
+    """A mapping that stores its file and, for every key, the file that set the key last."""
 
     def __init__(self, values: Mapping[Any, Any] | None = None, file: str = "") -> None:
         super().__init__()
@@ -43,23 +43,23 @@ class Tree(dict[Any, Any]):
         self[key], self.files[key] = value, file
 
     def only(self, keys: Container[str]) -> "Tree":
-        """Return the keys that are among some."""
-        found = Tree(file=self.file)
+        """Return a copy with only these keys."""
+        selected = Tree(file=self.file)
         for key in (key for key in self if key in keys):
-            found.put(key, self[key], self.files[key])
-        return found
+            selected.put(key, self[key], self.files[key])
+        return selected
 
     def without(self, *keys: str) -> "Tree":
-        """Return all but some keys."""
+        """Return a copy without these keys."""
         return self.only(self.keys() - set(keys))
 
     def part(self, *path: Any) -> "Tree":
-        """Return the mapping at a path; empty where it is missing."""
-        found = at(self, path)
-        return found if isinstance(found, Tree) else Tree(file=self.file_of(*path))
+        """Return the mapping at a path, or an empty one if it is missing."""
+        subtree = at(self, path)
+        return subtree if isinstance(subtree, Tree) else Tree(file=self.file_of(*path))
 
     def file_of(self, *path: Any) -> str:
-        """Return the file that last set a path, or else the nearest key above it."""
+        """Return the file that last set a path, or the nearest existing key above it."""
         file, node = self.file, self
         for key in path:
             if not isinstance(node, Tree) or key not in node:
@@ -68,14 +68,14 @@ class Tree(dict[Any, Any]):
         return file
 
     def files_of(self, *path: Any) -> str:
-        """Return every file that sets something at a path, for a message about values that do not fit together."""
+        """Return every file that sets keys at a path, for error messages about values that conflict."""
         node = at(self, path)
         inner = [node.files_of(key) for key in node] if isinstance(node, Tree) else []
         return ", ".join(dict.fromkeys(file for some in inner for file in some.split(", "))) or self.file_of(*path)
 
 
 def at(tree: Any, path: tuple[Any, ...]) -> Any:
-    """Return the value at a path of a tree, None where it is missing."""
+    """Return the value at a path of a tree, or None if it is missing."""
     for key in path:
         if not isinstance(tree, dict) or key not in tree:
             return None
@@ -84,10 +84,10 @@ def at(tree: Any, path: tuple[Any, ...]) -> Any:
 
 
 def merge(base: Tree, over: Tree, subject: str = "") -> Tree:
-    """Return `base` with `over` laid on it, key by key; a mapping with another `kind` replaces the one below.
+    """Merge `over` into `base` key by key and return the result; a mapping with another `kind` replaces the base.
 
-    The result shares what it can with both, so no tree is changed in place. Raises UserError for a value where the
-    other tree has keys: one of them would silently be lost.
+    The result shares subtrees with both inputs, so trees must never be changed in place. Raises UserError if one tree
+    has a value and the other has keys at the same path, because one of them would be lost silently.
     """
     if "kind" in over and base.get("kind", over["kind"]) != over["kind"]:
         return over
@@ -98,7 +98,7 @@ def merge(base: Tree, over: Tree, subject: str = "") -> Tree:
             value = merge(below, value, path)
         elif (isinstance(below, Tree) or isinstance(value, Tree)) and None not in (below, value):
             raise UserError(
-                f"{over.files[key]}: {path}: {shown(value)} does not go with {shown(below)} of {merged.files[key]}; "
+                f"{over.files[key]}: {path}: {shown(value)} conflicts with {shown(below)} of {merged.files[key]}; "
                 "write a value in both, or keys in both"
             )
         merged.put(key, value, over.files[key])
@@ -106,12 +106,12 @@ def merge(base: Tree, over: Tree, subject: str = "") -> Tree:
 
 
 def laid(trees: list[Tree], subject: str = "") -> Tree:
-    """Return all trees laid on each other, the last on top."""
+    """Merge all trees; later trees override earlier ones."""
     return functools.reduce(lambda below, above: merge(below, above, subject), trees)
 
 
 def nested(dotted: Mapping[Any, Any], file: str) -> Tree:
-    """Return {"a.b": 1} as {"a": {"b": 1}}."""
+    """Convert dotted keys to nested mappings: {"a.b": 1} becomes {"a": {"b": 1}}."""
     tree = Tree(file=file)
     for key, value in dotted.items():
         *above, last = str(key).split(".")
@@ -123,9 +123,9 @@ def nested(dotted: Mapping[Any, Any], file: str) -> Tree:
 
 
 def parse(kind: type[SomeSpec], tree: Tree, subject: str = "", remedy: str = "remove it") -> SomeSpec:
-    """Return the spec that a tree describes; types are strict, so text is never read as a number.
+    """Parse a tree into a spec with strict types, so that text is never read as a number.
 
-    `remedy` is the advice for an unknown key that resembles no known one.
+    `remedy` is the advice for an unknown key that resembles no valid key. Raises UserError with one line.
     """
     try:
         return kind.model_validate_json(json.dumps(tree, default=str), strict=True)
@@ -133,7 +133,8 @@ def parse(kind: type[SomeSpec], tree: Tree, subject: str = "", remedy: str = "re
         errors = caught.errors()
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{tree.file}: {error}; write plain keys and values") from None
-    # Another mistake says more than a type, but a list whose items are of the wrong type passes for empty.
+    # Prefer other errors to type errors, and all to "too short": a list with items of a wrong type is reported as
+    # empty.
     worst = min(errors, key=lambda error: (error["type"] == "too_short", error["type"].endswith("_type")))
     path = _path_in_tree(worst, tree)
     file = tree.files_of(*path) if worst["type"] == "value_error" else tree.file_of(*path)
@@ -142,7 +143,7 @@ def parse(kind: type[SomeSpec], tree: Tree, subject: str = "", remedy: str = "re
 
 
 def _path_in_tree(error: ErrorDetails, tree: Tree) -> tuple[int | str, ...]:
-    """Return pydantic's location without the tags of unions, which the file does not have."""
+    """Return pydantic's error location without the tags of unions, which do not occur in the file."""
     path: list[int | str] = []
     node: Any = tree
     for part in error["loc"]:
@@ -155,11 +156,11 @@ def _path_in_tree(error: ErrorDetails, tree: Tree) -> tuple[int | str, ...]:
 
 
 def _misread(kind: str, value: Any) -> str | None:
-    """Return how to write a value that YAML reads as another type than its key has."""
+    """Return advice for a value that YAML reads as another type than its key needs, or None."""
     if isinstance(value, str) and kind in ("float_type", "int_type") and NUMBER.fullmatch(value):
         return f"{shown(value)} is text, not a number; write it without quotes, with dot and sign, as 1.0e-3"
     if isinstance(value, bool | int | float) and kind in ("string_type", "literal_error"):
-        return f'YAML reads it as {shown(value)}, which is no text; write it in quotes, as "no" or "0123"'
+        return f'YAML reads it as {shown(value)}, which is not text; write it in quotes, as "no" or "0123"'
     return None
 
 
@@ -173,7 +174,7 @@ def _reason(error: ErrorDetails, spec: type[Spec], remedy: str) -> str:
         schema = spec.model_json_schema()
         known = {name for part in (schema, *schema.get("$defs", {}).values()) for name in part.get("properties", ())}
         if (name := str(error["loc"][-1])) in known:
-            return f"no key of this place or kind (value {shown(value)}); give another kind, or move it"
+            return f"not a key at this position or of this kind (value {shown(value)}); set another kind, or move it"
         near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.7)
         return f"unknown key (value {shown(value)}); " + (f"did you mean {near[0]}?" if near else remedy)
     if kind == "union_tag_invalid":
@@ -188,12 +189,12 @@ def _reason(error: ErrorDetails, spec: type[Spec], remedy: str) -> str:
 
 
 def fields(template: str) -> list[str]:
-    """Return the names in braces of a run name."""
+    """Return the field names in braces of a run name."""
     return [name for _, name, _, _ in string.Formatter().parse(template) if name]
 
 
 class _Names(string.Formatter):
-    """Puts numbers into names without a point: 0.001 is 1e-3, 0.00015 is 15e-5."""
+    """Formats numbers in names without a decimal point: 0.001 is 1e-3, 0.00015 is 15e-5."""
 
     def format_field(self, value: Any, format_spec: str) -> Any:
         if isinstance(value, float) and math.isfinite(value) and not format_spec:
@@ -204,14 +205,14 @@ class _Names(string.Formatter):
 
 
 def named(template: str, point: Mapping[str, Any]) -> str:
-    """Return the name or text that a template gives at a grid point."""
+    """Return a template with its fields replaced by the values of a grid point."""
     return _Names().vformat(template, (), point)
 
 
 def grid_points(file: str, template: str, grid: Any) -> list[dict[str, Any]]:
-    """Return the value of every field, for each point of a grid.
+    """Return the points of a grid, each as a mapping from field to value.
 
-    A grid is a mapping of lists (all combinations) or a list of mappings (exactly these).
+    A grid is a mapping of lists (all combinations) or a list of mappings (exactly these points).
     """
     names = sorted(fields(template))
     points = grid
@@ -220,19 +221,19 @@ def grid_points(file: str, template: str, grid: Any) -> list[dict[str, Any]]:
         points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*lists)]
     if not isinstance(points, list) or not points or any(not isinstance(p, dict) or sorted(p) != names for p in points):
         wanted = ", ".join(f"{name}: [...]" for name in names)
-        raise UserError(f"{file}: runs.{template}.grid: got {grid!r}; give values for exactly {{{wanted}}}")
+        raise UserError(f"{file}: runs.{template}.grid: got {grid!r}; set values for exactly {{{wanted}}}")
     return points
 
 
 def fill(value: Any, point: Mapping[str, Any]) -> Any:
-    """Put a grid point into a tree: "{x}" alone becomes the value itself, inside a text its text.
+    """Substitute a grid point into a tree: "{x}" alone becomes the value itself, within other text its text.
 
-    Raises KeyError for a field that the point does not have, ValueError for a brace that opens no field.
+    Raises KeyError for a field that the point does not have, and ValueError for a brace that does not open a field.
     """
     if isinstance(value, dict):
-        found = value.only(value) if isinstance(value, Tree) else {}  # with the files of its keys
-        found.update((key, fill(item, point)) for key, item in value.items())
-        return found
+        filled = value.only(value) if isinstance(value, Tree) else {}  # keeps the files of the keys
+        filled.update((key, fill(item, point)) for key, item in value.items())
+        return filled
     if isinstance(value, list):
         return [fill(item, point) for item in value]
     if isinstance(value, str):
@@ -243,10 +244,10 @@ def fill(value: Any, point: Mapping[str, Any]) -> Any:
 
 
 def pattern_of(template: str) -> str:
-    """Return a pattern of the names that a template can give."""
+    """Return a pattern that matches all names of a template."""
     return re.sub(r"\{.*?\}", "*", template)
 
 
 def may_fit(name: str, pattern: str) -> bool:
-    """Say whether a pattern names a run, or one that a template stands for with some values."""
+    """Return whether a pattern matches a run name, or could match a run of a template."""
     return fnmatchcase(name, pattern) or (not set("{}") & set(pattern) and fnmatchcase(pattern, pattern_of(name)))

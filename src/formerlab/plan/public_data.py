@@ -1,7 +1,8 @@
-"""The public data that shipped scales read: which files lie below $FORMERLAB_DATA, what they hold, where to get them.
+"""Check the public data files of the shipped scales below $FORMERLAB_DATA against workflow/data.yaml.
 
-workflow/data.yaml lists them. A scale names its files as `$FORMERLAB_DATA/...`, so it holds no paths of one machine.
-Whoever runs it has exactly the data of the committed rows, or reads in one line what differs.
+The manifest workflow/data.yaml lists every file with its hash, source and licence. A scale names its files as
+`$FORMERLAB_DATA/...`, independent of the machine. A run therefore reads exactly the data of the committed rows, or
+fails with one line that says what differs.
 """
 
 import hashlib
@@ -22,7 +23,7 @@ from formerlab.spec import Count, Spec
 from formerlab.yaml_files import read_yaml
 
 VARIABLE = "FORMERLAB_DATA"
-"""The environment variable that says in which folder the files lie."""
+"""Environment variable with the folder of the public data files."""
 MANIFEST = "workflow/data.yaml"
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
@@ -31,16 +32,17 @@ class ManyFiles(Spec):
     """A folder of too many files to list."""
 
     files: Count
-    """How many there are, at any depth."""
+    """Number of files, at any depth."""
     sha256: Sha256
-    """SHA-256 of what this prints in the folder: find * -type f | LC_ALL=C sort | xargs -d '\\n' sha256sum."""
+    """SHA-256 of the output of this command in the folder: find * -type f | LC_ALL=C sort | xargs -d '\\n'
+    sha256sum."""
 
 
 class PublicData(Spec):
-    """One public data set: its files, named as they lie below the folder."""
+    """One public data set; files are named relative to $FORMERLAB_DATA."""
 
     title: str
-    """What it is, and what was made of it."""
+    """Name of the data set, and how it was processed."""
     source: str
     """Where to get it."""
     licence: str
@@ -52,16 +54,17 @@ class PublicData(Spec):
 
 
 def read_manifest(root: Path) -> dict[str, PublicData]:
-    """Return the public data sets by name. Raises UserError where the file is no manifest."""
+    """Return the public data sets by name. Raises UserError if the manifest is invalid."""
     tree = Tree(read_yaml(root, MANIFEST), MANIFEST)
     return {name: parse(PublicData, tree.part(name), name) for name in tree}
 
 
 def check_public_data(name: str, data: DataSpec, root: Path, *, prepared: bool) -> str | None:
-    """Refuse a data set below $FORMERLAB_DATA whose files are missing or are not those of the manifest.
+    """Refuse a data set below $FORMERLAB_DATA whose files are missing or differ from the manifest.
 
-    Files are hashed once and then known by size and time of change. Where the variable is not set, `prepared` data stay
-    valid; for others the line that says what to do is returned, since their runs can be planned, not made.
+    Files are hashed once and then identified by size and modification time. If the variable is not set, `prepared` data
+    stay valid. For other data the function then returns a line that says what to do, because their runs can be planned
+    but not started; otherwise it returns None.
     """
     named = sorted(re.findall(rf'"\${VARIABLE}/([^"]*)"', json.dumps(data.source.to_dict())))
     folder = variable(VARIABLE)
@@ -69,10 +72,10 @@ def check_public_data(name: str, data: DataSpec, root: Path, *, prepared: bool) 
         return None
     manifest = read_manifest(root)
     if folder is None:
-        owners = [one for one in manifest.values() if any(_listed(one, path) for path in named)]
-        sources = "; ".join(f"{one.title}: {one.source}" for one in owners)
+        owners = [data_set for data_set in manifest.values() if any(_listed(data_set, path) for path in named)]
+        sources = "; ".join(f"{owner.title}: {owner.source}" for owner in owners)
         return (
-            f"data.{name}: ${VARIABLE} is not set; give it the folder that holds {', '.join(named)} "
+            f"data.{name}: ${VARIABLE} is not set; set it to the folder that contains {', '.join(named)} "
             f"as {MANIFEST} lists them ({sources}), or name data of your own in config.yaml"
         )
     for path in named:
@@ -82,16 +85,16 @@ def check_public_data(name: str, data: DataSpec, root: Path, *, prepared: bool) 
     return None
 
 
-def _listed(one: PublicData, named: str) -> list[str]:
-    """Return the files and folders of a public data set that a name stands for: itself, or what is below it."""
-    return [path for path in (*one.files, *one.folders) if path == named or path.startswith(f"{named}/")]
+def _listed(data_set: PublicData, named: str) -> list[str]:
+    """Return the files and folders of a public data set that are equal to a path or below it."""
+    return [path for path in (*data_set.files, *data_set.folders) if path == named or path.startswith(f"{named}/")]
 
 
 def _problem(named: str, below: Path, manifest: dict[str, PublicData], cache: Path) -> str | None:
-    """Return what is wrong with files below the folder, and what to do."""
-    owner = next((one for one in manifest.values() if _listed(one, named)), None)
+    """Return an error message with remedy for files that are missing or differ from the manifest, or None."""
+    owner = next((data_set for data_set in manifest.values() if _listed(data_set, named)), None)
     if owner is None:
-        return f"{below / named}: {MANIFEST} lists no such file; add it there"
+        return f"{below / named}: not listed in {MANIFEST}; add it there"
     remedy = f"get it from {owner.source}"
     if not (below / named).exists():
         return f"{below / named}: missing; {remedy}"
@@ -101,7 +104,7 @@ def _problem(named: str, below: Path, manifest: dict[str, PublicData], cache: Pa
     if many := owner.folders.get(named):
         if (len(hashes), listing_hash(hashes, named)) == (many.files, many.sha256):
             return None
-        return f"{below / named}: {len(hashes)} files, not the {many.files} of {MANIFEST} by their SHA-256; {remedy}"
+        return f"{below / named}: its {len(hashes)} files are not the {many.files} of {MANIFEST} (SHA-256); {remedy}"
     for path in sorted(wanted.keys() | hashes.keys()):
         if path not in wanted:
             return f"{below / path}: not in {MANIFEST}; move it elsewhere"
@@ -112,6 +115,6 @@ def _problem(named: str, below: Path, manifest: dict[str, PublicData], cache: Pa
 
 
 def listing_hash(hashes: dict[str, str], folder: str) -> str:
-    """Return the SHA-256 of the lines that sha256sum prints of the files of a folder, given theirs by path."""
+    """Return the SHA-256 of the lines that sha256sum prints for the files of a folder; `hashes` are by path."""
     lines = sorted((path.removeprefix(f"{folder}/").encode(), sha) for path, sha in hashes.items())
     return hashlib.sha256(b"".join(sha.encode() + b"  " + path + b"\n" for path, sha in lines)).hexdigest()

@@ -1,4 +1,4 @@
-"""From study, scale and overrides to the spec of every run: a tree for each, the particular over the general."""
+"""Resolve the spec of every run from study, scale and overrides; specific keys override general ones."""
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,40 +19,40 @@ from formerlab.training.any_run import ReleasedRun
 from formerlab.training.run import Run
 
 RELEASED = "released"
-"""The key of a run that names a released model in place of training."""
+"""The key of a run that names a released model to load instead of training."""
 PATTERNS: tuple[tuple[str, ...], ...] = tuple(
     ("measure", stage, key) for stage in (*MEASURED, *TIMED) for key in ("runs", "by_run")
 )
-"""Where studies and scales name runs by patterns."""
+"""Paths of the keys in which studies and scales name runs by patterns."""
 
 
 @functools.cache
 def run_trees(name: str, sources: Sources) -> Mapping[str, Tree]:
-    """Return the tree of every run of a study, also of those that the scale leaves out."""
+    """Return the tree of every run of a study, including runs that the scale leaves out."""
     study, scale = sources.study_trees[name], sources.at_scale(name)
     common = [sources.scale_tree.part("defaults"), study.part("defaults"), scale.part("defaults")]
-    found: dict[str, Tree] = {}
+    trees: dict[str, Tree] = {}
     for template in study.part("runs"):
-        for run, own, exact in _instances(study.part("runs", template), scale.part("runs", template), template):
-            if run in found:
+        for run, of_study, exact in _instances(study.part("runs", template), scale.part("runs", template), template):
+            if run in trees:
                 raise UserError(f"{study.file}: runs.{template}: gives a second run {run!r}; remove one")
             patterns = (pattern for pattern in scale.part("runs") if pattern != template and fnmatchcase(run, pattern))
-            special = [own, *(scale.part("runs", pattern) for pattern in patterns), exact]
+            special = [of_study, *(scale.part("runs", pattern) for pattern in patterns), exact]
             subject, overrides = f"{name}.runs.{run}", [tree.part(name) for tree in sources.overrides]
             if laid(special, subject).get(RELEASED) is None:
                 over = [part for tree in overrides for part in (tree.only(RUN_KEYS), tree.part("runs", run))]
-                found[run] = laid([*common, *special, *over], subject)
-            else:  # keys of all runs speak of training; a released model takes only the data
+                trees[run] = laid([*common, *special, *over], subject)
+            else:  # common keys configure training; a released model uses only the data
                 general = [tree.only({"data"}) for tree in (*common, *overrides)]
-                found[run] = laid([*general, *special, *(tree.part("runs", run) for tree in overrides)], subject)
-    _check_patterns(name, list(found), sources)
-    return found
+                trees[run] = laid([*general, *special, *(tree.part("runs", run) for tree in overrides)], subject)
+    _check_patterns(name, list(trees), sources)
+    return trees
 
 
 def _instances(study: Tree, scale: Tree, template: str) -> Iterator[tuple[str, Tree, Tree]]:
-    """Yield the runs of a template, each with its two trees; a plain name is one run."""
-    whole = laid([study, scale])
-    grid, file = whole.get("grid"), whole.file_of("grid")
+    """Yield (run name, tree of the study, tree of the scale) for the runs of a template; a plain name is one run."""
+    merged = laid([study, scale])
+    grid, file = merged.get("grid"), merged.file_of("grid")
     try:
         names = fields(template)
     except ValueError as error:
@@ -62,21 +62,21 @@ def _instances(study: Tree, scale: Tree, template: str) -> Iterator[tuple[str, T
     points: list[dict[str, Any]] = [{}] if not names else [] if grid is None else grid_points(file, template, grid)
     for point in points:
         try:
-            own, exact = (fill(tree.without("grid"), point) if names else tree for tree in (study, scale))
+            of_study, exact = (fill(tree.without("grid"), point) if names else tree for tree in (study, scale))
         except (LookupError, ValueError) as error:
             near = near_misses(str(error).strip("'"), list(point))
-            key = f"{whole.files_of()}: runs.{template}"
+            key = f"{merged.files_of()}: runs.{template}"
             raise UserError(f"{key}: no field {error} in the name of the run{near}") from None
-        yield named(template, point), own, exact
+        yield named(template, point), of_study, exact
 
 
 def _check_patterns(study: str, names: list[str], sources: Sources) -> None:
-    """Refuse patterns that match no run of the study, and overrides of runs that it does not have."""
-    own, scale = sources.study_trees[study], sources.at_scale(study)
-    known = [*names, *own.part("runs")]
-    asked = [(own, "", path) for path in PATTERNS]
-    asked += [(scale, f"studies.{study}.", path) for path in (*PATTERNS, ("only",), ("given",), ("runs",))]
-    for tree, above, path in asked:
+    """Refuse patterns that match no run of the study, and overrides of runs that do not exist."""
+    study_tree, scale = sources.study_trees[study], sources.at_scale(study)
+    known = [*names, *study_tree.part("runs")]
+    checked = [(study_tree, "", path) for path in PATTERNS]
+    checked += [(scale, f"studies.{study}.", path) for path in (*PATTERNS, ("only",), ("given",), ("runs",))]
+    for tree, above, path in checked:
         given = at(tree, path)
         for pattern in given if isinstance(given, list | dict) else ():
             if isinstance(pattern, str) and not any(may_fit(name, pattern) for name in known):
@@ -93,19 +93,19 @@ def _check_patterns(study: str, names: list[str], sources: Sources) -> None:
 
 
 def _chosen(name: str, sources: Sources, *, released: bool) -> dict[str, Tree]:
-    """Return the trees of the runs that exist at this scale, trained or released ones, the most wanted first."""
+    """Return the trees of the trained or released runs that exist at this scale, in the order of the key `only`."""
     trees = {run: tree for run, tree in run_trees(name, sources).items() if (tree.get(RELEASED) is None) != released}
     only = [*sources.scale.studies.get(name, StudyScale()).only, *sorted(map(pattern_of, sources.added[name]))]
     return {run: tree for pattern in only for run, tree in trees.items() if fnmatchcase(run, pattern)}
 
 
 def resolve_study(name: str, sources: Sources) -> list[Run]:
-    """Return the runs that a study trains, the most wanted first but parents before children, one run per seed."""
+    """Return the trained runs of a study, one per seed, in the order of `only` but with parents before children."""
     trees = _chosen(name, sources, released=False)
     runs = {run: _parse_run(name, run, tree, sources.scale) for run, tree in trees.items()}
     of_study = sources.scale.studies.get(name, StudyScale()).seeds or sources.scale.seeds
     seeds: dict[str, tuple[int, ...]] = {}
-    found = []
+    resolved = []
     for run in _grown(_with_parents_first(runs, run_trees(name, sources)), trees, sources.scale):
         seeds[run.name] = sources.config.seeds or beside(run, sources).seeds or of_study
         if run.init is not None and (orphans := sorted({*seeds[run.name]} - {*seeds[run.init]})):
@@ -113,12 +113,12 @@ def resolve_study(name: str, sources: Sources) -> list[Run]:
                 f"{trees[run.name].file_of('seeds')}: {name}.runs.{run.name}: seed {orphans[0]} has no parent, "
                 f"since {run.init!r} has seeds {', '.join(map(str, seeds[run.init]))}; give both the same"
             )
-        found += [run.model_copy(update={"seed": seed}) for seed in seeds[run.name]]
-    return found
+        resolved += [run.model_copy(update={"seed": seed}) for seed in seeds[run.name]]
+    return resolved
 
 
 def resolve_released(name: str, sources: Sources) -> list[ReleasedRun]:
-    """Return the runs of a study that take a released model as it is."""
+    """Return the runs of a study that evaluate a released model without training."""
     trees = _chosen(name, sources, released=True)
     return [_parse_released(name, run, tree, sources.scale) for run, tree in trees.items()]
 
@@ -130,9 +130,9 @@ def beside(run: Run, sources: Sources) -> BesideSpec:
 
 
 def match_times(runs: list[Run], timed: Mapping[str, Any], sources: Sources) -> tuple[list[Run], dict[str, EqualTime]]:
-    """Return the runs, and the references of those that train for equal time, by id; the steps of these are estimates.
+    """Return all runs, and the equal-time settings by run id; the steps of equal-time runs are estimates.
 
-    `timed` are the jobs of the stage `speed`, among which an arm and its reference must be.
+    `timed` are the jobs of the stage `speed`, which must time both the arm and its reference.
     """
     by_id = {run.id: run for run in runs}
     matched, equal_by_id = [], {}
@@ -140,12 +140,12 @@ def match_times(runs: list[Run], timed: Mapping[str, Any], sources: Sources) -> 
         if (equal := beside(run, sources).equal_time) is not None:
             key = f"{study_file(run.study)}: runs.{run.name}.equal_time"
             names = [name.split("/")[1] for name in timed.get(run.study, {"runs": []})["runs"]]
-            for one in (equal.arm, equal.reference):
-                if one not in names:
-                    raise UserError(f"{key}: {one!r} is no run that `speed` times{near_misses(one, names)}")
-            arm, reference = (by_id[f"{run.study}/{one}/seed{run.seed}"] for one in (equal.arm, equal.reference))
+            for name in (equal.arm, equal.reference):
+                if name not in names:
+                    raise UserError(f"{key}: {name!r} is not a run that `speed` times{near_misses(name, names)}")
+            arm, reference = (by_id[f"{run.study}/{name}/seed{run.seed}"] for name in (equal.arm, equal.reference))
             if deciding(reference, Speed) != deciding(run, Speed):
-                raise UserError(f"{key}.reference: {equal.reference!r} is another model or batch; name an equal one")
+                raise UserError(f"{key}.reference: {equal.reference!r} has another model or batch; name an equal run")
             run = run.model_copy(update={"steps": arm.steps})
             equal_by_id[run.id] = equal
         matched.append(run)
@@ -159,14 +159,14 @@ def _parse_released(study: str, name: str, tree: Tree, scale: Scale) -> Released
     source = scale.released[model]
     sizes = sizes_of(model, source, tree.file_of(RELEASED))
     longest = min(sizes.context, source.context or sizes.context)
-    known = sizes.to_dict() | {"context": longest, "kind": "released", "name": model, "source": source.to_dict()}
-    by_file = Tree({"study": study, "name": name, "model": known}, study_file(study))
+    known_keys = sizes.to_dict() | {"context": longest, "kind": "released", "name": model, "source": source.to_dict()}
+    by_file = Tree({"study": study, "name": name, "model": known_keys}, study_file(study))
     run = parse(ReleasedRun, merge(by_file, tree, subject), subject)
     tokenizer = spec.tokenizer if isinstance(spec := scale.data[data], TextData) else None
     if not isinstance(tokenizer, ReleasedTokenizer) or tokenizer.model != model:
         remedy = f"give that data set tokenizer: {{kind: released, model: {model}}}"
         key = f"{tree.file_of('data')}: {subject}.data"
-        raise UserError(f"{key}: {data!r} is not in the tokens of {model!r}; {remedy}")
+        raise UserError(f"{key}: {data!r} does not use the tokenizer of {model!r}; {remedy}")
     if run.context > longest:
         key = f"{tree.file_of('context')}: {subject}.context"
         raise UserError(f"{key}: {run.context} exceeds the {longest} tokens that {model!r} reads; lower it")
@@ -177,7 +177,7 @@ def _parse_released(study: str, name: str, tree: Tree, scale: Scale) -> Released
 
 
 def _named(tree: Tree, key: str, known: Iterable[str], what: str, subject: str) -> str:
-    """Return the entry of the scale that a run names, by default that of its class."""
+    """Return the name of the scale's entry that a run refers to; the default is that of `Run`."""
     value = tree.get(key, Run.model_fields[key].default if key in Run.model_fields else None)
     if not isinstance(value, str) or value not in known:
         near = near_misses(str(value), list(known))
@@ -188,17 +188,17 @@ def _named(tree: Tree, key: str, known: Iterable[str], what: str, subject: str) 
 def _parse_run(study: str, name: str, tree: Tree, scale: Scale) -> Run:
     subject, tree = f"{study}.runs.{name}", tree.without(*BesideSpec.model_fields)
     for key in Run.model_fields.keys() - RUN_KEYS & tree.keys():
-        raise UserError(f"{tree.file_of(key)}: {subject}.{key}: got {tree[key]!r}, but its study says it; remove it")
+        raise UserError(f"{tree.file_of(key)}: {subject}.{key}: got {tree[key]!r}, but its study sets it; remove it")
     data = _named(tree, "data", scale.data, "data set", subject)
-    known = scale.data[data].run_defaults(tree.part("task"))
-    by_file = Tree({"study": study, "name": name} | known, study_file(study))
+    data_keys = scale.data[data].run_defaults(tree.part("task"))
+    by_file = Tree({"study": study, "name": name} | data_keys, study_file(study))
     run = parse(Run, merge(by_file, tree, subject), subject)
     if run.task.reads != scale.data[data].kind:
         raise UserError(
             f"{tree.file_of('data')}: {subject}.data: {data!r} is {scale.data[data].kind}, but "
             f"task.kind={run.task.kind} reads {run.task.reads}; name another data set or task"
         )
-    for name, size in known.get("model", {}).items():
+    for name, size in data_keys.get("model", {}).items():
         given = getattr(run.model, name, size)
         least, exact = name in ("vocabulary", "classes", "context"), name in ("image", "channels")
         if (least and given < size) or (exact and given != size):
@@ -208,16 +208,16 @@ def _parse_run(study: str, name: str, tree: Tree, scale: Scale) -> Run:
 
 
 def _with_parents_first(runs: dict[str, Run], trees: Mapping[str, Tree]) -> list[Run]:
-    """Order runs so that parents come first; a missing parent or a cycle is named."""
+    """Order runs so that parents come first. Raises UserError for a missing parent or a cycle."""
     ordered: dict[str, Run] = {}
     for run in runs:
         line = [run]
         while (parent := runs[line[-1]].init) is not None:
             key = f"{trees[line[-1]].file_of('init')}: runs.{line[-1]}.init"
             if parent not in runs:
-                where = "is left out at this scale by `only`" if parent in trees else "does not exist"
+                problem = "is left out at this scale by `only`" if parent in trees else "does not exist"
                 near = near_misses(parent, [name for name in runs if name != line[-1]])
-                raise UserError(f"{key}: {parent!r} {where}{near}")
+                raise UserError(f"{key}: {parent!r} {problem}{near}")
             line.append(parent)
             if parent in line[:-1]:
                 raise UserError(f"{key}: {parent!r} closes a cycle ({' -> '.join(line)}); start one from scratch")
@@ -226,18 +226,18 @@ def _with_parents_first(runs: dict[str, Run], trees: Mapping[str, Tree]) -> list
 
 
 def _check_carried(run: Run, parent: Run, tree: Tree) -> None:
-    """Refuse an optimizer whose parameters are in other groups than the parent's, whose moments it is to go on with."""
+    """Refuse an optimizer that cannot continue with the parent's moments because its parameter groups differ."""
     for key in ("kind", "layer_decay"):
-        own, old = (getattr(one.optimizer, key, None) for one in (run, parent))
-        if own != old:
+        new, old = (getattr(spec.optimizer, key, None) for spec in (run, parent))
+        if new != old:
             raise UserError(
-                f"{tree.file_of('optimizer', key)}: runs.{run.name}.optimizer.{key}: {own!r} cannot go on with the "
+                f"{tree.file_of('optimizer', key)}: runs.{run.name}.optimizer.{key}: {new!r} cannot continue with the "
                 f"moments of init={parent.name!r}, which has {old!r}; make them equal, or set growth.optimizer: fresh"
             )
 
 
 def _grown(ordered: list[Run], trees: Mapping[str, Tree], scale: Scale) -> Iterator[Run]:
-    """Yield the runs, grown ones with the tau of their growth; refuse one that cannot go on from its parent."""
+    """Yield the runs, and set the tau of grown runs. Raises UserError if a run cannot continue from its parent."""
     done: dict[str, Run] = {}
     for run in ordered:
         if run.init is not None:

@@ -1,4 +1,4 @@
-"""The plan as a table, as shell commands, and as states: done, under way, failed, outdated or missing."""
+"""Print the plan as a table, as shell commands, and as job states: finished, running, failed, stale or missing."""
 
 import shlex
 from collections import Counter
@@ -19,12 +19,12 @@ from formerlab.results.stages import MEASURED, TIMED
 
 BESIDES = ("data", *TIMED, *MEASURED, "draw")
 SPARE_RETRIES = 3
-"""Submissions of a cluster job beyond twice those its predicted time needs: for lost nodes, memory, preemption."""
+"""Spare submissions of a cluster job, for lost nodes, memory and preemption, beyond twice the predicted number."""
 COLUMNS = ("run", "parameters", "tokens", "FLOPs", "memory", "disk", "time", "starts from")
 
 
 def table(plan: dict[str, Any], *, seeds: bool = False) -> str:
-    """Return every run with its predicted cost, and the totals per study; a row per seed only where asked for."""
+    """Return a table of all runs with predicted costs and totals per study, with a row per seed if `seeds`."""
     lines = [f"scale {plan['scale']}: {plan['description']}", ""]
     rows: list[tuple[str, ...]] = [COLUMNS]
     for name, study in plan["studies"].items():
@@ -34,11 +34,11 @@ def table(plan: dict[str, Any], *, seeds: bool = False) -> str:
         rows.append((f"= {name}: {total['runs']} runs", "", *_cells(total)[1:], ""))
     rows.append((f"= all: {plan['totals']['runs']} runs", "", *_cells(plan["totals"])[1:], ""))
     lines += aligned(rows, left=(0, len(COLUMNS) - 1))
-    lines += [] if seeds else ["x: seeds of a run, each at this cost; --seeds shows a row for each"]
+    lines += [] if seeds else ["x: number of seeds, each at this cost; --seeds shows a row per seed"]
     lines += _times(plan)
     lines += ["", *_hardware(plan), ""]
     others = ", ".join(f"{len(plan[stage])} {stage}" for stage in BESIDES if plan[stage])
-    lines.append(f"Jobs beside training: {others}. The memory of a total is that of its largest run.")
+    lines.append(f"Other jobs: {others}. Total memory is the maximum over runs.")
     for stage in MEASURED:
         if costs := [job["cost"] for job in plan[stage].values() if "cost" in job]:
             tokens, flops, hours = (sum(cost[key] for cost in costs) for key in ("tokens", "flops", "hours"))
@@ -48,7 +48,7 @@ def table(plan: dict[str, Any], *, seeds: bool = False) -> str:
 
 
 def _rows(jobs: dict[str, Any], seeds: bool) -> list[tuple[str, ...]]:
-    """Return a row per run with the cost of one seed and how many there are, or a row for each of them."""
+    """Return a row per run with the number of seeds and the cost of one, or a row per seed."""
     groups: dict[str, list[str]] = {}
     for run_id in jobs:
         groups.setdefault(run_id if seeds else run_id.rpartition("/")[0], []).append(run_id)
@@ -61,7 +61,7 @@ def _rows(jobs: dict[str, Any], seeds: bool) -> list[tuple[str, ...]]:
 
 
 def _times(plan: dict[str, Any]) -> list[str]:
-    """Return the time of all runs together, and that of the longest."""
+    """Return the total time of all runs and the time of the longest run."""
     if not plan["train"]:
         return []
     hours = plan["totals"]["hours"]
@@ -69,38 +69,38 @@ def _times(plan: dict[str, Any]) -> list[str]:
     several = f" on {count} processors" if (count := cost["processors"]) > 1 else ""
     total = f"{hours:.0f} hours" if hours >= 10 else duration(hours)
     return [
-        f"The time of a total is that of all processors (GPUs) together: {total} for all runs. "
+        f"Total times are sums over all processors (GPUs): {total} for all runs. "
         f"The longest run, {run}, takes {duration(cost['hours'])}{several}."
     ]
 
 
 def _hardware(plan: dict[str, Any]) -> list[str]:
-    """Return the hardware of the predictions, the runs that do not fit on it, and the requests of cluster jobs."""
+    """Return lines on the hardware of the estimates, the runs that do not fit on it, and the limits of cluster jobs."""
     lines = [f"Times and memory of runs are predicted for {plan['hardware']} (scale.hardware): {plan['basis']}."]
     by_need: dict[int | None, list[str]] = {}
     for run, needed in plan["too_large"].items():
         by_need.setdefault(needed, []).append(run)
     for count, runs in by_need.items():
-        where = f"fit on {count} that split them (gpus: {count})" if count else "nor on several (raise task.accumulate)"
-        lines.append(f"too large for one {plan['hardware']}, {where}: {', '.join(runs)}")
+        remedy = f"fits on {count} with sharding (gpus: {count})" if count else "also for several (raise accumulate)"
+        lines.append(f"too large for one {plan['hardware']}, {remedy}: {', '.join(runs)}")
     need, most = submissions(plan), duration(plan["runtime_minutes"] / 60)
     return [
         *lines,
-        f"A cluster job runs for at most {most} (scale.runtime_minutes). A run that takes longer stops itself, saved, "
+        f"A cluster job runs for at most {most} (scale.runtime_minutes). A longer run saves a checkpoint, stops "
         f"and is submitted again: the longest run needs {need} submission{'s' if need > 1 else ''}, so the retries in "
         f"slurm/config.yaml must be at least {2 * need + SPARE_RETRIES}.",
     ]
 
 
 def submissions(plan: dict[str, Any]) -> int:
-    """Return how many cluster jobs the longest run goes through, each as long as the scale allows."""
+    """Return the number of cluster jobs of maximum length that the longest run needs."""
     longest: float = max((job["cost"]["hours"] for job in plan["train"].values()), default=0.0)
     minutes: int = plan["runtime_minutes"]
     return max(1, ceil(60 * longest / minutes))
 
 
 def aligned(rows: list[tuple[str, ...]], *, left: tuple[int, ...]) -> list[str]:
-    """Return the rows as lines with columns of equal width, those of `left` flushed left."""
+    """Return the rows as lines with aligned columns; the columns `left` are left-aligned."""
     sides = ["left" if column in left else "right" for column in range(len(rows[0]))]
     text: str = tabulate(rows, tablefmt="plain", colalign=sides, disable_numparse=True)
     return text.splitlines()
@@ -118,9 +118,9 @@ def _cells(cost: dict[str, Any]) -> tuple[str, ...]:
 
 
 def shell(plan: dict[str, Any], path: Path) -> str:
-    """Return the stage commands whose results are not what the plan asks for, in an order that respects their needs.
+    """Return the stage commands for all results that are not up to date, in order of their dependencies.
 
-    Figures, tables and verdicts are made in any case.
+    The commands for figures, tables and verdicts are always included.
     """
     lines = ["set -e", f"export FORMERLAB_PLAN={shlex.quote(str(path))}", f"export OMP_NUM_THREADS={plan['threads']}"]
     staleness = Staleness(plan)
@@ -136,7 +136,7 @@ def shell(plan: dict[str, Any], path: Path) -> str:
 
 
 def states(plan: dict[str, Any]) -> list[tuple[str, ...]]:
-    """Return (stage, job, state, detail) of every job: from its note where it left one, else the verdict."""
+    """Return (stage, job, state, detail) of every job, from its note if there is one, otherwise from its record."""
     staleness = Staleness(plan)
     rows: list[tuple[str, ...]] = []
     for stage in RECORDS:
@@ -151,30 +151,28 @@ def states(plan: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def failed_drawings(plan: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the figures and tables that could not be drawn, each with the reason and the file of its error."""
+    """Return (name, detail) of the figures and tables that failed; the detail has the reason and the error file."""
     figures, names = Path(plan["figures"]), (name for job in plan["draw"].values() for name in job["drawings"])
     return [
-        (name, f"{note.read_text(encoding='utf-8').splitlines()[-1]}; all of it in {note}")
+        (name, f"{note.read_text(encoding='utf-8').splitlines()[-1]}; full error in {note}")
         for name in names
         if (note := failure_of(figures, name)).exists()
     ]
 
 
 def report(plan: dict[str, Any], *, problems_only: bool = False) -> str:
-    """Return the states as aligned text, with counts."""
+    """Return the job states as aligned text, with counts; `problems_only` lists failed, killed and stopped jobs."""
     rows = states(plan)
-    shown = [row for row in rows if not problems_only or row[2] in ("failed", "killed", "stopped")]
-    if problems_only and not shown:
-        return "no stage failed once it had begun"
-    lines = aligned(shown, left=(0, 1, 2, 3)) if shown else []
+    listed = [row for row in rows if not problems_only or row[2] in ("failed", "killed", "stopped")]
+    if problems_only and not listed:
+        return "no stage failed after its start"
+    lines = aligned(listed, left=(0, 1, 2, 3)) if listed else []
     counts = Counter(row[2] for row in rows)
     results = Path(plan["results"])
-    found = {path.parent.relative_to(results).as_posix() for path in results.glob("*/*/seed*/run.json")}
-    if others := sorted(found - made_runs(plan).keys()):
-        lines.append(f"not in the plan, so neither drawn nor counted: {some(others, MOST_NAMED)}")
+    existing_runs = {path.parent.relative_to(results).as_posix() for path in results.glob("*/*/seed*/run.json")}
+    if others := sorted(existing_runs - made_runs(plan).keys()):
+        lines.append(f"not in the plan, so not in figures and counts: {some(others, MOST_NAMED)}")
     if plan["device"] == "cpu" and not problems_only and compiler() is None:
-        lines.append(
-            f"no C++ compiler here ({COMPILERS}): CPU kernels are plain torch, slower; install one, such as g++"
-        )
+        lines.append(f"no C++ compiler found ({COMPILERS}): CPU kernels use plain torch, which is slower; install g++")
     counted = ", ".join(f"{n} {state}" for state, n in counts.items())
     return "\n".join([*lines, "", f"scale {plan['scale']}: {counted}"])

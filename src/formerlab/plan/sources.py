@@ -1,6 +1,6 @@
-"""Read config, scale and studies, with the overrides of overlay file and command line in force.
+"""Read config, scale and studies, and apply the overrides of overlay file and command line.
 
-A data set that takes the tokenizer of another, or of a released model, is given its vocabulary here.
+The module also sets the vocabulary of data sets that use the tokenizer of another data set or of a released model.
 """
 
 from collections.abc import Mapping
@@ -26,13 +26,13 @@ DataSets = Mapping[str, DataSpec]
 _OF_THE_FILE = {"study", "name", "seed"}
 RUN_KEYS = (frozenset(Run.model_fields) | frozenset(ReleasedRun.model_fields)) - _OF_THE_FILE
 CONFIG_KEYS = frozenset(Config.model_fields) - {"overlay", "set"}
-"""Keys of config.yaml about all studies; `scale` with a mapping below it means the file of the scale."""
+"""Keys of config.yaml that apply to all studies; `scale` with a mapping contains keys of the scale's file."""
 FORMS = "write <study>.<key>, <study>.runs.<run>.<key>, scale.<key>, study.<study>.<key> or a key of config.yaml"
 
 
 @dataclass(frozen=True, eq=False)
 class Sources:
-    """Configuration, scale and studies before runs are made: as specs, and as trees that know their files."""
+    """Configuration, scale and studies before runs are resolved: as specs, and as trees that remember their files."""
 
     config: Config
     scale: Scale
@@ -42,19 +42,19 @@ class Sources:
     study_trees: dict[str, Tree]
     overrides: list[Tree]
     added: dict[str, frozenset[str]]
-    """Runs that config.yaml, an overlay or `set` adds to a study; they exist at every scale."""
+    """Runs by study that config.yaml, an overlay or `set` adds; they exist at every scale."""
 
     def at_scale(self, study: str, *path: str) -> Tree:
         """Return the scale's settings below a path of a study."""
         return self.scale_tree.part("studies", study, *path)
 
     def settings(self, study: str, *path: str) -> Tree:
-        """Return a study's settings below a path, with the scale's on top."""
+        """Return a study's settings below a path, with the scale's settings merged over them."""
         return merge(self.study_trees[study].part(*path), self.at_scale(study, *path), ".".join((study, *path)))
 
 
 def study_file(name: str) -> str:
-    """Return the file of a study."""
+    """Return the path of a study's file."""
     return f"workflow/studies/{name}.yaml"
 
 
@@ -64,7 +64,7 @@ def read_tree(root: Path, file: str) -> Tree:
 
 
 def read_sources(root: Path, given: dict[str, Any]) -> Sources:
-    """Read config, scale and studies below `root`; `given` are the values of the command line."""
+    """Read config, scale and studies below `root`; `given` are the command-line values."""
     known = sorted(path.stem for path in (root / "workflow" / "studies").glob("*.yaml"))
     overrides = _overrides(root, given)
     form = _form_of_overrides(known)
@@ -99,14 +99,14 @@ def read_sources(root: Path, given: dict[str, Any]) -> Sources:
 
 
 def _overrides(root: Path, given: dict[str, Any]) -> list[Tree]:
-    """Return the keys of config.yaml, of the overlay and of the command line, and then the `set` of each: later ones
-    win. All take the same keys, nested or dotted; only an overlay names no overlay.
+    """Return the keys of config.yaml, of the overlay and of the command line, then the `set` of each, in order of
+    increasing priority. All accept the same keys, nested or dotted, except that an overlay cannot name an overlay.
     """
     files = [read_tree(root, "config.yaml"), Tree(given, "command line")]
     if (overlay := parse(Config, laid([tree.only({"overlay"}) for tree in files])).overlay) is not None:
         files.insert(1, read_tree(root, overlay))
         if "overlay" in files[1]:
-            raise UserError(f"{overlay}: overlay: an overlay names no other one; write the keys of both into one file")
+            raise UserError(f"{overlay}: overlay: an overlay cannot name another; write the keys of both into one file")
     for tree in files:
         parse(Config, tree.only({"set"}))
     keys = [part for tree in files for part in _nested(tree.without("overlay", "set"), tree.file)]
@@ -114,23 +114,23 @@ def _overrides(root: Path, given: dict[str, Any]) -> list[Tree]:
 
 
 def _nested(tree: Tree, file: str) -> list[Tree]:
-    """Turn keys with dots into mappings, except in names of processors.
+    """Convert dotted keys to nested mappings, except in names of processors.
 
-    The name of the scale is in a tree of its own, beside keys of the scale's file.
+    Returns two trees: one with the key `hardware` and the name of the scale, and one with all other keys.
     """
     named = tree.only({"hardware"} if isinstance(tree.get("scale"), dict | None) else {"hardware", "scale"})
     return [Tree(named, file), nested(tree.without(*named), file)]
 
 
 def _as_text(tree: Tree) -> Tree:
-    """Return a scale in which every data set has a kind, by default text."""
+    """Return a scale with the key `kind` in every data set; the default is text."""
     data = tree.part("data")
-    silent = {name: {"kind": "text"} for name, one in data.items() if isinstance(one, Tree) and "kind" not in one}
-    return merge(Tree({"data": silent} if silent else {}, tree.file), tree)
+    kinds = {name: {"kind": "text"} for name, spec in data.items() if isinstance(spec, Tree) and "kind" not in spec}
+    return merge(Tree({"data": kinds} if kinds else {}, tree.file), tree)
 
 
 def _form_of_overrides(studies: list[str]) -> type[Spec]:
-    """Return the spec of the keys that overrides may name; their values are checked where they are laid."""
+    """Return a spec of the keys that overrides may name; the values are checked after the merge."""
     of_study: dict[str, Any] = dict.fromkeys(RUN_KEYS, (Any, None)) | {"runs": (dict[str, dict[str, Any]], {})}
     of_files: dict[str, Any] = dict.fromkeys(studies, (dict[str, Any], {}))
     keys: dict[str, Any] = dict.fromkeys(CONFIG_KEYS, (Any, None))
@@ -140,9 +140,10 @@ def _form_of_overrides(studies: list[str]) -> type[Spec]:
 
 
 def with_vocabularies(data: DataSets, tree: Tree, released: Mapping[str, ReleasedModel]) -> DataSets:
-    """Return the data sets, each behind the one whose tokenizer it uses and with the vocabulary of that one. One that
-    uses the tokenizer of a released model has that model's files and vocabulary. Raises UserError where the owner of
-    the tokenizer does not exist, has another vocabulary, or uses that of the data set itself.
+    """Return the data sets with the vocabularies of shared tokenizers, each data set after the owner of its tokenizer.
+
+    A data set that uses the tokenizer of a released model gets that model's files and vocabulary. Raises UserError if
+    the owner of a tokenizer does not exist, has another vocabulary, or uses the tokenizer of the data set itself.
     """
     chains = {name: chain(name, data, tree) for name in data}
     filled: dict[str, DataSpec] = {}
@@ -168,7 +169,7 @@ def with_vocabularies(data: DataSets, tree: Tree, released: Mapping[str, Release
 
 
 def sizes_of(model: str, source: ReleasedModel, file: str) -> Sizes:
-    """Return the sizes of a released model; where they cannot be seen, the configuration has to state them."""
+    """Return the sizes of a released model. Raises UserError if they are neither readable nor configured."""
     try:
         return source.known_sizes()
     except UserError as error:
@@ -176,23 +177,26 @@ def sizes_of(model: str, source: ReleasedModel, file: str) -> Sizes:
 
 
 def chain(name: str, data: DataSets, tree: Tree | None = None) -> list[str]:
-    """Return the data set, the one whose tokenizer it takes, and so on. Raises UserError where that leads nowhere."""
-    found = [name]
-    while isinstance(tokenizer := getattr(data[found[-1]], "tokenizer", None), TokenizerOf):
-        file = tree.file_of("data", found[-1], "tokenizer") if tree else ""
-        key, lender = f"{file}: data.{found[-1]}.tokenizer.data", tokenizer.data
+    """Return the data set, the owner of its tokenizer, the owner of that data set's tokenizer, and so on.
+
+    Raises UserError if an owner does not exist or the chain has a cycle.
+    """
+    names = [name]
+    while isinstance(tokenizer := getattr(data[names[-1]], "tokenizer", None), TokenizerOf):
+        file = tree.file_of("data", names[-1], "tokenizer") if tree else ""
+        key, lender = f"{file}: data.{names[-1]}.tokenizer.data", tokenizer.data
         texts = [other for other, spec in data.items() if isinstance(spec, TextData)]
         if lender not in texts:
             raise UserError(f"{key}: no data set {lender!r} of text at this scale{near_misses(lender, texts)}")
-        found.append(lender)
-        if lender in found[:-1]:
-            raise UserError(f"{key}: {lender!r} closes a cycle ({' -> '.join(found)}); name another")
-    return found
+        names.append(lender)
+        if lender in names[:-1]:
+            raise UserError(f"{key}: {lender!r} closes a cycle ({' -> '.join(names)}); name another")
+    return names
 
 
-def same_tokenizer(one: str, other: str, data: DataSets) -> bool:
-    """Say whether two data sets have the same tokenizer; learned on different text, two are never the same."""
-    first, second = (chain(name, data)[-1] for name in (one, other))
+def same_tokenizer(a: str, b: str, data: DataSets) -> bool:
+    """Return whether two data sets have the same tokenizer; tokenizers trained on different text always differ."""
+    first, second = (chain(name, data)[-1] for name in (a, b))
     given = getattr(data[first], "tokenizer", None)
     fixed = isinstance(given, TokenizerFile | ReleasedTokenizer)
     return first == second or (fixed and given == getattr(data[second], "tokenizer", None))

@@ -1,8 +1,8 @@
-"""The judge: which products are what the plan asks for, by their records. Imports no torch and no pydantic.
+"""Staleness check: compare the records of products with the plan. This module imports neither torch nor pydantic.
 
-`status`, the DAG, the stages themselves and all that reads rows ask it, so they agree, whoever made a file and wherever
-it was copied from. A product is stale where its record differs from the plan in configuration or code, where its data
-or parent have been replaced, and where one of these is stale.
+`status`, the DAG, the stages and all readers of rows use this check, so they agree, even about copied files. A product
+is stale if its record differs from the plan in configuration or code, if its data or parent were replaced, or if its
+data or parent are stale.
 """
 
 import hashlib
@@ -20,13 +20,13 @@ from formerlab.results.schema import UNPLANNED
 from formerlab.results.stages import MAKING, MEASURED, OPTIMIZER, STAGES, TIMED, WEIGHTS
 
 RECORDS = {stage.name: stage.record for stage in STAGES.values()}
-"""The record of each stage, which it writes last; parents stand before what is made from them."""
+"""The record file of each stage, which the stage writes last; stages come before the stages that read their results."""
 Told = dict[tuple[str, ...], tuple[str, Any]]
-"""By the key of a record, or the path to it: the key in words, and the value that it must have."""
+"""Expected values of a record by the path of a key: (the key in words, the value)."""
 
 
 def maker(plan: dict[str, Any], run: str) -> str:
-    """Return the stage that makes a run: the one whose jobs name it, else training."""
+    """Return the stage that makes a run: the stage whose jobs contain it, otherwise `train`."""
     return next((stage for stage in MAKING if run in plan[stage]), "train")
 
 
@@ -36,10 +36,10 @@ def made_runs(plan: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 class ProductState(NamedTuple):
-    """The state of a product, by its record alone."""
+    """The state of a product according to its record."""
 
     state: str
-    """finished, diverged, stale, missing, or failed where the record cannot be read."""
+    """finished, diverged, stale, missing, or failed if the record cannot be read."""
     detail: str = ""
 
     def __str__(self) -> str:
@@ -47,12 +47,12 @@ class ProductState(NamedTuple):
 
     @property
     def current(self) -> bool:
-        """Whether it is what the plan asks for."""
+        """Whether the product is up to date with the plan."""
         return self.state in ("finished", "diverged")
 
 
 class Staleness:
-    """The verdicts on the products of one plan, each made when it is first asked for."""
+    """The states of the products of one plan, each computed at its first use."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self.plan = plan
@@ -60,21 +60,22 @@ class Staleness:
         self._read: dict[Path, Any] = {}
 
     def check(self, stage: str, name: str) -> ProductState:
-        """Return the verdict on a job of the plan."""
+        """Return the state of the product of a job."""
         if (stage, name) not in self._states:
             self._states[stage, name] = self._compare(stage, name)
         return self._states[stage, name]
 
     def stale(self) -> dict[tuple[str, str], str]:
-        """Return the products that exist but are not as planned, by stage and name of the job, with the reason."""
-        found = {(stage, name): self.check(stage, name) for stage in RECORDS for name in self.plan[stage]}
-        return {job: detail for job, (state, detail) in found.items() if state in ("stale", "failed")}
+        """Return the products that exist but differ from the plan, as {(stage, name): reason}."""
+        states = {(stage, name): self.check(stage, name) for stage in RECORDS for name in self.plan[stage]}
+        return {job: detail for job, (state, detail) in states.items() if state in ("stale", "failed")}
 
     def write_stale(self, folder: Path, failures: Sequence[Path] = ()) -> Path | None:
-        """Write the stale products with reasons, and the notes of drawings that failed (`failures`), into a file of
-        `folder` that is younger than all of them, if there are any. Snakemake runs each rule again that reads this
-        file. Its name follows from its content, so that no other process writes it again, which would make it younger
-        still.
+        """Write the stale products with reasons, and the notes of failed figures (`failures`), to a file in `folder`.
+
+        The file is younger than all of them, so Snakemake reruns every rule that reads it. Its name follows from its
+        content, so that no other process rewrites it, which would make it younger again. Returns the path of the file,
+        or None if nothing is stale or failed.
         """
         now, lines = time.time(), [f"{note}\n" for note in failures]
         stamps = [note.stat().st_mtime_ns for note in failures]
@@ -90,15 +91,15 @@ class Staleness:
         return path if lines else None
 
     def objection(self, stage: str, name: str) -> str:
-        """Return why rows are not those of the plan; nothing where they are."""
+        """Return why the rows of a job are not up to date; empty if they are."""
         stage = maker(self.plan, name) if stage in MAKING else stage
         if name not in self.plan[stage]:
             return UNPLANNED
-        verdict = self.check(stage, name)
-        return "" if verdict.current else verdict.detail or verdict.state
+        product = self.check(stage, name)
+        return "" if product.current else product.detail or product.state
 
     def bases(self, stage: str, name: str) -> list[tuple[str, str]]:
-        """Return the jobs whose products a job reads."""
+        """Return the jobs, as (stage, name), whose products a job reads."""
         if stage in (*TIMED, "exact"):
             return []
         if stage == "data":
@@ -129,22 +130,22 @@ class Staleness:
             return ProductState("failed", str(record))
         wrong = set()
         for keys, (what, value) in self._expected(stage, name).items():
-            found: Any = record
+            recorded: Any = record
             for key in keys:
-                found = found.get(key) if isinstance(found, dict) else None
-            wrong |= set() if value in (None, found) else {what}  # None: unknown now
+                recorded = recorded.get(key) if isinstance(recorded, dict) else None
+            wrong |= set() if value in (None, recorded) else {what}  # None: the expected value is unknown
         if "spec_hash" in record and "spec" in record and fingerprint(record["spec"]) != record["spec_hash"]:
             wrong.add("configuration")  # edited by hand
         reasons = [f"changed since: {', '.join(sorted(wrong))}"] if wrong else []
         if self.plan[stage][name].get("keep_optimizer") and not (path.parent / OPTIMIZER).exists():
-            reasons.append(f"no {OPTIMIZER}, which another run goes on with")
+            reasons.append(f"no {OPTIMIZER}, which another run continues with")
         reasons += _spoilt(stage, path.parent, record)
         bases = {base: self.check(*base) for base in self.bases(stage, name)}
-        reasons += [f"{base[1]} is {verdict.state}" for base, verdict in bases.items() if not verdict.current]
+        reasons += [f"{base[1]} is {product.state}" for base, product in bases.items() if not product.current]
         return ProductState("stale", "; ".join(reasons)) if reasons else ProductState(record.get("status", "finished"))
 
     def _expected(self, stage: str, name: str) -> Told:
-        """Return what the record must say to be up to date."""
+        """Return the values that the record must have to be up to date."""
         job = self.plan[stage][name]
         told: Told = {} if job.get("given") else {("code_hash",): ("code", job["code"])}
         if stage == "data":
@@ -160,7 +161,7 @@ class Staleness:
         elif stage in MAKING:
             told["weights_sha256",] = "weights", job.get("weights")
             told["data", "fingerprint"] = "data", self._says("data", job["data"], "fingerprint")
-            equal = ("equal_time",) if job.get("equal_time") else ()  # its record has the steps that this bought
+            equal = ("equal_time",) if job.get("equal_time") else ()  # the record's own spec has the resulting steps
             told[*equal, "spec_hash"] = "configuration", job["spec_hash"]
             if equal:
                 told[*equal, "rows_sha256"] = "measured speed", self._says("speed", job["study"], "rows_sha256")
@@ -169,12 +170,12 @@ class Staleness:
         return told
 
     def _says(self, stage: str, name: str, key: str) -> Any:
-        """Return a value of a job's present record; None where the record is missing or cannot be read."""
+        """Return a value of a job's current record, or None if the record is missing or cannot be read."""
         record = self._content(self.record(stage, name))
         return record.get(key) if isinstance(record, dict) else None
 
     def _content(self, path: Path) -> Any:
-        """Return a record, the reason why it cannot be read, or None where it is missing."""
+        """Return a record, the error if it cannot be read, or None if it is missing."""
         if path not in self._read:
             try:
                 self._read[path] = read_record(path) if path.exists() else None
@@ -184,15 +185,16 @@ class Staleness:
 
 
 def _spoilt(stage: str, folder: Path, record: dict[str, Any]) -> list[str]:
-    """Return which files of a product are missing or damaged, as far as this is known without reading them."""
+    """Return the files of a product that are missing or damaged, as far as this is visible without reading them."""
     stated, weights = record.get("rows_sha256"), folder / WEIGHTS
     files = stated if isinstance(stated, dict) else ()
-    found = [f"{file} is missing" for file in files if not (folder / file).exists()]
-    return [*found, f"{WEIGHTS} is damaged"] if stage == "train" and weights.exists() and not _whole(weights) else found
+    missing = [f"{file} is missing" for file in files if not (folder / file).exists()]
+    damaged = stage == "train" and weights.exists() and not _is_complete(weights)
+    return [*missing, f"{WEIGHTS} is damaged"] if damaged else missing
 
 
-def _whole(weights: Path) -> bool:
-    """Return whether a safetensors file is as long as its header says; who reads the weights checks their SHA-256."""
+def _is_complete(weights: Path) -> bool:
+    """Return whether a safetensors file is as long as its header says; readers of the weights check their SHA-256."""
     with open(weights, "rb") as file, suppress(ValueError, LookupError, TypeError, AttributeError):
         size, length = os.fstat(file.fileno()).st_size, int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(min(length, size)))
@@ -202,7 +204,7 @@ def _whole(weights: Path) -> bool:
 
 
 def failed_syncs(results: Path) -> int:
-    """Return how many syncs with MLflow have failed so far. The DAG tracks anew whenever this is more than before."""
+    """Return the number of failed syncs with MLflow. The DAG runs the rule `track` again when this number increases."""
     try:
         failures = read_json(results / "mlflow.json")["failures"]
     except (UserError, OSError, KeyError, TypeError):
