@@ -6,7 +6,7 @@ import pytest
 from fixtures.checkout import ROOT
 from fixtures.rows import make_decay, make_tokenformer
 
-from formerlab.commands.readme import BEGIN, END, outdated, written
+from formerlab.commands.readme import BEGIN, END, outdated, verdicts_by_scale, written
 from formerlab.errors import UserError
 from formerlab.plan.arms import read_arms
 from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
