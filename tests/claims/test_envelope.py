@@ -148,7 +148,7 @@ def test_one_envelope_serves_all_seeds_and_its_own_spread_widens_the_interval(tm
     ("changes", "reason"),
     [
         ({"loss": 2.0}, "a loss of 2 nats lies beyond the ends of the envelope (4 to 3.031)"),
-        ({"left_out": [(4, 2)]}, "the envelope envelope-* needs 3 sizes of 3 lengths each; 2 have so many"),
+        ({"left_out": [(4, 2)]}, "the envelope envelope-* needs 3 sizes of 3 lengths each; only 2 have them"),
         ({"lent": 11}, "run grown-random-sqrt-4 was not tested on the text of envelope-1-1"),
         ({"init": "transformer-1"}, "not from scratch: envelope-1-1, envelope-1-2"),
     ],

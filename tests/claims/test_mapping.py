@@ -70,7 +70,7 @@ def test_claims_find_all_their_arms_where_they_are_judged(scale, but):
         ("decay-beats-h2", "no claim 'decay-beats-h2'; did you mean decay-beats-h2o"),
         ("decay-beats-h2o: {arms: {h20: {run: decoder}}}", "arms: no 'h20'; the claim has decay, h2o, full"),
         ("decay-beats-h2o: {items: {first: {}}}", "items: no 'first'; the claim has none"),
-        ("decay-beats-h2o: {arms: {h2o: {}}}", "an arm names one of run, best_of and constant, not none"),
+        ("decay-beats-h2o: {arms: {h2o: {}}}", "an arm needs exactly one of run, best_of and constant, not none"),
     ],
 )
 def test_what_is_not_registered_is_refused(tmp_path, text, message):

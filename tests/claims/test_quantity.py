@@ -63,13 +63,15 @@ def test_arms_of_unequal_deviation_have_welchs_interval():
     """Each arm's own variance, with the degrees of freedom of both; equal deviations keep the common one."""
     wide, narrow = pd.Series([3.0, 3.12, 3.05]), pd.Series([2.9, 2.91, 2.92])
     own = [variance_within([values]) for values in (wide, narrow)]
-    a, b = (linear(n, v, POOL, own=lambda o=o: o) for n, v, o in zip("ab", (wide, narrow), own, strict=True))
+    a, b = (linear(n, v, POOL, own_variance=lambda o=o: o) for n, v, o in zip("ab", (wide, narrow), own, strict=True))
     expected = stats.ttest_ind(wide, narrow, equal_var=False).confidence_interval(0.95)
     found = (a - b).interval(0.95)
     assert (found.low, found.high) == pytest.approx(expected)
     common = stats.t(12).ppf(0.975) * math.sqrt(2 * 0.01 / 3)
     for others in ((own[0], own[0]), (own[0], None)):
-        a, b = (linear(n, v, POOL, own=lambda o=o: o) for n, v, o in zip("ab", (wide, narrow), others, strict=True))
+        a, b = (
+            linear(n, v, POOL, own_variance=lambda o=o: o) for n, v, o in zip("ab", (wide, narrow), others, strict=True)
+        )
         found = (a - b).interval(0.95)
         assert found.high - found.mean == pytest.approx(common)
 

@@ -57,7 +57,7 @@ def test_growth_is_measured_by_new_parameters_and_by_what_the_parent_read(root):
     assert value(root, "tokens_per_new_parameter", "grown") == pytest.approx(102_400 / 200_000)
     assert value(root, "start_tokens_per_parameter", "grown") == pytest.approx(50)
     lines = unmet(*asked(root, {"quantity": "tokens_per_new_parameter", "of": "a", "at_least": 1}, a="parent"))
-    assert lines == ["tokens_per_new_parameter (a): parent starts from no run of this scale"]
+    assert lines == ["tokens_per_new_parameter (a): parent does not start from a run of this scale"]
 
 
 def write_curve(folder, losses, lrs=(1.0,), train=(3.0,)):

@@ -1,6 +1,7 @@
 """Verdicts are the registered ones and reach their readers: claims.csv, a page, README and docs."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from fixtures.checkout import ROOT
@@ -10,7 +11,7 @@ from formerlab.commands.readme import BEGIN, END, outdated, verdicts_by_scale, w
 from formerlab.errors import UserError
 from formerlab.plan.arms import read_arms
 from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
-from formerlab.report.claims.render import FIRST_SCREEN, best, counts, first_screen, frame, html
+from formerlab.report.claims.render import FIRST_SCREEN, ORDER, best, counts, first_screen, frame, html
 from formerlab.report.claims.verdict import verdicts
 from formerlab.results.read import Results
 
@@ -96,6 +97,16 @@ def test_a_claim_is_told_of_from_the_first_scale_that_tests_it(found):
     assert lines[0] == "| claim | published | ours | what was run | word |"
     assert len(lines) - 2 == len(FIRST_SCREEN)
     assert not any("**fails**" in line for line in lines), "no measured claim fails"
+
+
+def test_the_table_of_the_readme_is_sorted_by_verdict_and_keeps_its_order_within_one(found):
+    names = list(FIRST_SCREEN)
+    outcomes = {name: ORDER[3 - place % 4] for place, name in enumerate(names)}
+    mixed = [replace(verdict, outcome=outcomes.get(verdict.claim.id, verdict.outcome)) for verdict in found]
+    statements = {claim.id: claim.statement for claim in read_claims().claims}
+    expected = [statements[name] for word in ORDER for name in names if outcomes[name] == word]
+    lines = first_screen({"laptop": mixed}).splitlines()[2:]
+    assert [line.split(" | ")[0].removeprefix("| ") for line in lines] == expected
 
 
 def test_the_block_is_put_between_its_marks_and_only_there(tmp_path):

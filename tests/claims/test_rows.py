@@ -65,4 +65,4 @@ def test_the_deviation_of_a_model_is_that_of_its_runs_on_any_text(tmp_path):
             folder = make_run(tmp_path, "tokenformer", run, seed, **changes.get(run, {}))
             write(folder / "test.csv", [(window, 64, loss) for window in range(WINDOWS)])
     rows = Rows(Results(tmp_path), "tokenformer", ClaimArms(arms={}))
-    assert rows.level(Arm(run="a"), "loss_nats").own() == pytest.approx(((0.1**2 + 0.3**2) / 2 / 2, 2))
+    assert rows.level(Arm(run="a"), "loss_nats").own_variance() == pytest.approx(((0.1**2 + 0.3**2) / 2 / 2, 2))

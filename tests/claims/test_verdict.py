@@ -74,7 +74,7 @@ def test_rows_that_decide_nothing_are_shown_with_the_reason():
     assert (item.outcome, item.reason) == ("not_tested", "2 seeds of 3")
     assert item.values["cost"].startswith("0.3333")
     (item,) = judged(MATCHES, grown(3.001, 3.0, 3.002), scale="laptop").items
-    assert item.reason.startswith("scale laptop decides nothing here: ")
+    assert item.reason.startswith("scale laptop does not test it: ")
 
 
 def test_two_ratios_of_one_claim_are_two_numbers():

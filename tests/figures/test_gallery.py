@@ -57,7 +57,7 @@ def test_it_opens_on_results_then_all_figures_and_each_leads_to_its_section(page
 
 
 def test_a_study_without_drawings_says_how_to_get_them(page):
-    assert page.count("Nothing is drawn yet") == 1
+    assert page.count("No figures or tables yet") == 1
     command = "<code>snakemake --cores 2 vision --config scale=tiny</code>"
     assert command in page.partition('<section id="vision">')[2]
 

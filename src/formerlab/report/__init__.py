@@ -1,1 +1,1 @@
-"""Rows into figures, tables and judged claims; nothing here needs torch."""
+"""Turn rows into figures, tables and verdicts on claims, without importing torch."""

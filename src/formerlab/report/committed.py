@@ -1,6 +1,6 @@
-"""The committed figures and tables of the evidence, below `figures/cached`, and the page that shows them.
+"""Update the committed figures and tables below `figures/cached`, and the page that shows them.
 
-They are drawn from the committed rows, so that a reader of the code sees them without running anything.
+They are rendered from the committed rows, so that readers of the repository see them without running anything.
 """
 
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ from formerlab.yaml_files import read_yaml
 
 INDEX = Path("figures", "README.md")
 SKETCHES = ("smoke", "laptop")
-"""Scales for tests and demos, which are drawn but not committed."""
+"""Scales for tests and demos. Their figures and tables are not committed."""
 RATES_ALONE = ("pilot",)
-"""Scales that only chose rates, and whose searches alone are committed."""
+"""Scales that were only run to choose learning rates. Only their rate searches are committed."""
 KEPT = {"figure": ("png", "csv"), "table": ("md", "csv")}
-"""Endings of the files that are committed."""
+"""Suffixes of the committed files, by kind."""
 _HEAD = """# Figures and tables of the committed rows
 
 Written by `make readme`, not by hand. Everything here is drawn from the rows in `results/cached`; `make figures`
@@ -30,18 +30,19 @@ draws it again, in PDF too. Scale `overnight` are small models, mostly on CPUs, 
 
 
 def place(root: Path, drawing: Drawing, scale: str, ending: str) -> Path:
-    """Return the committed path of a file of a drawing."""
+    """Return the path of a committed file of a figure or table."""
     return root / "figures" / "cached" / scale / f"{drawing.name}.{ending}"
 
 
 def is_kept(drawing: Drawing, scale: str) -> bool:
-    """Say whether a drawing of a scale is committed, if it has rows."""
+    """Return whether a figure or table of a scale is committed if it has rows."""
     return scale not in SKETCHES and bool(drawing.varied) == (scale in RATES_ALONE)
 
 
 def refresh(root: Path, *, look_only: bool = False) -> list[str]:
-    """Draw anew where numbers or the caption of a table have changed, and write the page; return the files that
-    changed. With `look_only` nothing is written.
+    """Render each figure or table whose rows or table caption changed, write the page, and return the changed files.
+
+    With `look_only`, return the files that would change and write nothing.
     """
     found = []
     for path in (path for path in sorted((root / "results" / "cached").glob("*/")) if has_runs(path)):
@@ -65,19 +66,19 @@ def refresh(root: Path, *, look_only: bool = False) -> list[str]:
 
 
 def _says(file: Path, drawing: Drawing) -> bool:
-    """Say whether a table has the caption that it would be given now; the captions of figures are not committed."""
+    """Return whether the file of a table has the current caption; always true for figures, which commit no caption."""
     return drawing.kind == "figure" or drawing.caption in file.read_text(encoding="utf-8")
 
 
 def complaint(root: Path) -> str:
-    """Return a line on files that are out of date and the remedy; empty where there are none."""
+    """Return one line that names stale files and the remedy, or "" if all files are up to date."""
     found = refresh(root, look_only=True)
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
     return f"{found[0]}{more}: not what results/cached gives now; run make readme, commit figures" if found else ""
 
 
 def index(root: Path) -> str:
-    """Return the page: for every study its figures as pictures, and its tables as links; the combined study is last."""
+    """Return the page with the figures of every study as images and its tables as links; the combined study is last."""
     parts = [_HEAD]
     studies = (root / "workflow" / "studies").glob("*.yaml")
     for path in sorted(studies, key=lambda path: (path.stem == "combined", path.stem)):
@@ -90,9 +91,9 @@ def index(root: Path) -> str:
 
 
 def _entries(root: Path, drawing: Drawing) -> Iterator[str]:
-    """Return the page's part on a drawing: for a figure a heading and its files by scale, for a table a line.
+    """Yield the entry of a figure (a heading and its images by scale) or of a table (a line of links by scale).
 
-    A released model says more than the others, and comes first.
+    The scale `pretrained`, with a released model, comes first.
     """
     words = escape(pages.title(drawing.caption), quote=False)
     paths = (root / "figures" / "cached").glob(f"*/{drawing.name}.{KEPT[drawing.kind][0]}")

@@ -1,10 +1,10 @@
-"""The catalogue of figures and tables, read without importing the code that draws them.
+"""The catalogue of figures and tables, read without importing the code that renders them.
 
-A module below `figures/` or `tables/` declares each by a function of its name that returns its rows: `@plot(...)` above
-`decay_budget` in `figures/decay/loss.py`, `@table(...)` above `vision_sizes` in `tables/vision.py`. The docstring is
-the caption, in reStructuredText: what is shown and what to see. The study is the folder or file below; a declaration
-that names `studies` is drawn for each, called `<study>_<name>`. The plan reads which runs and files it takes, and its
-caption, from the source, so these are literals.
+A module below `figures/` or `tables/` declares a figure or table by a function of the same name that returns its rows:
+`@plot(...)` above `decay_budget` in `figures/decay/loss.py`, `@table(...)` above `vision_sizes` in `tables/vision.py`.
+The docstring is the caption in reStructuredText; it says what is shown and what to look for. The folder or file below
+`figures/` or `tables/` names the study. A declaration with `studies` is rendered once per study, as `<study>_<name>`.
+The plan reads the runs, the files and the caption from the source, so they must be literals.
 """
 
 import ast
@@ -28,33 +28,33 @@ _LISTS = ("reads", "runs", "needs", "studies")
 
 
 class Declared(NamedTuple):
-    """The part of a declaration that is code, which only drawing needs."""
+    """The executable fields of a declaration, which are only needed for rendering."""
 
     rows: "Callable[..., DataFrame]"
-    """Returns the rows, given the results and the names of the finished runs among `runs`, where a file of `reads` has
-    rows; a declaration for several studies is given the `study` too. Those of a table are ours alone. Columns whose
-    names begin with _ are for the picture alone, and stand in no CSV."""
+    """Returns the rows, given the results and the names of the finished runs among `runs`, and the `study` if the
+    declaration is for several studies. It is called only if a file of `reads` has rows. For a table it returns only our
+    rows. Columns whose names begin with _ are used by the figure and are not written to the CSV."""
     draw: Any = None
-    """Draws the rows of a figure (`panel.sheet`)."""
+    """Renders the rows of a figure (`panel.sheet`)."""
     published: "Callable[[], DataFrame] | None" = None
     """Returns the published rows of a table."""
     columns: str = ""
-    """Those of a table in order; by default all. `loss_nats[]` has the ends of an interval behind it,
-    `perplexity[]±` a standard error too; `~` is a space. `-flops` stands in the CSV alone, not in what people read."""
+    """Columns of a table in order; by default all. `loss_nats[]` adds the ends of an interval, and `perplexity[]±` also
+    adds a standard error; `~` is a space. `-flops` is written to the CSV only, not to the Markdown and HTML."""
     each: str = ""
-    """Column of which every value has a block of its own in a table, of our rows."""
+    """Column of a table whose values split our rows into blocks."""
 
 
 def plot(**said: Any) -> "Callable[[Callable[..., DataFrame]], Declared]":
-    """Declare a figure by the function that returns its rows; `catalogue` reads the other keys from the source."""
+    """Declare a figure by the function that returns its rows. `catalogue` reads the other arguments from the source."""
     return lambda rows: Declared(rows, **{key: said[key] for key in Declared._fields if key in said})
 
 
-table = plot  # and a table
+table = plot  # declares a table
 
 
 def shown_columns(words: str) -> list[str]:
-    """Return the columns that words with marks stand for."""
+    """Expand a specification of columns, such as `loss_nats[] -flops`, to the column names (see `Declared.columns`)."""
     found = []
     for word in words.split():
         name = word.lstrip("-").rstrip("±").removesuffix("[]").replace("~", " ")
@@ -65,7 +65,7 @@ def shown_columns(words: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Drawing:
-    """The declaration of a figure or table of a study, in literals of the source."""
+    """The declaration of a figure or table of a study, read from literals in the source."""
 
     name: str
     kind: str
@@ -74,34 +74,34 @@ class Drawing:
     """The study whose runs it reads."""
     module: str
     declared: str
-    """Name in the module."""
+    """Name of the function in the module."""
     caption: str
-    """What it shows and what to see, in reStructuredText."""
+    """Caption in reStructuredText: what is shown and what to look for."""
     reads: Sequence[str]
-    """Files of a run or of the study that it is drawn from, beside run.json."""
+    """Files of a run or of the study that it reads, including run.json."""
     runs: Sequence[str] = ("*",)
-    """Patterns of the runs that it is drawn from (`families.is_of`)."""
+    """Patterns of the runs that it shows (`families.is_of`)."""
     varied: str = ""
-    """Key of the spec, such as optimizer.lr: of `runs`, those are shown that differ from another in this key alone."""
+    """Key of the spec, such as optimizer.lr. Only `runs` that differ from another run in this key alone are shown."""
     needs: Sequence[str] = ()
-    """Patterns of `runs`, one of which a scale must have; else it has no such figure."""
+    """Patterns of runs. The figure exists only at scales that have a run of one of them."""
     studies: Sequence[str] = ()
-    """Studies of each of which there is such a figure, where it is declared once for several."""
+    """The studies of a declaration that is rendered once per study."""
     within: bool = False
-    """Whether it compares runs within a regime alone: it may then have runs of several."""
+    """Whether all comparisons are within a regime. The figure may then show runs of several regimes."""
 
     def chosen(self, runs: "Sequence[tuple[str, str, Mapping[str, Any]]]") -> list[int]:
-        """Return the indices of the runs that are drawn, of `runs` given by study, name and spec.
+        """Return the indices of the runs that are shown, among `runs` given as (study, name, spec).
 
-        A figure of one study has runs of one regime, unless it compares `within` each: that of most runs of the study,
-        if `needs` allows it.
+        A figure of one study shows runs of one regime, unless it compares `within` each regime. This is the regime with
+        the most runs of the study, among the regimes that meet `needs`.
         """
         own = {at: (run, spec) for at, (study, run, spec) in enumerate(runs) if study == self.study}
         found = [at for at, one in own.items() if is_of(*one, self.runs)]
         if self.varied:
             numbers = families([runs[at][2] for at in found], self.varied)
             found = [at for at, family in zip(found, numbers, strict=True) if family >= 0]
-        elif self.kind == "figure" and not (self.within or self.studies):  # one for several has a panel per data set
+        elif self.kind == "figure" and not (self.within or self.studies):  # with `studies` each data set has a panel
             regimes = {at: regime(spec) for at, (_, spec) in own.items()}
             enough = {regimes[at] for at, one in own.items() if is_of(*one, self.needs or ("*",))}
             wanted = [one for one in dict.fromkeys(regimes[at] for at in found) if one and one in enough]
@@ -111,21 +111,21 @@ class Drawing:
         return found if any(is_of(*own[at], self.needs or self.runs) for at in found) else []
 
     def names(self, results: "Results") -> list[str]:
-        """Return the names of the finished runs that are drawn."""
+        """Return the names of the finished runs that are shown."""
         records = results.records()
         found = self.chosen([(one["study"], one["run"], one["spec"]) for one in records])
         return list(dict.fromkeys(records[at]["run"] for at in found))
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the files that drawing writes; the last is the caption."""
+        """Names of the files that `write` writes; the last file is the caption."""
         endings = ("pdf", "png", "csv", "rst") if self.kind == "figure" else ("csv", "md", "html", "rst")
         return tuple(f"{self.name}.{ending}" for ending in endings)
 
 
 @cache
 def catalogue() -> dict[str, Drawing]:
-    """Return every figure and table by name, without importing what draws them."""
+    """Return every figure and table by name, without importing their modules."""
     found = []
     for kind in ("figure", "table"):
         for path in sorted((REPORT / f"{kind}s").rglob("*.py")):
@@ -143,7 +143,7 @@ def catalogue() -> dict[str, Drawing]:
 
 
 def _said(call: ast.Call, caption: str | None) -> dict[str, Any]:
-    """Return the declared values; files and patterns of runs may be one text, separated by spaces."""
+    """Return the declared literals. Files and run patterns may be one string, separated by spaces."""
     words = {str(word.arg): word.value for word in call.keywords if word.arg not in Declared._fields}
     said = {key: ast.literal_eval(value) for key, value in words.items()}
     said |= {key: tuple(said[key].split()) for key in _LISTS if isinstance(said.get(key), str)}
@@ -152,15 +152,15 @@ def _said(call: ast.Call, caption: str | None) -> dict[str, Any]:
 
 
 def declaration(name: str) -> Declared:
-    """Return what a module declares under a name of the catalogue."""
+    """Import the module of a figure or table and return its declaration."""
     found: Declared = getattr(import_module(catalogue()[name].module), catalogue()[name].declared)
     return found
 
 
 def rows_of(drawing: Drawing, results: "Results") -> "DataFrame":
-    """Return the rows that a figure or table shows; none of ours where there is nothing to compare.
+    """Return the rows that a figure or table shows, without rows of ours if there is nothing to compare.
 
-    The first column of a table, `source`, tells ours from the published ones below.
+    The column `source` distinguishes our rows from published rows; in a table it is the first column.
     """
     import pandas as pd
 
@@ -179,5 +179,5 @@ def rows_of(drawing: Drawing, results: "Results") -> "DataFrame":
 
 
 def failure_of(out: Path, name: str) -> Path:
-    """Return the file that says why a drawing failed, its last line in short; `status` reads it."""
+    """Return the file with the error of a figure or table that failed; its last line, the summary, is for `status`."""
     return out / f".{name}.failed"

@@ -1,6 +1,6 @@
-"""Which runs belong together: those of a name or a kind of part, and those whose specs differ in one key alone.
+"""Group runs: by name, by kind of layer, or by specs that differ in a single key.
 
-Names decide nothing in the latter, so a search is found at every scale, whatever its runs are called.
+The last grouping does not depend on names, so a hyperparameter search is recognised whatever its runs are called.
 """
 
 import json
@@ -10,7 +10,9 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 _ASIDE = ("study", "name", "seed", "compile")
-"""Keys of a spec that identify the run, and one that changes roundings alone."""
+"""Keys of a spec that are ignored in comparisons: those that identify the run, and `compile`, which changes only
+rounding.
+"""
 
 Spec = Mapping[str, Any]
 
@@ -18,21 +20,21 @@ SETTINGS = (
     *("small-batch", "long-context", "long", "books", "modern", "late", "no-decay", "equal-time"),
     *("searched", "whole", "shallow", "league"),
 )
-"""Beginnings of the names of runs that differ from the main ones of a study in more than size and kind."""
+"""Name prefixes of runs that differ from the main runs of a study in more than size and kind of layer."""
 ROUND = "annealed-"
-"""Prefix of runs of the third round of evidence, which `regime` tells from the others."""
+"""Name prefix of runs whose schedules end at zero; `regime` distinguishes them from the others."""
 
 
 def setting(run: str) -> str:
-    """Return the setting of a run: one of SETTINGS or `main`."""
+    """Return the setting of a run: one of SETTINGS, or `main`."""
     return next((name for name in SETTINGS if run.removeprefix(ROUND).startswith(f"{name}-")), "main")
 
 
 def is_of(run: str, spec: Spec, patterns: Sequence[str]) -> bool:
-    """Say whether a run is of one of the patterns: globs of its name, or of keys of its model.
+    """Return whether a run matches one of the patterns: a glob of its name, or globs of keys of its model.
 
-    `depth.kind=dwa depth.period=1` asks for both, so a run of one's own is found whatever it is called; runs named
-    after another of SETTINGS are not of such a pattern.
+    `depth.kind=dwa depth.period=1` requires both keys, so it matches any run with this model whatever its name. Runs of
+    another setting than `main` do not match a pattern of keys.
     """
     return any(_fits(run, spec, pattern) for pattern in patterns)
 
@@ -50,9 +52,9 @@ def _fits(run: str, spec: Spec, pattern: str) -> bool:
 
 
 def regime(spec: Spec) -> str:
-    """Return the data set of a run and how its learning rate ends, such as `novels, cosine to 0`.
+    """Return the data set and the end of the learning rate schedule of a run, such as `novels, cosine to 0`.
 
-    Losses compare where these are equal. Nothing is said of a run that was not trained here.
+    Losses are comparable within a regime. The result is "" for a run that was not trained here.
     """
     schedule = spec.get("schedule") or {}
     if not isinstance(kind := schedule.get("kind"), str):
@@ -63,10 +65,10 @@ def regime(spec: Spec) -> str:
 
 
 def families(specs: Sequence[Spec], varied: str) -> list[int]:
-    """Return the number of the family of each spec: those of one family differ in the key `varied` alone.
+    """Return the family number of each spec. Specs of one family differ only in the key `varied`.
 
-    Families are numbered from 0 in the order of their first spec; -1 stands where no other spec has another value of
-    the key. What a key that is a mapping (`model.depth`) says is one value.
+    Families are numbered from 0 in the order of their first spec. The number is -1 if the key has the same value in all
+    specs that are otherwise equal. A key that is a mapping (`model.depth`) is compared as one value.
     """
     rest, values = zip(*(_apart(spec, varied) for spec in specs), strict=True) if specs else ((), ())
     known = defaultdict(set)
@@ -77,7 +79,7 @@ def families(specs: Sequence[Spec], varied: str) -> list[int]:
 
 
 def _apart(spec: Spec, varied: str) -> tuple[str, str]:
-    """Return, as text, a spec without the key and those aside, and the value of the key."""
+    """Return a spec without the key and the ignored keys, and the value of the key, both as JSON."""
     copy: dict[str, Any] = json.loads(json.dumps({key: value for key, value in spec.items() if key not in _ASIDE}))
     *outer, last = varied.split(".")
     place = copy

@@ -1,8 +1,8 @@
-"""report.html: every figure and table of a scale on one page that needs nothing but itself.
+"""report.html: a self-contained page with every figure and table of a scale.
 
-It opens on results: the scope, the headline tables, the verdicts in words, and pictures of all figures. Then a section
-per study has each of them with its caption, the verdicts on claims about the same runs, and its command; then come the
-workflow by stage, and what all runs cost and came from.
+The page begins with the scope, the headline tables, the verdicts, and thumbnails of all figures. A section per study
+follows, with each figure and table, its caption, the verdicts on claims about its runs, and its command. The page ends
+with the workflow by stage, and the provenance and cost of all runs.
 """
 
 import base64
@@ -58,10 +58,10 @@ def gallery(
     drawings: Mapping[str, Sequence[str]],
     stages: Sequence[Mapping[str, int]],
 ) -> str:
-    """Return the page.
+    """Return the page as HTML.
 
-    `figures` is the folder with what was drawn; `studies` have a title and a question each, `drawings` the runs behind
-    each; `stages` are the jobs of every stage, in groups that run one after the other.
+    `figures` is the folder with the rendered files. `studies` has the title and question of each study, `drawings` the
+    runs of each figure and table. `stages` has the number of jobs of every stage, in groups that run in sequence.
     """
     path, columns = figures / "claims.csv", ["claim", "item", "outcome", "ours", "runs", "statement"]
     claims = pd.read_csv(path) if path.exists() else DataFrame(columns=columns, dtype=str)
@@ -75,7 +75,7 @@ def gallery(
         sheets.append(_sheet(study["title"], [one for one in found if one.kind == "figure"], figures))
         articles = [_article(drawing, drawings[drawing.name], figures, own, results) for drawing in found]
         command = f"snakemake --cores 2 {name} --config scale={results.scale}"
-        nothing = f'<p class="small">Nothing is drawn yet: <code>{escape(command)}</code></p>'
+        nothing = f'<p class="small">No figures or tables yet: <code>{escape(command)}</code></p>'
         inside = [pages.heading(study["title"]), pages.paragraph(study["question"]),
                   _verdicts("All claims of this study", own), *(articles or [nothing])]  # fmt: skip
         sections.append(f'<section id="{escape(name)}">{"".join(inside)}</section>')
@@ -85,7 +85,7 @@ def gallery(
         pages.paragraph(NOTE),
         _verdicts("Verdicts on the claims of the papers", claims[of_study.isin(list(studies))]),
         pages.paragraph(
-            "A picture leads to its caption, the verdicts on claims about its runs, and the command that draws it."
+            "Each image links to its caption, the verdicts on claims about its runs, and the command that renders it."
         ),
         *sheets,
         *sections,
@@ -96,7 +96,7 @@ def gallery(
 
 
 def _scope(results: Results) -> str:
-    """Return how much was trained, and on what; what was left out where something was."""
+    """Return a sentence on the number of runs, their training time and devices, and a warning on excluded runs."""
     rows = ledger(results)
     if rows.empty:
         return f"No run of scale {results.scale} is finished yet."
@@ -118,12 +118,12 @@ def _article(drawing: Drawing, runs: Sequence[str], figures: Path, claims: DataF
     else:
         tables = _body(figures / f"{drawing.name}.html").partition("</p>")[2].replace("h2>", "h4>")  # without caption
         shown = f'<details open><summary>table</summary><div class="wide">{tables}</div></details>'
-    # the caption with the notes on what was drawn; code and bold are all of reStructuredText that it uses
+    # the caption with its notes; the only reStructuredText markup in it is code and bold
     caption = (figures / drawing.outputs[-1]).read_text(encoding="utf-8").partition(COMMAND)[0]
     prose = re.sub(r"``(.+?)``", r"<code>\1</code>", escape(caption, quote=False))
     prose = re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", prose)
     command = f"python -m formerlab draw {drawing.name} --scale {results.scale}"
-    behind = f"<details class='small'><summary>{len(runs)} runs behind it</summary>{escape(', '.join(runs))}</details>"
+    behind = f"<details class='small'><summary>{len(runs)} source runs</summary>{escape(', '.join(runs))}</details>"
     return (
         f'<article id="{drawing.name}"><h3>{words}</h3>{shown}<p>{prose}</p>'
         f"{_verdicts('Claims about these runs', _about(claims, runs))}"
@@ -132,14 +132,14 @@ def _article(drawing: Drawing, runs: Sequence[str], figures: Path, claims: DataF
 
 
 def _about(claims: DataFrame, runs: Sequence[str]) -> DataFrame:
-    """Return the claims whose runs are all among those of a drawing."""
+    """Return the claims whose runs are all among the runs of a figure or table."""
     shown = {run.partition(" ")[0].rpartition("/")[2] for run in runs}
     named = [{run.strip() for run in str(text).split(",")} for text in claims["runs"].fillna("")]
     return claims[[judged <= shown and judged != {""} for judged in named]]
 
 
 def _verdicts(title: str, claims: DataFrame) -> str:
-    """Return verdicts that fold out, claims counted in their first line; items of a claim stand below it."""
+    """Return a collapsible table of verdicts with their counts in the summary line; items follow their claim."""
     if claims.empty:
         return ""
     shown = claims.drop_duplicates(["claim", "item"]).astype(object).where(lambda frame: frame.notna(), "").astype(str)
@@ -155,7 +155,7 @@ def _chip(outcome: str) -> str:
 
 
 def _workflow(stages: Sequence[Mapping[str, int]]) -> str:
-    """Return the stages as boxes with their jobs, from left to right."""
+    """Return the stages as boxes with their numbers of jobs, from left to right."""
     boxes = [
         "".join(f"<p><b>{escape(stage)}</b> {count} job{'s' * (count != 1)}</p>" for stage, count in group.items())
         for group in stages
@@ -174,7 +174,7 @@ def _provenance(results: Results, figures: Path) -> str:
 
 
 def _body(page: Path) -> str:
-    """Return what stands on a page of ours below its title."""
+    """Return the body of one of our pages below its title."""
     return re.sub(r"^.*?</h1>|</body>.*$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""The headline of each study, for a terminal and for the first screen of report.html."""
+"""The main numbers of each study, for a terminal and for the top of report.html."""
 
 from pathlib import Path
 
@@ -16,27 +16,27 @@ BLOCKS = {
         "tokenformer_table: run parameters flops_cumulative loss_nats perplexity seeds",
     "DenseFormer: held-out loss against the plain Transformer":
         "denseformer_table: run layers perplexity loss_minus_plain_nats interval seeds",
-    "Decay: held-out loss with a pruned cache against the whole one":
+    "Decay: held-out loss with a pruned cache against the full cache":
         "decay_table: run configuration realised_budget perplexity increase_nats seeds",
     "Vision: top-1 accuracy of ViT and Tokenformer":
         "vision_sizes: run parameters top1_percent top1_points compared_with interval seeds",
     "Vision: scores of the parameter attention":
         "vision_scores: run parameters top1_percent top1_points compared_with interval seeds",
 }  # fmt: skip
-"""The tables that are shown, and their columns."""
-NOTE = "[low, high]: 95 % interval, over seeds where there are several, else over windows of these models alone."
+"""The tables and their columns, by title."""
+NOTE = "[low, high]: 95 % interval, over seeds if there are at least two, otherwise over test windows of one model."
 
 
 def headline(root: Path, objection: Objection | None = None) -> str:
     """Return the main numbers of every study with finished runs in `root` (results/<tree>/<scale>), as aligned text."""
     results = Results(root, objection)
     parts = [f"{title} (scale {results.scale})\n\n{plain(table)}" for title, table in tables(results).items()]
-    parts = [*parts, NOTE] if parts else [f"{root}: no finished runs of any study yet"]
+    parts = [*parts, NOTE] if parts else [f"{root}: no study has finished runs yet"]
     return "\n\n".join(filter(None, [*parts, results.warning()])) + "\n"
 
 
 def tables(results: Results) -> dict[str, DataFrame]:
-    """Return the main numbers of every study with finished runs, by what they are, with the ends of intervals."""
+    """Return the main numbers of every study with finished runs, with the ends of intervals, by title."""
     found = {}
     for title, (name, columns) in ((title, words.split(": ")) for title, words in BLOCKS.items()):
         rows = rows_of(catalogue()[name], results)

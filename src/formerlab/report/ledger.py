@@ -15,17 +15,17 @@ COLUMNS = (
     *("device", "threads", "host", "git.commit", "git.dirty_hash", "code_hash", "spec_hash"),
     *("versions.python", "versions.torch", "versions.formerlab", "started", "finished"),
 )
-"""Columns of runs.csv: keys of run.json, whether the plan still asks for the run as it is, where that is known, and the
-share of a run's time that was not spent in training steps."""
+"""Columns of runs.csv: keys of run.json; `plan`, whether the run is as planned (if known); and `outside_steps`, the
+fraction of the run's time outside training steps."""
 SHOWN = (
     *("run", "seed", "status", "plan", "parameters", "tokens", "flops", "flops_cumulative", "training_time_s"),
     *("outside_steps", "peak_memory_megabytes", "data", "device", "commit_code_spec", "torch", "finished_UTC"),
 )
-"""Columns of the page."""
+"""Columns of runs.html."""
 
 
 def ledger(results: Results) -> DataFrame:
-    """Return a row per finished run and seed, also of those that are not as planned; what a record lacks is empty."""
+    """Return a row per finished run and seed, including runs that are not as planned; missing keys are empty."""
     objection = results.objection
     records = [
         flatten(record) | {"plan": (objection("train", record["id"]) or "as planned") if objection else ""}
@@ -36,7 +36,7 @@ def ledger(results: Results) -> DataFrame:
 
 
 def costs(rows: DataFrame) -> DataFrame:
-    """Return the cost of each study: runs, tokens, FLOPs (each run counted once), hours of training and in all."""
+    """Return the cost of each study: runs, tokens, FLOPs (each run counted once), training hours and total hours."""
     groups = rows.assign(diverged=rows["status"] == "diverged").groupby("study")
     sums = groups[["diverged", "tokens", "flops", "training_time_s", "wall_time_s"]].sum()
     training, wall = sums["training_time_s"] / 3600, sums["wall_time_s"] / 3600
@@ -49,13 +49,13 @@ def costs(rows: DataFrame) -> DataFrame:
 
 
 def write_ledger(results: Results, out: Path) -> list[Path]:
-    """Write runs.csv (everything) and runs.html (for people) into `out`; return their paths."""
+    """Write runs.csv (all columns) and runs.html (for readers) into `out`; return their paths."""
     rows, paths = ledger(results), [out / "runs.csv", out / "runs.html"]
     write_text(paths[0], rows.to_csv(index=False, lineterminator="\n"))
     words = (
-        "FLOPs of a run are its own; cumulative ones count its ancestors too. Times are wall-clock times of the "
-        "machine named; outside its steps a run starts, validates, tests and writes. A run's folder holds run.json "
-        "(all of this and its resolved spec) beside its rows."
+        "Cumulative FLOPs include the ancestors of a run; FLOPs do not. Times are wall-clock times on the named "
+        "device. Outside its steps a run starts, validates, tests and writes. The folder of a run has its rows and "
+        "run.json, with all of these values and the resolved spec."
     )
     parts = [paragraph(words), heading("Cost by study"), table(costs(rows))]
     for study, group in rows.groupby("study"):
@@ -68,7 +68,7 @@ def text(results: Results) -> str:
     """Return the costs by study and a line per run, for a terminal."""
     rows = ledger(results)
     if rows.empty:
-        return f"no finished run in {results.root} yet; make demo makes those of scale laptop"
+        return f"no finished run in {results.root} yet; make demo trains the runs of scale laptop"
     lines = _readable(rows).drop(columns=["data", "commit code spec", "torch", "device"], errors="ignore")
     lines.insert(0, "study", rows["study"])
     return f"{costs(rows).to_string(index=False)}\n\n{lines.to_string(index=False)}"

@@ -1,4 +1,4 @@
-"""How a panel draws its rows: points with bars, curves in bands, forests, heat maps; what is far off; axes."""
+"""Draw the rows of a panel: points with bars, curves in bands, forest plots, heat maps, outliers and axes."""
 
 import math
 from functools import partial
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _RING = {"marker": "o", "markersize": 11, "markerfacecolor": "none"}
 _LEAST_FACTOR = 2.5
-"""The ends of a logarithmic axis with few ticks are at least this factor apart."""
+"""The limits of a logarithmic axis with few ticks differ by at least this factor."""
 
 
 def mark(axes: Axes, panel: "Panel", rows: DataFrame) -> None:
@@ -54,7 +54,7 @@ def mark(axes: Axes, panel: "Panel", rows: DataFrame) -> None:
 
 
 def heat(axes: Axes, rows: DataFrame, x: str, y: str, value: str, **colours: Any) -> AxesImage:
-    """Draw the values of a column as cells, the lowest y on top."""
+    """Draw the values of a column as the cells of a heat map, with the lowest y at the top."""
     grid = rows.pivot(index=y, columns=x, values=value)
     (low, high), (left, right) = ((int(side.min()), int(side.max())) for side in (grid.index, grid.columns))
     grid = grid.reindex(index=range(low, high + 1), columns=range(left, right + 1)).astype(float)
@@ -65,7 +65,7 @@ def heat(axes: Axes, rows: DataFrame, x: str, y: str, value: str, **colours: Any
 
 
 def _logarithmic(axis: Axis, values: Series) -> None:
-    """Make an axis logarithmic; where powers of ten are few, write 1, 2 and 5 of each, or ticks of a linear axis."""
+    """Make an axis logarithmic; short ranges have ticks at 1, 2 and 5 times powers of ten, or linear ticks."""
     axis._set_axes_scale("log")  # type: ignore[attr-defined]
     axis.set_minor_formatter(NullFormatter())
     if values.max() < 20 * values.min():
@@ -75,7 +75,7 @@ def _logarithmic(axis: Axis, values: Series) -> None:
 
 
 def _level(axes: Axes, panel: "Panel", name: str, level: DataFrame) -> Label:
-    """Draw a value that belongs to no x as a line over all of them, in the band of its interval."""
+    """Draw a value without an x as a horizontal line, with its interval as a band."""
     first, colour = level.iloc[0], panel.look(name, level)["color"]
     axes.axhline(first[panel.y], color=colour, linestyle="--", linewidth=1)
     if pd.notna(first.get(f"{panel.y}_low")):
@@ -84,15 +84,15 @@ def _level(axes: Axes, panel: "Panel", name: str, level: DataFrame) -> Label:
 
 
 def _ends(points: DataFrame, y: str) -> Any:
-    """Return how far both ends of an interval are from its mean; 0 where there is none."""
+    """Return the distances of both interval ends from the mean, [2, points], or None without columns of ends."""
     if f"{y}_low" not in points:
         return None
     both = np.array([points[y] - points[f"{y}_low"], points[f"{y}_high"] - points[y]], dtype=float)
-    return np.maximum(np.nan_to_num(both), 0)  # an interval of equal values may be off in its last digit
+    return np.maximum(np.nan_to_num(both), 0)  # rounding may make the distance of equal values negative
 
 
 def _moved(panel: "Panel", points: DataFrame, means: DataFrame, name: object, aside: float = 0.0) -> Series:
-    """Return the x of points; where there are bars, moved sideways so that no series hides another of nearly that x."""
+    """Return the x of points. If there are bars, series at nearly the same x are shifted so that none hides another."""
     ends = _ends(means, panel.y)
     if ends is None or not ends.any():
         return points[panel.x]
@@ -109,7 +109,7 @@ def _moved(panel: "Panel", points: DataFrame, means: DataFrame, name: object, as
 
 
 def _lines(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame) -> list[Label]:
-    """Draw points with bars, their seeds as dots, or curves in bands, their seeds as thin lines."""
+    """Draw points with bars and their seeds as dots, or curves in bands and their seeds as thin lines."""
     labels, x, y = [], panel.x, panel.y
     for name, points in means.groupby(panel.by, sort=False):
         points = points.sort_values(x, kind="stable")
@@ -130,7 +130,7 @@ def _lines(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame) -> li
                 if column:
                     some = points[column].eq(True)
                     axes.plot(at[some], points[y][some], **style | {"linestyle": "", "zorder": 3} | shown)
-        known = points[y].notna()  # a rate that diverged has a row without a value, and stands last
+        known = points[y].notna()  # the last row of a series may be a diverged learning rate, without a value
         if known.any():
             labels.append(Label(at[known].iloc[-1], points.loc[known, y].iloc[-1], str(name), colour))
     return labels
@@ -159,7 +159,7 @@ def _forest(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame) -> l
 
 
 def _limit(axes: Axes, panel: "Panel", means: DataFrame, rows: DataFrame) -> None:
-    """Let values that are far off, and bars that would flatten their panel, leave it."""
+    """Set limits that leave out far values, which are written at the edge, and bars that would flatten the panel."""
     across = panel.kind == "forest"
     column = panel.x if across else panel.y
     values = rows[column].dropna().astype(float)
@@ -188,7 +188,7 @@ def _limit(axes: Axes, panel: "Panel", means: DataFrame, rows: DataFrame) -> Non
 
 
 def _decorate(axes: Axes, panel: "Panel", means: DataFrame) -> None:
-    """Draw what the panel asks for: the line to compare with, an axis of perplexities, ticks at the values of x."""
+    """Draw the optional parts of a panel: the reference line, a perplexity axis, and ticks at the values of x."""
     if panel.zero is not None:
         (axes.axvline if panel.kind == "forest" else axes.axhline)(panel.zero, color=BLACK, linewidth=0.9, zorder=1)
     if panel.perplexity:
@@ -202,9 +202,9 @@ def _decorate(axes: Axes, panel: "Panel", means: DataFrame) -> None:
     axes.xaxis.set_major_locator(FixedLocator(values))
     axes.xaxis.set_minor_locator(NullLocator())
     width = LETTER * sum(len(one) + 1 for one in words) * axes.figure.dpi
-    every = math.ceil(width / axes.bbox.width)  # all that have room
+    every = math.ceil(width / axes.bbox.width)  # label every k-th tick, so that the labels fit
     axes.set_xticklabels([one if k % every == 0 else "" for k, one in enumerate(words)])
     low, high = axes.get_xlim()
-    if "x" in panel.log and high < _LEAST_FACTOR * low:  # else the only two ticks would stand at the very ends
+    if "x" in panel.log and high < _LEAST_FACTOR * low:  # two ticks would otherwise be at the very ends
         spread = (_LEAST_FACTOR * low / high) ** 0.5
         axes.set_xlim(low / spread, high * spread)

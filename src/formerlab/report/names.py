@@ -27,7 +27,7 @@ def all_names() -> dict[str, dict[str, Name]]:
 
 
 def called(axis: str, record: Mapping[Hashable, Any], prefix: str) -> str:
-    """Return the label of a run's mixer, projection or policy from its settings in columns `<prefix>kind`, ..."""
+    """Return the label of a run's mixer, projection or policy from its settings in the columns `<prefix>kind`, ..."""
     kind = record.get(f"{prefix}kind")
     if not isinstance(kind, str):
         return ""
@@ -41,7 +41,7 @@ def _format(value: object) -> str:
 
 
 def color_and_marker(name: str) -> tuple[str, str] | None:
-    """Return the plot style of a policy, given by its kind, or of a mixer or projection, given by its label."""
+    """Return the colour and marker of a policy (by its kind) or of a mixer or projection (by its label), or None."""
     axes = all_names()
     if (policy := axes["policy"].get(name)) is not None:
         return _style(policy)
@@ -64,12 +64,12 @@ DATA_SETS = {
     "images": "CIFAR-10",
     "wikitext": "WikiText-2",
 }
-"""Readers' names of the data sets of the scales of evidence, by the names in workflow/scales."""
+"""Labels of the data sets at the scales of EVIDENCE, by their names in workflow/scales."""
 RELEASED = {"smollm2-135m-instruct": "SmolLM2-135M-Instruct"}
-"""Names of released models as their makers write them."""
+"""Official names of released models."""
 
 
 def data_set(name: str, released: str | None, scale: str) -> str:
-    """Return the readers' name of a data set; that of one for a released model ends in the model's name."""
+    """Return the label of a data set; the name of a data set for a released model ends in the model's name."""
     own = name.removesuffix(released).strip("-") or "text" if released else name
     return DATA_SETS.get(own, own) if scale in EVIDENCE else own

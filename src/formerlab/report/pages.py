@@ -1,6 +1,6 @@
-"""Tables for readers, and self-contained pages of HTML: no script, font or picture.
+"""Tables for readers, and self-contained HTML pages without scripts, fonts or images.
 
-Their content may come from other people's results, so all of it is escaped as text.
+The content may come from other people's results, so all of it is escaped as text.
 """
 
 import math
@@ -33,7 +33,7 @@ HEADINGS = {
     "acc_float32": "accuracy in float32",
     "acc_model": "accuracy, model's precision",
 }
-"""Readers' names of columns."""
+"""Headings of columns."""
 _UNITS = {"nats": "nats", "percent": "%", "points": "points", "s": "s", "megabytes": "MB"}
 _SUFFIXES = ("_low", "_high", "_se")
 
@@ -49,7 +49,7 @@ td { font-variant-numeric: tabular-nums; }
 
 
 def page(title: str, parts: Sequence[str]) -> str:
-    """Return a whole page; `parts` are HTML."""
+    """Return a complete page; `parts` are HTML."""
     meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     head = f'<!doctype html>\n<html lang="en">\n<head>{meta}<title>{escape(title)}</title>'
     body = "\n".join([f"<h1>{escape(title)}</h1>", *parts])
@@ -57,17 +57,17 @@ def page(title: str, parts: Sequence[str]) -> str:
 
 
 def heading(text: str) -> str:
-    """Return a heading of a part."""
+    """Return a section heading as HTML."""
     return f"<h2>{escape(text)}</h2>"
 
 
 def paragraph(text: str) -> str:
-    """Return a paragraph."""
+    """Return a paragraph as HTML."""
     return f"<p>{escape(text)}</p>"
 
 
 def table(frame: DataFrame) -> str:
-    """Return a table; a line feed in a cell begins a new line."""
+    """Return a table as HTML; a line feed in a cell begins a new line."""
     cells = frame.astype(object).where(frame.notna(), "").map(_lines)
     return str(cells.rename(columns=_lines).to_html(index=False, escape=False, border=0, justify="left"))
 
@@ -77,7 +77,7 @@ def _lines(value: object) -> str:
 
 
 def title(caption: str) -> str:
-    """Return the first sentence of a caption, of a long one the first clauses, without the source in brackets."""
+    """Return the first sentence of a caption without its source in brackets; a long sentence is cut at a comma."""
     first = re.split(r"(?<=\?)\s|(?<!Fig)(?<!Figs)[.:;]\s", caption, maxsplit=1)[0].rstrip(".")
     first = re.split(r",? after (?:Fig|Table)| \([^)]*arXiv", first)[0]
     clauses = re.match(r"(.{30,110}), ", first)
@@ -87,8 +87,8 @@ def title(caption: str) -> str:
 def readable(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:
     """Return the table as text: `x` with `x_low` and `x_high` as `x [low, high]`, with `x_se` as `x ± se`.
 
-    Left out are columns without any value, `hidden` ones, and the policy with its settings where a configuration names
-    them.
+    Columns without any value and `hidden` columns are dropped. So are the policy and its settings if the table has a
+    column `configuration`, which names them.
     """
     columns, named = {}, ("policy", "alpha", "recent") if "configuration" in table else ()
     for name in table.columns:
@@ -100,14 +100,14 @@ def readable(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:
 
 
 def without_constants(cells: DataFrame) -> tuple[DataFrame, str]:
-    """Return readable rows without the columns that are equal in all of them, and a sentence with these values."""
+    """Return readable rows without their constant columns, and a sentence with the constant values."""
     same = [name for name in cells if len(cells) > 1 and len(set(cells[name])) == 1]
     said = "; ".join(f"{name} {cells[name].iloc[0]}" for name in same)
     return cells.drop(columns=same), f"In all rows: {said}." if same else ""
 
 
 def heading_of(name: str) -> str:
-    """Return a column's name for readers, with its unit in brackets."""
+    """Return the heading of a column, with its unit in brackets."""
     if name in HEADINGS:
         return HEADINGS[name]
     if "(" in name:
@@ -125,7 +125,7 @@ def _cell(name: str, value: Any, low: float, high: float, error: float) -> str:
     if math.isnan(low) and math.isnan(error):
         return number(name, value)
     largest = max(abs(one) for one in (value, low, high) if not math.isnan(one))
-    if not math.isnan(error):  # an error is shown with a digit at least, one that was printed as 0.00 with two decimals
+    if not math.isnan(error):  # an error has at least one significant digit; a published error of 0.00 has two decimals
         largest = min(largest, 100 * error or 1.0)
     text = number(name, value, largest)
     text += "" if math.isnan(low) else f" [{number(name, low, largest)}, {number(name, high, largest)}]"
@@ -133,9 +133,9 @@ def _cell(name: str, value: Any, low: float, high: float, error: float) -> str:
 
 
 def number(name: str, value: float, largest: float = math.nan) -> str:
-    """Return a number with three significant digits; nats have three decimals; zero, rounded from below, has no sign.
+    """Return a number with three significant digits, or nats with three decimals; a rounded -0 has no sign.
 
-    What belongs together, as the ends of an interval, has the decimals of the `largest`.
+    Numbers that are shown together, such as the ends of an interval, have the decimals of the `largest`.
     """
     size = abs(value) if math.isnan(largest) else largest
     if name.startswith(("parameters", "tokens")):
@@ -154,11 +154,11 @@ def plain(table: DataFrame) -> str:
 
 
 def pipes(cells: DataFrame) -> str:
-    """Return readable rows as a table in Markdown."""
+    """Return readable rows as a Markdown table."""
     return str(cells.map(markdown).rename(columns=markdown).to_markdown(index=False, disable_numparse=True))
 
 
 def markdown(text: str) -> str:
-    """Return a text escaped for a cell of a table in Markdown: one line without HTML, links and pictures."""
+    """Return a text escaped for a cell of a Markdown table: one line without HTML, links and images."""
     text = escape(text, quote=False).replace("\\", "&#92;").replace("](", "]&#40;")
     return text.replace("|", "\\|").replace("\r", " ").replace("\n", "<br>")

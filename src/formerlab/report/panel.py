@@ -1,12 +1,12 @@
-"""One grammar of drawings: a figure is panels over tidy rows, which know their means, ends, seeds and sources.
+"""Figure layout: a figure consists of panels over tidy rows with means, interval ends, seeds and sources.
 
-A panel names columns. `<y>_low` and `<y>_high` are the ends of an interval; rows with a `seed` are the values that a
-mean is made of, dots or thin lines beside it; `source` is `ours` or `published`. Rows without an x are lines across,
-those without a series are not drawn. A panel of published values has a ground of its own. A figure is at most 7 inches
-wide, with letters of 8 points, and says which data set and which models it shows.
+A panel names columns. `<y>_low` and `<y>_high` are the ends of an interval. Rows with a `seed` are the values of single
+seeds, which are dots or thin lines beside their mean. `source` is `ours` or `published`. Rows without an x are
+horizontal lines; rows without a series are not drawn. A panel of published values has its own background colour. A
+figure is at most 7 inches wide with 8-point text, and names its data set and models.
 
-Columns for the picture alone: `_look` has the name whose look a series has; `_color`, `_marker`, `_linestyle` and
-`_markerfacecolor` are parts of a look.
+Some columns are only for the figure: `_look` is the name whose plot style a series has; `_color`, `_marker`,
+`_linestyle` and `_markerfacecolor` replace parts of the plot style.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,54 +30,54 @@ _OWN = ("color", "marker", "linestyle", "markerfacecolor")
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel: which rows it shows, and how."""
+    """The rows that a panel shows, and how it draws them."""
 
     x: str
     y: str
     by: str = "variant"
-    """Column whose values are the series, or those that the cells of a heat map show."""
+    """Column whose values are the series; for a heat map, column with the values of the cells."""
     kind: Literal["line", "band", "forest", "heat"] = "line"
-    """Points with bars, joined; curves in bands; a forest: values of x across, and a line for each y; or a heat map."""
+    """line: joined points with bars; band: curves in bands; forest: x with a bar, one line per y; heat: a heat map."""
     where: Mapping[str, Any] = field(default_factory=dict)
-    """Values of columns, or lists of values, of the rows that are shown."""
+    """Selects rows by column: the wanted value or a list of wanted values."""
     each: str = ""
-    """Column of which every value has a panel, called after it where no title is given."""
+    """Column whose every value has its own panel; the value is the default title."""
     title: str = SETTING
-    """Names in braces are columns of the first row; `setting` are the data set and the models of the rows."""
+    """Title. Names in braces are columns of the first row; `{setting}` is the data set and the models of the rows."""
     xlabel: str = ""
-    """The same for the axis below."""
+    """Label of the x axis, with names in braces as in `title`."""
     ylabel: str = ""
     zero: float | None = None
-    """Value of a line to compare with."""
+    """Value of a reference line."""
     far: float = 0.0
-    """Values this many times as far above zero (or the lowest) as three in four of them are written at the edge."""
+    """Values above `zero` (or the minimum) by more than this factor times the 75 % quantile are written at the edge."""
     log: str = ""
-    """Which axes are logarithmic where all values allow it: x, y or xy."""
+    """Axes that are logarithmic if all values are positive: x, y or xy."""
     name: Literal["edge", "legend", "none"] = "edge"
-    """Whether series are named beside their last points, or in one legend above all panels."""
+    """edge: series are named beside their last points; legend: in one legend above all panels."""
     style: str = "_look"
-    """Column with the name whose look a series has; where there is none, it is that of the series."""
+    """Column with the name whose plot style a series has; without this column, the series has the style of its name."""
     ticks: Callable[[float], str] | None = None
-    """How the values of x are written; then each of them has a tick."""
+    """Formats the values of x; each value then has a tick."""
     ring: str = ""
-    """Column that says which points are ringed."""
+    """Boolean column of points that are ringed."""
     empty: str = ""
-    """Column that says which points are hollow."""
+    """Boolean column of points that are hollow."""
     perplexity: bool = False
-    """Whether the right axis reads losses in nats as perplexities."""
+    """Whether a right axis shows losses in nats as perplexities."""
     colours: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of `imshow` for a heat map; by default 0 is white and 1 has the colour of its look."""
+    """Arguments of `imshow` for a heat map; by default 0 is white and 1 has the colour of the plot style."""
     bar: str = ""
-    """Label of a bar of its colours above all panels; empty for no bar."""
+    """Label of a colour bar above all panels; empty for no bar."""
     finish: Callable[[Axes, DataFrame], object] = lambda axes, rows: None
-    """Adds what this panel alone has."""
+    """Adds details that only this panel has."""
     alike: Literal["", "x", "y"] = ""
-    """An axis that has the same ends in all panels."""
+    """Axis with the same limits in all panels."""
     published: Mapping[str, Any] | None = None
-    """Settings of a second panel for the published rows; this one then shows ours alone."""
+    """Settings of a second panel for the published rows; this panel then shows only our rows."""
 
     def split(self, data: DataFrame) -> "list[tuple[Panel, DataFrame]]":
-        """Return the panels with their rows: one, or one for each value of `each`; none without rows."""
+        """Return the panels with their rows: one panel, or one per value of `each`; an empty list without rows."""
         if self.published is not None:
             panels = [replace(self, published=None, where={**self.where, "source": source}, **other)
                       for source, other in (("ours", {}), ("published", self.published))]  # fmt: skip
@@ -91,7 +91,7 @@ class Panel:
         return [(one, rows) for _, rows in data.groupby(self.each, sort=False)]
 
     def look(self, name: str, rows: DataFrame) -> Look:
-        """Return how a series is drawn; published points are hollow."""
+        """Return the plot style of a series; published points are hollow."""
         first = rows.iloc[0]
         own = {key: first[f"_{key}"] for key in _OWN if isinstance(first.get(f"_{key}"), str)}
         return look(str(first.get(self.style, name))) | own | (HOLLOW if rows["source"].eq("published").all() else {})
@@ -103,12 +103,12 @@ class Panel:
 
 
 def filled(text: str, rows: DataFrame) -> str:
-    """Return a text with what its braces name."""
+    """Return a text with the names in braces replaced by the columns of the first row and the setting."""
     return text.format_map({**rows.iloc[0], "setting": setting(rows)}).strip(": ")
 
 
 def setting(rows: DataFrame) -> str:
-    """Return the data sets and the models of rows of ours, such as `books, 4 blocks x 64`, where rows know them."""
+    """Return the data sets and models of our rows, such as `books, 4 blocks x 64`, or "" if they are unknown."""
     ours = rows[rows["source"].eq("ours") & rows["_data_set"].notna()] if "_released" in rows else rows[:0]
     if ours.empty:
         return ""
@@ -127,10 +127,10 @@ def sheet(
     height: float = 2.1,
     order: str = "",
 ) -> Callable[[DataFrame], Figure]:
-    """Return a function that draws the rows of a figure, sorted by the columns `order`; 0 `columns` mean one for each
-    of `each`.
+    """Return a function that renders the rows of a figure, sorted by the columns `order`.
 
-    The caption says what `notes` returns of the rows that are shown, and which of the `wanted` series lack.
+    `columns` is the number of panels side by side; 0 means one per value of `each` of the first panel. `height` is in
+    inches. The caption has the `notes` on the rows that are shown, and names the `wanted` series that are missing.
     """
 
     def drawn(data: DataFrame) -> Figure:
@@ -152,7 +152,7 @@ def sheet(
 def _figure(data: DataFrame, shown: Sequence[tuple[Panel, DataFrame]], columns: int, height: float) -> Figure:
     """Draw panels in rows below a heading and a legend.
 
-    Positions are inches, fixed and not found by a layout engine, so that labels can be set against the final size.
+    Positions are fixed in inches without a layout engine, so the final size is known when labels are placed.
     """
     lefts, rights, width = _sides_of_columns(shown, columns)
     titles = [fill(panel.heading(rows), int(width / LETTER)) for panel, rows in shown]
@@ -190,7 +190,10 @@ def _figure(data: DataFrame, shown: Sequence[tuple[Panel, DataFrame]], columns: 
 
 
 def _sides_of_columns(shown: Sequence[tuple[Panel, DataFrame]], columns: int) -> tuple[list[float], list[float], float]:
-    """Return the inches left and right of each column, and of a panel: of as many columns as leave room to read."""
+    """Return the margins left and right of each column, and the width of a panel, in inches.
+
+    The number of columns is the largest at which panels are wide enough to read.
+    """
     for count in range(min(columns, len(shown)), 0, -1):
         sides = [[_sides(*one) for one in shown[column::count]] for column in range(count)]
         lefts, rights = ([max(one[side] for one in column) for column in sides] for side in (0, 1))
@@ -209,7 +212,7 @@ def _handles(shown: Sequence[tuple[Panel, DataFrame]]) -> dict[str, Line2D]:
 
 
 def _draw_bar(figure: Figure, image: Any, words: str) -> None:
-    """Draw the bar of the colours of a heat map above all panels."""
+    """Draw the colour bar of a heat map above all panels."""
     height = figure.get_figheight()
     beside = figure.add_axes((0.6, 1 - 0.17 / height, 0.37, 0.1 / height))
     marks = [float(f"{value:.0e}") for value in image.norm.inverse(np.linspace(0, 1, 5))]
@@ -218,7 +221,7 @@ def _draw_bar(figure: Figure, image: Any, words: str) -> None:
 
 
 def _letters(names: Iterable[object]) -> int:
-    """Return how many letters the longest line has."""
+    """Return the number of letters in the longest line."""
     return max((len(line) for name in names for line in str(name).split("\n")), default=1)
 
 
@@ -234,7 +237,7 @@ def _height(panel: Panel, rows: DataFrame, height: float) -> float:
 
 
 def _sides(panel: Panel, rows: DataFrame) -> tuple[float, float]:
-    """Return the inches left and right of a panel."""
+    """Return the margins left and right of a panel, in inches."""
     if panel.kind == "forest":
         return 0.2 + LETTER * _letters(rows[panel.y].unique()), 0.12
     if panel.kind == "heat":

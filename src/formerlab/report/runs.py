@@ -1,7 +1,7 @@
-"""The one reader of rows for figures and tables: names of runs, means over seeds, differences paired by seed.
+"""Read rows for figures and tables: labels of runs, means over seeds, differences paired by seed.
 
-Rows are tidy: `source` tells ours from published ones; `part` is `mean`, or `seed` for a value that a mean is made of.
-Seeds share data and batches, so differences are paired by seed before they are averaged.
+Rows are tidy. `source` is `ours` or `published`; `part` is `mean` for a mean over seeds and `seed` for the value of one
+seed. Runs with the same seed share data and batches, so differences are paired by seed before they are averaged.
 """
 
 import math
@@ -22,10 +22,10 @@ TRANSFORMER, TOKENFORMER = (all_names()["projection"][kind].label for kind in ("
 DENSEFORMER = "DenseFormer"
 GROWN = "grown"
 TRAINED_ON = "trained on"
-"""Name of a run that starts from another one without growth."""
+"""Label of a run that starts from another run without growth."""
 
 WIDER = {"net2net_pad": "Net2Net by padding", "net2net": "Net2Net", "hypercloning": "HyperCloning"}
-"""Growth in width."""
+"""Labels of the methods that grow the width."""
 
 INTERVALS = {"student": "over seeds", "bootstrap": "over {}, these two models only", "none": "none"}
 """The meaning of the interval of a difference, by its method."""
@@ -34,11 +34,11 @@ CARRIED = (
     *("parameters", "parameters_non_embedding", "tokens", "flops", "flops_cumulative"),
     *("tokens_per_s", "training_time_s", "layers"),
 )
-"""Numbers of run.json that the seeds of a run share, or whose mean over seeds is shown."""
+"""Numbers of run.json that are equal for all seeds of a run, or whose mean over seeds is shown."""
 
 
 def variant(record: Mapping[Any, Any]) -> str:
-    """Return the readers' name of a run's model, from the flat columns of its spec."""
+    """Return the label of a run's model, from the flat columns of its spec."""
     if isinstance(record.get("spec.growth.keys"), str):
         return f"{GROWN}: {_growth(record)}"
     mixer = called("mixer", record, "spec.model.depth.")
@@ -47,7 +47,7 @@ def variant(record: Mapping[Any, Any]) -> str:
 
 
 def _growth(record: Mapping[Any, Any]) -> str:
-    """Return the readers' name of a way to grow."""
+    """Return the label of a way to grow."""
     if (method := record.get("spec.growth.method")) in WIDER:
         noise = record.get("spec.growth.noise")
         return f"{WIDER[method]}, noise {noise:g}" if noise else WIDER[method]
@@ -58,9 +58,9 @@ def _growth(record: Mapping[Any, Any]) -> str:
 
 
 def growth_by_tokens(record: Mapping[Any, Any]) -> dict[str, str]:
-    """Return what a run that grew by tokens chose."""
+    """Return the labels of the options of a run that grew by parameter tokens: keys, tau, optimizer, old_tokens."""
     old = record.get("spec.growth.old_tokens")
-    slower = isinstance(old, float) and 0 < old < 1  # not so where the record is older than this key
+    slower = isinstance(old, float) and 0 < old < 1  # older records do not have this key
     return {
         "keys": record["spec.growth.keys"],
         "tau": {"sqrt": "sqrt(n)", "keep": "kept"}[record["spec.growth.tau"]],
@@ -70,8 +70,8 @@ def growth_by_tokens(record: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def once(read: Callable[..., DataFrame]) -> Callable[..., DataFrame]:
-    """Cache a reader's result for the same results and arguments; every caller gets a copy of its own."""
-    known = lru_cache(maxsize=64)(read)  # the drawings of a study ask for the same runs again and again
+    """Cache the result of a reader for the same results and arguments; every caller gets its own copy."""
+    known = lru_cache(maxsize=64)(read)  # the figures of a study read the same runs many times
 
     @wraps(read)
     def found(results: Results, *arguments: str | Sequence[str]) -> DataFrame:
@@ -99,9 +99,9 @@ def recorded(results: Results, study: str, runs: Sequence[str] = ("*",)) -> Data
 
 @once
 def held_out_losses(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
-    """Return the same with `loss_nats`: the mean of test.csv over tokens, in nats.
+    """Return the rows of `recorded` with `loss_nats`, the mean over tokens of test.csv, in nats.
 
-    Training writes the loss of a uniform guess there for a run that diverged.
+    For a run that diverged, training writes the loss of a uniform guess to test.csv.
     """
     records = recorded(results, study, runs)
     if records.empty:
@@ -111,9 +111,10 @@ def held_out_losses(results: Results, study: str, runs: Sequence[str] = ("*",)) 
 
 @once
 def losses_on_one_text(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
-    """Return the same, but of a run whose tokenizer another data set lends, on that one's test text (lender_test.csv).
+    """Return `held_out_losses` on comparable text.
 
-    `lent` marks these runs.
+    If another data set lends a run its tokenizer, the loss is on the test text of that data set (lender_test.csv), and
+    `lent` marks the run.
     """
     losses, rows = held_out_losses(results, study, runs), results.rows("lender_test.csv", study, runs)
     if losses.empty or rows.empty:
@@ -125,7 +126,7 @@ def losses_on_one_text(results: Results, study: str, runs: Sequence[str] = ("*",
 
 @once
 def validation_losses(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
-    """Return the validation loss of every run, seed and evaluated step: the mean of eval.csv over tokens, in nats."""
+    """Return the validation loss of every run, seed and evaluated step: the mean over tokens of eval.csv, in nats."""
     rows = results.rows("eval.csv", study, runs)
     return weighted_means(rows[rows["split"] == "valid"], ["run", "seed", "step"]).reset_index()
 
@@ -136,10 +137,9 @@ def at_end(curves: DataFrame) -> DataFrame:
 
 
 def by_run(rows: DataFrame, values: Sequence[str] = ("loss_nats",), first: Iterable[str] = ()) -> DataFrame:
-    """Return a row per run: the mean of each value over its seeds with Student's interval, and the seeds' common
-    columns.
+    """Return a row per run with the mean of each value over seeds, Student's interval, and the columns of CARRIED.
 
-    `rows` have one per run and seed (`recorded`); `first` names columns of which the first seed's value is taken.
+    `rows` has one row per run and seed (`recorded`). For the columns `first`, the value of the first seed is used.
     """
     found = []
     for run, group in rows.groupby("run", sort=False):
@@ -153,20 +153,20 @@ def by_run(rows: DataFrame, values: Sequence[str] = ("loss_nats",), first: Itera
 
 
 def with_perplexity(rows: DataFrame) -> DataFrame:
-    """Return rows with perplexity, its ends, and bits per byte of the text, computed from `loss_nats`."""
+    """Return rows with perplexity, its interval ends, and bits per byte of the text, computed from `loss_nats`."""
     rows = rows.assign(bits_per_byte=rows["loss_nats"] / math.log(2) / rows.pop("bytes_per_token"))
     ends = [end for end in ("", "_low", "_high") if f"loss_nats{end}" in rows]
     return rows.assign(**{f"perplexity{end}": np.exp(rows[f"loss_nats{end}"]) for end in ends})
 
 
 def with_seeds(rows: DataFrame, losses: DataFrame, shared: Sequence[str]) -> DataFrame:
-    """Return rows of runs, `part` is mean, and below them a row per seed, `part` is seed, with the `shared` columns."""
+    """Return rows of runs (`part` is mean), then a row per run and seed (`part` is seed) with the `shared` columns."""
     seeds = losses[["run", "seed", "loss_nats"]].merge(rows[["run", *shared]], on="run")
     return pd.concat([rows.assign(part="mean"), seeds.assign(part="seed")], ignore_index=True)
 
 
 def floors(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
-    """Return floors.csv, once for each model without depth and data set, which is its `run`."""
+    """Return floors.csv once per baseline and data set; `run` is `<baseline> on <data set>`."""
     rows = results.rows("floors.csv", study, runs)
     of_run = recorded(results, study, runs).set_index(["run", "seed"])[["data.name", "bytes_per_token"]]
     rows = rows.join(of_run, on=["run", "seed"]).drop_duplicates(["floor", "data.name", "window"])
@@ -174,13 +174,13 @@ def floors(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
 
 
 def language_floors(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
-    """Return a row per model without depth that predicts text, in the form of `by_run`."""
+    """Return a row per baseline that predicts text, with the columns of `by_run`."""
     rows = floors(results, study, runs)
     return with_perplexity(weighted_means(rows, ["run", "variant", "bytes_per_token"]).reset_index())
 
 
 def main_first(rows: DataFrame, *then: str) -> DataFrame:
-    """Return rows of several regimes, that with the most rows first, each sorted by the columns `then`."""
+    """Return the rows sorted by regime, the regime with the most rows first, then by the columns `then`."""
     counts = rows.groupby("regime")["regime"].transform("size").astype(int)
     order = ["_count", "regime", *then]
     return rows.assign(_count=-counts).sort_values(order, ignore_index=True).drop(columns="_count")
@@ -204,10 +204,10 @@ def minus(a: "pd.Series[float]", b: "pd.Series[float]") -> "pd.Series[float]":
 def paired(
     rows: DataFrame, a: str | None, b: str | None, name: str, value: str = "loss_nats", results: Results | None = None
 ) -> dict[Any, Any]:
-    """Return a value of run a minus that of run b, paired by seed, as `name` with its ends; nothing where one lacks.
+    """Return the value of run a minus the value of run b, paired by seed, as `name` with its interval ends.
 
-    Where `results` are given, a single shared seed has an interval too, a bootstrap over windows or images, which
-    speaks of these two models alone; `interval` says what the interval is over.
+    Return {} if a is b or the runs share no seed. With `results`, `interval` says what the interval is over, and a
+    single shared seed has a bootstrap interval over windows or images, which is about these two models only.
     """
     difference = minus(held_out(rows, a, value), held_out(rows, b, value))
     interval = student(difference)
@@ -231,9 +231,9 @@ def summary(
 ) -> DataFrame:
     """Return the mean over seeds of a value for each group of `by`, then its values by seed.
 
-    `rows` have one value per group and seed (`statistics.weighted_means`). `minus` names for a run the one whose value
-    of the same seed, and of the same step where `by` has steps, is subtracted; runs that it does not name are left out.
-    `name` is what the result is called.
+    `rows` has one value per group and seed (`statistics.weighted_means`). `minus` maps a run to the run whose value is
+    subtracted, with the same seed and the same other keys of `by`, such as the step; runs that it does not name are
+    left out. `name` is the column of the result, by default `value`.
     """
     name = name or value
     if minus is not None:
@@ -253,8 +253,8 @@ def summary(
 
 
 def differences(losses: DataFrame, pairs: DataFrame, a: str, b: str, name: str = "difference_nats") -> DataFrame:
-    """Return for each of `pairs` the held-out loss of the run in its column `a` minus that of the run in `b`, by seed
-    (`part` is `seed`), and their mean with Student's interval.
+    """Return the difference of held-out losses for each row of `pairs`: the run in column `a` minus the run in column
+    `b`, by seed (`part` is `seed`), and the mean with Student's interval (`part` is `mean`).
     """
     found = []
     for pair in pairs.to_dict("records"):
@@ -268,7 +268,7 @@ def differences(losses: DataFrame, pairs: DataFrame, a: str, b: str, name: str =
 
 
 def labelled(ours: DataFrame, nats: float, series: str) -> DataFrame:
-    """Return differences with a label for each series and budget, and below them a published one in nats."""
+    """Return differences with a label per series and budget, followed by a row with the published difference `nats`."""
     if ours.empty:
         return ours
     theirs = {"source": "published", "part": "published", "series": series, "difference_nats": nats}
@@ -279,7 +279,7 @@ def labelled(ours: DataFrame, nats: float, series: str) -> DataFrame:
 
 
 def parent(losses: DataFrame, run: str) -> str | None:
-    """Return the run that `run` grew from, where it is among `losses`."""
+    """Return the run from which `run` started, or None if it is not among `losses`."""
     if "init.id" not in losses:
         return None
     ids = losses.loc[losses["run"] == run, "init.id"].dropna()
@@ -288,7 +288,7 @@ def parent(losses: DataFrame, run: str) -> str | None:
 
 
 def chain(losses: DataFrame, run: str) -> list[str]:
-    """Return `run` preceded by its ancestors, the oldest first."""
+    """Return the ancestors of `run`, oldest first, followed by `run`."""
     names = [run]
     while (name := parent(losses, names[0])) is not None and name not in names:
         names.insert(0, name)
@@ -296,14 +296,14 @@ def chain(losses: DataFrame, run: str) -> list[str]:
 
 
 def n_seeds(counts: Iterable[float]) -> str:
-    """Say how many seeds stand behind what is drawn, such as `n = 3 seeds` or `n = 1 to 3 seeds`."""
+    """Return the number of seeds in words, such as `n = 3 seeds` or `n = 1 to 3 seeds`."""
     known = sorted({int(count) for count in counts if not np.isnan(count)})
     number = f"{known[0]}" if len(known) == 1 else f"{known[0]} to {known[-1]}"
     return f"n = {number} seed{'s' if known[-1] > 1 else ''}"
 
 
 def seed_notes(rows: DataFrame) -> list[str]:
-    """Return how many seeds stand behind ours, what bars and bands mean, and which runs diverged, for a caption."""
+    """Return notes for a caption: the number of seeds, the meaning of bars and bands, and the runs that diverged."""
     ours = rows[rows["source"].eq("ours")]
     means = ours[ours["seed"].isna()] if "seed" in ours else ours
     counts = means.get("seeds", pd.Series(dtype=float)).dropna()
@@ -324,7 +324,7 @@ def seed_notes(rows: DataFrame) -> list[str]:
 
 
 def short(value: float, digits: int = 2) -> str:
-    """Return a count in a few digits, with k, M or B."""
+    """Return a count with few significant digits and the suffix k, M or B."""
     rounded = float(f"{value:.{digits}g}")
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if rounded >= size:

@@ -1,6 +1,7 @@
-"""The one style of all figures: sizes, colours per variant, axes, labels, published values.
+"""The plot style of all figures: sizes, colours per variant, axes, labels, published values.
 
-Colours are those of Okabe and Ito, which colour-blind readers can tell apart; the marker says the same again.
+Colours are from the palette of Okabe and Ito, which colour-blind readers can distinguish. Markers also differ between
+variants.
 """
 
 import textwrap
@@ -27,7 +28,7 @@ SETTINGS: dict[Any, Any] = {
     "axes.titlesize": 8.5,
     "axes.titlelocation": "left",
     "axes.titlepad": 6,
-    "axes.titley": 1.0,  # fixed, since finding it takes time and no label stands above a panel
+    "axes.titley": 1.0,  # fixed, since automatic placement takes time and no label is above a panel
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -43,24 +44,24 @@ SETTINGS: dict[Any, Any] = {
 }
 
 WIDEST = 7.0
-"""Inches of a figure, as wide as the text of a paper."""
+"""Width of a figure in inches, the width of the text of a paper."""
 LETTER = 0.063
-"""Inches that a letter of 8 points takes, about."""
+"""Approximate width of an 8-point letter in inches."""
 EDGE = 24
-"""Letters in a line of a name beside its last point."""
+"""Letters per line of a series name beside its last point."""
 PUBLISHED_GROUND = "#f6f2e7"
-"""Ground of a panel with published values."""
+"""Background colour of a panel with published values."""
 PUBLISHED_INK = "#6b5510"
 """Colour of published values and of the titles of their panels."""
 
 
 Look = dict[str, Any]
-"""How a variant is drawn in every figure, in the words of matplotlib."""
+"""Plot style of a variant in every figure, as keyword arguments of matplotlib."""
 HOLLOW: Look = {"markerfacecolor": "white"}
 
 
 def _look(colour: str, marker: str, line: str = "-") -> Look:
-    # dashes lie over a solid line of the same values, which shows between them
+    # dashed lines are drawn over solid lines of the same values, which stay visible between the dashes
     return {"color": colour, "marker": marker, "linestyle": line, "zorder": 2 if line == "-" else 2.1}
 
 
@@ -135,21 +136,22 @@ _LOOKS = {
     "ours": _look(BLUE, "s"),
     "published": _look(PUBLISHED_INK, "D") | HOLLOW,
 }
-"""Looks beside those of specs: ways to grow, settings of one mixer or policy, the cache of transformers, and series of
-single figures."""
+"""Plot styles that names.yaml does not have: ways to grow, settings of one mixer or policy, the cache of transformers,
+and series of single figures."""
 _SPARE = (_look(YELLOW, "h"), _look(BROWN, "h"), _look("#6A51A3", "h"))
 
 
 def look(name: str) -> Look:
-    """Return the look of a policy by its kind, or of another variant or series by its readers' name. Specs have their
-    own; a name without one always gets the same spare look.
+    """Return the plot style of a policy (by its kind) or of another variant or series (by its label).
+
+    A name without a style always gets the same spare style.
     """
     own = color_and_marker(name)
     return _LOOKS.get(name) or (_look(*own) if own else _SPARE[zlib.crc32(name.encode()) % len(_SPARE)])
 
 
 def box(axes: Axes, x: float, y: float, width: float, height: float, words: str = "", **style: Any) -> None:
-    """Draw a box, its lower left corner at (x, y), with words in its middle."""
+    """Draw a box with its lower left corner at (x, y) and centred text."""
     drawn: dict[str, Any] = {"edgecolor": BLACK, "linewidth": 0.8} | style
     axes.add_patch(Rectangle((x, y), width, height, **drawn))
     axes.text(x + width / 2, y + 0.47 * height, words, ha="center", va="center", fontsize=7)
@@ -162,7 +164,7 @@ def arrow(axes: Axes, begin: tuple[float, float], end: tuple[float, float], **st
 
 
 class Label(NamedTuple):
-    """A text beside a point given in data coordinates."""
+    """A text beside a point (x, y) in data coordinates."""
 
     x: float
     y: float
@@ -171,19 +173,19 @@ class Label(NamedTuple):
 
 
 def wrapped(name: object) -> str:
-    """Return a name in lines as short as stand beside a panel."""
+    """Return a name wrapped to the width of the labels beside a panel."""
     return "\n".join(textwrap.fill(line, EDGE) for line in str(name).split("\n"))
 
 
 def label_at_edge(axes: Axes, labels: Sequence[Label]) -> None:
-    """Write names right of the panel, moved up or down so that no two overlap.
+    """Write names right of the panel, moved up or down so that they do not overlap.
 
-    A dotted line leads to a text that is not beside its point. Call it last, when the limits are final.
+    A dotted line connects a text to its point if it is not beside it. Call this last, when the limits are final.
     """
     labels = [label for label in labels if np.isfinite([label.x, label.y]).all()]
     if not labels:
         return
-    axes.autoscale_view()  # limits are otherwise found only when the figure is drawn
+    axes.autoscale_view()  # otherwise the limits are computed only when the figure is rendered
     dots = axes.figure.dpi / 72
     texts = [wrapped(label.text) for label in labels]
     # the label of a point outside the panel moves to the edge
@@ -194,7 +196,7 @@ def label_at_edge(axes: Axes, labels: Sequence[Label]) -> None:
     moved = (_spread(heights, halves, (axes.bbox.y0, axes.bbox.y1)) - heights) / dots
     beside, rights = 0.06 * axes.bbox.width / dots, (axes.bbox.x1 - across) / dots
     for label, point, text, up, right in zip(labels, points, texts, moved, rights, strict=True):
-        # The line ends at the left edge of the text, so that it crosses no other; dotted, it is no curve of the data.
+        # The line ends at the left edge of the text, so it crosses no other text. It is dotted, unlike curves of data.
         leader = {"arrowstyle": "-", "color": label.colour, "linewidth": 0.6, "linestyle": (0, (1, 3))}
         leader |= {"shrinkA": 1, "shrinkB": 3, "relpos": (0.0, 0.5)}
         axes.annotate(text, point, (4 + right, up), textcoords="offset points", va="center", color=label.colour,
@@ -202,9 +204,9 @@ def label_at_edge(axes: Axes, labels: Sequence[Label]) -> None:
 
 
 def _spread(heights: Any, halves: Any, bounds: tuple[float, float]) -> Any:
-    """Return heights moved as little as possible so that texts of these half heights have room, within the bounds."""
+    """Return the heights moved as little as possible so that texts of these half heights fit within the bounds."""
     order = np.argsort(heights, kind="stable")
-    piled = np.cumsum(2 * halves[order]) - halves[order]  # the heights of all texts, one on the other from 0
+    piled = np.cumsum(2 * halves[order]) - halves[order]  # the heights of all texts if they are stacked from 0
     apart = isotonic_regression(heights[order] - piled).x
     found = np.empty_like(heights)
     found[order] = piled + np.clip(apart, bounds[0], max(bounds[0], bounds[1] - 2 * halves.sum()))
@@ -212,7 +214,7 @@ def _spread(heights: Any, halves: Any, bounds: tuple[float, float]) -> Any:
 
 
 def empty(message: str) -> Figure:
-    """Return a figure that only says why there is nothing to draw."""
+    """Return a figure that contains only a message, such as the reason why there is nothing to draw."""
     figure = Figure(figsize=(6, 1.6))
     figure.text(0.5, 0.5, textwrap.fill(message, 80), ha="center", va="center", color="#555555")
     return figure

@@ -1,7 +1,8 @@
-"""Draw figures and tables from rows alone, and write them with their captions; the same rows give the same bytes.
+"""Render figures and tables from rows, and write them with their captions. The same rows give the same bytes.
 
-A figure is a PDF, a PNG and the rows it shows. A table is a CSV with every digit, and Markdown and
-HTML for people, ours and published values in blocks of their own: the column `source` tells them apart.
+A figure is a PDF, a PNG and a CSV of the rows it shows. A table is a CSV with every digit, and Markdown and HTML for
+readers. Markdown and HTML have separate blocks for our and published values; in the CSV, the column `source`
+distinguishes them.
 """
 
 import io
@@ -29,21 +30,22 @@ from formerlab.report.style import SETTINGS, empty
 from formerlab.results.read import Objection, Results, has_runs
 
 DOTS_PER_INCH = 150
-"""Resolution of the PNG, sharp at the size that a page shows."""
-subset.Options._drop_tables_default += ("GSUB", "GPOS", "GDEF", "MATH")  # read by nobody in a PDF, most of its time
+"""Resolution of the PNG, sharp at the size at which pages show it."""
+subset.Options._drop_tables_default += ("GSUB", "GPOS", "GDEF", "MATH")  # unused in a PDF, but slow to subset
 COMMAND = "\n\nCommand: "
-"""What stands between a caption with its notes and the command that draws it."""
+"""Separates a caption with its notes from the command that renders the figure or table."""
 _BEHIND = f"""{COMMAND}``python -m formerlab draw %(name)s --scale %(scale)s``
 
 Runs behind it: {{{{ snakemake.params.drawings.%(name)s.runs | join(", ") }}}}
 """
-"""Below a caption, for Snakemake's report, which fills in the runs."""
+"""Footer of a caption for the report of Snakemake, which fills in the runs."""
 
 
 def draw(name: str, results: Results, out: Path, *, where_rows: bool = False) -> list[Path]:
-    """Draw one figure or table into the folder `out` and return the files written.
+    """Render one figure or table into the folder `out` and return the written files.
 
-    Without rows of ours the files name the missing rows; with `where_rows` there are none then, also no earlier ones.
+    Without rows of ours, the files name the missing rows. With `where_rows`, no files are written in this case and
+    earlier files are removed.
     """
     if name not in catalogue():
         raise UserError(f"no figure or table is called {name!r}{near_misses(name, list(catalogue()))}")
@@ -59,19 +61,19 @@ def draw(name: str, results: Results, out: Path, *, where_rows: bool = False) ->
 def draw_each(
     names: Iterable[str], root: Path, out: Path, objection: Objection | None = None, *, where_rows: bool = False
 ) -> list[str]:
-    """Draw several from the rows in `root` (results/<tree>/<scale>), by default also those without rows of ours; return
-    the names of those that cannot be drawn. Raises NoRoom where the disk is full.
+    """Render several figures and tables from the rows in `root` (results/<tree>/<scale>); return the names that fail.
+
+    With `where_rows`, those without rows of ours are skipped. Raises NoRoom if the disk is full.
     """
     drawn = _drawn(Results(root, objection), out, names, where_rows=where_rows)
     return [name for name, files in drawn.items() if files is None]
 
 
 def draw_all(tree_root: Path, out_root: Path, *, pool: Executor | None = None) -> list[Path]:
-    """Draw every figure and table with rows, for each scale below `tree_root` (results/<tree>), into
-    `out_root`/<scale>.
+    """Render every figure and table for each scale below `tree_root` (results/<tree>) into `out_root`/<scale>.
 
-    A drawing without rows leaves no file there. The processes of a `pool` share the studies, those with the most rows
-    first.
+    A figure or table without rows has no files there. The processes of a `pool` take the studies in order of decreasing
+    size of their rows.
     """
     roots = [root for root in sorted(tree_root.glob("*/")) if has_runs(root)]
     shares = [(root, study) for root in roots for study in sorted({one.study for one in catalogue().values()})]
@@ -91,16 +93,17 @@ def draw_all(tree_root: Path, out_root: Path, *, pool: Executor | None = None) -
 
 
 def _share(root: Path, study: str, out_root: Path) -> dict[str, list[Path] | None]:
-    """Draw what has rows of a study at a scale."""
+    """Render the figures and tables of a study at a scale that have rows."""
     names = [name for name, one in catalogue().items() if one.study == study]
     return _drawn(Results(root), out_root / root.name, names, where_rows=True)
 
 
 def _drawn(results: Results, out: Path, names: Iterable[str], **how: bool) -> dict[str, list[Path] | None]:
-    """Draw several of the same rows and return the files written, by drawing; say what rows were left out.
+    """Render several figures and tables; return their files by name, or None for a failure. Warn about excluded rows.
 
-    If one cannot be drawn, the others are; each reason is said once. The files that it has already stay. Those that it
-    lacks say that it failed, since Snakemake asks for all files of a job. Raises NoRoom where the disk is full.
+    A failure does not stop the others, and each reason is printed once. The earlier files of a figure or table that
+    fails stay. Its missing files are written with a message, since Snakemake requires all files of a job. Raises NoRoom
+    if the disk is full.
     """
     found, reasons = dict[str, list[Path] | None](), dict[str, list[str]]()
     for name in names:
@@ -125,7 +128,7 @@ def _drawn(results: Results, out: Path, names: Iterable[str], **how: bool) -> di
 
 
 def _fill_in(drawing: Drawing, out: Path) -> None:
-    """Write those files of a figure or table that failed which do not exist; they say so."""
+    """Write the missing files of a figure or table that failed, with a message that says so."""
     words = f"{drawing.name} could not be drawn; `python -m formerlab status` says why."
     for path in (path for file in drawing.outputs if not (path := out / file).exists()):
         if path.suffix in (".pdf", ".png"):
@@ -135,7 +138,7 @@ def _fill_in(drawing: Drawing, out: Path) -> None:
 
 
 def write(drawing: Drawing, results: Results, out: Path, rows: DataFrame) -> list[Path]:
-    """Write the files of a figure or table, whose rows are those of `rows_of`, into `out`; return their paths."""
+    """Write the files of a figure or table with the rows of `rows_of` into `out`; return their paths."""
     paths, notes = [out / name for name in drawing.outputs], ""
     if drawing.kind == "figure":
         notes = _write_pictures(drawing, results, paths[:2], rows)
@@ -143,7 +146,7 @@ def write(drawing: Drawing, results: Results, out: Path, rows: DataFrame) -> lis
         for path, text in zip(paths[1:3], _texts(drawing, results, rows), strict=True):
             write_text(path, text)
     numbers = out / f"{drawing.name}.csv"
-    if not same_rows(numbers, rows):  # another machine may round the last digit otherwise, which is no change
+    if not same_rows(numbers, rows):  # another machine may round the last digit differently
         write_text(numbers, _csv(rows))
     caption = f"{drawing.caption} {notes}".rstrip()
     write_text(paths[-1], caption + _BEHIND % {"name": drawing.name, "scale": results.scale})
@@ -151,13 +154,13 @@ def write(drawing: Drawing, results: Results, out: Path, rows: DataFrame) -> lis
 
 
 def _csv(rows: DataFrame) -> str:
-    """Return rows without the columns that are for the picture alone."""
+    """Return rows as CSV, without the columns that only the figure uses."""
     shown = rows[[name for name in rows if not str(name).startswith("_")]]
     return str(shown.to_csv(index=False, lineterminator="\n"))
 
 
 def same_rows(path: Path, rows: DataFrame) -> bool:
-    """Say whether a CSV file holds these rows, up to the rounding of the last digits."""
+    """Return whether a CSV file contains these rows, up to the rounding of the last digits."""
     ours = _csv(rows)
     try:
         theirs = path.read_text(encoding="utf-8")
@@ -171,7 +174,7 @@ def same_rows(path: Path, rows: DataFrame) -> bool:
 
 @matplotlib.rc_context()
 def _write_pictures(drawing: Drawing, results: Results, paths: Sequence[Path], rows: DataFrame) -> str:
-    """Write the pictures; return the notes that their caption needs."""
+    """Write the PDF and PNG of a figure; return the notes for its caption."""
     matplotlib.rcdefaults()  # neither a user's matplotlibrc nor an earlier figure changes the bytes
     matplotlib.rcParams.update(SETTINGS)
     if rows["source"].eq("ours").any():
@@ -189,9 +192,7 @@ def _write_pictures(drawing: Drawing, results: Results, paths: Sequence[Path], r
 
 
 def save(figure: Figure, *paths: Path) -> None:
-    """Save a figure as PDF or PNG, by the ending of each path, whole or not at all; the same figure gives the same
-    bytes.
-    """
+    """Save a figure atomically as PDF or PNG, by the suffix of each path; the same figure gives the same bytes."""
     for path in paths:
         with replacing(path) as temporary:
             if path.suffix == ".pdf":
@@ -205,16 +206,18 @@ def save(figure: Figure, *paths: Path) -> None:
 
 
 def fewer_colours(colours: Image.Image) -> Image.Image:
-    """Return a picture with 256 colours, which looks the same in a third of the bytes. They are spread over all of its
-    colours, so that rare ones, as in a colour bar, stay right; one step of k-means makes the frequent ones exact.
+    """Return an image with 256 colours, which looks the same in a third of the bytes.
+
+    The palette covers the whole range of colours, so rare colours, as in a colour bar, stay right. One step of k-means
+    makes the frequent colours exact.
     """
     return colours.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)
 
 
 def with_settings(rows: DataFrame, records: DataFrame, scale: str) -> DataFrame:
-    """Return rows with data set and model of each run, which titles name, where they do not say it themselves.
+    """Return rows with the missing columns on the data set and model of each run, which titles use.
 
-    Losses on the text of another data set (`lent`) name none: the runs of that one beside them do.
+    Losses on the text of another data set (`lent`) have no data set; the runs of that data set beside them name it.
     """
     if "run" not in rows:
         return rows
@@ -230,7 +233,7 @@ def with_settings(rows: DataFrame, records: DataFrame, scale: str) -> DataFrame:
 
 
 def _texts(drawing: Drawing, results: Results, table: DataFrame) -> tuple[str, str]:
-    """Return a table as Markdown and as a page: its caption, and blocks of ours and of published values."""
+    """Return a table as Markdown and as HTML: its caption, and blocks of our values and of published values."""
     declared, where = declaration(drawing.name), results.origin(drawing.study, drawing.runs)
     hidden = {shown_columns(word)[0] for word in declared.columns.split() if word.startswith("-")}
     ours, theirs = (table[table["source"] == source] for source in ("ours", "published"))

@@ -1,7 +1,7 @@
-"""The pre-registered claims of the four papers, and the rule by which result rows decide each of them.
+"""The pre-registered claims of the four papers, and the code that evaluates them on result rows.
 
-`claims.yaml` was fixed before any model was trained. A claim has arms, for which `registry.py` names runs and `rows.py`
-reads rows; a regime that the runs must meet (`regime.py`); a criterion over means with intervals (`quantity.py`), which
-`verdict.py` evaluates; and a word, which `render.py` writes. `evaluation/exact/` computes the numbers of exact claims,
-which need no training.
+`claims.yaml` was fixed before any model was trained. `registry.py` maps the arms of a claim to runs, `rows.py` reads
+their rows, and `regime.py` checks that the runs are in the regime of the claim. `quantity.py` computes means with
+intervals, `verdict.py` evaluates the criterion, and `render.py` writes the verdict. `evaluation/exact/` computes the
+numbers of exact claims, which need no training.
 """

@@ -1,8 +1,8 @@
-"""The FLOPs that models from scratch need for a loss: the lower envelope of their held-out losses against FLOPs.
+"""The FLOPs that models trained from scratch need for a loss: the lower envelope of held-out loss against FLOPs.
 
-A point is a run with its own full schedule. On the envelope lie the runs that no run of their budget or of a smaller
-one equals; between two neighbours ln FLOPs is linear in ln loss, and beyond the ends nothing is known (claims.yaml,
-metrics: flops_ratio_at_equal_loss).
+Each point is a run with its own full schedule. A run is on the envelope if no other run of the same or a smaller budget
+reaches its loss. Between neighbours, ln FLOPs is linear in ln loss; beyond the ends, the FLOPs are unknown
+(claims.yaml, metrics: flops_ratio_at_equal_loss).
 """
 
 import math
@@ -15,46 +15,47 @@ from pandas import Series
 from formerlab.report.claims.quantity import variance_within
 
 SAME_BUDGET = 1.02
-"""Runs whose FLOPs differ by less than this factor have one budget, of which the best alone counts.
+"""Runs whose FLOPs differ by less than this factor have the same budget, and only the best of them counts.
 
-A budget is met in whole steps, so models of several sizes miss it by a percent; else one that is worse, and cheaper by
-so little, would lie on the envelope as a wall.
+A budget is met in whole steps, so models of different sizes miss it by about a percent. Without this factor, a run that
+is slightly cheaper and worse would add a nearly vertical segment to the envelope.
 """
 
 
 def on_envelope(flops: ArrayLike, losses: ArrayLike) -> NDArray[np.intp]:
-    """Return the positions of the runs on the envelope, the cheapest first."""
-    costs, found = np.asarray(flops, dtype=float), np.asarray(losses, dtype=float)
-    order = np.lexsort((found, costs))
-    costs, found = costs[order], found[order]
-    best = np.minimum.accumulate(found)
+    """Return the indices of the runs on the envelope, cheapest first."""
+    costs, nats = np.asarray(flops, dtype=float), np.asarray(losses, dtype=float)
+    order = np.lexsort((nats, costs))
+    costs, nats = costs[order], nats[order]
+    best = np.minimum.accumulate(nats)
     best_before = np.concatenate([[np.inf], best[:-1]])
     best_of_budget = best[np.searchsorted(costs, SAME_BUDGET * costs, side="right") - 1]
-    return order[(found < best_before) & (found <= best_of_budget)]
+    return order[(nats < best_before) & (nats <= best_of_budget)]
 
 
 def flops_at_loss(loss: float, flops: ArrayLike, losses: ArrayLike) -> float:
-    """Return the FLOPs at which the envelope of runs reaches a loss; NaN beyond its ends."""
-    places = on_envelope(flops, losses)[::-1]
-    costs, found = np.log(np.asarray(flops, dtype=float)[places]), np.asarray(losses, dtype=float)[places]
-    if not found[0] <= loss <= found[-1]:
+    """Return the FLOPs at which the envelope of the runs reaches a loss, or NaN beyond its ends."""
+    indices = on_envelope(flops, losses)[::-1]
+    costs, nats = np.log(np.asarray(flops, dtype=float)[indices]), np.asarray(losses, dtype=float)[indices]
+    if not nats[0] <= loss <= nats[-1]:
         return math.nan
-    above = np.searchsorted(found, loss)
-    if found[above] == loss:
+    above = np.searchsorted(nats, loss)
+    if nats[above] == loss:
         return float(np.exp(costs[above]))
-    below = above - 1  # ln of a ratio by log1p: neighbours may be as near as floats can be
-    share = np.log1p((loss - found[below]) / found[below]) / np.log1p((found[above] - found[below]) / found[below])
-    return float(np.exp(costs[below] + share * (costs[above] - costs[below])))
+    below = above - 1  # log1p gives an accurate ln of a ratio even if the neighbours are almost equal
+    fraction = np.log1p((loss - nats[below]) / nats[below]) / np.log1p((nats[above] - nats[below]) / nats[below])
+    return float(np.exp(costs[below] + fraction * (costs[above] - costs[below])))
 
 
 def envelope_variance(
     losses: NDArray[np.float64], costs: NDArray[np.float64], flops: NDArray[np.float64], by_run: Sequence[Series]
 ) -> tuple[float, int] | None:
-    """Return the variance between seeds that the envelope gives to a mean ratio of FLOPs, and its degrees of freedom.
+    """Return the variance that the envelope adds to a mean ratio of FLOPs, and its degrees of freedom.
 
-    `losses` and `costs` are those of the chain by seed, `flops` and `by_run` (losses by seed) those of the envelope's
-    runs. To first order: the derivative by the mean loss of each run, times the variance of that mean, pooled over the
-    runs. None where each of them has one seed.
+    `losses` and `costs` belong to the chain, one value per seed. `flops` and `by_run` (losses by seed) belong to the
+    runs of the envelope. The estimate is of first order: it sums, over these runs, the squared derivative by the mean
+    loss of the run times the variance of this mean, which is pooled over the runs. Return None if every run has one
+    seed.
     """
     if (pool := variance_within(by_run)) is None:
         return None

@@ -1,7 +1,7 @@
-"""Quantities with an uncertainty: sums of numbers of runs, means over the same examples, or agreement of seeds.
+"""Quantities with an uncertainty: linear combinations of run metrics, paired means over examples, agreement of seeds.
 
-The rules are those of protocol.statistics in claims.yaml. Resamples of examples depend on their numbers alone, so all
-arms of a claim share them and differences stay paired.
+protocol.statistics in claims.yaml states the rules. Resamples depend only on the number of examples, so all arms of a
+claim share them and differences stay paired.
 """
 
 import math
@@ -20,15 +20,16 @@ from formerlab.report.studies.two_fold import halved, halves_of, two_fold_means
 from formerlab.statistics import RESAMPLES, Interval, half_width, interval_over, resampled, student
 
 MIN_UNITS = 20
-"""Documents or examples needed for a variance of their own (min_documents, min_examples)."""
+"""Smallest number of documents or examples whose variance is estimated (min_documents, min_examples)."""
 GUARD = 3
-"""Monte Carlo standard errors by which an end is moved outward before it is compared (monte_carlo_guard)."""
+"""Monte Carlo standard errors by which an interval end is moved outward before a comparison (monte_carlo_guard)."""
 BATCHES = 20
-"""Batches of resamples, each with a random seed of its own (monte_carlo_batches)."""
+"""Batches of resamples, each with its own random seed (monte_carlo_batches)."""
 POOL_CHECK = 0.99
-"""Level of the F test above which a comparison keeps its own variance (pool_check)."""
+"""Quantile of the F test above which a comparison uses its own variance instead of the pooled one (pool_check)."""
 UNEQUAL = 2
-"""Arms whose standard deviations between seeds differ by more than this factor have Welch's interval (version 4)."""
+"""Two arms get Welch's interval if their standard deviations between seeds differ by more than this factor (version 4).
+"""
 
 
 class MissingRowsError(Exception):
@@ -39,13 +40,13 @@ class Quantity:
     """A mean with an interval, which can be added to others and to numbers, and multiplied by numbers."""
 
     def interval(self, confidence: float) -> Interval:
-        """Return mean and interval at this level."""
+        """Return the mean and its interval at this level."""
         raise NotImplementedError
 
     def ends(self, confidence: float) -> tuple[float, float]:
-        """Return the ends that are compared with limits; infinite where there is no interval."""
-        found = self.interval(confidence)
-        return (found.low, found.high) if found.known else (-math.inf, math.inf)
+        """Return the interval ends that are compared with limits; they are infinite without an interval."""
+        interval = self.interval(confidence)
+        return (interval.low, interval.high) if interval.known else (-math.inf, math.inf)
 
     def __mul__(self, factor: float) -> Self:
         raise NotImplementedError
@@ -64,20 +65,23 @@ class Quantity:
 
 
 def t_interval(mean: float, parts: Sequence[tuple[float, float]], confidence: float, **more: Any) -> Interval:
-    """Return mean +- t SE, SE^2 being the sum of (variance, degrees of freedom), those of t by Satterthwaite."""
+    """Return mean +- t SE, where `parts` of (variance, degrees of freedom) sum to SE^2 and t uses Satterthwaite's
+    degrees of freedom.
+    """
     half = float(half_width([(np.asarray(part), freedom) for part, freedom in parts], confidence))
     return Interval(mean, mean - half, mean + half, **more)
 
 
 def residual_variance(values: Series) -> tuple[float, int] | None:
-    """Return the mean square that remains of values by run and seed after a fit of run + seed, and its degrees of
-    freedom; nothing where none are left.
+    """Return the residual mean square of values by run and seed after a fit of run + seed, and its degrees of freedom.
+
+    Return None if no degrees of freedom remain.
     """
     columns = [pd.get_dummies(values.index.get_level_values(level)).to_numpy(float) for level in (0, 1)]
-    design, found = np.concatenate(columns, axis=1), values.to_numpy(float)
-    fit, _, rank, _ = np.linalg.lstsq(design, found, rcond=None)
+    design, flat = np.concatenate(columns, axis=1), values.to_numpy(float)
+    fit, _, rank, _ = np.linalg.lstsq(design, flat, rcond=None)
     freedom = len(values) - int(rank)
-    return (float(np.sum((found - design @ fit) ** 2)) / freedom, freedom) if freedom > 0 else None
+    return (float(np.sum((flat - design @ fit) ** 2)) / freedom, freedom) if freedom > 0 else None
 
 
 def variance_within(values: Sequence[Series]) -> tuple[float, int] | None:
@@ -88,37 +92,37 @@ def variance_within(values: Sequence[Series]) -> tuple[float, int] | None:
 
 @dataclass(frozen=True)
 class Level:
-    """One number of a run, by seed."""
+    """One metric of a run, by seed."""
 
     name: str
-    """The run and the number that was read: equal names are the same number."""
+    """The metric and the run. Levels with equal names are the same number."""
     values: Series = field(compare=False)
     units: DataFrame | None = field(default=None, compare=False)
-    """The same, by seed, on each unit of the held-out split that was drawn by itself; of a logarithm, value by mean."""
+    """The metric by seed (rows) and independent unit of the held-out split (columns); for a logarithm, value / mean."""
     weights: Float[np.ndarray, " units"] | None = field(default=None, compare=False)
     pooled: Callable[[Collection["Level"]], tuple[float, int] | None] = field(default=lambda _: None, compare=False)
-    """Returns the variance of such numbers between seeds, over runs like those of the levels (`residual_variance`)."""
-    own: Callable[[], tuple[float, int] | None] = field(default=lambda: None, compare=False)
-    """Returns the same over the runs of this model alone, each about its own mean (`variance_within`)."""
+    """Returns the variance of the metric between seeds, over runs similar to the levels' (`residual_variance`)."""
+    own_variance: Callable[[], tuple[float, int] | None] = field(default=lambda: None, compare=False)
+    """Returns the variance over the runs of this model, each about its own mean (`variance_within`)."""
     shared: tuple[float, int] | None = field(default=None, compare=False)
-    """Variance of what all seeds share, such as an envelope, and its degrees of freedom."""
+    """Variance of a quantity that all seeds share, such as an envelope, and its degrees of freedom."""
 
 
 @dataclass(frozen=True, eq=False)
 class Combination(Quantity):
-    """A sum of numbers of runs with coefficients, paired by seed."""
+    """A linear combination of run metrics, paired by seed."""
 
     terms: Mapping[Level, float]
     constant: float = 0.0
 
     @cached_property
     def by_seed(self) -> Series:
-        """Its value for each of the seeds that all terms have."""
+        """The value for each seed that all terms have."""
         columns = [c * level.values for level, c in self.terms.items()]
         return pd.concat(columns, axis=1, join="inner").sum(axis=1, skipna=False) + self.constant
 
     def interval(self, confidence: float) -> Interval:
-        """Return Student's t interval over seeds, and over documents where there are enough."""
+        """Return Student's t interval over seeds, and over documents if there are enough."""
         values, seeds = self.by_seed.to_numpy(), len(self.by_seed)
         if seeds < 2:
             return student(values)
@@ -135,28 +139,28 @@ class Combination(Quantity):
         terms = {level: c + self.terms.get(level, 0.0) for level, c in other.terms.items()}
         return Combination({**self.terms, **terms}, self.constant + other.constant)
 
-    def _between(self, own: float, seeds: int) -> list[tuple[float, float]]:
-        """Return the variance of the mean over seeds: pooled, unless its own one is larger than chance would have."""
+    def _between(self, own_variance: float, seeds: int) -> list[tuple[float, float]]:
+        """Return the variance of the mean over seeds: the pooled one, unless the F test finds the own one larger."""
         expected = self._pooled()
         if expected:
             total, doubt = sum(v for v, _ in expected), sum(v**2 / freedom for v, freedom in expected)
-            if own <= total * float(special.fdtri(seeds - 1, total**2 / doubt if doubt else 1.0, POOL_CHECK)):
+            if own_variance <= total * float(special.fdtri(seeds - 1, total**2 / doubt if doubt else 1.0, POOL_CHECK)):
                 return [(variance / seeds, freedom) for variance, freedom in expected]
-        return [(own / seeds, seeds - 1)]
+        return [(own_variance / seeds, seeds - 1)]
 
     def _pooled(self) -> list[tuple[float, float]]:
-        """Return the pooled variance of one seed in parts: one for all arms, or one for each where they are unequal."""
+        """Return the pooled variance of one seed: one part for all arms, or one per arm if their variances differ."""
         if abs(sum(self.terms.values())) >= 1e-9:
             return []
-        of_arms = [level.own() for level in self.terms]
-        found = [variance for variance, _ in filter(None, of_arms)]
-        if len(found) == len(self.terms) == 2 and max(found) > UNEQUAL**2 * min(found):
+        of_arms = [level.own_variance() for level in self.terms]
+        variances = [variance for variance, _ in filter(None, of_arms)]
+        if len(variances) == len(self.terms) == 2 and max(variances) > UNEQUAL**2 * min(variances):
             return [(c**2 * arm[0], arm[1]) for c, arm in zip(self.terms.values(), of_arms, strict=True) if arm]
         pool = next(iter(self.terms)).pooled(self.terms)
         return [] if pool is None else [(pool[0] * sum(c**2 for c in self.terms.values()), pool[1])]
 
     def documents(self) -> list[tuple[float, float]]:
-        """Return the variance of the choice of documents; empty where they are few or unknown."""
+        """Return the variance due to the choice of documents, or an empty list if they are too few or unknown."""
         weights = next(iter(self.terms)).weights
         if weights is None or len(weights) < MIN_UNITS:
             return []
@@ -165,14 +169,14 @@ class Combination(Quantity):
             if level.units is None or not np.array_equal(level.weights, weights):  # type: ignore[arg-type]
                 return []
             on_units += coefficient * level.units.loc[self.by_seed.index].to_numpy().mean(axis=0)
-        share, count = weights / weights.sum(), len(weights)
-        squares = float(np.sum((share * (on_units - share @ on_units)) ** 2))
+        fractions, count = weights / weights.sum(), len(weights)
+        squares = float(np.sum((fractions * (on_units - fractions @ on_units)) ** 2))
         return [(count / (count - 1) * squares, count - 1)]
 
 
 @dataclass(frozen=True, eq=False)
 class Paired(Quantity):
-    """A mean over the same examples; those of one claim share their resamples, so arithmetic on them stays paired."""
+    """A mean over examples. All means of one claim share their resamples, so arithmetic on them stays paired."""
 
     of_seeds: Series
     """The point estimate: one mean over the examples for each seed."""
@@ -180,23 +184,23 @@ class Paired(Quantity):
     """Means over the seeds for resamples of the examples."""
     examples: int
     groups: tuple[Float[np.ndarray, " examples"], ...] = ()
-    """The number of every example, mean over seeds, by task; none of a corpus metric, nor where alpha is chosen."""
+    """By task, the value of every example averaged over seeds; empty for a corpus metric or a chosen alpha."""
     percentiles: bool = True
-    """Whether they give the interval of one seed; else its standard deviation does."""
+    """Whether percentiles of the replicates give the interval of one seed; otherwise their standard deviation does."""
 
     def interval(self, confidence: float) -> Interval:
-        """Return the point estimate with the interval over examples, and over seeds where there are several."""
+        """Return the point estimate with the interval over examples, and over seeds if there are at least two."""
         return self._over(self.replicates.ravel(), confidence)
 
     def ends(self, confidence: float) -> tuple[float, float]:
-        """Return the ends, moved outward by the Monte Carlo error of the resampling."""
-        found = self.interval(confidence)
-        if not found.known:
+        """Return the interval ends, moved outward by the Monte Carlo error of the resampling."""
+        interval = self.interval(confidence)
+        if not interval.known:
             return -math.inf, math.inf
         batches = [self._over(batch, confidence) for batch in self.replicates]
         low, high = (np.std([getattr(b, end) for b in batches], ddof=1) for end in ("low", "high"))
         guard = GUARD / math.sqrt(len(batches))
-        return float(found.low - guard * low), float(found.high + guard * high)
+        return float(interval.low - guard * low), float(interval.high + guard * high)
 
     def _over(self, replicates: Float[np.ndarray, " resamples"], confidence: float) -> Interval:
         seeds = self.of_seeds.to_numpy()
@@ -220,7 +224,7 @@ class Paired(Quantity):
         if not isinstance(other, Paired):
             return self._map(lambda numbers: numbers + other)
         if not self.of_seeds.index.equals(other.of_seeds.index):
-            raise MissingRowsError("two paired differences are of different seeds")
+            raise MissingRowsError("two paired differences have different seeds")
         alike = list(map(len, self.groups)) == list(map(len, other.groups))
         return Paired(
             self.of_seeds + other.of_seeds,
@@ -236,7 +240,7 @@ class Paired(Quantity):
 
 
 def ratio_of_sums(sums: Float[np.ndarray, "*shape statistics"]) -> Float[np.ndarray, "*shape"]:
-    """Return the mean, for statistics that are a sum and a count."""
+    """Return sum / count, the mean, for statistics (sum, count)."""
     return np.asarray(sums[..., 0] / sums[..., 1])
 
 
@@ -245,33 +249,33 @@ class Examples:
     """Statistics of the same examples for several seeds, in one group per task."""
 
     groups: tuple[Float[np.ndarray, "seeds examples statistics"], ...]
-    """Where alpha is chosen: two per task, the halves, whose statistics are accuracies by alpha."""
+    """If alpha is chosen, there are two groups per task, its halves, and the statistics are accuracies by alpha."""
     seeds: tuple[int, ...]
     names: Mapping[str, tuple[str, ...]]
-    """The names of the examples by task: arms are compared only where they answered the same ones."""
+    """The names of the examples by task. Arms are compared only if they answered the same examples."""
     reduce: Callable[[Float[np.ndarray, "*shape statistics"]], Float[np.ndarray, "*shape"]] = ratio_of_sums
-    """The metric, such as BLEU, of sums of statistics over examples; computed for every resample."""
+    """Computes the metric, such as BLEU, from sums of statistics over examples, once per resample."""
     chosen: Literal["own", "common"] | None = None
-    """Whether the other half of the same task, or of all tasks, chooses alpha; it does so again in every resample."""
+    """Alpha is chosen on the other half of the same task (own) or of all tasks (common), again in every resample."""
 
     def of(self, seeds: tuple[int, ...]) -> "Examples":
-        """Return the examples of some of the seeds."""
+        """Return the examples of the given seeds."""
         indices = [self.seeds.index(seed) for seed in seeds]
         return replace(self, groups=tuple(group[indices] for group in self.groups), seeds=seeds)
 
     def estimate(self, resamples: int = RESAMPLES) -> Paired:
-        """Return the mean over the examples, averaged over tasks without weights, with its replicates."""
+        """Return the mean over the examples, averaged over tasks without weights, and its replicates."""
         sizes = [group.shape[1] for group in self.groups]
         of_seeds = self._means([np.ones((1, size)) for size in sizes])[0]
         replicates = []
         for batch in range(BATCHES):
             parts = [resampled(size, resamples // BATCHES, 1000 * i + batch) for i, size in enumerate(sizes)]
-            drawn = [np.concatenate([counts for _, counts in part]) for part in parts]
-            replicates.append(self._means(drawn).mean(axis=1))
+            counts_of_groups = [np.concatenate([counts for _, counts in part]) for part in parts]
+            replicates.append(self._means(counts_of_groups).mean(axis=1))
         plain = self.reduce is ratio_of_sums and self.chosen is None
         single = tuple(ratio_of_sums(group).mean(axis=0) for group in self.groups) if plain else ()
-        found = Series(of_seeds, self.seeds)
-        return Paired(found, np.array(replicates), sum(sizes), single, percentiles=self.chosen is None)
+        point_estimate = Series(of_seeds, self.seeds)
+        return Paired(point_estimate, np.array(replicates), sum(sizes), single, percentiles=self.chosen is None)
 
     def _means(self, drawn: Sequence[Float[np.ndarray, "resamples examples"]]) -> Float[np.ndarray, "resamples seeds"]:
         if self.chosen is None:
@@ -281,11 +285,11 @@ class Examples:
 
 
 def over_alphas(each: Sequence[Examples], run: str | None, chosen: Literal["own", "common"] | None) -> Examples:
-    """Return the mean over alphas of the same answers, or the answers by alpha, of which the other half chooses."""
+    """Return the answers averaged over alphas, or stacked by alpha if the other half of the questions chooses one."""
     first = each[0]
-    if any((one.seeds, one.names) != (first.seeds, first.names) for one in each):
+    if any((examples.seeds, examples.names) != (first.seeds, first.names) for examples in each):
         raise MissingRowsError(f"run {run} answered different questions under different alphas")
-    stacks = [np.stack(groups, axis=-1) for groups in zip(*(one.groups for one in each), strict=True)]
+    stacks = [np.stack(groups, axis=-1) for groups in zip(*(examples.groups for examples in each), strict=True)]
     if chosen is None:
         return replace(first, groups=tuple(stack.mean(axis=-1) for stack in stacks))
     halves = halves_of(first.names)
@@ -294,7 +298,7 @@ def over_alphas(each: Sequence[Examples], run: str | None, chosen: Literal["own"
 
 
 def grouped(rows: DataFrame, example: str, run: str) -> Examples:
-    """Return an array per task, seeds by examples (documents, where there are enough) by sum and count, in order."""
+    """Return an array [seeds, examples, (sum, count)] per task, with documents as examples if there are enough."""
     example = "document" if "document" in rows and rows["document"].nunique() >= MIN_UNITS else example
     groups, names, seeds = [], {}, set()
     for task, block in sorted(rows.groupby("task"), key=lambda pair: str(pair[0])):
@@ -311,18 +315,18 @@ def grouped(rows: DataFrame, example: str, run: str) -> Examples:
 
 @dataclass(frozen=True, eq=False)
 class Agreement(Quantity):
-    """Correlation between seeds, entry by entry: Fisher's z over all pairs, with the jackknife over seeds."""
+    """Correlation of the entries between seeds: the mean of Fisher's z over all pairs, with a jackknife over seeds."""
 
     of_seeds: Float[np.ndarray, "seeds entries"]
 
     def interval(self, confidence: float) -> Interval:
-        """Return mean and ends, turned back from z."""
+        """Return the mean correlation and its interval, transformed back from z."""
         count = len(self.of_seeds)
-        ones, others = np.triu_indices(count, 1)
+        firsts, seconds = np.triu_indices(count, 1)
         if count < 3:
             return Interval(math.nan, math.nan, math.nan, count)
-        z = np.arctanh(np.corrcoef(self.of_seeds)[ones, others])
-        without = np.array([z[(ones != seed) & (others != seed)].mean() for seed in range(count)])
+        z = np.arctanh(np.corrcoef(self.of_seeds)[firsts, seconds])
+        without = np.array([z[(firsts != seed) & (seconds != seed)].mean() for seed in range(count)])
         variance = (count - 1) / count * float(np.sum((without - without.mean()) ** 2))
-        found = t_interval(float(z.mean()), [(variance, count - 1)], confidence, seeds=count)
-        return replace(found, mean=math.tanh(found.mean), low=math.tanh(found.low), high=math.tanh(found.high))
+        of_z = t_interval(float(z.mean()), [(variance, count - 1)], confidence, seeds=count)
+        return replace(of_z, mean=math.tanh(of_z.mean), low=math.tanh(of_z.low), high=math.tanh(of_z.high))

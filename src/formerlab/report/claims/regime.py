@@ -1,7 +1,7 @@
-"""The regime of a claim: conditions on the runs that it speaks of, by the quantities of protocol.quantities.
+"""The regime of a claim: conditions on its runs, in terms of the quantities of protocol.quantities.
 
-A quantity is a small function of the runs of one arm; `<x>_apart` compares the largest with the smallest x of several
-arms, `<x>_ratio` the first with the second.
+A quantity is a function of the runs of one arm. `<x>_apart` is the largest x of several arms divided by the smallest,
+minus 1; `<x>_ratio` is the x of the first arm divided by the x of the second.
 """
 
 import json
@@ -26,8 +26,8 @@ CURVES = (
     *("final_rate_share", "still_falling", "still_learning", "rise_from_best"),
     *("overfit", "rate_inside", "gain_of_depth"),
 )
-"""Quantities that a diverged run does not have; its settings and counts remain."""
-SHOWN = {
+"""Quantities of loss curves and searches. They are not checked for a diverged run; its settings and counts are."""
+LABELS = {
     "final_rate_share": "final rate / peak",
     "still_falling": "nats in the last tenth",
     "still_learning": "nats in the second half",
@@ -36,7 +36,7 @@ SHOWN = {
 
 @dataclass(frozen=True)
 class ArmRuns:
-    """The run of an arm over the seeds that are compared."""
+    """The run of an arm, restricted to the seeds that are compared."""
 
     rows: Rows
     arm: Arm
@@ -47,36 +47,36 @@ class ArmRuns:
 
     @property
     def parents(self) -> list[dict[str, Any]]:
-        """The records of the runs that they start from."""
-        found = [self.rows.results.stage_record(name, "train") for name in self.records["init.id"].dropna()]
-        if not found or not all(found):
-            raise MissingRowsError(f"{self.name} starts from no run of this scale")
-        return found
+        """The records of the parent runs."""
+        records = [self.rows.results.stage_record(name, "train") for name in self.records["init.id"].dropna()]
+        if not records or not all(records):
+            raise MissingRowsError(f"{self.name} does not start from a run of this scale")
+        return records
 
     @property
     def suites(self) -> Sequence[str]:
-        """The suites of which the arm answers questions."""
+        """The suites whose questions the arm answers."""
         return self.rows.arms.suites or sorted(self.rows.rows("prune_questions.csv", self.name)["task"].unique())
 
     def mean(self, column: str, otherwise: float | None = None) -> float:
-        """Return the mean of a number of run.json."""
+        """Return the mean over seeds of a column of run.json. Raises MissingRowsError without values or `otherwise`."""
         values = self.records[column].dropna() if column in self.records else Series(dtype=float)
         if values.empty and otherwise is None:
             raise MissingRowsError(f"{self.name} records no {column}")
         return float(values.astype(float).mean()) if len(values) else float(otherwise or 0.0)
 
     def over_seeds(self, file: str, find: Callable[[DataFrame], float]) -> float:
-        """Return the mean over seeds of a number in the rows of a file; `curve` is validation loss."""
+        """Return the mean over seeds of `find` on the rows of a file; the file `curve` is the validation loss."""
         table = self.rows.curve(self.name) if file == "curve" else self.rows.rows(file, self.name)
-        own = table[table["seed"].isin(self.records["seed"])]
-        return float(np.mean([find(group) for _, group in own.groupby("seed")]))
+        of_seeds = table[table["seed"].isin(self.records["seed"])]
+        return float(np.mean([find(group) for _, group in of_seeds.groupby("seed")]))
 
     @cached_property
     def searched(self) -> DataFrame:
-        """Return lr, seed, tokens and loss of the runs among which its rate was searched: of its model, data, start."""
-        results, found = self.rows.results, []
+        """The runs of the rate search with the same model, data and start: columns lr, seed, tokens and loss."""
+        results, candidates = self.rows.results, []
         patterns = self.arm.searched or ((f"{results.scale}/{self.arm.best_of}",) if self.arm.best_of else ())
-        own = results.stage_record(str(self.records["id"].iloc[0]), "train")
+        record = results.stage_record(str(self.records["id"].iloc[0]), "train")
         parents = self.rows.all_runs()["run"].isin(self.records["init.id"].dropna().astype(str).str.split("/").str[1])
         starts = {*self.records["init.weights_sha256"].dropna(), *self.rows.all_runs()["weights_sha256"][parents]}
         for scale, _, names in (pattern.partition("/") for pattern in patterns):
@@ -85,33 +85,33 @@ class ArmRuns:
                 continue
             others = results if scale == results.scale else Results(root)
             for run in others.runs(self.rows.study, [names]).to_dict("records"):
-                alike = others.stage_record(run["id"], "train")["spec"]["model"] == own["spec"]["model"]
-                alike &= run["data.fingerprint"] == own["data"]["fingerprint"]
+                alike = others.stage_record(run["id"], "train")["spec"]["model"] == record["spec"]["model"]
+                alike &= run["data.fingerprint"] == record["data"]["fingerprint"]
                 if alike and (not starts or run.get("init.weights_sha256") in starts):
                     loss = run["final.valid_loss_nats"]
                     loss = math.inf if pd.isna(loss) else loss
-                    found.append((run["spec.optimizer.lr"], run["seed"], run["tokens"], loss))
-        if not found:
-            raise MissingRowsError(f"no rate of {self.name} was searched with its model, data and start")
-        return DataFrame(found, columns=["lr", "seed", "tokens", "loss"])
+                    candidates.append((run["spec.optimizer.lr"], run["seed"], run["tokens"], loss))
+        if not candidates:
+            raise MissingRowsError(f"{self.name} has no rate search with its model, data and start")
+        return DataFrame(candidates, columns=["lr", "seed", "tokens", "loss"])
 
 
 def epochs(runs: ArmRuns) -> float:
-    """Epochs of the last stretch that was read."""
+    """Return the epochs of the last stretch of data."""
     if "read" not in runs.records:
         raise MissingRowsError(f"{runs.name} does not record what it read")
     return float(np.mean([json.loads(read)[-1]["epochs"] for read in runs.records["read"]]))
 
 
 def tokens_per_new_parameter(runs: ArmRuns) -> float:
-    """Tokens of the stage for each parameter that growth added."""
+    """Return the tokens of the stage per parameter that growth added."""
     before = float(np.mean([parent["parameters_non_embedding"] for parent in runs.parents]))
     new = runs.mean("parameters_non_embedding") - before
     return float(runs.mean("tokens") / new) if new else math.inf
 
 
 def start_tokens_per_parameter(runs: ArmRuns) -> float:
-    """All tokens that the run read from which this one starts, for each of its parameters."""
+    """Return all tokens that the parent run was trained on, per parameter of the parent."""
     read = [parent["read"][-1]["tokens_cumulative"] for parent in runs.parents if "read" in parent]
     if not read:
         raise MissingRowsError(f"{runs.name} starts from a run that does not record what it read")
@@ -119,7 +119,10 @@ def start_tokens_per_parameter(runs: ArmRuns) -> float:
 
 
 def still_falling(runs: ArmRuns) -> float:
-    """Nats that the validation loss falls in a tenth of the run, from the last evaluation at or before 0.9 of it on."""
+    """Return the fall of the validation loss, in nats per tenth of the run, over about the last tenth.
+
+    The fall is measured from the last evaluation at or before 0.9 of the run.
+    """
 
     def slope(curve: DataFrame) -> float:
         left, gain = _gain_after(curve, 0.9, runs.name)
@@ -129,12 +132,12 @@ def still_falling(runs: ArmRuns) -> float:
 
 
 def still_learning(runs: ArmRuns) -> float:
-    """Nats that the validation loss falls from the last evaluation at or before half of the run on."""
+    """Return the fall of the validation loss since the last evaluation at or before half of the run, in nats."""
     return runs.over_seeds("curve", lambda curve: _gain_after(curve, 0.5, runs.name)[1])
 
 
 def _gain_after(curve: DataFrame, fraction: float, run: str) -> tuple[float, float]:
-    """Return which part of the run, and how many nats of its gain, follow its last evaluation before a fraction."""
+    """Return the fraction of the run, and the fall of its loss in nats, after its last evaluation up to a fraction."""
     steps, loss = curve["step"].to_numpy(float), curve["loss_nats"].to_numpy(float)
     early = np.flatnonzero(steps <= fraction * steps[-1])
     if not len(early):
@@ -143,58 +146,58 @@ def _gain_after(curve: DataFrame, fraction: float, run: str) -> tuple[float, flo
 
 
 def overfit(runs: ArmRuns) -> float:
-    """Last validation loss minus that of training in the last tenth, freed of label smoothing."""
+    """Return the last validation loss minus the training loss of the last tenth, corrected for label smoothing."""
     kind = runs.records["spec.task.kind"].iloc[0]
     if kind not in ("translation", "classification"):
         raise MissingRowsError("the splits of a text are not drawn from one pool")
-    share = runs.mean("spec.task.label_smoothing", runs.mean("spec.task.smoothing", 0.0))
+    smoothing = runs.mean("spec.task.label_smoothing", runs.mean("spec.task.smoothing", 0.0))
     classes = runs.mean("spec.model.vocabulary" if kind == "translation" else "spec.model.classes")
 
     def late(rows: DataFrame) -> float:
         loss = rows.loc[rows["step"] > 0.9 * rows["step"].max(), "loss_nats"].mean()
-        return float((loss - share * math.log(classes)) / (1 - share))
+        return float((loss - smoothing * math.log(classes)) / (1 - smoothing))
 
-    return runs.over_seeds("curve", lambda it: it["loss_nats"].iloc[-1]) - runs.over_seeds("train.csv", late)
+    return runs.over_seeds("curve", lambda curve: curve["loss_nats"].iloc[-1]) - runs.over_seeds("train.csv", late)
 
 
 def loss_by_pruning(runs: ArmRuns) -> float:
-    """Loss with the policy minus that with the whole cache."""
+    """Return the loss with the policy minus the loss with the full cache, in nats."""
     table, full = runs.rows.rows("prune.csv", runs.name), Arm(run=runs.name, policy="full")
     means = [policy_rows(table, arm)["loss_nats"].mean() for arm in (runs.arm, full)]
     return float(means[0] - means[1])
 
 
 def examples(runs: ArmRuns) -> float:
-    """Windows, questions, pairs or images behind the metric by which policies are compared."""
+    """Return the number of windows, questions, pairs or images of the metric by which policies are compared."""
     if runs.measured in OF_WINDOWS:
         return float(runs.rows.windows(runs.arm, runs.measured)[0])
     return float(sum(map(len, runs.rows.sample(runs.arm, runs.measured).names.values())))
 
 
 def rate_inside(runs: ArmRuns) -> float:
-    """1 where the rate is the best of the searched ones, with others at most a factor of two below and above.
+    """Return 1 if the rate is the best of the search, and the search has rates within a factor of 2 below and above it.
 
-    Two rates are compared over the seeds that both have, without such seeds by their means.
+    Two rates are compared over the seeds that both have, or by their means if they share no seed.
     """
     by_rate = runs.searched.groupby(["lr", "seed"])["loss"].mean().unstack()
     steps = by_rate.index.to_numpy(float) / runs.mean("spec.optimizer.lr")
     inside = any(0.4999 < step < 0.9999 for step in steps) and any(1.0001 < step < 2.0001 for step in steps)
-    own = by_rate[np.abs(steps - 1) < 1e-4]
-    if not inside or own.empty:
+    own_rate = by_rate[np.abs(steps - 1) < 1e-4]
+    if not inside or own_rate.empty:
         return 0.0
 
     def better(other: Series) -> bool:
-        shared = (own.iloc[0].notna() & other.notna()).to_numpy()
-        first, second = ((it[shared] if shared.any() else it).mean() for it in (own.iloc[0], other))
+        shared = (own_rate.iloc[0].notna() & other.notna()).to_numpy()
+        first, second = ((losses[shared] if shared.any() else losses).mean() for losses in (own_rate.iloc[0], other))
         return bool(second < first)
 
-    return float(not any(better(by_rate.iloc[place]) for place in range(len(by_rate))))
+    return float(not any(better(by_rate.iloc[row]) for row in range(len(by_rate))))
 
 
 def shots(suite: str) -> int:
-    """Return the solved examples in front of a question, as the name of a suite says."""
-    found = re.search(r"_(\d+)_shots", suite)
-    return int(found[1]) if found else 0
+    """Return the number of solved examples before a question, read from the name of a suite."""
+    match = re.search(r"_(\d+)_shots", suite)
+    return int(match[1]) if match else 0
 
 
 RECORDED = ("tokens", "parameters", "parameters_non_embedding", "flops", "flops_cumulative")
@@ -204,12 +207,12 @@ QUANTITIES: dict[str, Callable[[ArmRuns], float]] = {
     "depth": partial(ArmRuns.mean, column="spec.model.layers"),
     "rate": partial(ArmRuns.mean, column="spec.optimizer.lr"),
     "steps": partial(ArmRuns.mean, column="spec.steps"),
-    # 0 where a model has no such part
+    # 0 if a model has no such layer
     "dilation": partial(ArmRuns.mean, column="spec.model.depth.dilation", otherwise=0.0),
     "period": partial(ArmRuns.mean, column="spec.model.depth.period", otherwise=0.0),
     "rotary": partial(ArmRuns.mean, column="spec.model.position.fraction", otherwise=0.0),
-    **{one.__name__: one for one in (epochs, tokens_per_new_parameter, start_tokens_per_parameter, still_falling)},
-    **{one.__name__: one for one in (still_learning, overfit, loss_by_pruning, examples, rate_inside)},
+    **{f.__name__: f for f in (epochs, tokens_per_new_parameter, start_tokens_per_parameter, still_falling)},
+    **{f.__name__: f for f in (still_learning, overfit, loss_by_pruning, examples, rate_inside)},
     "head_width": lambda runs: runs.mean(
         "spec.model.d_key", runs.mean("spec.model.width") / runs.mean("spec.model.heads")
     ),
@@ -225,21 +228,21 @@ QUANTITIES: dict[str, Callable[[ArmRuns], float]] = {
     "search_share": lambda runs: float(runs.searched["tokens"].min() / runs.mean("tokens")),
     "budget": lambda runs: runs.rows.realised_budget(runs.arm, runs.measured),
 }
-"""Of one arm."""
+"""Quantities of one arm, by name."""
 
 
 def arms_of(claim: Claim, rows: Rows, item: str | None) -> dict[str, ArmRuns]:
-    """Return the runs of the arms of an item, over the seeds that all of them have."""
+    """Return the runs of the arms of an item, restricted to the seeds that all of them have."""
     arms = {name: arm for name, arm in rows.arms.of(item).items() if arm.constant is None}
     names = {name: rows.run(arm) for name, arm in arms.items()}
     records = {name: rows.records(run) for name, run in names.items()}
     seeds = set.intersection(*(set(table["seed"]) for table in records.values()))
-    own = {name: table[table["seed"].isin(seeds)] for name, table in records.items()}
-    return {name: ArmRuns(rows, arms[name], run, own[name], claim.criterion.measured) for name, run in names.items()}
+    shared = {name: table[table["seed"].isin(seeds)] for name, table in records.items()}
+    return {name: ArmRuns(rows, arms[name], run, shared[name], claim.criterion.measured) for name, run in names.items()}
 
 
 def sizes(arms: dict[str, ArmRuns], read: str) -> str:
-    """Return the parameters (without embedding) of an item's models, and how much they `read` in training."""
+    """Return the parameters (without embedding) and the training tokens of an item's models; `read` is their unit."""
     parts = []
     for name, word in (("parameters_non_embedding", "parameters"), ("tokens", read)):
         values = [runs.mean(name) for runs in arms.values()]
@@ -249,7 +252,7 @@ def sizes(arms: dict[str, ArmRuns], read: str) -> str:
 
 
 def unmet(claim: Claim, arms: dict[str, ArmRuns]) -> list[str]:
-    """Return the conditions of a claim's regime that an item does not meet, each with our value and the needed one."""
+    """Return the conditions of a claim's regime that an item does not meet, with the measured and the needed value."""
     return [line for condition in claim.regime for line in _violations(condition, arms)]
 
 
@@ -260,18 +263,18 @@ def _violations(condition: Condition, arms: dict[str, ArmRuns]) -> Iterator[str]
         if missing := [name for name in names if name not in arms]:
             yield f"{quantity}: no run for arm {missing[0]}"
             continue
-        own = [arms[name] for name in names]
-        if quantity in CURVES and any((runs.records["status"] == "diverged").any() for runs in own):
+        compared = [arms[name] for name in names]
+        if quantity in CURVES and any((runs.records["status"] == "diverged").any() for runs in compared):
             continue
         try:
-            found = _value(quantity, own)
+            value = _value(quantity, compared)
         except MissingRowsError as error:
             yield f"{quantity} ({', '.join(names)}): {error}"
             continue
-        if not low <= found <= high:
-            needed = f"at least {low:g}" if found < low else f"at most {high:g}"
-            shown = SHOWN.get(quantity, quantity.replace("_", " "))
-            yield f"{shown} ({', '.join(names)}) {found:.3g}, needed {needed}"
+        if not low <= value <= high:
+            needed = f"at least {low:g}" if value < low else f"at most {high:g}"
+            label = LABELS.get(quantity, quantity.replace("_", " "))
+            yield f"{label} ({', '.join(names)}) {value:.3g}, needed {needed}"
 
 
 def _value(quantity: str, arms: list[ArmRuns]) -> float:
@@ -290,7 +293,7 @@ def _value(quantity: str, arms: list[ArmRuns]) -> float:
 
 
 def _apart(values: Sequence[float]) -> float:
-    """Return the largest by the smallest, minus 1."""
+    """Return the largest value divided by the smallest, minus 1."""
     if max(values) == min(values):
         return 0.0
     return max(values) / min(values) - 1 if min(values) > 0 else math.inf

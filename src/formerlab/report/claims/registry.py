@@ -1,6 +1,6 @@
-"""claims.yaml as it was registered: the claims with their arms, criteria and traps, and what later versions changed.
+"""Schema of claims.yaml: the registered claims with their arms, criteria and traps, and the changes of later versions.
 
-The key `claims` of a study names the runs that stand for an arm.
+The key `claims` of a study maps the arms to runs.
 """
 
 import datetime
@@ -21,20 +21,20 @@ Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 POOLED = {"pooled intervals": ("diff", "logratio")}
-"""Functions of criteria that a change of statistics touches without naming them."""
+"""Functions of criteria that a change of the statistics affects without naming them."""
 
 
 class Registered(Spec):
-    """A part of claims.yaml; entries for readers alone have no field here."""
+    """A section of claims.yaml. Entries that only document the file have no field and are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class Criterion(Registered):
-    """When a claim holds and when it fails: expressions over the names of `let`, each of which may use earlier ones.
+    """The conditions under which a claim holds or fails, as expressions over the names of `let`.
 
-    `requires` must be true, or the claim is not tested. All is repeated for the items of `for_each`, whose verdicts
-    `combine` makes one.
+    An expression of `let` may use earlier names. The claim is not tested unless `requires` is true. The criterion is
+    evaluated once per item of `for_each`, and `combine` combines the verdicts of the items.
     """
 
     let: dict[str, str]
@@ -52,65 +52,65 @@ class Criterion(Registered):
 
 
 class Scales(Registered):
-    """The scales that give a verdict, and a note on the others."""
+    """The scales at which a claim is tested, and the reason why other scales do not test it."""
 
     judged: tuple[str, ...]
     why: str
 
 
 class Condition(Registered):
-    """A condition on the runs that a claim speaks of: limits of a quantity's mean over seeds."""
+    """A condition on the runs of a claim: limits of a quantity's mean over seeds."""
 
     quantity: str
-    """Its name in protocol.quantities."""
+    """Name of the quantity in protocol.quantities."""
     of: str | tuple[str, ...]
-    """Arms, each of which must meet it, but for quantities that compare arms."""
+    """Arms. Each must meet the condition, unless the quantity compares arms."""
     at_least: float = -math.inf
     at_most: float = math.inf
 
 
 class Claim(Registered):
-    """One claim of a paper, or of its critics."""
+    """A claim of a paper or of its critics."""
 
     id: str
-    """Name; its prefix is the study."""
+    """Name of the claim; its prefix is the study."""
     kind: Literal["exact", "measured"]
-    """exact: decided by arithmetic; measured: by trained models."""
+    """exact: evaluated by arithmetic; measured: evaluated on trained models."""
     statement: str
     source: str
     published: str
     """The published numbers."""
     arms: dict[str, str]
-    """The names used in the criterion."""
+    """Descriptions of the arms, by the names that the criterion uses."""
     criterion: Criterion
     regime: tuple[Condition, ...] = ()
-    """The runs that the claim speaks of."""
+    """Conditions that the runs must meet for the claim to be tested."""
     scales: Scales
     traps: tuple[str, ...]
-    """Confounds that a report must show or exclude."""
+    """Confounders that a report must show or exclude."""
     headline: bool = False
-    """Shown first, and corrected for the number of headline claims."""
+    """Whether the claim is shown first and its p value is corrected for the number of headline claims."""
 
     @property
     def study(self) -> str:
-        """The study that has its runs."""
+        """The study whose runs test the claim."""
         return self.id.split("-")[0]
 
 
 class Change(Registered):
-    """A later version of the file, and which results were known by then."""
+    """A later version of the file, and the results that were known when it was written."""
 
     version: int
     date: datetime.date
     known: str
     what: tuple[str, ...]
-    """What was changed: `<claim id>: ...`, a rule, or the ids of claims that were added."""
+    """The changes: `<claim id>: ...`, a rule, or the ids of added claims."""
     verdicts: dict[str, dict[str, str]] = {}
-    """The verdicts that the new definitions alone changed, by scale and claim: `then -> now: why`."""
+    """Verdicts that changed only because of the new definitions, by scale and claim: `old -> new: reason`."""
 
 
 class ClaimRegistry(Registered):
-    """The whole file; `protocol` has the rules common to all claims, whose constants stand beside their formulas."""
+    """The whole file. `protocol` has the rules that all claims share."""
 
     version: int
     changes: tuple[Change, ...]
@@ -118,7 +118,7 @@ class ClaimRegistry(Registered):
     claims: tuple[Claim, ...]
 
     def changed(self, claim: Claim) -> str:
-        """Return a note for a verdict whose claim, criterion or statistics are younger than the first rows."""
+        """Return a note on the versions that added or changed the claim or its statistics; empty without them."""
         criterion = claim.criterion
         expressions = (*criterion.let.values(), criterion.holds, criterion.requires or "")
         called = {*re.findall(r"(\w+)\(", " ".join(expressions))}
@@ -149,44 +149,45 @@ def read_claims() -> ClaimRegistry:
 
 
 class Arm(Spec):
-    """The rows of one arm. A run is named, or is the best of several, or the arm is a plain number."""
+    """The rows of one arm: a named run, the best of several runs, or a constant number."""
 
     run: str | None = None
     """Name of the run."""
     best_of: str | None = None
-    """Glob pattern of run names: the one with the lowest mean validation loss over the seeds stands for the arm."""
+    """Glob pattern of run names. The arm is the run with the lowest mean validation loss over the seeds."""
     searched: tuple[Annotated[str, Field(pattern=r"^[a-z0-9_-]+/[^/]+$")], ...] = ()
-    """Runs among which its rate was searched, as `scale/pattern`; without them those of `best_of`."""
+    """Runs of the learning rate search, as `scale/pattern`; by default the runs of `best_of`."""
     constant: Annotated[float, Field(ge=-1e9, le=1e9)] | None = None
     """A number for every seed and example."""
     chance: bool = False
-    """Guessing on the questions that the run answered: one over the number of choices."""
+    """Whether the arm is guessing on the questions that the run answered: 1 / number of choices."""
     at: Moment = "end"
-    """end: the held-out stream with the final weights; the others: the validation stream at a step, or the mean over
-    the steps by the trapezoidal rule."""
+    """end: the test split with the final weights. Otherwise: the validation split at a step, or its mean over the steps
+    by the trapezoidal rule."""
     policy: str | None = None
     """Kind of cache policy, as in the rows of the pruning stage."""
     alpha: Fraction | None = None
     """Decay factor of the policy."""
     alphas: tuple[Fraction, ...] = ()
-    """Several decay factors, whose mean is taken example by example, or among which `chosen` chooses."""
+    """Several decay factors. Each example is averaged over them, unless `chosen` selects one."""
     chosen: Literal["own", "common"] | None = None
-    """Which of `alphas` counts: the best on the other half of the questions of the same task, or of all tasks."""
+    """Selects the best of `alphas` on the other half of the questions of the same task (own) or of all tasks (common).
+    """
     recent: Fraction | None = None
-    """Share of the budget for the newest tokens."""
+    """Fraction of the budget for the newest tokens."""
     budget: Annotated[int, Field(ge=1, le=10**7)] | Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    """Cache budget as asked for."""
+    """Requested cache budget: keys, or a fraction of the tokens."""
     measure: Literal["training_step", "forward", "decode"] | None = None
-    """What is timed of the run, for seconds and bytes."""
+    """The timed operation, for seconds and bytes."""
 
     envelope: tuple[str, ...] = ()
-    """Glob patterns of the Transformers from scratch whose lower envelope the FLOPs of the run are compared with."""
+    """Glob patterns of the Transformers trained from scratch that form the envelope for the FLOPs of the run."""
 
     @model_validator(mode="after")
     def _check(self) -> "Arm":
         given = [name for name in ("run", "best_of", "constant") if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(f"an arm names one of run, best_of and constant, not {', '.join(given) or 'none'}")
+            raise ValueError(f"an arm needs exactly one of run, best_of and constant, not {', '.join(given) or 'none'}")
         if self.alpha is not None and self.alphas:
             raise ValueError("alpha and alphas exclude each other")
         if self.chosen and len(self.alphas) < 2:
@@ -195,16 +196,16 @@ class Arm(Spec):
 
 
 class ClaimArms(Spec):
-    """The arms of one claim at the scales named, or at all others."""
+    """The arms of one claim."""
 
     arms: dict[str, Arm] = {}
     """Arms by the names that the claim uses."""
     items: dict[str, dict[str, Arm]] = {}
-    """Arms that differ by item of for_each."""
+    """Arms that differ between the items of for_each, by item."""
     suites: tuple[str, ...] = ()
-    """Tasks whose accuracies are averaged without weights; empty means all that the rows have."""
+    """Tasks whose accuracies are averaged without weights; empty means all tasks of the rows."""
     metric: Annotated[str, Field(pattern=r"^acc")] = "acc"
-    """Which accuracy of a task is read."""
+    """Name of the accuracy metric."""
 
     def of(self, item: str | None) -> dict[str, Arm]:
         """Return the arms of an item."""

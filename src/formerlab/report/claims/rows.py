@@ -1,4 +1,4 @@
-"""From result rows to the quantities that expressions ask for."""
+"""Compute the quantities of criteria from result rows."""
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -29,40 +29,40 @@ from formerlab.results.read import Results
 from formerlab.statistics import CONFIDENCE, weighted_means
 
 BLEU = {"bleu": "sacrebleu", "bleu_compound_split": "compound_split"}
-"""What rows call the metrics of translations."""
+"""Names of the translation metrics in claims, with their names in rows."""
 OF_WINDOWS = {"loss_nats": "prune.csv", "early_share": "prune_masks.csv", "distance_to_ideal": "prune_masks.csv"}
-"""What is measured of a policy on every window, and the file that has it."""
+"""Metrics of a policy that are measured on every window, with the files that have them."""
 POOL_FACTOR = 2
-"""Runs within this factor of the arms, in FLOPs and in parameters, share their variance (pool_factor)."""
-Found = TypeVar("Found")
+"""Runs within this factor of the FLOPs and parameters of the arms share their variance (pool_factor)."""
+Result = TypeVar("Result")
 
 
-def once(find: Callable[..., Found]) -> Callable[..., Found]:
-    """Remember what a method found: claims of a study that read the same suites by the same metric share it."""
+def once(find: Callable[..., Result]) -> Callable[..., Result]:
+    """Cache the results of a method. Claims of a study share them if they read the same suites by the same metric."""
 
     @wraps(find)
-    def found(self: "Rows", *asked: Any, **more: Any) -> Found:
-        key = (find.__name__, self.study, self.arms.suites, self.arms.metric, *asked, *more.items())
-        if key not in self.found:
-            self.found[key] = find(self, *asked, **more)
-        known: Found = self.found[key]
-        return known
+    def cached(self: "Rows", *arguments: Any, **named: Any) -> Result:
+        key = (find.__name__, self.study, self.arms.suites, self.arms.metric, *arguments, *named.items())
+        if key not in self.cache:
+            self.cache[key] = find(self, *arguments, **named)
+        result: Result = self.cache[key]
+        return result
 
-    return found
+    return cached
 
 
 class Rows:
-    """The rows of one study that stand for the arms of one claim."""
+    """The rows of one study for the arms of one claim."""
 
-    def __init__(self, results: Results, study: str, arms: ClaimArms, found: dict[Any, Any] | None = None) -> None:
-        """Read from `results`; what was `found` of runs is shared by all claims that are given the same dictionary."""
+    def __init__(self, results: Results, study: str, arms: ClaimArms, cache: dict[Any, Any] | None = None) -> None:
+        """Read from `results`. Claims that are given the same `cache` share cached results."""
         self.results, self.study, self.arms = results, study, arms
         self.used: set[str] = set()
-        self.found = {} if found is None else found
+        self.cache = {} if cache is None else cache
 
     @once
     def all_runs(self) -> DataFrame:
-        """Return the records of all runs of the study, with what they started from also where none has a start."""
+        """Return the records of all runs of the study, with the columns of their starts even if no run has a start."""
         runs, starts = self.results.runs(self.study), ["init.id", "init.weights_sha256", "weights_sha256"]
         return runs.reindex(columns=runs.columns.union(starts, sort=False))
 
@@ -72,16 +72,16 @@ class Rows:
         return self.all_runs()[self.all_runs()["run"] == run]
 
     def run(self, arm: Arm) -> str:
-        """Return the name of the run that stands for an arm."""
+        """Return the name of the run of an arm: the matching one with the lowest mean validation loss."""
         pattern = arm.run or arm.best_of or ""
-        found = [name for name in self.all_runs()["run"].unique() if fnmatchcase(name, pattern)]
-        if not found:
+        candidates = [name for name in self.all_runs()["run"].unique() if fnmatchcase(name, pattern)]
+        if not candidates:
             raise MissingRowsError(f"no finished run {pattern}")
 
         def validation(run: str) -> tuple[bool, float]:
             return self._diverged(run), float(self._validation(run, "last_step").to_numpy().mean())
 
-        best = str(min(found, key=validation) if found[1:] else found[0])
+        best = str(min(candidates, key=validation) if candidates[1:] else candidates[0])
         self.used.add(best)
         return best
 
@@ -89,14 +89,14 @@ class Rows:
         return bool((self.records(run)["status"] == "diverged").any())
 
     def rows(self, name: str, run: str) -> DataFrame:
-        """Return the rows of a file of a run. Raises MissingRowsError where there are none."""
+        """Return the rows of a file of a run. Raises MissingRowsError if there are no rows."""
         rows = self.results.rows(name, self.study, [run])
         if rows.empty:
             raise MissingRowsError(f"run {run} has no rows in {name}")
         return rows
 
     def level(self, arm: Arm, metric: str, *, logarithm: bool = False) -> Level:
-        """Return the metric of an arm, a number per seed (per repetition of a timing); or its logarithm."""
+        """Return the metric of an arm or its logarithm, one number per seed (for timings, per repetition)."""
         if metric in ("time_s", "memory_bytes"):
             rows = self.results.rows_of("speed.csv", self.study)
             rows = rows[(rows["run"] == arm.run) & (rows["measure"] == arm.measure)]
@@ -108,10 +108,10 @@ class Rows:
         if metric in ("loss_nats", "error_rate"):
             kind = (metric, arm.at, logarithm)
             pooled, own = lambda terms: self._pooled(frozenset(terms), *kind), lambda: self._own_variance(run, *kind)
-            return replace(self._held_out(run, *kind), pooled=pooled, own=own)
+            return replace(self._held_out(run, *kind), pooled=pooled, own_variance=own)
         if metric in BLEU:
             values = Series(
-                {s: corpus_bleu(one.sum(axis=0)) for s, one in self._sentences(run, metric, "test").items()}
+                {s: corpus_bleu(group.sum(axis=0)) for s, group in self._sentences(run, metric, "test").items()}
             )
         elif metric == "flops_ratio_at_equal_loss":
             return self._flops_ratio(run, arm.envelope)
@@ -123,16 +123,16 @@ class Rows:
 
     @once
     def _held_out(self, run: str, metric: str, at: str, logarithm: bool) -> Level:
-        """Return the loss or error of a run at a moment, on the test split with its documents, pairs or images."""
+        """Return the loss or error rate of a run at a moment; on the test split with its documents, pairs or images."""
         rows = self.rows("test.csv" if at == "end" else "eval.csv", run)
         if rows["loss_nats"].isna().any() and not self._diverged(run):
-            raise MissingRowsError(f"run {run} has losses that are no numbers")
+            raise MissingRowsError(f"run {run} has losses that are NaN")
         rows = rows.assign(loss_nats=rows["rank"] > 0, tokens=1) if metric == "error_rate" else rows
         means = weighted_means(rows, ["seed"]).sort_index() if at == "end" else self._validation(run, at)
         values, name = means.apply(np.log) if logarithm else means, f"{'ln ' * logarithm}{metric} {at} {run}"
         pairs = (self.records(run).get("spec.task.kind", Series([None])) == "translation").all()
         unit = "document" if "document" in rows else "window" if pairs or "label" in rows else None
-        if at != "end" or unit is None:  # no column of documents, pairs or images
+        if at != "end" or unit is None:  # the rows have no column of documents, pairs or images
             return Level(name, values)
         units = weighted_means(rows, ["seed", unit]).unstack()
         weights = rows[rows["seed"] == means.index[0]].groupby(unit)["tokens"].sum().to_numpy(float)
@@ -140,28 +140,28 @@ class Rows:
 
     @once
     def _pooled(self, terms: frozenset[Level], *kind: Any) -> tuple[float, int] | None:
-        """Return the variance of one run between seeds, over the runs like those of the terms."""
-        found = {}
+        """Return the variance of one run between seeds, over the runs similar to the runs of the terms."""
+        by_run = {}
         for run, records in alike(self.all_runs(), {term.name.split()[-1] for term in terms}).groupby(
             "run", sort=False
         ):
             with suppress(MissingRowsError):
                 values = self._held_out(str(run), *kind).values
-                found[run] = values[values.index.isin(records["seed"])]
-        return residual_variance(pd.concat(found)) if found else None
+                by_run[run] = values[values.index.isin(records["seed"])]
+        return residual_variance(pd.concat(by_run)) if by_run else None
 
     @once
     def _own_variance(self, run: str, *kind: Any) -> tuple[float, int] | None:
-        """Return the variance between seeds over the runs of the same model, start and budget, on any text."""
+        """Return the variance between seeds over the runs with the same model, start and budget, on any text."""
         others, models = alike(self.all_runs(), [run], any_text=True), {}
         for name, records in others.groupby("run", sort=False):
             models[str(name)] = self.results.stage_record(str(records["id"].iloc[0]), "train")["spec"]["model"]
-        found = []
+        by_run = []
         for name in (name for name, model in models.items() if model == models.get(run)):
             with suppress(MissingRowsError):
                 values = self._held_out(name, *kind).values
-                found.append(values[values.index.isin(others.loc[others["run"] == name, "seed"])])
-        return variance_within(found)
+                by_run.append(values[values.index.isin(others.loc[others["run"] == name, "seed"])])
+        return variance_within(by_run)
 
     def curve(self, run: str) -> DataFrame:
         """Return the validation loss of a run by seed and step."""
@@ -172,62 +172,67 @@ class Rows:
     def _validation(self, run: str, at: str) -> Series:
         """Return the validation loss by seed at the first or last step, or its mean over the steps.
 
-        A run that diverged has at its last step the loss of a uniform guess, as on the test split.
+        The last step of a run that diverged has the loss of a uniform guess, as on the test split.
         """
-        found, records = {}, self.records(run).set_index("seed")
-        gone = records.index[records["status"] == "diverged"]
-        guess = weighted_means(self.rows("test.csv", run), ["seed"]) if len(gone) else Series(dtype=float)
+        losses_by_seed, records = {}, self.records(run).set_index("seed")
+        diverged = records.index[records["status"] == "diverged"]
+        guess = weighted_means(self.rows("test.csv", run), ["seed"]) if len(diverged) else Series(dtype=float)
         for seed, group in self.curve(run).groupby("seed"):
             steps, losses = group["step"].to_numpy(float), group["loss_nats"].to_numpy(float)
-            if seed in gone:
+            if seed in diverged:
                 steps, losses = np.append(steps, records["spec.steps"][seed]), np.append(losses, guess[seed])
             if at == "first_step" and steps[0] > 0:
                 raise MissingRowsError(f"run {run} was not evaluated before its first step")
             area = at == "area_under_curve" and len(steps) > 1
-            one = losses[-1] if at == "last_step" else losses[0]
-            found[seed] = np.trapezoid(losses, steps) / (steps[-1] - steps[0]) if area else one
-        return Series(found, dtype=float)
+            loss = losses[-1] if at == "last_step" else losses[0]
+            losses_by_seed[seed] = np.trapezoid(losses, steps) / (steps[-1] - steps[0]) if area else loss
+        return Series(losses_by_seed, dtype=float)
 
     def _recorded(self, run: str, key: str) -> Series:
-        """Return a number of run.json by seed."""
+        """Return a column of run.json by seed."""
         return self.records(run).set_index("seed")[key].astype(float).sort_index()
 
     def _flops_ratio(self, run: str, envelope: Sequence[str]) -> Level:
-        """Return the cumulative FLOPs of a run by those that models from scratch need for its loss.
+        """Return the cumulative FLOPs of a run divided by the FLOPs that models from scratch need for its loss.
 
-        One envelope, of means over seeds, serves all seeds of the run; how its runs vary between seeds is a variance
-        that they share.
+        All seeds of the run use the same envelope, which is built from means over seeds. They share the variance that
+        comes from the seeds of the envelope's runs.
         """
         points, patterns = self.results.runs(self.study, envelope), ", ".join(envelope)
         if grown := sorted(points.loc[points.get("init.id", Series(None, points.index)).notna(), "run"].unique()):
             raise MissingRowsError(f"the envelope {patterns} has runs that are not from scratch: {', '.join(grown)}")
         lengths = points.groupby("parameters")["tokens"].nunique() if len(points) else ()
         if (enough := sum(count >= 3 for count in lengths)) < 3:
-            raise MissingRowsError(f"the envelope {patterns} needs 3 sizes of 3 lengths each; {enough} have so many")
+            raise MissingRowsError(f"the envelope {patterns} needs 3 sizes of 3 lengths each; only {enough} have them")
         self.used |= {*points["run"]}
         by_run = {name: self._held_out(name, "loss_nats", "end", False).values for name in points["run"].unique()}
         flops = points.groupby("run")["flops_cumulative"].mean()[[*by_run]].to_numpy()
         losses = np.array([values.mean() for values in by_run.values()])
-        own, cost = self._losses_on_text_of(str(points["run"].iloc[0]), run), self._recorded(run, "flops_cumulative")
-        needed = own.map(lambda loss: flops_at_loss(loss, flops, losses))
-        if (beyond := own[needed.isna()]).size:
+        cost = self._recorded(run, "flops_cumulative")
+        by_seed = self._losses_on_text_of(str(points["run"].iloc[0]), run)
+        needed = by_seed.map(lambda loss: flops_at_loss(loss, flops, losses))
+        if (beyond := by_seed[needed.isna()]).size:
             ends = f"{losses.max():.4g} to {losses.min():.4g}"
             raise MissingRowsError(f"a loss of {beyond.iloc[0]:.4g} nats lies beyond the ends of the envelope ({ends})")
-        shared = envelope_variance(own.to_numpy(), cost[own.index].to_numpy(), flops, [*by_run.values()])
+        shared = envelope_variance(by_seed.to_numpy(), cost[by_seed.index].to_numpy(), flops, [*by_run.values()])
         return Level(f"flops_ratio_at_equal_loss {run}", cost / needed, shared=shared)
 
     def _losses_on_text_of(self, other: str, run: str) -> Series:
-        """Return a run's loss by seed on the test text of another: its own, or that of the lender of its tokenizer."""
+        """Return the loss by seed of a run on the test text of another run.
+
+        The text is the run's own test text, or the test text of the data set that lends the run its tokenizer. Raises
+        MissingRowsError if it is neither.
+        """
         if {*self.records(run)["data.fingerprint"]} == {*self.records(other)["data.fingerprint"]}:
             return self._held_out(run, "loss_nats", "end", False).values
-        theirs, lent = self.rows("test.csv", other), self.rows("lender_test.csv", run)
-        windows = [rows[rows["seed"] == rows["seed"].min()].set_index("window")["tokens"] for rows in (theirs, lent)]
+        test, lent = self.rows("test.csv", other), self.rows("lender_test.csv", run)
+        windows = [rows[rows["seed"] == rows["seed"].min()].set_index("window")["tokens"] for rows in (test, lent)]
         if not windows[0].equals(windows[1]):
             raise MissingRowsError(f"run {run} was not tested on the text of {other}")
         return weighted_means(lent, ["seed"])
 
     def _sentences(self, run: str, metric: str, split: str) -> dict[Any, Float[np.ndarray, "sentences statistics"]]:
-        """Return what each sentence of a split contributes to corpus BLEU, by seed."""
+        """Return the statistics that each sentence of a split contributes to corpus BLEU, by seed."""
         rows = self.rows("bleu.csv", run)
         rows = rows[(rows["metric"] == BLEU[metric]) & (rows["split"] == split)].sort_values("sentence")
         return {seed: group[list(STATISTICS)].to_numpy(float) for seed, group in rows.groupby("seed")}
@@ -238,7 +243,7 @@ class Rows:
         return last
 
     def _embedding_weight(self, run: str, *, last: bool) -> Series:
-        """Mean weight on X_0 over the first or the last third of the averages, the very last average left out."""
+        """Return the mean weight on X_0 over the first or last third of the averages, without the very last average."""
         rows = self._mixing(run)
         destinations = sorted(rows["destination"].unique())
         third = len(destinations) // 3
@@ -246,13 +251,16 @@ class Rows:
         return rows[(rows["source"] == 0) & rows["destination"].isin(wanted)].groupby("seed")["weight"].mean()
 
     def mixing_weights(self, arm: Arm) -> Float[np.ndarray, "seeds entries"]:
-        """Return the mixing weights at the last step, those of a block on itself left out."""
+        """Return the mixing weights at the last step, without the weight of each block on itself."""
         rows = self._mixing(self.run(arm)).query("destination != source")
         return rows.pivot(index="seed", columns=["destination", "source"], values="weight").to_numpy()
 
     @once
     def sample(self, arm: Arm, metric: str, *, above_chance: bool = False, suite: str | None = None) -> Examples:
-        """Return an arm's examples, in the same order for every arm; of accuracies, over guessing where asked."""
+        """Return an arm's examples, in the same order for every arm.
+
+        `above_chance` subtracts the accuracy of guessing; `suite` selects one task.
+        """
         if metric == "bleu":
             of_seeds = self._sentences(self.run(arm), metric, "valid")
             if len({len(group) for group in of_seeds.values()}) != 1:
@@ -261,7 +269,7 @@ class Rows:
             names = {"valid": tuple(map(str, range(stacked.shape[1])))}
             return Examples((stacked,), tuple(of_seeds), names, corpus_bleu)
         if arm.alphas:
-            each = [self.sample(one, metric, above_chance=above_chance, suite=suite) for one in _each_alpha(arm)]
+            each = [self.sample(a, metric, above_chance=above_chance, suite=suite) for a in _each_alpha(arm)]
             return over_alphas(each, arm.run, arm.chosen)
         run = self.run(arm)
         if metric in OF_WINDOWS:
@@ -273,23 +281,23 @@ class Rows:
         if missing := sorted({*suites} - {*rows["task"]}):
             raise MissingRowsError(f"run {run} has no {self.arms.metric} of {', '.join(missing)}")
         rows = rows[rows["task"].isin(suites)] if suites else rows
-        choices = rows.get("choices", Series(np.nan, rows.index))  # a file of free answers alone lacks the column
+        choices = rows.get("choices", Series(np.nan, rows.index))  # files with only free answers have no such column
         guess = (1 / choices).fillna(0.0) if arm.chance or above_chance else 0.0  # 0: a free answer
         return grouped(rows.assign(value=guess if arm.chance else rows["value"] - guess), "example", run)
 
     def _of_windows(self, arm: Arm, metric: str) -> DataFrame:
-        """Return the rows of a metric of an arm's policy on windows, as `value`."""
+        """Return the rows of an arm's policy on windows, with the metric in the column `value`."""
         rows = policy_rows(self.rows(OF_WINDOWS[metric], self.run(arm)), arm)
         return rows[rows["metric"] == metric] if "metric" in rows else rows.assign(value=rows[metric])
 
     def windows(self, arm: Arm, metric: str) -> tuple[int, int | None]:
-        """Return how many windows of text have the metric of an arm, and of how many documents, where rows say so."""
+        """Return the number of windows with the metric of an arm, and of their documents; None if these are unknown."""
         rows = self._of_windows(arm, metric)
         documents = rows["document"].nunique() if "document" in rows and rows["document"].notna().all() else None
         return rows["window"].nunique(), documents
 
     def paired(self, left: Arm, right: Arm, metric: str) -> Paired:
-        """Return the mean difference over the same examples; a constant is compared with rows."""
+        """Return the mean difference left - right over the same examples; one of the arms may be a constant."""
         if left.constant is not None:
             return -1.0 * self.paired(right, left, metric)
         first = self.sample(left, metric)
@@ -308,17 +316,17 @@ class Rows:
 
     @once
     def over_chance(self, arm: Arm, suite: str | None = None) -> float:
-        """Return the lower end of accuracy minus guessing."""
+        """Return the lower end of the interval of accuracy minus guessing."""
         return self.sample(arm, "accuracy", above_chance=True, suite=suite).estimate().ends(CONFIDENCE)[0]
 
     def realised_budget(self, arm: Arm, metric: str) -> float:
-        """Return the mean realised cache budget of a policy where the metric is measured: on windows or questions."""
+        """Return the mean measured cache size of a policy on the windows or questions of the metric."""
         rows = self.rows("prune_questions.csv" if metric == "accuracy" else "prune.csv", self.run(arm))
-        return float(np.mean([policy_rows(rows, one)["realised_budget"].mean() for one in _each_alpha(arm)]))
+        return float(np.mean([policy_rows(rows, a)["realised_budget"].mean() for a in _each_alpha(arm)]))
 
 
 def policy_rows(rows: DataFrame, arm: Arm) -> DataFrame:
-    """Return the rows of an arm's policy. Raises MissingRowsError for none, or for those of several configurations."""
+    """Return the rows of an arm's policy. Raises MissingRowsError for no rows, or rows of several configurations."""
     wanted = rows["policy"] == arm.policy
     wanted &= rows["alpha"].isna() if arm.alpha is None else np.isclose(rows["alpha"], arm.alpha)
     if arm.recent is not None:
@@ -327,17 +335,20 @@ def policy_rows(rows: DataFrame, arm: Arm) -> DataFrame:
         wanted &= np.isclose(rows["budget"], arm.budget)
     if not wanted.any():
         raise MissingRowsError(f"no rows of policy {arm.policy} alpha {arm.alpha} recent {arm.recent}")
-    found = rows[wanted]
+    of_policy = rows[wanted]
     for key in ("recent", "budget"):
-        if found[key].nunique() > 1:
+        if of_policy[key].nunique() > 1:
             raise MissingRowsError(f"policy {arm.policy} has rows of several values of {key}; name one for the arm")
-    return found
+    return of_policy
 
 
-def alike(runs: DataFrame, own: Collection[str], *, any_text: bool = False) -> DataFrame:
-    """Return the finished runs on the data of the arms that start as an arm does, of their size and budget."""
+def alike(runs: DataFrame, arm_runs: Collection[str], *, any_text: bool = False) -> DataFrame:
+    """Return the finished runs with the data, start, size and budget of the arms, within POOL_FACTOR for the last two.
+
+    With `any_text`, the data may differ.
+    """
     start = runs["init.id"].astype(object).fillna("").astype(str).str.rpartition("/")[0]
-    arms = runs["run"].isin(own)
+    arms = runs["run"].isin(arm_runs)
     wanted = (runs["status"] == "finished") & start.isin(start[arms])
     if not any_text:
         wanted &= runs["data.fingerprint"].isin(runs.loc[arms, "data.fingerprint"])
@@ -348,5 +359,5 @@ def alike(runs: DataFrame, own: Collection[str], *, any_text: bool = False) -> D
 
 
 def _each_alpha(arm: Arm) -> list[Arm]:
-    """Return an arm for each of its alphas."""
+    """Return an arm per alpha, or the arm itself if it has one alpha."""
     return [arm.model_copy(update={"alpha": a, "alphas": (), "chosen": None}) for a in arm.alphas] or [arm]

@@ -1,7 +1,7 @@
-"""Verdicts: the criterion of a claim on its items, their combination, and Holm's correction of headline claims.
+"""Verdicts: evaluate the criterion of a claim on its items, combine them, and apply Holm's correction to the headlines.
 
-The language of criteria is arithmetic, comparisons and `and`, `or`, `not` over named quantities, by simpleeval; nothing
-but the functions of protocol.functions can be called.
+simpleeval evaluates the expressions of a criterion: arithmetic, comparisons and `and`, `or`, `not` over named
+quantities. An expression can only call the functions of protocol.functions.
 """
 
 import math
@@ -22,13 +22,13 @@ from formerlab.statistics import CONFIDENCE
 
 Outcome = Literal["agrees", "contradicts", "cannot_tell", "not_tested", "holds", "fails"]
 Numbers = Mapping[str, float]
-"""Results of an exact check: name to number, `item/name` where they differ by item, `slope:cost:size` for slopes."""
+"""Results of an exact check by name: `item/name` if they differ by item, `slope:cost:size` for slopes."""
 MIN_SEEDS = 3
-"""Seeds that a verdict by value, diff or ratio needs (min_seeds)."""
+"""Smallest number of seeds for a verdict that uses value, diff or ratio (min_seeds)."""
 
 
 class Item:
-    """The criterion of a claim on one item, or on a claim without items, and its word."""
+    """One item of a claim, or a claim without items, with its outcome."""
 
     def __init__(
         self, claim: Claim, rows: Rows | None, numbers: Numbers, item: str | None, confidence: float = CONFIDENCE
@@ -44,35 +44,35 @@ class Item:
 
     @property
     def rows(self) -> Rows:
-        """The rows of the study. Raises MissingRowsError where it maps no runs to the claim."""
+        """The rows of the study. Raises MissingRowsError if the study maps no runs to the claim."""
         if self._rows is None:
             raise MissingRowsError("the study maps no runs to this claim")
         return self._rows
 
     @property
     def seeds(self) -> int:
-        """The fewest seeds of any compared arm."""
+        """The smallest number of seeds of the compared arms."""
         return self._seeds_of_pairs if math.isinf(self._fewest_seeds) else int(self._fewest_seeds)
 
     @cached_property
     def values(self) -> dict[str, str]:
-        """The names of `let` as text: mean and interval."""
+        """The mean and interval of each name of `let`, as text."""
 
         def text(value: Any) -> str:
             if not isinstance(value, Quantity):
                 return f"{value:.4g}"
-            own = float(value.by_seed.std()) if isinstance(value, Combination) and len(value.by_seed) > 1 else 0.0
-            return str(value.interval(self.confidence)) + (f" (SD {own:.2g})" if own > 1e-12 else "")
+            spread = float(value.by_seed.std()) if isinstance(value, Combination) and len(value.by_seed) > 1 else 0.0
+            return str(value.interval(self.confidence)) + (f" (SD {spread:.2g})" if spread > 1e-12 else "")
 
         return {name: text(value) for name, value in self.names.items()}
 
     @property
     def ours(self) -> str:
-        """The same in a line."""
+        """The values in one line."""
         return "; ".join(f"{name} = {text}" for name, text in self.values.items())
 
     def decide(self, scale: str) -> "Item":
-        """Return it with its word; its reason names missing rows and conditions that are not met."""
+        """Set the outcome and return self. The reason names missing rows and conditions that are not met."""
         claim, measured = self.claim, self.claim.kind == "measured"
         try:
             self._define()
@@ -87,7 +87,7 @@ class Item:
                 self.ran = ", ".join(filter(None, [models, examples, f"{self.seeds} {unit}{'s' * (self.seeds != 1)}"]))
         except (MissingRowsError, ZeroDivisionError) as error:
             self.examples, self._seeds_of_pairs, self._fewest_seeds, self.one_text = 0, 0, math.inf, False
-            self.reason = "a number to divide by is zero" if isinstance(error, ZeroDivisionError) else str(error)
+            self.reason = "division by zero" if isinstance(error, ZeroDivisionError) else str(error)
             return self
         words: tuple[Outcome, Outcome] = ("agrees", "contradicts") if measured else ("holds", "fails")
         self.outcome = "not_tested" if reasons else words[0] if holds else words[1] if fails else "cannot_tell"
@@ -95,21 +95,21 @@ class Item:
         return self
 
     def holds(self) -> bool:
-        """Say whether `holds` is true at this level of confidence."""
+        """Return whether `holds` of the criterion is true at the confidence level of this item."""
         self._define()
         return bool(self._evaluate(self.claim.criterion.holds))
 
     def _not_tested(self, scale: str, runs: dict[str, ArmRuns]) -> list[str]:
-        """Return the reason why existing rows decide nothing."""
+        """Return the reasons why the existing rows do not test the claim."""
         claim, needed = self.claim, self.claim.criterion.requires
-        reasons = [] if scale in claim.scales.judged else [f"scale {scale} decides nothing here: {claim.scales.why}"]
+        reasons = [] if scale in claim.scales.judged else [f"scale {scale} does not test it: {claim.scales.why}"]
         reasons += unmet(claim, runs)
         if needed is not None and not self._evaluate(needed):
             reasons.append(f"requires {needed}")
         return reasons + ([f"{self.seeds} seeds of {MIN_SEEDS}"] if self._fewest_seeds < MIN_SEEDS else [])
 
     def _described_examples(self, runs: dict[str, ArmRuns]) -> str:
-        """Return the number of examples; of windows of text also that of their documents."""
+        """Return the number of examples in words; windows of text also name the number of their documents."""
         metric = self.claim.criterion.measured
         arm = next((run.arm for run in runs.values() if run.arm.policy), None)
         if arm is None or metric not in OF_WINDOWS:
@@ -120,12 +120,12 @@ class Item:
     def _define(self) -> None:
         """Evaluate the expressions of `let`."""
         for name, expression in self.claim.criterion.let.items():
-            self.names[name] = found = self._evaluate(expression)
-            if isinstance(found, Combination):  # arms may have more than those they share, over which its interval goes
-                self._fewest_seeds = min(self._fewest_seeds, len(found.by_seed))
+            self.names[name] = value = self._evaluate(expression)
+            if isinstance(value, Combination):  # its interval uses the seeds that all arms share
+                self._fewest_seeds = min(self._fewest_seeds, len(value.by_seed))
 
     def _evaluate(self, expression: str) -> Any:
-        """Return the value of an expression over what is defined."""
+        """Return the value of an expression over the names defined so far."""
         functions: dict[str, Any] = {
             "value": self._linear,
             "diff": lambda a, b, metric: self._linear(a, metric) - self._linear(b, metric),
@@ -149,10 +149,10 @@ class Item:
         return arms[name]
 
     def _linear(self, arm: str, metric: str, *, ln: bool = False) -> Combination:
-        found = Combination({self.rows.level(self._arm(arm), metric, logarithm=ln): 1.0})
-        self._fewest_seeds = min(self._fewest_seeds, len(found.by_seed))
-        self.one_text |= metric == "loss_nats" and not found.documents()
-        return found
+        combination = Combination({self.rows.level(self._arm(arm), metric, logarithm=ln): 1.0})
+        self._fewest_seeds = min(self._fewest_seeds, len(combination.by_seed))
+        self.one_text |= metric == "loss_nats" and not combination.documents()
+        return combination
 
     def _ratio(self, a: str, b: str, metric: str) -> Combination:
         first, second = (self._linear(arm, metric).by_seed for arm in (a, b))
@@ -165,24 +165,24 @@ class Item:
         return paired
 
     def _agreement(self, arm: str, _: str) -> Agreement:
-        found = Agreement(self.rows.mixing_weights(self._arm(arm)))
-        self._fewest_seeds = min(self._fewest_seeds, len(found.of_seeds))
-        return found
+        agreement = Agreement(self.rows.mixing_weights(self._arm(arm)))
+        self._fewest_seeds = min(self._fewest_seeds, len(agreement.of_seeds))
+        return agreement
 
     def _number(self, name: str) -> float:
-        """Return a number of the exact check, or one that is counted in the rows."""
+        """Return a number of the exact check, or a measured cache budget from the rows."""
         for key in (f"{self.item}/{name}", name):
             if key in self._numbers:
                 return self._numbers[key]
         if name.startswith("realised_budget_"):
             arm = self._arm(name.removeprefix("realised_budget_"))
             return self.rows.realised_budget(arm, self.claim.criterion.measured)
-        raise MissingRowsError(f"no check has given {name}")
+        raise MissingRowsError(f"no check computed {name}")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A claim at a scale."""
+    """The verdict on a claim at a scale."""
 
     claim: Claim
     scale: str
@@ -190,11 +190,11 @@ class Verdict:
     items: tuple[Item, ...]
     runs: tuple[str, ...] = ()
     holm_p: float | None = None
-    """For headline claims with a verdict: p after Holm's correction."""
+    """p value after Holm's correction, for headline claims with a verdict."""
 
     @property
     def counted(self) -> tuple[Item, ...]:
-        """The items that the verdict is made of."""
+        """The items that count for the verdict."""
         left_out = self.claim.criterion.combine == "tested"
         return tuple(item for item in self.items if not (left_out and item.outcome == "not_tested"))
 
@@ -207,14 +207,14 @@ def judge(claim: Claim, rows: Rows | None, numbers: Numbers, scale: str) -> Verd
 
 
 def combined(outcomes: Iterable[Outcome], combine: str | None) -> Outcome:
-    """Return the combined verdict of items: `all` needs every item, `tested` those that are tested."""
-    found = [outcome for outcome in outcomes if combine != "tested" or outcome != "not_tested"]
+    """Return the combined outcome of all items, or with `tested`, of the items that were tested."""
+    counted = [outcome for outcome in outcomes if combine != "tested" or outcome != "not_tested"]
     order: tuple[Outcome, ...] = ("contradicts", "fails", "not_tested", "cannot_tell", "agrees", "holds")
-    return next((outcome for outcome in order if outcome in found), "not_tested")
+    return next((outcome for outcome in order if outcome in counted), "not_tested")
 
 
 def p_value(verdict: Verdict, rows: Rows | None) -> float:
-    """Return the smallest a, to 1e-4, at which all items that count hold with every interval at level 1 - a; else 1."""
+    """Return the smallest a, to 1e-4, with which all counted items hold at confidence 1 - a, or 1 if no a does."""
 
     def holds(error: float) -> bool:
         return all(Item(verdict.claim, rows, {}, item.item, 1 - error).holds() for item in verdict.counted)
@@ -229,7 +229,7 @@ def p_value(verdict: Verdict, rows: Rows | None) -> float:
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Return p after Holm's step-down correction for their number."""
+    """Return the p values after Holm's step-down correction for their number."""
     corrected, so_far = {}, 0.0
     for rank, (name, p) in enumerate(sorted(p_values.items(), key=lambda pair: pair[1])):
         so_far = max(so_far, min(1.0, p * (len(p_values) - rank)))
@@ -240,15 +240,18 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 def judge_all(
     claims: Iterable[Claim], scale: str, rows: Mapping[str, Rows], numbers: Mapping[str, Numbers]
 ) -> list[Verdict]:
-    """Return the verdicts on all claims, headline claims that have one with their corrected p; the rest is by claim."""
-    found = [judge(claim, rows.get(claim.id), numbers.get(claim.id, {}), scale) for claim in claims]
-    family = [v for v in found if v.claim.headline and v.outcome in ("agrees", "contradicts", "cannot_tell")]
+    """Return the verdicts on all claims. Headline claims with a verdict have a corrected p value.
+
+    `rows` and `numbers` are by claim id.
+    """
+    judged = [judge(claim, rows.get(claim.id), numbers.get(claim.id, {}), scale) for claim in claims]
+    family = [v for v in judged if v.claim.headline and v.outcome in ("agrees", "contradicts", "cannot_tell")]
     corrected = holm({verdict.claim.id: p_value(verdict, rows.get(verdict.claim.id)) for verdict in family})
-    return [replace(verdict, holm_p=corrected.get(verdict.claim.id)) for verdict in found]
+    return [replace(verdict, holm_p=corrected.get(verdict.claim.id)) for verdict in judged]
 
 
 def verdicts(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]]) -> list[Verdict]:
-    """Return the verdicts at the scale of `results`, headlines first; `arms` are what each study maps, by claim."""
+    """Return the verdicts at the scale of `results`, headline claims first; `arms` are by study and claim id."""
     shared = dict[Any, Any]()
     rows = {name: Rows(results, study, own, shared) for study, mapped in arms.items() for name, own in mapped.items()}
     numbers = {

@@ -1,1 +1,1 @@
-"""Rows of one study, selected and derived for its figures, tables and claims."""
+"""Select and derive the rows of one study for its figures, tables and claims."""

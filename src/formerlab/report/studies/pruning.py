@@ -1,4 +1,4 @@
-"""Rows of pruned caches for figures and tables: configurations, and their loss paired with that of the whole cache."""
+"""Rows of pruned caches for figures and tables: configurations, and their loss paired with that of the full cache."""
 
 from collections.abc import Sequence
 
@@ -14,51 +14,51 @@ from formerlab.statistics import bootstrap_means, mean_ends, over_examples, weig
 
 _POLICIES = {kind: name.label for kind, name in all_names()["policy"].items()}
 NAMES = {"full": _POLICIES["full"], "dynamic_cache": "DynamicCache", **_POLICIES}
-"""Policies in the order in which they are shown, with their labels; DynamicCache is that of transformers."""
+"""Labels of the policies, in the order in which they are shown. DynamicCache is the cache of transformers."""
 
 CONFIGURATION = ["run", "policy", "alpha", "recent", "budget"]
 MINUS_H2O = "minus_h2o_nats"
 PUBLISHED_ALPHA, PUBLISHED_BUDGET = 0.2, 0.4
-"""The alpha of the Decay article, and the share of the tokens kept (Fig 4a, Table 2)."""
+"""The alpha of the Decay article, and its cache budget as a fraction of the tokens (Fig 4a, Table 2)."""
 
 RELEASED_RUNS = "released-"
-"""Prefix of the runs of released models that are measured in full."""
+"""Prefix of the names of the main runs of released models."""
 
 
 def one_model(rows: DataFrame) -> DataFrame:
-    """Return the rows of the one run that a picture of a single model shows: a released model before one of ours."""
+    """Return the rows of the run that a figure of a single model shows; released models come before ours."""
     runs = sorted(rows["run"].unique(), key=lambda run: not str(run).startswith(RELEASED_RUNS))
     return rows[rows["run"] == runs[0]] if runs else rows
 
 
 def model_of(run: str) -> str:
-    """Return what readers call the released model of a run, and any other run as it is."""
+    """Return the label of the released model of a run, or the name of any other run."""
     return RELEASED.get(name := run.removeprefix(RELEASED_RUNS), name)
 
 
 def configurations(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
-    """Return one row per run, policy, alpha, recent share and budget, with its loss over all seeds and windows.
+    """Return one row per run, policy, alpha, recent fraction and budget, with its loss over all seeds and windows.
 
-    `increase_nats` is the loss minus that of the whole cache on the same windows of the same model, with its 95 %
-    interval over windows, and over seeds where there are several (`statistics.mean_ends`). `perplexity_low` and `_high`
-    are that interval added to the loss of the whole cache: the uncertainty of the comparison, not of the level. Without
-    rows of the whole cache both are empty.
+    `increase_nats` is the loss minus the loss of the full cache on the same windows of the same model. Its 95 %
+    interval is over windows, and over seeds if there are at least two (`statistics.mean_ends`). `perplexity_low` and
+    `perplexity_high` add this interval to the loss of the full cache, so they show the uncertainty of the comparison.
+    The difference and these ends are empty without rows of the full cache.
     """
     table = beside(_shared(results.rows("prune.csv", study, runs)), ["run"], "full", "increase_nats")
     full = table["policy"] == "full"
-    level = table["run"].map(table[full].groupby("run")["loss_nats"].max())  # NaN without it
+    level = table["run"].map(table[full].groupby("run")["loss_nats"].max())  # NaN without rows of the full cache
     table.loc[full, shown_columns("increase_nats[]")] = 0.0
     bounds = {f"perplexity_{end}": np.exp(level + table[f"increase_nats_{end}"]) for end in ("low", "high")}
     return ordered(table.assign(perplexity=np.exp(table["loss_nats"]), **bounds, source="ours"))
 
 
 def labels(kinds: "Series[str]") -> "Series[str]":
-    """Return the label of each policy; a kind that names.yaml does not list is its own label."""
+    """Return the label of each policy, or its kind if names.yaml does not list it."""
     return kinds.map(NAMES).fillna(kinds)
 
 
 def ordered(table: DataFrame) -> DataFrame:
-    """Return the rows in the order in which policies are shown, with a name for each `configuration`."""
+    """Return the rows in the order in which policies are shown, with a column `configuration` of names."""
     kinds = table["policy"].str.split().str[0]
     places = {policy: place for place, policy in enumerate(NAMES)}
     table = table.assign(place=kinds.map(places).fillna(len(places)), configuration=_labels(table))
@@ -67,10 +67,10 @@ def ordered(table: DataFrame) -> DataFrame:
 
 
 def beside(rows: DataFrame, by: Sequence[str], base: str, name: str, arm: Sequence[str] = CONFIGURATION) -> DataFrame:
-    """Return each `arm` with its `loss_nats`, and as `name` how much more that is than with the `base`, a policy or a
-    choice, on the same windows of the same model, with its ends; for each group of `by`.
+    """Return each `arm` with its `loss_nats` and the paired difference to the `base`, for each group of `by`.
 
-    There is no number for the base itself, and none without rows of it.
+    The columns `name`, `<name>_low` and `<name>_high` have the loss minus the loss with the `base` (a value of a column
+    of `arm`) on the same windows of the same model. They are empty for the base itself, and without rows of the base.
     """
     found = [_beside(own, base, name, [*arm]) for _, own in rows.groupby([*by], sort=False)]
     return pd.concat(found or [DataFrame(columns=[*arm, "loss_nats", *shown_columns(f"{name}[]")])], ignore_index=True)
@@ -97,9 +97,9 @@ def _beside(rows: DataFrame, base: str, name: str, arm: list[str]) -> DataFrame:
 
 
 def minus_h2o(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
-    """Return Decay's loss minus that of H2O, half recent, by configuration, paired as `configurations` pairs with Full.
+    """Return the loss of Decay minus the loss of H2O (half recent) by configuration, paired as in `configurations`.
 
-    There are no rows of a budget without H2O.
+    Budgets without H2O have no rows.
     """
     rows = results.rows("prune.csv", study, runs)
     rows = _shared(rows[rows["policy"].eq("decay") | rows["policy"].eq("h2o") & rows["recent"].eq(0.5)])
@@ -116,9 +116,9 @@ def _shared(rows: DataFrame) -> DataFrame:
 
 
 def with_seeds(results: Results, study: str, table: DataFrame) -> DataFrame:
-    """Return configurations, `part` is mean, and below them, where there are several, a row per seed, `part` is seed.
+    """Return the configurations (`part` is mean) and, for runs with several seeds, a row per seed (`part` is seed).
 
-    A seed has its `increase_nats`.
+    The rows of seeds have `increase_nats`.
     """
     rows, keys = _shared(results.rows("prune.csv", study, list(table["run"].unique()))), ["run", "seed", "window"]
     rows = rows.join(rows[rows["policy"] == "full"].set_index(keys)["loss_nats"].rename("whole"), on=keys)
@@ -133,9 +133,10 @@ def with_seeds(results: Results, study: str, table: DataFrame) -> DataFrame:
 
 
 def _labels(table: DataFrame) -> list[str]:
-    """Return a name per configuration: policy, its alpha where it forgets, its recent share where it has several.
+    """Return a name per configuration: policy, alpha (for Decay), and recent fraction (if the policy has several).
 
-    In the rows a policy is its kind, followed by what else differs from its defaults (`h2o variant=local_statistics`).
+    In the rows, a policy is its kind followed by its other options that differ from the defaults
+    (`h2o variant=local_statistics`).
     """
     several = table.groupby("policy")["recent"].nunique() > 1
     names = []
@@ -151,22 +152,25 @@ def _labels(table: DataFrame) -> list[str]:
 
 
 def as_published(rows: DataFrame) -> "pd.Series[bool]":
-    """Say which rows are of H2O and Decay as published: half of the budget recent; alpha 0.2 and nothing recent."""
+    """Mark the rows of the published settings: H2O with half of the budget recent, Decay with alpha 0.2 and no recent
+    window.
+    """
     policy, recent = rows["policy"], rows["recent"]
     return policy.eq("h2o") & recent.eq(0.5) | policy.eq("decay") & recent.eq(0) & rows["alpha"].eq(PUBLISHED_ALPHA)
 
 
 def at_budget(rows: DataFrame, budget: float = PUBLISHED_BUDGET) -> DataFrame:
-    """Return the rows of the whole cache, and of pruned ones those at this budget, or at the nearest that a run has."""
+    """Return the rows of the full cache, and the rows of pruned caches at the run's budget nearest to this one."""
     pruned = rows["policy"] != "full"
     away = (rows["budget"] - budget).abs().where(pruned)
     return rows[~pruned | (away == away.groupby(rows["run"]).transform("min"))]
 
 
 def main_configurations(table: DataFrame) -> DataFrame:
-    """Return the rows of one configuration per policy: that at most budgets, then of the alpha nearest the published.
+    """Return the rows of one configuration per run and policy.
 
-    Of several recent shares, that of the papers is taken: half of the budget for H2O, none for the others.
+    Its recent fraction is the nearest to the papers' value, which is half of the budget for H2O and 0 for the others.
+    Ties go to the configuration with the most budgets, then to the alpha nearest to the published one.
     """
     distance = (table["alpha"] - PUBLISHED_ALPHA).abs().fillna(0.0)
     wanted = np.where(table["policy"].str.startswith("h2o"), 0.5, 0.0)
@@ -180,7 +184,7 @@ def main_configurations(table: DataFrame) -> DataFrame:
 
 
 def interval_notes(table: DataFrame) -> list[str]:
-    """Return notes on seeds, windows and what the bars mean, for the foot of a figure."""
+    """Return notes on seeds, windows and the meaning of the bars, for the caption of a figure."""
     seeds, fewest, most = int(table["seeds"].max()), int(table["windows"].min()), int(table["windows"].max())
     windows = f"{most}" if fewest == most else f"{fewest} to {most}"
     models = "of this one model only" if seeds == 1 else "and over seeds where there are several"
@@ -198,17 +202,17 @@ PANELS = {
     "distance_to_ideal": ("Distance to Ideal", None),
     "distance_to_ideal_without_first": ("the same without position 0", None),
 }
-"""Measures of masks: heading, and what an even choice of keys would give."""
+"""Metrics of masks: their heading, and their value for an even choice of keys."""
 
 _POINT = ["run", "sequences", "length"]
 
 
 def decoding(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run, number of sequences, cache and length: medians and quartiles over the repetitions.
+    """Return the medians and quartiles over repetitions, in a row per run, number of sequences, cache and length.
 
-    `tokens_per_s` counts the tokens of all sequences. `speed_ratio` is the speed divided by that of our whole cache in
-    the same repetition, `prompt_ratio` the same of the seconds in which the prompt was read (of rows that have them),
-    `cache_share` the bytes of keys and values divided by those of that cache.
+    `tokens_per_s` counts the tokens of all sequences. The ratios divide by our full cache in the same repetition:
+    `speed_ratio` is a ratio of speeds, `prompt_ratio` a ratio of the prompt times in seconds (if the rows have them),
+    and `cache_share` a ratio of the bytes of keys and values.
     """
     rows = results.rows_of("decode.csv", study)
     rows = rows[rows["run"].isin(results.runs(study, runs)["run"])]
@@ -235,12 +239,12 @@ def decoding(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
 
 
 def size_of(budget: float, of: str = "") -> str:
-    """Return the budget of a pruned cache in words; `of` stands behind a share."""
+    """Return the budget of a pruned cache in words; `of` follows a percentage."""
     return f"{100 * budget:g} %{of}" if budget < 1 else f"{budget:g} entries"
 
 
 def measured(rows: DataFrame) -> DataFrame:
-    """Return a row per configuration and measure of masks, with the mean and its 95 % interval."""
+    """Return a row per configuration and mask metric, with the mean and its 95 % interval."""
     table, rows = [], rows[rows["metric"].isin(PANELS)]
     for key, block in rows.groupby([*CONFIGURATION, "metric"], sort=False, dropna=False):
         grid = block.pivot(index="seed", columns="window", values="value").dropna(axis=1).to_numpy()

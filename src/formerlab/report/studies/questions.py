@@ -1,4 +1,4 @@
-"""Questions answered under pruning, for figures and tables: the metric of a task, and paired accuracies."""
+"""Accuracy on questions with pruned caches, for figures and tables: the metric of a task, and paired differences."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -23,20 +23,21 @@ Grid = NDArray[np.float64]
 
 
 def answers(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
-    """Return the answers of all runs by the metric by which their task counts.
+    """Return the answers of all runs by the main metric of their task.
 
-    Small models are at chance in the plain accuracy of the embedded questions; HellaSwag is reported per character.
+    The embedded questions use acc_mutual_info, since small models are at chance in plain accuracy. HellaSwag uses
+    acc_norm (log-probability per character).
     """
     rows = results.rows("prune_questions.csv", study, runs)
     own = {"embedded": "acc_mutual_info", "hellaswag": "acc_norm"}
-    metrics = {task: own.get(task.split("_")[0], "acc") for task in rows["task"].unique()}  # of millions of rows
+    metrics = {task: own.get(task.split("_")[0], "acc") for task in rows["task"].unique()}  # there are millions of rows
     return rows[rows["metric"] == rows["task"].map(metrics)]
 
 
 def grids(rows: DataFrame) -> tuple[DataFrame, dict[str, Grid], dict[str, list[str]]]:
-    """Return the configurations of a run, a row each; by task their answers, and the names of the examples.
+    """Return the configurations of a run (one per row), their answers by task, and the names of the examples by task.
 
-    Only examples that every configuration and seed answered count, so that all comparisons are paired.
+    Only examples that every configuration and seed answered are used, so all comparisons are paired.
     """
     configurations = rows[CONFIGURATION].drop_duplicates().reset_index(drop=True)
     placed = rows.merge(configurations.assign(place=range(len(configurations))), on=CONFIGURATION)
@@ -51,7 +52,7 @@ def grids(rows: DataFrame) -> tuple[DataFrame, dict[str, Grid], dict[str, list[s
 
 
 def _with_mean(values: dict[str, Any], combined: Callable[..., Any] = np.mean) -> dict[str, Any]:
-    """Add the unweighted mean over the five suites of the article, where all are there (local or official)."""
+    """Add the unweighted mean over the five suites of the article, if all are present (local or official)."""
     for ending, label in ((LOCAL, f"{MEAN} (local)"), ("", MEAN)):
         names = [f"{suite}{ending}" for suite in SUITES]
         if all(name in values for name in names):
@@ -60,19 +61,19 @@ def _with_mean(values: dict[str, Any], combined: Callable[..., Any] = np.mean) -
 
 
 RESAMPLES = 2_000
-"""Resamples behind an interval that is drawn or listed, not judged: its ends are known to a tenth of its width."""
+"""Resamples for an interval in a figure or table. Its ends have a Monte Carlo error of at most a tenth of its width."""
 
 
 AGAINST = {"full": "difference", "h2o": "minus_h2o"}
-"""What accuracy minus that of a policy is called."""
+"""Column of the accuracy minus the accuracy of a policy, by policy."""
 
 
 def accuracies(rows: DataFrame, against: Sequence[str] = ("full",)) -> DataFrame:
     """Return a row per run, configuration and task: `accuracy` and paired differences, with their 95 % intervals.
 
-    `difference`, `difference_low` and `difference_high` are accuracy minus that of the whole cache on the same
-    questions of the same models, `minus_h2o` the same of H2O (`against` of AGAINST). Intervals are over questions and
-    seeds (`statistics.mean_ends`). Without rows of a policy its difference is empty.
+    `difference` is the accuracy minus the accuracy of the full cache on the same questions of the same models, and
+    `minus_h2o` is the accuracy minus the accuracy of H2O; `against` selects from AGAINST. Intervals are over questions
+    and seeds (`statistics.mean_ends`). The difference to a policy without rows is empty.
     """
     tables = []
     for run, mine in rows.groupby("run", sort=False):
@@ -86,7 +87,7 @@ def accuracies(rows: DataFrame, against: Sequence[str] = ("full",)) -> DataFrame
             of_seeds, size = means[task], sizes[task]
             low, high = mean_ends(of_seeds, replicates, size)
             table = configurations.assign(task=task, accuracy=of_seeds.mean(axis=1), low=low, high=high)
-            half = configurations["recent"].fillna(0.5).eq(0.5)  # H2O as the papers divide it
+            half = configurations["recent"].fillna(0.5).eq(0.5)  # H2O with half of the budget recent, as in the papers
             for name, base in ((AGAINST[policy], configurations["policy"].eq(policy) & half) for policy in against):
                 more, first = of_seeds - of_seeds[base.argmax()], [int(base.argmax())]
                 parts = more.mean(axis=1), *mean_ends(more, replicates - replicates[:, first], size)
@@ -100,7 +101,7 @@ def accuracies(rows: DataFrame, against: Sequence[str] = ("full",)) -> DataFrame
 
 
 def chance(rows: DataFrame) -> dict[str, float]:
-    """Return the accuracy of guessing by task, where the number of choices is known."""
+    """Return the accuracy of guessing by task, for tasks whose number of choices is known."""
     if "choices" not in rows:
         return {}
     known = rows[rows["choices"].notna()]
@@ -108,7 +109,7 @@ def chance(rows: DataFrame) -> dict[str, float]:
 
 
 def title(task: str) -> str:
-    """Return the readers' name of a task."""
+    """Return the label of a task."""
     names = {
         "openbookqa": "OpenBookQA",
         "winogrande": "WinoGrande",
@@ -125,10 +126,10 @@ def title(task: str) -> str:
 
 
 def accuracy_columns(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
-    """Return a row per combination of `keys` with `<task> (<metric>)` and its standard error `..._se`.
+    """Return a row per combination of `keys`, with columns `<task> (<metric>)` and standard errors `..._se`.
 
-    `seeds` and `questions` count what every number of the row rests on. Where the rows say how many `choices` a
-    question has, a last row gives the accuracy of guessing.
+    `seeds` and `questions` count the seeds and questions of the row. If the rows have `choices`, a last row gives the
+    accuracy of guessing.
     """
     found = []
     for key, group in rows.groupby([*keys], sort=False, dropna=False):

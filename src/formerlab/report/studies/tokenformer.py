@@ -1,4 +1,4 @@
-"""Shared by figures and tables of the Tokenformer study: series of sizes, their cost, formulas, and curves."""
+"""Helpers shared by figures and tables of the Tokenformer study: series of sizes, cost, formulas and curves."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -35,9 +35,9 @@ SERIES = {
     "parent trained on, equal FLOPs": "trained-on-{size} annealed-trained-on-{size}",
     "parent trained on, equal tokens": "trained-on-tokens-{size}",
 }
-"""Runs of growing size, or of one longer stage, that a figure joins by a line: its name, and the runs of a size."""
+"""Series that a figure joins by a line, with the name patterns of their runs; `{size}` is a size or a stage length."""
 LENGTHS = ("short", "medium", "long")
-"""Lengths of one stage from one parent: S, 4 S and 8 S."""
+"""Lengths of one stage from one parent; medium has 4 times and long has 8 times the tokens of short."""
 WAYS = ("grown-random-*-2", "grown-zero-*-2", "annealed-zero-keep-*")
 """Ways to grow in the first stage."""
 
@@ -48,32 +48,32 @@ METHODS = {
     "Net2Net (2015)": ("transformer-1", "net2net-{size}"),
     "HyperCloning": ("transformer-1", "hypercloning-{size}"),
 }
-"""Model before growth where no run says another, and the run of a stage, of each method."""
+"""Default model before growth, and name pattern of the run of a stage, by method."""
 STAGES = (2, 3)
 
 
 def before_growth(losses: DataFrame, method: str) -> str:
-    """Return the run that the first stage of a method of METHODS grew from."""
+    """Return the run from which the first stage of a method of METHODS grew."""
     start, pattern = METHODS[method]
     return parent(losses, pattern.format(size=STAGES[0])) or start
 
 
 FROM_SCRATCH = ("envelope-", "modern-chosen", "long-modern-chosen")
-"""Beginnings of the names of the Transformers from scratch, each with a full schedule of its own.
+"""Name prefixes of the Transformers trained from scratch, each with its own full schedule.
 
-The smallest ones of the shortest and of the longest budget are runs of their own, which other comparisons read too.
+Other comparisons also use the smallest models of the shortest and longest budget, which have their own names.
 """
 
 
 def from_scratch(losses: DataFrame) -> DataFrame:
-    """Return a row per run of the envelope, by size and length; `lowest` marks those on the lower envelope."""
+    """Return a row per run of FROM_SCRATCH, sorted by size and length; `lowest` marks runs on the lower envelope."""
     points = by_run(losses[losses["run"].str.startswith(FROM_SCRATCH)], first=["lent"])
     points["lowest"] = points.index.isin(on_envelope(points["flops_cumulative"], points["loss_nats"]))
     return points.sort_values(["parameters_non_embedding", "tokens"], ignore_index=True)
 
 
 def with_ancestors(losses: DataFrame, *sums: str) -> DataFrame:
-    """Return a row per run: the run that it started from as `parent`, and `sums` that count its ancestors' too."""
+    """Return a row per run with its `parent`, and for each of `sums` a `<name>_cumulative` that includes ancestors."""
     points = by_run(losses, first=["lent"]).set_index("run", drop=False)
     points["parent"] = [parent(losses, run) for run in points.index]
     for name in sums:
@@ -82,8 +82,9 @@ def with_ancestors(losses: DataFrame, *sums: str) -> DataFrame:
 
 
 def chains(losses: DataFrame) -> DataFrame:
-    """Return the rows of the runs that start from another and were tested on the text of the envelope, and of their
-    ancestors; `losses` are those on one text.
+    """Return the rows of the runs that have a parent and were tested on the text of the envelope, with their ancestors.
+
+    `losses` is the result of `losses_on_one_text`.
     """
     data = losses.loc[losses["run"].str.startswith(FROM_SCRATCH), "data.fingerprint"]
     tested = losses["data.fingerprint"].isin(data) | losses["lent"] & ~losses["run"].str.startswith("continued-")
@@ -93,8 +94,8 @@ def chains(losses: DataFrame) -> DataFrame:
 
 
 def down_to_zero(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return losses on one text without what started from a run at a rate that did not fall to zero, where others' did,
-    as in section 4.1.
+    """Return losses on one text. If the learning rate of some continued runs falls to 0, as in section 4.1, drop the
+    continued runs whose rate does not.
     """
     losses = losses_on_one_text(results, STUDY, runs)
     if "init.id" not in losses:
@@ -104,10 +105,10 @@ def down_to_zero(results: Results, runs: Sequence[str]) -> DataFrame:
 
 
 def series_points(results: Results, runs: Sequence[str], *, chains: bool = True) -> DataFrame:
-    """Return a row per run of `SERIES`, in the order of series and size, then of other projections.
+    """Return a row per run of `SERIES`, in the order of series and size, followed by runs with other projections.
 
-    With `chains`, what grew begins at the run that it started from, and the other `WAYS` follow. `part` is `mean`, or
-    `seed` for the losses that it is the mean of.
+    With `chains`, a series of grown models begins with their parent, and the other `WAYS` to grow follow. `part` is
+    `mean` for the mean over seeds and `seed` for the loss of one seed.
     """
     losses, frames = down_to_zero(results, runs), []
     points = with_ancestors(losses, "tokens", "training_time_s")
@@ -127,13 +128,13 @@ def series_points(results: Results, runs: Sequence[str], *, chains: bool = True)
 
 
 _OF_SEEDS = ("run", "loss_nats", "perplexity", "bits_per_byte", "seeds", "diverged")
-"""Beginnings of columns that differ between seeds."""
+"""Prefixes of the columns that differ between seeds."""
 
 
 def equal_to_grown(points: DataFrame) -> dict[str, str]:
-    """Return what each parent trained on has in common with a model that grew from it: `tokens`, `FLOPs` or nothing.
+    """Return whether each continued parent has the `tokens` or the `FLOPs` of a model grown from it, or "" for neither.
 
-    `points` has a row per run, by run: `parent`, `variant`, `tokens` and `flops`.
+    `points` has a row per run, indexed by run, with `parent`, `variant`, `tokens` and `flops`.
     """
     grown, found = points[points["variant"].str.startswith(GROWN)], {}
     for run, own in points[points["variant"].str.endswith(TRAINED_ON)].iterrows():
@@ -145,15 +146,16 @@ def equal_to_grown(points: DataFrame) -> dict[str, str]:
 
 
 FAMILIES = ("transformer-", "tokenformer-", "grown-", "net2net-", "hypercloning-", "trained-on-", "envelope-")
-"""Beginnings of the names of the runs that the study is about."""
+"""Name prefixes of the main runs of the study."""
 ELSEWHERE = ("score-", "layernorm-", "matched-", "modern-", "classic-", "long-", "continued-", "searched-", "annealed-")
-"""The same of runs that have figures and tables of their own."""
+"""Name prefixes of runs that have their own figures and tables."""
 
 
 def families_at_best_rates(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return a row per run of the arms matched (the Tokenformer), modern and classic. `chosen` has, of those of its arm
-    on the same text for as many tokens, the lowest validation loss at its end; `tokenformer` is the chosen one there.
-    A run that diverged is never chosen.
+    """Return a row per run of the arms matched (the Tokenformer), modern and classic.
+
+    `chosen` marks the run with the lowest final validation loss of its arm, text and token budget; a run that diverged
+    is never chosen. `tokenformer` is the chosen matched run of the same text and budget.
     """
     losses = held_out_losses(results, STUDY, runs)
     shared = {"data.name": "first", "regime": "first", "tokens": "first", "diverged": "any"}
@@ -168,7 +170,7 @@ def families_at_best_rates(results: Results, runs: Sequence[str]) -> DataFrame:
 
 
 def means(curves: DataFrame, minus: Mapping[Hashable, str] | None = None) -> DataFrame:
-    """Return the mean over seeds of each run and step with Student's interval; `minus` is as of `summary`."""
+    """Return the mean over seeds of each run and step with Student's interval; `minus` is as in `summary`."""
     found = summary(curves, "loss_nats", ["run", "step"], minus).query("part == 'mean'")
     return found.drop(columns=["part", "seed"]).astype({"step": float})
 
@@ -176,33 +178,33 @@ def means(curves: DataFrame, minus: Mapping[Hashable, str] | None = None) -> Dat
 class Shape(NamedTuple):
     """A forward pass over T tokens: 2 N T + 4 L d T^2 FLOPs, N without embedding (arXiv:2410.23168, Table 3).
 
-    N = 2 L d (n_q + n_k + n_v + n_o + n_ff), without norms too; a matrix of d x d has as many parameters as
-    d / 2 tokens, so the 12 L d^2 of a Transformer are the same formula.
+    N = 2 L d (n_q + n_k + n_v + n_o + n_ff) also excludes norms. A d x d matrix has as many parameters as d / 2
+    parameter tokens, so the 12 L d^2 of a Transformer follow from the same formula.
     """
 
     layers: int
     width: int
     attention: int
-    """Parameter tokens of query, key, value and output each; half the width of a Transformer."""
+    """Parameter tokens of each of query, key, value and output; for a Transformer, half the width."""
     feedforward: int
-    """Parameter tokens, or hidden units, of the feed-forward."""
+    """Parameter tokens or hidden units of the feed-forward."""
 
     @property
     def parameters(self) -> int:
-        """N."""
+        """N, the parameters without embedding and norms."""
         return 2 * self.layers * self.width * (4 * self.attention + self.feedforward)
 
     def token_token_flops(self, time: int) -> int:
-        """4 L d T^2."""
+        """Return 4 L d T^2, the FLOPs of the attention between tokens."""
         return 4 * self.layers * self.width * time**2
 
     def flops(self, time: int, vocabulary: int = 0) -> int:
-        """2 N T + 4 L d T^2, and 2 V d T for the logits of a vocabulary."""
+        """Return 2 N T + 4 L d T^2, plus 2 V d T for the logits of a vocabulary V."""
         return 2 * (self.parameters + vocabulary * self.width) * time + self.token_token_flops(time)
 
 
 def shape_of(record: Mapping[Hashable, Any]) -> Shape:
-    """Return the shape of a run's model from the flat columns of its record; GeLU feed-forwards only."""
+    """Return the shape of a run's model from the flat columns of its record; the feed-forward must be GeLU."""
     layers, width = (int(record[f"spec.model.{key}"]) for key in ("layers", "width"))
     if record["spec.model.projection.kind"] == "pattention":
         return Shape(layers, width, *(int(record[f"spec.model.{key}.tokens"]) for key in ("projection", "feedforward")))

@@ -1,7 +1,7 @@
-"""Alpha chosen on one half of the questions and judged on the other, for each task or for all tasks at once.
+"""Two-fold selection of alpha: choose it on one half of the questions and evaluate it on the other half.
 
-A choice is the alpha of the best accuracy on the other half: of the same task (own), or of all tasks in the mean
-(common). Every model (seed) chooses for itself.
+The chosen alpha has the best accuracy on the other half of the same task (own), or the best mean accuracy over the
+other halves of all tasks (common). Every model (seed) has its own choice.
 """
 
 import hashlib
@@ -16,19 +16,19 @@ Choice = Int[ndarray, "seeds halves"]
 
 
 def half_of(example: str) -> int:
-    """Return 0 or 1, by a hash of an example's id: the same halves on every machine, for every run."""
+    """Return 0 or 1 by a hash of an example's id, so that every machine and run has the same halves."""
     return hashlib.blake2b(example.encode()).digest()[0] % 2
 
 
 def halves_of(names: Mapping[str, Sequence[str]]) -> dict[str, Int[ndarray, " examples"]]:
-    """Return by task the half of each of its examples."""
+    """Return the half of each example, by task."""
     return {task: np.array([half_of(example) for example in examples]) for task, examples in names.items()}
 
 
 def choices(
     grids: Mapping[str, Grid], halves: Mapping[str, Int[ndarray, " examples"]], *, common: bool
 ) -> dict[str, Choice]:
-    """Return by task the index of the alpha that is chosen for each half of its examples."""
+    """Return the index of the alpha that is chosen for each half of the examples, by task."""
     shown = {
         task: np.stack([grid[:, :, halves[task] != half].mean(axis=2) for half in (0, 1)], axis=-1)
         for task, grid in grids.items()
@@ -38,7 +38,7 @@ def choices(
 
 
 def answers_of(grid: Grid, choice: Choice, halves: Int[ndarray, " examples"]) -> Float[ndarray, "seeds examples"]:
-    """Return the answers of a task, each under the alpha that is chosen for its half."""
+    """Return the answers of a task, each with the alpha that is chosen for its half."""
     answers: Float[ndarray, "seeds examples"] = np.take_along_axis(grid, choice[None][:, :, halves], axis=0)[0]
     return answers
 
@@ -46,7 +46,7 @@ def answers_of(grid: Grid, choice: Choice, halves: Int[ndarray, " examples"]) ->
 def halved(
     answers: Mapping[str, Float[ndarray, "seeds _ alphas"]], halves: Mapping[str, Int[ndarray, " _"]]
 ) -> tuple[Float[ndarray, "seeds _ alphas"], ...]:
-    """Return the answers of the first and the second half of every task, one behind the other."""
+    """Return the answers of the first and second half of every task, as consecutive entries."""
     return tuple(mine[:, halves[task] == half] for task, mine in answers.items() for half in (0, 1))
 
 
@@ -56,9 +56,10 @@ def two_fold_means(
     *,
     common: bool,
 ) -> Float[ndarray, "resamples seeds"]:
-    """Return the mean accuracy over tasks, with the choice made anew in every resample.
+    """Return the mean accuracy over tasks; every resample makes its own choice.
 
-    `halves` are the answers of the two halves of every task, `counts` how often each of their questions is drawn.
+    `halves` has the answers of the two halves of every task, and `counts` has the number of times that a resample draws
+    each question.
     """
     pairs = zip(counts, halves, strict=True)
     means = [np.einsum("re,sea->ras", n, answers) / n.sum(axis=1)[:, None, None] for n, answers in pairs]
