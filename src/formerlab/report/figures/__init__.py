@@ -1,1 +1,1 @@
-"""Figures, a folder or a file for each study; see `formerlab.report.drawings`."""
+"""Figures, one package or module per study; see `formerlab.report.drawings`."""

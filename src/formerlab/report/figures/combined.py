@@ -1,4 +1,4 @@
-"""Do the three ideas add up? Ours alone: arXiv:2410.23168 x arXiv:2402.02622 x arXiv:2407.20485."""
+"""Do the three ideas add up? Studied here only: arXiv:2410.23168 x arXiv:2402.02622 x arXiv:2407.20485."""
 
 from functools import partial
 
@@ -29,11 +29,12 @@ def _of_policy(policy: str, name: str) -> tuple[Panel, Panel]:
     *_of_policy("decay", "Decay")
 ))  # fmt: skip
 def combined_effects(results: Results, runs: list[str]) -> DataFrame:
-    """Parameters as tokens, averages over depth and a pruned cache together. Linear or Pattention x plain or DWA x
-    Full, H2O or Decay (alpha 0.2, no recent part) at 40 % of the tokens, at equal tokens and about equal parameters.
-    Left: held-out loss with the whole cache, and what each policy adds. Right: the factorial contrasts, paired by seed,
-    below zero is better. To see: an interaction whose bar crosses zero gives no sign that one idea changes what another
-    brings, at this precision. Eleven intervals are not corrected for their number. No paper combines the three.
+    """Parameter tokens, averages over depth and a pruned cache together. Linear or Pattention x plain or DWA x Full,
+    H2O or Decay (alpha 0.2, no recent part) at 40 % of the tokens, at equal training tokens and about equal parameters.
+    Left: held-out loss with the full cache, and the loss that each policy adds. Right: the factorial contrasts, paired
+    by seed; below zero is better. To see: an interaction whose bar crosses zero shows no sign, at this precision, that
+    one idea changes the effect of another. The eleven intervals are not corrected for their number. No paper combines
+    the three.
     """
     found = cells(results, runs)
     if found.empty:

@@ -1,7 +1,7 @@
-"""Figures of every study that trains: curves of training, and the search for its rates.
+"""Figures of every study that trains: training curves, and searches for learning rates.
 
-A search is a family of runs that differ in `optimizer.lr` alone. Chosen is the rate with the lowest validation loss at
-the last step, the mean over seeds, as for an arm of a claim that is the best of several runs.
+A search is a family of runs that differ in `optimizer.lr` alone. The chosen rate has the lowest validation loss at the
+last step, as the mean over seeds. Arms of claims that are the best of several runs use the same rule.
 """
 
 from collections.abc import Sequence
@@ -22,15 +22,15 @@ TOLD = (
     *("model.projection.kind", "model.norm.kind", "model.feedforward.activation", "model.feedforward.kind"),
     *("model.width", "model.projection.tokens", "steps"),
 )
-"""Keys of a spec that a reader tells models of the same name apart by, the telling ones first."""
+"""Keys of a spec that distinguish models of the same name, the most informative first."""
 _LINES = ("-", "--", ":", "-.")
 
 
 def told_apart(firsts: Sequence[dict[str, Any]], scale: str) -> DataFrame:
-    """Return a row per family, given by the record of its first run: its panel, variant, name and look.
+    """Return a row per family with its panel, variant, name and plot style, given the record of its first run.
 
-    The panel is a data set, a depth, and whether runs start from another. The name says what tells a family from others
-    of its variant there; the second of them is dashed and hollow.
+    A panel is a data set, a depth, and whether runs start from a parent. The name says how a family differs from others
+    of its variant in the panel. Lines are dashed and markers hollow from the second family of a variant on.
     """
     flat, panels = [flatten({"spec": record["spec"]}) for record in firsts], []
     for record in firsts:
@@ -59,9 +59,9 @@ def told_apart(firsts: Sequence[dict[str, Any]], scale: str) -> DataFrame:
     height=2.2
 ))  # fmt: skip
 def curves(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
-    """Training curves: validation loss against the training step, the mean over seeds, for every run of the study; both
-    axes are logarithmic. Each depth, and what starts from a parent, has a panel. To see: whether curves still fall
-    where training ends, and whether one that is lower at the end was so from early on.
+    """Training curves: validation loss against the training step for every run of the study, as the mean over seeds;
+    both axes are logarithmic. Each depth has a panel, and runs that start from a parent have their own. To see: whether
+    curves still fall at the end of training, and whether a run that is lower at the end was lower from early on.
     """
     by_seed = validation_losses(results, study, runs).query("step > 0")
     means = by_seed.groupby(["run", "step"], sort=False)["loss_nats"].agg(loss_nats="mean", seeds="size").reset_index()
@@ -72,7 +72,9 @@ def curves(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
 
 
 def at_the_edge(rows: DataFrame) -> list[str]:
-    """Return a line for every family whose best rate is the lowest or the highest of its grid, or that has none."""
+    """Return a line for every family whose best rate is the lowest or highest of its grid, or that diverged at every
+    rate.
+    """
     lines = []
     for (panel, family), group in rows[rows["part"] == "mean"].groupby(["panel", "family"], sort=False):
         chosen = group[group["chosen"]]
@@ -100,11 +102,11 @@ def _notes(rows: DataFrame) -> list[str]:
     notes=_notes, height=1.7
 ))  # fmt: skip
 def rates(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
-    """Search for the rates of the study: validation loss at the end of training, in nats per token, target token or
-    image, against the peak learning rate, for every model whose rate was searched: runs that differ in nothing else.
-    Each depth, and what starts from a parent, has a panel; the best rate is ringed. To see: each ringed rate has a
-    higher and a lower one beside it in the grid; where it has not, the caption says so at its end, and a comparison at
-    that rate may be unfair.
+    """Search for the learning rates of the study: validation loss at the end of training, in nats per token, target
+    token or image, against the peak learning rate, for every model with a searched rate. Runs of a line differ in
+    nothing else. Each depth has a panel, and runs that start from a parent have their own; the best rate is ringed. To
+    see: each ringed rate has a higher and a lower rate beside it in the grid. If it does not, the caption says so at
+    its end, and a comparison at that rate may be unfair.
     """
     records = {record["id"]: record for record in results.records()}
     losses = at_end(validation_losses(results, study, runs))

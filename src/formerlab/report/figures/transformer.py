@@ -21,7 +21,7 @@ _MOST_HEADS = 4
 
 
 def draw_attention(data: DataFrame) -> Figure:
-    """Draw the head of the cross-attention that chooses most sharply large, and all heads small, a column per kind."""
+    """Draw the sharpest head of the cross-attention large, and all heads small, with a column per kind of attention."""
     heads = sorted(data["head"].unique())
     sharpest = data[data["part"] == "cross"].groupby(["head", "query"])["weight"].max().groupby("head").mean()
     sharp = heads[int(sharpest.argmax())]
@@ -56,10 +56,9 @@ def _draw_map(panel: Axes, rows: DataFrame) -> AxesImage:
 @plot(reads="attention.csv", runs="base", draw=draw_attention)
 def transformer_attention(results: Results, runs: list[str]) -> DataFrame:
     """Attention probabilities of the base model on one test sentence, after Figures 3 to 5 of arXiv:1706.03762. Large:
-    of the first four heads from decoder to encoder in the last layer the one that chooses most sharply; a row is the
-    piece that is written, a column a piece looked at. Small: these heads, in the encoder, in the decoder and from
-    decoder to encoder (cross). To see: a trace of which source piece each target piece is written from, across the
-    different word orders of the two languages.
+    the sharpest of the first four heads from decoder to encoder in the last layer; a row is a target piece, a column a
+    source piece. Small: these four heads in the encoder, in the decoder and from decoder to encoder (cross). To see:
+    which source piece each target piece is translated from, across the different word orders of the two languages.
     """
     rows = results.rows("attention.csv", STUDY, runs)
     first = rows.iloc[0]
@@ -86,9 +85,9 @@ _length, _width = (partial(_panel, axis, where={"axis": axis}, xlabel=f"{word} {
 def transformer_complexity(results: Results, runs: list[str]) -> DataFrame:
     """Self-attention, recurrence, convolution and self-attention restricted to a neighbourhood, after Table 1 of
     arXiv:1706.03762: counted multiply-adds of the mixing operation and measured time of one call, against length n and
-    width d. Both axes are logarithmic, so a slope is an exponent; the table transformer_layers has the fitted slopes
-    beside the published ones. To see: self-attention steepest in n, recurrence and convolution in d, and times that
-    follow the counts only where these are large.
+    width d. Both axes are logarithmic, so a slope is an exponent; the table transformer_layers compares the fitted
+    slopes with the published exponents. To see: self-attention is steepest in n, recurrence and convolution are
+    steepest in d, and times follow the counts only where the counts are large.
     """
     rows = complexity(results, runs).assign(source="ours", _data_set=None)
     return rows.assign(_operation=rows["operation"].str.replace("_", "-"))

@@ -30,12 +30,12 @@ _COLUMNS = shown_columns("source part group run seed model top1_percent[] seeds 
     order="_rank _order"
 ))  # fmt: skip
 def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
-    """Top-1 accuracy on test images of every run, after Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168).
-    Parameter-matched is a Tokenformer with as many parameters as the ViT; the linear probe is a classifier of the
-    pixels without any depth. Black: models; blue: scores and their norm; green: norms of blocks; orange: growth;
-    purple: averages over depth; grey: a model without depth. To see: whether the parameter-matched Tokenformer reaches
-    the ViT, whether exp is worse than GeLU, and whether parameters of the norms matter. The published values on
-    ImageNet-1K are of single runs: compare differences, never levels.
+    """Top-1 accuracy of every run on test images, after Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168).
+    Parameter-matched is a Tokenformer with as many parameters as the ViT; the linear probe classifies the pixels.
+    Black: models; blue: score functions and their norms; green: norms of blocks; orange: growth; purple: averages over
+    depth; grey: the linear probe. To see: whether the parameter-matched Tokenformer reaches the ViT, whether exp is
+    worse than GeLU, and whether parameters of the norms matter. The published values on ImageNet-1K are from single
+    runs: compare differences and not levels.
     """
     measured = tables.accuracies(results, runs)
     groups = {run: name for name, names in GROUPS.items() for run in names.split()}
@@ -71,11 +71,10 @@ GROWTH = {
     order="_below"
 ))  # fmt: skip
 def vision_growth(results: Results, runs: list[str]) -> DataFrame:
-    """Accuracy on test images of Tokenformers that grew, minus that of the model they grew from, paired by seed; beside
-    them that model trained on for the FLOPs of the stage, and Tokenformers of the grown size from scratch. TFLOP count
-    all training behind a model, its parent's included. To see: growing has helped where a grown model is right of the
-    parent trained on. Nobody has published this for images; the method is that of Tokenformer (arXiv:2410.23168,
-    section 3.3).
+    """Accuracy of grown Tokenformers on test images, minus that of their parent, paired by seed. The controls are the
+    parent trained further for the FLOPs of the stage, and Tokenformers of the grown size from scratch. TFLOP count all
+    training of a model, including its parent's. To see: growing helps if a grown model is right of the parent trained
+    further. No results are published for images; the method is that of Tokenformer (arXiv:2410.23168, section 3.3).
     """
     measured = tables.accuracies(results, runs)
     if _PARENT not in set(measured["run"]):

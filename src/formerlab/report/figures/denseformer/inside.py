@@ -1,4 +1,4 @@
-"""What averages over depth look like, learn and pass on (DenseFormer, arXiv:2402.02622, Fig 1, 5 to 10 and 13)."""
+"""Structure, weights and flow of averages over depth (DenseFormer, arXiv:2402.02622, Fig 1, 5 to 10 and 13)."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,21 +16,21 @@ from formerlab.results.schema import COSINE, PRUNED, SINGULAR
 
 STUDY = "denseformer"
 MOST = 8
-"""Panels."""
+"""Maximum number of panels."""
 SHOWN = 8
-"""Blocks of a panel, from the first on: more make a dense average a blur."""
+"""Number of blocks in a panel, from the first on. More blocks make a dense average a blur."""
 
 
 def averages(layers: int, dilation: int, period: int) -> dict[int, list[int]]:
-    """Return the sources of every average by the block that it follows: S_i = {j <= i : j = i mod k} where p divides i.
+    """Return the sources of every average by the block that it follows: S_i = {j <= i : j = i mod k} if p divides i.
 
-    Blocks count from 1; source 0 are the embedded tokens. A test holds it equal to the mixer's own table.
+    Blocks count from 1; source 0 is the embedding. A test compares the result with the table of the mixer.
     """
     return {i: list(range(i % dilation, i + 1, dilation)) for i in range(period, layers + 1, period)}
 
 
 def draw_architecture(data: DataFrame) -> Figure:
-    """Draw a row of blocks per kind, with an arc from everything that an average reads."""
+    """Draw a row of blocks per variant, with an arc from every source of an average."""
     groups, layers = list(data.groupby("variant", sort=False)), int(data["layers"].iloc[0])
     shown = min(layers, SHOWN)
     note = f"The first {shown} of {layers} blocks." if shown < layers else ""
@@ -44,7 +44,7 @@ def draw_architecture(data: DataFrame) -> Figure:
 
 
 def _draw_averages(axes: Axes, rows: DataFrame, layers: int, colour: str) -> None:
-    """Draw blocks in a row, after each what averages, and an arrow to the next block."""
+    """Draw blocks in a row, the averages after them, and an arrow to each next block."""
     after = set(rows["after_block"])
     for block in range(layers + 1):
         box(axes, block - 0.25, -0.31, 0.5, 0.62, f"{block}" if block else "X0", facecolor="#eef2f6", edgecolor=GREY)
@@ -62,12 +62,12 @@ def _draw_averages(axes: Axes, rows: DataFrame, layers: int, colour: str) -> Non
 
 @plot(runs="depth.kind=dwa", draw=draw_architecture)
 def denseformer_architecture(results: Results, runs: list[str]) -> DataFrame:
-    """Where DenseFormer averages over depth and what each average reads, after Fig. 1 of DenseFormer
-    (arXiv:2402.02622), drawn from the settings of the runs. Boxes are the embedding X0 and the raw outputs of the
-    blocks, circles the averages that the next block reads: after every p-th block (period p) a weighted sum of that
-    block's output and of every k-th earlier one (dilation k). To see: with dilation 1 and period 1 each average reads
-    all earlier outputs, so arcs grow with the square of the depth; dilation and period thin them out, and with a
-    dilation above 1 the embedding enters only some of the averages.
+    """Sources of DenseFormer's averages over depth, after Fig. 1 of DenseFormer (arXiv:2402.02622), from the settings
+    of the runs. Boxes are the embedding X0 and the raw outputs of the blocks. Circles are the averages that the next
+    block reads: after every p-th block (period p), a weighted sum of that block's output and of every k-th earlier
+    output (dilation k). To see: with dilation 1 and period 1 each average reads all earlier outputs, so the number of
+    arcs grows with the square of the depth. A larger dilation or period gives fewer arcs, and with a dilation above 1
+    the embedding enters only some of the averages.
     """
     records = recorded(results, STUDY, runs)
     records = records[records["spec.model.depth.kind"] == "dwa"]
@@ -85,7 +85,7 @@ def denseformer_architecture(results: Results, runs: list[str]) -> DataFrame:
 
 
 def _frame(axes: Axes, rows: DataFrame) -> None:
-    """Show all blocks of a model, also those that no average follows; grey are sources without a weight."""
+    """Show all blocks of a model, including blocks without an average. Grey cells are sources without a weight."""
     layers = rows["layers"].iloc[0]
     axes.set(xlim=(-0.5, layers + 0.5), ylim=(layers + 0.5, 0.5), facecolor="#d9d9d9")
 
@@ -102,8 +102,8 @@ _draw_weights = sheet(
 
 @plot(reads="depth.csv", runs="depth.kind=dwa", within=True, draw=_draw_weights)
 def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
-    """Mixing weights alpha that DenseFormer learned, after Fig. 5 of arXiv:2402.02622: row i is the average taken after
-    block i, column j the source X_j, and X_0 the embedding. For each dilation and period the deepest model on a text is
+    """Mixing weights alpha that DenseFormer learned, after Fig. 5 of arXiv:2402.02622: row i is the average after block
+    i, column j the source X_j, and X_0 the embedding. For each dilation and period, the deepest model on a text is
     shown, as the mean over seeds. Training starts from 1 on the diagonal. To see: whether the pattern of the paper
     appears, with weight on the diagonal and just beside it, a column at X_0 that is positive early and negative late,
     and a triangle of large weights over the last blocks. Colours are linear between -0.05 and 0.05, logarithmic beyond.
@@ -123,15 +123,15 @@ def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
 
 
 PANELS = 6
-"""Times that are shown, of all evaluations."""
+"""Maximum number of evaluation steps that are shown."""
 
 
 @plot(reads="depth.csv", runs=("depth.kind=dwa depth.dilation=1 depth.period=1",), within=True, draw=_draw_weights)
 def denseformer_evolution(results: Results, runs: list[str]) -> DataFrame:
-    """Mixing weights of the deepest DenseFormer 1x1 at several times of training, after Fig. 10 of arXiv:2402.02622:
-    row i is the average after block i, column j the source X_j, X_0 the embedding; the mean over seeds. To see: when
-    the pattern of the end appears. In the paper it is there after 5000 of 40,000 steps; the number over each panel is
-    the correlation of its weights off the diagonal with those at the end.
+    """Mixing weights of the deepest DenseFormer 1x1 during training, after Fig. 10 of arXiv:2402.02622: row i is the
+    average after block i, column j the source X_j, and X_0 the embedding; mean over seeds. The number above each panel
+    is the correlation of its off-diagonal weights with those at the end. To see: when the final pattern appears. In the
+    paper it is present after 5000 of 40,000 steps.
     """
     rows = results.rows("depth.csv", STUDY, runs)
     depths = rows.groupby("run")["destination"].max()
@@ -152,7 +152,7 @@ def denseformer_evolution(results: Results, runs: list[str]) -> DataFrame:
 
 
 def compared(results: Results, rows: DataFrame, runs: list[str]) -> DataFrame:
-    """Return the rows of flow.csv of the deepest of the depths that most kinds of models share, with kind and depth."""
+    """Return the rows of flow.csv, with variant and depth, of the deepest of the depths that most variants share."""
     records = recorded(results, STUDY, runs).drop_duplicates("run")
     records = records[records["run"].isin(rows["run"])]
     kinds = records.groupby("layers")["variant"].nunique()
@@ -167,11 +167,11 @@ def compared(results: Results, rows: DataFrame, runs: list[str]) -> DataFrame:
           xlabel="share of the mixing weights dropped", ylabel="added loss (nats per token)", name="none")
 ))  # fmt: skip
 def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
-    """How far information flows over depth. Left: mean cosine between what each block passes on, Y_i, and the embedding
-    X_0, for the deepest models that were looked at, after Fig. 6 and 9 of DenseFormer (arXiv:2402.02622). To see: how
-    much of the embedding is left after each block; in the paper a DenseFormer stays near it over most of its depth and
-    the plain Transformer leaves it early. Right: what held-out loss is added when the smallest mixing weights are
-    dropped after training, after Fig. 7: in the paper perplexity rises sharply beyond 15 %. The paper prints no
+    """Flow of information over depth. Left: mean cosine between the representation Y_i that each block passes on and
+    the embedding X_0, for the deepest models that were measured, after Fig. 6 and 9 of DenseFormer (arXiv:2402.02622).
+    To see: how much of the embedding remains after each block; in the paper a DenseFormer stays near it over most of
+    its depth and the plain Transformer leaves it early. Right: increase in held-out loss if the smallest mixing weights
+    are dropped after training, after Fig. 7; in the paper perplexity rises sharply beyond 15 %. The paper prints no
     numbers.
     """
     rows = results.rows("flow.csv", STUDY, runs)
@@ -190,10 +190,10 @@ def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
     notes=lambda rows: [], columns=3, height=1.5
 ))  # fmt: skip
 def denseformer_spectra(results: Results, runs: list[str]) -> DataFrame:
-    """Singular values of the weights of trained models, each over the largest of its matrix and averaged over blocks,
-    after Fig. 13 of DenseFormer (arXiv:2402.02622), of the deepest models that were looked at. Query, key and value
-    count as one matrix. Bands reach from the lowest seed to the highest. To see: whether averages over depth change how
-    many directions the weights use; the paper finds no difference to the Transformer, and prints no numbers.
+    """Singular values of the trained weights, divided by the largest of each matrix and averaged over blocks, after
+    Fig. 13 of DenseFormer (arXiv:2402.02622), for the deepest models that were measured. Query, key and value count as
+    one matrix. Bands range from the lowest seed to the highest. To see: whether averages over depth change how many
+    directions the weights use; the paper finds no difference to the Transformer, and prints no numbers.
     """
     rows = results.rows("flow.csv", STUDY, runs)
     rows = rows[rows["measure"].str.startswith(SINGULAR)]

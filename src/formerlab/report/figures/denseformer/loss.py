@@ -1,4 +1,4 @@
-"""Held-out loss of averages over depth: by depth, speed, budget and sparsity (DenseFormer, arXiv:2402.02622)."""
+"""Held-out loss of averages over depth, by depth, speed, tokens and sparsity (DenseFormer, arXiv:2402.02622)."""
 
 from functools import partial
 
@@ -41,10 +41,10 @@ _beside_table_1 = partial(
 ))  # fmt: skip
 def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of plain Transformers and DenseFormers against depth, after Table 1 of DenseFormer
-    (arXiv:2402.02622); k x p is dilation k and period p. To see: how far a DenseFormer lies below the plain Transformer
-    of its depth, and which depth the plain one needs to reach it. Where the plain line does not fall with depth, part
-    of the gain is easier optimisation. Bars of a DenseFormer are those of its difference to that Transformer, paired by
-    seed. Published: 378 to 676 million parameters (OWT2, 40k steps).
+    (arXiv:2402.02622); k x p is dilation k and period p. Bars of a DenseFormer are intervals of its difference to the
+    plain Transformer of its depth, paired by seed. To see: how much lower the loss of a DenseFormer is than that of the
+    plain Transformer of its depth, and which depth the plain one needs to reach it. If the plain line does not fall
+    with depth, part of the gain is easier optimisation. Published: 378 to 676 million parameters (OWT2, 40k steps).
     """
     losses, pairs = held_out_losses(results, STUDY, runs), tables.gains(results, runs)
     means, pairs = by_run(losses), pairs[pairs["interval"] == INTERVALS["student"]].set_index("run")
@@ -58,13 +58,15 @@ def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
 
 
 def _front(speed: "pd.Series[float]", loss: "pd.Series[float]") -> list[bool]:
-    """Say of each point whether no other is at least as fast and better, or as good and faster."""
+    """Return for each point whether it is on the Pareto front of speed (higher is better) and loss (lower is
+    better).
+    """
     points = list(zip(speed, loss, strict=True))
     return [not any((s >= a and v < b) or (s > a and v <= b) for s, v in points) for a, b in points]
 
 
 def _mark_depths(axes: Axes, rows: DataFrame) -> None:
-    """Write the depth below each point where there are several, and draw the Pareto front."""
+    """Write the depth below each point if depths differ, and draw the Pareto front."""
     points = rows[rows["part"] == "mean"].sort_values("batches_per_s")
     column = "loss_nats" if points["source"].eq("ours").all() else "perplexity"
     if points["layers"].nunique() > 1:
@@ -81,10 +83,10 @@ def _mark_depths(axes: Axes, rows: DataFrame) -> None:
     height=2.6
 ))  # fmt: skip
 def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out loss against the speed of a full forward pass, after Fig. 3 of DenseFormer (arXiv:2402.02622): each
-    point is a model, a number below it its blocks, the dotted line the Pareto front. To see: whether the front is
-    made of DenseFormers, and how much faster one is than a plain Transformer that reaches its loss, where a scale has
-    one. Speeds are medians of repetitions, all measured in turns, horizontal bars their quartiles.
+    """Held-out loss against the speed of a full forward pass, after Fig. 3 of DenseFormer (arXiv:2402.02622). Each
+    point is a model, the number below it its depth in blocks, the dotted line the Pareto front. Speeds are medians over
+    repetitions, measured in turns; horizontal bars are their quartiles. To see: whether the front consists of
+    DenseFormers, and how much faster a DenseFormer is than a plain Transformer that reaches its loss, if there is one.
     """
     ours = tables.gains(results, runs)
     ours = ours[ours["setting"] == "main"].merge(tables.speeds(results), on="run")
@@ -106,8 +108,8 @@ def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
 ))  # fmt: skip
 def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of the plain Transformer minus that of DenseFormer 1x1 of the same depth, for each depth, text and
-    number of tokens seen, every run with its own full schedule (arXiv:2402.02622), paired by seed. To see: whether the
-    gain grows with depth, and whether it lasts when both train longer or only makes the first steps easier.
+    number of training tokens (arXiv:2402.02622), paired by seed. Every run has its own full schedule. To see: whether
+    the gain grows with depth, and whether it lasts when both train longer or only makes the first steps easier.
     """
     losses = held_out_losses(results, STUDY, runs)
     losses["plain"] = losses["run"].map(tables.plains(losses))
@@ -120,7 +122,7 @@ def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
 
 
 def _published_sparsity() -> DataFrame:
-    """Return the same of the models of 48 blocks in Tables 1 and 4."""
+    """Return gain, loss difference and time of the published models of 48 blocks (Tables 1 and 4)."""
     depths = tables.published_depths().rename(columns={"variant": "model"})
     rows = pd.concat([depths[depths["layers"] == 48], tables.published_table("Table 4")]).drop_duplicates("model")
     rows[_GAIN] = np.log(rows["perplexity"].iloc[0] / rows["perplexity"])
@@ -144,12 +146,12 @@ _time = partial(_forest, "_slower", title="{setting}: time", xlabel="forward pas
     notes=lambda rows: seed_notes(rows.drop(columns="interval")), order="dilation period"
 ))  # fmt: skip
 def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
-    """What sparse averages over depth lose against the dense one (1 x 1) of the same depth, and what they save, by
-    dilation k x period p, after Fig. 4, 11 and 12 of DenseFormer (arXiv:2402.02622). Left: held-out loss minus that of
-    1 x 1, paired by seed. Right: time of a full forward pass, where it was measured; bars there are quartiles of the
-    repetitions. A star marks p = 1 mod k, where the next average reads the block after the last one. To see: which
-    bars lie right of zero, where the sparse one is worse, and whether the time that it saves is worth it. Below:
-    Tables 1 and 4, as differences of ln perplexity.
+    """Sparse averages over depth against the dense average (1 x 1) of the same depth, by dilation k x period p, after
+    Fig. 4, 11 and 12 of DenseFormer (arXiv:2402.02622). Left: held-out loss minus that of 1 x 1, paired by seed. Right:
+    time of a full forward pass, if it was measured; bars there are quartiles of the repetitions. A star marks p = 1 mod
+    k, where each average reads the block that follows the previous average. Below: Tables 1 and 4, as differences of ln
+    perplexity. To see: which bars are right of zero, where the sparse average is worse, and whether the time that it
+    saves is worth the loss.
     """
     ours = tables.gains(results, runs)
     ours["dilation"], ours["period"] = ours["spec.model.depth.dilation"], ours["spec.model.depth.period"]

@@ -1,6 +1,6 @@
-"""Held-out loss against training cost, and where growing pays (Tokenformer, arXiv:2410.23168, Fig 1, 3 and 4).
+"""Held-out loss against training cost, and savings by growing (Tokenformer, arXiv:2410.23168, Fig 1, 3 and 4).
 
-The published costs are TPU hours read from the figures, the published perplexities those of Tables 6 and 7.
+Published costs are TPU hours read from the figures; published perplexities are from Tables 6 and 7.
 """
 
 from collections.abc import Callable
@@ -34,9 +34,9 @@ _loss_panel = partial(Panel, y="loss_nats", ylabel="held-out loss (nats per toke
 
 
 def _published_points(*curves: tuple[str, str]) -> DataFrame:
-    """Return the points of curves, given by the figure that has their costs and by name.
+    """Return the points of published curves, given as pairs of the figure with the costs and the name of the series.
 
-    Those of Fig 3 that grew begin at the first model of the chain.
+    Curves of grown models in Fig 3 begin at the first model of the chain.
     """
     rows = published(PAPER, "Fig 3", "Fig 4", "Table 6", "Tables 6-7")
     seen = rows["setting"].str.extract(r"(\d+B) tokens")[0]
@@ -56,14 +56,16 @@ def _published_points(*curves: tuple[str, str]) -> DataFrame:
 
 
 def _with_published(ours: DataFrame, *curves: tuple[str, str]) -> DataFrame:
-    """Return our points above published ones; lines join the sizes of a series where none started from another run."""
+    """Return our points, then published points. Lines join the sizes of a series unless a run of it started from
+    another run.
+    """
     rows = pd.concat([ours, _published_points(*curves)], ignore_index=True)
     started = rows["parent"].notna().groupby(rows["series"]).transform("any")
     return rows.assign(_linestyle=started.map({True: "", False: None}))
 
 
 def _join_to_parents(axes: Axes, rows: DataFrame, by: str, x: str = "flops_cumulative") -> None:
-    """Join what started from another run to that run, in the colour of its series."""
+    """Join each run that started from another run to that run, in the colour of its series."""
     means = rows[rows["seed"].isna()].drop_duplicates("run").set_index("run")
     for run, parent, series in zip(means.index, means["parent"], means[by], strict=True):
         if parent in means.index:
@@ -72,7 +74,7 @@ def _join_to_parents(axes: Axes, rows: DataFrame, by: str, x: str = "flops_cumul
 
 
 def _costs(column: str, label: str, title: str) -> Callable[[DataFrame], Figure]:
-    """Return a function that draws our points against a column, and the published ones against theirs."""
+    """Return a function that plots our points against `column`, and the published points against TPU hours."""
     theirs = {"x": "tpu_v4_hours", "xlabel": "training cost (TPU v4 hours)", "title": "124M to 1.4B parameters"}
     join = partial(_join_to_parents, by="series", x=column)
     panel = _loss_panel(column, by="series", log="x", xlabel=label, title=title, finish=join, published=theirs)
@@ -82,12 +84,13 @@ def _costs(column: str, label: str, title: str) -> Callable[[DataFrame], Figure]
 @plot(reads="test.csv", within=True, draw=_costs("flops_cumulative", "cumulative FLOPs", "{setting}: whole chains"))
 def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss against training cost, after Fig. 1 and 3 of Tokenformer (arXiv:2410.23168), in FLOPs of matrix
-    products and attention. A grown model pays for all its ancestors; Tokenformers from scratch have the FLOPs of the
-    chain. Lines lead from a run to what started from it, and join sizes from scratch. Points of one cost stand side by
-    side. All losses are on one test text; where rates fell to zero, those runs alone are shown. To see: growing is
-    worth it where its point lies below and to the left of models trained from scratch, and below the parent trained on
-    at equal FLOPs; the envelope of Transformers from scratch stands in tokenformer_scaling. Published are models a
-    thousand times larger and single Transformers, so only the shape compares.
+    products and attention. The cost of a grown model includes all its ancestors; Tokenformers from scratch have the
+    FLOPs of the chain. Lines join a run to the runs that started from it, and the sizes of models from scratch. Points
+    of equal cost are plotted side by side. All losses are on one test text. If the learning rates of some runs fell to
+    zero, only these runs are shown. To see: growing saves cost if its point is below and to the left of models trained
+    from scratch, and helps if it is below the parent that was trained further, at equal FLOPs. tokenformer_scaling has
+    the envelope of Transformers from scratch. The published models are a thousand times larger, and their Transformers
+    are single models, so only the shape compares.
     """
     return _with_published(
         series_points(results, runs),
@@ -105,10 +108,10 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     draw=_costs("flops", "FLOPs of the stage", "{setting}: one stage"),
 )
 def tokenformer_stages(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out loss against the cost of the last stage alone, after Fig. 4 of Tokenformer (arXiv:2410.23168): what a
-    size costs once the smaller one is there. To see: a grown model against the Transformer on the tokens of a stage,
-    which has seen nothing before. What the ancestors cost is in the figure of cumulative cost. Below: the published
-    points, in TPU hours read from the figure.
+    """Held-out loss against the cost of the last stage alone, after Fig. 4 of Tokenformer (arXiv:2410.23168): the cost
+    of a size if the smaller model exists. To see: a grown model against the Transformer that is trained from scratch on
+    the tokens of one stage. tokenformer_cost includes the cost of the ancestors. Below: the published points, in TPU
+    hours read from the figure.
     """
     return _with_published(
         series_points(results, runs, chains=False),
@@ -123,11 +126,11 @@ SHOWN = {
     f"{GROWN}: zero keys, tau kept": "grown: zero keys, tau kept",
     f"{TOKENFORMER}, {TRAINED_ON}": "parent trained on",
 }
-"""The runs of chains that are drawn, and their labels; the table has the others."""
+"""Variants of chains that are plotted, and their labels. The table has the other variants."""
 
 
 def _named(data: DataFrame) -> DataFrame:
-    """Return the rows with what the series of the panels are called, `_model` and `_size`, and how these are drawn."""
+    """Return the rows with the series of the two panels, `_model` and `_size`, and their plot style."""
     scratch, shown = data[data["part"] == "scratch"], data[data["part"].eq("chain") & data["variant"].isin(SHOWN)]
     names = dict.fromkeys(shown["parent"].dropna(), "before growth")
     for run, variant, equal in shown[["run", "variant", "equal"]].fillna("").to_numpy():
@@ -148,7 +151,7 @@ def _named(data: DataFrame) -> DataFrame:
 
 
 def _envelope(axes: Axes, rows: DataFrame) -> None:
-    """Draw the envelope, and join what started from another run to that run."""
+    """Draw the envelope, and join each run that started from another run to that run."""
     lowest = rows[rows["lowest"].eq(True)].sort_values("flops_cumulative")
     axes.plot(lowest["flops_cumulative"], lowest["loss_nats"], color=GREY, linewidth=4, alpha=0.4, zorder=0)
     _join_to_parents(axes, rows[rows["part"] == "chain"], by="_model")
@@ -161,12 +164,12 @@ def _envelope(axes: Axes, rows: DataFrame) -> None:
     columns=1, height=2.6, order="_below tokens parameters_non_embedding"
 ))  # fmt: skip
 def tokenformer_scaling(results: Results, runs: list[str]) -> DataFrame:
-    """Tokenformers that grow or train on beside Transformers from scratch (arXiv:2410.23168). The Transformers are of
-    three sizes and three lengths, every one with its own full schedule; Tokenformers pay for all their ancestors.
-    Points of one cost stand side by side. To see: growing saves cost where a grown model lies below and to the left of
-    the grey envelope; how much, at equal loss, is in the table tokenformer_envelope. The parent that was trained on is
-    the other control: growing helps where the grown model is lower at equal FLOPs. The slopes are those of this range
-    of small models.
+    """Tokenformers that grow or train further against Transformers from scratch (arXiv:2410.23168). The Transformers
+    have three sizes and three lengths of training, each with its own full schedule. The cost of a Tokenformer includes
+    all its ancestors. Points of equal cost are plotted side by side. To see: growing saves cost if a grown model is
+    below and to the left of the grey envelope; the table tokenformer_envelope has the saving at equal loss. The parent
+    that was trained further is the other control: growing helps if the grown model is lower at equal FLOPs. The slopes
+    are those of this range of small models.
     """
     losses = down_to_zero(results, runs)
     points, grown = from_scratch(losses), chains(losses)
@@ -195,11 +198,10 @@ def _mark_paper(axes: Axes, rows: DataFrame) -> None:
           ylabel="grown minus trained on\n(nats per token)", finish=_mark_paper)
 ))  # fmt: skip
 def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out loss of a grown Tokenformer minus that of its parent trained on for the same FLOPs, against the tokens
-    of the stage per parameter that it adds (arXiv:2410.23168). Both have, of the rates that were run on the same
-    stretch of text, the one with the lowest validation loss, of several seeds if any rate has them. Differences are
-    paired by seed; below zero growing has helped. The band marks the stages of the paper. To see: whether growing
-    needs a longer stage to pay. Every learning rate falls to zero.
+    """Held-out loss of a grown Tokenformer minus that of its parent trained further for the same FLOPs, against the
+    tokens of the stage per parameter that it adds (arXiv:2410.23168). Differences are paired by seed; below zero,
+    growing helps. The band marks the stages of the paper. Every learning rate falls to zero. To see: whether growing
+    needs a longer stage to help.
     """
     losses, records = held_out_losses(results, STUDY, runs), results.runs(STUDY).drop_duplicates("run").set_index("run")
     if "spec.growth.keys" not in losses:

@@ -1,4 +1,4 @@
-"""What growth does to the loss, and a Tokenformer beside its rivals (Tokenformer, arXiv:2410.23168, Fig 6 and 7)."""
+"""Effect of growth on the loss, and a Tokenformer against its rivals (Tokenformer, arXiv:2410.23168, Fig 6 and 7)."""
 
 from functools import partial
 
@@ -32,7 +32,9 @@ _LOSS = "loss_minus_parent_nats"
 
 
 def _label(variant: str, equal: str | None) -> str:
-    """Return the readers' name of a run; a parent trained on is named by what it has in common with a grown model."""
+    """Return the label of a run. The label of a parent trained further says what it has in common with a grown
+    model.
+    """
     if equal is not None:
         return "the parent, trained on" + (f"\n(not grown, equal {equal})" if equal else "\n(not grown)")
     keys, tau, *changes = variant.removeprefix(f"{GROWN}: ").split(", ")
@@ -55,13 +57,13 @@ _ended = partial(_minus_parent, _LOSS, "label", kind="forest", xlabel="loss minu
     columns=1, height=2.4, order="_rank step"
 ))  # fmt: skip
 def tokenformer_growth(results: Results, runs: list[str]) -> DataFrame:
-    """The first stage after growth: loss minus that of the parent (line at zero) at the end of its own training, by how
-    the new keys start, whether tau keeps its value, whether the optimizer's moments are carried over and whether old
+    """Loss in the first stage after growth, minus the final loss of the parent (line at zero). The variants differ in
+    how new keys start, whether tau keeps its value, whether the optimizer's moments are carried over, and whether old
     tokens are trained (Tokenformer, arXiv:2410.23168, section 3.3 and Appendix B). The control is the parent trained
-    on, without growth. Above: both held-out texts at the end; below: the validation text from growth on. Differences
-    are paired by seed. To see: of the grown models only zero keys with tau kept start on the line, because only they
-    keep the function. Growing has helped where a model ends left of the parent trained on. The paper prints no values
-    for its curves.
+    further, without growth. Above: both held-out texts at the end; below: the validation text from growth on.
+    Differences are paired by seed. To see: only zero keys with tau kept preserve the function, so only these grown
+    models start on the line. Growing helps if a model ends left of the control. The paper prints no values for its
+    curves.
     """
     losses = held_out_losses(results, STUDY, runs)
     started = with_ancestors(losses)["parent"].dropna().to_dict()
@@ -116,12 +118,11 @@ _domain = partial(Panel, "step", "loss_nats", kind="band", far=2.5, xlabel="step
     wanted=[*ARMS.values()], columns=1, height=2.3
 ))  # fmt: skip
 def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
-    """Continued training on a second domain at a constant learning rate, after Fig. 6 of Tokenformer
-    (arXiv:2410.23168): models grown one size, and models not grown. Above: validation loss on the new domain. Below:
-    minus the loss of the ungrown model of the same family after as many steps, paired by seed. To see: a line below
-    zero is a model that growing has helped; one that keeps its function starts on zero; padding with new blocks, the
-    paper's form of Net2Net, does not, and copies (the Net2Net of 2015, HyperCloning) do by construction. The paper
-    prints no values.
+    """Continued training of grown and ungrown models on a second domain at a constant learning rate, after Fig. 6 of
+    Tokenformer (arXiv:2410.23168). Above: validation loss on the new domain. Below: the same minus the loss of the
+    ungrown model of the same family at the same step, paired by seed. To see: growing helps a model whose line is below
+    zero. A model whose growth preserves its function starts at zero. Copies (the Net2Net of 2015, HyperCloning) do so
+    by construction; padding with new blocks, the paper's form of Net2Net, does not. The paper prints no values.
     """
     curves = validation_losses(results, STUDY, runs)
     curves = curves[curves["run"].isin(ARMS)]
@@ -139,9 +140,10 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
 ))  # fmt: skip
 def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of a Tokenformer minus that of Transformers of equal width and parameters, for each text and number
-    of tokens seen, every run with its own full schedule; a modern Transformer (RMSNorm, SwiGLU) and a classic one. Each
-    model has the rate, of those run, with the lowest validation loss; differences are paired by seed. To see: whether
-    the gap shrinks, stays or changes its sign as both train longer. Published: against a modern Transformer.
+    of training tokens. One Transformer is modern (RMSNorm, SwiGLU), the other classic. Every run has its own full
+    schedule, and each model has the learning rate, of those run, with the lowest validation loss. Differences are
+    paired by seed. To see: whether the gap shrinks, stays or changes its sign as both train longer. Published: against
+    a modern Transformer.
     """
     losses = held_out_losses(results, STUDY, runs)
     families = families_at_best_rates(results, runs)
@@ -163,7 +165,7 @@ _PRINTED = {
 
 
 def gains(losses: DataFrame) -> DataFrame:
-    """Return how much lower the held-out loss of each stage is than before growth, paired by seed, in nats."""
+    """Return the decrease in held-out loss of each stage from the model before growth, paired by seed, in nats."""
     pairs = DataFrame(
         {"method": method, "run": pattern.format(size=size), "size": size, "start": before_growth(losses, method)}
         for method, (_, pattern) in METHODS.items()
@@ -173,7 +175,7 @@ def gains(losses: DataFrame) -> DataFrame:
 
 
 def published_gains() -> DataFrame:
-    """Return the gains that the perplexities of Table 8 mean."""
+    """Return the gains computed from the perplexities of Table 8."""
     table = published_rows(PAPER, "Table 8").rename(columns={"model": "run"})
     table["method"] = table["run"].str.rsplit(n=1).str[0].map(_PRINTED)
     of_method = table.groupby("method", sort=False)["perplexity"]
@@ -194,10 +196,10 @@ def published_gains() -> DataFrame:
 ))  # fmt: skip
 def tokenformer_rivals(results: Results, runs: list[str]) -> DataFrame:
     """Growing a Tokenformer by tokens against growing a Transformer in width, after Fig. 7 and Table 8 of Tokenformer
-    (arXiv:2410.23168). Left: validation loss of the first stage, from before its first step. Middle: what the held-out
-    loss has gained on the family's own model before growth, because the starts differ. To see: whose line lies highest
-    has gained most from growing. Padding is the form of Net2Net that the paper used; Net2Net (2015) and HyperCloning
-    copy units and keep the function where the factor is whole.
+    (arXiv:2410.23168). Left: validation loss of the first stage, from before its first step. Middle: decrease in
+    held-out loss from the family's own model before growth, because the starts differ. To see: the family with the
+    highest line gains most from growing. Padding is the form of Net2Net that the paper used; Net2Net (2015) and
+    HyperCloning copy units and preserve the function if the growth factor is an integer.
     """
     losses = held_out_losses(results, STUDY, runs)
     curves = means(validation_losses(results, STUDY, runs))

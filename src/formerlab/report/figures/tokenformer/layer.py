@@ -1,4 +1,4 @@
-"""A Tokenformer's layers, how they grow, and its FLOPs, from the specs of runs (arXiv:2410.23168, Fig 2 and 5)."""
+"""Layers of a Tokenformer, their growth and their FLOPs, from the specs of runs (arXiv:2410.23168, Fig 2 and 5)."""
 
 from typing import Any
 
@@ -18,16 +18,16 @@ STUDY = "tokenformer"
 STAGES = ("grown-random-sqrt-2", "grown-random-sqrt-3", "grown-random-sqrt-4")
 PROJECTIONS = ("query", "key", "value", "output")
 SCORES = {"l2_gelu": "gelu(\ntau s / |s|)"}
-"""Formulas of score functions; others are called by their names."""
+"""Formulas of score functions. Other score functions are shown by name."""
 _COLOURS = (BLUE, VERMILION, GREEN, PURPLE)
 _PATTENTION = {"facecolor": "#d9d9d9"}
 _PLAIN = {"facecolor": "white"}
 _ROWS = 4
-"""Rows that stand for the tokens of a stage where the formula is drawn."""
+"""Number of rows drawn for the tokens of a stage in the formula."""
 
 
 def draw(data: DataFrame) -> Figure:
-    """Draw a block, a projection with the tokens of every stage, and the tokens of each projection."""
+    """Draw a block, a projection with the parameter tokens of every stage, and the token counts of each projection."""
     width, stages, score = int(data["width"].iloc[0]), int(data["stage"].max()), data["score"].iloc[0]
     grown = ", then ".join(short(size, 3) for size in data["parameters_non_embedding"].unique())
     note = f"Parameters without embedding: {grown}. Width {width} at every stage."
@@ -40,9 +40,9 @@ def draw(data: DataFrame) -> Figure:
 
 
 def _draw_block(axes: Axes, tokens: bool) -> None:
-    """Draw a block from its input at the bottom to its output: pre-norm, with two residual additions.
+    """Draw a pre-norm block with two residual additions, from its input at the bottom to its output at the top.
 
-    `tokens` says whether its feed-forward is a projection too.
+    `tokens` says whether its feed-forward layer is a projection too.
     """
     for y, name, face in ((1.0, "norm", _PLAIN), (3.8, "token attention", _PLAIN), (5.2, PROJECTIONS[3], _PATTENTION),
                           (7.6, "norm", _PLAIN), (9.0, "feed-forward", _PATTENTION if tokens else _PLAIN)):  # fmt: skip
@@ -62,7 +62,7 @@ def _draw_block(axes: Axes, tokens: bool) -> None:
 
 
 def _draw_formula(axes: Axes, stages: int, width: int, score: str) -> None:
-    """Draw a projection; keys and values have rows for every stage, the oldest at the bottom."""
+    """Draw a projection. Keys and values have rows for every stage, the oldest at the bottom."""
     middle = _ROWS * stages / 2
     for x, name in ((1.3, "keys K"), (7.1, "values V")):
         for row in range(_ROWS * stages):
@@ -80,7 +80,7 @@ def _draw_formula(axes: Axes, stages: int, width: int, score: str) -> None:
 
 
 def _draw_counts(axes: Axes, data: DataFrame) -> None:
-    """Draw the tokens of each projection as a pile of stages."""
+    """Draw the number of tokens of each projection, stacked by stage."""
     added = data.pivot(index="part", columns="stage", values="added").loc[data["part"].unique()]
     tops = added.cumsum(axis=1)
     for stage, colour in zip(added, _COLOURS, strict=False):
@@ -99,11 +99,11 @@ def _draw_counts(axes: Axes, data: DataFrame) -> None:
 
 @plot(runs="tokenformer-1 long-matched-chosen matched-chosen grown-random-sqrt-[2-4]", draw=draw)
 def tokenformer_layer(results: Results, runs: list[str]) -> DataFrame:
-    """What a Tokenformer has in place of its matrices, and how it grows, after Fig. 2 of Tokenformer
-    (arXiv:2410.23168), drawn from the settings of the runs. Left: a block, whose attention among the tokens of the text
-    is that of a Transformer. Middle: a projection scores its input against n key tokens and sums n value tokens by
-    these scores. Right: the tokens of each projection of a block, stage by stage. To see: growth adds rows to keys and
-    values and leaves the width of every input and output as it was.
+    """Layers of a Tokenformer and how they grow, after Fig. 2 of Tokenformer (arXiv:2410.23168), from the settings of
+    the runs. Left: a block, in which attention among the tokens of the text is that of a Transformer. Middle: a
+    projection scores its input against n key tokens and sums n value tokens, weighted by these scores. Right: the
+    parameter tokens of each projection of a block, by stage. To see: growth adds rows to keys and values and leaves the
+    width of every input and output unchanged.
     """
     records = results.runs(STUDY, runs).drop_duplicates("run").set_index("run", drop=False)
     if "spec.model.projection.tokens" not in records:
@@ -125,7 +125,8 @@ def tokenformer_layer(results: Results, runs: list[str]) -> DataFrame:
 
 LENGTHS = tuple(2**power for power in range(7, 18))
 _WIDTHS = (("124M", 768, 576), ("354M", 1416, 2140), ("757M", 2104, 4850))
-"""Size, width of the Transformer, tokens of the Tokenformer of width 768 (Tables 8 and 9 of the paper)."""
+"""Size, width of the Transformer, and parameter tokens of the Tokenformer of width 768 (Tables 8 and 9 of the paper).
+"""
 
 
 @plot(reads="run.json",
@@ -137,11 +138,11 @@ _WIDTHS = (("124M", 768, 576), ("354M", 1416, 2140), ("757M", 2104, 4850))
 ))  # fmt: skip
 def tokenformer_length(results: Results, runs: list[str]) -> DataFrame:
     """FLOPs of a forward pass against the length of the text, 2 N T + 4 L d T^2, after Fig. 5 of Tokenformer
-    (arXiv:2410.23168), drawn per token so that the lines part: computed, not measured, without the logits, and with the
-    whole square of attention. To see: at equal parameters a Transformer that grows in width pays for its width in the
-    token-token term, which a Tokenformer of fixed width does not; the two part where that term takes over. A
-    Transformer that grew its feed-forward layer alone would keep the term too. Below: the sizes of Table 8, of 12
-    layers, whose widths follow from its printed FLOPs.
+    (arXiv:2410.23168), plotted per token so that the lines separate. The values are computed from the formula and not
+    measured, without the logits, with the full square of attention. To see: at equal parameters, growing in width
+    increases the token-token term of a Transformer, and a Tokenformer of fixed width keeps it; the two separate where
+    that term dominates. A Transformer that grew only its feed-forward layer would keep the term too. Below: the sizes
+    of Table 8 with 12 layers, whose widths follow from its printed FLOPs.
     """
     found = []
     for record in results.runs(STUDY, runs).drop_duplicates("run").to_dict("records"):
