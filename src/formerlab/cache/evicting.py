@@ -132,7 +132,7 @@ class PrunedCache:
         batch, time = q.shape[0], q.shape[2]
         prompt = Prompt(q, k, v, [self._budget] * batch, [time] * batch, layer)
         out, last, scores = evict(self.policy, prompt)
-        if self.policy.reindexes_positions:  # the same keys at other positions
+        if self.policy.reindexes_positions:  # recompute with new positions; the retained keys do not change
             out = Simulation(self.policy, self._budget, position=self.position)(layer, q, k, v)
         count = min(self._capacity, time)
         kept = places(last >= time, count)

@@ -39,9 +39,9 @@ def hold_old_tokens(
     """Apply `old_tokens` to the rows of keys and values that exist in `parent_state`.
 
     A number scales the whole update of old rows, including weight decay; this equals AdamW with a scaled learning rate,
-    because the moments come from the unscaled gradient. "freeze" gives old rows no gradient, so they do not enter the
-    gradient norm and their moments decay, and no update: they keep their bits. The state of the optimizer does not
-    change, so a resumed run calls this function again.
+    because the moments come from the unscaled gradient. "freeze" zeroes the gradients of old rows, so that they do not
+    enter the gradient norm and their moments decay, and restores the rows after every step, so that they stay
+    bit-identical. The state of the optimizer does not change, so a resumed run calls this function again.
     """
     if old_tokens == "train":
         return

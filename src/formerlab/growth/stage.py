@@ -1,4 +1,4 @@
-"""A growth stage of a run: a larger model from a trained one, by parameter tokens or, as baselines, by width."""
+"""Grow a trained model into a larger one, by parameter tokens or (baselines) by width."""
 
 from collections.abc import Iterator
 from typing import Any, Literal, TypeVar
@@ -28,7 +28,7 @@ TauRule = Literal["sqrt", "keep"]
 INITIAL = frozenset({"init", "std", "scale_residual", "embedding_std"})
 TOKEN_KEYS = INITIAL | {"tokens", "tau"}
 WIDTH_KEYS = INITIAL | {"width", "heads", "hidden"}
-"""Keys in which the child's spec may differ from the parent's: those that growth sets, and those of initial values."""
+"""Keys that may differ between parent and child: sizes that growth changes, and settings of the initial values."""
 
 
 class Growth(Spec):

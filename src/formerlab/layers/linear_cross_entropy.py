@@ -23,8 +23,8 @@ def linear_cross_entropy(
     """Return the mean over rows i of -log softmax(W x_i)[target_i], in nats.
 
     With P = softmax(X W^T) and one-hot targets Y, the gradient of the logits is (P - Y) / rows. The forward pass
-    computes it in the memory of the logits and multiplies it into the gradients of X and W at once, slice of rows by
-    slice of rows, so that no tensor of the size of the logits is saved. Softmax and sums are at least float32; matrix
+    processes chunks of rows: it overwrites each chunk of logits with its gradient and accumulates the gradients of X
+    and W, so that no tensor of the size of all logits is stored. Softmax and sums are at least float32; matrix
     products follow autocast. Second derivatives are not supported. torch.nn.functional.linear_cross_entropy uses the
     same method with another order of summation, so its results differ in the last bits.
     """

@@ -1,7 +1,7 @@
 """Pattention: attention to learned parameter tokens in place of a linear projection.
 
-The default score, l2_gelu, has an implementation that saves memory: it saves half the activations of an MLP of the same
-shape, namely the normalised products Z = tau A / ||A|| with A = x K^T, and the factor tau / ||A|| of each row. The
+The default score, l2_gelu, has a memory-efficient implementation. It stores half as many activations for the backward
+pass as an MLP of the same shape: the normalised products Z = tau A / ||A|| with A = x K^T, and tau / ||A|| per row. The
 backward pass recomputes the scores gelu(Z) and uses the closed form of the gradient. The plain formula is
 `score.l2_gelu` between two matrix products. On a CPU with a C++ compiler, a kernel fuses norm and GeLU; on a GPU,
 torch.compile fuses them. The choice never depends on timings, so a resumed run executes the same code.

@@ -1,4 +1,4 @@
-"""The decoder of all language studies: projection x depth mixer x attention function (cache policy)."""
+"""The decoder-only language model, with configurable projections, depth mixer and attention function."""
 
 import functools
 import math

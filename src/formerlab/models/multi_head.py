@@ -49,7 +49,7 @@ class MultiHead(nn.Module):
         """Return the projected attention of the queries over the memory.
 
         In beam search, several rows of queries (hypotheses of a sentence, with one query each) share one row of the
-        memory; they are computed side by side, so that the memory is not copied.
+        memory; they are computed in one attention call, so that the memory is not copied.
         """
         k, v = memory
         group = len(q) // len(k)

@@ -24,7 +24,7 @@ from formerlab.spec import Layers, Size, Spec, Std
 Images = Float[Tensor, "batch channels rows columns"]
 Tokens = Float[Tensor, "batch time width"]
 POOLS = {"token": "token", "avg": "average", "average": "average", "": ""}
-"""timm's names of poolings; with an empty one the head reads every token."""
+"""timm's names of poolings; with the empty string the head is applied to every token."""
 
 
 class VisionTransformer(Spec):

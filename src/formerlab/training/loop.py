@@ -44,8 +44,8 @@ class Hooks:
     def asked(self) -> str | None:
         """Return the reason to stop now, or None; all processes agree on it and on whether a checkpoint is `due`.
 
-        Also updates `longest`, the longest time between two calls. Between two calls lies a step, a validation or a
-        group of test examples; the first step compiles and does not count.
+        Also updates `longest`, the longest time between two calls. A step, a validation or a group of test examples
+        runs between two calls; the first step is not counted, because it includes compilation.
         """
         now, self._questions = time.monotonic(), self._questions + 1
         if self._questions > 2:
@@ -80,8 +80,8 @@ def train(
     """Train to the last step; return None, or the step at which the run diverged.
 
     A run diverges if the loss or gradient of a step is not finite, or if the weights or the validation loss are not
-    finite at a step that writes metrics. Such a step writes no metrics, except that its training metrics remain if only
-    the validation loss is not finite. Weights that are not finite are never saved.
+    finite at a step that writes metrics. The metrics of that step are dropped; if only the validation loss is not
+    finite, its training metrics are still written. Weights that are not finite are never saved.
 
     Each step is a pure function of (run, start, step): its batch, learning rate and dropout depend on nothing else. A
     run that is interrupted and resumed therefore gives bit-identical results on the same device. `start` is the

@@ -40,7 +40,7 @@ def load_record(folder: Path) -> Record:
 
 
 class Reading(Spec):
-    """Training data that one run of a growth chain read; run.json lists the chain's readings, its own last."""
+    """Training data that one run of a growth chain read. run.json lists the ancestors' readings, then the run's own."""
 
     run: str
     """Id of the run."""

@@ -63,7 +63,7 @@ class State:
         return counts | processes.whole_tensors(tensors)
 
     def restore(self, content: dict[str, Any]) -> None:
-        """Restore the content of a checkpoint, sharded as this state is."""
+        """Restore a checkpoint; each tensor is sharded like the tensor that it replaces."""
         weights, held = self.model.state_dict(), content["optimizer"]["state"]
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         self.model.load_state_dict(

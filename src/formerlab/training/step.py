@@ -23,8 +23,8 @@ from formerlab.training.state import State
 AHEAD = 2
 """Number of steps whose batches are prepared in advance."""
 Batch = tuple[int, list[tuple[int, Any]]]
-"""The number of micro-batches of a step, and this process's micro-batches with their indices; micro-batches with an
-index of at least that number repeat others and do not count."""
+"""The number of micro-batches of a step, and this process's micro-batches with their indices. Micro-batches with an
+index of at least that number are padding: they repeat others, and their loss is multiplied by zero."""
 
 
 def batches(run: Run, data: Any, start: DataPosition, first: int, device: torch.device) -> Generator[Batch]:
@@ -166,7 +166,7 @@ class Steps:
 
 
 def waiting_is_free(device: torch.device) -> bool:
-    """Return whether reading a number from a tensor does not synchronise with a device."""
+    """Return True if reading a number from a tensor needs no synchronisation, that is, on a CPU."""
     return device.type == "cpu"
 
 

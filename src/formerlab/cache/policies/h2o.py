@@ -17,7 +17,8 @@ Mask = Bool[Tensor, "batch key_heads time time"]
 class H2O(Eviction):
     """Retain the keys of largest accumulated attention and the most recent keys (arXiv:2306.14048, Algorithm 1).
 
-    The official code contains four algorithms of this name, all different from the paper's; `variant` offers three.
+    The official code contains four algorithms named H2O, and each differs from the paper. `variant` selects A2SF's H2O
+    or one of two official masks.
     """
 
     kind: Literal["h2o"] = "h2o"

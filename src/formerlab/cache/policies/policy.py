@@ -107,11 +107,11 @@ class Policy(Spec, ABC):
 
     @property
     def reindexes_positions(self) -> bool:
-        """Whether retained keys get new positions, those of their order in the cache."""
+        """Whether retained keys are renumbered by their order in the cache."""
         return False
 
     def check_position(self, position: PositionEncoding | None) -> PositionEncoding | None:
-        """Return the position encoding; raise UserError if the policy re-indexes keys and the encoding cannot."""
+        """Return the position encoding; raise UserError if the policy re-indexes keys and it does not support that."""
         if not self.reindexes_positions:
             return position
         if position is None:

@@ -1,1 +1,1 @@
-"""Mixers over depth: what a block reads of the blocks before it, one file each."""
+"""Depth mixers, one per file: each defines how a block combines the outputs of earlier blocks."""

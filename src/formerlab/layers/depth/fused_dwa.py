@@ -91,7 +91,7 @@ def _in_one_product(streams: list[Stream], weights: Flat) -> Stream:
 
 
 class Gather:
-    """State of the backward pass that the nodes of one graph share; of the forward pass it holds only the weights."""
+    """Backward-pass state that the nodes of one graph share; it also stores the mixing weights."""
 
     def __init__(self, layout: Layout, weights: Flat) -> None:
         self.layout, self.flat = layout, weights.detach()

@@ -38,9 +38,9 @@ class HyperConnections(DepthSpec):
         return {"static": (self.streams, self.streams + 2)}
 
     passes: ClassVar[int] = 10
-    """Number of times that a training step reads or writes all streams of a sub-layer. Forward: the product with A_r
-    and the sum with the output read and write them (4). Backward: the gradients of the product read three times and
-    write once (4), and the sum with the gradient of the input reads and writes (2)."""
+    """Number of times that a training step reads or writes all streams of a sub-layer. Forward: product with A_r (1
+    read, 1 write), sum with the output (1 read, 1 write). Backward: product (3 reads, 1 write), gradient accumulation
+    (1 read, 1 write)."""
 
     def bytes_moved(self, layers: int, width: int) -> int:
         return 4 * self.passes * self.streams * 2 * layers * width

@@ -99,9 +99,8 @@ class ManifoldHyperConnectionsLayer(HyperConnectionsLayer, of=ManifoldHyperConne
 def sinkhorn_knopp(logits: Matrices, iterations: int) -> Matrices:
     """Divide columns, then rows of exp(logits) by their sums, `iterations` times (arXiv:2512.24880, eq. 9).
 
-    Rows then sum to 1, and columns approximately. The function computes the scale factors of rows and columns; autograd
-    would otherwise save every intermediate matrix. The maximum of each column is subtracted first, which the first
-    division undoes.
+    Rows then sum to 1, and columns approximately. Only the scale factors of rows and columns are stored, so autograd
+    does not save a matrix per iteration. The maximum of each column is subtracted first; the first division cancels it.
     """
     # Move the stream dimensions to the front, so that sums over them are sums of long vectors.
     matrices = logits.movedim((-2, -1), (0, 1)).contiguous()
