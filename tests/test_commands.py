@@ -347,4 +347,4 @@ def test_what_may_not_be_written_is_one_line_and_no_plan_is_named(number, projec
     monkeypatch.setattr("formerlab.commands.plan.read_plan", refuse)
     assert refused(capsys, "plan").startswith(f"results/run.json: {os.strerror(number)}")
     Path("empty.json").write_text("{}")
-    assert refused(capsys, "check", "--plan", "empty.json").startswith("empty.json: no plan")
+    assert refused(capsys, "check", "--plan", "empty.json").startswith("empty.json: not a plan")

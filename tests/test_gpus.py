@@ -121,7 +121,7 @@ def test_a_folder_of_locks_that_others_can_write_in_is_refused(whose, here, tmp_
     other = tmp_path / "other"
     other.mkdir()
     FOREIGN[whose](here, other)
-    with pytest.raises(UserError, match=f"{here}: .*name another in {LOCKS}"), own_gpus("cuda"):
+    with pytest.raises(UserError, match=f"{here}: .*set {LOCKS} to another"), own_gpus("cuda"):
         pass
     assert not list(other.iterdir())
 

@@ -120,7 +120,7 @@ MISTAKES = [
     (SCALE, small("measure: {prune: {by_run: {'plx*': {}}}}"), "studies.small.measure.prune.by_run: 'plx*' matches no"),
     (STUDY, "measure: {speed: {runs: [plain], by_run: {plain: {repetitions: 9}}}}", "small.measure.speed.by_run: the"),
     (STUDY, "measure: {translate: {runs: [plain]}}", "small.measure.translate.runs: 'p...; name runs of a translator"),
-    (SCALE, small("runs: {'deep-{layers}': {grid: {layers: []}}}"), "runs.deep-{layers}.grid: got {'layers': []}; giv"),
+    (SCALE, small("runs: {'deep-{layers}': {grid: {layers: []}}}"), "runs.deep-{layers}.grid: got {'layers': []}; set"),
     (STUDY, "runs: {plain: {grid: {layers: [1]}}}", "runs.plain.grid: got {'layers': [1]}; put {fields} into the name"),
     (STUDY, "runs: {'deep-{layers}': {model: {layers: '{layer}'}}}", "runs.deep-{layers}: no field 'layer' in the nam"),
     (SCALE, small("runs: {'deep-{layers}': {grid: {layers: [3, 3]}}}"), "runs.deep-{layers}: gives a second run 'deep"),

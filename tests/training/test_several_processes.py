@@ -110,7 +110,7 @@ def test_a_process_that_fails_ends_the_other_one_and_its_error_is_shown(failure,
     (tmp_path / "sitecustomize.py").write_text(FAULTY.format(error=error))
     began = time.monotonic()
     done = train(run=WHOLE, environment={"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"})
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 300, "without the mend the other process waits for an hour"
     assert done.returncode == status, done.stderr
     last = done.stderr.splitlines()[-1]
     assert last.startswith(line)
