@@ -369,7 +369,7 @@ def test_the_headline_has_every_study_that_ran(place, tmp_path):
     for word in ("Transformer: translation", "Tokenformer", "grown-random-sqrt-2", "dwa-1x1-16", "Decay, alpha 0.2"):
         assert word in text
     (tmp_path / "empty").mkdir()
-    assert "no finished runs" in headline(tmp_path / "empty")
+    assert "no study has finished runs yet" in headline(tmp_path / "empty")
 
 
 def test_damaged_rows_stop_the_drawing(tmp_path):
