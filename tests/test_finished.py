@@ -57,7 +57,7 @@ def test_a_run_is_named_by_its_folder_or_by_its_id_where_one_scale_has_it(tmp_pa
     other = tmp_path / "results/live/laptop/study/run/seed7"
     other.mkdir(parents=True)
     write_run(other, MODELS["plain"])
-    with pytest.raises(UserError, match=r"several scales have this run; name results/live/laptop/.* or results/"):
+    with pytest.raises(UserError, match=r"several scales have this run; give the folder results/live/laptop/.* or"):
         formerlab.load("study/run/seed7")
 
 
@@ -80,6 +80,6 @@ def test_other_weights_than_those_recorded_are_refused(damage, tmp_path):
     write_run(tmp_path, MODELS["plain"])
     path = tmp_path / "weights.safetensors"
     path.write_bytes(damage(path.read_bytes()))
-    message = "not the weights of run.json; delete this file and train study/run/seed7 again"
+    message = "differs from weights_sha256 in run.json; delete this file and train study/run/seed7 again"
     with pytest.raises(UserError, match=message):
         load_model(tmp_path)

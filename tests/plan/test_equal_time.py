@@ -70,7 +70,7 @@ def test_a_run_trains_for_the_measured_time_and_says_so(project, monkeypatch, ca
     def train_stage(run, data, out, *, parent, runtime):
         trained.append(run.steps)
         record = {"spec_hash": run.fingerprint(), "code_hash": job["code"], "data": {"fingerprint": "text"}}
-        write_json(out / "run.json", record | runtime.said)
+        write_json(out / "run.json", record | runtime.extra)
 
     job = plan["train"]["small/matched/seed0"]
     folder = finish(plan, ("data", "text")) / "small"

@@ -154,6 +154,6 @@ def test_weights_that_overflow_between_rows_are_never_saved(late, data, tmp_path
 
 def test_its_weights_are_not_handed_out_as_a_result(diverged):
     with pytest.raises(
-        UserError, match=rf"diverged in step {record_of(diverged)['diverged_at_step']}; name a run that"
+        UserError, match=rf"diverged in step {record_of(diverged)['diverged_at_step']}; choose a run that"
     ):
         load(diverged)

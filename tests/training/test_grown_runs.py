@@ -116,11 +116,11 @@ def test_carry_goes_on_with_the_parents_moments(parent, data, tmp_path):
 def test_a_parent_that_is_not_whole_is_named(parent, data, tmp_path):
     own, carrying = shutil.copytree(parent, tmp_path / "parent"), child(Growth(optimizer="carry"))
     (own / "optimizer.pt").unlink()
-    with pytest.raises(UserError, match=r"optimizer.pt: .+; train study/parent/seed3 again, which then keeps it"):
+    with pytest.raises(UserError, match=r"optimizer.pt: .+; train study/parent/seed3 again to write this file"):
         trained(carrying, data, tmp_path / "child", own)
     trained(small(name="parent", model=TOKENFORMER, seed=4), data, tmp_path / "other")
     shutil.copy(tmp_path / "other" / "weights.safetensors", own)
-    with pytest.raises(UserError, match=r"weights.safetensors: not the weights of run.json; delete this file and t"):
+    with pytest.raises(UserError, match=r"weights.safetensors: differs from weights_sha256 in run.json; delete this"):
         trained(KEEPING, data, tmp_path / "child", own)
     with pytest.raises(UserError, match=r"study/child/seed3: init=parent is not finished, .+run.json is missing; tra"):
         trained(KEEPING, data, tmp_path / "child", tmp_path / "nowhere")
@@ -130,8 +130,8 @@ def test_a_checkpoint_of_another_parent_is_set_aside_and_a_result_refused(parent
     trained(small(name="parent", model=TOKENFORMER, steps=3), data, tmp_path / "other")
     interrupted(monkeypatch, 4, KEEPING, data, tmp_path / "child", tmp_path / "other")
     trained(KEEPING, data, tmp_path / "child", parent)
-    assert "checkpoint of another run (init " in capsys.readouterr().err
-    with pytest.raises(UserError, match=r"result of another run \(init \w+ there, \w+ here\)"):
+    assert "checkpoint of another run (init is " in capsys.readouterr().err
+    with pytest.raises(UserError, match=r"result of another run \(init is \w+, expected \w+\)"):
         trained(KEEPING, data, tmp_path / "child", tmp_path / "other")
 
 

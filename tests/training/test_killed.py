@@ -155,7 +155,7 @@ def test_a_signal_in_the_test_stops_it_saved_and_one_behind_lets_it_finish(
     ended = processes.run(*words, signal="SIGTERM", function=function, at_call=2 if status else 1)
     assert ended["status"] == status
     if status:
-        assert "stopped in the test, 2 of " in ended["output"]
+        assert "stopped during the test, 2 of " in ended["output"]
         again = processes.run(*words, at_call=0, function="test_rows")
         groups = int(re.search(r"2 of (\d+) groups", ended["output"])[1])
         assert (again["status"], again["calls"]) == (0, groups - 2)

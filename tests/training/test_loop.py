@@ -89,7 +89,7 @@ def test_slow_checkpoints_take_little_of_the_time(monkeypatch):
     monkeypatch.setattr(loop.time, "monotonic", look)
     hooks, state = Hooks(save, lambda: None, 60), start(RUN)
     for _ in range(5000):
-        hooks.asked()
+        hooks.reason_to_stop()
         hooks.write(state)
     assert len(saving) >= 2
     assert 100 * len(saving) <= 0.05 * clock[0]

@@ -56,7 +56,7 @@ def test_parameters_tokens_and_flops_are_what_one_counts(model, data, tmp_path, 
 
 def test_what_a_stage_adds_stands_in_the_record_from_the_start(data, tmp_path):
     """So a run that is killed behind its record lacks nothing."""
-    assert trained(RUN, data, tmp_path, said={"equal_time": {"arm": "plain"}})["equal_time"] == {"arm": "plain"}
+    assert trained(RUN, data, tmp_path, extra={"equal_time": {"arm": "plain"}})["equal_time"] == {"arm": "plain"}
 
 
 def test_speed_is_of_the_training_steps_alone(record, finished):

@@ -86,14 +86,14 @@ def one_of_two_that_counts(rank, port, data, out):
     """Between two parts of a step a process holds its share of weights, gradients and moments, and nothing whole."""
     joining(rank, 2, port, split=True)
     run = small(model=MODEL.model_copy(update={"layers": 4, "width": 64}), task=TASK, steps=2)
-    held, of_part = [], processes.of_part
+    held, micro_batch_context = [], processes.micro_batch_context
 
     def counting(model, *, last):
         held.append(tensor_bytes())
-        return of_part(model, last=last)
+        return micro_batch_context(model, last=last)
 
     before = tensor_bytes()
-    with patch.object(processes, "of_part", counting):
+    with patch.object(processes, "micro_batch_context", counting):
         train_stage(run, data, out, parent=None, runtime=RuntimeConfig(code_hash="code"))
     assert max(held) - before < 1.05 * run.model.params() * STATE_ELEMENTS * BYTES_WEIGHT / 2
 
@@ -126,11 +126,11 @@ def test_processes_that_split_a_diverging_run_agree_on_its_end(data, tmp_path):
 
 
 def test_what_needs_whole_tensors_is_named_by_its_key():
-    assert processes.unsplittable(small()) is None
-    assert "optimizer is carried over" in processes.unsplittable(small(), carried=True)
+    assert processes.unsupported_by_sharding(small()) is None
+    assert "optimizer is carried over" in processes.unsupported_by_sharding(small(), carried=True)
     for key, changes in {
         "optimizer.mixing_start_step": {"optimizer": AdamW(mixing_start_step=2)},
         "growth.optimizer=carry": {"init": "parent", "growth": Growth(optimizer="carry")},
         "growth.old_tokens": {"init": "parent", "growth": Growth(old_tokens="freeze")},
     }.items():
-        assert processes.unsplittable(small(**changes)) == key
+        assert processes.unsupported_by_sharding(small(**changes)) == key

@@ -28,7 +28,7 @@ def times(folder):
     return {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
-@pytest.mark.parametrize("why", ["checkpoint of another run (spec ", "broken"])
+@pytest.mark.parametrize("why", ["checkpoint of another run (spec is ", "broken"])
 def test_a_checkpoint_that_cannot_be_gone_on_from_is_set_aside(why, finished, data, tmp_path, monkeypatch, capsys):
     if why == "broken":
         (tmp_path / "checkpoint").mkdir()
@@ -58,7 +58,7 @@ def test_a_finished_run_is_not_trained_again_and_what_a_kill_left_beside_it_is_r
 
 def test_a_result_of_another_run_is_refused(own, data):
     before = times(own)
-    with pytest.raises(UserError, match=r"run.json: result of another run \(spec \w+ there, \w+ here\); delete it"):
+    with pytest.raises(UserError, match=r"run.json: result of another run \(spec is \w+, expected \w+\); delete it"):
         train(small(optimizer={"lr": 0.02}), "code", data, own)
     assert times(own) == before
 

@@ -24,12 +24,12 @@ def test_an_empty_world_is_one_process(value, monkeypatch):
 @pytest.mark.parametrize("value", ["0", "-1", "two", "1.0"])
 def test_a_world_that_is_no_number_is_refused(value, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", value)
-    with pytest.raises(UserError, match=f"WORLD_SIZE={value}: give a number of processes"):
+    with pytest.raises(UserError, match=f"WORLD_SIZE={value}: set it to the number of processes"):
         world_size()
 
 
 def test_a_world_without_torchrun_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("MASTER_ADDR", "localhost")
-    with pytest.raises(UserError, match="without RANK, LOCAL_RANK, MASTER_PORT: unset it, or start the processes by"):
+    with pytest.raises(UserError, match="without RANK, LOCAL_RANK, MASTER_PORT: unset it, or start with"):
         world_size()

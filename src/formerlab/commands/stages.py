@@ -89,11 +89,11 @@ def train(arguments: argparse.Namespace) -> None:
         return
     parent = Path(plan["results"], job["init"]) if job["init"] else None
     with failing_together(), as_planned(plan, "train", arguments.id) as current:
-        run, said = Run.model_validate(job["spec"]), dict[str, Any]()
+        run, extra = Run.model_validate(job["spec"]), dict[str, Any]()
         if job.get("equal_time"):
-            steps, said = _steps_of_equal_time(plan, job)
+            steps, extra = _steps_of_equal_time(plan, job)
             run = run.model_copy(update={"steps": steps})
-        runtime = dataclasses.replace(runtime, replace=not current, said=said)
+        runtime = dataclasses.replace(runtime, replace=not current, extra=extra)
         train_stage(run, Path(plan["data"][job["data"]]["out"]), out, parent=parent, runtime=runtime)
 
 

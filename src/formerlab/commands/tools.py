@@ -79,10 +79,10 @@ def generate(arguments: argparse.Namespace) -> None:
     from formerlab.evaluation.language.generate import check_text
     from formerlab.evaluation.language.generate import generate as continue_prompt
     from formerlab.models.decoder import DecoderModel
-    from formerlab.training.load import data_of, found, load_model
+    from formerlab.training.load import data_of, finished_run_folder, load_model
 
     check_text("prompt", arguments.prompt)
-    folder = found(arguments.checkpoint)
+    folder = finished_run_folder(arguments.checkpoint)
     model, run = load_model(folder, "decoder")
     data = data_of(folder, run)
     print(arguments.prompt, end="", flush=True)
@@ -104,10 +104,10 @@ def generate(arguments: argparse.Namespace) -> None:
 def classify(arguments: argparse.Namespace) -> None:
     """Evaluate a finished image model on prepared images."""
     from formerlab.evaluation import vision
-    from formerlab.training.load import found
+    from formerlab.training.load import finished_run_folder
 
     given = {name: getattr(arguments, name) for name in ("split", "batch", "device", "out")}
-    print(vision.classify(found(arguments.model), arguments.data, **given))
+    print(vision.classify(finished_run_folder(arguments.model), arguments.data, **given))
 
 
 def ui(arguments: argparse.Namespace) -> None:

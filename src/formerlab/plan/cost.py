@@ -14,7 +14,7 @@ from formerlab.plan.schema import Scale
 from formerlab.tasks import Classification, LanguageModeling
 from formerlab.tasks.task import TRAINING_PASSES
 from formerlab.training.any_run import AnyRun, Pretrained, ReleasedRun
-from formerlab.training.processes import unsplittable
+from formerlab.training.processes import unsupported_by_sharding
 from formerlab.training.run import Run
 from formerlab.training.step import AHEAD
 
@@ -101,7 +101,7 @@ def processes_of(run: Run, scale: Scale, hardware: Hardware, own: int | None, *,
     if parts % gpus or gpus % nodes:
         evenly = f"divide task.accumulate={parts} micro-batches evenly on nodes={nodes}"
         raise UserError(f"{run.id}: gpus={own} cannot {evenly}; set gpus to a divisor of accumulate, multiple of nodes")
-    sharded, reason = scale.sharded, unsplittable(run, carried=carried)
+    sharded, reason = scale.sharded, unsupported_by_sharding(run, carried=carried)
     if sharded and reason:
         raise UserError(f"{run.id}: scale.sharded=true, but {reason} needs whole tensors; leave sharded out")
     if sharded is None:
@@ -115,7 +115,7 @@ def crowded(runs: list[Run], hardware: Hardware) -> dict[str, int | None]:
     """
     most, needed = hardware.memory_gb * 1e9, dict[str, int | None]()
     for run in runs:
-        powers = [2**power for power in range(7 if unsplittable(run) is None else 1)]
+        powers = [2**power for power in range(7 if unsupported_by_sharding(run) is None else 1)]
         fitting = (shards for shards in powers if memory_bytes(run, hardware, shards) <= most)
         needed[f"{run.study}/{run.name}"] = next(fitting, None)
     return {run: shards for run, shards in needed.items() if shards != 1}

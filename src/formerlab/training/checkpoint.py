@@ -35,19 +35,19 @@ def save_checkpoint(path: Path, content: Content, belongs_to: dict[str, str]) ->
             os.replace(path, path.with_name(PREVIOUS))
 
 
-def found_checkpoint(path: Path, belongs_to: dict[str, str]) -> Content | None:
-    """Return the checkpoint to resume from, or None; move a damaged checkpoint or one of another run aside."""
+def checkpoint_to_resume(path: Path, belongs_to: dict[str, str]) -> Content | None:
+    """Return the checkpoint to resume from, or None; move aside a checkpoint that is damaged or of another run."""
     with processes.first_in_turn():
         if processes.rank() == 0:  # rank 0 only, because it may write already when the others arrive
-            for left in path.parent.glob(".*.tmp"):
-                left.unlink()  # incomplete checkpoint of a killed process
+            for temporary in path.parent.glob(".*.tmp"):
+                temporary.unlink()  # incomplete checkpoint of a killed process
         try:
             return load_checkpoint(path, belongs_to)
         except UserError as error:
             aside = path.parent.with_name(SUPERSEDED)
             shutil.rmtree(aside, ignore_errors=True)
             path.parent.rename(aside)
-            print(f"starting from step 0: {error}; it is in {aside} until the run is finished", file=sys.stderr)
+            print(f"starting from step 0: {error}; moved to {aside} until the run finishes", file=sys.stderr)
             return None
 
 
@@ -57,17 +57,17 @@ def load_checkpoint(path: Path, belongs_to: dict[str, str]) -> Content | None:
     If the last checkpoint is damaged or missing, the previous one is read, with a warning. Raises UserError if both are
     damaged, or if the checkpoint belongs to another run; the message names the differences.
     """
-    present = [one for one in (path, path.with_name(PREVIOUS)) if one.exists()]
-    for one in present:  # a process that was killed between the two renames of a save leaves only the previous one
+    present = [candidate for candidate in (path, path.with_name(PREVIOUS)) if candidate.exists()]
+    for candidate in present:  # a process killed between the two renames of a save leaves only the previous checkpoint
         try:
-            content = load_tensors(one, {"belongs_to", "state"}, "its steps are lost")
+            content = load_tensors(candidate, {"belongs_to", "state"}, "its steps are lost")
         except DamagedFile as error:
-            if one == present[-1]:
+            if candidate == present[-1]:
                 raise
             print(f"{error}; resuming from the previous checkpoint, {PREVIOUS}", file=sys.stderr)
             continue
         if differing := differences(content["belongs_to"], belongs_to):
-            raise UserError(f"{one}: checkpoint of another run ({differing})")
+            raise UserError(f"{candidate}: checkpoint of another run ({differing})")
         return dict(content["state"])
     return None
 
@@ -87,11 +87,11 @@ def load_tensors(path: Path, keys: set[str], remedy: str) -> Content:
         reason = (str(error) or type(error).__name__).partition("\n")[0].partition(". ")[0]
         raise DamagedFile(f"{path}: broken ({reason}); {remedy}") from None
     if not isinstance(content, dict) or content.keys() != keys:
-        raise DamagedFile(f"{path}: broken (holds no {' and '.join(sorted(keys))}); {remedy}")
+        raise DamagedFile(f"{path}: broken (must contain the keys {' and '.join(sorted(keys))} only); {remedy}")
     return content
 
 
-def differences(found: dict[str, str], wanted: dict[str, str]) -> str:
+def differences(existing: dict[str, str], expected: dict[str, str]) -> str:
     """Describe the differences of spec, data, code and initial weights of two runs; empty if they are equal."""
-    keys = [key for key in sorted(found | wanted) if found.get(key) != wanted.get(key)]
-    return ", ".join(f"{key} {found.get(key)} there, {wanted.get(key)} here" for key in keys)
+    keys = [key for key in sorted(existing | expected) if existing.get(key) != expected.get(key)]
+    return ", ".join(f"{key} is {existing.get(key)}, expected {expected.get(key)}" for key in keys)

@@ -16,12 +16,12 @@ def load(run: str | Path) -> nn.Module:
 
     `run` is the folder of a run, or its id (`denseformer/plain-4/seed0`), which is searched in all scales below
     `results/live` (or `live` of the folder that config.yaml or its overlay names as `results`).
-    Raises UserError if there is no such run, if several scales have it, or if the run diverged.
+    Raises UserError if the run does not exist, exists in several scales, or diverged.
     """
-    return load_model(found(run))[0]
+    return load_model(finished_run_folder(run))[0]
 
 
-def found(run: str | Path) -> Path:
+def finished_run_folder(run: str | Path) -> Path:
     """Return the folder of a finished run, given the folder or the id of the run. Raises UserError as `load` does.
 
     An id is searched below the `results` of config.yaml in the working directory.
@@ -35,7 +35,7 @@ def found(run: str | Path) -> Path:
         results = next(filter(None, named), "results")
         live = [path.parent for path in sorted(Path(results, "live").glob(f"*/{folder}/run.json"))]
         if len(live) > 1:
-            raise UserError(f"{run}: several scales have this run; name {' or '.join(map(str, live))}")
+            raise UserError(f"{run}: several scales have this run; give the folder {' or '.join(map(str, live))}")
         folder = live[0] if live else folder
     if not (folder / "run.json").is_file():
         raise UserError(f"{run}: no finished run; python -m formerlab runs lists the runs of a scale")
@@ -49,10 +49,10 @@ def load_model(folder: Path, kind: str | None = None) -> tuple[nn.Module, Run]:
     """
     record = load_record(folder)
     if record["status"] == "diverged":
-        raise UserError(f"{folder}: diverged in step {record['diverged_at_step']}; name a run that did not diverge")
+        raise UserError(f"{folder}: diverged in step {record['diverged_at_step']}; choose a run that did not")
     run = Run.model_validate(record["spec"])
     if kind not in (None, run.model.kind):
-        raise UserError(f"{folder}: a {run.model.kind}, but only a {kind} can do this; name another run")
+        raise UserError(f"{folder}: model.kind is {run.model.kind}, must be {kind}; choose another run")
     model = run.model.build(run.seed)
     model.load_state_dict(load_file(folder / "weights.safetensors"))
     return model.eval(), run

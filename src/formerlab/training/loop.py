@@ -39,20 +39,20 @@ class Hooks:
 
     def __post_init__(self) -> None:
         self._next, self.due = time.monotonic() + self.checkpoint_seconds, False
-        self._asked, self._questions, self.longest = 0.0, 0, 0.0
+        self._last_call, self._calls, self.longest = 0.0, 0, 0.0
 
-    def asked(self) -> str | None:
-        """Return the reason to stop now, or None; all processes agree on it and on whether a checkpoint is `due`.
+    def reason_to_stop(self) -> str | None:
+        """Return the reason to stop now, or None; all processes agree on it, and on whether a checkpoint is `due`.
 
-        Also updates `longest`, the longest time between two calls. A step, a validation or a group of test examples
-        runs between two calls; the first step is not counted, because it includes compilation.
+        The call also updates `longest`, the longest time between two calls: a step, a validation, or a group of test
+        examples. The first step is not counted, because it includes compilation.
         """
-        now, self._questions = time.monotonic(), self._questions + 1
-        if self._questions > 2:
-            self.longest = max(self.longest, now - self._asked)
-        self._asked = now
+        now, self._calls = time.monotonic(), self._calls + 1
+        if self._calls > 2:
+            self.longest = max(self.longest, now - self._last_call)
+        self._last_call = now
         reason = self.stop()
-        stops, self.due = processes.any_wants(reason is not None, time.monotonic() >= self._next)
+        stops, self.due = processes.any_process(reason is not None, time.monotonic() >= self._next)
         return reason or ("another process was asked to stop" if stops else None)
 
     def write(self, state: State) -> None:
@@ -94,8 +94,8 @@ def train(
         return state.step
     with closing(steps.batches), Progress(run.steps, f"train {run.id}", start=state.step) as progress:
         while state.step < run.steps:
-            if (reason := hooks.asked() or steps.fetch()) is not None:
-                if missed := steps.read().missed:  # before their numbers were read
+            if (reason := hooks.reason_to_stop() or steps.fetch()) is not None:
+                if missed := steps.read().missed:  # steps whose results were not read yet
                     return state.count(run, train_data, start, -missed)
                 hooks.leave(state, f"{run.id}: stopped after step {state.step} of {run.steps}", reason)
             step, last = state.step + 1, state.step + 1 == run.steps
@@ -124,14 +124,14 @@ def train(
 
 
 def measure(run: Run, state: State, data: Path, hooks: Hooks, diverged: int | None) -> None:
-    """Measure the test split of the data, and that of the data whose tokenizer they use; a diverged run gets a uniform
-    guess.
+    """Measure the test split of the data, and the test split of the data set that the tokenizer comes from.
 
-    Raises StoppedEarly when `hooks.stop` gave a reason; the state is saved, and finished groups are not measured again.
+    A diverged run gets the loss of a uniform guess. Raises StoppedEarly if `hooks.stop` gives a reason; the state is
+    saved, and finished groups are not measured again.
     """
-    other = lender(data) if run.task.reads == "text" else None
-    narrow = state.device.type != "cpu" or processes.sharded()  # a CPU gains nothing
-    for table, folder in {"test": data, "lender_test": other}.items():
+    lender_folder = lender(data) if run.task.reads == "text" else None
+    autocasts = state.device.type != "cpu" or processes.sharded()  # a CPU gains nothing
+    for table, folder in {"test": data, "lender_test": lender_folder}.items():
         if folder is None:
             continue
         held_out: Any = run.task.held_out(folder)
@@ -139,28 +139,29 @@ def measure(run: Run, state: State, data: Path, hooks: Hooks, diverged: int | No
         if diverged is not None:
             done[:] = [[list(row) for row in run.task.guessed_rows(run.model, held_out)]]
             continue
-        groups: Any = run.task.test_groups(held_out)  # each process takes its own
+        groups: Any = run.task.test_groups(held_out)  # divided among the processes
         with evaluating(state.model, nullcontext):  # once, rather than for every group
             while len(done) < len(groups):
-                if (reason := hooks.asked()) is not None:
+                if (reason := hooks.reason_to_stop()) is not None:
                     tested = f"{len(done)} of {len(groups)} groups done"
-                    hooks.leave(state, f"{run.id}: stopped in the test, {tested}", reason)
-                mine = min(len(done) + processes.rank(), len(groups) - 1)  # without one: the last, to join in sums
-                with precision(run, state.device) if narrow else nullcontext():
-                    rows = run.task.test_rows(state.model, held_out, groups[mine])
+                    hooks.leave(state, f"{run.id}: stopped during the test, {tested}", reason)
+                # A process without a group repeats the last one, because all processes must join in sums.
+                local_group = min(len(done) + processes.rank(), len(groups) - 1)
+                with precision(run, state.device) if autocasts else nullcontext():
+                    rows = run.task.test_rows(state.model, held_out, groups[local_group])
                 done += processes.gathered([list(row) for row in rows])[: len(groups) - len(done)]
                 hooks.write(state)
 
 
 def _finite_weights(model: nn.Module) -> bool:
-    return math.isfinite(processes.whole(nn.utils.get_total_norm(model.parameters())).item())
+    return math.isfinite(processes.full_tensor(nn.utils.get_total_norm(model.parameters())).item())
 
 
 def _validate(run: Run, model: nn.Module, state: State, batches: Sequence[Any]) -> bool:
-    """Add one row per batch of the fixed validation stream and per mixing weight, or say that a loss is not finite."""
+    """Add one row per validation batch and per mixing weight; return False, adding none, if a loss is not finite."""
     with evaluating(state.model, torch.no_grad), precision(run, state.device):
         ready = (batch.to(state.device, non_blocking=True) for batch in batches)
-        # Copied, since a CUDA graph writes the next batch's loss where this one's is.
+        # Copied, because a CUDA graph overwrites the loss of one batch with the loss of the next.
         measures = [[x.double() if isinstance(x, Tensor) else x for x in run.task.measure(model, b)] for b in ready]
     tensors = [cell for row in measures for cell in row if isinstance(cell, Tensor)]
     numbers = iter(torch.stack(tensors).tolist() if tensors else ())  # read from the device at once

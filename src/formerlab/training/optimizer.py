@@ -37,10 +37,10 @@ class MuonAndAdamW(FusedAdamW):
         groups, bad = self.param_groups, cast(Tensor | None, getattr(self, "found_inf", None))
         self.muon.state, self.muon.param_groups = self.state, [group for group in groups if "momentum" in group]
         weights = [weight for group in self.muon.param_groups for weight in group["params"]]
-        before = [weight.clone() for weight in weights] if bad is not None else []
+        saved = [weight.clone() for weight in weights] if bad is not None else []
         inspect.unwrap(type(self.muon).step)(self.muon)
         if bad is not None:
-            for weight, old in zip(weights, before, strict=True):
+            for weight, old in zip(weights, saved, strict=True):
                 weight.copy_(torch.where(bad > 0, old, weight))
         self.param_groups = [group for group in groups if "momentum" not in group]
         _ADAMW_STEP(self)
@@ -94,8 +94,8 @@ class AdamW(Spec):
         exempt = self.exempt(model)
         for name, parameter in model.named_parameters():
             mixers = static if name in exempt else mixing
-            others = vectors if parameter.ndim < 2 or name in exempt else matrices
-            (mixers if name.startswith("mixer.") else others).append(parameter)
+            remaining = vectors if parameter.ndim < 2 or name in exempt else matrices
+            (mixers if name.startswith("mixer.") else remaining).append(parameter)
         factor, decay = self.mixing_lr_factor, self.weight_decay
         rows = [(matrices, decay, 1.0), (vectors, 0.0, 1.0), (mixing, decay * self.decay_mixing, factor)]
         rows += [(static, 0.0, factor)] if static else []
@@ -135,8 +135,8 @@ class LayerwiseAdamW(AdamW):
         from timm.models import group_parameters
 
         layers = group_parameters(model, model.group_matcher(), reverse=True)  # type: ignore[operator]
-        last = max(layers.values())
-        rates = {parameter: self.layer_decay ** (last - layers[name]) for name, parameter in model.named_parameters()}
+        deepest = max(layers.values())
+        rates = {weight: self.layer_decay ** (deepest - layers[name]) for name, weight in model.named_parameters()}
         split: dict[tuple[int, float], dict[str, Any]] = {}
         for number, group in enumerate(groups):
             for parameter in group["params"]:
@@ -164,7 +164,7 @@ class Muon(AdamW):
     def build(self, model: nn.Module) -> torch.optim.AdamW:
         """Return the optimizer, with Muon for the matrices of blocks. Raises UserError for torch before 2.9."""
         if not hasattr(torch.optim, "Muon"):
-            raise UserError(f"optimizer.kind: muon needs torch 2.9 or newer, this is {torch.__version__}; take adamw")
+            raise UserError(f"optimizer.kind: muon needs torch 2.9 or newer, this is {torch.__version__}; use adamw")
         blocks = ("blocks.", "encoder.", "decoder.")
         of_blocks = {parameter for name, parameter in model.named_parameters() if name.startswith(blocks)}
         groups = self.groups(model)
@@ -174,9 +174,9 @@ class Muon(AdamW):
         muon = torch.optim.Muon(
             inside, self.lr, self.weight_decay, momentum=self.momentum, adjust_lr_fn="match_rms_adamw"
         )
-        made = MuonAndAdamW([*groups, muon.param_groups[0] | {"lr_factor": 1.0}], **self._settings)
-        made.muon = muon
-        return made
+        optimizer = MuonAndAdamW([*groups, muon.param_groups[0] | {"lr_factor": 1.0}], **self._settings)
+        optimizer.muon = muon
+        return optimizer
 
 
 Optimizer = Annotated[AdamW | LayerwiseAdamW | Muon, Field(discriminator="kind")]

@@ -31,17 +31,17 @@ own default; gloo's is 30 minutes."""
 
 
 @contextmanager
-def joined(device: str) -> Iterator[str]:
-    """Join the process group if torchrun started several processes, and yield the device of this process."""
+def process_group(device: str) -> Iterator[str]:
+    """Join the process group if torchrun started several processes; yield the device of this process."""
     if world_size() == 1:
         yield device
         return
-    own = f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" else device
+    local_device = f"cuda:{os.environ['LOCAL_RANK']}" if device == "cuda" else device
     if device == "cuda":
-        torch.cuda.set_device(own)
+        torch.cuda.set_device(local_device)
     distributed.init_process_group("cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", timeout=LONGEST_WAIT)
     try:
-        yield own
+        yield local_device
     except StoppedEarly:
         distributed.destroy_process_group()
         raise
@@ -55,10 +55,10 @@ def world_size() -> int:
     """
     size = variable("WORLD_SIZE") or "1"
     if not size.isdecimal() or int(size) == 0:
-        raise UserError(f"WORLD_SIZE={size}: give a number of processes, 1 or more, or unset it")
+        raise UserError(f"WORLD_SIZE={size}: set it to the number of processes, 1 or more, or unset it")
     missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if variable(name) is None]
     if int(size) > 1 and missing:
-        raise UserError(f"WORLD_SIZE={size} without {', '.join(missing)}: unset it, or start the processes by torchrun")
+        raise UserError(f"WORLD_SIZE={size} without {', '.join(missing)}: unset it, or start with torchrun")
     return int(size)
 
 
@@ -77,10 +77,10 @@ def sharded() -> bool:
     return os.environ.get(SHARDED) == "1" and count() > 1
 
 
-def unsplittable(run: Run, *, carried: bool = False) -> str | None:
+def unsupported_by_sharding(run: Run, *, carried: bool = False) -> str | None:
     """Return the first setting of a run that does not support sharded tensors, or None.
 
-    `carried` says that another run carries on the optimizer of this run.
+    `carried` means that a child run takes over the optimizer state of this run.
     """
     growth = run.growth or Growth()
     reasons = {
@@ -94,18 +94,18 @@ def unsplittable(run: Run, *, carried: bool = False) -> str | None:
     return next((reason for reason, met in reasons.items() if met), None)
 
 
-def placed(model: nn.Module, device: str, precision: str) -> nn.Module:
-    """Move the model to the device, whole or as the shards of this process.
+def place_model(model: nn.Module, device: str, precision: str) -> nn.Module:
+    """Move the model to the device; with sharding, keep only the shards of this process.
 
-    A model from the meta device gets memory, but its parameters keep undefined values.
+    A model on the meta device gets memory, but its parameters keep undefined values.
     """
     if sharded():
         _split(model, device, precision)
     if any(weight.is_meta for weight in model.parameters()):
         model.to_empty(device=device)
-        for part in model.modules():
-            if part._non_persistent_buffers_set:  # tables that are not in the state dict
-                part.reset_parameters()  # type: ignore[operator]
+        for module in model.modules():
+            if module._non_persistent_buffers_set:  # tables that are not in the state dict
+                module.reset_parameters()  # type: ignore[operator]
     return model.to(device)
 
 
@@ -127,21 +127,21 @@ def _split(model: Any, device: str, precision: str) -> None:
                 fully_shard(norm, mesh=mesh)
         fully_shard(block, mesh=mesh, mp_policy=half if precision == "bfloat16" else MixedPrecisionPolicy())
     fully_shard(model, mesh=mesh)
-    for part in model.modules():
-        if isinstance(part, FSDPModule):
-            part.set_gradient_divide_factor(1.0)  # sum: losses are already divided by the number of micro-batches
-            part.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sums
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)  # sum: losses are already divided by the number of micro-batches
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sums
 
 
-def summing_gradients(model: nn.Module, *, some_rest: bool) -> nn.Module:
+def summing_gradients(model: nn.Module, *, unused_parameters: bool) -> nn.Module:
     """Wrap the model in DDP, so that the backward pass sums the gradients over processes.
 
-    `some_rest` says that some parameters have no gradient in some steps. Sharded models need no wrapper.
+    `unused_parameters` means that some parameters have no gradient in some steps. Sharded models need no wrapper.
     """
     if count() == 1 or sharded():
         return model
     called = nn.parallel.DistributedDataParallel(
-        model, forward_sync_buffers=False, gradient_as_bucket_view=True, find_unused_parameters=some_rest
+        model, forward_sync_buffers=False, gradient_as_bucket_view=True, find_unused_parameters=unused_parameters
     )
 
     def total(state: None, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
@@ -153,7 +153,7 @@ def summing_gradients(model: nn.Module, *, some_rest: bool) -> nn.Module:
     return called
 
 
-def of_part(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
+def micro_batch_context(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
     """Return the context of a micro-batch: DDP sums gradients over processes after the last micro-batch only.
 
     Sharded models sum after every micro-batch, because unsummed gradients would not be sharded.
@@ -163,25 +163,25 @@ def of_part(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def any_wants(*wishes: bool) -> list[bool]:
-    """Return, for every condition, whether it is true in any process, so that all stop or save after the same step.
+def any_process(*conditions: bool) -> list[bool]:
+    """Return whether each condition is true in any process, so that all processes stop or save after the same step.
 
     The exchange uses gloo on the CPU, so no process waits for a GPU.
     """
     if count() == 1:
-        return list(wishes)
-    wanted = torch.tensor(wishes, dtype=torch.uint8)
-    distributed.all_reduce(wanted, op=distributed.ReduceOp.MAX)
-    return [bool(one) for one in wanted]
+        return list(conditions)
+    flags = torch.tensor(conditions, dtype=torch.uint8)
+    distributed.all_reduce(flags, op=distributed.ReduceOp.MAX)
+    return [bool(flag) for flag in flags]
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """Return the full tensor of a sharded tensor or partial sum; other tensors are returned unchanged."""
     gather: Any = getattr(tensor, "full_tensor", None)  # only DTensors have it
     return tensor if gather is None else gather()
 
 
-def whole_tensors(tree: dict[str, Any]) -> dict[str, Any]:
+def full_tensors(tree: dict[str, Any]) -> dict[str, Any]:
     """Replace sharded tensors in nested mappings by full tensors, on the CPU of rank 0 only."""
     if not sharded():
         return tree
@@ -196,7 +196,7 @@ def whole_tensors(tree: dict[str, Any]) -> dict[str, Any]:
     return gathered
 
 
-def part(tensor: Tensor, like: Tensor) -> Tensor:
+def local_shard(tensor: Tensor, like: Tensor) -> Tensor:
     """Return this process's shard of a full tensor, with the sharding of `like`."""
     if not sharded():
         return tensor
@@ -211,9 +211,9 @@ def gathered(rows: Any) -> list[Any]:
     """Return the objects of all processes in rank order."""
     if count() == 1:
         return [rows]
-    found = [None] * count()
-    distributed.all_gather_object(found, rows)
-    return found
+    rows_of_ranks = [None] * count()
+    distributed.all_gather_object(rows_of_ranks, rows)
+    return rows_of_ranks
 
 
 @contextmanager

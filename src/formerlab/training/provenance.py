@@ -53,8 +53,8 @@ def _git(folder: Path, *words: str) -> str:
 def versions(*further: str) -> dict[str, str]:
     """Return the versions of Python, of the packages that a result depends on, and of `further` installed packages."""
     packages = ("formerlab", "torch", "numpy", "pydantic", "tokenizers", "safetensors", *further)
-    found = {package: found.version for package in packages for found in distributions(name=package)}
-    return {"python": platform.python_version()} | found
+    installed = {package: item.version for package in packages for item in distributions(name=package)}
+    return {"python": platform.python_version()} | installed
 
 
 def device_name(device: torch.device) -> str:

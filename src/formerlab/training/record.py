@@ -34,13 +34,13 @@ def load_record(folder: Path) -> Record:
     if not weights.is_file():
         raise UserError(f"{weights}: no such file; train {record['id']} again")
     if sha256(weights) != record["weights_sha256"]:
-        what = "not the weights of run.json"
-        raise UserError(f"{weights}: {what}; delete this file and train {record['id']} again")
+        differing = "differs from weights_sha256 in run.json"
+        raise UserError(f"{weights}: {differing}; delete this file and train {record['id']} again")
     return record
 
 
 class Reading(Spec):
-    """Training data that one run of a growth chain read. run.json lists the ancestors' readings, then the run's own."""
+    """Training data that one run of a growth chain read; run.json lists the readings of all ancestors, then its own."""
 
     run: str
     """Id of the run."""
@@ -71,8 +71,8 @@ def next_position(chain: Sequence[Reading], data: str) -> DataPosition:
     """Return the start position of a run on the data with this fingerprint, given the readings of its ancestors."""
     if not chain:
         return DataPosition()
-    last = next((reading.end for reading in reversed(chain) if reading.data == data), DataPosition())
-    return last.model_copy(update={"chain_steps": chain[-1].end.chain_steps})
+    end = next((reading.end for reading in reversed(chain) if reading.data == data), DataPosition())
+    return end.model_copy(update={"chain_steps": chain[-1].end.chain_steps})
 
 
 def reading_of(run: Run, state: State, fingerprint: str, data: Any, chain: Sequence[Reading]) -> Reading:
@@ -80,8 +80,9 @@ def reading_of(run: Run, state: State, fingerprint: str, data: Any, chain: Seque
     start = next_position(chain, fingerprint)
     low, high = stretch = getattr(run.task, "stretch", (0.0, 1.0))
     epochs = state.tokens / run.task.epoch_tokens(data)
-    before = [reading for reading in chain if reading.data == fingerprint]
-    shared = [max(0.0, min(high, one.stretch[1]) - max(low, one.stretch[0])) / (high - low) for one in before]
+    earlier = [reading for reading in chain if reading.data == fingerprint]
+    ranges = [reading.stretch for reading in earlier]
+    overlaps = [max(0.0, min(high, end) - max(low, begin)) / (high - low) for begin, end in ranges]
     return Reading(
         run=run.id,
         data=fingerprint,
@@ -90,8 +91,8 @@ def reading_of(run: Run, state: State, fingerprint: str, data: Any, chain: Seque
         end=run.task.position_after(data, start, state.step),
         tokens=state.tokens,
         epochs=epochs,
-        tokens_cumulative=state.tokens + sum(reading.tokens for reading in before),
-        epochs_cumulative=epochs + sum(one.epochs * share for one, share in zip(before, shared, strict=True)),
+        tokens_cumulative=state.tokens + sum(reading.tokens for reading in earlier),
+        epochs_cumulative=epochs + sum(r.epochs * overlap for r, overlap in zip(earlier, overlaps, strict=True)),
     )
 
 
@@ -120,17 +121,17 @@ def finish(
     with replacing(out / WEIGHTS) as temporary:
         save_file(weights, temporary)
     (out / OPTIMIZER).unlink(missing_ok=True)
-    if runtime.keep_optimizer:  # a later run carries it on
+    if runtime.keep_optimizer:  # a child run takes it over
         with replacing(out / OPTIMIZER) as temporary:
             torch.save(content["optimizer"], temporary)
     chain = readings(parent)
     rate, time_s = provenance.matmul_flops_per_s(runtime.device, run.precision), state.training_time_s
     used = provenance.model_flops_utilisation(state.flops, time_s, rate, processes.count()) if time_s else None
-    record = record_of(run, manifest, runtime.code_hash, runtime.device) | {
+    record = base_record(run, manifest, runtime.code_hash, runtime.device) | {
         "status": "finished" if diverged is None else "diverged",
         "diverged_at_step": diverged,
         "init": parent and {key: parent[key] for key in ("id", "weights_sha256")},
-        "read": [one.to_dict() for one in (*chain, reading_of(run, state, manifest["fingerprint"], data, chain))],
+        "read": [r.to_dict() for r in (*chain, reading_of(run, state, manifest["fingerprint"], data, chain))],
         "tokens": state.tokens,
         "flops": state.flops,
         "flops_cumulative": state.flops + (parent["flops_cumulative"] if parent else 0),
@@ -147,11 +148,11 @@ def finish(
         "rows_sha256": hashes_of_rows(out, STAGES["train"].tables),
         "final": final,
     }
-    write_record(out / "run.json", record | runtime.said)
+    write_record(out / "run.json", record | runtime.extra)
     tidy(out, record["status"])
 
 
-def record_of(run: AnyRun, manifest: Record, code_hash: str, device: str, *packages: str) -> Record:
+def base_record(run: AnyRun, manifest: Record, code_hash: str, device: str, *packages: str) -> Record:
     """Return the keys that the records of all runs share: spec, data, code and machine."""
     test = manifest["splits"].get("test") or {}
     return {

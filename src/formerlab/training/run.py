@@ -51,8 +51,8 @@ class Run(AnyRun):
         if not isinstance(values, dict):
             return values
         usual = {"model": {"kind": "decoder"}, "task": {"kind": "language_modeling"}, "optimizer": {"kind": "adamw"}}
-        given = {key: values[key] for key in usual if isinstance(values.get(key), dict)}
-        return values | {key: usual[key] | value for key, value in given.items()}
+        settings = {key: values[key] for key in usual if isinstance(values.get(key), dict)}
+        return values | {key: usual[key] | value for key, value in settings.items()}
 
     @property
     def init_id(self) -> str | None:

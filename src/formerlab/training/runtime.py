@@ -31,7 +31,7 @@ class RuntimeConfig:
     """Use deterministic, slower kernels on a GPU; torch raises an error for operations without one."""
     keep_optimizer: bool = False
     """Write the final state of the optimizer to optimizer.pt, for runs that grow from this run and carry it over."""
-    said: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
     """Additional entries of the record."""
 
 

@@ -25,7 +25,7 @@ from formerlab.kernels.native import keep_memory, kernel_path
 from formerlab.layers.initialization import without_values
 from formerlab.results.stages import OPTIMIZER, STAGES, WEIGHTS
 from formerlab.training import processes, provenance
-from formerlab.training.checkpoint import Content, differences, found_checkpoint, load_tensors, save_checkpoint
+from formerlab.training.checkpoint import Content, checkpoint_to_resume, differences, load_tensors, save_checkpoint
 from formerlab.training.loop import Hooks, measure, train
 from formerlab.training.record import (
     CHECKPOINT,
@@ -50,9 +50,9 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
     Raises UserError if data, parent, or existing results in `out` do not fit the run, and StoppedEarly at a signal or
     before the time limit; the work is saved and the same call continues.
     """
-    with StopRequest(runtime.time_limit_s, runtime.margin_s) as stop, processes.joined(runtime.device) as device:
+    with StopRequest(runtime.time_limit_s, runtime.margin_s) as stop, processes.process_group(runtime.device) as device:
         # Check.
-        manifest, ancestor = read_manifest(data), record_of_parent(run, parent)
+        manifest, ancestor = read_manifest(data), load_parent_record(run, parent)
         belongs_to = identity(run.fingerprint(), manifest, runtime.code_hash, ancestor)
         with processes.first_in_turn():
             if not runtime.replace and is_finished(run, out, belongs_to, keep_optimizer=runtime.keep_optimizer):
@@ -67,7 +67,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
         set_deterministic(runtime.deterministic, compiles=run.compile)
         keep_memory()
         path = out / CHECKPOINT
-        content = found_checkpoint(path, belongs_to)
+        content = checkpoint_to_resume(path, belongs_to)
         state = initial_state(run, parent, ancestor, content, device)
         if content is not None:
             print(f"continuing after step {state.step} of {path}", file=sys.stderr)
@@ -100,7 +100,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
         # Finish.
         state.wall_time_s = time.monotonic() - clock
         if diverged is not None and processes.rank() == 0:
-            saved = f"last good checkpoint: {path}" if path.exists() else "no checkpoint was written before it"
+            saved = f"last good checkpoint: {path}" if path.exists() else "no earlier checkpoint"
             print(
                 f"{run.id}: loss, gradient or weights not finite in step {diverged}; recorded as diverged ({saved}). "
                 f"Try a lower optimizer.lr (now {run.optimizer.lr:g}), a longer schedule.warmup, optimizer.clip 1.0 or "
@@ -110,15 +110,15 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
         finish(run, state, runtime, out, manifest, ancestor, diverged, examples)
 
 
-def set_deterministic(wanted: bool, *, compiles: bool) -> None:
+def set_deterministic(enabled: bool, *, compiles: bool) -> None:
     """Set torch's deterministic mode; without compilation, avoid importing the compiler, which takes a second."""
     if compiles:
-        torch.use_deterministic_algorithms(wanted)
+        torch.use_deterministic_algorithms(enabled)
     else:
-        torch.set_deterministic_debug_mode("error" if wanted else "default")
+        torch.set_deterministic_debug_mode("error" if enabled else "default")
 
 
-def record_of_parent(run: Run, parent: Path | None) -> Record | None:
+def load_parent_record(run: Run, parent: Path | None) -> Record | None:
     """Return the verified record of the run's parent, or None without `init`; raise UserError if it is not finished."""
     if run.init is None:
         return None
@@ -135,18 +135,18 @@ def record_of_parent(run: Run, parent: Path | None) -> Record | None:
 
 def identity(spec_hash: str, data: Record, code_hash: str, init: Record | None) -> dict[str, str]:
     """Return the hashes that determine a run's results; `data` and `init` are the records of its data and parent."""
-    found = {"spec": spec_hash, "data": data["fingerprint"], "code": code_hash}
-    return found if init is None else found | {"init": init["weights_sha256"]}
+    hashes = {"spec": spec_hash, "data": data["fingerprint"], "code": code_hash}
+    return hashes if init is None else hashes | {"init": init["weights_sha256"]}
 
 
 def is_finished(run: Run, out: Path, belongs_to: dict[str, str], *, keep_optimizer: bool) -> bool:
-    """Return whether `out` contains this run with all files intact. Raises UserError if it contains another run."""
+    """Return whether `out` contains this run with all files intact; raise UserError if it contains another run."""
     path = out / "run.json"
     if not path.exists():
         return False
     record = read_record(path, "spec_hash", "data", "code_hash", "init", "status", "weights_sha256")
-    found = identity(record["spec_hash"], record["data"], record["code_hash"], record["init"])
-    if differing := differences(found, belongs_to):
+    existing = identity(record["spec_hash"], record["data"], record["code_hash"], record["init"])
+    if differing := differences(existing, belongs_to):
         raise UserError(f"{path}: result of another run ({differing}); delete it, or train in another folder")
     names = (*STAGES["train"].written, OPTIMIZER) if keep_optimizer else STAGES["train"].written
     stated = record.get("rows_sha256", {}) | {WEIGHTS: record["weights_sha256"]}
@@ -174,14 +174,14 @@ def initial_state(run: Run, parent: Path | None, record: Record | None, content:
             model = spec.build(run.seed)
         if weights and content is None:
             model.load_state_dict(weights)
-    model = processes.placed(model, device, run.precision)
+    model = processes.place_model(model, device, run.precision)
     state = State(model, run.optimizer.build(model), started=provenance.now())
     if growth is not None:
         hold_old_tokens(state.optimizer, model, weights, growth.old_tokens)
     if content is not None:
         state.restore(content)
     elif parent is not None and growth is not None and growth.optimizer == "carry":
-        remedy = f"train {run.init_id} again, which then keeps it"
+        remedy = f"train {run.init_id} again to write this file"
         carried = load_tensors(parent / OPTIMIZER, {"state", "param_groups"}, remedy)
         state.optimizer.load_state_dict(grow_optimizer_state(carried, state.optimizer))
     return state
@@ -189,8 +189,8 @@ def initial_state(run: Run, parent: Path | None, record: Record | None, content:
 
 def note_kernels(state: State) -> None:
     """Record the kernels that compute the next steps; warn if they differ from the kernels of earlier steps."""
-    now, before = kernel_path(), state.kernels[-1:]
-    if before and before != [now] and processes.rank() == 0:
-        differing = f"earlier steps were computed with kernels '{before[0]}', the next steps with '{now}'"
-        print(f"{differing}: the last bits differ from a run with one kind of kernels", file=sys.stderr)
-    state.kernels += [now] if before != [now] else []
+    current, previous = kernel_path(), state.kernels[-1:]
+    if previous and previous != [current] and processes.rank() == 0:
+        differing = f"earlier steps were computed with kernels '{previous[0]}', the next steps with '{current}'"
+        print(f"{differing}: results may differ in the last bits from an uninterrupted run", file=sys.stderr)
+    state.kernels += [current] if previous != [current] else []

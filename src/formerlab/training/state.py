@@ -60,26 +60,25 @@ class State:
         """Return the content of a checkpoint. With sharded tensors all processes must call this, and rank 0 gets it."""
         counts = {name: getattr(self, name) for name in COUNTS}
         tensors = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        return counts | processes.whole_tensors(tensors)
+        return counts | processes.full_tensors(tensors)
 
     def restore(self, content: dict[str, Any]) -> None:
         """Restore a checkpoint; each tensor is sharded like the tensor that it replaces."""
-        weights, held = self.model.state_dict(), content["optimizer"]["state"]
+        weights, saved_moments = self.model.state_dict(), content["optimizer"]["state"]
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         self.model.load_state_dict(
-            {name: processes.part(value, weights[name]) for name, value in content["model"].items()}
+            {name: processes.local_shard(value, weights[name]) for name, value in content["model"].items()}
         )
         moments = {
-            index: {name: processes.part(value, parameters[index]) for name, value in of_one.items()}
-            for index, of_one in held.items()
+            index: {name: processes.local_shard(value, parameters[index]) for name, value in tensors.items()}
+            for index, tensors in saved_moments.items()
         }
         self.optimizer.load_state_dict(content["optimizer"] | {"state": moments})
         for name in COUNTS:
             setattr(self, name, copy.deepcopy(content[name]))
-        for (
-            of_one
-        ) in self.optimizer.state.values():  # the content is memory-mapped, and the next save replaces the file
-            of_one.update({name: value.clone() for name, value in of_one.items() if value.device.type == "cpu"})
+        # Copy the tensors, because the content is memory-mapped and the next save replaces the file.
+        for tensors in self.optimizer.state.values():
+            tensors.update({name: value.clone() for name, value in tensors.items() if value.device.type == "cpu"})
 
 
-COUNTS = [one.name for one in fields(State)[2:]]
+COUNTS = [attribute.name for attribute in fields(State)[2:]]

@@ -35,21 +35,21 @@ def batches(run: Run, data: Any, start: DataPosition, first: int, device: torch.
 
     def make(step: int) -> Batch:
         key, shard = (data, run.seed, step, start), Shard(processes.rank(), processes.count())
-        count, parts = run.task.micro_batch_count(*key), run.task.step_batches(*key, shard)
+        count, micro_batches = run.task.micro_batch_count(*key), run.task.step_batches(*key, shard)
         if device.type == "cuda":
-            parts = [part.pin_memory() for part in parts]
-        return count, list(zip(shard.micro_batches(count), parts, strict=True))
+            micro_batches = [micro_batch.pin_memory() for micro_batch in micro_batches]
+        return count, list(zip(shard.micro_batches(count), micro_batches, strict=True))
 
     thread = None if device.type == "cpu" else ThreadPoolExecutor(1, "batches")
-    made = deque[Future[Batch]]()
+    queued = deque[Future[Batch]]()
     try:
         for step in range(first, run.steps):
             if thread is None:
                 yield make(step)
                 continue
-            for later in range(step + len(made), min(step + AHEAD + 1, run.steps)):
-                made.append(thread.submit(make, later))
-            yield made.popleft().result()
+            for later in range(step + len(queued), min(step + AHEAD + 1, run.steps)):
+                queued.append(thread.submit(make, later))
+            yield queued.popleft().result()
     finally:
         if thread is not None:
             thread.shutdown(cancel_futures=True)
@@ -85,7 +85,7 @@ class Steps:
         self._outcome = torch.zeros(3, device=self.device)
         if run.checkpoint_activations:
             recompute_blocks(state.model)
-        self._summing = processes.summing_gradients(state.model, some_rest=run.optimizer.mixing_start_step > 0)
+        self._summing = processes.summing_gradients(state.model, unused_parameters=run.optimizer.mixing_start_step > 0)
         self.model = self._summing
         """The wrapped model (compiled or distributed) that the loop calls."""
         dynamic = run.task.dynamic_shapes
@@ -118,16 +118,16 @@ class Steps:
         seed(mixed_seed(run.seed, drawn))  # dropout depends only on the step
         run.optimizer.prepare(state.model, state.optimizer, state.step, run.schedule.factor(state.step, run.steps))
         assert self._batch is not None
-        parts, mine = self._batch
+        micro_batch_count, local_batches = self._batch
         total = torch.zeros(1 + len(run.task.train_columns), device=device)
-        for index, part in mine:
+        for index, micro_batch in local_batches:
             if index > 0:
                 seed(mixed_seed(run.seed, drawn, index))  # equal for any number of processes
-            with processes.of_part(self._summing, last=index == mine[-1][0]):
+            with processes.micro_batch_context(self._summing, last=index == local_batches[-1][0]):
                 with precision(run, device):
-                    ready = part.to(device, non_blocking=True)
-                    losses = [loss / parts for loss in run.task.losses(self.model, ready)]
-                if index >= parts:
+                    ready = micro_batch.to(device, non_blocking=True)
+                    losses = [loss / micro_batch_count for loss in run.task.losses(self.model, ready)]
+                if index >= micro_batch_count:
                     losses = [0.0 * loss for loss in losses]
                 losses[0].backward()  # type: ignore[no-untyped-call]
             total += torch.stack(losses).detach()
@@ -141,15 +141,15 @@ class Steps:
         weights = (weight for group in optimizer.param_groups for weight in group["params"])
         moving = [weight for weight in weights if weight.grad is not None]
         norm = nn.utils.get_total_norm([weight.grad for weight in moving])
-        own, missed = processes.whole(norm).to(loss), self._outcome[2]
+        full_norm, missed = processes.full_tensor(norm).to(loss), self._outcome[2]
         takes = clips = True
         if self.waits:
-            numbers = torch.stack((loss, own)).tolist()
+            numbers = torch.stack((loss, full_norm)).tolist()
             takes = all(map(math.isfinite, numbers))
             clips = takes and numbers[1] > clip
             missed = missed + (not takes)
         else:
-            bad = ~(loss.isfinite() & own.isfinite()) | (missed > 0)
+            bad = ~(loss.isfinite() & full_norm.isfinite()) | (missed > 0)
             optimizer.found_inf = bad.float()  # type: ignore[attr-defined]  # 1 makes the fused step skip its update
             missed = missed + bad
         if clip and clips:
@@ -157,7 +157,7 @@ class Steps:
         if takes:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        self._outcome = torch.cat((torch.stack((loss, own, missed)), losses[1:]))
+        self._outcome = torch.cat((torch.stack((loss, full_norm, missed)), losses[1:]))
 
     def read(self) -> Outcome:
         """Wait for the device and return the outcome of the steps so far."""

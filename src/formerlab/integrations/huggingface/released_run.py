@@ -23,7 +23,7 @@ from formerlab.tasks.language import LanguageModeling
 from formerlab.tasks.window_losses import mean_loss, spread_windows, window_documents, window_losses
 from formerlab.training import provenance
 from formerlab.training.any_run import ReleasedRun
-from formerlab.training.record import record_of
+from formerlab.training.record import base_record
 
 BATCH_TOKENS = 2048
 """Tokens of one forward pass over windows, limited by the memory of the logits for large vocabularies."""
@@ -51,7 +51,7 @@ def load_stage(run: ReleasedRun, data: Path, out: Path, *, device: str, threads:
     documents = window_documents(stream, run.context, manifest["tokenizer"]["end_of_text"]).tolist()
     rows = [(*loss[:3], documents[loss.window]) for loss in losses]
     write_rows(out / "test.csv", LanguageModeling.test_columns, rows)
-    record = record_of(run, manifest, code_hash, device, "transformers", "gguf") | {
+    record = base_record(run, manifest, code_hash, device, "transformers", "gguf") | {
         "status": "finished",
         "init": None,
         "released": {"name": run.released, "quantisation": quantisation(run.model.source)},
