@@ -1,0 +1,117 @@
+"""`PrunedLM`, the transformers model of lm-evaluation-harness with a pruned cache, for generative tasks.
+
+This module imports lm_eval; import it only inside functions.
+"""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import lm_eval
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+
+from formerlab.cache import Full, resolve_budget
+from formerlab.cache.budget import AnyBudget
+from formerlab.cache.policies.policy import Policy
+from formerlab.errors import UserError
+from formerlab.evaluation.language.harness import FEWSHOT_SEED, quiet
+from formerlab.integrations.huggingface.pruning import prune
+from formerlab.progress import Progress
+
+LENGTH_KEYS = "max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens"
+"""The harness's names for the maximum length of an answer, by priority."""
+
+
+class PrunedLM(HFLM):  # type: ignore[misc]
+    """Answers `generate_until` requests with a cache that `policy` prunes to `budget`.
+
+    Prompts, batches (padded on the left), stop strings, `max_gen_toks` and the chat template are the harness's own.
+    `model` and `tokenizer` are of transformers. `context` is the model's context in tokens, by default from its
+    config; a longer prompt is refused, where the harness would truncate it. `progress` counts answers.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        policy: Policy | None = None,
+        budget: AnyBudget = 1.0,
+        *,
+        context: int | None = None,
+        batch: int = 1,
+        progress: Progress | None = None,
+    ) -> None:
+        with quiet():
+            super().__init__(pretrained=model, tokenizer=tokenizer, batch_size=batch, max_length=context)
+        self.policy, self.budget, self.progress = policy or Full(), budget, progress
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
+        """Return the answer to each request. Raises UserError for a request that the model cannot answer."""
+        for request in requests:
+            self._check(*request.args)
+        with prune(self.model, self.policy, self.budget):
+            answers: list[str] = super().generate_until(requests, disable_tqdm=True)
+        return answers
+
+    def _model_generate(self, context: Any, *args: Any, **kwargs: Any) -> Any:
+        generated = super()._model_generate(context, *args, **kwargs)
+        if self.progress is not None:
+            self.progress.advance(len(context))
+        return generated
+
+    def _check(self, prompt: str, options: dict[str, Any]) -> None:
+        """Check the settings of a request, and the length of its prompt with the answer."""
+        stops, room = options.get("until") or [], next((options[key] for key in LENGTH_KEYS if key in options), None)
+        if not stops and room is None:
+            raise UserError("until: the stop list is empty and max_gen_toks is not set; give at least one of them")
+        if "" in stops:
+            raise UserError("until: an empty stop string would empty every answer; remove it")
+        room = self.max_gen_toks if room is None else int(room)
+        if not 0 < room < self.max_length:
+            raise UserError(f"max_gen_toks: {room} leave no room for a prompt in a context of {self.max_length} tokens")
+        if (length := len(self.tok_encode(prompt))) + room > self.max_length:
+            raise UserError(
+                f"a prompt of {length} tokens and max_gen_toks={room} exceed the context of {self.max_length} tokens; "
+                "lower max_gen_toks, or remove the example"
+            )
+        if resolve_budget(self.budget, length) < 1:
+            raise UserError(f"budget {self.budget}: less than one entry of a prompt of {length} tokens; raise it")
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> None:
+        """Raise UserError for tasks that are scored by log-probabilities."""
+        raise UserError("only generative tasks run here; tasks of log-probabilities run in the stages prune, zeroshot")
+
+    loglikelihood = loglikelihood_rolling = _refuse
+
+
+class TaskScore(NamedTuple):
+    """One metric of one example of a generative task."""
+
+    task: str
+    task_version: str
+    example: int
+    metric: str
+    value: float
+
+
+def task_scores(
+    lm: HFLM, tasks: dict[str, Any], *, limit: int | None = None, chat_template: bool = False
+) -> Iterator[TaskScore]:
+    """Run loaded tasks (`load_tasks`) and yield every metric of the first `limit` examples of each.
+
+    `chat_template` wraps each prompt as a message to the model, in the form of its tokenizer.
+    """
+    if chat_template and not getattr(lm.tokenizer, "chat_template", None):
+        raise UserError("the tokenizer has no chat template; leave out the option")
+    options = {"limit": limit, "apply_chat_template": chat_template, "bootstrap_iters": 0, "log_samples": True}
+    with quiet():
+        for task in tasks["tasks"].values():
+            task.set_fewshot_seed(FEWSHOT_SEED)
+        results = lm_eval.evaluate(lm=lm, task_dict=tasks, **options)
+    for name, samples in results["samples"].items():
+        for sample in samples:
+            for metric in sample["metrics"]:
+                if isinstance(sample[metric], int | float):  # corpus metrics have no value of one example
+                    label = metric if sample["filter"] == "none" else f"{metric},{sample['filter']}"
+                    version = str(results["versions"][name])
+                    yield TaskScore(name, version, sample["doc_id"], label, float(sample[metric]))
