@@ -27,7 +27,10 @@ for line in sum(groups, project["dependencies"]):
 print("sqlalchemy<2.1")  # old releases of mlflow import what 2.1 has no more
 PYTHON
         ;;
-    newest) pip index versions torch 2>/dev/null | sed -n 's/^torch (\([0-9.]*\).*/torch==\1/p' >"$pins" ;;
+    newest) # of pip itself, so that the constraints of its configuration count
+        pip install --quiet --dry-run --ignore-installed --no-deps --report - 'torch>=2.8' |
+            "$python" -c 'import json, sys; print("torch==" + json.load(sys.stdin)["install"][0]["metadata"]["version"])' >"$pins"
+        ;;
     *) echo "say oldest or newest" >&2; exit 2 ;;
 esac
 

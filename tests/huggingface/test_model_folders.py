@@ -67,16 +67,11 @@ def build(**parts):
 ELSEWHERE = """
 import importlib.util, sys
 
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("formerlab", "pydantic", "jaxtyping"):
-            raise ImportError(f"{name} is not there")
-
 shim = importlib.util.spec_from_file_location("shim", sys.argv[1])  # for a torchvision without its operators
 module = importlib.util.module_from_spec(shim)
 shim.loader.exec_module(module)
 module.ensure_torchvision_imports()
-sys.meta_path.insert(0, Refuse())
+sys.modules |= dict.fromkeys(["formerlab", "pydantic", "jaxtyping"])  # None: no such module
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -160,7 +155,7 @@ def saved(model, tokenizer, folder):
     from transformers import AutoModelForCausalLM
 
     save_folder(model, tokenizer, folder, end_of_text=0)
-    return AutoModelForCausalLM.from_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype="auto")  # transformers 4 loads float32 otherwise
 
 
 def tokens(*shape, seed=0):

@@ -45,6 +45,8 @@ def built(triton, monkeypatch, tmp_path):
     from triton.runtime.driver import driver
     from triton.runtime.jit import JITFunction
 
+    if not hasattr(driver, "_active"):
+        pytest.skip("Triton 3.4 cannot be told to compile for another GPU in this way")
     launch, kernels = JITFunction.run, []
 
     def build(kernel, *arguments, warmup, **options):
