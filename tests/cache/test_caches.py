@@ -20,6 +20,7 @@ from formerlab.cache import (
     KVCache,
     Local,
     PrunedCache,
+    Random,
     Simulation,
     SnapKV,
     SpAtten,
@@ -42,6 +43,9 @@ STREAMING = [
     Decay(alpha=0.0),
     Decay(alpha=1.0, recent=0.3, sink=1),
     H2O(recent=0.0),
+    Random(sink=2, recent=0.25),
+    Knorm(sink=1, recent=0.25),
+    TOVA(sink=1),
 ]
 
 
@@ -127,7 +131,7 @@ def test_full_cache_gives_the_numbers_of_one_pass(model, tokens):
 
 @pytest.mark.parametrize("policy", STREAMING, ids=repr)
 def test_real_eviction_equals_simulation(policy, model, tokens):
-    for budget in (1, 5):
+    for budget in (max(1, policy.sink), 5):
         cache = PrunedCache(policy, budget)
         real = feed(model, tokens, cache)
         expected = model(tokens, attend=Simulation(policy, budget))
@@ -224,7 +228,9 @@ def test_a_ratio_is_a_share_of_the_prompt_as_in_a_simulation(policy, ratio, toke
     cache = PrunedCache(policy, ratio, model.position)
     simulation = Simulation(policy, ratio, position=model.position)
     assert (model(tokens, attend=cache) - model(tokens, attend=simulation)).abs().max() < 1e-10
-    count = PrunedCache(policy, resolve_budget(ratio, TIME), model.position)
+    held = resolve_budget(ratio, TIME)
+    fitting = policy.model_copy(update={"sink": min(policy.sink, held)})  # a ratio retains as many as fit
+    count = PrunedCache(fitting, held, model.position)
     model(tokens, attend=count)
     assert torch.equal(*(model(tokens[:, :2], attend=one, start=TIME) for one in (cache, count)))
     assert cache.bytes() == count.bytes()

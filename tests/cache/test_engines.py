@@ -41,6 +41,9 @@ POLICIES = [
     TOVA(),
     Knorm(),
     Random(),
+    Random(sink=2, recent=0.25),
+    H2O(sink=1),
+    TOVA(sink=2, recent=0.5),
 ]
 
 

@@ -107,10 +107,8 @@ class PrunedCache:
     @torch.no_grad()
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         """Add tokens one by one; return softmax(q k^T / sqrt(d_head)) v over the keys that each query sees."""
-        if not self._settled:
-            if q.shape[2] == 1:
-                raise UserError(f"budget {self.budget!r} is a share of a prompt of one token; give length, or a count")
-            self._settle(q.shape[2])
+        if not self._layers:
+            self._begin(q.shape[2])
         if layer not in self._layers:
             if q.shape[2] > 1:
                 return self._read(layer, q, k, v)
@@ -125,6 +123,20 @@ class PrunedCache:
         self._settled = True
         self._budget = max(1, resolve_budget(self.budget, length))
         self._capacity = self.policy.capacity(self._budget)
+
+    def _begin(self, length: int) -> None:
+        """Resolve what depends on the number of tokens in the first call, the prompt."""
+        if not self._settled:
+            if length == 1:
+                raise UserError(
+                    f"budget {self.budget!r} is a fraction of a prompt of one token; give length, or a count of keys"
+                )
+            self._settle(length)
+        if self.policy.sink > self._budget:  # a ratio of a short prompt
+            self.policy = self.policy.model_copy(update={"sink": self._budget})
+        if self.policy.protect is not None:
+            self.policy = self.policy.after_prompt(length)
+            self.policy.check_budget(self._budget)
         self._sink = self.policy.protected(self._budget)[0] if self.policy.reindexes_positions else 0
 
     def _read(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from formerlab.cache.policies.policy import Layer, Logits, Policy, Prompt, on_device, precise
+from formerlab.cache.policies.policy import Layer, Logits, Prompt, Protecting, on_device, precise
 from formerlab.kernels import EMPTY
 from formerlab.layers.shapes import Heads
 
@@ -96,7 +96,7 @@ class Pruned(NamedTuple):
     """Scores of the keys retained at the end of a sequence without padding."""
 
 
-class Eviction(Policy):
+class Eviction(Protecting):
     """For q = 0, 1, ...: (1) add key q to the cache; (2) p = softmax over the retained keys; (3) S[k] = score(S[k],
     p[k]); (4) if the cache holds more keys than the budget, evict the key of lowest S among sink <= k <= q - recent
     (Decay article, eq. 5; A2SF, arXiv:2407.20485, eq. 5 and 6).
@@ -123,10 +123,6 @@ class Eviction(Policy):
     def score(self, past: Scores, attention: Scores) -> Scores:
         """Return the new scores, given the past scores and the attention of the step, summed over a head group."""
         return past
-
-    def protected(self, budget: int) -> tuple[int, int]:
-        """Return the numbers of first and last positions that are not evicted, together at most `budget`."""
-        return 0, 0
 
     def bounds(self, budgets: Sequence[int]) -> list[tuple[int, int, int]]:
         """Return (capacity, protected first positions, protected last positions) for each budget, for the engines."""

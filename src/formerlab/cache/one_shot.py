@@ -49,6 +49,8 @@ class CompressedCache(KVCache):
             raise UserError(f"{policy!r} cannot compress a prompt: it masks whole sequences; run it as a Simulation")
         if isinstance(policy, Eviction) and coefficients(policy) is None:
             raise UserError(f"{policy!r} cannot compress: its score is not declared linear, decay S + gain p")
+        if policy.protect is not None:
+            raise UserError(f"{policy!r}: compression evicts keys of the prompt, so leave protect='prompt' out")
         if policy.reindexes_positions:
             raise UserError(f"{policy!r}: compression keeps positions; use positions='kept'")
         self.policy = policy

@@ -15,6 +15,7 @@ from formerlab.cache.policies.policy import (
     Lengths,
     Policy,
     Prompt,
+    Protecting,
     State,
     by_group,
     check_configuration,
@@ -23,6 +24,7 @@ from formerlab.cache.policies.policy import (
     true_lengths,
 )
 from formerlab.cache.torch_engine import evict
+from formerlab.errors import UserError
 from formerlab.layers.position import PositionEncoding
 from formerlab.layers.shapes import Heads, KeyHeads
 
@@ -78,10 +80,11 @@ def simulate(
     Gradients flow through the probabilities, not through the choice of keys. For policies that re-index the retained
     keys, the logits must already contain the new positions; `Simulation` takes care of that.
 
-    Raises ValueError for inputs that do not fit or are missing, and UserError for an invalid budget or a one-shot
-    policy.
+    Raises ValueError for inputs that do not fit or are missing, and UserError for an invalid budget, a one-shot policy
+    and a policy with protect="prompt", which needs a `Simulation`.
     """
     check_configuration(policy, budget)
+    _check_prompt(policy)
     for name, given in (("keys", keys), ("state", state)):
         if name in policy.needs and given is None:
             raise ValueError(f"{type(policy).__name__} needs {name}: pass {name}=... to simulate")
@@ -101,15 +104,22 @@ def simulate(
     return probabilities.masked_fill(~real, 0.0), visible & real
 
 
+def _check_prompt(policy: Policy) -> None:
+    """Raise UserError if the policy protects a prompt whose length is unknown."""
+    if isinstance(policy, Protecting) and policy.lacks_prompt:
+        raise UserError(f"{policy!r}: the length of the prompt is unknown; use Simulation(..., prompt=length)")
+
+
 class Simulation:
     """An attention function that simulates pruning in one forward pass over whole sequences.
 
     Use: `model(tokens, attend=Simulation(policy, budget, lengths))`. The object holds the state shared between layers,
     so create a new one for every forward pass. Step-by-step eviction runs in `engine` (default: the fastest possible),
     unless `observe` is given (it is called with every layer's masks) or a gradient is needed. `position` is the model's
-    position encoding; only policies that re-index the retained keys need it.
+    position encoding; only policies that re-index the retained keys need it. `prompt` is the number of
+    tokens of the prompt at the start of every sequence; only policies with protect="prompt" need it.
 
-    Raises UserError for an invalid budget and for a one-shot policy.
+    Raises UserError for an invalid budget, for a one-shot policy, and for protect="prompt" without `prompt`.
     """
 
     def __init__(
@@ -120,9 +130,11 @@ class Simulation:
         observe: Observer | None = None,
         position: PositionEncoding | None = None,
         engine: Engine | None = None,
+        prompt: int = 0,
     ) -> None:
         budget = check_configuration(policy, budget)
-        self.policy = policy
+        self.policy = policy.after_prompt(prompt) if prompt and isinstance(policy, Protecting) else policy
+        _check_prompt(self.policy)
         self.budget = budget
         self.lengths = lengths
         self.observe = observe
@@ -137,6 +149,8 @@ class Simulation:
             raise ValueError(f"layer {layer} was simulated before: make a new Simulation for every forward pass")
         lengths = true_lengths(self.lengths, q.shape[0], q.shape[2])
         prompt = Prompt(q, k, v, [resolve_budget(self.budget, length) for length in lengths], lengths, layer)
+        if isinstance(self.policy, Protecting) and self.policy.protect is not None:
+            self.policy.check_budget(min(prompt.budgets))
         gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
         steps = isinstance(self.policy, Eviction) and self.policy.is_online and not self.policy.reindexes_positions
         by_engine = steps and self.observe is None and not gradient

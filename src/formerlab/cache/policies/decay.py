@@ -4,7 +4,6 @@ from typing import Literal
 
 from pydantic import Field
 
-from formerlab.cache.budget import part
 from formerlab.cache.eviction import Eviction, Scores
 from formerlab.spec import AnyCount
 
@@ -32,7 +31,3 @@ class Decay(Eviction):
 
     def score(self, past: Scores, attention: Scores) -> Scores:
         return self.alpha * past + attention
-
-    def protected(self, budget: int) -> tuple[int, int]:
-        sink = min(self.sink, budget)
-        return sink, min(part(self.recent, budget), budget - sink)

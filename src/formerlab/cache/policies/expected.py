@@ -47,9 +47,6 @@ class ExpectedAttention(OneShot):
         importance = logits.softmax(-1).mean(2) * v[:, :, sink:].norm(dim=-1)
         return torch.nn.functional.pad(importance, (sink, 0))
 
-    def protected(self, budget: int) -> tuple[int, int]:
-        return min(self.sink, budget), 0
-
     def check_position(self, position: PositionEncoding | None) -> PositionEncoding:
         if position is None:
             raise UserError(f"{self!r} looks at queries before their rotation; pass position=model.position")

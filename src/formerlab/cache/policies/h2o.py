@@ -7,7 +7,6 @@ from jaxtyping import Bool
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from formerlab.cache.budget import part
 from formerlab.cache.eviction import Counts, Eviction, Scores
 from formerlab.cache.policies.policy import Layer, largest, on_device
 
@@ -34,6 +33,8 @@ class H2O(Eviction):
     def _check(self) -> "H2O":
         if self.variant != "accumulated" and self.scope != "group":
             raise ValueError(f"variant={self.variant} knows no scope={self.scope}; leave scope out")
+        if self.variant != "accumulated" and (self.sink or self.protect):
+            raise ValueError(f"variant={self.variant} knows no sink and no protect; leave them out")
         return self
 
     @property
@@ -47,9 +48,6 @@ class H2O(Eviction):
 
     def score(self, past: Scores, attention: Scores) -> Scores:
         return past + attention
-
-    def protected(self, budget: int) -> tuple[int, int]:
-        return 0, part(self.recent, budget)
 
     def visible(self, layer: Layer) -> Mask:
         if self.variant == "accumulated":

@@ -3,18 +3,21 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from operator import not_
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
+from pydantic import Field, PrivateAttr
 from torch import Tensor
 
-from formerlab.cache.budget import AnyBudget, plain_budget, resolve_budget
+from formerlab.cache.budget import AnyBudget, part, plain_budget, resolve_budget
 from formerlab.errors import UserError
 from formerlab.layers.position import PositionEncoding
 from formerlab.layers.shapes import Heads, KeyHeads
-from formerlab.spec import Spec
+from formerlab.spec import AnyCount, Spec
 
+P = TypeVar("P", bound="Protecting")
 State = dict[str, Tensor]
 Lengths = Int[Tensor, " batch"] | Sequence[int] | None
 """The true lengths in a right-padded batch; None means no padding."""
@@ -133,16 +136,56 @@ class Policy(Spec, ABC):
         """Return the mask of keys (last axis) that each query may see; later keys and padding are ignored."""
 
 
-class OneShot(Policy):
+class Protecting(Policy):
+    """Base of the policies of a cache: the first and the most recent tokens can be protected from eviction.
+
+    The protected tokens count towards the budget. A count of keys below `sink` is refused. Under a ratio, a sequence so
+    short that its budget is below `sink` retains its first tokens only.
+    """
+
+    sink: AnyCount = Field(default=0, exclude_if=not_)
+    """Number of first tokens that are never evicted."""
+    recent: float = Field(default=0.0, ge=0.0, le=1.0, exclude_if=not_)
+    """Fraction of the budget reserved for the most recent tokens, rounded down; at most what `sink` leaves."""
+    protect: Literal["prompt"] | None = Field(default=None, exclude_if=not_)
+    """prompt: never evict the tokens of the first call of a cache, so that only generated tokens are evicted. `recent`
+    is then a fraction of the budget without the prompt."""
+    _prompt: int = PrivateAttr(0)
+
+    def protected(self, budget: int) -> tuple[int, int]:
+        """Return the numbers of first and last positions that are not evicted, together at most `budget`."""
+        first = min(max(self.sink, self._prompt), budget)
+        return first, min(part(self.recent, max(0, budget - self._prompt)), budget - first)
+
+    def check_budget(self, budget: int) -> None:
+        """Raise UserError if a count of keys is too small for the protected tokens."""
+        first = max(self.sink, self._prompt)
+        if budget < first:
+            tokens = f"a prompt of {first} tokens" if self._prompt == first else f"the first {first} tokens (sink)"
+            raise UserError(
+                f"budget {budget}: {type(self).__name__} retains {tokens}; give a count of at least {first}"
+            )
+
+    def after_prompt(self: P, length: int) -> P:
+        """Return the policy after a prompt of `length` tokens, which it retains if `protect` says so."""
+        if self.protect is None:
+            return self
+        policy = self.model_copy()
+        policy._prompt = length
+        return policy
+
+    @property
+    def lacks_prompt(self) -> bool:
+        """Whether the policy protects a prompt of unknown length."""
+        return self.protect is not None and not self._prompt
+
+
+class OneShot(Protecting):
     """Base of the policies that compress once after a whole prompt and have no rule for single steps."""
 
     @abstractmethod
     def importance(self, prompt: Prompt, position: PositionEncoding | None) -> Importance:
         """Return the score of each key of a prompt; all sequences have the same length and budget."""
-
-    @abstractmethod
-    def protected(self, budget: int) -> tuple[int, int]:
-        """Return the numbers of first and last positions that are always retained, together at most `budget`."""
 
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
         raise NotImplementedError("one-shot policies have no rule for single steps")
@@ -151,7 +194,8 @@ class OneShot(Policy):
 def check_configuration(policy: object, budget: AnyBudget, *, stepwise: bool = True) -> Any:
     """Check policy and budget; return the budget as a Python number.
 
-    Raises UserError for a wrong type, for a one-shot policy if `stepwise`, and for an invalid budget.
+    Raises UserError for a wrong type, for a one-shot policy if `stepwise`, for an invalid budget, and for a count of
+    keys that is too small for the protected tokens.
     """
     if not isinstance(policy, Policy):
         name = policy.__name__ if isinstance(policy, type) else "Decay"
@@ -159,7 +203,10 @@ def check_configuration(policy: object, budget: AnyBudget, *, stepwise: bool = T
     if stepwise and isinstance(policy, OneShot):
         raise UserError(f"{policy!r} compresses once, after a whole prompt; run it as a CompressedCache")
     resolve_budget(budget, 1)
-    return plain_budget(budget)
+    budget = plain_budget(budget)
+    if isinstance(policy, Protecting) and isinstance(budget, int):
+        policy.check_budget(budget)
+    return budget
 
 
 def by_group(

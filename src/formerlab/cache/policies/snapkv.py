@@ -33,7 +33,7 @@ class SnapKV(OneShot):
     def importance(self, prompt: Prompt, position: PositionEncoding | None) -> Importance:
         """Return the pooled attention of the window; keys inside the window have score 0."""
         time = prompt.k.shape[2]
-        window = self.protected(min(prompt.budgets[0], time))[1]
+        window = self._window(min(prompt.budgets[0], time))
         if window == time:  # a prompt of one token
             return prompt.k.new_zeros(prompt.k.shape[:3])
         observed = attention_rows(prompt, time - window, time)[..., : time - window].mean(3)
@@ -41,4 +41,9 @@ class SnapKV(OneShot):
         return F.pad(smooth.view_as(observed).mean(2), (0, window))
 
     def protected(self, budget: int) -> tuple[int, int]:
-        return 0, min(budget, max(1, min(self.window, budget // 2)))
+        sink, recent = super().protected(budget)
+        return sink, max(recent, min(self._window(budget), budget - sink))
+
+    def _window(self, budget: int) -> int:
+        """Return the number of queries at the end of the prompt that are used under a budget."""
+        return min(budget, max(1, min(self.window, budget // 2)))

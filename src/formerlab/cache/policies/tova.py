@@ -23,4 +23,5 @@ class TOVA(Eviction):
         return attention
 
     def protected(self, budget: int) -> tuple[int, int]:
-        return 0, min(1, budget)
+        sink, recent = super().protected(budget)
+        return sink, max(recent, min(1, budget - sink))

@@ -10,11 +10,11 @@ class Window(Eviction):
     """Retain the first `sink` tokens, and the most recent tokens with the rest of the budget."""
 
     sink: AnyCount = 0
-    """Number of first tokens that are never evicted, at most the budget."""
+    """Number of first tokens that are never evicted."""
 
     def protected(self, budget: int) -> tuple[int, int]:
         """Protect all keys except the one that leaves the window."""
-        sink = min(self.sink, budget)
+        sink, _ = super().protected(budget)
         return sink, budget - sink
 
 
@@ -33,7 +33,7 @@ class StreamingLLM(Window):
 
     kind: Literal["streaming_llm"] = "streaming_llm"
     sink: AnyCount = 4
-    """Number of first tokens that are never evicted, at most the budget."""
+    """Number of first tokens that are never evicted."""
     positions: Literal["kept", "reindexed"] = "kept"
     """kept: positions in the text, as in a masked forward pass. reindexed: positions in the cache, so that the sink
     directly precedes the window (as in the paper; for rotary positions only)."""

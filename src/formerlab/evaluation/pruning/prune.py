@@ -51,12 +51,12 @@ def _validate_policy(check: Callable[[Policy], object], policy: Policy) -> Polic
 
 
 Stepwise = Annotated[
-    CachePolicy, AfterValidator(partial(_validate_policy, lambda policy: check_configuration(policy, 1)))
+    CachePolicy, AfterValidator(partial(_validate_policy, lambda policy: check_configuration(policy, 1.0)))
 ]
 """A policy that evicts step by step. One-shot compression of a prompt is a separate mode with its own table."""
 Compressing = Annotated[
     CachePolicy,
-    AfterValidator(partial(_validate_policy, lambda policy: CompressedCache(policy, 1, PositionEncoding()))),
+    AfterValidator(partial(_validate_policy, lambda policy: CompressedCache(policy, 1.0, PositionEncoding()))),
 ]
 """A policy that can compress a prompt once."""
 
