@@ -129,14 +129,14 @@ def shell():
 @pytest.mark.parametrize(
     ("model", "options", "message"),
     [
-        (nn.Linear(2, 2), {}, "cannot grow a Linear: it holds no Pattention layer"),
+        (nn.Linear(2, 2), {}, "cannot grow a Linear: it has no Pattention layer"),
         (net(), {"tokens": {"first": 3}}, "cannot grow first from 12 tokens to 3: growth never removes any"),
         (net(), {"tokens": {"second": 30}}, "cannot grow second: the Pattentions of this module are first, rest.2"),
         (net(), {"factor": 0.5}, "cannot grow by factor=0.5"),
-        (damaged("shared"), {}, "cannot grow other: it shares its keys with first"),
-        (damaged("pruned"), {}, "cannot grow first: its values are no plain parameter"),
-        (shell(), {}, "cannot grow a FormerlabForCausalLM, whose config repeats the sizes; grow its decoder"),
-        (Classifier(DECODER), {"tokens": {"body.mixer": 20}}, "cannot grow body.mixer alone: it is part of a model"),
+        (damaged("shared"), {}, "cannot grow other: it shares keys with first"),
+        (damaged("pruned"), {}, "cannot grow first: its values are computed or sharded"),
+        (shell(), {}, "cannot grow a FormerlabForCausalLM: its config also stores the sizes; grow its decoder"),
+        (Classifier(DECODER), {"tokens": {"body.mixer": 20}}, "cannot grow body.mixer alone: it belongs to a model"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_grown_is_refused_in_one_line(model, options, message):
@@ -193,7 +193,7 @@ def test_another_wrapper_calls_the_grown_weights():
         ({"factor": 3, "tokens": {"first": 14}}, "cannot grow by factor=3 to tokens=.*; give one of them"),
         ({"factor": "2"}, "cannot grow by factor=2: "),
         ({"factor": float("nan")}, "cannot grow by factor=nan: "),
-        ({"factor": 1.01}, r"cannot grow first by factor=1\.01: 12 tokens stay 12; use a larger factor"),
+        ({"factor": 1.01}, r"cannot grow first by factor=1\.01: the count stays 12; use a larger factor"),
     ],
 )  # fmt: skip
 def test_sizes_that_cannot_be_meant_are_refused(options, message):

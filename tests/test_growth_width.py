@@ -169,9 +169,14 @@ NO_GAIN = spec(final_norm=LayerNorm(gain=False))
 @pytest.mark.parametrize(
     ("method", "parent", "child", "message"),
     [
-        ("hypercloning", PARENT, spec(width=24), "cannot grow width=12, heads=2 into width=24, heads=2: a head keeps"),
-        ("hypercloning", PARENT, wider(PARENT, 1.5), "cannot grow width=12 into 18: hypercloning needs a"),
-        ("net2net", PARENT, wider(PARENT, 0.5), "cannot grow width=12 into 6: growth makes nothing narrower"),
+        (
+            "hypercloning",
+            PARENT,
+            spec(width=24),
+            "cannot grow width=12, heads=2 into width=24, heads=2: every head",
+        ),
+        ("hypercloning", PARENT, wider(PARENT, 1.5), "cannot grow width=12 into 18: not a multiple, as hyperc"),
+        ("net2net", PARENT, wider(PARENT, 0.5), "cannot grow width=12 into 6: growth never reduces a size"),
         ("net2net", PARENT, spec(layers=3), "cannot grow layers=2 into layers=3: net2net only adds width"),
         (
             "hypercloning",

@@ -191,7 +191,7 @@ def test_a_block_that_is_left_out_is_named(spec):
     x, history = mixer.begin(torch.ones(1, 2, WIDTH))
     mixer.mix(1, x, history)
     for index in (1, 3):
-        with pytest.raises(ValueError, match=f"block {index} after 1 blocks: give every block's output once, in turn"):
+        with pytest.raises(ValueError, match=f"block {index} after 1 blocks: pass every block's output once, in order"):
             mixer.mix(index, x, history)
 
 

@@ -185,7 +185,7 @@ def test_outputs_are_let_go_after_their_last_reader():
         sizes = []
         for i in range(1, LAYERS + 1):
             mixer.mix(i, torch.randn(SHAPE), history)
-            sizes.append(sorted(history.kept))
+            sizes.append(sorted(history.stored))
     assert sizes[:4] == [[1], [1, 2], [2, 3], [3, 4]]
     assert sizes[-1] == []
 

@@ -119,7 +119,7 @@ def test_static_weights_are_never_decayed_and_a_block_of_three_additions_is_refu
     groups = AdamW(weight_decay=0.1).build(model).param_groups
     still = {names[parameter] for group in groups if not group["weight_decay"] for parameter in group["params"]}
     assert {name for name in still if name.startswith("mixer.")} == {f"mixer.static.{site}" for site in range(6)}
-    with pytest.raises(ValidationError, match=r"depth.kind=\w+_hyper_connections replaces residual additions"):
+    with pytest.raises(ValidationError, match=r"depth.kind=\w+_hyper_connections is not supported"):
         Translator(depth=kind())
 
 

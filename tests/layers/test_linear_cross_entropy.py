@@ -29,7 +29,7 @@ def with_gradients(loss, inputs):
 @pytest.mark.parametrize("slice_of", [1, 5, 2**20])
 def test_it_is_the_formula_in_slices_of_any_size(slice_of, monkeypatch):
     """Loss and gradients, a row at a time, five rows at a time, and all at once."""
-    monkeypatch.setattr(module, "LARGEST", slice_of * VOCABULARY)
+    monkeypatch.setattr(module, "CHUNK_LOGITS", slice_of * VOCABULARY)
     inputs = drawn()
     for found, wanted in zip(
         with_gradients(linear_cross_entropy, inputs), with_gradients(written_out, inputs), strict=True
@@ -61,7 +61,7 @@ def test_the_backward_pass_may_run_twice_and_keeps_no_logits():
 
 def test_compiled_logits_are_made_in_products_of_a_bounded_size(monkeypatch):
     """Seven rows, two of which a product may have."""
-    monkeypatch.setattr(module, "MOST_COMPILED", 10)
+    monkeypatch.setattr(module, "COMPILED_LOGITS", 10)
     x, weight, targets = torch.randn(7, 3), torch.randn(5, 3), torch.randint(0, 5, (7,))
     rows = []
 

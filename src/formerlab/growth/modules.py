@@ -18,7 +18,7 @@ from formerlab.models.vision import VisionTransformerModel
 from formerlab.seeding import mixed_seed
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
-PLACES = {"projection": "blocks.*.attention.*", "feedforward": "blocks.*.feedforward"}
+LAYER_PATHS = {"projection": "blocks.*.attention.*", "feedforward": "blocks.*.feedforward"}
 """Paths of the layers of each kind in a decoder or vision transformer."""
 
 
@@ -44,9 +44,9 @@ def grow(
     Raises UserError for a model without Pattention, layers with shared or computed weights, models wrapped by DDP or
     FSDP, unknown names and rules, fewer tokens than before, and a factor that adds no token.
     """
-    for key, value, known in (("init", init, get_args(InitialKeys)), ("tau", tau, get_args(TauRule))):
-        if value not in known:
-            raise UserError(f"cannot grow with {key}={value!r}; use {' or '.join(known)}")
+    for key, value, options in (("init", init, get_args(InitialKeys)), ("tau", tau, get_args(TauRule))):
+        if value not in options:
+            raise UserError(f"cannot grow with {key}={value!r}; use {' or '.join(options)}")
     _refuse_wrapped(model)
     growth, factor = Growth(keys=init, tau=tau), _check_sizes(model, factor, tokens)
     if type(model) not in (DecoderModel, VisionTransformerModel):
@@ -54,7 +54,7 @@ def grow(
     spec: Any = model.spec
     child = grown_spec(spec, _with_tokens(spec, factor, tokens), growth)
     if tokens is not None:
-        kinds = {name: kind for name in _layers(model) for kind in tokens if fnmatchcase(name, PLACES[kind])}
+        kinds = {name: kind for name in _layers(model) for kind in tokens if fnmatchcase(name, LAYER_PATHS[kind])}
         tokens = {name: tokens[kind] for name, kind in kinds.items()}
     grown: Any = _grow_layers(model, factor, growth, tokens, seed)
     grown.spec = child
@@ -63,8 +63,8 @@ def grow(
 
 WRAPPERS = {
     "DistributedDataParallel": "its hooks belong to the old weights; grow model.module and wrap the result",
-    "FullyShardedDataParallel": "its weights are split; grow the model before it is wrapped",
-    "FSDPModule": "its weights are split; grow the model before fully_shard",
+    "FullyShardedDataParallel": "its weights are sharded; grow the model before it is wrapped",
+    "FSDPModule": "its weights are sharded; grow the model before fully_shard",
     "DeepSpeedEngine": "its optimizer holds the old weights; grow the model before deepspeed.initialize",
 }
 """Classes that keep references to the old weights, with the remedy."""
@@ -105,16 +105,16 @@ def _grow_foreign(
     """Grow a module that is not a model of this package; models of this package inside it grow with their specs."""
     kind = type(model).__name__
     if hasattr(getattr(model, "config", None), "spec"):
-        raise UserError(f"cannot grow a {kind}, whose config repeats the sizes; grow its decoder")
-    specs = {name: getattr(part, "spec", None) for name, part in model.named_modules()}
-    parts = {name: spec for name, spec in specs.items() if isinstance(spec, AnyModel) and pattentions(spec)}
+        raise UserError(f"cannot grow a {kind}: its config also stores the sizes; grow its decoder instead")
+    specs = {name: getattr(module, "spec", None) for name, module in model.named_modules()}
+    inner_models = {name: spec for name, spec in specs.items() if isinstance(spec, AnyModel) and pattentions(spec)}
     for name in tokens or ():
-        if any(not part or name.startswith(f"{part}.") for part in parts):
-            raise UserError(f"cannot grow {name} alone: it is part of a model whose spec says its size; use a factor")
+        if any(not path or name.startswith(f"{path}.") for path in inner_models):
+            raise UserError(f"cannot grow {name} alone: it belongs to a model whose spec stores its size; use factor")
     grown = _grow_layers(model, factor, growth, tokens, seed)
-    for name, spec in parts.items() if tokens is None else ():
-        part: Any = grown.get_submodule(name)
-        part.spec = with_tau(spec, _with_tokens(spec, factor), growth.tau)
+    for name, spec in inner_models.items() if tokens is None else ():
+        submodule: Any = grown.get_submodule(name)
+        submodule.spec = with_tau(spec, _with_tokens(spec, factor), growth.tau)
     return grown
 
 
@@ -124,7 +124,7 @@ def _grow_layers(
     """Return a copy of a module with grown Pattention layers; `tokens` maps the paths of layers to counts."""
     if not (layers := _layers(model)):
         kind = type(model).__name__
-        raise UserError(f"cannot grow a {kind}: it holds no Pattention layer; grow adds tokens to those")
+        raise UserError(f"cannot grow a {kind}: it has no Pattention layer to which tokens could be added")
     _check_layers(layers, tokens)
     grown = copy.deepcopy(model)
     grown.zero_grad()  # deepcopy copies the gradients, too
@@ -132,9 +132,9 @@ def _grow_layers(
         old = len(layer.keys)
         new = round(old * factor) if tokens is None else int(tokens.get(name, old))
         if new < old:
-            raise UserError(f"cannot grow {name} from {old} tokens to {new}: growth never removes any; ask for more")
+            raise UserError(f"cannot grow {name} from {old} tokens to {new}: growth never removes any; raise the count")
         if tokens is None and new == old and factor > 1:
-            raise UserError(f"cannot grow {name} by factor={factor}: {old} tokens stay {old}; use a larger factor")
+            raise UserError(f"cannot grow {name} by factor={factor}: the count stays {old}; use a larger factor")
         _extend(cast(PattentionLayer, grown.get_submodule(name)), new, growth, mixed_seed(seed, name))
     return grown
 
@@ -149,12 +149,12 @@ def _check_layers(layers: dict[str, PattentionLayer], tokens: dict[str, int] | N
         raise UserError(f"cannot grow {', '.join(unknown)}: the Pattentions of this module are {', '.join(layers)}")
     owners: dict[nn.Parameter, str] = {}
     for name, layer in layers.items():
-        for what in ("keys", "values"):
-            weight = layer._parameters.get(what)
+        for weight_name in ("keys", "values"):
+            weight = layer._parameters.get(weight_name)
             if weight is None or type(weight.data) is not Tensor:
-                raise UserError(f"cannot grow {name}: its {what} are no plain parameter, but computed or sharded")
+                raise UserError(f"cannot grow {name}: its {weight_name} are computed or sharded; grow it before that")
             if weight in owners:
-                raise UserError(f"cannot grow {name}: it shares its {what} with {owners[weight]}; give it its own")
+                raise UserError(f"cannot grow {name}: it shares {weight_name} with {owners[weight]}; untie them first")
             owners[weight] = name
 
 
@@ -165,23 +165,23 @@ def _extend(layer: PattentionLayer, tokens: int, growth: Growth, seed: int) -> N
     spec = layer.spec.model_copy(update={"tokens": tokens, "tau": layer.tau if growth.tau == "keep" else None})
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)  # gives the values of a model that is built with this seed
-        fresh = spec.build(d_in, layer.values.shape[1], layers=layer.layers)
+        initial = spec.build(d_in, layer.values.shape[1], layers=layer.layers)
     if growth.keys == "zero":
-        fresh.keys[old:] = 0.0
-    for name, drawn in fresh.named_parameters():
-        before = layer.get_parameter(name)
-        rows = torch.cat([before.detach(), drawn.detach()[old:].to(before)])
-        setattr(layer, name, nn.Parameter(rows, requires_grad=before.requires_grad))
+        initial.keys[old:] = 0.0
+    for name, drawn in initial.named_parameters():
+        old_weight = layer.get_parameter(name)
+        rows = torch.cat([old_weight.detach(), drawn.detach()[old:].to(old_weight)])
+        setattr(layer, name, nn.Parameter(rows, requires_grad=old_weight.requires_grad))
     layer.spec, layer.tau = spec, spec.scale
 
 
 def _with_tokens(spec: AnyModel, factor: int | float, tokens: dict[str, int] | None = None) -> Any:
-    parts = pattentions(spec)
-    if unknown := sorted((tokens or {}).keys() - parts.keys()):
-        known = ", ".join(parts) or "none"
-        raise UserError(f"cannot grow {', '.join(unknown)}: the Pattentions of this model are {known}")
+    layers = pattentions(spec)
+    if unknown := sorted((tokens or {}).keys() - layers.keys()):
+        names = ", ".join(layers) or "none"
+        raise UserError(f"cannot grow {', '.join(unknown)}: the Pattentions of this model are {names}")
     grown = {}
-    for name, part in parts.items():
-        count = round(part.tokens * factor) if tokens is None else int(tokens.get(name, part.tokens))
-        grown[name] = part.model_copy(update={"tokens": count, "tau": None})
+    for name, layer in layers.items():
+        count = round(layer.tokens * factor) if tokens is None else int(tokens.get(name, layer.tokens))
+        grown[name] = layer.model_copy(update={"tokens": count, "tau": None})
     return spec.model_copy(update=grown)

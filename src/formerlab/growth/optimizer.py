@@ -50,14 +50,14 @@ def hold_old_tokens(
         for name, parameter in model.named_parameters()
         if name.rpartition(".")[2] in ("keys", "values")
     }
-    before: dict[nn.Parameter, Tensor] = {}
+    old_rows: dict[nn.Parameter, Tensor] = {}
 
     def remember(*_: object) -> None:
-        before.update({parameter: parameter.detach()[:old].clone() for parameter, old in rows.items()})
+        old_rows.update({parameter: parameter.detach()[:old].clone() for parameter, old in rows.items()})
 
     def shorten(*_: object) -> None:
         for parameter, old in rows.items():
-            start, moved = before[parameter], parameter.detach()[:old]
+            start, moved = old_rows[parameter], parameter.detach()[:old]
             moved.copy_(start if old_tokens == "freeze" else torch.lerp(start, moved, old_tokens))
 
     optimizer.register_step_pre_hook(remember)

@@ -70,12 +70,12 @@ class Growth(Spec):
 def growable(spec: Spec) -> Growable:
     """Return the spec if its model can grow; raise UserError otherwise."""
     if not isinstance(spec, Decoder | VisionTransformer):
-        raise UserError("cannot grow this kind of model: only decoders and vision transformers grow; leave growth out")
+        raise UserError("cannot grow this kind of model, only decoders and vision transformers; leave growth out")
     return spec
 
 
 def grown_spec(parent: Spec, child: Spec, growth: Growth) -> Growable:
-    """Return the child's spec with the tau that `growth` asks for.
+    """Return the child's spec with tau set by `growth`.
 
     Raises UserError if this kind of model cannot grow, if the child differs from the parent in more than initial values
     and the sizes that the method grows (token counts or widths), if a size is smaller, or if the child names another
@@ -83,9 +83,9 @@ def grown_spec(parent: Spec, child: Spec, growth: Growth) -> Growable:
     """
     parent, child = growable(parent), growable(child)
     free = TOKEN_KEYS if growth.method == "tokens" else WIDTH_KEYS
-    what = "growth only adds Pattention tokens" if growth.method == "tokens" else f"{growth.method} only adds width"
+    rule = "growth only adds Pattention tokens" if growth.method == "tokens" else f"{growth.method} only adds width"
     for key, old, new in _differences(parent.to_dict(), child.to_dict(), free):
-        raise UserError(f"cannot grow {key}={old} into {key}={new}: {what}; make them equal")
+        raise UserError(f"cannot grow {key}={old} into {key}={new}: {rule}; make them equal")
     if growth.method == "tokens":
         grown: Growable = with_tau(parent, child, growth.tau)
         return grown
@@ -101,7 +101,7 @@ def continued_spec(parent: SomeModel, child: SomeModel) -> SomeModel:
     Raises UserError if the child's spec differs in more than initial values.
     """
     for key, old, new in _differences(parent.to_dict(), child.to_dict(), INITIAL | {"tau"}):
-        raise UserError(f"cannot go on from {key}={old} with {key}={new}; make them equal, or add the key growth")
+        raise UserError(f"cannot train {key}={old} further with {key}={new}; make them equal, or add the key growth")
     return parent
 
 
@@ -116,7 +116,7 @@ def with_tau(parent: AnyModel, child: AnyModel, rule: TauRule) -> Any:
         if new.tokens < old.tokens:
             raise UserError(
                 f"cannot grow {name}.tokens={old.tokens} into {new.tokens}: growth never removes tokens; "
-                f"ask for at least {old.tokens}"
+                f"use at least {old.tokens}"
             )
         tau = old.scale if rule == "keep" else None
         if new.tau not in (None, tau):
@@ -152,16 +152,16 @@ def grow_into(parent_state: dict[str, Tensor], parent: Spec, child: Spec, growth
 
 def pattentions(spec: AnyModel) -> dict[str, Pattention]:
     """Return the fields of a model's spec that are Pattention, by name."""
-    parts = {name: getattr(spec, name) for name in type(spec).model_fields}
-    return {name: part for name, part in parts.items() if isinstance(part, Pattention)}
+    fields = {name: getattr(spec, name) for name in type(spec).model_fields}
+    return {name: field for name, field in fields.items() if isinstance(field, Pattention)}
 
 
 def _differences(
-    old: dict[str, Any], new: dict[str, Any], free: frozenset[str], place: str = ""
+    old: dict[str, Any], new: dict[str, Any], free: frozenset[str], prefix: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
     """Yield (key, old value, new value) of every difference between two plain specs, except in the keys `free`."""
     for key in {**old, **new}:
         if isinstance(old.get(key), dict) and isinstance(new.get(key), dict):
-            yield from _differences(old[key], new[key], free, f"{place}{key}.")
+            yield from _differences(old[key], new[key], free, f"{prefix}{key}.")
         elif key not in free and old.get(key) != new.get(key):
-            yield f"{place}{key}", old.get(key), new.get(key)
+            yield f"{prefix}{key}", old.get(key), new.get(key)

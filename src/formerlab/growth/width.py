@@ -62,20 +62,20 @@ apart."""
 def check_width(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
     """Raise UserError if the method cannot grow the parent into the child."""
     for name in ("projection", "feedforward"):
-        part = getattr(child, name)
-        if not isinstance(part, Linear | Mlp):
-            raise UserError(f"cannot grow {name}.kind={part.kind} by method={method}; use method=tokens")
-    if later := next((name for name in ("key_heads", "query_key_norm") if getattr(child, name) is not None), None):
-        raise UserError(f"cannot grow {later} by method={method}: no rule says how to copy it; leave it out")
+        layer = getattr(child, name)
+        if not isinstance(layer, Linear | Mlp):
+            raise UserError(f"cannot grow {name}.kind={layer.kind} by method={method}; use method=tokens")
+    if unsupported := [name for name in ("key_heads", "query_key_norm") if getattr(child, name) is not None]:
+        raise UserError(f"cannot grow a model with {unsupported[0]} by method={method}: not supported; leave it out")
     d_head = parent.width // parent.heads
     if child.heads * d_head != child.width:
         sizes = f"width={parent.width}, heads={parent.heads} into width={child.width}, heads={child.heads}"
-        raise UserError(f"cannot grow {sizes}: a head keeps its {d_head} channels; change heads as well")
+        raise UserError(f"cannot grow {sizes}: every head keeps {d_head} channels; change heads as well")
     for name, old, new in _widths(parent, child):
         if new < old:
-            raise UserError(f"cannot grow {name}={old} into {new}: growth makes nothing narrower")
+            raise UserError(f"cannot grow {name}={old} into {new}: growth never reduces a size; use at least {old}")
         if method == "hypercloning" and new % old:
-            raise UserError(f"cannot grow {name}={old} into {new}: hypercloning needs a multiple; or use net2net")
+            raise UserError(f"cannot grow {name}={old} into {new}: not a multiple, as hypercloning needs; use net2net")
     _check_copies(parent, child, method)
 
 
@@ -85,12 +85,12 @@ def _check_copies(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
         return
     mixer = child.depth
     if mixer.params(1, child.width) != mixer.params(1, parent.width):
-        raise UserError(f"cannot grow depth.kind={mixer.kind} by {method}: it is as wide as the model; use net2net_pad")
+        raise UserError(f"cannot grow depth.kind={mixer.kind} by {method}: its size depends on width; use net2net_pad")
     if isinstance(child.position, Sinusoidal):
         raise UserError(f"cannot grow position.kind=sinusoidal by {method}: its channels are fixed; use net2net_pad")
     if child.tied and not child.final_norm.gain:
-        what = f"cannot grow by method={method} with tied=true and final_norm.gain=false"
-        raise UserError(f"{what}: nothing divides the logits by the number of copies; set gain, or tied=false")
+        settings = f"cannot grow by method={method} with tied=true and final_norm.gain=false"
+        raise UserError(f"{settings}: the logits would grow with the number of copies; set gain=true, or tied=false")
 
 
 def widen(
@@ -124,10 +124,10 @@ def _copied(
     undo_scale = (child.width / parent.width) ** 0.5 if child.logit_scale == "inverse_sqrt_width" else 1.0
     if name == "head":
         return _divided(old, 1, channels, noise, seeds(f"noise {name}")) * undo_scale
-    found = next((found for ending, found in DIMENSIONS.items() if name.endswith(ending)), None)
-    if found is None:
+    dimensions = next((dimensions for ending, dimensions in DIMENSIONS.items() if name.endswith(ending)), None)
+    if dimensions is None:
         return old
-    (dimension, units), reads = found
+    (dimension, units), reads = dimensions
     new = old.index_select(dimension, sources(units).to(old.device))
     if reads is not None:
         dimension, units = reads
@@ -150,8 +150,8 @@ def _divided(weight: Tensor, dimension: int, sources: Tensor, noise: float, seed
 
 def _sources(units: Units, parent: Decoder, child: Decoder, method: WidthMethod, seed: int) -> Tensor:
     """Return, for every channel or hidden unit of the child, the index of the parent's unit that it copies."""
-    place = ("channels", "heads", "hidden").index(units)
-    _, old, new = _widths(parent, child)[place]
+    index = ("channels", "heads", "hidden").index(units)
+    _, old, new = _widths(parent, child)[index]
     turns = -(-new // old)
     order = [torch.arange(old)] * turns
     if method == "net2net":

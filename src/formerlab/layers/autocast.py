@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-def autocasts(tensor: Tensor) -> bool:
+def autocast_enabled(tensor: Tensor) -> bool:
     """Return whether autocast is enabled on the tensor's device.
 
     The device `meta` has no autocast. torch's own check, `is_autocast_available`, breaks compiled graphs before 2.13.
@@ -16,7 +16,7 @@ def autocasts(tensor: Tensor) -> bool:
     return device != "meta" and torch.is_autocast_enabled(device)
 
 
-def transforms() -> bool:
+def func_transform_active() -> bool:
     """Return whether a torch.func transform (vmap, grad, jvp, ...) or forward-mode AD is active.
 
     Transforms can trace torch's own operations only, so our autograd functions and kernels use the plain formula then.
@@ -26,12 +26,12 @@ def transforms() -> bool:
 
 def without_autocast(tensor: Tensor) -> AbstractContextManager[Any]:
     """Return a context in which matrix products keep the dtype of the tensor."""
-    return torch.autocast(tensor.device.type, enabled=False) if autocasts(tensor) else nullcontext()
+    return torch.autocast(tensor.device.type, enabled=False) if autocast_enabled(tensor) else nullcontext()
 
 
-def operands(*tensors: Tensor) -> tuple[Tensor, ...]:
+def autocast_operands(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Cast tensors as autocast casts the operands of a matrix product; float64 tensors are returned unchanged."""
-    if not autocasts(tensors[0]) or tensors[0].dtype == torch.float64:
+    if not autocast_enabled(tensors[0]) or tensors[0].dtype == torch.float64:
         return tensors
     lowered = torch.get_autocast_dtype(tensors[0].device.type)
     return tuple(tensor.to(lowered) for tensor in tensors)

@@ -15,7 +15,7 @@ Add = Callable[[int, Stream, Stream], Stream]
 """The residual addition: (sub-layer index, x, update) -> residual stream; see `Mixer.add`."""
 
 
-def residual(site: int, x: Stream, update: Stream) -> Stream:
+def residual(index: int, x: Stream, update: Stream) -> Stream:
     """Return x + update, the plain residual connection (arXiv:1512.03385, eq. 1)."""
     return x + update
 

@@ -25,19 +25,20 @@ def initialise(module: nn.Module, seed: int | None = None) -> None:
     the submodule, and torch's generators keep their state. Without a seed, all draw from torch's generators in turn.
     Call this after `to_empty` on a model that was built on the meta device.
     """
-    parts = [(name, part) for name, part in module.named_modules() if callable(getattr(part, "reset_parameters", None))]
+    named = dict(module.named_modules()).items()
+    submodules = [(name, layer) for name, layer in named if callable(getattr(layer, "reset_parameters", None))]
     if seed is None:
-        for _, part in parts:
-            part.reset_parameters()
+        for _, submodule in submodules:
+            submodule.reset_parameters()
         return
     gpus = {weight.device.index for weight in module.parameters() if weight.device.type == "cuda"}
     generators = [torch.default_generator, *(torch.cuda.default_generators[gpu] for gpu in sorted(gpus))]
     states = [generator.get_state() for generator in generators]
     try:
-        for name, part in parts:
+        for name, submodule in submodules:
             for generator in generators:
                 generator.manual_seed(mixed_seed(seed, name))
-            part.reset_parameters()
+            submodule.reset_parameters()
     finally:
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
@@ -57,13 +58,13 @@ def without_values() -> Iterator[None]:
 
     torch itself imports its compiler to draw values on the meta device, which takes two seconds.
     """
-    with torch.device("meta"), _NothingDrawn():
+    with torch.device("meta"), _WithoutDrawing():
         yield
 
 
-class _NothingDrawn(TorchFunctionMode):
+class _WithoutDrawing(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
+        kwargs = kwargs or {}
         if getattr(function, "__name__", "") in ("normal_", "uniform_", "trunc_normal_", "kaiming_uniform_"):
-            return args[0] if args else given["tensor"]
-        return function(*args, **given)
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **kwargs)

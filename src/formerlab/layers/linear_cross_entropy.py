@@ -8,12 +8,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from formerlab.layers.autocast import operands, transforms
+from formerlab.layers.autocast import autocast_operands, func_transform_active
 
-LARGEST = 2**25
+CHUNK_LOGITS = 2**25
 """Upper limit of logits in memory at a time (at least one row)."""
 
-MOST_COMPILED = 2**31 - 1
+COMPILED_LOGITS = 2**31 - 1
 """Upper limit of logits of one product in a compiled graph, whose kernels count elements in 32 bits."""
 
 
@@ -29,13 +29,13 @@ def linear_cross_entropy(
     same method with another order of summation, so its results differ in the last bits.
     """
     if len(targets) != len(x):
-        raise ValueError(f"{len(targets)} targets for {len(x)} rows: give one for each, the token after it")
-    x, weight = operands(x, weight)
-    if torch.compiler.is_compiling() or transforms():  # the compiler fuses it itself
-        rows = max(1, MOST_COMPILED // len(weight))
+        raise ValueError(f"{len(targets)} targets for {len(x)} rows: give each row one target, the next token")
+    x, weight = autocast_operands(x, weight)
+    if torch.compiler.is_compiling() or func_transform_active():  # the compiler fuses it itself
+        rows = max(1, COMPILED_LOGITS // len(weight))
         sums = [
-            F.cross_entropy(F.linear(some, weight).to(_wide(weight)), wanted, reduction="sum")
-            for some, wanted in zip(torch.split(x, rows), torch.split(targets, rows), strict=True)
+            F.cross_entropy(F.linear(chunk, weight).to(_wide(weight)), chunk_targets, reduction="sum")
+            for chunk, chunk_targets in zip(torch.split(x, rows), torch.split(targets, rows), strict=True)
         ]
         return torch.stack(sums).sum() / len(x)
     learns = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
@@ -52,18 +52,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, learns: bool) -> Tensor:
         total = torch.zeros((), dtype=_wide(x), device=x.device)
         grad_x, grad_weight = torch.empty_like(x), torch.zeros_like(weight, dtype=_wide(weight))
-        rows = max(1, LARGEST // len(weight))
+        rows = max(1, CHUNK_LOGITS // len(weight))
         for start in range(0, len(x), rows):
-            some, wanted = x[start : start + rows], targets[start : start + rows, None]
-            logits = some @ weight.T
+            chunk, chunk_targets = x[start : start + rows], targets[start : start + rows, None]
+            logits = chunk @ weight.T
             logs = torch.log_softmax(logits, dim=-1, dtype=total.dtype)
-            total -= logs.gather(1, wanted).sum()
+            total -= logs.gather(1, chunk_targets).sum()
             if learns:
                 slope = torch.exp(logs, out=logs)
-                slope.scatter_add_(1, wanted, slope.new_full(wanted.shape, -1.0))
+                slope.scatter_add_(1, chunk_targets, slope.new_full(chunk_targets.shape, -1.0))
                 slope = slope.to(x.dtype)
                 torch.mm(slope, weight, out=grad_x[start : start + rows])
-                grad_weight += slope.T @ some
+                grad_weight += slope.T @ chunk
         if learns:
             ctx.save_for_backward(grad_x, grad_weight)
             ctx.rows, ctx.dtype = len(x), weight.dtype

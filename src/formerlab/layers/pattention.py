@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from formerlab.kernels import norm_gelu_cpu
-from formerlab.layers.autocast import operands, transforms
+from formerlab.layers.autocast import autocast_operands, func_transform_active
 from formerlab.layers.layer_spec import LayerSpec
 from formerlab.layers.score import SCORES, SMALLEST_NORM, RowFactor, ScoreName, Scores, row_factor
 from formerlab.spec import Size
@@ -103,12 +103,12 @@ class PattentionLayer(nn.Module):
         if hasattr(destination, "_metadata"):  # a plain dictionary has none
             destination._metadata[prefix[:-1]]["tau"] = self.tau
 
-    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *others: Any) -> None:
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *args: Any) -> None:
         """Refuse weights that were trained with a different tau, because they would compute a different function."""
-        super()._load_from_state_dict(state, prefix, metadata, *others)  # type: ignore[no-untyped-call]
-        tau, errors = metadata.get("tau", self.tau), others[-1]
+        super()._load_from_state_dict(state, prefix, metadata, *args)  # type: ignore[no-untyped-call]
+        tau, errors = metadata.get("tau", self.tau), args[-1]
         if not math.isclose(tau, self.tau, rel_tol=1e-6):
-            errors.append(f"{prefix}tau is {self.tau:g} and was {tau:g} for these weights; build with tau={tau!r}")
+            errors.append(f"{prefix}tau is {self.tau:g}, but these weights need {tau:g}; build with tau={tau!r}")
 
     def extra_repr(self) -> str:
         """Return the sizes and the score, for `print(model)`."""
@@ -116,7 +116,7 @@ class PattentionLayer(nn.Module):
         return f"{sizes}, score={self.score!r}, tau={self.tau:.6g}"
 
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
-        if self.score == "l2_gelu" and not transforms():
+        if self.score == "l2_gelu" and not func_transform_active():
             return lean_pattention(x, self.keys, self.values, self.tau)
         return SCORES[self.score](x @ self.keys.T, self.tau) @ self.values
 
@@ -135,7 +135,7 @@ def lean_pattention(x: X, keys: Keys, values: Values, tau: float) -> Y:
 
     Autocast casts the operands as for a matrix product. Second derivatives are not supported.
     """
-    x, keys, values = operands(x, keys, values)
+    x, keys, values = autocast_operands(x, keys, values)
     if _uses_tensor_cores(x):  # zero keys have zero products: they change neither the norm nor the sum
         keys, values = (F.pad(tokens, (0, 0, 0, -len(tokens) % ALIGNED)) for tokens in (keys, values))
     y: Tensor = _Pattention.apply(x.reshape(-1, x.shape[-1]), keys, values, tau)  # type: ignore[no-untyped-call]
@@ -186,5 +186,5 @@ def _scores_and_gradient(grad: Scores, z: Scores, tau: float) -> tuple[Scores, S
     scores = z * torch.special.ndtr(z) if torch.compiler.is_compiling() else F.gelu(z)
     # The formula with ndtr keeps the compiler from saving gelu(Z) of the forward pass.
     g: Tensor = torch.ops.aten.gelu_backward.grad_input(grad, z, grad_input=grad)
-    along = (g * z).sum(dim=-1, keepdim=True)
-    return scores, g.addcmul_(z, along, value=-1 / (tau * tau))
+    projection = (g * z).sum(dim=-1, keepdim=True)
+    return scores, g.addcmul_(z, projection, value=-1 / (tau * tau))

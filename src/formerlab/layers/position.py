@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from formerlab.kernels import rotary_cpu
-from formerlab.layers.autocast import transforms
+from formerlab.layers.autocast import func_transform_active
 from formerlab.layers.shapes import Heads, Stream
 from formerlab.spec import Spec, Std
 
@@ -182,7 +182,7 @@ class RotaryEncoding(PositionEncoding):
         if (end := start + x.shape[2]) > len(self.cosine):
             raise ValueError(f"{end} positions exceed the context of {len(self.cosine)}; build the encoding for more")
         cosine, sine = (table[start : start + x.shape[2]] for table in (self.cosine, self.sine))
-        if torch.compiler.is_compiling() or transforms():  # both derive the gradient themselves
+        if torch.compiler.is_compiling() or func_transform_active():  # both derive the gradient themselves
             return self.rotate_pairs(x, cosine, sine)
         rotated: Tensor = _Rotation.apply(x, cosine, sine, self, False)  # type: ignore[no-untyped-call]
         return rotated

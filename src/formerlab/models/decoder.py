@@ -125,8 +125,8 @@ class Decoder(Spec):
         return 4 * 2 * self.layers * self.kv_width * time
 
 
-def _dropout(share: float) -> nn.Module:
-    return nn.Dropout(share) if share else nn.Identity()
+def _dropout(probability: float) -> nn.Module:
+    return nn.Dropout(probability) if probability else nn.Identity()
 
 
 class DecoderModel(nn.Module):

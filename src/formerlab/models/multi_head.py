@@ -25,8 +25,8 @@ class MultiHead(nn.Module):
         def built(d_in: int, d_out: int, residual: bool = False) -> nn.Module:
             projection = spec.projection
             if spec.initial == "xavier" and isinstance(projection, Linear):  # any other projection as it is
-                own = {"std": xavier_std(d_in, d_out), "scale_residual": False}
-                projection = projection.model_copy(update=own)
+                initial = {"std": xavier_std(d_in, d_out), "scale_residual": False}
+                projection = projection.model_copy(update=initial)
             layer: nn.Module = projection.build(d_in, d_out, layers=spec.layers, residual=residual)
             return layer
 

@@ -50,8 +50,8 @@ def _vision(layers: int, width: int, heads: int, tokens: int | None) -> VisionTr
     if tokens is None:
         initial = {"bias": True, "scale_residual": False}
         return VisionTransformer(**sizes, projection=Linear(**initial), feedforward=Mlp(**initial))
-    parts = {"projection": Pattention(tokens=tokens), "feedforward": Pattention(tokens=4 * tokens)}
-    return VisionTransformer(**sizes, norm=PLAIN.model_copy(update={"eps": 1e-6}), **parts)
+    layers = {"projection": Pattention(tokens=tokens), "feedforward": Pattention(tokens=4 * tokens)}
+    return VisionTransformer(**sizes, norm=PLAIN.model_copy(update={"eps": 1e-6}), **layers)
 
 
 PUBLISHED: dict[str, Decoder | Translator | VisionTransformer] = {
@@ -102,8 +102,8 @@ def create_model(name: str, *, seed: int | None = None, **changes: Any) -> nn.Mo
         spec = type(spec).model_validate(dict(spec) | changes)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise UserError(f"{name}: {place + ': ' if place else ''}{first['msg']}") from None
+        field = ".".join(map(str, first["loc"]))
+        raise UserError(f"{name}: {field + ': ' if field else ''}{first['msg']}") from None
     return spec.build(int(torch.randint(2**31, (), device="cpu")) if seed is None else seed)
 
 

@@ -88,13 +88,14 @@ class Translator(Spec):
         if self.width % self.heads and None in (self.d_key, self.d_value):
             raise ValueError(f"heads={self.heads} does not divide width={self.width}; give d_key and d_value")
         if isinstance(self.position, Rotary) and int(self.effective_d_key * self.position.fraction) < 2:
-            raise ValueError(
-                f"rotary positions need 2 channels per head, but position.fraction of {self.effective_d_key}"
-            )
+            sizes = f"d_key={self.effective_d_key}, position.fraction={self.position.fraction}"
+            raise ValueError(f"rotary positions need at least 2 channels per head: {sizes}")
         if self.relu_dropout and self.feedforward.kind != "mlp":
             raise ValueError(f"relu_dropout={self.relu_dropout} needs feedforward.kind=mlp")
         if self.depth.module.add is not Mixer.add:
-            raise ValueError(f"depth.kind={self.depth.kind} replaces residual additions, and a block here has three")
+            raise ValueError(
+                f"depth.kind={self.depth.kind} is not supported: it needs two residual additions per block"
+            )
         return self
 
     @property

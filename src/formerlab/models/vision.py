@@ -135,8 +135,8 @@ class DropPath(nn.Module):
         """Return the output of the branch; in training, set the output of dropped images to zero."""
         if not self.training:
             return update
-        kept = update.new_empty(len(update), 1, 1).bernoulli_(1 - self.rate)
-        return update * (kept / (1 - self.rate))
+        mask = update.new_empty(len(update), 1, 1).bernoulli_(1 - self.rate)
+        return update * (mask / (1 - self.rate))
 
 
 class PatchEmbedding(nn.Conv2d):

@@ -6,7 +6,7 @@ from typing import Any
 from formerlab.data.dataset import DataSpec
 from formerlab.data.images.augmentation import TimmAugmentation
 from formerlab.errors import UserError
-from formerlab.layers.linear_cross_entropy import LARGEST
+from formerlab.layers.linear_cross_entropy import CHUNK_LOGITS
 from formerlab.models import Decoder, Model
 from formerlab.models.vision import VisionTransformer
 from formerlab.plan.hardware import Hardware
@@ -78,7 +78,7 @@ def logits_bytes(run: Run) -> int:
     logits = run.task.micro_batch_tokens * getattr(run.model, "vocabulary", 0)
     if not isinstance(run.model, Decoder):
         return LOGIT_BYTES * logits
-    return logits * _bytes_activation(run) if run.compile else 2 * BYTES_WEIGHT * min(logits, LARGEST)
+    return logits * _bytes_activation(run) if run.compile else 2 * BYTES_WEIGHT * min(logits, CHUNK_LOGITS)
 
 
 def _bytes_activation(run: Run) -> int:

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from formerlab.layers.depth.fused_dwa import FEW
+from formerlab.layers.depth.fused_dwa import LAUNCH_BOUND
 from formerlab.layers.depth.identity import DepthSpec, Mixer, Stream, check_index
 from formerlab.spec import Epsilon, Layers
 
@@ -33,13 +33,13 @@ class AttentionResiduals(DepthSpec):
     eps: Epsilon = 1e-5
     """Added to the mean square in RMSNorm."""
 
-    def sources(self, site: int) -> list[int]:
-        """Return the sources after sub-layer `site`: 0, the last sub-layers of earlier blocks, and `site`."""
-        return [0, *range(self.block_size, site, self.block_size), site]
+    def sources(self, index: int) -> list[int]:
+        """Return the sources after sub-layer `index`: 0, the last sub-layers of earlier blocks, and `index`."""
+        return [0, *range(self.block_size, index, self.block_size), index]
 
     def bytes_moved(self, layers: int, width: int) -> int:
         """Count per pair: two reads of the bfloat16 source, one per pass, and one read of the float32 gradient."""
-        return (2 * 2 + 4) * sum(len(self.sources(site)) for site in range(1, 2 * layers + 1)) * width
+        return (2 * 2 + 4) * sum(len(self.sources(index)) for index in range(1, 2 * layers + 1)) * width
 
 
 def in_few_launches(values: tuple[Tensor, ...], keys: tuple[Tensor, ...], query: Tensor) -> Tensor:
@@ -71,15 +71,15 @@ class AttentionResidualsLayer(Mixer, of=AttentionResiduals):
         """Store the embedded tokens as source 0."""
         return x, {0: (x, self._key(x))}
 
-    def add(self, site: int, x: Stream, update: Stream, history: Sources) -> Stream:
+    def add(self, index: int, x: Stream, update: Stream, history: Sources) -> Stream:
         """Store the update and return the input of the next sub-layer."""
-        check_index("sub-layer", site, len(self.queries))
-        first = (site - 1) % self.spec.block_size == 0
-        value = update if first else history[site - 1][0] + update
-        history[site] = (value, self._key(value))
-        values, keys = zip(*(history[i] for i in self.spec.sources(site)), strict=True)
-        query = self.queries[site - 1].to(keys[0].dtype)
-        if value.device.type != "cpu" and value.numel() <= FEW and not torch.is_grad_enabled():
+        check_index("sub-layer", index, len(self.queries))
+        first = (index - 1) % self.spec.block_size == 0
+        value = update if first else history[index - 1][0] + update
+        history[index] = (value, self._key(value))
+        values, keys = zip(*(history[i] for i in self.spec.sources(index)), strict=True)
+        query = self.queries[index - 1].to(keys[0].dtype)
+        if value.device.type != "cpu" and value.numel() <= LAUNCH_BOUND and not torch.is_grad_enabled():
             return in_few_launches(values, keys, query).to(x.dtype)
         weights = torch.stack([(key * query).sum(dim=-1) for key in keys]).softmax(dim=0).unsqueeze(-1)
         mixed = weights[-1] * value

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from formerlab.layers.autocast import transforms
+from formerlab.layers.autocast import func_transform_active
 from formerlab.layers.depth.fused_dwa import FusedHistory, Layout
 from formerlab.layers.depth.identity import DepthSpec, Mixer, Stream, append, check_index
 from formerlab.spec import Layers
@@ -90,7 +90,7 @@ class DepthWeightedAverageLayer(Mixer, of=Averages):
         return alpha
 
     def begin(self, x: Stream) -> "tuple[Stream, FusedHistory | list[Stream]]":
-        if self.fused and self.layout.table and not (torch.compiler.is_compiling() or transforms()):
+        if self.fused and self.layout.table and not (torch.compiler.is_compiling() or func_transform_active()):
             return x, FusedHistory(self.layout, torch.cat([self.row(i) for i in self.layout.table]), x)
         return x, [x]
 

@@ -61,9 +61,9 @@ class DynamicHyperConnectionsLayer(StaticHyperConnectionsLayer, of=DynamicHyperC
             nn.init.zeros_(weights)
             nn.init.constant_(scale, SCALE)
 
-    def connections(self, site: int, streams: Streams) -> Weights:
+    def connections(self, index: int, streams: Streams) -> Weights:
         normed = F.layer_norm(streams, streams.shape[-1:], eps=self.spec.eps)
-        made = product(normed, self.dynamic[site - 1].mT).tanh()
-        alpha, beta = self.scale[site - 1].split(1)
+        dynamic = product(normed, self.dynamic[index - 1].mT).tanh()
+        alpha, beta = self.scale[index - 1].split(1)
         scale = torch.cat((alpha.expand(self.streams + 1), beta))
-        return split(scale * made + self.static[site - 1])
+        return split(scale * dynamic + self.static[index - 1])

@@ -25,7 +25,7 @@ from formerlab.layers.depth.identity import Stream
 
 Signal = Float[Tensor, ""]
 Flat = Float[Tensor, " weights"]
-FEW = 2**17
+LAUNCH_BOUND = 2**17
 """Elements of a residual stream below which kernel launches dominate on a GPU, as in decoding."""
 
 
@@ -51,7 +51,7 @@ class FusedHistory:
 
     def __init__(self, layout: Layout, weights: Flat, x: Stream) -> None:
         self.layout, self.gather = layout, Gather(layout, weights)
-        self.kept: dict[int, Stream] = {0: x} if 0 in layout.readers else {}
+        self.stored: dict[int, Stream] = {0: x} if 0 in layout.readers else {}
         self.signal: Signal | None = None
         if torch.is_grad_enabled():
             self.signal = Start.apply(x, weights, self.gather)  # type: ignore[no-untyped-call]
@@ -61,25 +61,25 @@ class FusedHistory:
         readers = self.layout.readers
         if index not in readers:
             return x
-        self.kept[index] = x
+        self.stored[index] = x
         if self.signal is None:
             mixed = self.average(index)
         else:
             mixed, self.signal = Column.apply(x, self.signal, self, index)  # type: ignore[no-untyped-call]
         for source in self.layout.table.get(index, []):
             if readers[source][-1][0] == index:  # the last reader
-                del self.kept[source]
+                del self.stored[source]
         return mixed
 
     def average(self, index: int) -> Stream:
         """Return Y_index from the stored outputs."""
         if index not in self.layout.table:
-            return self.kept[index]
+            return self.stored[index]
         sources, first = self.layout.table[index], self.layout.offsets[index]
-        kept, last = [self.kept[j] for j in sources], first + len(sources)
-        if self.signal is None and kept[0].device.type != "cpu" and kept[0].numel() <= FEW:
-            return _in_one_product(kept, self.gather.flat[first:last])
-        return weighted_sum(kept, self.gather.weights[first:last])
+        streams, end = [self.stored[j] for j in sources], first + len(sources)
+        if self.signal is None and streams[0].device.type != "cpu" and streams[0].numel() <= LAUNCH_BOUND:
+            return _in_one_product(streams, self.gather.flat[first:end])
+        return weighted_sum(streams, self.gather.weights[first:end])
 
 
 def _in_one_product(streams: list[Stream], weights: Flat) -> Stream:

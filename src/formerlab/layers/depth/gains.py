@@ -33,12 +33,12 @@ class SkipsWithGainsLayer(Mixer, of=SkipsWithGains):
     def reset_parameters(self) -> None:
         nn.init.ones_(self.gains)
 
-    def add(self, site: int, x: Stream, update: Stream, history: History) -> Stream:
+    def add(self, index: int, x: Stream, update: Stream, history: History) -> Stream:
         """Return g x + update; the sum is at least float32."""
-        check_index("sub-layer", site, len(self.gains))
+        check_index("sub-layer", index, len(self.gains))
         stream = torch.promote_types(x.dtype, update.dtype)
         wide = torch.promote_types(stream, torch.float32)
-        return (self.gains[site - 1].to(wide) * x.to(wide) + update).to(stream)
+        return (self.gains[index - 1].to(wide) * x.to(wide) + update).to(stream)
 
     def weights(self) -> list[tuple[int, int, float]]:
         """Return (i, i - 1, product of the two gains of block i), the weight along the residual connections."""

@@ -82,17 +82,17 @@ class HyperConnectionsLayer(Mixer):
     def __init__(self, layers: int, width: int | None, spec: HyperConnections) -> None:
         super().__init__()
         self.spec: Any = spec
-        self.sites, self.streams = 2 * layers, spec.streams
+        self.sublayers, self.streams = 2 * layers, spec.streams
         for name, shape in spec.shapes(width).items():
-            tensors = (nn.Parameter(torch.empty(shape)) for _ in range(self.sites))
+            tensors = (nn.Parameter(torch.empty(shape)) for _ in range(self.sublayers))
             self.register_module(name, nn.ParameterList(tensors))
         self.reset_parameters()
 
     def no_weight_decay(self) -> set[str]:
-        return {f"static.{index}" for index in range(self.sites)}
+        return {f"static.{index}" for index in range(self.sublayers)}
 
-    def connections(self, site: int, streams: Streams) -> Weights:
-        """Return A_m^T, A_r^T and B^T of sub-layer `site`."""
+    def connections(self, index: int, streams: Streams) -> Weights:
+        """Return A_m^T, A_r^T and B^T of sub-layer `index`."""
         raise NotImplementedError
 
     def begin(self, x: Stream) -> tuple[Stream, History]:
@@ -101,18 +101,18 @@ class HyperConnectionsLayer(Mixer):
         streams = x.unsqueeze(-2).expand(-1, -1, self.streams, -1)
         return self._read(1, streams, history), history
 
-    def add(self, site: int, x: Stream, update: Stream, history: History) -> Stream:
+    def add(self, index: int, x: Stream, update: Stream, history: History) -> Stream:
         """Mix the streams, add the output of the sub-layer, and return the input of the next sub-layer."""
-        check_index("sub-layer", site, self.sites)
-        streams, (_, carry, write) = history[site]
+        check_index("sub-layer", index, self.sublayers)
+        streams, (_, carry, write) = history[index]
         if not torch.is_grad_enabled():
-            del history[site]
+            del history[index]
         streams = (product(carry, streams) + write * update.unsqueeze(-2)).to(streams.dtype)
-        return streams.sum(dim=-2) if site == self.sites else self._read(site + 1, streams, history)
+        return streams.sum(dim=-2) if index == self.sublayers else self._read(index + 1, streams, history)
 
-    def _read(self, site: int, streams: Streams, history: History) -> Stream:
-        weights = self.connections(site, streams)
-        history[site] = streams, weights
+    def _read(self, index: int, streams: Streams, history: History) -> Stream:
+        weights = self.connections(index, streams)
+        history[index] = streams, weights
         return product(weights[0], streams).squeeze(-2).to(streams.dtype)
 
 
@@ -122,14 +122,14 @@ class StaticHyperConnectionsLayer(HyperConnectionsLayer, of=StaticHyperConnectio
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Set eq. 14: sub-layer k reads stream k mod n, leaves every stream as it is, and writes to all equally."""
-        for site, table in enumerate(self.static, start=1):
+        for index, table in enumerate(self.static, start=1):
             table.zero_()
-            table[site % len(table), 0] = 1.0
+            table[index % len(table), 0] = 1.0
             table[:, 1:-1].fill_diagonal_(1.0)
             table[:, -1] = 1.0
 
-    def connections(self, site: int, streams: Streams) -> Weights:
-        table = self.static[site - 1]
+    def connections(self, index: int, streams: Streams) -> Weights:
+        table = self.static[index - 1]
         wide = torch.promote_types(table.dtype, torch.float32)
         return split(table.to(wide).expand(*streams.shape[:2], -1, -1))
 

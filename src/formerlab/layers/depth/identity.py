@@ -12,16 +12,16 @@ History = Any
 """State of a mixer during one forward pass; callers pass it on unchanged."""
 
 
-def check_index(what: str, index: int, count: int) -> None:
-    """Raise ValueError unless 1 <= index <= count; `what` names the thing that is counted, a sub-layer or a block."""
+def check_index(unit: str, index: int, count: int) -> None:
+    """Raise ValueError unless 1 <= index <= count; `unit` is "sub-layer" or "block"."""
     if not 1 <= index <= count:
-        raise ValueError(f"{what} {index} of {count}: {what}s count from 1 to {count}")
+        raise ValueError(f"{unit} {index} of {count}: {unit}s count from 1 to {count}")
 
 
 def append(index: int, x: Stream, history: list[Stream]) -> None:
     """Append X_index to the outputs of earlier blocks; raise ValueError if a block is missing or given twice."""
     if len(history) != index:
-        raise ValueError(f"block {index} after {len(history) - 1} blocks: give every block's output once, in turn")
+        raise ValueError(f"block {index} after {len(history) - 1} blocks: pass every block's output once, in order")
     history.append(x)
 
 
@@ -83,9 +83,9 @@ class Mixer(nn.Module):
             of.module = cls
 
     def extra_repr(self) -> str:
-        """Return the shapes of the weights that are the mixer's own, for `print(model)`."""
-        own = self.named_parameters(recurse=False)
-        return ", ".join(f"{name}: {' x '.join(map(str, weight.shape))}" for name, weight in own)
+        """Return the shapes of the mixer's weights, for `print(model)`."""
+        parameters = self.named_parameters(recurse=False)
+        return ", ".join(f"{name}: {' x '.join(map(str, weight.shape))}" for name, weight in parameters)
 
     def reset_parameters(self) -> None:
         """Set or draw the initial weights; this class has none."""
@@ -98,12 +98,12 @@ class Mixer(nn.Module):
         """Return the input of the first sub-layer and the history for `add` and `mix`, given X_0."""
         return x, None
 
-    def add(self, site: int, x: Stream, update: Stream, history: History) -> Stream:
-        """Return the residual stream after sub-layer `site`: by default x + update.
+    def add(self, index: int, x: Stream, update: Stream, history: History) -> Stream:
+        """Return the residual stream after sub-layer `index`: by default x + update.
 
         Sub-layers count from 1 to 2 x layers: the attention of block i is 2i - 1, its feed-forward 2i. x is the input
-        of the sub-layer before its norm and `update` the output of the sub-layer. Raises ValueError for a `site` out of
-        range if the result depends on it.
+        of the sub-layer before its norm and `update` the output of the sub-layer. Raises ValueError for an `index` out
+        of range if the result depends on it.
         """
         return x + update
 

@@ -73,9 +73,9 @@ class ManifoldHyperConnectionsLayer(HyperConnectionsLayer, of=ManifoldHyperConne
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        for site, static in enumerate(self.static, start=1):
+        for index, static in enumerate(self.static, start=1):
             pre, post, res = static.split(self.spec.sizes)
-            pre.fill_(-START)[site % self.streams] = START
+            pre.fill_(-START)[index % self.streams] = START
             post.zero_()
             carry = CARRIES[self.spec.start]
             res.fill_(-carry).view(self.streams, -1).fill_diagonal_(carry)
@@ -83,15 +83,15 @@ class ManifoldHyperConnectionsLayer(HyperConnectionsLayer, of=ManifoldHyperConne
             nn.init.zeros_(weights)
             nn.init.constant_(scale, SCALE)
 
-    def connections(self, site: int, streams: Streams) -> Weights:
+    def connections(self, index: int, streams: Streams) -> Weights:
         flat = streams.flatten(-2).to(torch.promote_types(streams.dtype, torch.float32))
         inverse = (flat.square().mean(dim=-1, keepdim=True) + self.spec.eps).rsqrt()
         scale = torch.cat(
-            [one.expand(size) for one, size in zip(self.scale[site - 1].split(1), self.spec.sizes, strict=True)]
+            [alpha.expand(size) for alpha, size in zip(self.scale[index - 1].split(1), self.spec.sizes, strict=True)]
         )
         # Dividing by the norm after the product gives the same result and saves less (section 4.3.1).
-        made = scale * (product(flat, self.dynamic[site - 1].mT) * inverse) + self.static[site - 1]
-        pre, post, res = made.split(self.spec.sizes, dim=-1)
+        logits = scale * (product(flat, self.dynamic[index - 1].mT) * inverse) + self.static[index - 1]
+        pre, post, res = logits.split(self.spec.sizes, dim=-1)
         carry = sinkhorn_knopp(res.unflatten(-1, (self.streams, self.streams)), self.spec.iterations)
         return pre.sigmoid().unsqueeze(-2), carry, 2 * post.sigmoid().unsqueeze(-1)
 
