@@ -50,8 +50,8 @@ def _vision(layers: int, width: int, heads: int, tokens: int | None) -> VisionTr
     if tokens is None:
         initial = {"bias": True, "scale_residual": False}
         return VisionTransformer(**sizes, projection=Linear(**initial), feedforward=Mlp(**initial))
-    layers = {"projection": Pattention(tokens=tokens), "feedforward": Pattention(tokens=4 * tokens)}
-    return VisionTransformer(**sizes, norm=PLAIN.model_copy(update={"eps": 1e-6}), **layers)
+    projections = {"projection": Pattention(tokens=tokens), "feedforward": Pattention(tokens=4 * tokens)}
+    return VisionTransformer(**sizes, norm=PLAIN.model_copy(update={"eps": 1e-6}), **projections)
 
 
 PUBLISHED: dict[str, Decoder | Translator | VisionTransformer] = {
