@@ -3,15 +3,20 @@
     python scripts/stage_docs.py
 
 `make docs` calls this script. README becomes the first page. A link to any other file of the repository leads to a copy
-of it below `repository/`. The script generates `api.md` from the unions of variants and `commands.md` from the parser
-of the command line.
+of it below `repository/`. The script generates `api.md` from the unions of variants, `commands.md` from the parser of
+the command line, and `configuration.md` from the schemas of the configuration.
 """
 
 import argparse
+import ast
+import inspect
+import json
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin
 
 import formerlab
 from formerlab.__main__ import build_parser
@@ -20,7 +25,9 @@ from formerlab.layers.depth.union import DepthMixer
 from formerlab.layers.norm import Norm
 from formerlab.layers.position import Position
 from formerlab.layers.projection import FeedForward, Projection
-from formerlab.spec import variants
+from formerlab.plan.schema import BesideSpec, Config, Scale, Study
+from formerlab.spec import Spec, variants
+from formerlab.training.run import Run
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGED = ROOT / "build/docs"
@@ -112,6 +119,78 @@ def commands() -> str:
     return "\n".join(lines)
 
 
+def configuration() -> str:
+    """Return the page of every key of config.yaml, scales, studies and runs, with default, type and meaning."""
+    lines = [
+        "# Configuration",
+        "",
+        "Every key with its default. A section that begins with a kind lists one variant.",
+        "",
+    ]
+    done = list[type[Spec]]()
+    waiting: list[type[Spec]] = [Config, Scale, Study, Run, BesideSpec]
+    while waiting:
+        spec = waiting.pop(0)
+        if spec in done:
+            continue
+        done.append(spec)
+        kind = spec.model_fields.get("kind")
+        title = f"{spec.__name__}" if kind is None else f"kind: {kind.default} ({spec.__name__})"
+        lines += [f"## {title}", "", (spec.__doc__ or "").partition("\n\n")[0].strip(), ""]
+        lines += ["| key | default | type | meaning |", "|---|---|---|---|"]
+        meanings = _meanings(spec)
+        for name, field in spec.model_fields.items():
+            waiting += [inner for inner in _specs(field.annotation) if inner not in done]
+            default = "required" if field.is_required() else _value(field.get_default(call_default_factory=True))
+            cells = (f"`{name}`", default, _type(field.annotation), meanings.get(name, ""))
+            lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|').replace('<', '&lt;') for cell in cells)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _meanings(spec: type[Spec]) -> dict[str, str]:
+    """Return the attribute docstrings of a spec and its bases, which Python does not keep, by name."""
+    found: dict[str, str] = {}
+    for cls in reversed([base for base in spec.__mro__ if issubclass(base, Spec)]):
+        (body,) = ast.parse(inspect.getsource(cls)).body
+        assert isinstance(body, ast.ClassDef)
+        for field, text in zip(body.body, body.body[1:], strict=False):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(meaning))):
+                    found[name] = " ".join(meaning.split())
+    return found
+
+
+def _specs(annotation: Any) -> list[type[Spec]]:
+    """Return the specs that occur in a type."""
+    if isinstance(annotation, type) and issubclass(annotation, Spec):
+        return [annotation]
+    return [spec for inner in get_args(annotation) for spec in _specs(inner)]
+
+
+def _type(annotation: Any) -> str:
+    """Return a type in words: specs and plain types by name, literals as their values."""
+    if get_origin(annotation) is Literal:
+        return ", ".join(f"`{value}`" for value in get_args(annotation))
+    if isinstance(annotation, type) and not get_args(annotation):
+        return "null" if annotation is NoneType else annotation.__name__
+    words = [_type(inner) for inner in get_args(annotation) if inner is not Ellipsis and not _is_limit(inner)]
+    joined = ", ".join(dict.fromkeys(filter(None, words)))
+    return f"{origin.__name__} of {joined}" if (origin := get_origin(annotation)) in (tuple, dict) else joined
+
+
+def _is_limit(argument: Any) -> bool:
+    """Return whether an argument of a type is metadata of Annotated, such as a range."""
+    return not (isinstance(argument, type) or get_args(argument))
+
+
+def _value(value: Any) -> str:
+    """Return a default as it is written in YAML; a spec as its kind or its name."""
+    if isinstance(value, Spec):
+        return f"`{getattr(value, 'kind', type(value).__name__)}`"
+    return f"`{json.dumps(value, default=str)}`"
+
+
 def _command(name: str, parser: argparse.ArgumentParser, helps: dict[str, str | None]) -> Iterator[str]:
     does = str(helps.get(name) or parser.description)
     yield from (f"## {name}", "", f"{does[:1].upper()}{does[1:]}.", "")
@@ -136,7 +215,8 @@ def main() -> None:
     (STAGED / "site.css").write_text(STYLE, encoding="utf-8")
     (STAGED / "api.md").write_text(api(), encoding="utf-8")
     (STAGED / "commands.md").write_text(commands(), encoding="utf-8")
-    print(f"{len(site_paths) + 2} pages in {STAGED.relative_to(ROOT)}")
+    (STAGED / "configuration.md").write_text(configuration(), encoding="utf-8")
+    print(f"{len(site_paths) + 3} pages in {STAGED.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -196,3 +196,68 @@ def test_a_figure_of_an_existing_shape_is_one_declaration_of_under_25_lines():
     (block,) = [text for path, text in BLOCKS if "/report/figures/" in path]
     assert block.count("@plot(") == 1
     assert len(block.splitlines()) < 25
+
+
+OWN_STUDY = """
+title: Own
+paper: arXiv:9999.00001
+question: Does it train?
+defaults: {model: {projection: {kind: linear}}}
+runs: {plain: {}}
+"""
+OWN_FIGURE = '''
+"""Figures of the study `own`."""
+
+from formerlab.report.drawings import plot
+
+
+@plot(reads="eval.csv")
+def own_end(results, runs):
+    """Loss."""
+    return results.rows("eval.csv", "own", runs)
+'''
+OWN_SCALE = """
+description: as smoke, smaller
+evidence: true
+labels: {text: docstrings}
+"""
+ADDED = """
+import json
+from pathlib import Path
+
+from formerlab.plan.build import build_plan
+from formerlab.report.committed import is_kept
+from formerlab.report.drawings import catalogue
+from formerlab.report.names import data_set
+
+plan = build_plan(Path.cwd(), {"scale": "own", "studies": ["own"]})
+kept = is_kept(Path.cwd(), catalogue()["own_end"], "own"), is_kept(Path.cwd(), catalogue()["own_end"], "smoke")
+default = list(build_plan(Path.cwd(), {"scale": "smoke"})["studies"])
+drawn = sorted(name for job in plan["draw"].values() for name in job["drawings"])
+print(json.dumps([sorted(plan["train"]), drawn, kept, data_set("text", None, "own"), default]))
+"""
+
+
+@pytest.mark.slow
+def test_a_study_is_three_files_and_a_scale_is_one(tmp_path):
+    """A study's file, the module of its figure, and its entry in a scale; no list of names has to know of them."""
+    for name in ("src", "workflow"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    shutil.copy(ROOT / "config.yaml", tmp_path)
+    (tmp_path / "workflow/studies/own.yaml").write_text(OWN_STUDY)
+    (tmp_path / "src/formerlab/report/figures/own.py").write_text(OWN_FIGURE.lstrip())
+    smoke = yaml.safe_load((tmp_path / "workflow/scales/smoke.yaml").read_text())
+    smoke["studies"]["own"] = {}
+    (tmp_path / "workflow/scales/smoke.yaml").write_text(yaml.safe_dump(smoke))
+    smoke |= yaml.safe_load(OWN_SCALE)
+    (tmp_path / "workflow/scales/own.yaml").write_text(yaml.safe_dump(smoke))
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "src"), "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-c", ADDED]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    runs, drawn, kept, label, default = json.loads(done.stdout)
+    assert runs == ["own/plain/seed0"]
+    assert drawn == ["own_curves", "own_end"]
+    assert kept == [True, False]
+    assert label == "docstrings"
+    assert default[-1] == "own", "studies come in the order of their papers"

@@ -55,3 +55,16 @@ def read_yaml(root: Path, place: str) -> dict[str, Any]:
     if not isinstance(tree, dict):
         raise UserError(f"{place}: got {shown(tree)}; write keys and values")
     return tree
+
+
+def study_names(root: Path) -> list[str]:
+    """Return the names of the studies in workflow/studies, in the order of their papers."""
+    files = root.glob("workflow/studies/*.yaml")
+    papers = {path.stem: str(read_yaml(path.parent, path.name).get("paper")) for path in files}
+    return sorted(papers, key=lambda name: (papers[name], name))
+
+
+def read_scale(root: Path, name: str) -> dict[str, Any]:
+    """Return the keys of a scale in workflow/scales, or an empty mapping if its file is missing."""
+    path = root / "workflow" / "scales" / f"{name}.yaml"
+    return read_yaml(path.parent, path.name) if path.exists() else {}

@@ -10,10 +10,11 @@ from formerlab.plan.arms import read_arms
 from formerlab.plan.resolve import resolve_released, resolve_study
 from formerlab.plan.sources import read_sources
 from formerlab.report.claims.registry import read_claims
+from formerlab.yaml_files import study_names
 
 ROOT = Path(__file__).parents[2]
-STUDIES = ("transformer", "tokenformer", "denseformer", "decay", "vision")
-SCALES = ("smoke", "laptop", "overnight", "pretrained", "workstation", "paper")
+SCALES = sorted(path.stem for path in (ROOT / "workflow/scales").glob("*.yaml"))
+STUDIES = [name for name in study_names(ROOT) if name != "combined"]
 
 
 @pytest.mark.parametrize("scale", SCALES)

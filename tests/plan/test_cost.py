@@ -119,8 +119,13 @@ def test_a_scale_s_gpus_are_taken_as_far_as_a_run_can_share_its_parts_out(projec
     parts = {"plain": 4, "parent": 1, "child": 10, "deep-3": 6, "deep-4": 8}
     accumulate = {f"small.runs.{run}.task.accumulate": count for run, count in parts.items()}
     batch = {f"small.runs.{run}.task.batch": 120 for run in parts}
+    several = accumulate | batch | {"scale.gpus": 8}
+    assert project.mistake(set=several).startswith(
+        "small/parent/seed0: scale.gpus=8 cannot share task.accumulate=1 micro-batches and would leave one GPU; set acc"
+    )
+    several["small.runs.parent.gpus"] = 1
     for nodes, wanted in {1: (4, 1, 5, 6, 8), 2: (4, 1, 2, 6, 8)}.items():
-        train = project.plan(set=accumulate | batch | {"scale.gpus": 8, "scale.nodes": nodes})["train"]
+        train = project.plan(set=several | {"scale.nodes": nodes})["train"]
         assert tuple(train[f"small/{run}/seed0"]["gpus"] for run in parts) == wanted
         assert train["small/parent/seed0"]["nodes"] == 1
     for job in train.values():

@@ -7,7 +7,6 @@ from formerlab.plan.resolve import resolve_study
 from formerlab.plan.sources import read_sources
 from formerlab.report.studies.tokenformer import FROM_SCRATCH
 
-STUDIES = ("transformer", "tokenformer", "denseformer", "decay", "combined", "vision")
 ARMS = ("matched", "modern", "classic")
 PARENT = "long-matched-chosen"
 
@@ -16,7 +15,7 @@ PARENT = "long-matched-chosen"
 def studies():
     """Return, by study, the runs of all seeds."""
     sources = read_sources(ROOT, {"scale": "overnight"})
-    return {study: resolve_study(study, sources) for study in STUDIES}
+    return {study: resolve_study(study, sources) for study in sources.studies}
 
 
 @pytest.fixture(scope="module")

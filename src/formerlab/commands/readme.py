@@ -7,14 +7,15 @@ from pathlib import Path
 from formerlab.errors import UserError
 from formerlab.plan.arms import read_arms
 from formerlab.plan.resolve import resolve_released, resolve_study
+from formerlab.plan.schema import Config
 from formerlab.plan.sources import read_sources
 from formerlab.report.claims.render import all_block, first_screen
 from formerlab.report.claims.verdict import Verdict, verdicts
-from formerlab.report.committed import KEPT, place
+from formerlab.report.committed import KEPT, evidence_scales, place
 from formerlab.report.drawings import catalogue
-from formerlab.results.read import Results, has_runs
+from formerlab.results.read import Results
 from formerlab.results.stages import STAGES, TABLES
-from formerlab.yaml_files import read_yaml
+from formerlab.yaml_files import read_scale, read_yaml, study_names
 
 BEGIN = "<!-- written by `make readme`, not by hand -->"
 END = "<!-- end of what `make readme` writes -->"
@@ -28,15 +29,14 @@ PAPERS = {
 _AFTER = re.compile(rf"(?:after|of) ((?:Fig|Table)[^()]*?) of (?:the )?({'|'.join((*PAPERS, *PAPERS.values()))})")
 """Matches the figure or table of a paper that a caption names as its model."""
 
-SCALES = ("paper", "workstation", "overnight", "pretrained")
-"""Scales reported on the pages; for each claim, the first scale that tests it counts."""
-
 
 @cache
 def verdicts_by_scale(root: Path) -> dict[str, list[Verdict]]:
-    """Return the verdicts by scale. Raises UserError if no scale has rows."""
-    cached = root / "results" / "cached"
-    scales = [name for name in SCALES if has_runs(cached / name)]
+    """Return the verdicts by scale of evidence; for each claim, the first scale that tests it counts.
+
+    Raises UserError if no scale has rows.
+    """
+    cached, scales = root / "results" / "cached", evidence_scales(root)
     if not scales:
         raise UserError(f"{cached}: no rows at any scale; export some first (make results-export)")
     return {name: verdicts(Results(cached / name), read_arms(root, name)) for name in scales}
@@ -59,17 +59,20 @@ def papers_block(root: Path) -> str:
     """Return a row for every figure and table that follows one of a paper, then the paper's items without
     counterpart.
     """
-    studies = sorted(path.stem for path in (root / "workflow" / "studies").glob("*.yaml"))
-    runs = {}
-    for scale in ("laptop", "overnight", "workstation", "paper"):
-        sources = read_sources(root, {"scale": scale, "studies": studies})
-        both = [run for name in studies for make in (resolve_study, resolve_released) for run in make(name, sources)]
-        runs[scale] = [(run.study, run.name, run.to_dict()) for run in both]
+    studies, runs, flops = study_names(root), {}, {}
+    for scale in (path.stem for path in root.glob("workflow/scales/*.yaml")):
+        if scale == Config.model_fields["scale"].default or read_scale(root, scale).get("evidence") is True:
+            sources = read_sources(root, {"scale": scale, "studies": studies})
+            trained = [run for name in studies for run in resolve_study(name, sources)]
+            both = [*trained, *(run for name in studies for run in resolve_released(name, sources))]
+            runs[scale] = [(run.study, run.name, run.to_dict()) for run in both]
+            flops[scale] = sum(run.flops for run in trained)
+    by_size = sorted(filter(flops.__getitem__, flops), key=flops.__getitem__)
     rows = []
     for drawing in catalogue().values():
         for item, paper in _AFTER.findall(" ".join(drawing.caption.split()))[:1]:
-            smallest = next((scale for scale, at_scale in runs.items() if drawing.chosen(at_scale)), "")
-            paths = [place(root, drawing, scale, KEPT[drawing.kind][0]) for scale in ("overnight", "pretrained")]
+            smallest = next((scale for scale in by_size if drawing.chosen(runs[scale])), "")
+            paths = sorted(place(root, drawing, scale, KEPT[drawing.kind][0]) for scale in runs)
             links = [f"[{path.parent.name}](../{path.relative_to(root).as_posix()})" for path in paths if path.exists()]
             rows.append((PAPERS.get(paper, paper), item, f"`{drawing.name}`", ", ".join(links), smallest))
     order = list(PAPERS.values())

@@ -41,8 +41,8 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
     device, threads = config.device or scale.device, config.threads or scale.threads
     results, figures = f"{config.results}/live/{config.scale}", f"{config.figures}/live/{config.scale}"
     data = _data_jobs(sources, root, f"{results}/data")
-    runs = [run for name in config.studies for run in resolve_study(name, sources)]
-    released = [run for name in config.studies for run in resolve_released(name, sources)]
+    runs = [run for name in sources.studies for run in resolve_study(name, sources)]
+    released = [run for name in sources.studies for run in resolve_released(name, sources)]
     timed = {name: timing_jobs(stage, [*runs, *released], sources) for name, stage in TIMED.items()}
     runs, equal = match_times(runs, timed["speed"], sources)
     hardware = find_hardware(sources.config_tree, scale.hardware)
@@ -109,7 +109,7 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
     _check_files(plan, there, sources)
     for name, job in plan["data"].items():
         job["lacks"] = check_public_data(name, scale.data[name], root, prepared=name in there)
-    plan["draw"] = _drawn_together(_drawings(plan), by_study=scale.draw_by_study)
+    plan["draw"] = _drawn_together(_drawings(plan, scale.labels), by_study=scale.draw_by_study)
     plan["exact"] = {CLAIMS: {"code": code_hash("formerlab.evaluation.exact")}}
     parts: list[Study | StudyScale] = [*sources.studies.values(), *scale.studies.values()]
     arms = [{name: claim.to_dict() for name, claim in part.claims.items()} for part in parts]
@@ -189,12 +189,12 @@ def _set_priorities(train: Job) -> None:
             longest[job["init"]] = max(longest.get(job["init"], 0), job["priority"])
 
 
-def _drawings(plan: dict[str, Any]) -> dict[str, Any]:
+def _drawings(plan: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
     """Return the figures and tables that have input rows, each with the files that it reads."""
     jobs = {}
     made = list(made_runs(plan).values())
     runs = [(job["study"], job["run"], job["spec"]) for job in made]
-    named = fingerprint(all_names())
+    named = fingerprint([all_names(), labels])
     for name, drawing in catalogue().items():
         inputs, seeds = list[str](), dict[str, list[str]]()
         for job in (made[index] for index in drawing.chosen(runs)):

@@ -92,12 +92,17 @@ def processes_of(run: Run, scale: Scale, hardware: Hardware, own: int | None, *,
     `own` is the number of GPUs that the run itself sets. Without it, the run gets the largest number of the scale's
     GPUs that divides its micro-batches evenly, on all machines if possible, otherwise on one. Tensors are split if the
     run does not fit on one GPU. `carried` says that another run continues with the optimizer state of this run. Raises
-    UserError if micro-batches or machines do not divide evenly, or if tensors cannot be split.
+    UserError if micro-batches or machines do not divide evenly, if only one of several GPUs of the scale would be used,
+    or if tensors cannot be split.
     """
     nodes, parts = scale.nodes, getattr(run.task, "accumulate", scale.gpus)
     gpus = own or max((gpus for gpus in range(nodes, scale.gpus + 1, nodes) if parts % gpus == 0), default=0)
     if gpus == 0:
         gpus, nodes = max(gpus for gpus in range(1, scale.gpus + 1) if parts % gpus == 0), 1
+    nodes = 1 if own == 1 else nodes
+    if own is None and gpus == 1 < scale.gpus:
+        uneven = f"scale.gpus={scale.gpus} cannot share task.accumulate={parts} micro-batches and would leave one GPU"
+        raise UserError(f"{run.id}: {uneven}; set accumulate to a multiple of the GPUs, or gpus: 1 for this run")
     if parts % gpus or gpus % nodes:
         evenly = f"divide task.accumulate={parts} micro-batches evenly on nodes={nodes}"
         raise UserError(f"{run.id}: gpus={own} cannot {evenly}; set gpus to a divisor of accumulate, multiple of nodes")

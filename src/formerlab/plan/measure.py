@@ -64,7 +64,7 @@ def measure_jobs(
     `suites` are the suites of the plan, and `results` is the folder of earlier records. Raises UserError for a run that
     the stage cannot measure, because of its model or of the settings.
     """
-    by_study = {study: Asked(stage, study, sources) for study in sources.config.studies}
+    by_study = {study: Asked(stage, study, sources) for study in sources.studies}
     jobs: Jobs = {}
     for run in runs:
         if not (asked := by_study[run.study]).of(run):
@@ -104,7 +104,7 @@ def _loaders(runs: Iterable[AnyRun]) -> tuple[str, ...]:
 def timing_jobs(stage: Stage, runs: Sequence[AnyRun], sources: Sources) -> Jobs:
     """Return the jobs of a stage that times the runs of a study, by study, with one seed per run."""
     jobs = {}
-    for study in sources.config.studies:
+    for study in sources.studies:
         asked = Asked(stage, study, sources)
         if asked.which.by_run:
             key = f"{asked.tree.file_of('by_run')}: {asked.subject}.by_run"

@@ -58,16 +58,16 @@ Folder = Annotated[str, AfterValidator(_folder)]
 Processors = Annotated[int, Field(gt=0, le=10**4)]
 Seeds = Annotated[tuple[Seed, ...], Field(min_length=1), AfterValidator(_distinct)]
 Studies = Annotated[tuple[Name, ...], Field(min_length=1), AfterValidator(_distinct)]
-ScaleName = Literal["smoke", "laptop", "released", "pilot", "overnight", "pretrained", "workstation", "paper"]
 
 
 class Config(Spec):
     """config.yaml: the user's file."""
 
-    scale: ScaleName = "laptop"
+    scale: Name = "laptop"
     """Sizes and data of the runs: a file of workflow/scales."""
-    studies: Studies = ("transformer", "tokenformer", "denseformer", "decay", "combined", "vision")
-    """Studies to run: files of workflow/studies."""
+    studies: Studies | None = None
+    """Studies to run: files of workflow/studies; null means those that the scale's file names, or
+    all if it names none, in the order of their papers."""
     seeds: Seeds | None = None
     """Seeds of every run; null means the seeds of the scale."""
     device: Literal["cpu", "cuda"] | None = None
@@ -154,6 +154,9 @@ class Scale(Spec):
 
     description: str
     """One line about the scale."""
+    evidence: bool | Literal["rates"] = False
+    """Whether the committed rows of the scale count as evidence: verdicts report them, and its figures are committed.
+    `rates`: only its searches for learning rates are committed."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Device for training."""
     threads: Processors = 1
@@ -166,7 +169,8 @@ class Scale(Spec):
     """Measured speed of matrix products in training, in FLOP/s of one job; null means the speed of `hardware`."""
     gpus: Processors = 1
     """Maximum number of GPUs (on a CPU, processes) of one run. A run uses the largest number that divides its
-    task.accumulate micro-batches. Results depend on it only through the order of sums."""
+    task.accumulate micro-batches; a run that would use only one must set `gpus: 1`. Results depend on it only through
+    the order of sums."""
     nodes: Processors = 1
     """Machines of a run in a cluster job, with equally many GPUs on each; without a cluster there is one machine."""
     sharded: bool | None = None
@@ -177,6 +181,8 @@ class Scale(Spec):
     """Seeds of every run."""
     data: dict[Name, Data]
     """Data sets by name."""
+    labels: dict[Name, str] = {}
+    """Labels of data sets in figures and tables, by name; the default label is the name."""
     suites: Annotated[dict[Name, Suite], AfterValidator(check_names)] = {}
     """Question suites by name, in addition to the embedded questions. Zero-shot jobs use all suites, sweeps only those
     that they name."""

@@ -20,7 +20,7 @@ from formerlab.released import ReleasedModel, Sizes
 from formerlab.spec import Spec
 from formerlab.training.any_run import ReleasedRun
 from formerlab.training.run import Run
-from formerlab.yaml_files import read_yaml
+from formerlab.yaml_files import read_yaml, study_names
 
 DataSets = Mapping[str, DataSpec]
 _OF_THE_FILE = {"study", "name", "seed"}
@@ -65,7 +65,9 @@ def read_tree(root: Path, file: str) -> Tree:
 
 def read_sources(root: Path, given: dict[str, Any]) -> Sources:
     """Read config, scale and studies below `root`; `given` are the command-line values."""
-    known = sorted(path.stem for path in (root / "workflow" / "studies").glob("*.yaml"))
+    known, scales = (
+        sorted(path.stem for path in root.glob(f"workflow/{kind}/*.yaml")) for kind in ("studies", "scales")
+    )
     overrides = _overrides(root, given)
     form = _form_of_overrides(known)
     for tree in overrides:
@@ -74,13 +76,17 @@ def read_sources(root: Path, given: dict[str, Any]) -> Sources:
     of_config = [tree.without("scale") if tree in of_files else tree for tree in overrides]
     config_tree = laid([tree.only(CONFIG_KEYS) for tree in of_config])
     config = parse(Config, config_tree)
+    if config.scale not in scales:
+        near = near_misses(config.scale, scales)
+        raise UserError(f"{config_tree.file_of('scale')}: scale: no scale {config.scale!r}{near}")
     scale_tree = _as_text(read_tree(root, f"workflow/scales/{config.scale}.yaml"))
     mine = [tree.only({key for key in ("data", "suites", "released") if tree.get(key)}) for tree in overrides]
     for tree in (*mine, *(Tree(tree.part("scale"), f"{tree.file}: scale") for tree in of_files)):
         scale_tree = _as_text(merge(scale_tree, tree))
     scale = parse(Scale, scale_tree)
+    studies = config.studies or tuple(name for name in study_names(root) if name in (scale.studies or known))
     for tree, path, names in (
-        (config_tree, ("studies",), config.studies),
+        (config_tree, ("studies",), studies),
         *((scale_tree, ("studies", name), [name]) for name in scale.studies),
     ):
         for name in names:
@@ -88,14 +94,14 @@ def read_sources(root: Path, given: dict[str, Any]) -> Sources:
                 key = f"{tree.file_of(*path)}: {'.'.join(path)}"
                 raise UserError(f"{key}: no study {name!r}{near_misses(name, known)}")
     scale = scale.model_copy(update={"data": with_vocabularies(scale.data, scale_tree, scale.released)})
-    tracked = {name: read_tree(root, study_file(name)) for name in config.studies}
+    tracked = {name: read_tree(root, study_file(name)) for name in studies}
     trees = {
         name: laid([tree, *(Tree(o.part("study", name), f"{o.file}: study.{name}") for o in overrides)], name)
         for name, tree in tracked.items()
     }
-    studies = {name: parse(Study, tree) for name, tree in trees.items()}
+    parsed = {name: parse(Study, tree) for name, tree in trees.items()}
     added = {name: frozenset(trees[name].part("runs").keys() - tracked[name].part("runs").keys()) for name in trees}
-    return Sources(config, scale, studies, config_tree, scale_tree, trees, overrides, added)
+    return Sources(config, scale, parsed, config_tree, scale_tree, trees, overrides, added)
 
 
 def _overrides(root: Path, given: dict[str, Any]) -> list[Tree]:

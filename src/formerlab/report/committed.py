@@ -7,18 +7,16 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
+from pandas import Series
+
 from formerlab.files import write_text
 from formerlab.report import pages
 from formerlab.report.drawings import Drawing, catalogue, rows_of
 from formerlab.report.write import same_rows, write
 from formerlab.results.read import Results, has_runs
-from formerlab.yaml_files import read_yaml
+from formerlab.yaml_files import read_scale, read_yaml, study_names
 
 INDEX = Path("figures", "README.md")
-SKETCHES = ("smoke", "laptop")
-"""Scales for tests and demos. Their figures and tables are not committed."""
-RATES_ALONE = ("pilot",)
-"""Scales that were only run to choose learning rates. Only their rate searches are committed."""
 KEPT = {"figure": ("png", "csv"), "table": ("md", "csv")}
 """Suffixes of the committed files, by kind."""
 _HEAD = """# Figures and tables of the committed rows
@@ -34,9 +32,19 @@ def place(root: Path, drawing: Drawing, scale: str, ending: str) -> Path:
     return root / "figures" / "cached" / scale / f"{drawing.name}.{ending}"
 
 
-def is_kept(drawing: Drawing, scale: str) -> bool:
+def evidence_scales(root: Path) -> list[str]:
+    """Return the scales of `evidence: true` that have committed rows, the largest training first."""
+    flops = {
+        path.name: Results(path).runs().get("flops", Series([0])).fillna(0).max()
+        for path in root.glob("results/cached/*/")
+        if has_runs(path) and read_scale(root, path.name).get("evidence") is True
+    }
+    return sorted(flops, key=lambda name: (-flops[name], name))
+
+
+def is_kept(root: Path, drawing: Drawing, scale: str) -> bool:
     """Return whether a figure or table of a scale is committed if it has rows."""
-    return scale not in SKETCHES and bool(drawing.varied) == (scale in RATES_ALONE)
+    return read_scale(root, scale).get("evidence") == ("rates" if drawing.varied else True)
 
 
 def refresh(root: Path, *, look_only: bool = False) -> list[str]:
@@ -47,7 +55,7 @@ def refresh(root: Path, *, look_only: bool = False) -> list[str]:
     found = []
     for path in (path for path in sorted((root / "results" / "cached").glob("*/")) if has_runs(path)):
         results = Results(path)
-        for drawing in (one for one in catalogue().values() if is_kept(one, path.name)):
+        for drawing in (one for one in catalogue().values() if is_kept(root, one, path.name)):
             rows = rows_of(drawing, results)
             files = [place(root, drawing, path.name, ending) for ending in KEPT[drawing.kind]]
             there, wanted = [file.exists() for file in files], rows["source"].eq("ours").any()
@@ -78,28 +86,24 @@ def complaint(root: Path) -> str:
 
 
 def index(root: Path) -> str:
-    """Return the page with the figures of every study as images and its tables as links; the combined study is last."""
+    """Return the page with the figures of every study as images and its tables as links."""
     parts = [_HEAD]
-    studies = (root / "workflow" / "studies").glob("*.yaml")
-    for path in sorted(studies, key=lambda path: (path.stem == "combined", path.stem)):
-        own = [drawing for drawing in catalogue().values() if drawing.study == path.stem]
+    for study in study_names(root):
+        own = [drawing for drawing in catalogue().values() if drawing.study == study]
         figures, tables = ([entry for one in own if one.kind == kind for entry in _entries(root, one)] for kind in KEPT)
         if figures or tables:
-            parts += [f"## {read_yaml(path.parent, path.name)['title']}\n", *figures]
+            parts += [f"## {read_yaml(root, f'workflow/studies/{study}.yaml')['title']}\n", *figures]
             parts += ["Tables:\n", *tables, ""] if tables else []
     return "\n".join(parts).rstrip() + "\n"
 
 
 def _entries(root: Path, drawing: Drawing) -> Iterator[str]:
-    """Yield the entry of a figure (a heading and its images by scale) or of a table (a line of links by scale).
-
-    The scale `pretrained`, with a released model, comes first.
-    """
+    """Yield the entry of a figure (a heading and its images by scale) or of a table (a line of links by scale)."""
     words = escape(pages.title(drawing.caption), quote=False)
     paths = (root / "figures" / "cached").glob(f"*/{drawing.name}.{KEPT[drawing.kind][0]}")
-    paths = (path for path in paths if is_kept(drawing, path.parent.name))
+    paths = (path for path in paths if is_kept(root, drawing, path.parent.name))
     found = []
-    for path in sorted(paths, key=lambda path: (path.parent.name != "pretrained", path.parent.name)):
+    for path in sorted(paths):
         scale, there = path.parent.name, path.relative_to(root / "figures").as_posix()
         numbers = f"[numbers]({there.rpartition('.')[0]}.csv)"
         picture = f"![{drawing.name}]({there})\n\nScale `{scale}`, {numbers}."

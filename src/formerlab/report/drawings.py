@@ -3,7 +3,8 @@
 A module below `figures/` or `tables/` declares a figure or table by a function of the same name that returns its rows:
 `@plot(...)` above `decay_budget` in `figures/decay/loss.py`, `@table(...)` above `vision_sizes` in `tables/vision.py`.
 The docstring is the caption in reStructuredText; it says what is shown and what to look for. The folder or file below
-`figures/` or `tables/` names the study. A declaration with `studies` is rendered once per study, as `<study>_<name>`.
+`figures/` or `tables/` names the study. A declaration with `every_study` is rendered once per study, as
+`<study>_<name>`.
 The plan reads the runs, the files and the caption from the source, so they must be literals.
 """
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:  # pandas takes a second to import; the plan reads the catalog
     from formerlab.results.read import Results
 
 REPORT = Path(__file__).parent
-_LISTS = ("reads", "runs", "needs", "studies")
+_LISTS = ("reads", "runs", "needs")
 
 
 class Declared(NamedTuple):
@@ -85,8 +86,8 @@ class Drawing:
     """Key of the spec, such as optimizer.lr. Only `runs` that differ from another run in this key alone are shown."""
     needs: Sequence[str] = ()
     """Patterns of runs. The figure exists only at scales that have a run of one of them."""
-    studies: Sequence[str] = ()
-    """The studies of a declaration that is rendered once per study."""
+    every_study: bool = False
+    """Whether the declaration is rendered once for each study that has a figure or table of its own."""
     within: bool = False
     """Whether all comparisons are within a regime. The figure may then show runs of several regimes."""
 
@@ -101,7 +102,7 @@ class Drawing:
         if self.varied:
             numbers = families([runs[at][2] for at in found], self.varied)
             found = [at for at, family in zip(found, numbers, strict=True) if family >= 0]
-        elif self.kind == "figure" and not (self.within or self.studies):  # with `studies` each data set has a panel
+        elif self.kind == "figure" and not (self.within or self.every_study):  # there each data set has a panel
             regimes = {at: regime(spec) for at, (_, spec) in own.items()}
             enough = {regimes[at] for at, one in own.items() if is_of(*one, self.needs or ("*",))}
             wanted = [one for one in dict.fromkeys(regimes[at] for at in found) if one and one in enough]
@@ -126,7 +127,7 @@ class Drawing:
 @cache
 def catalogue() -> dict[str, Drawing]:
     """Return every figure and table by name, without importing their modules."""
-    found = []
+    declared = list[tuple[str, dict[str, Any]]]()
     for kind in ("figure", "table"):
         for path in sorted((REPORT / f"{kind}s").rglob("*.py")):
             parts = path.relative_to(REPORT).with_suffix("").parts
@@ -135,11 +136,14 @@ def catalogue() -> dict[str, Drawing]:
                 match node:
                     case ast.FunctionDef(name=name, decorator_list=[ast.Call(ast.Name("plot" | "table")) as call]):
                         said = shared | {"declared": name} | _said(call, ast.get_docstring(node))
-                        studies = [(f"{study}_{name}", study) for study in said.get("studies", ())]
-                        found += [
-                            Drawing(name=one, study=study, **said) for one, study in studies or [(name, parts[1])]
-                        ]
-    return {drawing.name: drawing for drawing in found}
+                        declared.append(("" if said.get("every_study") else parts[1], said))
+    studies = sorted({study for study, _ in declared if study})
+    found = {}
+    for of_module, said in declared:
+        for study in [of_module] if of_module else studies:
+            name = said["declared"] if of_module else f"{study}_{said['declared']}"
+            found[name] = Drawing(name=name, study=study, **said)
+    return found
 
 
 def _said(call: ast.Call, caption: str | None) -> dict[str, Any]:
@@ -168,7 +172,7 @@ def rows_of(drawing: Drawing, results: "Results") -> "DataFrame":
     owners = [drawing.study, *results.runs(drawing.study, runs)["id"]] if runs else []
     files = [file for file in drawing.reads if file != "run.json"]
     known = any(len(results.rows_of(file, owner)) for file in files for owner in owners) if files else bool(owners)
-    of_study = {"study": drawing.study} if drawing.studies else {}
+    of_study = {"study": drawing.study} if drawing.every_study else {}
     ours = declared.rows(results, runs, **of_study) if known else pd.DataFrame()
     if drawing.kind == "figure":
         return ours if "source" in ours else ours.assign(source="ours")

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from formerlab.yaml_files import read_scale
+
 TABLE = Path(__file__).with_suffix(".yaml")
 
 
@@ -56,20 +58,17 @@ def _style(name: Name) -> tuple[str, str] | None:
     return None if name.color is None or name.marker is None else (name.color, name.marker)
 
 
-EVIDENCE = ("overnight", "pilot", "pretrained")
-DATA_SETS = {
-    "text": "books",
-    "second": "docstrings",
-    "pairs": "Multi30k",
-    "images": "CIFAR-10",
-    "wikitext": "WikiText-2",
-}
-"""Labels of the data sets at the scales of EVIDENCE, by their names in workflow/scales."""
 RELEASED = {"smollm2-135m-instruct": "SmolLM2-135M-Instruct"}
 """Official names of released models."""
 
 
 def data_set(name: str, released: str | None, scale: str) -> str:
-    """Return the label of a data set; the name of a data set for a released model ends in the model's name."""
+    """Return the label that the scale's file gives a data set; for a released model, its name ends in the model's."""
     own = name.removesuffix(released).strip("-") or "text" if released else name
-    return DATA_SETS.get(own, own) if scale in EVIDENCE else own
+    return _labels(scale).get(own, own)
+
+
+@cache
+def _labels(scale: str) -> dict[str, str]:
+    labels: dict[str, str] = read_scale(Path(), scale).get("labels", {})
+    return labels

@@ -241,10 +241,14 @@ def arms_of(claim: Claim, rows: Rows, item: str | None) -> dict[str, ArmRuns]:
     return {name: ArmRuns(rows, arms[name], run, shared[name], claim.criterion.measured) for name, run in names.items()}
 
 
-def sizes(arms: dict[str, ArmRuns], read: str) -> str:
-    """Return the parameters (without embedding) and the training tokens of an item's models; `read` is their unit."""
+def sizes(arms: dict[str, ArmRuns]) -> str:
+    """Return the parameters (without embedding) and the training tokens or images of an item's models."""
+    kinds = {kind for runs in arms.values() for kind in runs.records.get("spec.task.kind", ())}
     parts = []
-    for name, word in (("parameters_non_embedding", "parameters"), ("tokens", read)):
+    for name, word in (
+        ("parameters_non_embedding", "parameters"),
+        ("tokens", "images" if "classification" in kinds else "tokens"),
+    ):
         values = [runs.mean(name) for runs in arms.values()]
         ends = dict.fromkeys(f"{v / 1e6:.3g} M" if v >= 1e6 else f"{v / 1e3:.3g} k" for v in (min(values), max(values)))
         parts += [f"{' to '.join(ends)} {word}"] if max(values) > 0 else []

@@ -81,7 +81,7 @@ class Item:
             holds = not reasons and self._evaluate(claim.criterion.holds)
             fails = not reasons and not holds and self._evaluate(claim.criterion.fails)
             if measured:
-                models = sizes(runs, "images" if claim.study == "vision" else "tokens")
+                models = sizes(runs)
                 examples = self._described_examples(runs) if self.examples else ""
                 unit = "repetition" if any(run.arm.measure for run in runs.values()) else "seed"
                 self.ran = ", ".join(filter(None, [models, examples, f"{self.seeds} {unit}{'s' * (self.seeds != 1)}"]))

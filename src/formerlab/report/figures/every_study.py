@@ -53,7 +53,7 @@ def told_apart(firsts: Sequence[dict[str, Any]], scale: str) -> DataFrame:
     return known.assign(_markerfacecolor=nth.gt(0).map({True: "white", False: None}))
 
 
-@plot(studies="transformer tokenformer denseformer decay combined vision", reads="eval.csv", draw=sheet(
+@plot(every_study=True, reads="eval.csv", draw=sheet(
     Panel("step", "loss_nats", by="family", kind="band", each="panel", log="xy", style="variant",
           xlabel="training step", ylabel="validation loss (nats)"),
     height=2.2
@@ -96,7 +96,7 @@ def _notes(rows: DataFrame) -> list[str]:
     ]
 
 
-@plot(studies="transformer tokenformer denseformer vision", reads="eval.csv", varied="optimizer.lr", draw=sheet(
+@plot(every_study=True, reads="eval.csv", varied="optimizer.lr", draw=sheet(
     Panel("lr", "loss_nats", by="family", each="panel", log="x", ring="chosen", style="variant",
           xlabel="peak learning rate", ylabel="validation loss at the end (nats)", ticks="{:.3g}".format),
     notes=_notes, height=1.7
