@@ -127,7 +127,7 @@ MISTAKES = [
     # Growth, and tokenizers of other data sets.
     (STUDY, "runs: {child: {init: parnt}}", "runs.child.init: 'parnt' does not exist; did you mean parent or plain?"),
     (STUDY, "runs: {parent: {init: child, growth: {}}}", "runs.child.init: 'parent' closes a cycle (parent ->"),
-    (SCALE, small("runs: {child: {model: {projection: {tokens: 4}}}}"), "runs.child.init: 'parent': ...; ask for at"),
+    (SCALE, small("runs: {child: {model: {projection: {tokens: 4}}}}"), "runs.child.init: 'parent': ...; use at"),
     (
         STUDY,
         "runs: {child: {growth: {optimizer: carry}, optimizer: {kind: muon}}}",
