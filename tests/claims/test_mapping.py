@@ -37,7 +37,10 @@ WAITING = {  # for runs that neither of these scales plans
     "tokenformer-gap-shrinks-with-training",
     "denseformer-gain-persists-with-training",
 }
-NEVER = WAITING | {"decay-h2o-nearly-lossless-long-prompts"}  # five-shot prompts: for published models (docs/decay.md)
+NEVER = WAITING | {
+    "decay-h2o-nearly-lossless-long-prompts",  # five-shot prompts: for published models (docs/decay.md)
+    "decay-score-beats-protected-random",  # for a released model
+}
 RIVAL = "tokenformer-growth-beats-width-growth"  # HyperCloning needs whole factors, which paper's sizes are not
 
 

@@ -20,6 +20,7 @@ VERSION_HASHES = {
     2: "1f43f7313e566f9a4dea2794ee2c9ba95ea55bdf00b214f838175a0a9deda929",
     3: "7b15ea056cdcb41ef844758179d366b539ef84ea247f7a75921c005fa92d4fa2",
     4: "3bab10e7f206d5af5edad4188cf404a0dbf30567509ccb0984a668fd92f938dd",
+    5: "8dcbb055de39ed10c012e9c3f2823114414eed60b7994bb811726185b0508024",
 }
 """SHA-256 of claims.yaml by its version. A correction raises the version and says what was known by then."""
 
@@ -27,7 +28,7 @@ VERSION_HASHES = {
 def test_the_file_is_unchanged():
     content = files("formerlab.report.claims").joinpath("claims.yaml").read_bytes()
     assert hashlib.sha256(content).hexdigest() == VERSION_HASHES[BOOK.version]
-    assert len(BOOK.claims) == 61
+    assert len(BOOK.claims) == 62
     assert sum(claim.headline for claim in BOOK.claims) == 10
 
 
