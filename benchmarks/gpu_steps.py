@@ -85,7 +85,10 @@ def language_run(model: Decoder, **task: Any) -> tuple[Run, Any]:
 
 
 def side_by_side(item: str, cases: dict[str, dict[str, str]], options: Options) -> Lines:
-    """Start the item once for every case, with its environment; their lines go to the same output."""
+    """Start the item once for every case, with its environment; the cases print to the same output.
+
+    Without a GPU the cases run one after another: on a few cores, compilations side by side would all exceed the time.
+    """
     words = [
         sys.executable,
         str(Path(__file__).with_name("gpu.py")),
@@ -95,7 +98,11 @@ def side_by_side(item: str, cases: dict[str, dict[str, str]], options: Options) 
         str(options.out),
         "--case",
     ]
-    started = {name: subprocess.Popen([*words, name], env=os.environ | more) for name, more in cases.items()}
+    started = {}
+    for name, more in cases.items():
+        started[name] = subprocess.Popen([*words, name], env=os.environ | more)
+        if not GPU:
+            started[name].wait()
     for name, process in started.items():
         if status := process.wait():
             yield f"{name}: failed with status {status}, see gpu.log"

@@ -7,8 +7,10 @@ import sys
 import tarfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import gpu
+import gpu_steps
 import pytest
 import torch
 from pruning import row_loop
@@ -172,3 +174,27 @@ def test_what_was_carried_along_is_unpacked(queue, tmp_path):
     assert row.read_text() == "{}"
     installed = "-m pip install --quiet --no-index --no-deps --upgrade --target .carried carried/some-1.0"
     assert installed in (tmp_path / "calls").read_text()
+
+
+def test_without_a_gpu_cases_run_one_after_another(monkeypatch, tmp_path):
+    running, most = set(), []
+
+    class Process:
+        def __init__(self, words, env):
+            self.name = words[-1]
+            running.add(self.name)
+            most.append(len(running))
+
+        def wait(self):
+            running.discard(self.name)
+            return int(self.name == "b")
+
+    monkeypatch.setattr(gpu_steps.subprocess, "Popen", Process)
+    options = SimpleNamespace(out=tmp_path)
+    for gpu_is_there, largest in ((False, 1), (True, 3)):
+        monkeypatch.setattr(gpu_steps, "GPU", gpu_is_there)
+        most.clear()
+        assert list(gpu_steps.side_by_side("depth", {"a": {}, "b": {}, "c": {}}, options)) == [
+            "b: failed with status 1, see gpu.log"
+        ]
+        assert max(most) == largest
