@@ -25,6 +25,7 @@ RUN if [ -n "$TORCH_INDEX" ]; then \
 COPY pyproject.toml README.md LICENSE NOTICE Snakefile config.yaml ./
 COPY profiles profiles
 COPY slurm slurm
+COPY cluster cluster
 COPY workflow workflow
 COPY src src
 RUN pip install --no-deps --no-build-isolation .

@@ -9,6 +9,7 @@ comes to the gate, and a `greedy` one then waits to be killed for it, as long as
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def pass_through(run_id, state, hooks):
     before = reached.exists()
     if not before:
         hooks.save(state)
-        seen = {name: os.environ.get(name) for name in ("SLURM_JOB_ID", "CUDA_VISIBLE_DEVICES")}
+        seen = {name: os.environ.get(name) for name in ("SLURM_JOB_ID", "CUDA_VISIBLE_DEVICES")} | {"words": sys.argv}
         gate.with_suffix(".tmp").write_text(json.dumps(seen))
         gate.with_suffix(".tmp").rename(reached)
     HELD.append(b"x" * (order.get("memory_mb", 0) << 20))

@@ -143,7 +143,7 @@ def test_slurm_says_which_jobs_wait_or_run(tmp_path, scontrol, stage, name, note
     (scontrol / "squeue").chmod(0o755)
     if note:
         write_json(tmp_path / name / f".{stage}.state.json", NOTE | {"slurm_job": note})
-    said = under_way([(stage, name)], lambda stage, name: tmp_path / name, tmp_path)
+    said = under_way({(stage, name): None}, lambda stage, name: tmp_path / name, tmp_path)
     if who is None:
         assert said is None
     else:
@@ -152,7 +152,7 @@ def test_slurm_says_which_jobs_wait_or_run(tmp_path, scontrol, stage, name, note
 
 def test_a_process_at_work_is_named(tmp_path):
     with noted("train", tmp_path):
-        said = under_way([("train", "x"), ("flow", "x")], lambda stage, name: tmp_path, tmp_path)
+        said = under_way({("train", "x"): None, ("flow", "x"): None}, lambda stage, name: tmp_path, tmp_path)
     assert said.startswith(f"train x is under way already: process {os.getpid()} on ")
 
 

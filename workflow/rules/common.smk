@@ -1,12 +1,13 @@
 # The rules' questions to the plan and to the staleness.
 
 import re
+import shlex
 
 from snakemake.dag import DAG
 from snakemake.jobs import Job
 
 from formerlab.errors import some
-from formerlab.plan.attempts import Attempts, under_way
+from formerlab.plan.attempts import Attempts, command_output, under_way
 from formerlab.report.drawings import failure_of
 
 ON_A_GPU = 1 if PLAN["device"] == "cuda" else 0
@@ -15,6 +16,14 @@ REPORTED = {"png": "picture", "html": "table", "csv": "its numbers (CSV file)"}
 ATTEMPTS = Attempts(STALENESS.folder)
 # Within a cluster job nothing is judged: it was submitted to run.
 STALE = STALENESS.stale() if workflow.is_main_process else {}
+
+# A cluster ends a job at its runtime. Training stops before that, and the resubmitted job continues it. The margin
+# includes the start of the job.
+TIME_LIMIT = (
+    ""
+    if workflow.is_main_process
+    else "--time-limit $(({resources.runtime} * 60)) --margin 60 "
+)
 
 
 def failed_drawings(job):
@@ -230,12 +239,26 @@ if workflow.is_main_process:
     Job.restart_times = property(retries_left)
 
 
+def submitted_before(job):
+    """Return the id of a job that an earlier call submitted and that waits by the executor's status command, or None.
+
+    Snakemake forgets the id when the job starts; its note then names the process. The executor for Slurm has no such
+    command."""
+    command = getattr(workflow.executor_settings, "status_cmd", None)
+    for number in workflow.persistence.external_jobids(job) if command else ():
+        answer = command_output("sh", "-c", f"{command} {shlex.quote(number)}")
+        if answer and answer.strip() == "running":
+            return number
+    return None
+
+
 def start_nothing_twice():
     """Stop where another process works on a job of this call, as after a Snakemake that was killed."""
-    jobs = [
-        (job.rule.name, name_of(job.wildcards)) for job in workflow.dag.needrun_jobs()
-    ]
-    stages = [job for job in jobs if job[0] in STAGES]
+    stages = {
+        (job.rule.name, name_of(job.wildcards)): submitted_before(job)
+        for job in workflow.dag.needrun_jobs()
+        if job.rule.name in STAGES
+    }
     if busy := under_way(stages, STALENESS.folder, ROOT):
         raise WorkflowError(busy)
 

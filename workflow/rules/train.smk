@@ -46,6 +46,5 @@ rule train:
     shell:
         "FORMERLAB_LOG={log:q} OMP_NUM_THREADS={threads} "
         "python -m formerlab train {wildcards.id} "
-        # A cluster ends a job at its runtime; training stops itself before that, and the resubmitted job goes on. The
-        # margin is also what the job takes to come so far.
-        "${{SLURM_JOB_ID:+--time-limit $(({resources.runtime} * 60)) --margin 60}} 2>&1 | keep {log:q}"
+        f"{TIME_LIMIT}"
+        "2>&1 | keep {log:q}"

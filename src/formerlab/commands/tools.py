@@ -46,7 +46,7 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--port", type=int, default=5000, help="where it listens on this machine; default 5000")
 
 
-PROJECT = ("config.yaml", "workflow/data.yaml", "workflow/scales", "workflow/studies", "profiles", "slurm")
+PROJECT = ("config.yaml", "workflow/data.yaml", "workflow/scales", "workflow/studies", "profiles", "slurm", "cluster")
 """Folders that a project gets as copies; rules and captions stay in the package, so they match its version."""
 SNAKEFILE = """\
 # The rules are those of the installed formerlab; rules of your own may follow.

@@ -12,7 +12,7 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -71,8 +71,8 @@ class Attempts:
         return None if note == self._before.get((stage, name)) else note
 
 
-def ask_slurm(*words: str) -> str | None:
-    """Return the output of a Slurm command, or None if Slurm does not answer."""
+def command_output(*words: str) -> str | None:
+    """Return the output of a scheduler's command, or None if it does not exist, fails or takes over a minute."""
     try:
         return subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError):
@@ -85,7 +85,7 @@ def killed_for_memory(job: str | None) -> bool:
     The state of such a job is OUT_OF_MEMORY or, if Slurm counts memory without cgroups, FAILED with signal 9 for the
     job or one of its steps.
     """
-    output = job and ask_slurm("scontrol", "--details", "--oneliner", "show", "job", job)
+    output = job and command_output("scontrol", "--details", "--oneliner", "show", "job", job)
     if not output:
         return False
     state = re.search(r"\bJobState=(\w+)", output)
@@ -99,7 +99,7 @@ def queue() -> dict[str, tuple[str, str]] | None:
     Snakemake sets the comment to rule and wildcards; the comment of a job array is that of its first job.
     """
     states = "--states=PENDING,CONFIGURING,RUNNING,SUSPENDED"
-    output = ask_slurm("squeue", f"--user={os.getuid()}", "--noheader", states, "--format=%A|%Z|%k")
+    output = command_output("squeue", f"--user={os.getuid()}", "--noheader", states, "--format=%A|%Z|%k")
     if output is None:
         return None
     rows = (line.split("|", 2) for line in output.splitlines())
@@ -114,15 +114,16 @@ def who_is_at(stage: str, folder: Path, jobs: Container[str] | None) -> str | No
     return holder(stage, folder)
 
 
-def under_way(wanted: Iterable[tuple[str, str]], folder_of: Folder, root: Path) -> str | None:
-    """Return an error message that lists the jobs of a plan that an earlier call in `root` runs or has queued in Slurm.
+def under_way(wanted: Mapping[tuple[str, str], str | None], folder_of: Folder, root: Path) -> str | None:
+    """Return an error message that lists the jobs of a plan that an earlier call in `root` runs or has queued.
 
+    `wanted` maps (stage, name) to the id under which a scheduler other than Slurm runs or queues the job, or to None.
     Returns None if there are no such jobs.
     """
     jobs, busy = queue(), dict[str, str]()
     comments = {job: comment for job, (folder, comment) in (jobs or {}).items() if Path(folder) == root}
-    for stage, name in wanted:
-        if who := who_is_at(stage, folder_of(stage, name), jobs):
+    for (stage, name), number in wanted.items():
+        if who := f"job {number}" if number else who_is_at(stage, folder_of(stage, name), jobs):
             busy[who] = f"{stage} {name}"
         rule = f"rule_{stage}"
         job_comments = (rule, f"{rule}_wildcards_{name.replace('/', '_')}")
