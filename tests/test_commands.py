@@ -193,12 +193,12 @@ def test_an_unknown_job_is_answered_with_those_there_are(project, capsys, words,
 def test_the_ui_refuses_a_port_where_it_cannot_listen(project, capsys):
     with socket.create_server(("127.0.0.1", 0)) as server:
         for port in ("99999", str(server.getsockname()[1])):
-            assert refused(capsys, "ui", "--port", port).startswith(f"--port: {port} is taken or no port; choose")
+            assert refused(capsys, "ui", "--port", port).startswith(f"--port: {port} is in use or invalid; choose")
 
 
 def test_the_ui_of_a_server_is_the_servers(project, capsys):
     line = refused(capsys, "ui", "--set", "tracking_uri=http://127.0.0.1:9")
-    assert line.startswith("tracking_uri: http://127.0.0.1:9 has a page of its own; open that")
+    assert line.startswith("tracking_uri: http://127.0.0.1:9 is a server; open it in a browser")
 
 
 def test_a_file_in_the_way_of_a_folder_is_one_line(project, capsys):

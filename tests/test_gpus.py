@@ -8,7 +8,7 @@ import sys
 import pytest
 from torch.distributed.launcher.api import LaunchConfig
 
-from formerlab.commands.gpus import LOCKS, SHARE, VISIBLE, on_several, own_gpus
+from formerlab.commands.gpus import JOBS_PER_GPU, LOCKS, VISIBLE, on_several, own_gpus
 from formerlab.errors import UserError
 
 HOLDER = f"""
@@ -25,7 +25,9 @@ def start(tmp_path):
     started = []
 
     def holder(count=1, visible="0,3", **variables):
-        environment = {key: value for key, value in os.environ.items() if key not in ("SLURM_JOB_ID", "RANK", SHARE)}
+        environment = {
+            key: value for key, value in os.environ.items() if key not in ("SLURM_JOB_ID", "RANK", JOBS_PER_GPU)
+        }
         environment |= {LOCKS: str(tmp_path), VISIBLE: visible} | variables
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         words = [sys.executable, "-c", HOLDER, str(count)]
@@ -48,18 +50,18 @@ def test_jobs_side_by_side_have_distinct_gpus_and_the_third_waits(start):
 
 
 def test_small_jobs_share_gpus(start):
-    jobs = [start(**{SHARE: "2"}) for _ in range(4)]
+    jobs = [start(**{JOBS_PER_GPU: "2"}) for _ in range(4)]
     found = [job.stdout.readline() for job in jobs]
     assert sorted(found) == ["0\n", "0\n", "3\n", "3\n"]
-    fifth = start(**{SHARE: "2"})
+    fifth = start(**{JOBS_PER_GPU: "2"})
     assert fifth.stderr.readline().startswith("waiting for 1")
     jobs[0].kill()
     assert fifth.stdout.readline() == found[0]
 
 
 def test_a_share_that_is_no_number_of_jobs_is_refused(here, monkeypatch):
-    monkeypatch.setenv(SHARE, "0")
-    with pytest.raises(UserError, match=f"{SHARE}=0: set a number of jobs"), own_gpus("cuda"):
+    monkeypatch.setenv(JOBS_PER_GPU, "0")
+    with pytest.raises(UserError, match=f"{JOBS_PER_GPU}=0: set a number of jobs"), own_gpus("cuda"):
         pass
 
 

@@ -64,7 +64,7 @@ def refused(capsys, *words):
 def test_a_grown_run_is_made_again_to_the_bit_after_its_parent(project, capsys):
     assert main(["reproduce", "small/child/seed0"]) == 0
     captured = capsys.readouterr()
-    assert "small/parent/seed0, from which small/child/seed0 starts, is made again first" in captured.err
+    assert "training small/parent/seed0 first, because small/child/seed0 starts from it" in captured.err
     assert captured.out.startswith("small/child/seed0: equal to the bit: train.csv (3 rows), eval.csv (")
     assert captured.out.rstrip().endswith(", the weights")
     made = project / "results/reproduced/smoke/small/child/seed0/run.json"
@@ -94,8 +94,8 @@ def test_what_was_interrupted_goes_on(project, capsys, monkeypatch):
 def test_other_code_is_refused_unless_said_otherwise(project, capsys, monkeypatch):
     monkeypatch.setattr("formerlab.plan.code.code_hash", lambda *_, **__: "0" * 16)
     line = refused(capsys, "small/parent/seed0")
-    assert line.startswith("small/parent/seed0: the code that trains it is another by now (")
-    assert "now); compare all the same with --other code, or go back to it: " in line
+    assert line.startswith("small/parent/seed0: the training code has changed (")
+    assert "now); compare anyway with --other code, or restore the code: " in line
     assert main(["reproduce", "small/parent/seed0", "--other", "code"]) == 0
 
 
@@ -104,10 +104,12 @@ def test_other_data_are_refused_unless_said_otherwise(project, capsys):
     content = json.loads(manifest.read_text())
     write_record(manifest, content | {"fingerprint": "0123456789abcdef"})
     line = refused(capsys, "small/parent/seed0")
-    assert line.startswith(f"small/parent/seed0: read other data (text {content['fingerprint']}, now 0123456789abcdef)")
+    assert line.startswith(
+        f"small/parent/seed0: was trained on other data (text {content['fingerprint']}, now 0123456789abcdef)"
+    )
     assert main(["reproduce", "small/parent/seed0", "--other", "data"]) == 0, "the texts are the same after all"
     manifest.unlink()
-    assert refused(capsys, "small/parent/seed0").endswith("first python -m formerlab data text --scale smoke")
+    assert refused(capsys, "small/parent/seed0").endswith("run python -m formerlab data text --scale smoke first")
 
 
 def test_what_is_not_committed_is_named(project, capsys):

@@ -115,7 +115,7 @@ def test_the_block_is_put_between_its_marks_and_only_there(tmp_path):
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     assert written(page, "new\n") == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
     page.write_text("no marks")
-    with pytest.raises(UserError, match="no marks of the generated block"):
+    with pytest.raises(UserError, match="no markers of the generated block"):
         written(page, "new")
 
 

@@ -90,7 +90,7 @@ def test_results_of_code_that_was_edited_before_its_import_do_not_count(plan, ed
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
 
     refused = work(plan, do=edit_and_import)
-    assert refused.startswith(f"train {RUN}: {LOOP} was edited while it ran, so its results do not count; start")
+    assert refused.startswith(f"train {RUN}: {LOOP} was edited while it ran, so its results were discarded; start")
     assert Staleness(plan).check("train", RUN) == ("missing", "")
 
 

@@ -75,7 +75,7 @@ def test_the_verb_makes_again_what_the_judge_calls_stale(edited, lr, own, data, 
     (tmp_path / "results/study/run").mkdir(parents=True)
     out = own.rename(tmp_path / "results" / run.id)
     assert main(words) == 0
-    assert "made again, because it is stale (changed since: configuration)" in capsys.readouterr().err
+    assert "running again, because its result is stale (changed since: configuration)" in capsys.readouterr().err
     trained(run, data, tmp_path / "fresh")
     assert bits(out) == bits(tmp_path / "fresh")
 

@@ -53,28 +53,30 @@ def add_configuration(parser: argparse.ArgumentParser, scale: str | None = None)
 
 def given_values(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the command-line values in the form of config.yaml."""
-    given = {key: value for key in ("scale", "overlay") if (value := getattr(arguments, key))}
+    overrides = {key: value for key in ("scale", "overlay") if (value := getattr(arguments, key))}
     for item in arguments.set:
         key, equals, value = item.partition("=")
         if not equals:
             raise UserError(f"--set {item}: expected KEY=VALUE")
         try:
-            given.setdefault("set", {})[key] = yaml.safe_load(value)
+            overrides.setdefault("set", {})[key] = yaml.safe_load(value)
         except (yaml.YAMLError, ValueError):  # ValueError: a date that does not exist
             raise UserError(f"--set {item}: {value!r} is not a YAML value; put it in quotes") from None
-    return given
+    return overrides
 
 
 def find_plan(arguments: argparse.Namespace) -> Path:
     """Return the plan of the argument --plan, otherwise of the environment, otherwise of the configuration."""
-    given = given_values(arguments)
+    overrides = given_values(arguments)
     if arguments.plan is not None:
         if arguments.set or arguments.overlay:
-            raise UserError("--plan: --set and --overlay cannot change an existing plan; leave --plan or them out")
+            raise UserError(
+                "--plan: --set and --overlay cannot change an existing plan; give either --plan or these options"
+            )
         return Path(arguments.plan)
-    if (plan := variable(VARIABLE)) is not None and not given:
+    if (plan := variable(VARIABLE)) is not None and not overrides:
         return Path(plan)
-    return ensure_plan(Path.cwd(), given)
+    return ensure_plan(Path.cwd(), overrides)
 
 
 def load_plan(arguments: argparse.Namespace) -> Plan:
@@ -110,7 +112,7 @@ def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[bool]:
         if not product.current and stage not in ("train", "data"):  # these remove their records after reading inputs
             staleness.record(stage, name).unlink(missing_ok=True)  # an old record must not describe new files
         if not product.current and product.state != "missing":
-            print(f"{job}: made again, because it is {product}", file=sys.stderr)
+            print(f"{job}: running again, because its result is {product}", file=sys.stderr)
         modules_before = set(sys.modules)
         with own_gpus("cpu" if stage in WITHOUT_GPU else plan["device"]), fitting(stage, name):
             yield product.current
@@ -121,7 +123,7 @@ def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[bool]:
         imported = sys.modules.keys() & set(modules) - modules_before
         if late := sorted(file for file in edited if code.module_of(file) in imported):
             staleness.record(stage, name).unlink(missing_ok=True)
-            raise UserError(f"{job}: {some(late)} was edited while it ran, so its results do not count; {AGAIN}")
+            raise UserError(f"{job}: {some(late)} was edited while it ran, so its results were discarded; {AGAIN}")
         if not staleness.check(stage, name).current:
             raise UserError(f"{job}: its result is already {staleness.check(stage, name)}; {AGAIN}")
         print(f"{job}: results in {staleness.record(stage, name).parent}", file=sys.stderr)

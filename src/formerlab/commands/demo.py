@@ -50,11 +50,11 @@ def _run(arguments: argparse.Namespace) -> int:
     """Run all jobs, write report.html and print the headline tables; return the exit status of the DAG."""
     from formerlab.report.headline import headline
 
-    given = given_values(arguments)
+    overrides = given_values(arguments)
     if arguments.plan is not None:
         raise UserError("--plan: Snakemake plans by itself; give --scale, --set or --overlay")
-    plan = read_plan(ensure_plan(Path.cwd(), given))
-    status = _snakemake(given, "--cores", str(arguments.cores), "--keep-going")
+    plan = read_plan(ensure_plan(Path.cwd(), overrides))
+    status = _snakemake(overrides, "--cores", str(arguments.cores), "--keep-going")
     if status and any(LOCKS.glob("*.lock")):
         return EXIT_USER_ERROR  # Snakemake printed the error
     results, same = Path(plan["results"]), _options(plan["scale"], arguments)
@@ -85,14 +85,14 @@ def _options(scale: str, arguments: argparse.Namespace) -> str:
     return shlex.join(["--scale", scale, *overlay, *(word for item in arguments.set for word in ("--set", item))])
 
 
-def _snakemake(given: dict[str, Any], *words: str) -> int:
+def _snakemake(overrides: dict[str, Any], *words: str) -> int:
     """Call Snakemake with the same configuration, in a process group of its own that Ctrl-C does not reach."""
     # One line of YAML per value; YAML, unlike JSON, reads small numbers such as 1e-5 back as numbers.
     texts = {
         key: value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True, width=1 << 20).strip()
-        for key, value in given.items()
+        for key, value in overrides.items()
     }
-    config = ["--config", *(f"{key}={text}" for key, text in texts.items())] if given else []
+    config = ["--config", *(f"{key}={text}" for key, text in texts.items())] if overrides else []
     command = [sys.executable, "-m", "snakemake", *words, *config]
     locks = set(LOCKS.glob("*"))
     process = subprocess.Popen(command, env=os.environ | ENVIRONMENT, start_new_session=True)

@@ -27,7 +27,7 @@ from formerlab.training.runtime import SHARDED
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 LOCKS = "FORMERLAB_GPU_LOCKS"
 """Variable with the folder of the lock files; default: formerlab-<user id> in the folder of temporary files."""
-SHARE = "FORMERLAB_JOBS_PER_GPU"
+JOBS_PER_GPU = "FORMERLAB_JOBS_PER_GPU"
 """Variable with the number of single-GPU jobs that share a GPU; default: 1. Small models leave most of a GPU idle."""
 NO_GPU = "device: cuda: torch finds no GPU on this machine"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
@@ -62,8 +62,8 @@ def own_gpus(device: str, count: int = 1) -> Iterator[None]:
         raise UserError(f"{NO_GPU}; set device: cpu, or use a machine with a GPU")
     if len(names) < count:
         raise UserError(f"gpus: {count}, but only {len(names)} are available ({', '.join(names)}); lower gpus")
-    with ExitStack() as held:
-        chosen = _lock(names, count, held)
+    with ExitStack() as locks:
+        chosen = _lock(names, count, locks)
         os.environ[VISIBLE] = ",".join(chosen)
         try:
             yield
@@ -90,12 +90,12 @@ def gpu_count() -> int:
     return torch.cuda.device_count()
 
 
-def _lock(names: list[str], count: int, held: ExitStack) -> list[str]:
+def _lock(names: list[str], count: int, locks: ExitStack) -> list[str]:
     """Lock `count` GPUs and return their names; all locks are taken together, so that two jobs cannot deadlock."""
-    folder, announced, share = _lock_folder(), False, variable(SHARE) or "1"
-    if not share.isdecimal() or int(share) == 0:
-        raise UserError(f"{SHARE}={share}: set a number of jobs, 1 or more")
-    slots = [(name, slot) for slot in range(int(share) if count == 1 else 1) for name in names]
+    folder, announced, jobs_per_gpu = _lock_folder(), False, variable(JOBS_PER_GPU) or "1"
+    if not jobs_per_gpu.isdecimal() or int(jobs_per_gpu) == 0:
+        raise UserError(f"{JOBS_PER_GPU}={jobs_per_gpu}: set a number of jobs, 1 or more")
+    slots = [(name, slot) for slot in range(int(jobs_per_gpu) if count == 1 else 1) for name in names]
     while True:
         with ExitStack() as trying:
             free = []
@@ -105,7 +105,7 @@ def _lock(names: list[str], count: int, held: ExitStack) -> list[str]:
                     trying.enter_context(FileLock(file, timeout=0, mode=0o600))
                     free.append(name)
                 if len(free) == count:
-                    held.push(trying.pop_all())
+                    locks.push(trying.pop_all())
                     return free
         if not announced:
             print(f"waiting for {count} of the GPUs {', '.join(names)}: other jobs use them", file=sys.stderr)

@@ -71,10 +71,10 @@ def check(arguments: argparse.Namespace) -> None:
     _leave_the_future(plan)
     staleness = Staleness(plan)
     stages = (*MAKING, *MEASURED, *TIMED)
-    left = [name for stage in stages for name in plan[stage] if not staleness.check(stage, name).current]
-    if arguments.here and plan["device"] == "cuda" and left and gpu_count() == 0:
+    pending = [name for stage in stages for name in plan[stage] if not staleness.check(stage, name).current]
+    if arguments.here and plan["device"] == "cuda" and pending and gpu_count() == 0:
         raise UserError(
-            f"{NO_GPU}, and {len(left)} jobs need one; set device: cpu, or run them on a machine with a GPU "
+            f"{NO_GPU}, and {len(pending)} jobs need one; set device: cpu, or run them on a machine with a GPU "
             "(--profile slurm)"
         )
     missing = [job for run_id, job in plan["train"].items() if not staleness.check("train", run_id).current]
@@ -86,7 +86,9 @@ def check(arguments: argparse.Namespace) -> None:
             f"{folder}: {short(free)}B free, but the {len(missing)} missing runs need about {short(need)}B; "
             "free disk space, or set results: to another disk"
         )
-    read = {plan[maker(plan, run)][run]["data"] for stage in (*MAKING, *MEASURED) for run in plan[stage] if run in left}
+    read = {
+        plan[maker(plan, run)][run]["data"] for stage in (*MAKING, *MEASURED) for run in plan[stage] if run in pending
+    }
     for name in sorted(read):
         if staleness.check("data", name).current:
             verify_all(Path(plan["data"][name]["out"]), anew=True)
@@ -105,7 +107,7 @@ def _leave_the_future(plan: dict[str, Any]) -> None:
         with suppress(PermissionError):
             os.utime(path, (now, now))
     if ahead:
-        print(f"{len(ahead)} files had a time in the future, now reset; do clocks differ?", file=sys.stderr)
+        print(f"{len(ahead)} files had a modification time in the future, now reset; check the clocks", file=sys.stderr)
 
 
 def rescue(arguments: argparse.Namespace) -> None:

@@ -94,7 +94,7 @@ def written(path: Path, block: str) -> str:
     head, begin, tail = path.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = tail.partition(END)
     if not begin or not end:
-        raise UserError(f"{path}: no marks of the generated block; add the lines '{BEGIN}' and '{END}'")
+        raise UserError(f"{path}: no markers of the generated block; add the lines '{BEGIN}' and '{END}'")
     return f"{head}{BEGIN}\n\n{block.strip()}\n\n{END}{after}"
 
 

@@ -1,4 +1,4 @@
-"""The verb `reproduce`: a committed run made again in a folder of its own, and compared with its rows."""
+"""The command `reproduce`: train a committed run again in a separate folder and compare the rows."""
 
 import argparse
 import sys
@@ -29,9 +29,11 @@ def add_parsers(commands: Any) -> None:
     """Add the command."""
     parser = add_command(commands, reproduce)
     parser.add_argument("id", help="run, such as tokenformer/transformer-2/seed0")
-    text = "go on although code or data differ from those of the run; may be given twice"
+    text = "continue even if the code or data differ from the committed run; may be repeated"
     parser.add_argument("--other", action="append", default=[], choices=("code", "data"), help=text)
-    parser.add_argument("--out", type=Path, help="default: results/reproduced/<scale>; started again, it goes on")
+    parser.add_argument(
+        "--out", type=Path, help="default: results/reproduced/<scale>; an interrupted command resumes there"
+    )
 
 
 def reproduce(arguments: argparse.Namespace) -> None:
@@ -55,19 +57,21 @@ def reproduce(arguments: argparse.Namespace) -> None:
     chain = [records[arguments.id]]
     while (link := chain[0]["init"]) is not None:
         if link["id"] not in records:
-            raise UserError(f"{chain[0]['id']} starts from {link['id']}, which is not committed; name another run")
+            raise UserError(f"{chain[0]['id']} starts from {link['id']}, which is not committed; choose another run")
         chain.insert(0, records[link["id"]])
     parent: Path | None = None
     for record, child in zip(chain, [*chain[1:], None], strict=True):
-        parent = _made(record, child, parent, out, plan, arguments.other)
+        parent = _reproduce_run(record, child, parent, out, plan, arguments.other)
     text, equal = compared(Results(cached), Results(out), chain[-1])  # others may have been exported meanwhile
     print(text)
     if not equal:
-        raise UserError(f"{arguments.id}: its rows are not those that are committed; what differs is said above")
+        raise UserError(f"{arguments.id}: the rows differ from the committed rows, as listed above")
 
 
-def _made(record: Record, child: Record | None, parent: Path | None, out: Path, plan: Plan, other: list[str]) -> Path:
-    """Return the folder of a run: of an ancestor the live one where its weights are those, else it is made again."""
+def _reproduce_run(
+    record: Record, child: Record | None, parent: Path | None, out: Path, plan: Plan, allowed: list[str]
+) -> Path:
+    """Train a run again and return its folder; an ancestor whose live weights are equal is not trained again."""
     from formerlab.plan.code import code_hash, entries_of_training
     from formerlab.training.run import Run
     from formerlab.training.runtime import RuntimeConfig
@@ -77,21 +81,23 @@ def _made(record: Record, child: Record | None, parent: Path | None, out: Path, 
     if child is not None and weights.is_file() and sha256(weights) == record["weights_sha256"]:
         return weights.parent
     if record.get("processes", 1) > 1:
-        raise UserError(f"{name}: was trained by {record['processes']} processes; reproduce starts one only")
+        raise UserError(
+            f"{name}: was trained by {record['processes']} processes, but reproduce supports one process only"
+        )
     commit = record["git"]["commit"]
-    checkout = f"git checkout {commit[:12]} has it or is the nearest" if commit else "its commit is not known"
+    checkout = f"git checkout {commit[:12]} has it or is the nearest" if commit else "its commit is unknown"
     try:
         run = Run.model_validate(record["spec"])
     except ValidationError as error:
         key = ".".join(map(str, error.errors()[0]["loc"]))
-        raise UserError(f"{name}: this version does not know its spec ({key}); {checkout}") from None
+        raise UserError(f"{name}: its spec is invalid in this version ({key}); {checkout}") from None
     code = code_hash(*entries_of_training(run), specs=[run])
-    if code != record["code_hash"] and "code" not in other:
-        was = f"the code that trains it is another by now ({record['code_hash']} then, {code} now)"
-        raise UserError(f"{name}: {was}; compare all the same with --other code, or go back to it: {checkout}")
-    data = _data_of(record, plan, other)
+    if code != record["code_hash"] and "code" not in allowed:
+        changed = f"the training code has changed ({record['code_hash']} then, {code} now)"
+        raise UserError(f"{name}: {changed}; compare anyway with --other code, or restore the code: {checkout}")
+    data = _data_folder(record, plan, allowed)
     if child is not None:
-        print(f"{name}, from which {child['id']} starts, is made again first", file=sys.stderr)
+        print(f"training {name} first, because {child['id']} starts from it", file=sys.stderr)
     growth = (child or {"spec": {}})["spec"].get("growth") or {}
     runtime = RuntimeConfig(
         threads=record["threads"],
@@ -104,42 +110,42 @@ def _made(record: Record, child: Record | None, parent: Path | None, out: Path, 
     return Path(out, name)
 
 
-def _data_of(record: Record, plan: Plan, other: list[str]) -> Path:
+def _data_folder(record: Record, plan: Plan, allowed: list[str]) -> Path:
     """Return the folder of the data set that the run read."""
-    name, wanted = record["data"]["name"], record["data"]["fingerprint"]
+    name, expected = record["data"]["name"], record["data"]["fingerprint"]
     if name not in plan["data"]:
-        raise UserError(f"{record['id']}: read data {name!r}, which scale {plan['scale']} does not have any more")
+        raise UserError(f"{record['id']}: read data {name!r}, which scale {plan['scale']} no longer has")
     folder = Path(plan["data"][name]["out"])
     if not (folder / "manifest.json").exists():
-        raise UserError(f"{folder}: not prepared; first python -m formerlab data {name} --scale {plan['scale']}")
-    found = read_json(folder / "manifest.json")["fingerprint"]
-    if found != wanted and "data" not in other:
-        what = f"{record['id']}: read other data ({name} {wanted}, now {found})"
-        raise UserError(f"{what}; name its texts in config.yaml, or compare all the same with --other data")
+        raise UserError(f"{folder}: not prepared; run python -m formerlab data {name} --scale {plan['scale']} first")
+    fingerprint = read_json(folder / "manifest.json")["fingerprint"]
+    if fingerprint != expected and "data" not in allowed:
+        difference = f"{record['id']}: was trained on other data ({name} {expected}, now {fingerprint})"
+        raise UserError(f"{difference}; name these texts in config.yaml, or compare anyway with --other data")
     return folder
 
 
-def compared(committed: "Results", again: "Results", record: Record) -> tuple[str, bool]:
-    """Return the lines that compare a committed run with the one made again, and whether they are equal to the bit."""
+def compared(committed: "Results", reproduced: "Results", record: Record) -> tuple[str, bool]:
+    """Return the comparison of a committed run with its reproduction, and whether both are bit-identical."""
     from formerlab.results.read import flatten
 
-    made = again.all_records[record["id"]]
+    new_record = reproduced.all_records[record["id"]]
     lines, same = list[str](), list[str]()
     for file in FILES:
-        old, new = (results.rows_of(file, record["id"]) for results in (committed, again))
+        old, new = (results.rows_of(file, record["id"]) for results in (committed, reproduced))
         if len(old) and len(new):
             difference = _difference(file, old, new)
             (lines if difference else same).append(difference or f"{file} ({len(old)} rows)")
         elif len(old) or len(new):
             lines.append(f"{file}: on one side only")
-    if record["weights_sha256"] == made["weights_sha256"]:
+    if record["weights_sha256"] == new_record["weights_sha256"]:
         same.append("the weights")
     elif not lines:
         lines.append("the weights differ")
     equal = f"equal to the bit: {', '.join(same) or 'nothing'}"
     if not lines:
         return f"{record['id']}: {equal}", True
-    then, now = flatten(record), flatten(made)
+    then, now = flatten(record), flatten(new_record)
     keys = [key for key in {**then, **now} if key.startswith(CIRCUMSTANCES) and then.get(key) != now.get(key)]
     why = [f"  {key}: {then.get(key)}, {now.get(key)}" for key in keys]
     head = "committed, then here:" if why else "made by the same code, versions and processor"
@@ -147,16 +153,16 @@ def compared(committed: "Results", again: "Results", record: Record) -> tuple[st
 
 
 def _difference(file: str, a: "DataFrame", b: "DataFrame") -> str:
-    """Return one line on how rows differ; empty where they are equal to the bit."""
+    """Describe in one line how rows differ; empty if they are bit-identical."""
     if len(a) != len(b):
         return f"{file}: {len(a)} rows committed, {len(b)} here"
-    found = []
+    differences = []
     for column in dict.fromkeys([*a.columns, *b.columns]):
         if column in a and column in b:
             differ = ~((a[column] == b[column]) | (a[column].isna() & b[column].isna()))
             far = f", by {(a[column] - b[column]).abs().max():.3g} at most" if a[column].dtype.kind in "if" else ""
-            found += [f"{column} in {differ.sum()} of {len(a)} rows{far}"] if differ.any() else []
+            differences += [f"{column} in {differ.sum()} of {len(a)} rows{far}"] if differ.any() else []
         # An export leaves out what is empty in every run, and older versions wrote no optional columns.
         elif (a if column in a else b)[column].notna().any() and column not in TABLES[file].optional:
-            found.append(f"{column} on one side only")
-    return f"{file}: {'; '.join(found)}" if found else ""
+            differences.append(f"{column} on one side only")
+    return f"{file}: {'; '.join(differences)}" if differences else ""

@@ -30,7 +30,7 @@ def add_parsers(commands: Any) -> None:
 
     parser = add_command(commands, draw)
     parser.add_argument("names", nargs="+", metavar="name", help="figure or table, such as denseformer_depth")
-    text = "succeed although one cannot be drawn; `status` says so, and snakemake draws it again"
+    text = "succeed even if a figure fails; `status` lists it, and snakemake renders it again"
     parser.add_argument("--go-on", action="store_true", help=text)
 
     add_command(commands, figures, configured=False)
@@ -44,9 +44,9 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--weights", action="store_true", help="log the weights of finished runs as artifacts too")
     parser.add_argument("--failures", type=int, help=argparse.SUPPRESS)
     parser = add_command(commands, export)
-    parser.add_argument("--to", type=Path, help="another folder in place of results/cached, as of another checkout")
+    parser.add_argument("--to", type=Path, help="folder instead of results/cached, for example of another checkout")
     parser = add_command(commands, readme, configured=False)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where a page is not up to date")
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is not up to date")
 
 
 def report(arguments: argparse.Namespace) -> None:
@@ -55,10 +55,10 @@ def report(arguments: argparse.Namespace) -> None:
 
 
 def write_report(plan: Plan, out: Path | None = None) -> Path:
-    """Write the page and return where it is."""
+    """Write the page and return its path."""
     from formerlab.report.gallery import gallery
 
-    drawings = {name: one["runs"] for job in plan["draw"].values() for name, one in job["drawings"].items()}
+    drawings = {name: drawing["runs"] for job in plan["draw"].values() for name, drawing in job["drawings"].items()}
     stages = (("data", *TIMED, "exact"), MAKING, MEASURED)
     groups = [{stage: len(plan[stage]) for stage in group if plan[stage]} for group in stages]
     groups.append({"figures and tables": len(plan["draw"]), "claims": 1, "runs": 1, "MLflow": 1})
@@ -68,35 +68,35 @@ def write_report(plan: Plan, out: Path | None = None) -> Path:
 
 
 def draw(arguments: argparse.Namespace) -> None:
-    """Draw figures and tables of the live results."""
+    """Render figures and tables of the live results."""
     from formerlab.report.write import draw_each
 
     plan = load_plan(arguments)
     failed = draw_each(arguments.names, Path(plan["results"]), Path(plan["figures"]), Staleness(plan).objection)
     if failed and not arguments.go_on:
-        raise UserError(f"{', '.join(failed)} could not be drawn, for the reasons above")
+        raise UserError(f"{', '.join(failed)} could not be rendered, for the reasons above")
 
 
 def figures(arguments: argparse.Namespace) -> None:
-    """Draw every figure and table from committed rows; trains nothing."""
+    """Render every figure and table from committed rows, without training."""
     from formerlab.report.write import draw_all
     from formerlab.results.read import has_runs
 
     rows, out = Path("results/cached"), Path("figures/cached")
-    judged = sorted(rows.glob("*/")) if Path("workflow", "studies").is_dir() else []
+    scale_folders = sorted(rows.glob("*/")) if Path("workflow", "studies").is_dir() else []
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each process: together they keep all cores busy
     # A figure is many small objects that live until it is saved: a tenth of the time went into garbage collection.
-    rarely = partial(gc.set_threshold, 200_000)
-    with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=rarely) as pool:
-        scales = [root for root in judged if has_runs(root)]  # the longest tasks, so they begin first
+    collect_rarely = partial(gc.set_threshold, 200_000)
+    with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=collect_rarely) as pool:
+        scales = [root for root in scale_folders if has_runs(root)]  # the longest tasks, so they begin first
         verdicts = [pool.submit(_write_verdicts, root, out / root.name) for root in scales]
         written = draw_all(rows, out, pool=pool)
-        written += [path for one in verdicts for path in one.result()]
+        written += [path for verdict in verdicts for path in verdict.result()]
     print(f"{len(written)} files in {out}")
 
 
 def exact(arguments: argparse.Namespace) -> None:
-    """Write the numbers of the exact claims beside the runs of the scale."""
+    """Compute the numbers of the exact claims and write them beside the runs of the scale."""
     from formerlab.evaluation.exact import CHECKS
 
     plan = load_plan(arguments)
@@ -109,7 +109,7 @@ def exact(arguments: argparse.Namespace) -> None:
 
 
 def claims(arguments: argparse.Namespace) -> None:
-    """Judge the registered claims by the live results."""
+    """Evaluate the registered claims on the live results."""
     from formerlab.plan.arms import read_arms
     from formerlab.report.claims.render import counts, frame
     from formerlab.report.claims.verdict import verdicts
@@ -119,9 +119,9 @@ def claims(arguments: argparse.Namespace) -> None:
     if arguments.out is not None:
         print(*_write_claims(results, arguments.out, root), sep="\n")
         return
-    found = verdicts(results, read_arms(root, results.scale))
-    rows = frame(found)[["verdict", "claim", "item", "ours"]].fillna("")
-    print(f"{counts(found)}\n\n{rows.to_string(index=False, justify='left', max_colwidth=60)}")
+    evaluated = verdicts(results, read_arms(root, results.scale))
+    rows = frame(evaluated)[["verdict", "claim", "item", "ours"]].fillna("")
+    print(f"{counts(evaluated)}\n\n{rows.to_string(index=False, justify='left', max_colwidth=60)}")
     if warning := results.warning():
         print(f"\n{warning}")
 

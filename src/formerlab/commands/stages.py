@@ -127,24 +127,28 @@ def _steps_of_equal_time(plan: dict[str, Any], job: dict[str, Any]) -> tuple[int
 
 
 def measure(stage: Stage, arguments: argparse.Namespace) -> None:
-    """Measure what the plan says, and say in a record, written last, what the rows came from."""
+    """Run a measurement of the plan, and write last a record of the inputs and code of its rows."""
     plan, name = load_plan(arguments), arguments.name
     job = job_of(plan, stage.name, name)
-    os.environ["OMP_NUM_THREADS"] = str(plan["threads"])  # a job that times holds more cores than it may use
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler counts memory, and would speak of it
+    os.environ["OMP_NUM_THREADS"] = str(plan["threads"])  # a timing job reserves more cores than it uses
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences torch's profiler, which counts memory
     import torch
 
-    folder, one = Path(plan["results"], name), stage.name in MEASURED
+    folder, single_run = Path(plan["results"], name), stage.name in MEASURED
     with as_planned(plan, stage.name, name):
         torch.set_num_threads(plan["threads"])
-        notes = (_measure_run if one else _time_runs)(stage, plan, name, folder)
+        notes = (_measure_run if single_run else _time_runs)(stage, plan, name, folder)
         hashes = hashes_of_rows(folder, stage.tables)
-        record = {"schema": 1, "code_hash": job["code"], "rows_sha256": hashes if one else next(iter(hashes.values()))}
+        record = {
+            "schema": 1,
+            "code_hash": job["code"],
+            "rows_sha256": hashes if single_run else next(iter(hashes.values())),
+        }
         write_record(folder / stage.record, record | notes)
 
 
 def _measure_run(stage: Stage, plan: Plan, name: str, folder: Path) -> dict[str, Any]:
-    """Measure a finished run; of one that diverged the files are headers alone. Return what its record says of it."""
+    """Measure a finished run and return entries of the record; files of a diverged run contain only headers."""
     from pydantic import TypeAdapter
 
     from formerlab.data.manifest import verify
@@ -180,7 +184,7 @@ def _measure_run(stage: Stage, plan: Plan, name: str, folder: Path) -> dict[str,
             model, run = load_model(folder)
             model.to(plan["device"])
         suite: TypeAdapter[Any] = TypeAdapter(Suite)
-        specs = {asked: suite.validate_python(plan["suites"][asked]["spec"]) for asked in job["suites"]}
+        specs = {suite_name: suite.validate_python(plan["suites"][suite_name]["spec"]) for suite_name in job["suites"]}
         measured = Measured(
             run=run,
             model=model,
@@ -188,7 +192,7 @@ def _measure_run(stage: Stage, plan: Plan, name: str, folder: Path) -> dict[str,
             folder=folder,
             data=data,
             label=f"{stage.name} {name}",
-            suites={asked: (spec, job["suites"][asked]) for asked, spec in specs.items()},
+            suites={suite_name: (spec, job["suites"][suite_name]) for suite_name, spec in specs.items()},
             belongs_to=(record["weights_sha256"], record["data"]["fingerprint"], job["suites"]),
             code_of=lambda settings: code_of_measuring(stage, run, settings, list(specs.values())),
             notes=notes,
@@ -199,7 +203,7 @@ def _measure_run(stage: Stage, plan: Plan, name: str, folder: Path) -> dict[str,
 
 
 def _time_runs(stage: Stage, plan: Plan, study: str, folder: Path) -> dict[str, Any]:
-    """Time runs of a study beside each other, trained or not. Return what the record says of it."""
+    """Time the runs of a study in turn, without needing trained weights; return entries of the record."""
     import torch
 
     from formerlab.kernels.native import keep_memory
@@ -209,8 +213,8 @@ def _time_runs(stage: Stage, plan: Plan, study: str, folder: Path) -> dict[str, 
 
     job, device = plan[stage.name][study], torch.device(plan["device"])
     keep_memory()
-    made = made_runs(plan)
-    runs = [(ReleasedRun if run in plan["load"] else Run).model_validate(made[run]["spec"]) for run in job["runs"]]
+    jobs = made_runs(plan)
+    runs = [(ReleasedRun if run in plan["load"] else Run).model_validate(jobs[run]["spec"]) for run in job["runs"]]
     loaders: dict[str, Any] = {}
     if "released" in stage.models:
         from formerlab.integrations.huggingface.released_run import load_released_model

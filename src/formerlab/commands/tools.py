@@ -106,28 +106,28 @@ def classify(arguments: argparse.Namespace) -> None:
     from formerlab.evaluation import vision
     from formerlab.training.load import finished_run_folder
 
-    given = {name: getattr(arguments, name) for name in ("split", "batch", "device", "out")}
-    print(vision.classify(finished_run_folder(arguments.model), arguments.data, **given))
+    options = {name: getattr(arguments, name) for name in ("split", "batch", "device", "out")}
+    print(vision.classify(finished_run_folder(arguments.model), arguments.data, **options))
 
 
 def ui(arguments: argparse.Namespace) -> None:
     """Open the MLflow UI over all runs.
 
-    It brings what is trained meanwhile into MLflow every minute, until it is stopped.
+    New results are sent to MLflow every minute until the command is stopped.
     """
     from formerlab.tracking.mlflow import TRAINING_VIEW, sync
 
     try:
         socket.create_server(("127.0.0.1", arguments.port)).close()
     except (OSError, OverflowError):
-        raise UserError(f"--port: {arguments.port} is taken or no port; choose another from 1024 to 65535") from None
+        raise UserError(f"--port: {arguments.port} is in use or invalid; choose another from 1024 to 65535") from None
     plan = load_plan(arguments)
     uri = plan["tracking_uri"]
     if not uri:
         raise UserError("config.yaml: tracking_uri is empty; set it to sqlite:///mlflow.db and run `formerlab track`")
     if not uri.startswith("sqlite:"):
         raise UserError(
-            f"tracking_uri: {uri} has a page of its own; open that, `formerlab track` brings the runs there"
+            f"tracking_uri: {uri} is a server; open it in a browser after `formerlab track` has sent the runs"
         )
     tracked = _pages(plan) or {"no runs yet": f"/#/experiments?{TRAINING_VIEW}"}
     words = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, "--port", str(arguments.port)]
@@ -152,14 +152,14 @@ def _pages(plan: Plan) -> dict[str, str]:
     """Return the page of each study in MLflow; if no study is there yet, the runs are tracked first."""
     from formerlab.tracking.mlflow import pages, sync
 
-    wanted = (plan["tracking_uri"], plan["scale"], list(plan["studies"]))
+    filters = (plan["tracking_uri"], plan["scale"], list(plan["studies"]))
     try:
-        tracked = pages(*wanted)
+        tracked = pages(*filters)
     except Exception as error:  # whatever MLflow or its database throws
-        why = f"not a database of this MLflow ({reason(error)}); delete it, `track` makes it"
+        why = f"not a database of this MLflow version ({reason(error)}); delete it, and `track` creates it again"
         raise UserError(f"{plan['tracking_uri']}: {why}") from None
     if not tracked:
         with suppress(UserError):
             sync(Path(plan["results"]), plan["tracking_uri"], Path(plan["figures"]))
-        tracked = pages(*wanted)
+        tracked = pages(*filters)
     return tracked
