@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 
 import formerlab
 from formerlab.cache import Decay
@@ -65,26 +64,16 @@ def names():
     return {"model": build("llama"), "inputs": {"input_ids": tokens(2, 20), "attention_mask": mask, "pad_token_id": 0}}
 
 
-def test_the_examples_of_the_readme_run_and_are_short(names, monkeypatch, capsys):
-    class Tokenizer:
-        def __call__(self, text, return_tensors):
-            return names["inputs"]
-
-        def decode(self, ids):
-            return f"{len(ids)} tokens"
-
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", lambda name: Tokenizer())
-    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda name: names["model"])
-    blocks = examples("README.md")
+def test_the_examples_of_the_readme_run_are_short_and_print_what_it_says(capsys):
+    build("llama")  # models of transformers can be imported, whatever torchvision was compiled for
+    blocks, results = examples("README.md"), {}
     assert len(blocks) == 2
-    results = {}
     for block in blocks:
         assert len([line for line in block.splitlines() if line]) <= 11
         exec(block, results)
-    assert capsys.readouterr().out == "40 tokens\n"
-    assert results["ids"].shape == (2, 40)
+    (promised,) = re.findall(r"^The two samples print: (.*)\.$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert capsys.readouterr().out.splitlines() == re.findall("`(.*?)`", promised)
     assert [len(rows) for rows in results["mixer"].alphas.values()] == [2, 3, 4, 5, 6, 7]
-    assert results["x"].shape == (2, 10, 32)
 
 
 def test_the_page_on_pruning_begins_with_three_lines_and_runs(names, capsys):

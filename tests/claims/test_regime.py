@@ -57,7 +57,7 @@ def test_growth_is_measured_by_new_parameters_and_by_what_the_parent_read(root):
     assert value(root, "tokens_per_new_parameter", "grown") == pytest.approx(102_400 / 200_000)
     assert value(root, "start_tokens_per_parameter", "grown") == pytest.approx(50)
     lines = unmet(*asked(root, {"quantity": "tokens_per_new_parameter", "of": "a", "at_least": 1}, a="parent"))
-    assert lines == ["tokens_per_new_parameter (a): parent does not start from a run of this scale"]
+    assert lines == ["parent does not start from a run of this scale"]
 
 
 def write_curve(folder, losses, lrs=(1.0,), train=(3.0,)):
@@ -112,7 +112,7 @@ def test_windows_are_counted_and_not_their_rows(root):
         own = claim.model_copy(update={"regime": (condition,)})
         rows = Rows(Results(root), "study", ClaimArms(arms={"decay": arm}))
         lines = unmet(own, arms_of(own, rows, None))
-        assert lines == ([] if count == 20 else ["examples (decay) 19, needed at least 20"])
+        assert lines == ([] if count == 20 else ["examples of 'decay': 19 (needed: at least 20)"])
         assert rows.windows(arm, "distance_to_ideal") == (count, (count + 1) // 2)
 
 
@@ -187,7 +187,7 @@ def test_arms_are_compared_by_their_largest_and_smallest(root):
     assert holds(root, "tokens_ratio", {"at_least": 8}, one="b", other="a")
     assert holds(root, "rotary_apart", {"at_most": 0}, one="a", other="b"), "none in either"
     line = unmet(*asked(root, {"quantity": "depth", "of": "a", "at_least": 24}, a="a"))
-    assert line == ["depth (a) 4, needed at least 24"]
+    assert line == ["blocks of 'a': 4 (needed: at least 24)"]
 
 
 def test_of_a_diverged_run_only_settings_and_counts_are_asked(root):

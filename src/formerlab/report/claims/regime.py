@@ -27,11 +27,19 @@ CURVES = (
     *("overfit", "rate_inside", "gain_of_depth"),
 )
 """Quantities of loss curves and searches. They are not checked for a diverged run; its settings and counts are."""
-LABELS = {
-    "final_rate_share": "final rate / peak",
-    "still_falling": "nats in the last tenth",
-    "still_learning": "nats in the second half",
+PHRASES = {
+    "depth": ("blocks of {of}: {value}", "{:.3g}"),
+    "heads": ("attention heads of {of}: {value}", "{:.3g}"),
+    "final_rate_share": ("final learning rate of {of}: {value} of the peak", "{:.3g}"),
+    "still_falling": ("fall of the validation loss of {of} in the last tenth of training: {value} nats", "{:.2g}"),
+    "still_learning": ("fall of the validation loss of {of} in the second half of training: {value} nats", "{:.3f}"),
+    "overfit": ("validation loss minus training loss of {of}: {value} nats", "{:.3g}"),
+    "search_share": ("the learning rate of {of} was searched on {value} of the training tokens", "{:.0%}"),
+    "rate_inside": ("the learning rate of {of} is not the best of its search or lies at its end", "{:.0f}"),
+    "loss_by_pruning": ("loss that {of} adds to the full cache: {value} nats", "{:.3g}"),
+    "epochs_apart": ("of {of}, one arm reads its text {value} more often than the other", "{:.0%}"),
 }
+"""A sentence about the value of a quantity for arms, and the format of the value; other quantities show their name."""
 
 
 @dataclass(frozen=True)
@@ -263,9 +271,11 @@ def unmet(claim: Claim, arms: dict[str, ArmRuns]) -> list[str]:
 def _violations(condition: Condition, arms: dict[str, ArmRuns]) -> Iterator[str]:
     quantity, of = condition.quantity, (condition.of,) if isinstance(condition.of, str) else condition.of
     low, high = condition.at_least, condition.at_most
+    phrase, style = PHRASES.get(quantity, (f"{quantity.replace('_', ' ')} of {{of}}: {{value}}", "{:.3g}"))
+    found: dict[tuple[str, str], list[str]] = {}
     for names in [(name,) for name in of] if quantity in QUANTITIES else [of]:
         if missing := [name for name in names if name not in arms]:
-            yield f"{quantity}: no run for arm {missing[0]}"
+            yield f"no run for '{missing[0]}', whose {quantity.replace('_', ' ')} the claim restricts"
             continue
         compared = [arms[name] for name in names]
         if quantity in CURVES and any((runs.records["status"] == "diverged").any() for runs in compared):
@@ -273,12 +283,20 @@ def _violations(condition: Condition, arms: dict[str, ArmRuns]) -> Iterator[str]
         try:
             value = _value(quantity, compared)
         except MissingRowsError as error:
-            yield f"{quantity} ({', '.join(names)}): {error}"
+            yield str(error)
             continue
         if not low <= value <= high:
-            needed = f"at least {low:g}" if value < low else f"at most {high:g}"
-            label = LABELS.get(quantity, quantity.replace("_", " "))
-            yield f"{label} ({', '.join(names)}) {value:.3g}, needed {needed}"
+            needed = f"at least {style.format(low)}" if value < low else f"at most {style.format(high)}"
+            found.setdefault((style.format(value), needed), []).extend(names)
+    for (text, needed), names in found.items():
+        line = phrase.format(of=_listed(names), value=text) + f" (needed: {needed})" * (quantity != "rate_inside")
+        yield line.replace("%", " %")
+
+
+def _listed(arms: Sequence[str]) -> str:
+    """Return the names of arms in quotes, as a list in words."""
+    *first, last = (f"'{name.replace('_', ' ')}'" for name in arms)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _value(quantity: str, arms: list[ArmRuns]) -> float:

@@ -92,6 +92,11 @@ class Claim(Registered):
     """Whether the claim is shown first and its p value is corrected for the number of headline claims."""
 
     @property
+    def labels(self) -> dict[str, str]:
+        """The meaning of each name of the criterion, with its unit."""
+        return {"m": "smallest difference that counts"} | _labels().get(self.id, {})
+
+    @property
     def study(self) -> str:
         """The study whose runs test the claim."""
         return self.id.split("-")[0]
@@ -139,6 +144,13 @@ class ClaimRegistry(Registered):
 
 def _versions(numbers: set[int]) -> str:
     return f"version{'s' * (len(numbers) > 1)} {', '.join(map(str, sorted(numbers)))}"
+
+
+@cache
+def _labels() -> dict[str, dict[str, str]]:
+    """Return the labels of the claims, by claim."""
+    text = files(__package__).joinpath("labels.yaml").read_text(encoding="utf-8")
+    return dict(yaml.load(text, Loader=FAST))
 
 
 @cache

@@ -1,7 +1,9 @@
 """Write the verdicts as claims.csv, claims.html, and the blocks of README.md and docs/verdicts.md."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 
 from pandas import DataFrame
@@ -15,25 +17,24 @@ from formerlab.results.read import Results
 KINDS = {"measured": "decided by trained models", "exact": "decided by arithmetic and algebra, without training"}
 ORDER: tuple[Outcome, ...] = ("agrees", "contradicts", "cannot_tell", "not_tested", "holds", "fails")
 RULES = (
-    "Each claim was registered with its criterion; what a later version changed is marked. A measured claim agrees or "
-    "contradicts by its 95 % interval and a minimal effect; cannot tell is all else. Not tested: no rows, too few "
-    "seeds, or runs of which the paper does not speak; the reason names the condition, and numbers that exist are "
-    "shown. Exact claims hold or fail. p is that of `holds`, with Holm's correction for the headline claims that have "
-    "a verdict at the scale."
+    "Each claim was registered with its criterion; later changes are marked. A measured claim agrees or contradicts "
+    "if its 95 % interval decides; otherwise we cannot tell. It is not tested if rows or seeds are missing, or if our "
+    "runs do not meet a condition of the claim. Exact claims hold or fail."
 )
-FIRST_SCREEN = {
-    "transformer-single-head-worse": "loss with one head minus the base model, nats",
-    "tokenformer-growth-beats-continuing": "nats grown minus continued, at 0.1, 0.4 and 0.8 of the parent's tokens",
-    "tokenformer-growth-saves-cost": "FLOPs of the chain by those of a Transformer from scratch of equal loss",
-    "tokenformer-growth-equal-total-flops": "nats grown minus from scratch",
-    "tokenformer-continued-training-lower": "gain by tokens minus gain by padding, nats of validation text",
-    "vision-matches-vit-equal-parameters": "log ratio of error rates (as good: at most 0.05)",
-    "denseformer-better-at-equal-depth": "loss of plain minus 1x1, nats",
-    "denseformer-gain-persists-with-training": "loss of plain minus 1x1 after eight times the tokens, nats",
-    "decay-beats-h2o": "accuracy of Decay minus H2O",
-    "decay-needs-no-recent-window": "accuracy lost by having no recent window, beyond a quarter of H2O's loss",
-}
-"""The claims of the table in the README, with the meaning of their first number."""
+FIRST_SCREEN = (
+    "transformer-single-head-worse",
+    "tokenformer-growth-beats-continuing",
+    "tokenformer-growth-saves-cost",
+    "tokenformer-growth-equal-total-flops",
+    "tokenformer-continued-training-lower",
+    "vision-matches-vit-equal-parameters",
+    "denseformer-better-at-equal-depth",
+    "denseformer-gain-persists-with-training",
+    "decay-beats-h2o",
+    "decay-needs-no-recent-window",
+)
+"""The claims of the table in the README."""
+SIGNS = {"agrees": "✔", "contradicts": "✘", "cannot_tell": "?", "not_tested": "-", "holds": "✔", "fails": "✘"}
 
 
 def write_claims(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]], out: Path) -> list[Path]:
@@ -119,35 +120,51 @@ def best(by_scale: Mapping[str, Sequence[Verdict]]) -> list[Verdict]:
 
 
 def first_screen(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
-    """Return the claims of FIRST_SCREEN as a Markdown table in the order of ORDER; the verdicts are given by scale."""
+    """Return the claims of FIRST_SCREEN as a Markdown table in the order of ORDER, and why some are not tested.
+
+    The verdicts are given by scale.
+    """
     by_id = {verdict.claim.id: verdict for verdict in best(by_scale)}
-    rows = []
+    rows, notes = [], list[str]()
     for name in sorted(FIRST_SCREEN, key=lambda name: ORDER.index(by_id[name].outcome)):
-        verdict, meaning = by_id[name], FIRST_SCREEN[name]
+        verdict, word = by_id[name], f"{SIGNS[by_id[name].outcome]} {by_id[name].outcome.replace('_', ' ')}"
         cases = verdict.claim.criterion.combine == "tested"  # then all items with numbers are shown
         items = [item for item in verdict.items if item.values and (cases or item.outcome == verdict.outcome)]
         named = len(items) > 1
-        numbers = [f"{item.item} " * named + next(iter(item.values.values())).partition(" (SD")[0] for item in items]
-        reasons = [item.reason.split("; ") for item in items if item.outcome == verdict.outcome]
-        reason = min(reasons, key=len)[0] if reasons else ""  # the item with the fewest reasons is closest to a test
+        values = [(item, *next(iter(item.values.items()))) for item in items]
+        numbers = ", ".join(f"{item.item} " * named + text.partition(" (SD")[0] for item, _, text in values)
+        reasons = [item.reason.split("; ") for item in items if item.outcome == verdict.outcome and item.reason]
+        if reasons:  # the item with the fewest reasons is closest to a test
+            notes.append(f"({len(notes) + 1}) {_sentence(min(reasons, key=len)[0])}.")
+            word += f" ({len(notes)})"
         changed = read_claims().changed(verdict.claim)
-        word = f"**{verdict.outcome.replace('_', ' ')}**" + (f": {reason}" if reason else "")
-        word += f"\n[{changed}]" if changed else ""
-        row = {"claim": verdict.claim.statement, "published": verdict.claim.published.partition(";")[0]}
-        ran = "\n".join(dict.fromkeys(item.ran for item in items))
-        ours = f"{meaning}: {', '.join(numbers)}"
-        rows.append(row | {"ours": ours, "what was run": ran, "word": word})
-    return pipes(DataFrame(rows), bold=False)
+        word += " †" * bool(re.search(r"(?<!statistics )changed in|added", changed)) + " ‡" * ("statistics" in changed)
+        ran = dict.fromkeys("; ".join(item.ran.split(", ")[:: max(1, item.ran.count(", "))]) for item in items)
+        row = {"word": word, "claim": verdict.claim.statement, "published": verdict.claim.published.partition(";")[0]}
+        ours = f"{verdict.claim.labels[values[0][1]]}: {numbers}" if values else ""
+        rows.append(row | {"ours": ours, "run": [*ran, ""][0]})
+    marks = "† criterion changed or claim added after rows existed; ‡ statistics changed after rows existed."
+    return "\n\n".join([pipes(DataFrame(rows)), " ".join([*[f"Not tested: {' '.join(notes)}"] * bool(notes), marks])])
 
 
 def all_block(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
-    """Return one verdict per claim as Markdown for docs/verdicts.md."""
+    """Return one card per claim as Markdown for docs/verdicts.md, sorted by verdict."""
     once = sorted(best(by_scale), key=lambda verdict: ORDER.index(verdict.outcome))
     parts = [RULES, counts(once)]
-    for kind, meaning in KINDS.items():
-        table = readable([verdict for verdict in once if verdict.claim.kind == kind])
-        parts += [f"### {kind}: {meaning}", pipes(table.drop(columns=["source", "runs", "traps"]))]
+    for outcome, group in groupby(once, key=lambda verdict: verdict.outcome):
+        cards = "\n".join(map(card, group))
+        parts += [f"### {SIGNS[outcome]} {outcome.replace('_', ' ').capitalize()}", cards]
     return "\n\n".join(parts)
+
+
+def card(verdict: Verdict) -> str:
+    """Return a claim as one Markdown list entry: statement, verdict, published, ours, what was run, why."""
+    cells, claim = _row(verdict), verdict.claim
+    keys = {"verdict": "word", "published": "published", "ours": "ours", "run": "what was run", "why": "why"}
+    lines = [f"{name.capitalize()}: {cells[key].replace(chr(10), '. ')}" for name, key in keys.items() if cells[key]]
+    p = f", p after Holm's correction {cells['p (Holm)']}" if cells["p (Holm)"] else ""
+    marked = "<br>".join(map(pages.markdown, lines))
+    return f"- **{pages.markdown(claim.statement)}** `{claim.id}`{pages.markdown(p)}<br>{marked}"
 
 
 def counts(judged: Sequence[Verdict]) -> str:
@@ -161,23 +178,21 @@ def counts(judged: Sequence[Verdict]) -> str:
 
 
 def readable(judged: Sequence[Verdict]) -> DataFrame:
-    """Return a row per claim as text. The columns `what was run` and `p (Holm)` are dropped if they are empty."""
+    """Return a row per claim as text, without its columns that are empty in all rows."""
     table = DataFrame(map(_row, judged))
-    return table.drop(columns=[name for name in ("what was run", "p (Holm)") if not table[name].any()])
+    return table.drop(columns=[name for name in table if not table[name].any()])
 
 
 def _row(verdict: Verdict) -> dict[str, str]:
     claim, changed = verdict.claim, read_claims().changed(verdict.claim)
     items = [item for item in verdict.counted or verdict.items if item.values or item.reason]
-    reasons = dict.fromkeys(item.reason for item in items if item.reason)
-    word = worded(verdict.outcome, verdict) + (f": {' / '.join(reasons)}" if reasons else "")
-    named = len(verdict.items) > 1
     return {
         "claim": f"{claim.id}\n{claim.statement}",
         "published": claim.published,
-        "ours": "\n".join(f"{item.item}: " * named + item.ours for item in verdict.items if item.values),
+        "ours": _ours(verdict),
         "what was run": "\n".join(dict.fromkeys(item.ran for item in items if item.ran)),
-        "word": word + (f"\n[{changed}]" if changed else ""),
+        "word": worded(verdict.outcome, verdict) + (f" [{changed}]" if changed else ""),
+        "why": "\n".join(_reasons(items)),
         "p (Holm)": "" if verdict.holm_p is None else "< 0.001" if verdict.holm_p < 0.001 else f"{verdict.holm_p:.3f}",
         "source": claim.source,
         "runs": ", ".join(verdict.runs),
@@ -185,10 +200,39 @@ def _row(verdict: Verdict) -> dict[str, str]:
     }
 
 
-def pipes(table: DataFrame, *, bold: bool = True) -> str:
-    """Return a table as Markdown; with `bold`, the first line of each cell in the first column is bold."""
-    first = table.columns[0]
-    if bold:
-        table = table.assign(**{first: table[first].str.replace(r"^(.*)", r"**\1**", n=1, regex=True)})
+def _ours(verdict: Verdict) -> str:
+    """Return each number of a claim behind its meaning, by item if there are several."""
+    items = [item for item in verdict.items if item.values]
+    parts = []
+    for name in dict.fromkeys(name for item in items for name in item.values):
+        texts = {_name(item): item.values[name] for item in items}
+        same = len({*texts.values()}) == 1 or len(verdict.items) == 1
+        numbers = [*texts.values()][:1] if same else [f"{item} {text}" for item, text in texts.items()]
+        parts.append(f"{verdict.claim.labels[name]}: {', '.join(numbers)}")
+    return "; ".join(parts)
+
+
+def _reasons(items: Sequence[Item]) -> list[str]:
+    """Return each reason why items are not tested, with the items that it concerns if it does not concern all."""
+    by_reason: dict[str, list[str]] = {}
+    for item in items:
+        for reason in filter(None, item.reason.split("; ")):
+            by_reason.setdefault(reason, []).append(_name(item))
+    return [
+        _sentence(reason if len(names) == len(items) else f"{', '.join(names)}: {reason}")
+        for reason, names in by_reason.items()
+    ]
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _name(item: Item) -> str:
+    return (item.item or "").replace("_", " ")
+
+
+def pipes(table: DataFrame) -> str:
+    """Return a table as Markdown."""
     lines = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
     return "\n".join("| " + " | ".join(map(pages.markdown, line)) + " |" for line in lines)

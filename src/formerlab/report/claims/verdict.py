@@ -46,7 +46,7 @@ class Item:
     def rows(self) -> Rows:
         """The rows of the study. Raises MissingRowsError if the study maps no runs to the claim."""
         if self._rows is None:
-            raise MissingRowsError("the study maps no runs to this claim")
+            raise MissingRowsError("no run is planned for this claim")
         return self._rows
 
     @property
@@ -105,8 +105,9 @@ class Item:
         reasons = [] if scale in claim.scales.judged else [f"scale {scale} does not test it: {claim.scales.why}"]
         reasons += unmet(claim, runs)
         if needed is not None and not self._evaluate(needed):
-            reasons.append(f"requires {needed}")
-        return reasons + ([f"{self.seeds} seeds of {MIN_SEEDS}"] if self._fewest_seeds < MIN_SEEDS else [])
+            reasons.append(f"our runs do not show what the claim presupposes: {claim.labels.get('requires', needed)}")
+        few = self._fewest_seeds < MIN_SEEDS
+        return reasons + ([f"number of seeds: {self.seeds} (needed: at least {MIN_SEEDS})"] if few else [])
 
     def _described_examples(self, runs: dict[str, ArmRuns]) -> str:
         """Return the number of examples in words; windows of text also name the number of their documents."""
@@ -145,7 +146,7 @@ class Item:
     def _arm(self, name: str) -> Arm:
         arms = self.rows.arms.of(self.item)
         if name not in arms:
-            raise MissingRowsError(f"the study maps no run to arm {name}" + (f" of {self.item}" if self.item else ""))
+            raise MissingRowsError(f"no run is planned for '{name.replace('_', ' ')}'")
         return arms[name]
 
     def _linear(self, arm: str, metric: str, *, ln: bool = False) -> Combination:
