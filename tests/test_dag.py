@@ -197,7 +197,7 @@ def test_nothing_runs_twice_whatever_modification_times_say(acted):
     assert acted.to_do() == set()
     check = [sys.executable, "-m", "formerlab", "check"]  # which every start of the DAG calls; here a stand-in does not
     done = subprocess.run(check, cwd=acted.root, env=acted.environment, capture_output=True, text=True)
-    assert "do clocks differ?" in done.stderr
+    assert "check the clocks" in done.stderr
     left = (path for folder in ("results", "figures") for path in (acted.root / folder).rglob("*") if path.is_file())
     assert max(path.stat().st_mtime for path in left) <= time.time()
     run = next(iter(of_study(acted, "vision")))

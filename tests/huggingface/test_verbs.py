@@ -69,7 +69,7 @@ def test_an_exported_run_is_named_by_its_id_at_any_scale(finished, tmp_path, mon
     assert "no finished run" in refused(capsys, "export-huggingface", "study/run/seed1", "--out", "out")
     (tmp_path / "results/live/laptop").symlink_to(finished.parents[2])
     line = refused(capsys, "export-huggingface", "study/run/seed0", "--out", "out")
-    assert "name results/live/laptop/study/run/seed0 or results/live/smoke/study/run/seed0" in line
+    assert "give the folder results/live/laptop/study/run/seed0 or results/live/smoke/study/run/seed0" in line
 
 
 def test_a_released_checkpoint_becomes_a_folder(tokenizer, tmp_path, capsys):

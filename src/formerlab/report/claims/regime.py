@@ -288,8 +288,8 @@ def _violations(condition: Condition, arms: dict[str, ArmRuns]) -> Iterator[str]
         if not low <= value <= high:
             needed = f"at least {style.format(low)}" if value < low else f"at most {style.format(high)}"
             found.setdefault((style.format(value), needed), []).extend(names)
-    for (text, needed), names in found.items():
-        line = phrase.format(of=_listed(names), value=text) + f" (needed: {needed})" * (quantity != "rate_inside")
+    for (text, needed), violating in found.items():
+        line = phrase.format(of=_listed(violating), value=text) + f" (needed: {needed})" * (quantity != "rate_inside")
         yield line.replace("%", " %")
 
 
