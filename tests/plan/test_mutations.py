@@ -102,7 +102,9 @@ def answer(files, tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         (root / "workflow/studies").mkdir(parents=True)
+        (root / "workflow/scales").mkdir()
         (root / "workflow/studies/small.yaml").touch()
+        (root / "workflow/scales/smoke.yaml").touch()
         patch.setattr(build, "catalogue", dict)
         patch.setattr(sources, "read_yaml", read)
         assert answer(files) == ""
