@@ -150,7 +150,9 @@ def test_plan_follows_scale_set_and_overlay(project, capsys):
     assert "= all: 5 runs" in said(capsys, "plan", "--set", "seeds=[4]")
     project.write("mine.yaml", "seeds: [4, 5, 6]")
     assert "= all: 15 runs" in said(capsys, "plan", "--overlay", "mine.yaml")
-    assert refused(capsys, "plan", "--scale", "paper").startswith("command line: scale: no scale 'paper'; known are smoke")
+    assert refused(capsys, "plan", "--scale", "paper").startswith(
+        "command line: scale: no scale 'paper'; known are smoke"
+    )
 
 
 @pytest.mark.parametrize(

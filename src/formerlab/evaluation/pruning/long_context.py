@@ -106,10 +106,7 @@ def needles(
     del length
     if units > len(text.words):
         raise OutOfText
-    names: list[str] = []
-    while len(names) < keys:
-        name = "-".join(random.sample(text.vocabulary, 2))
-        names += [name] if name not in names else []
+    names = _distinct(keys, lambda: "-".join(random.sample(text.vocabulary, 2)))
     numbers = [str(number) for number in random.sample(range(10**6, 10**7), keys * values)]
     of_key = {name: numbers[index * values : (index + 1) * values] for index, name in enumerate(names)}
     hidden = [f"One of the special magic numbers for {name} is: {number}." for name in names for number in of_key[name]]
@@ -127,10 +124,7 @@ def needles(
 
 def variable_tracking(text: Text, random: Random, units: int, length: int, *, letters: int = 5) -> Example:
     """Hide a chain of five assignments, in order, between `units` sentences of noise."""
-    names: list[str] = []
-    while len(names) < 5:
-        name = "".join(random.choices(ascii_uppercase, k=letters))
-        names += [name] if name not in names else []
+    names = _distinct(5, lambda: "".join(random.choices(ascii_uppercase, k=letters)))
     value = random.randrange(10_000, 99_999)
     assigned = [str(value), *(f"VAR {name}" for name in names)]
     sentences = [NOISE[index % len(NOISE)] for index in range(units)]
@@ -154,10 +148,7 @@ def common_words(text: Text, random: Random, units: int, length: int, *, repeats
 
 def frequent_words(text: Text, random: Random, units: int, length: int) -> Example:
     """Draw about `units` coded words with frequencies of a Zipf law (exponent 2); the most frequent is noise."""
-    coded: list[str] = []
-    while len(coded) < max(5, length // CODE_SHARE):
-        word = "".join(random.choices(ascii_lowercase, k=6))
-        coded += [word] if word not in coded else []
+    coded = _distinct(max(5, length // CODE_SHARE), lambda: "".join(random.choices(ascii_lowercase, k=6)))
     counts = [int(units * 6 / math.pi**2 / rank**2) for rank in range(1, len(coded) + 1)]
     if counts[3] == counts[4]:
         raise TooShort
@@ -172,6 +163,14 @@ class TooShort(Exception):
 
 class OutOfText(Exception):
     """The units are more than the text has."""
+
+
+def _distinct(number: int, draw: Callable[[], str]) -> list[str]:
+    """Return the first `number` different draws, in their order."""
+    drawn: dict[str, None] = {}
+    while len(drawn) < number:
+        drawn[draw()] = None
+    return list(drawn)
 
 
 def _numbered(words: Iterable[str]) -> str:
