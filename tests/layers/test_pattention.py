@@ -28,9 +28,6 @@ def reference(score, products, tau):
     activated = gelu(products)
     if score == "gelu":
         return activated
-    if score == "gelu_layernorm":
-        centred = activated - activated.mean(-1, keepdim=True)
-        return centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     if score == "gelu_l2":
         return tau * activated / activated.square().sum(-1, keepdim=True).sqrt()
     return tau**2 * activated / activated.abs().sum(-1, keepdim=True)

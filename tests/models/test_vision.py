@@ -10,7 +10,6 @@ from formerlab.layers import LayerNorm, Linear, Mlp, Pattention, Rotary
 from formerlab.layers.depth.union import DepthMixer
 from formerlab.models.published import PUBLISHED
 from formerlab.models.vision import DropPath, VisionTransformer
-from formerlab.training.optimizer import LayerwiseAdamW
 from tests.variation import counted_flops, counted_params, defaults, label
 
 pytest.importorskip("formerlab.integrations.timm")
@@ -144,12 +143,6 @@ def test_timm_sorts_the_parameters_by_depth():
     assert scale[id(model.patch_embed.weight)] == scale[id(model.position.rows)] == 0.0625
     assert decay[id(model.position.rows)] == decay[id(model.class_token.token)] == 0.0
     assert decay[id(model.patch_embed.weight)] == 0.05
-    mixing = {id(parameter) for parameter in model.mixer.parameters()}
-    for group in LayerwiseAdamW(weight_decay=0.05, layer_decay=0.5, mixing_lr_factor=4.0).groups(model):
-        for one in map(id, group["params"]):
-            expected = (4 * scale.pop(one), 0.05) if one in mixing else (scale.pop(one), decay[one])
-            assert (group["lr_factor"], group["weight_decay"]) == expected
-    assert not scale
 
 
 def test_timms_train_py_may_state_that_nothing_is_dropped():

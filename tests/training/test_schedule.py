@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from variation import label, settings
 
 from formerlab.spec import variants
-from formerlab.training.schedule import Constant, Cosine, Noam, OneCycle, Schedule, Trapezoid
+from formerlab.training.schedule import Cosine, Noam, OneCycle, Schedule
 
 SHARES = st.floats(0.0, 0.99)
 
@@ -66,10 +66,3 @@ def test_noam_has_the_published_peak():
     assert f"{peak * schedule.factor(3999, 100_000):.2e}" == "6.99e-04"
     assert f"{peak * schedule.factor(99_999, 100_000):.2e}" == "1.40e-04"
     assert max(curve(schedule, 10_000)) == schedule.factor(3999, 10_000) == 1.0
-
-
-def test_a_trapezoid_rises_stays_and_falls_to_zero():
-    """2 of 20 steps rise, the last 5 fall by fifths; a step more would be 0."""
-    wanted = [0.5, *[1.0] * 15, 0.8, 0.6, 0.4, 0.2]
-    assert curve(Trapezoid(warmup=0.1, cooldown=0.25), 20) == pytest.approx(wanted)
-    assert curve(Trapezoid(warmup=0.3, cooldown=0.0), 50) == curve(Constant(warmup=0.3), 50)

@@ -35,9 +35,9 @@ class Growth(Spec):
     """K <- [K_old; K_new], V <- [V_old; V_new] on the token axis of every Pattention (arXiv:2410.23168, section 3.3).
 
     The defaults are the settings of the paper's scaling results (section 4.1). With keys = zero and tau = keep, the
-    grown model computes the same function (Appendix B), except with the scores exp_l1, softmax (exp(0) = 1) and
-    gelu_layernorm (its mean is over all tokens). With tau = sqrt the function changes unless the score has no tau. New
-    values are always random: with K_new = V_new = 0 both gradients would stay zero.
+    grown model computes the same function (Appendix B), except with the scores exp_l1 and softmax (exp(0) = 1). With
+    tau = sqrt the function changes unless the score has no tau. New values are always random: with K_new = V_new = 0
+    both gradients would stay zero.
 
     The other methods grow Transformers in width; see `growth/width.py`.
     """

@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-ScoreName = Literal["l2_gelu", "gelu_l2", "gelu_l1", "exp_l1", "softmax", "gelu", "l2", "gelu_layernorm"]
+ScoreName = Literal["l2_gelu", "gelu_l2", "gelu_l1", "exp_l1", "softmax", "gelu", "l2"]
 Scores = Float[Tensor, "*batch tokens"]
 RowFactor = Float[Tensor, "*batch 1"]
 
@@ -73,14 +73,6 @@ def l2(products: Scores, tau: float) -> Scores:
     return normalised(products, tau)
 
 
-def gelu_layernorm(products: Scores, tau: float) -> Scores:
-    """S = (g - mean(g)) / sqrt(variance(g) + 1e-6) with g = gelu(A), no tau (official TPU code, `gelu_layer_norm`).
-
-    The official code uses JAX's tanh form of GeLU; all scores here use the exact form.
-    """
-    return F.layer_norm(F.gelu(products), products.shape[-1:], eps=1e-6)
-
-
 SCORES: dict[str, Callable[[Tensor, float], Tensor]] = {
-    score.__name__: score for score in (l2_gelu, gelu_l2, gelu_l1, exp_l1, softmax, gelu, l2, gelu_layernorm)
+    score.__name__: score for score in (l2_gelu, gelu_l2, gelu_l1, exp_l1, softmax, gelu, l2)
 }

@@ -227,13 +227,11 @@ def _with_parents_first(runs: dict[str, Run], trees: Mapping[str, Tree]) -> list
 
 def _check_carried(run: Run, parent: Run, tree: Tree) -> None:
     """Refuse an optimizer that cannot continue with the parent's moments because its parameter groups differ."""
-    for key in ("kind", "layer_decay"):
-        new, old = (getattr(spec.optimizer, key, None) for spec in (run, parent))
-        if new != old:
-            raise UserError(
-                f"{tree.file_of('optimizer', key)}: runs.{run.name}.optimizer.{key}: {new!r} cannot continue with the "
-                f"moments of init={parent.name!r}, which has {old!r}; make them equal, or set growth.optimizer: fresh"
-            )
+    if (new := run.optimizer.kind) != (old := parent.optimizer.kind):
+        raise UserError(
+            f"{tree.file_of('optimizer', 'kind')}: runs.{run.name}.optimizer.kind: {new!r} cannot continue with the "
+            f"moments of init={parent.name!r}, which has {old!r}; make them equal, or set growth.optimizer: fresh"
+        )
 
 
 def _grown(ordered: list[Run], trees: Mapping[str, Tree], scale: Scale) -> Iterator[Run]:

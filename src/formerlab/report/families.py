@@ -59,7 +59,7 @@ def regime(spec: Spec) -> str:
     schedule = spec.get("schedule") or {}
     if not isinstance(kind := schedule.get("kind"), str):
         return ""
-    ends = {"cosine": schedule.get("floor"), "onecycle": 1 / (schedule.get("end_division") or 1), "trapezoid": 0.0}
+    ends = {"cosine": schedule.get("floor"), "onecycle": 1 / (schedule.get("end_division") or 1)}
     last = ends.get(kind)
     return f"{spec.get('data')}, {kind}" + ("" if last is None else f" to {last:g}")
 

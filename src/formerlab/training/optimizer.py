@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from formerlab.errors import UserError
 from formerlab.spec import AnyCount, Epsilon, Spec
-from formerlab.torchvision_shim import ensure_torchvision_imports
 
 
 class FusedAdamW(torch.optim.AdamW):
@@ -118,32 +117,11 @@ class AdamW(Spec):
 
 
 class LayerwiseAdamW(AdamW):
-    """AdamW for image models: no weight decay for class token and positions, and optional layer-wise learning-rate
-    decay from the head to the first layer (arXiv:2003.10555, appendix B).
-    """
+    """AdamW for image models: no weight decay for class token and positions (arXiv:2111.06377, official code)."""
 
     kind: Literal["adamw_layerwise"] = "adamw_layerwise"  # type: ignore[assignment]
-    layer_decay: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Ratio of the learning rates of neighbouring layers; 1 for training from scratch."""
-
-    def groups(self, model: nn.Module) -> list[dict[str, Any]]:
-        """Return AdamW's groups, split by timm's rule into layers with equal learning rates."""
-        groups = super().groups(model)
-        if self.layer_decay == 1:
-            return groups
-        ensure_torchvision_imports()
-        from timm.models import group_parameters
-
-        layers = group_parameters(model, model.group_matcher(), reverse=True)  # type: ignore[operator]
-        deepest = max(layers.values())
-        rates = {weight: self.layer_decay ** (deepest - layers[name]) for name, weight in model.named_parameters()}
-        split: dict[tuple[int, float], dict[str, Any]] = {}
-        for number, group in enumerate(groups):
-            for parameter in group["params"]:
-                rate = rates[parameter]
-                empty = group | {"params": [], "lr_factor": group["lr_factor"] * rate}
-                split.setdefault((number, rate), empty)["params"].append(parameter)
-        return list(split.values())
+    layer_decay: float = Field(default=1.0, ge=1.0, le=1.0)
+    """Always 1: layer-wise learning-rate decay is not supported. Records of finished runs contain the key."""
 
     def exempt(self, model: nn.Module) -> set[str]:
         names: set[str] = model.no_weight_decay()  # type: ignore[operator]

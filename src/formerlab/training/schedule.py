@@ -22,22 +22,6 @@ class Constant(Spec):
         return _linear_warmup(step, round(self.warmup * steps))
 
 
-class Trapezoid(Spec):
-    """1 between a linear warm-up and a linear cooldown that reaches 0 one step after the last step (arXiv:2405.18392,
-    section 3: cooldown).
-    """
-
-    kind: Literal["trapezoid"] = "trapezoid"
-    warmup: Fraction = 0.01
-    """Fraction of the steps with a linear rise from zero."""
-    cooldown: Fraction = 0.2
-    """Fraction of the steps with a linear fall to zero."""
-
-    def factor(self, step: int, steps: int) -> float:
-        falling = (steps - step) / max(1, round(self.cooldown * steps))
-        return min(_linear_warmup(step, round(self.warmup * steps)), falling, 1.0)
-
-
 class Cosine(Spec):
     """Linear warm-up, then floor + (1 - floor) (1 + cos(pi t)) / 2 (arXiv:1608.03983, eq. 5, one period)."""
 
@@ -90,7 +74,7 @@ class Noam(Spec):
         return min(math.sqrt(self.warmup_steps / s), s / self.warmup_steps)
 
 
-Schedule = Annotated[Constant | Trapezoid | Cosine | OneCycle | Noam, Field(discriminator="kind")]
+Schedule = Annotated[Constant | Cosine | OneCycle | Noam, Field(discriminator="kind")]
 
 
 def _linear_warmup(step: int, warmup: int) -> float:
