@@ -35,7 +35,8 @@ PYTHON
 esac
 
 scripts/install_torch.sh "$environment" "$pins"
-pip install --quiet --upgrade --upgrade-strategy eager --constraint "$pins" --editable '.[pipeline,test]'
+pip install --progress-bar off --upgrade --upgrade-strategy eager --constraint "$pins" --editable ".[pipeline,test]" >"$environment/install.log" ||
+    { tail -n 20 "$environment/install.log" >&2; exit 1; }
 pip freeze | grep -iE '^(torch|torchvision|transformers|timm|lm_eval|datasets|mlflow|numpy|pandas|snakemake)=='
 
 # The options of pyproject.toml name a plugin that old releases of jaxtyping have not.
