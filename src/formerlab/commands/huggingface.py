@@ -1,8 +1,10 @@
-"""The commands for formats of other libraries: export-huggingface, import-tokenformer."""
+"""The commands for models and formats of other libraries: export-huggingface, import-tokenformer, answer-tasks."""
 
 import argparse
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from formerlab.commands.context import add_command, given_values, job_of, load_plan
 from formerlab.errors import UserError
@@ -21,6 +23,62 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--out", type=Path, required=True, help="Hugging Face folder to write")
     parser.add_argument("--config", type=Path, help="the official code's .yml; default: the one in the folder, if any")
     parser.add_argument("--tokenizer", type=Path, help="GPT-NeoX-20B's tokenizer.json; default: the one in the folder")
+
+    parser = add_command(commands, answer_tasks, configured=False)
+    parser.add_argument("model", help="folder of transformers, .gguf file, owner/name in the hub's cache, or a package")
+    parser.add_argument("--tasks", nargs="+", help="default: all long-context tasks; or generative tasks of lm_eval")
+    parser.add_argument("--policies", nargs="+", help="such as h2o 'decay alpha=0.2', which are the default")
+    parser.add_argument("--budgets", nargs="+", help="fractions such as 0.4 (default), or numbers of keys such as 64")
+    parser.add_argument("--lengths", nargs="+", type=int, help="tokens of long-context tasks; default 1024 2048 4096")
+    parser.add_argument("--examples", type=int, help="examples of each task and length; default 20")
+    parser.add_argument("--seed", type=int, help="seed of long-context tasks; default 0")
+    parser.add_argument("--text", help="text of long-context tasks; default: documentation of Python")
+    parser.add_argument("--shots", type=int, help="solved examples before questions of lm_eval; default 0")
+    parser.add_argument("--chat-template", action="store_true", help="wrap prompts in the tokenizer's chat template")
+    parser.add_argument("--batch", type=int, default=1, help="prompts at a time; default 1")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default cpu")
+    parser.add_argument("--dtype", help="dtype of the weights, such as bfloat16; default as saved")
+    parser.add_argument("--out", type=Path, required=True, help="CSV file for a row per metric of an example")
+
+
+def answer_tasks(arguments: argparse.Namespace) -> None:
+    """Run generative tasks on a released model under cache policies."""
+    from pydantic import TypeAdapter, ValidationError
+
+    from formerlab.integrations.huggingface.generative import GenerativeTasks, measure_tasks, summary
+    from formerlab.released import ReleasedModel
+
+    model, given = arguments.model, {key: getattr(arguments, key, None) for key in GenerativeTasks.model_fields}
+    if given["policies"]:
+        given["policies"] = [policy_fields(text) for text in given["policies"]]
+    if given["budgets"]:
+        given["budgets"] = [int(text) if text.isdigit() else text for text in given["budgets"]]
+    kinds = {"folder": Path(model).expanduser().is_dir(), "gguf": model.endswith(".gguf"), "hub": "/" in model}
+    kind = next((kind for kind, matches in kinds.items() if matches), "package")
+    source = {"kind": "gguf", "package": model} if kind == "package" else {"kind": kind, "path": model}
+    if kind == "hub":
+        source = {"kind": "hub", "name": model}
+    try:
+        settings = GenerativeTasks(**{key: value for key, value in given.items() if value is not None})
+        released = TypeAdapter(ReleasedModel).validate_python(source | {"dtype": arguments.dtype})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"--{'.'.join(map(str, first['loc']))}: {first['msg']}, not {first['input']!r}") from None
+    if arguments.batch < 1:
+        raise UserError(f"--batch: {arguments.batch} is not a positive number")
+    rows = measure_tasks(released, settings, arguments.out, batch=arguments.batch, device=arguments.device)
+    print("\n".join(summary(rows)))
+
+
+def policy_fields(text: str) -> dict[str, Any]:
+    """Return the fields of a policy that is written as in the rows, such as `decay alpha=0.2`."""
+    kind, *fields = text.split()
+    if wrong := [field for field in fields if "=" not in field]:
+        raise UserError(f"--policies: {wrong[0]!r} in {text!r} is not NAME=VALUE")
+    return {
+        "kind": kind,
+        **{key: yaml.safe_load(value) for key, _, value in (field.partition("=") for field in fields)},
+    }
 
 
 def export_huggingface(arguments: argparse.Namespace) -> None:

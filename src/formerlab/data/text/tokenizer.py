@@ -157,22 +157,26 @@ def read_tokenizer(path: Path) -> "HuggingFaceTokenizer":
     return tokenizer
 
 
+def load_transformers_tokenizer(arguments: dict[str, Any]) -> Any:
+    """Return the tokenizer of a transformers model; `arguments` are those of `from_pretrained`. Raises UserError."""
+    from formerlab.torchvision_shim import ensure_torchvision_imports
+
+    ensure_torchvision_imports()
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(**arguments, trust_remote_code=False)
+    except Exception as error:  # the library raises bare Exception for a damaged file
+        raise UserError(f"{source_path(arguments)}: no tokenizer of transformers ({reason(error)})") from None
+
+
 def load_fast_tokenizer(arguments: dict[str, Any]) -> TokenizerAndEnd:
     """Return the fast tokenizer of a transformers model and its begin-of-text token, or end-of-text if it has none.
 
     `arguments` are the arguments of `from_pretrained`. Raises UserError if there is no tokenizer, if it has no fast
     form, or if it has neither token.
     """
-    from formerlab.torchvision_shim import ensure_torchvision_imports
-
-    ensure_torchvision_imports()
-    from transformers import AutoTokenizer
-
-    name = source_path(arguments)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(**arguments, trust_remote_code=False)
-    except Exception as error:  # the library raises bare Exception for a damaged file
-        raise UserError(f"{name}: no tokenizer of transformers ({reason(error)})") from None
+    name, tokenizer = source_path(arguments), load_transformers_tokenizer(arguments)
     backend: HuggingFaceTokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise UserError(f"{name}: the tokenizer has no fast form; save it once as tokenizer.json")

@@ -1,0 +1,146 @@
+"""Run generative tasks on a released model under cache policies, and write a row for each metric of each example."""
+
+from collections.abc import Sequence
+from functools import partial
+from hashlib import sha256
+from importlib.metadata import version
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from formerlab.cache import H2O, Budget, CachePolicy, Decay
+from formerlab.data.manifest import files_state
+from formerlab.data.text.tokenizer import load_transformers_tokenizer
+from formerlab.errors import UserError
+from formerlab.evaluation.language.questions import load_suites
+from formerlab.evaluation.language.suites import HarnessSuite
+from formerlab.evaluation.measurement import Measurement, Rows, StoredRows
+from formerlab.evaluation.pruning import long_context
+from formerlab.evaluation.pruning.prune import configurations
+from formerlab.integrations.huggingface.load import load_causal_lm
+from formerlab.integrations.huggingface.pruning import prune
+from formerlab.plan.code import code_hash
+from formerlab.progress import Progress
+from formerlab.released import ReleasedModel, source_path
+from formerlab.results.write import write_rows
+from formerlab.spec import AnyCount, Count, Seed, Size
+from formerlab.statistics import over_examples
+
+COLUMNS = ("policy", "alpha", "recent", "budget", "task", "task_version", "example", "metric", "value")
+
+
+class GenerativeTasks(Measurement):
+    """Tasks, policies and budgets; the full cache is always included."""
+
+    tasks: Annotated[tuple[str, ...], Field(min_length=1)] = tuple(long_context.TASKS)
+    """Long-context tasks (`long_context.TASKS`) or names of generative tasks of lm-evaluation-harness."""
+    policies: tuple[CachePolicy, ...] = (H2O(), Decay(alpha=0.2))
+    """Policies to compare with the full cache."""
+    budgets: tuple[Budget, ...] = (0.4,)
+    """Cache budgets: fractions of each prompt (float) or numbers of keys (int)."""
+    lengths: Annotated[tuple[Size, ...], Field(min_length=1)] = (1024, 2048, 4096)
+    """Lengths of the long-context tasks in tokens, including the answer."""
+    examples: Count = 20
+    """Number of examples of each task and length."""
+    seed: Seed = 0
+    """Seed of the long-context tasks."""
+    text: str | None = None
+    """File with the text of the long-context tasks; default the documentation of Python's standard library."""
+    shots: AnyCount = 0
+    """Number of solved examples before each question of a task of the harness."""
+    chat_template: bool = False
+    """Whether to wrap each prompt in the chat template of the model's tokenizer."""
+
+
+def measure_tasks(source: ReleasedModel, settings: GenerativeTasks, out: Path, *, batch: int, device: str) -> Rows:
+    """Write the rows of all tasks under all configurations to `out` (COLUMNS), and return them.
+
+    Finished tasks are stored in the folder `<out>.rows`, so a stopped run continues after its last finished task. A row
+    is computed again if the weights, the examples (from text, tokenizer and seed), the code or the versions of lm_eval
+    and transformers changed. Raises UserError for a model, a task, a length or a policy that cannot run.
+    """
+    from formerlab.integrations.huggingface.pruned_lm import PrunedLM, task_scores
+
+    arguments, dtype = source.arguments(), source.dtype and getattr(torch, source.dtype)
+    model = load_causal_lm(arguments, device=device, dtype=dtype)
+    tokenizer = load_transformers_tokenizer(arguments)
+    compared = configurations(settings.policies, settings.budgets)
+    for configuration in compared:
+        with prune(model, *configuration):  # raises UserError for a policy that cannot run in a cache
+            pass
+    context = PrunedLM(model, tokenizer, context=source.context).max_length
+    tasks = _load(settings, tokenizer, context)
+    examples = [[*islice(task.eval_docs, settings.examples)] for loaded in tasks for task in loaded["tasks"].values()]
+    options: dict[str, Any] = {"limit": settings.examples, "chat_template": settings.chat_template}
+    versions = version("lm_eval"), version("transformers"), torch.__version__
+    inputs = source.to_dict(), device, batch, settings.shots, options
+    stored = StoredRows(Path(f"{out}.rows"), files_state(source), *versions, *inputs, code_of=_code_of)
+    rows, done = Rows(), 0
+    with Progress(len(compared) * sum(map(len, examples)), source_path(arguments), unit="answer") as progress:
+        for configuration in compared:
+            lm = PrunedLM(model, tokenizer, *configuration, context=context, batch=batch, progress=progress)
+            for loaded, asked in zip(tasks, examples, strict=True):
+                answer = partial(task_scores, lm, loaded, **options)
+                digest = sha256(repr(asked).encode()).hexdigest()
+                scores = stored.rows(answer, *configuration.alone(settings), [*loaded["tasks"]], digest)
+                rows += [(*configuration.cells(), *score) for score in scores]
+                progress.reach(done := done + len(asked))
+    write_rows(out, COLUMNS, rows)
+    stored.tidy()
+    return rows
+
+
+def _code_of(settings: Measurement) -> str:
+    """Return the hash of the code that answers and scores tasks under the policies of `settings`."""
+    return code_hash(__name__, specs=[settings])
+
+
+def _load(settings: GenerativeTasks, tokenizer: Any, context: int) -> list[dict[str, Any]]:
+    """Load each task, and the long-context tasks at each length. Raises UserError for an invalid name or length."""
+    own = [name for name in settings.tasks if name in long_context.TASKS]
+    suites = {name: HarnessSuite(task=name, shots=settings.shots) for name in settings.tasks if name not in own}
+    if own and max(settings.lengths) > context:
+        raise UserError(f"lengths: {max(settings.lengths)} exceeds the model's context of {context} tokens; lower it")
+    text = long_context.read_text(Path(settings.text) if settings.text else None) if own else None
+    loaded = [load_suites({name: suite}) for name, suite in suites.items()]
+    for name in own:
+        for length in settings.lengths:
+            assert text is not None
+            made = long_context.examples(
+                name, length, settings.examples, lambda string: len(tokenizer(string)["input_ids"]), text, settings.seed
+            )
+            loaded.append(load_suites({}, [long_context.task_config(name, length, list(made))]))
+    for task in (task for each in loaded for task in each["tasks"].values()):
+        if task.OUTPUT_TYPE != "generate_until":
+            raise UserError(f"task '{task.config.task}' has type {task.OUTPUT_TYPE}; only generate_until runs here")
+    return loaded
+
+
+def summary(rows: Rows) -> list[str]:
+    """Return a Markdown table of the mean of each metric, with its 95 % interval over examples and their number.
+
+    A long-context task whose full cache has a mean below `long_context.FLOOR` decides nothing about policies.
+    """
+    labels = list(dict.fromkeys(_label(row) for row in rows))
+    lines = ["| task | metric | n | " + " | ".join(labels) + " | decides |", "|---" * (len(labels) + 4) + "|"]
+    ordered = sorted(rows, key=lambda row: (str(row[4]), str(row[7])))
+    for (task, metric), group in groupby(ordered, key=lambda row: (str(row[4]), str(row[7]))):
+        values: dict[str, list[float]] = {}
+        for row in group:
+            values.setdefault(_label(row), []).append(float(row[8] or 0))
+        means = {label: over_examples(np.array([values[label]])) for label in labels}
+        own = task.rpartition("_")[0] in long_context.TASKS
+        decides = "" if not own else "yes" if means[labels[0]].mean >= long_context.FLOOR else "no"
+        cells = " | ".join(map(str, means.values()))
+        lines.append(f"| {task} | {metric} | {len(values[labels[0]])} | {cells} | {decides} |")
+    return lines
+
+
+def _label(row: Sequence[Any]) -> str:
+    policy, alpha, recent, budget = row[:4]
+    fields = {"alpha": alpha, "recent": recent or None}
+    return " ".join([policy, *(f"{key}={value}" for key, value in fields.items() if value is not None), str(budget)])
