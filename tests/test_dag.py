@@ -265,7 +265,7 @@ def test_what_another_process_is_at_is_not_started(copied):
     with noted("train", folder):
         done = copied.snakemake("--cores", "1", "--force", f"{results(copied)}/{run}/run.json")
     assert done.returncode == 1
-    assert f"train {run} is under way already: process {os.getpid()} on " in done.stdout + done.stderr
+    assert f"train {run} is already running: process {os.getpid()} on " in done.stdout + done.stderr
     assert jobs(done.stdout + done.stderr) == set()
     assert (folder / "run.json").exists()
 

@@ -145,7 +145,8 @@ def test_after_the_head_was_killed_its_job_goes_on_and_nothing_is_started_twice_
     assert laboratory.snakemake("--unlock").returncode == 0
     laboratory.start(slurm, [run])
     laboratory.ends(status=1)
-    assert f"train {run} is under way already: Slurm job {job}. Wait, `scancel {job}`" in laboratory.log.read_text()
+    busy = f"train {run} is already running: Slurm job {job}. Wait for it or stop it with `scancel {job}`"
+    assert busy in laboratory.log.read_text()
     # Also a call that does not look is refused by the run itself, and leaves its files alone.
     blind = laboratory.snakemake("--cores", "1", "--nolock", "--no-hooks", "--force", target)
     assert "is already running here" in blind.stdout + blind.stderr

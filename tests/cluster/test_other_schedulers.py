@@ -136,12 +136,12 @@ def test_an_interrupted_and_a_killed_call_continue_where_their_job_was_saved(lab
     killed.process.wait()
     code, said = Head(laboratory).ends()
     assert code == 1
-    assert f"train {RUN} is under way already: job {second}." in said  # it waits
+    assert f"train {RUN} is already running: job {second}." in said  # it waits
     (jobs / "hold").unlink()
     killed.wait_for(lambda: laboratory.reached(RUN))
     code, said = Head(laboratory).ends()
     assert code == 1
-    assert f"train {RUN} is under way already: process " in said
+    assert f"train {RUN} is already running: process " in said
     subprocess.run([laboratory.bin / "cancel", second], check=True)
     head.wait_for(lambda: status(laboratory, second) == "failed")
 

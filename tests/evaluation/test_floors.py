@@ -107,7 +107,9 @@ def test_a_linear_probe_knows_digits_better_than_chance(tmp_path):
 
 def test_translation_has_no_floor():
     run = Run.model_construct(name="base", task=Translation.model_construct())
-    with pytest.raises(UserError, match=r"runs: 'base' has task.kind=translation; name trained runs on text or images"):
+    with pytest.raises(
+        UserError, match=r"runs: 'base' has task.kind=translation; choose trained runs on text or images"
+    ):
         Floors().of(run, questions=False)
 
 

@@ -109,7 +109,7 @@ def test_cut_contexts_are_counted(model, tokenizer, suites, tmp_path):
 
 MISTAKES = {
     "choices": [
-        ('{"query": "a", "choices": ["b"], "gold": 0}', "not two or more texts"),
+        ('{"query": "a", "choices": ["b"], "gold": 0}', "must be a list of two or more texts"),
         ('{"query": "a", "choices": ["b", "c"], "gold": true}', "gold True"),
         ('{"query": NaN, "choices": ["b", "c"], "gold": 0}', "is nan"),
         ('{"id": null, "query": "a", "choices": ["b", "c"], "gold": 0}', "is None"),
@@ -298,7 +298,7 @@ def test_solved_examples_stand_in_front(model, tokenizer, tmp_path, form):
     assert plain.state() != shots.state()
     others = plain.model_copy(update={"shots": 1})
     if len(asked) == 1:
-        with pytest.raises(UserError, match=r"suites.a_local.shots: 1 examples need more than 1 in the suite's"):
+        with pytest.raises(UserError, match=r"suites.a_local.shots: 1 must be less than the 1 examples of the suite's"):
             load_suites({"a_local": others})
         return
     for context in {context for context, _ in requests(others) if context}:
@@ -314,5 +314,5 @@ def test_solved_examples_that_cannot_be_are_refused():
 
 
 def test_a_task_of_the_harness_has_no_limit():
-    with pytest.raises(ValueError, match="limit: a task of the harness asks all its examples"):
+    with pytest.raises(ValueError, match="limit: not supported for a task of the harness"):
         HarnessSuite(task="piqa", limit=5)

@@ -147,13 +147,14 @@ def test_slurm_says_which_jobs_wait_or_run(tmp_path, scontrol, stage, name, note
     if who is None:
         assert said is None
     else:
-        assert said.startswith(f"{stage} {name} is under way already: Slurm job {who}. Wait, `scancel {who}` stops")
+        stop = f"Wait for it or stop it with `scancel {who}` (work is saved)"
+        assert said.startswith(f"{stage} {name} is already running: Slurm job {who}. {stop}")
 
 
 def test_a_process_at_work_is_named(tmp_path):
     with noted("train", tmp_path):
         said = under_way({("train", "x"): None, ("flow", "x"): None}, lambda stage, name: tmp_path, tmp_path)
-    assert said.startswith(f"train x is under way already: process {os.getpid()} on ")
+    assert said.startswith(f"train x is already running: process {os.getpid()} on ")
 
 
 HOLD = (

@@ -155,7 +155,7 @@ def test_the_published_runs_can_be_planned_with_several_gpus(gpus):
 def test_a_run_that_cannot_be_split_is_named(project):
     held = {"scale.gpus": 2, "scale.sharded": True, "small.task.accumulate": 2}
     old = held | {"small.runs.child.growth.old_tokens": "freeze"}
-    assert "sharded=true, but growth.old_tokens needs whole tensors" in project.mistake(set=old)
+    assert "sharded=true, but growth.old_tokens does not support sharding" in project.mistake(set=old)
     carried = held | {"small.runs.child.growth.optimizer": "carry"}
     assert "parent/seed0: scale.sharded=true, but a run whose optimizer is carried over" in project.mistake(set=carried)
 

@@ -123,7 +123,7 @@ MISTAKES = [
     (SCALE, small("runs: {'deep-{layers}': {grid: {layers: []}}}"), "runs.deep-{layers}.grid: got {'layers': []}; set"),
     (STUDY, "runs: {plain: {grid: {layers: [1]}}}", "runs.plain.grid: got {'layers': [1]}; put {fields} into the name"),
     (STUDY, "runs: {'deep-{layers}': {model: {layers: '{layer}'}}}", "runs.deep-{layers}: no field 'layer' in the nam"),
-    (SCALE, small("runs: {'deep-{layers}': {grid: {layers: [3, 3]}}}"), "runs.deep-{layers}: gives a second run 'deep"),
+    (SCALE, small("runs: {'deep-{layers}': {grid: {layers: [3, 3]}}}"), "runs.deep-{layers}: run 'deep"),
     # Growth, and tokenizers of other data sets.
     (STUDY, "runs: {child: {init: parnt}}", "runs.child.init: 'parnt' does not exist; did you mean parent or plain?"),
     (STUDY, "runs: {parent: {init: child, growth: {}}}", "runs.child.init: 'parent' closes a cycle (parent ->"),
@@ -173,7 +173,7 @@ def test_a_mistake_is_answered_in_one_line_that_names_its_file(project, file, te
     message = project.mistake(**given)
     parts = answer.split("...")
     assert all(part in message for part in parts), message
-    assert file in message.partition(parts[0])[0] or "second run" in answer
+    assert file in message.partition(parts[0])[0] or "deep-{layers}: run" in answer
     assert "\n" not in message
 
 

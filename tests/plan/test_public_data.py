@@ -63,7 +63,7 @@ def test_a_missing_file_a_changed_one_and_one_that_is_not_listed_are_named(proje
     project.plan()
     before = plan_path(project.root, {})
     two.write_bytes(TEXT + b"!")
-    assert f"books/two.txt: not the file of {MANIFEST}" in project.mistake()
+    assert f"books/two.txt: SHA-256 differs from {MANIFEST}" in project.mistake()
     assert plan_path(project.root, {}) != before
     two.unlink()
     assert "books/two.txt: missing; get it from https://example.org/books" in project.mistake()
@@ -90,9 +90,9 @@ def test_of_a_folder_of_many_files_the_list_is_hashed(project, tmp_path):
     project.write(MANIFEST, yaml.safe_dump({"books": many}))
     project.plan()
     (folder / "one.txt").write_bytes(TEXT.replace(b"word", b"text"))
-    assert "its 2 files are not the 2 of" in project.mistake()
+    assert "its 2 files differ from the 2 of" in project.mistake()
     (folder / "one.txt").unlink()
-    assert "its 1 files are not the 2 of" in project.mistake()
+    assert "its 1 files differ from the 2 of" in project.mistake()
 
 
 @pytest.mark.parametrize("scale", ["pilot", "overnight"])

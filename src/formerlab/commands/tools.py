@@ -138,7 +138,7 @@ def ui(arguments: argparse.Namespace) -> None:
     with subprocess.Popen(words, env=os.environ | quiet) as server:
         try:
             while server.poll() is None:
-                with suppress(UserError):  # a sync that fails, or is under way already, is left to the next
+                with suppress(UserError):  # the next sync covers a failed or running sync
                     sync(Path(plan["results"]), uri, Path(plan["figures"]))
                 with suppress(subprocess.TimeoutExpired):
                     server.wait(SECONDS_BETWEEN_SYNCS)

@@ -39,7 +39,7 @@ class Floors(Measurement):
         task = getattr(run, "task", None)  # a released model has no task, and its training data are unknown
         if not isinstance(task, LanguageModeling | Classification):
             kind = getattr(task, "kind", "none")
-            raise UserError(f"runs: {run.name!r} has task.kind={kind}; name trained runs on text or images")
+            raise UserError(f"runs: {run.name!r} has task.kind={kind}; choose trained runs on text or images")
         return self
 
 

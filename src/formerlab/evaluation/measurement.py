@@ -27,15 +27,15 @@ class Measurement(Spec):
     """Whether the model reads tokens one by one, under a cache policy."""
 
     def of(self, run: AnyRun, *, questions: bool) -> Self | None:
-        """Return the measurement settings of one run, or None if it measures nothing.
+        """Return the settings for one run, or None if the run is not measured.
 
-        `questions` tells whether the run's data or the scale have questions. Raises UserError if the settings do not
-        fit the run.
+        `questions` is True if the run's data or the scale have questions. Raises UserError if the settings do not fit
+        the run.
         """
         return self
 
-    def asked(self, suites: Sequence[str]) -> list[str]:
-        """Return the names of the suites whose questions are asked. Raises UserError for a pattern without a match."""
+    def suite_names(self, suites: Sequence[str]) -> list[str]:
+        """Return the names of the suites that the model answers. Raises UserError for a pattern without a match."""
         return []
 
     def reading(self, run: AnyRun, questions: int) -> int | None:
@@ -59,7 +59,7 @@ class Measured:
     label: str
     """Stage and run, for the progress bar."""
     suites: dict[str, tuple[Suite, str | None]] = field(default_factory=dict)
-    """Question suites that are asked, each with its fingerprint at planning time."""
+    """Question suites that the model answers, each with its fingerprint at planning time."""
     belongs_to: tuple[Any, ...] = ()
     """Hashes of everything except the code that the rows depend on: weights, data, suites."""
     code_of: Callable[[Measurement], str] = repr

@@ -39,7 +39,7 @@ def classify(
     for key, value in (("channels", images.form["channels"]), ("classes", len(images.classes))):
         if value != getattr(spec, key):
             trained = f"{folder} was trained with {key}={getattr(spec, key)}"
-            raise UserError(f"{images.folder}: images have {key}={value}, but {trained}; prepare such images")
+            raise UserError(f"{images.folder}: images have {key}={value}, but {trained}; prepare matching images")
     if spec.image != (side := images.form["side"]):
         print(f"{folder}: images of {side} x {side} pixels are resized to {spec.image} x {spec.image}", file=sys.stderr)
     training_data = data_of(folder, run)

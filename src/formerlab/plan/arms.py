@@ -39,11 +39,11 @@ def read_arms(root: Path, scale: str) -> dict[str, dict[str, ClaimArms]]:
                 if (claim := registered.get(name)) is None:
                     raise UserError(f"{file}: claims: no claim {name!r}{near_misses(name, list(registered))}")
                 used = {arm for arms in (mapped.arms, *mapped.items.values()) for arm in arms}
-                for key, given, allowed in (
+                for key, keys, allowed in (
                     ("items", mapped.items, claim.criterion.for_each),
                     ("arms", used, claim.arms),
                 ):
-                    if unknown := sorted(set(given) - set(allowed)):
+                    if unknown := sorted(set(keys) - set(allowed)):
                         has = ", ".join(allowed) or "none"
                         raise UserError(f"{file}: claims.{name}.{key}: no {unknown[0]!r}; the claim has {has}")
         arms_by_study[path.stem] = arms | differing

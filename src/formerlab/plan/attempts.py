@@ -23,7 +23,7 @@ from formerlab.results.stages import STAGES
 Note = dict[str, Any]
 Folder = Callable[[str, str], Path]
 
-FEW = 3
+MAX_RETRIES = 3
 """Consecutive retries after a crash, a kill or a stop without progress; a stop with progress resets the count."""
 
 
@@ -50,20 +50,20 @@ class Attempts:
     def worth_another(self, stage: str, name: str, attempt: int) -> bool:
         """Return whether to retry a job after this attempt failed.
 
-        A job that stopped with more work saved than at its last stop is always retried. Any other job, including one
-        that starts over, has `FEW` consecutive retries. A job is not retried if a person must fix something, if another
-        process does the same work, or if the attempt left no note: then Slurm refused it, or it ended before its stage
-        began.
+        A job that stopped with more work saved than at its last stop is always retried. Any other job, including a job
+        that starts over, has `MAX_RETRIES` consecutive retries. A job is not retried if a person must fix something, if
+        another process does the same work, or if the attempt left no note: then Slurm refused it, or it ended before
+        its stage began.
         """
         note = self._note_of_last(stage, name)
-        if note is None or note.get("mistake") or who_is_at(stage, self._folder(stage, name), queue()):
+        if note is None or note.get("mistake") or worker_of(stage, self._folder(stage, name), queue()):
             return False
-        before = self._abrupt.get((stage, name, attempt - 1), 0)
-        last = self._progress.get((stage, name, attempt - 1), [])
-        progress = self._progress[stage, name, attempt] = note.get("progress", last)
-        saved = note["state"] == "stopped" and STAGES[stage].resumes and progress != last
-        abrupt = self._abrupt[stage, name, attempt] = 0 if saved else before + 1
-        return abrupt <= FEW
+        earlier = self._abrupt.get((stage, name, attempt - 1), 0)
+        previous_progress = self._progress.get((stage, name, attempt - 1), [])
+        progress = self._progress[stage, name, attempt] = note.get("progress", previous_progress)
+        saved = note["state"] == "stopped" and STAGES[stage].resumes and progress != previous_progress
+        abrupt = self._abrupt[stage, name, attempt] = 0 if saved else earlier + 1
+        return abrupt <= MAX_RETRIES
 
     def _note_of_last(self, stage: str, name: str) -> Note | None:
         """Return the note of the last attempt, or None if the attempt wrote no note."""
@@ -106,7 +106,7 @@ def queue() -> dict[str, tuple[str, str]] | None:
     return {job: (folder, comment) for job, folder, comment in rows}
 
 
-def who_is_at(stage: str, folder: Path, jobs: Container[str] | None) -> str | None:
+def worker_of(stage: str, folder: Path, jobs: Container[str] | None) -> str | None:
     """Return the name of the Slurm job or process that works on a stage in `folder`, or None."""
     note = note_of(stage, folder)
     if note and note["state"] == "running" and note.get("slurm_job") and jobs is not None:
@@ -114,28 +114,28 @@ def who_is_at(stage: str, folder: Path, jobs: Container[str] | None) -> str | No
     return holder(stage, folder)
 
 
-def under_way(wanted: Mapping[tuple[str, str], str | None], folder_of: Folder, root: Path) -> str | None:
+def under_way(jobs_of_plan: Mapping[tuple[str, str], str | None], folder_of: Folder, root: Path) -> str | None:
     """Return an error message that lists the jobs of a plan that an earlier call in `root` runs or has queued.
 
-    `wanted` maps (stage, name) to the id under which a scheduler other than Slurm runs or queues the job, or to None.
-    Returns None if there are no such jobs.
+    `jobs_of_plan` maps (stage, name) to the job's id in a scheduler other than Slurm, or to None. Returns None if no
+    job runs or waits.
     """
     jobs, busy = queue(), dict[str, str]()
     comments = {job: comment for job, (folder, comment) in (jobs or {}).items() if Path(folder) == root}
-    for (stage, name), number in wanted.items():
-        if who := f"job {number}" if number else who_is_at(stage, folder_of(stage, name), jobs):
-            busy[who] = f"{stage} {name}"
+    for (stage, name), number in jobs_of_plan.items():
+        if worker := f"job {number}" if number else worker_of(stage, folder_of(stage, name), jobs):
+            busy[worker] = f"{stage} {name}"
         rule = f"rule_{stage}"
         job_comments = (rule, f"{rule}_wildcards_{name.replace('/', '_')}")
         waiting = (job for job, comment in comments.items() if comment in job_comments)
         busy |= {f"Slurm job {job}": f"{stage} {name}" for job in waiting}
     if not busy:
         return None
-    who, what = next(iter(busy.items()))
+    worker, job = next(iter(busy.items()))
     more = f" and {len(busy) - 1} more of its jobs ({', '.join(list(busy)[1:])})" if len(busy) > 1 else ""
-    slurm = [who.removeprefix("Slurm job ") for who in busy if who.startswith("Slurm job ")]
-    stop = f"`scancel {' '.join(slurm)}` stops them, saved" if slurm else "or stop it"
-    return f"{what} is under way already: {who}{more}. Wait, {stop}; then run the same command again"
+    slurm = [worker.removeprefix("Slurm job ") for worker in busy if worker.startswith("Slurm job ")]
+    how = f" with `scancel {' '.join(slurm)}` (work is saved)" if slurm else ""
+    return f"{job} is already running: {worker}{more}. Wait for it or stop it{how}, then run the same command again"
 
 
 def take_away_stale(folder: Path) -> TextIO | None:

@@ -85,13 +85,13 @@ def closure(entries: Iterable[str], chosen: frozenset[str]) -> set[str]:
     a base class; a spec that is a default value, a member of a union or an annotation is never built. A module is also
     included if a function is imported from it.
     """
-    found: set[str] = set()
+    closed: set[str] = set()
     waiting = [*entries, *chosen]
     while waiting:
         module = waiting.pop()
-        if module in found or module in WITHOUT_EFFECT:
+        if module in closed or module in WITHOUT_EFFECT:
             continue
-        found.add(module)
+        closed.add(module)
         built = _built_upon(module) if module in chosen else frozenset()
         waiting += [
             target
@@ -101,7 +101,7 @@ def closure(entries: Iterable[str], chosen: frozenset[str]) -> set[str]:
             or not _defines_specs(target)
             or (name in _functions(target) and target not in ON_REQUEST)
         ]
-    return found
+    return closed
 
 
 def _is_ours(module: str) -> bool:
@@ -136,18 +136,18 @@ def _statements(module: str) -> tuple[tuple[str, str | None], ...]:
 
     Unions (`X = Annotated[A | B, ...]`) and `__all__` are left out: they only list specs and names.
     """
-    found: list[tuple[str, str | None]] = []
+    statements: list[tuple[str, str | None]] = []
     for node in _tree(module).body:
         if isinstance(node, ast.ImportFrom):
             imports = [(alias, ast.ImportFrom(node.module, [alias], node.level)) for alias in node.names]
-            found += [(_text(statement), _target(node, alias)) for alias, statement in imports]
+            statements += [(_text(statement), _target(node, alias)) for alias, statement in imports]
             continue
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             value = node.value.value if isinstance(node.value, ast.Subscript) else None
             if node.targets[0].id == "__all__" or (isinstance(value, ast.Name) and value.id == "Annotated"):
                 continue
-        found.append((_text(node), None))
-    return tuple(found)
+        statements.append((_text(node), None))
+    return tuple(statements)
 
 
 def _text(node: object) -> str:
@@ -173,14 +173,14 @@ def _tables(module: str) -> tuple[Path, ...]:
 @functools.cache
 def _imports(module: str) -> tuple[tuple[str, str], ...]:
     """Return (name, module of this package that defines it) for all imports anywhere in a module."""
-    found: list[tuple[str, str]] = []
+    imports: list[tuple[str, str]] = []
     for node in ast.walk(_tree(module)):
         if isinstance(node, ast.ImportFrom):
             targets = [(alias.asname or alias.name, _target(node, alias)) for alias in node.names]
-            found += [(name, target) for name, target in targets if target is not None]
+            imports += [(name, target) for name, target in targets if target is not None]
         elif isinstance(node, ast.Import):
-            found += [(alias.asname or alias.name, alias.name) for alias in node.names if _is_ours(alias.name)]
-    return tuple(found)
+            imports += [(alias.asname or alias.name, alias.name) for alias in node.names if _is_ours(alias.name)]
+    return tuple(imports)
 
 
 def _target(node: ast.ImportFrom, alias: ast.alias) -> str | None:
@@ -222,4 +222,4 @@ def _built_upon(module: str) -> frozenset[str]:
             used += node.bases
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             used += node.body
-    return frozenset(name.id for part in used for name in ast.walk(part) if isinstance(name, ast.Name))
+    return frozenset(name.id for tree in used for name in ast.walk(tree) if isinstance(name, ast.Name))

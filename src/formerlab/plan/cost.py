@@ -85,30 +85,33 @@ def _bytes_activation(run: Run) -> int:
     return BYTES_WEIGHT // 2 if run.precision == "bfloat16" else BYTES_WEIGHT
 
 
-def processes_of(run: Run, scale: Scale, hardware: Hardware, own: int | None, *, carried: bool) -> dict[str, Any]:
+def processes_of(run: Run, scale: Scale, hardware: Hardware, requested: int | None, *, carried: bool) -> dict[str, Any]:
     """Return `gpus`, `nodes` and `sharded` of a run: number of processes, number of machines, whether tensors are
     split.
 
-    `own` is the number of GPUs that the run itself sets. Without it, the run gets the largest number of the scale's
-    GPUs that divides its micro-batches evenly, on all machines if possible, otherwise on one. Tensors are split if the
-    run does not fit on one GPU. `carried` says that another run continues with the optimizer state of this run. Raises
-    UserError if micro-batches or machines do not divide evenly, if only one of several GPUs of the scale would be used,
-    or if tensors cannot be split.
+    `requested` is the number of GPUs that the run itself sets. Without it, the run gets the largest number of the
+    scale's GPUs that divides its micro-batches evenly, on all machines if possible, otherwise on one. Tensors are split
+    if the run does not fit on one GPU. `carried` means that another run continues with the optimizer state of this run.
+    Raises UserError if micro-batches or machines do not divide evenly, if only one of several GPUs of the scale would
+    be used, or if tensors cannot be split.
     """
-    nodes, parts = scale.nodes, getattr(run.task, "accumulate", scale.gpus)
-    gpus = own or max((gpus for gpus in range(nodes, scale.gpus + 1, nodes) if parts % gpus == 0), default=0)
+    nodes, micro_batches = scale.nodes, getattr(run.task, "accumulate", scale.gpus)
+    fitting = [gpus for gpus in range(nodes, scale.gpus + 1, nodes) if micro_batches % gpus == 0]
+    gpus = requested or max(fitting, default=0)
     if gpus == 0:
-        gpus, nodes = max(gpus for gpus in range(1, scale.gpus + 1) if parts % gpus == 0), 1
-    nodes = 1 if own == 1 else nodes
-    if own is None and gpus == 1 < scale.gpus:
-        uneven = f"scale.gpus={scale.gpus} cannot share task.accumulate={parts} micro-batches and would leave one GPU"
-        raise UserError(f"{run.id}: {uneven}; set accumulate to a multiple of the GPUs, or gpus: 1 for this run")
-    if parts % gpus or gpus % nodes:
-        evenly = f"divide task.accumulate={parts} micro-batches evenly on nodes={nodes}"
-        raise UserError(f"{run.id}: gpus={own} cannot {evenly}; set gpus to a divisor of accumulate, multiple of nodes")
+        gpus, nodes = max(gpus for gpus in range(1, scale.gpus + 1) if micro_batches % gpus == 0), 1
+    nodes = 1 if requested == 1 else nodes
+    if requested is None and gpus == 1 < scale.gpus:
+        uneven = f"scale.gpus={scale.gpus} cannot share task.accumulate={micro_batches} micro-batches"
+        remedy = "set accumulate to a multiple of the GPUs, or gpus: 1 for this run"
+        raise UserError(f"{run.id}: {uneven} and would leave one GPU; {remedy}")
+    if micro_batches % gpus or gpus % nodes:
+        evenly = f"divide task.accumulate={micro_batches} micro-batches evenly on nodes={nodes}"
+        remedy = "set gpus to a divisor of accumulate, multiple of nodes"
+        raise UserError(f"{run.id}: gpus={requested} cannot {evenly}; {remedy}")
     sharded, reason = scale.sharded, unsupported_by_sharding(run, carried=carried)
     if sharded and reason:
-        raise UserError(f"{run.id}: scale.sharded=true, but {reason} needs whole tensors; leave sharded out")
+        raise UserError(f"{run.id}: scale.sharded=true, but {reason} does not support sharding; leave sharded out")
     if sharded is None:
         sharded = reason is None and memory_bytes(run, hardware) > hardware.memory_gb * 1e9
     return {"gpus": gpus, "nodes": nodes, "sharded": sharded and gpus > 1}
@@ -200,7 +203,7 @@ def hours(run: Run, scale: Scale, hardware: Hardware, count: int = 1) -> float:
     """
     rate = scale.flops_per_s or _rate(run, hardware, run.precision)
     trained, evaluated = run.tokens, evaluation_tokens(run, scale)
-    around = (blocks(run.model) * hardware.block_us + hardware.part_us) / 1e6
+    overhead = (blocks(run.model) * hardware.block_us + hardware.part_us) / 1e6
     sharing = count * (SHARING if count > 1 else 1.0)
     tokens = trained / sharing + evaluated / TRAINING_PASSES  # every process validates; training is split
     recomputed = (TRAINING_PASSES + 1) / TRAINING_PASSES if run.checkpoint_activations else 1.0
@@ -208,7 +211,7 @@ def hours(run: Run, scale: Scale, hardware: Hardware, count: int = 1) -> float:
     starting = hardware.start_s + (hardware.compile_s * blocks(run.model) if run.compile else 0.0)
     moved = run.model.depth.bytes_moved(run.model.layers, run.model.width) if isinstance(run.model, Decoder) else 0
     mixing = tokens * moved / (STREAMED * hardware.memory_gb_per_s * 1e9)
-    return (starting + products + mixing + tokens / run.task.micro_batch_tokens * around) / 3600
+    return (starting + products + mixing + tokens / run.task.micro_batch_tokens * overhead) / 3600
 
 
 def _rate(run: AnyRun, hardware: Hardware, precision: str) -> float:

@@ -28,8 +28,8 @@ from formerlab.training.any_run import AnyRun, ReleasedRun
 Jobs = dict[str, Any]
 
 
-class Asked:
-    """A measurement that a study requests at this scale; its settings are checked even if it measures no run."""
+class RequestedMeasurement:
+    """A measurement that a study requests at this scale; its settings are checked even if it measures no runs."""
 
     def __init__(self, stage: Stage, study: str, sources: Sources) -> None:
         self.stage = stage
@@ -64,19 +64,21 @@ def measure_jobs(
     `suites` are the suites of the plan, and `results` is the folder of earlier records. Raises UserError for a run that
     the stage cannot measure, because of its model or of the settings.
     """
-    by_study = {study: Asked(stage, study, sources) for study in sources.studies}
+    by_study = {study: RequestedMeasurement(stage, study, sources) for study in sources.studies}
     jobs: Jobs = {}
     for run in runs:
-        if not (asked := by_study[run.study]).of(run):
+        if not (requested := by_study[run.study]).of(run):
             continue
         questions = int(getattr(sources.scale.data[run.data], "questions", 0) or 0)
         try:
-            settings: Measurement = asked.settings(run.name).of(run, questions=bool(questions or sources.scale.suites))
+            settings: Measurement = requested.settings(run.name).of(
+                run, questions=bool(questions or sources.scale.suites)
+            )
             if settings is None:
                 continue
-            names = settings.asked(list(sources.scale.suites))
+            names = settings.suite_names(list(sources.scale.suites))
         except UserError as error:
-            raise UserError(f"{asked.tree.files_of()}: {asked.subject}.{error}") from None
+            raise UserError(f"{requested.tree.files_of()}: {requested.subject}.{error}") from None
         of_run = {name: sources.scale.suites[name] for name in names}
         states = {name: suites[name]["state"] for name in of_run}
         record = results / run.id / stage.record
@@ -105,13 +107,13 @@ def timing_jobs(stage: Stage, runs: Sequence[AnyRun], sources: Sources) -> Jobs:
     """Return the jobs of a stage that times the runs of a study, by study, with one seed per run."""
     jobs = {}
     for study in sources.studies:
-        asked = Asked(stage, study, sources)
-        if asked.which.by_run:
-            key = f"{asked.tree.file_of('by_run')}: {asked.subject}.by_run"
+        requested = RequestedMeasurement(stage, study, sources)
+        if requested.which.by_run:
+            key = f"{requested.tree.file_of('by_run')}: {requested.subject}.by_run"
             raise UserError(f"{key}: the runs are timed together, with the same settings; remove it")
-        settings: Timing = asked.settings()
+        settings: Timing = requested.settings()
         named = {run.name: run for run in reversed(runs) if run.study == study}
-        timed = [run for run in reversed(named.values()) if asked.of(run)]
+        timed = [run for run in reversed(named.values()) if requested.of(run)]
         if timed:
             deciding_keys = {run.name: deciding(run, settings) for run in timed}
             specs = timed if "task" in settings.decides else [run.model for run in timed]

@@ -114,8 +114,8 @@ def nested(dotted: Mapping[Any, Any], file: str) -> Tree:
     """Convert dotted keys to nested mappings: {"a.b": 1} becomes {"a": {"b": 1}}."""
     tree = Tree(file=file)
     for key, value in dotted.items():
-        *above, last = str(key).split(".")
-        node = Tree({last: nested(value, file) if isinstance(value, dict) else value}, file)
+        *above, leaf = str(key).split(".")
+        node = Tree({leaf: nested(value, file) if isinstance(value, dict) else value}, file)
         for name in reversed(above):
             node = Tree({name: node}, file)
         tree = merge(tree, node)
@@ -138,8 +138,8 @@ def parse(kind: type[SomeSpec], tree: Tree, subject: str = "", remedy: str = "re
     worst = min(errors, key=lambda error: (error["type"] == "too_short", error["type"].endswith("_type")))
     path = _path_in_tree(worst, tree)
     file = tree.files_of(*path) if worst["type"] == "value_error" else tree.file_of(*path)
-    key = ".".join(str(part) for part in (subject, *path) if part != "")
-    raise UserError(": ".join(part for part in (file, key, _reason(worst, kind, remedy)) if part))
+    key = ".".join(str(name) for name in (subject, *path) if name != "")
+    raise UserError(": ".join(text for text in (file, key, _reason(worst, kind, remedy)) if text))
 
 
 def _path_in_tree(error: ErrorDetails, tree: Tree) -> tuple[int | str, ...]:
@@ -172,10 +172,10 @@ def _reason(error: ErrorDetails, spec: type[Spec], remedy: str) -> str:
         return "missing key kind; add it"
     if kind == "extra_forbidden":
         schema = spec.model_json_schema()
-        known = {name for part in (schema, *schema.get("$defs", {}).values()) for name in part.get("properties", ())}
-        if (name := str(error["loc"][-1])) in known:
+        valid = {name for part in (schema, *schema.get("$defs", {}).values()) for name in part.get("properties", ())}
+        if (name := str(error["loc"][-1])) in valid:
             return f"not a key at this position or of this kind (value {shown(value)}); set another kind, or move it"
-        near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.7)
+        near = difflib.get_close_matches(name, sorted(valid), n=1, cutoff=0.7)
         return f"unknown key (value {shown(value)}); " + (f"did you mean {near[0]}?" if near else remedy)
     if kind == "union_tag_invalid":
         kinds = [tag.strip("'") for tag in error["ctx"]["expected_tags"].split(", ")]
@@ -220,8 +220,8 @@ def grid_points(file: str, template: str, grid: Any) -> list[dict[str, Any]]:
         lists = [value if isinstance(value, list) else [value] for value in grid.values()]
         points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*lists)]
     if not isinstance(points, list) or not points or any(not isinstance(p, dict) or sorted(p) != names for p in points):
-        wanted = ", ".join(f"{name}: [...]" for name in names)
-        raise UserError(f"{file}: runs.{template}.grid: got {grid!r}; set values for exactly {{{wanted}}}")
+        expected = ", ".join(f"{name}: [...]" for name in names)
+        raise UserError(f"{file}: runs.{template}.grid: got {grid!r}; set values for exactly {{{expected}}}")
     return points
 
 

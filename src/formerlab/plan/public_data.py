@@ -100,17 +100,17 @@ def _problem(named: str, below: Path, manifest: dict[str, PublicData], cache: Pa
         return f"{below / named}: missing; {remedy}"
     paths = [Path(path) for path, _ in files_below(str(below / named))]
     hashes = {path.relative_to(below).as_posix(): sha for path, sha in file_hashes(paths, cache).items()}
-    wanted = {path: owner.files[path] for path in _listed(owner, named) if path in owner.files}
+    listed = {path: owner.files[path] for path in _listed(owner, named) if path in owner.files}
     if many := owner.folders.get(named):
         if (len(hashes), listing_hash(hashes, named)) == (many.files, many.sha256):
             return None
-        return f"{below / named}: its {len(hashes)} files are not the {many.files} of {MANIFEST} (SHA-256); {remedy}"
-    for path in sorted(wanted.keys() | hashes.keys()):
-        if path not in wanted:
+        return f"{below / named}: its {len(hashes)} files differ from the {many.files} of {MANIFEST}; {remedy}"
+    for path in sorted(listed.keys() | hashes.keys()):
+        if path not in listed:
             return f"{below / path}: not in {MANIFEST}; move it elsewhere"
-        if hashes.get(path) != wanted[path]:
-            what = f"not the file of {MANIFEST} (another SHA-256)" if path in hashes else "missing"
-            return f"{below / path}: {what}; {remedy}"
+        if hashes.get(path) != listed[path]:
+            problem = f"SHA-256 differs from {MANIFEST}" if path in hashes else "missing"
+            return f"{below / path}: {problem}; {remedy}"
     return None
 
 

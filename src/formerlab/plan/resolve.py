@@ -35,7 +35,7 @@ def run_trees(name: str, sources: Sources) -> Mapping[str, Tree]:
     for template in study.part("runs"):
         for run, of_study, exact in _instances(study.part("runs", template), scale.part("runs", template), template):
             if run in trees:
-                raise UserError(f"{study.file}: runs.{template}: gives a second run {run!r}; remove one")
+                raise UserError(f"{study.file}: runs.{template}: run {run!r} is defined twice; remove one")
             patterns = (pattern for pattern in scale.part("runs") if pattern != template and fnmatchcase(run, pattern))
             special = [of_study, *(scale.part("runs", pattern) for pattern in patterns), exact]
             subject, overrides = f"{name}.runs.{run}", [tree.part(name) for tree in sources.overrides]
@@ -73,15 +73,15 @@ def _instances(study: Tree, scale: Tree, template: str) -> Iterator[tuple[str, T
 def _check_patterns(study: str, names: list[str], sources: Sources) -> None:
     """Refuse patterns that match no run of the study, and overrides of runs that do not exist."""
     study_tree, scale = sources.study_trees[study], sources.at_scale(study)
-    known = [*names, *study_tree.part("runs")]
+    templates = [*names, *study_tree.part("runs")]
     checked = [(study_tree, "", path) for path in PATTERNS]
     checked += [(scale, f"studies.{study}.", path) for path in (*PATTERNS, ("only",), ("given",), ("runs",))]
     for tree, above, path in checked:
-        given = at(tree, path)
-        for pattern in given if isinstance(given, list | dict) else ():
-            if isinstance(pattern, str) and not any(may_fit(name, pattern) for name in known):
+        patterns = at(tree, path)
+        for pattern in patterns if isinstance(patterns, list | dict) else ():
+            if isinstance(pattern, str) and not any(may_fit(name, pattern) for name in templates):
                 key = f"{tree.file_of(*path)}: {above}{'.'.join(path)}"
-                raise UserError(f"{key}: {pattern!r} matches no run{near_misses(pattern, known)}")
+                raise UserError(f"{key}: {pattern!r} matches no run{near_misses(pattern, templates)}")
     only = sources.scale.studies.get(study, StudyScale()).only
     if only and not any(fnmatchcase(name, pattern) for pattern in only for name in names):
         key = f"{scale.file_of('only')}: studies.{study}.only"
@@ -176,12 +176,12 @@ def _parse_released(study: str, name: str, tree: Tree, scale: Scale) -> Released
     return run.model_copy(update={"model": narrowed})
 
 
-def _named(tree: Tree, key: str, known: Iterable[str], what: str, subject: str) -> str:
-    """Return the name of the scale's entry that a run refers to; the default is that of `Run`."""
+def _named(tree: Tree, key: str, names: Iterable[str], noun: str, subject: str) -> str:
+    """Return the name of the scale's entry that a run refers to; the default is the default of `Run`."""
     value = tree.get(key, Run.model_fields[key].default if key in Run.model_fields else None)
-    if not isinstance(value, str) or value not in known:
-        near = near_misses(str(value), list(known))
-        raise UserError(f"{tree.file_of(key)}: {subject}.{key}: no {what} {value!r} at this scale{near}")
+    if not isinstance(value, str) or value not in names:
+        near = near_misses(str(value), list(names))
+        raise UserError(f"{tree.file_of(key)}: {subject}.{key}: no {noun} {value!r} at this scale{near}")
     return value
 
 
@@ -199,11 +199,11 @@ def _parse_run(study: str, name: str, tree: Tree, scale: Scale) -> Run:
             f"task.kind={run.task.kind} reads {run.task.reads}; name another data set or task"
         )
     for name, size in data_keys.get("model", {}).items():
-        given = getattr(run.model, name, size)
+        value = getattr(run.model, name, size)
         least, exact = name in ("vocabulary", "classes", "context"), name in ("image", "channels")
-        if (least and given < size) or (exact and given != size):
+        if (least and value < size) or (exact and value != size):
             key = f"{tree.file_of('model', name)}: {subject}.model.{name}"
-            raise UserError(f"{key}: {given} does not fit data set {data!r}, which needs {size}; leave it out")
+            raise UserError(f"{key}: {value} does not fit data set {data!r}, which needs {size}; leave it out")
     return run
 
 

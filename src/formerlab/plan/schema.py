@@ -118,10 +118,10 @@ class Which(Spec):
     """Settings that differ for some runs, by pattern of run names."""
 
 
-def _stages(asked: dict[str, Item]) -> dict[str, Item]:
-    for name in asked.keys() - {*MEASURED, *TIMED}:
+def _stages(measurements: dict[str, Item]) -> dict[str, Item]:
+    for name in measurements.keys() - {*MEASURED, *TIMED}:
         raise ValueError(f"{name}: no such measurement{near_misses(name, [*MEASURED, *TIMED])}")
-    return asked
+    return measurements
 
 
 class Measures(Spec):

@@ -37,8 +37,8 @@ def table(plan: dict[str, Any], *, seeds: bool = False) -> str:
     lines += [] if seeds else ["x: number of seeds, each at this cost; --seeds shows a row per seed"]
     lines += _times(plan)
     lines += ["", *_hardware(plan), ""]
-    others = ", ".join(f"{len(plan[stage])} {stage}" for stage in BESIDES if plan[stage])
-    lines.append(f"Other jobs: {others}. Total memory is the maximum over runs.")
+    further = ", ".join(f"{len(plan[stage])} {stage}" for stage in BESIDES if plan[stage])
+    lines.append(f"Other jobs: {further}. Total memory is the maximum over runs.")
     for stage in MEASURED:
         if costs := [job["cost"] for job in plan[stage].values() if "cost" in job]:
             tokens, flops, hours = (sum(cost[key] for cost in costs) for key in ("tokens", "flops", "hours"))
@@ -53,9 +53,9 @@ def _rows(jobs: dict[str, Any], seeds: bool) -> list[tuple[str, ...]]:
     for run_id in jobs:
         groups.setdefault(run_id if seeds else run_id.rpartition("/")[0], []).append(run_id)
     rows = []
-    for run, (first, *others) in groups.items():
+    for run, (first, *more_seeds) in groups.items():
         init = jobs[first]["init"] or ""
-        name = f"{run} x {1 + len(others)}" if others else run
+        name = f"{run} x {1 + len(more_seeds)}" if more_seeds else run
         rows.append((name, *_cells(jobs[first]["cost"]), init if seeds else init.rpartition("/")[0]))
     return rows
 
@@ -66,11 +66,11 @@ def _times(plan: dict[str, Any]) -> list[str]:
         return []
     hours = plan["totals"]["hours"]
     run, cost = max(((run, job["cost"]) for run, job in plan["train"].items()), key=lambda item: item[1]["hours"])
-    several = f" on {count} processors" if (count := cost["processors"]) > 1 else ""
+    processors = f" on {count} processors" if (count := cost["processors"]) > 1 else ""
     total = f"{hours:.0f} hours" if hours >= 10 else duration(hours)
     return [
         f"Total times are sums over all processors (GPUs): {total} for all runs. "
-        f"The longest run, {run}, takes {duration(cost['hours'])}{several}."
+        f"The longest run, {run}, takes {duration(cost['hours'])}{processors}."
     ]
 
 
@@ -78,8 +78,8 @@ def _hardware(plan: dict[str, Any]) -> list[str]:
     """Return lines on the hardware of the estimates, the runs that do not fit on it, and the limits of cluster jobs."""
     lines = [f"Times and memory of runs are predicted for {plan['hardware']} (scale.hardware): {plan['basis']}."]
     by_need: dict[int | None, list[str]] = {}
-    for run, needed in plan["too_large"].items():
-        by_need.setdefault(needed, []).append(run)
+    for run, gpus in plan["too_large"].items():
+        by_need.setdefault(gpus, []).append(run)
     for count, runs in by_need.items():
         remedy = f"fits on {count} with sharding (gpus: {count})" if count else "also for several (raise accumulate)"
         lines.append(f"too large for one {plan['hardware']}, {remedy}: {', '.join(runs)}")
@@ -170,8 +170,8 @@ def report(plan: dict[str, Any], *, problems_only: bool = False) -> str:
     counts = Counter(row[2] for row in rows)
     results = Path(plan["results"])
     existing_runs = {path.parent.relative_to(results).as_posix() for path in results.glob("*/*/seed*/run.json")}
-    if others := sorted(existing_runs - made_runs(plan).keys()):
-        lines.append(f"not in the plan, so not in figures and counts: {some(others, MOST_NAMED)}")
+    if unplanned := sorted(existing_runs - made_runs(plan).keys()):
+        lines.append(f"not in the plan, so not in figures and counts: {some(unplanned, MOST_NAMED)}")
     if plan["device"] == "cpu" and not problems_only and compiler() is None:
         lines.append(f"no C++ compiler found ({COMPILERS}): CPU kernels use plain torch, which is slower; install g++")
     counted = ", ".join(f"{n} {state}" for state, n in counts.items())

@@ -65,11 +65,11 @@ def read_tree(root: Path, file: str) -> Tree:
 
 def read_sources(root: Path, given: dict[str, Any]) -> Sources:
     """Read config, scale and studies below `root`; `given` are the command-line values."""
-    known, scales = (
+    existing_studies, scales = (
         sorted(path.stem for path in root.glob(f"workflow/{kind}/*.yaml")) for kind in ("studies", "scales")
     )
     overrides = _overrides(root, given)
-    form = _form_of_overrides(known)
+    form = _form_of_overrides(existing_studies)
     for tree in overrides:
         parse(form, tree, remedy=FORMS)
     of_files = [tree for tree in overrides if isinstance(tree.get("scale"), dict)]
@@ -80,19 +80,19 @@ def read_sources(root: Path, given: dict[str, Any]) -> Sources:
         near = near_misses(config.scale, scales)
         raise UserError(f"{config_tree.file_of('scale')}: scale: no scale {config.scale!r}{near}")
     scale_tree = _as_text(read_tree(root, f"workflow/scales/{config.scale}.yaml"))
-    mine = [tree.only({key for key in ("data", "suites", "released") if tree.get(key)}) for tree in overrides]
-    for tree in (*mine, *(Tree(tree.part("scale"), f"{tree.file}: scale") for tree in of_files)):
+    input_trees = [tree.only({key for key in ("data", "suites", "released") if tree.get(key)}) for tree in overrides]
+    for tree in (*input_trees, *(Tree(tree.part("scale"), f"{tree.file}: scale") for tree in of_files)):
         scale_tree = _as_text(merge(scale_tree, tree))
     scale = parse(Scale, scale_tree)
-    studies = config.studies or tuple(name for name in study_names(root) if name in (scale.studies or known))
+    studies = config.studies or tuple(name for name in study_names(root) if name in (scale.studies or existing_studies))
     for tree, path, names in (
         (config_tree, ("studies",), studies),
         *((scale_tree, ("studies", name), [name]) for name in scale.studies),
     ):
         for name in names:
-            if name not in known:
+            if name not in existing_studies:
                 key = f"{tree.file_of(*path)}: {'.'.join(path)}"
-                raise UserError(f"{key}: no study {name!r}{near_misses(name, known)}")
+                raise UserError(f"{key}: no study {name!r}{near_misses(name, existing_studies)}")
     scale = scale.model_copy(update={"data": with_vocabularies(scale.data, scale_tree, scale.released)})
     tracked = {name: read_tree(root, study_file(name)) for name in studies}
     trees = {
@@ -191,7 +191,7 @@ def chain(name: str, data: DataSets, tree: Tree | None = None) -> list[str]:
     while isinstance(tokenizer := getattr(data[names[-1]], "tokenizer", None), TokenizerOf):
         file = tree.file_of("data", names[-1], "tokenizer") if tree else ""
         key, lender = f"{file}: data.{names[-1]}.tokenizer.data", tokenizer.data
-        texts = [other for other, spec in data.items() if isinstance(spec, TextData)]
+        texts = [text for text, spec in data.items() if isinstance(spec, TextData)]
         if lender not in texts:
             raise UserError(f"{key}: no data set {lender!r} of text at this scale{near_misses(lender, texts)}")
         names.append(lender)
@@ -203,6 +203,6 @@ def chain(name: str, data: DataSets, tree: Tree | None = None) -> list[str]:
 def same_tokenizer(a: str, b: str, data: DataSets) -> bool:
     """Return whether two data sets have the same tokenizer; tokenizers trained on different text always differ."""
     first, second = (chain(name, data)[-1] for name in (a, b))
-    given = getattr(data[first], "tokenizer", None)
-    fixed = isinstance(given, TokenizerFile | ReleasedTokenizer)
-    return first == second or (fixed and given == getattr(data[second], "tokenizer", None))
+    tokenizer = getattr(data[first], "tokenizer", None)
+    fixed = isinstance(tokenizer, TokenizerFile | ReleasedTokenizer)
+    return first == second or (fixed and tokenizer == getattr(data[second], "tokenizer", None))

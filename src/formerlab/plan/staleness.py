@@ -21,7 +21,7 @@ from formerlab.results.stages import MAKING, MEASURED, OPTIMIZER, STAGES, TIMED,
 
 RECORDS = {stage.name: stage.record for stage in STAGES.values()}
 """The record file of each stage, which the stage writes last; stages come before the stages that read their results."""
-Told = dict[tuple[str, ...], tuple[str, Any]]
+Expected = dict[tuple[str, ...], tuple[str, Any]]
 """Expected values of a record by the path of a key: (the key in words, the value)."""
 
 
@@ -129,11 +129,11 @@ class Staleness:
         if isinstance(record, UserError):
             return ProductState("failed", str(record))
         wrong = set()
-        for keys, (what, value) in self._expected(stage, name).items():
+        for keys, (label, value) in self._expected(stage, name).items():
             recorded: Any = record
             for key in keys:
                 recorded = recorded.get(key) if isinstance(recorded, dict) else None
-            wrong |= set() if value in (None, recorded) else {what}  # None: the expected value is unknown
+            wrong |= set() if value in (None, recorded) else {label}  # None: the expected value is unknown
         if "spec_hash" in record and "spec" in record and fingerprint(record["spec"]) != record["spec_hash"]:
             wrong.add("configuration")  # edited by hand
         reasons = [f"changed since: {', '.join(sorted(wrong))}"] if wrong else []
@@ -144,32 +144,35 @@ class Staleness:
         reasons += [f"{base[1]} is {product.state}" for base, product in bases.items() if not product.current]
         return ProductState("stale", "; ".join(reasons)) if reasons else ProductState(record.get("status", "finished"))
 
-    def _expected(self, stage: str, name: str) -> Told:
+    def _expected(self, stage: str, name: str) -> Expected:
         """Return the values that the record must have to be up to date."""
         job = self.plan[stage][name]
-        told: Told = {} if job.get("given") else {("code_hash",): ("code", job["code"])}
+        expected: Expected = {} if job.get("given") else {("code_hash",): ("code", job["code"])}
         if stage == "data":
-            told |= {("recipe",): ("configuration", job["recipe"]), ("source_fingerprint",): ("text", job["source"])}
+            expected |= {
+                ("recipe",): ("configuration", job["recipe"]),
+                ("source_fingerprint",): ("text", job["source"]),
+            }
             for above in self.bases(stage, name):
-                told["tokenizer",] = "tokenizer", self._says(*above, "tokenizer")
+                expected["tokenizer",] = "tokenizer", self._recorded(*above, "tokenizer")
         elif stage in TIMED:
-            told["configuration",] = "configuration", job["configuration"]
+            expected["configuration",] = "configuration", job["configuration"]
         elif stage in MEASURED:
-            told["weights_sha256",] = "weights", self._says(maker(self.plan, name), name, "weights_sha256")
-            told["settings",] = "configuration", job["settings"] or None
-            told["suites",] = "suites", job["suites"] or None
+            expected["weights_sha256",] = "weights", self._recorded(maker(self.plan, name), name, "weights_sha256")
+            expected["settings",] = "configuration", job["settings"] or None
+            expected["suites",] = "suites", job["suites"] or None
         elif stage in MAKING:
-            told["weights_sha256",] = "weights", job.get("weights")
-            told["data", "fingerprint"] = "data", self._says("data", job["data"], "fingerprint")
+            expected["weights_sha256",] = "weights", job.get("weights")
+            expected["data", "fingerprint"] = "data", self._recorded("data", job["data"], "fingerprint")
             equal = ("equal_time",) if job.get("equal_time") else ()  # the record's own spec has the resulting steps
-            told[*equal, "spec_hash"] = "configuration", job["spec_hash"]
+            expected[*equal, "spec_hash"] = "configuration", job["spec_hash"]
             if equal:
-                told[*equal, "rows_sha256"] = "measured speed", self._says("speed", job["study"], "rows_sha256")
+                expected[*equal, "rows_sha256"] = "measured speed", self._recorded("speed", job["study"], "rows_sha256")
             if job.get("init"):
-                told["init", "weights_sha256"] = "parent", self._says("train", job["init"], "weights_sha256")
-        return told
+                expected["init", "weights_sha256"] = "parent", self._recorded("train", job["init"], "weights_sha256")
+        return expected
 
-    def _says(self, stage: str, name: str, key: str) -> Any:
+    def _recorded(self, stage: str, name: str, key: str) -> Any:
         """Return a value of a job's current record, or None if the record is missing or cannot be read."""
         record = self._content(self.record(stage, name))
         return record.get(key) if isinstance(record, dict) else None

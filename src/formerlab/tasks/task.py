@@ -91,7 +91,7 @@ class TaskSpec(Spec, ABC):
         """Raise ValueError if the model does not fit this task or if micro-batches would differ in size."""
         if model.kind != self.trains:
             kind = self.model_dump()["kind"]
-            raise ValueError(f"task.kind={kind} trains model.kind={self.trains}, not {model.kind}; name another")
+            raise ValueError(f"task.kind={kind} trains model.kind={self.trains}, not {model.kind}; change one of them")
         if (batch := getattr(self, "batch", self.accumulate)) % self.accumulate:
             raise ValueError(f"task.accumulate={self.accumulate} does not divide task.batch={batch}")
 

@@ -51,13 +51,16 @@ def read_examples(paths: Sequence[Path], form: Form, prompt: str = "{query}") ->
     for path in paths:
         for number, row in json_lines(path):
             try:
-                given = row.get("id", f"{path.name.split('.')[0]}-{number:05d}")
-                name = _fill("{UID}-{pairID}", row) if {"UID", "pairID"} <= set(row) else _fill("{id}", {"id": given})
+                identifier = row.get("id", f"{path.name.split('.')[0]}-{number:05d}")
+                blimp = {"UID", "pairID"} <= set(row)
+                name = _fill("{UID}-{pairID}", row) if blimp else _fill("{id}", {"id": identifier})
                 if name in examples:
                     raise ValueError(f"id '{name}' occurs a second time")
                 example = {"id": name, **make_example(form, row, prompt)}
                 if not is_utf8(json.dumps(example, ensure_ascii=False)):
-                    raise ValueError("the row contains an unpaired surrogate (\\ud800 to \\udfff), which is no text")
+                    raise ValueError(
+                        "the row contains an unpaired surrogate (\\ud800 to \\udfff), which is not valid text"
+                    )
                 examples[name] = example
             except ValueError as error:
                 remedy = f"correct the row, or the suite's format ({form})"
@@ -85,7 +88,7 @@ def _fill(prompt: str, row: Row) -> str:
             value = row[key]
             number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
             if not (isinstance(value, str) or number):
-                raise ValueError(f"field '{key}' is {value!r}, neither a text nor a number")
+                raise ValueError(f"field '{key}' is {value!r}, but must be a text or a number")
     return prompt.format(**row)
 
 
@@ -97,10 +100,10 @@ def make_example(form: Form, row: Row, prompt: str) -> Example:
     if form == "pairs":
         return {"choices": [_text(row, "sentence_good"), _text(row, "sentence_bad")], "gold": 0}
     if form == "cloze":
-        context, _, last = _text(row, "text").strip().rpartition(" ")
+        context, _, last_word = _text(row, "text").strip().rpartition(" ")
         if not context:
             raise ValueError(f"text {row['text']!r} has only one word; the last word needs a context")
-        return {"query": context, "ending": last}
+        return {"query": context, "ending": last_word}
     answers = _answers(row)
     if form == "choices":
         return {"query": _fill(prompt, row).strip(), **answers}
@@ -115,7 +118,7 @@ def make_example(form: Form, row: Row, prompt: str) -> Example:
 def _answers(row: Row) -> Example:
     choices, gold = row.get("choices"), row.get("gold")
     if not isinstance(choices, list) or len(choices) < 2 or not all(isinstance(c, str) and c.strip() for c in choices):
-        raise ValueError(f"choices {choices!r} are not two or more texts")
+        raise ValueError(f"choices {choices!r} must be a list of two or more texts")
     if not isinstance(gold, int) or isinstance(gold, bool) or not 0 <= gold < len(choices):
         raise ValueError(f"gold {gold!r} is not the index of one of {len(choices)} choices")
     return {"choices": choices, "gold": gold}

@@ -58,8 +58,8 @@ def _cause(error: BaseException) -> str:
 def check_copy(name: str, task: Any) -> None:
     """Check that a task can ask every row of a local copy. Raises UserError that names the row.
 
-    Without this check the harness would insert the name of a missing field, write a null as `None`, and count a label
-    that is no choice as wrong.
+    Without this check the harness would insert the name of a missing field, write a null as `None`, and count every
+    answer as wrong if the label is not among the choices.
     """
     with quiet():
         fields, solved = _fields(task), task.fewshot_docs() if task.config.num_fewshot else ()
@@ -169,7 +169,7 @@ class Encoder(TemplateLM):  # type: ignore[misc]
         try:
             encoded: list[Encoded] = TemplateLM.loglikelihood(self, requests, disable_tqdm=True)
         except IndexError:  # without a context, the harness reads the answer's first token
-            raise UserError("an answer without a context has no token; remove its question") from None
+            raise UserError("an answer without a context encodes to no tokens; remove its question") from None
         for pair, _, continuation in encoded:
             if pair is not None and not continuation:
                 raise UserError(

@@ -59,10 +59,11 @@ class NGram:
             indices = np.where(histories >= 0, histories, 0)
             keys = indices * self.vocabulary + tokens
             grams = np.minimum(np.searchsorted(order.keys, keys), len(order.keys) - 1)
-            seen = (order.keys[grams] == keys) & (histories >= 0)
-            mixed = np.where(seen, order.discounted[grams], 0.0)[:, 1:] + order.gamma[indices[:, 1:]] * probabilities
+            known_grams = (order.keys[grams] == keys) & (histories >= 0)
+            discounted = np.where(known_grams, order.discounted[grams], 0.0)[:, 1:]
+            mixed = discounted + order.gamma[indices[:, 1:]] * probabilities
             probabilities = np.where(histories[:, 1:] >= 0, mixed, probabilities)
-            grams = np.where(seen, grams, -1)
+            grams = np.where(known_grams, grams, -1)
             histories = np.full_like(tokens, -1)
             histories[:, 1:] = grams[:, :-1]
             histories[:, :length] = -1  # the window has fewer preceding tokens than such a history

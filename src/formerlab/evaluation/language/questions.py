@@ -171,8 +171,8 @@ def questions_of(run: Measured, limit: int | None = None) -> Questions:
     return Questions(tasks, load_tokenizer(run.data), end_of_text=end_of_text, limit=limit, leading=leading)
 
 
-def load_suites(suites: Mapping[str, Suite], others: Iterable[dict[str, Any]] = ()) -> dict[str, Any]:
-    """Load the task configurations `others`, then the tasks of all suites.
+def load_suites(suites: Mapping[str, Suite], further: Iterable[dict[str, Any]] = ()) -> dict[str, Any]:
+    """Load the task configurations `further`, then the tasks of all suites.
 
     The network is accessed only if a suite of the harness names no local copies.
     """
@@ -180,7 +180,7 @@ def load_suites(suites: Mapping[str, Suite], others: Iterable[dict[str, Any]] = 
 
     online = any(isinstance(suite, HarnessSuite) and not suite.paths for suite in suites.values())
     with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        configs = [*others, *(suite.config(name, Path(folder)) for name, suite in suites.items())]
+        configs = [*further, *(suite.config(name, Path(folder)) for name, suite in suites.items())]
         tasks = load_tasks(configs, offline=not online)
         for name, suite in suites.items():
             if isinstance(suite, HarnessSuite) and suite.paths:

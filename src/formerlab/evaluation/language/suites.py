@@ -111,7 +111,7 @@ class LocalSuite(_Suite):
         if self.shots_from and not self.shots:
             raise ValueError("shots_from without shots; set shots to the number of examples before each question")
         if self.shots and self.format == "pairs":
-            raise ValueError("shots: format=pairs has no questions that examples could precede; remove shots")
+            raise ValueError("shots: format=pairs has no questions to show examples for; remove shots")
         return self
 
     @model_validator(mode="after")
@@ -134,7 +134,7 @@ class LocalSuite(_Suite):
             splits["train"] = read_examples(files["shots_from"], self.format, self.prompt)
         if self.shots >= (pool := len(splits.get("train", splits["test"]))):
             source = "shots_from" if self.shots_from else "the suite's questions"
-            raise UserError(f"suites.{name}.shots: {self.shots} examples need more than {pool} in {source}; give fewer")
+            raise UserError(f"suites.{name}.shots: {self.shots} must be less than the {pool} examples of {source}")
         return task_of(name, splits, self.format, self.delimiter, self.version, self.shots)
 
 
@@ -151,7 +151,7 @@ class HarnessSuite(_Suite):
     @model_validator(mode="after")
     def _check_limit(self) -> "HarnessSuite":
         if self.limit is not None:
-            raise ValueError("limit: a task of the harness asks all its examples; set question_limit of the stage")
+            raise ValueError("limit: not supported for a task of the harness; set question_limit of the stage")
         return self
 
     def files(self, name: str = "<name>") -> dict[str, list[Path]]:

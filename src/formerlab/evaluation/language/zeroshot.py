@@ -27,7 +27,7 @@ class Zeroshot(Measurement):
     def of(self, run: AnyRun, *, questions: bool) -> Self | None:
         return self if questions else None
 
-    def asked(self, suites: Sequence[str]) -> list[str]:
+    def suite_names(self, suites: Sequence[str]) -> list[str]:
         return list(suites)
 
     def reading(self, run: AnyRun, questions: int) -> int:

@@ -54,11 +54,11 @@ def head_distances(
     """Return the distance of each head's attention under each alpha from the ideal, mean over windows and queries."""
     collected: dict[tuple[float, int], list[Tensor]] = defaultdict(list)
 
-    def observe(layer: int, seen: SimulatedLayer) -> None:
-        key_heads = seen.keys.shape[1]
+    def observe(layer: int, attention: SimulatedLayer) -> None:
+        key_heads = attention.keys.shape[1]
         for alpha in alphas:
-            pruned, _ = seen.under(Decay(alpha=alpha), budget)
-            rows, full = (square.flatten(0, 1).unsqueeze(1) for square in (pruned, seen.probabilities))
+            pruned, _ = attention.under(Decay(alpha=alpha), budget)
+            rows, full = (square.flatten(0, 1).unsqueeze(1) for square in (pruned, attention.probabilities))
             distance = distance_to_ideal(rows, ideal_attention(full, budget)).view(len(pruned), key_heads, -1).mean(2)
             collected[alpha, layer].append(distance)
 

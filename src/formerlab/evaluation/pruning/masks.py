@@ -45,11 +45,11 @@ def mask_measures(
     layers: dict[tuple[Configuration, str], list[Fraction]] = defaultdict(list)
     states: dict[Configuration, dict[str, Tensor]] = defaultdict(dict)
 
-    def observe(layer: int, seen: SimulatedLayer) -> None:
+    def observe(layer: int, attention: SimulatedLayer) -> None:
         budgets = {configuration.budget for configuration in configurations}  # one sort of every row per budget
-        ideals = {budget: ideal_attention(seen.probabilities, budget).double() for budget in budgets}
+        ideals = {budget: ideal_attention(attention.probabilities, budget).double() for budget in budgets}
         for configuration in configurations:
-            pruned, visible = seen.under(*configuration, states[configuration], layer)
+            pruned, visible = attention.under(*configuration, states[configuration], layer)
             pruned, ideal = pruned.double(), ideals[configuration.budget]
             skipped = {"distance_to_ideal": 0, "distance_to_ideal_without_first": 1}
             distances = {metric: distance_to_ideal(pruned, ideal, skip=skip) for metric, skip in skipped.items()}
@@ -72,7 +72,7 @@ def mask_dumps(windows: Windows, budgets: Sequence[Budget]) -> Iterator[Row]:
     of the same unpruned pass.
     """
     layers: list[SimulatedLayer] = []
-    for _ in windows.observed(lambda _, seen: layers.append(seen)):
+    for _ in windows.observed(lambda _, attention: layers.append(attention)):
         middle = len(layers) // 2
         for budget in budgets:
             for policy in DUMPED:
@@ -115,7 +115,7 @@ def score_trajectories(windows: Windows) -> Iterator[Row]:
     is an attention sink. A row has the mean, the 10 % and 90 % quantile of the scores, and the fraction missed.
     """
     layers: list[tuple[Scores, Missed, Importance]] = []
-    for _ in windows.observed(lambda _, seen: layers.append(follow(seen.probabilities))):
+    for _ in windows.observed(lambda _, simulated: layers.append(follow(simulated.probabilities))):
         pass
     if not layers:
         return

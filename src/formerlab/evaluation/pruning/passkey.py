@@ -80,8 +80,9 @@ def rows(
     with Progress(len(compared) * len(texts) * len(cases), label, unit="text") as progress:
         for done, (configuration, length) in enumerate(product(compared, texts), 1):
             attend_for = partial(configuration.attend, position=model.position)
-            ask = partial(answers, model, texts[length], batch=1, progress=progress, attend_for=attend_for)
-            answered = stored.rows(ask, *configuration.alone(settings), length, settings.depths, settings.numbers)
+            answer_all = partial(answers, model, texts[length], batch=1, progress=progress, attend_for=attend_for)
+            inputs = (*configuration.single_policy(settings), length, settings.depths, settings.numbers)
+            answered = stored.rows(answer_all, *inputs)
             for case, (log_prob, greedy, realised) in zip(cases, answered, strict=True):
                 measured.append((*configuration.cells(), realised, length, *case, int(bool(greedy)), log_prob))
             progress.reach(done * len(cases))
@@ -95,10 +96,11 @@ def make_text(tokenizer: Tokenizer, length: int, depth: float, number: int) -> t
     number); complete filler lines surround it.
     """
     key = str(np.random.default_rng([length, round(1000 * depth), number]).integers(10000, 100000))
-    parts = TASK, FILLER, HIDDEN.format(key=key), QUESTION, f" {key}"
-    task, filler, hidden, question, answer = (tokenizer.encode(part, add_special_tokens=False).ids for part in parts)
+    segments = TASK, FILLER, HIDDEN.format(key=key), QUESTION, f" {key}"
+    ids = [tokenizer.encode(segment, add_special_tokens=False).ids for segment in segments]
+    task, filler, hidden, question, answer = ids
     lines = (length - len(task) - len(hidden) - len(question) - len(answer)) // len(filler)
     if lines < 1:
-        raise UserError(f"lengths: {length} tokens leave no room for text around the question; give more")
+        raise UserError(f"lengths: {length} tokens leave no room for text around the question; raise it")
     first = round(depth * lines)
     return key, [*task, *filler * first, *hidden, *filler * (lines - first), *question], answer

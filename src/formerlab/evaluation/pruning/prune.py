@@ -84,7 +84,7 @@ class PruneSweep(Measurement):
     questions: bool = True
     """Answer the embedded questions and the suites under every policy."""
     suites: tuple[str, ...] = ("*",)
-    """Name patterns of the suites that are asked."""
+    """Name patterns of the suites that the model answers."""
     question_budgets: tuple[Budget, ...] = (0.4,)
     """Cache budgets for the questions."""
     question_limit: Count | None = None
@@ -122,16 +122,16 @@ class PruneSweep(Measurement):
         context = self.context or int(getattr(run.model, "context", 0))
         tokens = len(self.configurations(self.budgets)) * self.windows * context
         if self.questions:
-            asked = self.question_limit or questions
-            tokens += len(self.configurations(self.question_budgets)) * asked * QUESTION_TOKENS
+            count = self.question_limit or questions
+            tokens += len(self.configurations(self.question_budgets)) * count * QUESTION_TOKENS
         return tokens
 
-    def asked(self, suites: Sequence[str]) -> list[str]:
+    def suite_names(self, suites: Sequence[str]) -> list[str]:
         for pattern in self.suites:
             if pattern != "*" and not any(fnmatchcase(name, pattern) for name in suites):
                 raise UserError(f"suites: no suite matches {pattern!r}{near_misses(pattern, list(suites))}")
-        wanted = self.suites if self.questions else ()
-        return [name for name in suites if any(fnmatchcase(name, pattern) for pattern in wanted)]
+        patterns = self.suites if self.questions else ()
+        return [name for name in suites if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
 def measure(run: Measured, settings: PruneSweep) -> None:
@@ -171,7 +171,7 @@ def prune(
         windows = Windows(model, stream, context, numbers, batch, progress)
         for done, configuration in enumerate(compared, 1):
             read = partial(windows.losses, partial(configuration.attend, position=model.position))
-            losses = stored.rows(read, *configuration.alone(sweep), "windows", numbers, context, batch)
+            losses = stored.rows(read, *configuration.single_policy(sweep), "windows", numbers, context, batch)
             for number, (*loss, realised) in zip(numbers, losses, strict=True):
                 rows.append((*configuration.cells(), realised, *loss, documents[number] if documents else None))
             progress.reach(done * len(numbers))
@@ -193,8 +193,9 @@ def answers(model: DecoderModel, questions: Questions, sweep: PruneSweep, stored
     with Progress(len(compared) * len(questions.encoded), label, unit="answer") as progress:
         for done, configuration in enumerate(compared, 1):
             attend_for = partial(configuration.attend, position=model.position)
-            ask = partial(questions.answers, model, **batches, attend_for=attend_for, progress=progress)
-            scores = stored.rows(ask, *configuration.alone(sweep), "questions", sweep.question_limit, *batches.values())
+            answer_all = partial(questions.answers, model, **batches, attend_for=attend_for, progress=progress)
+            inputs = (*configuration.single_policy(sweep), "questions", sweep.question_limit, *batches.values())
+            scores = stored.rows(answer_all, *inputs)
             rows += [(*configuration.cells(), realised, *score) for *score, realised in scores]
             progress.reach(done * len(questions.encoded))
     return rows

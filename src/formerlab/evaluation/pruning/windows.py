@@ -40,10 +40,10 @@ class Configuration(NamedTuple):
         name = " ".join([values["kind"], *(f"{key}={value}" for key, value in changed.items())])
         return name, values.get("alpha"), values.get("recent"), self.budget
 
-    def alone(self, settings: Measurement) -> tuple[Measurement, dict[str, Any], Budget]:
+    def single_policy(self, settings: Measurement) -> tuple[Measurement, dict[str, Any], Budget]:
         """Return the settings on which this configuration's rows depend, without the other configurations."""
-        others = dict.fromkeys({"alphas", "one_shot"} & type(settings).model_fields.keys(), ())
-        return settings.model_copy(update={"policies": (self.policy,), **others}), self.policy.to_dict(), self.budget
+        emptied = dict.fromkeys({"alphas", "one_shot"} & type(settings).model_fields.keys(), ())
+        return settings.model_copy(update={"policies": (self.policy,), **emptied}), self.policy.to_dict(), self.budget
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ class EqualTime(Spec):
             return float((times[self.arm] / times[self.reference]).median())
         except (OSError, KeyError, ValueError) as error:
             names = f"{self.arm} and {self.reference}"
-            raise UserError(f"{path}: no step times of {names} ({error}); measure them by the stage speed") from None
+            raise UserError(f"{path}: no step times of {names} ({error}); run the stage speed first") from None
 
 
 def measure(runs: list[Run], speed: Speed, device: torch.device) -> tuple[Rows, dict[str, str]]:

@@ -35,7 +35,7 @@ class Best:
     finished: Int[Tensor, " all"]
     """Number of finished translations per sentence."""
 
-    def take(
+    def update(
         self,
         live: Int[Tensor, " sentences"],
         histories: Int[Tensor, "sentences beam time"],
@@ -111,7 +111,7 @@ def beam_search(
         ends = tokens == end
         written, ending = histories.view(len(live), beam, -1), ends & ~done[:, None]
         penalty = length_penalty(length, alpha)
-        best.take(live, written, top[:, :beam], origins[:, :beam], ending[:, :beam], penalty)
+        best.update(live, written, top[:, :beam], origins[:, :beam], ending[:, :beam], penalty)
         scores, order = top.masked_fill(ends, -math.inf).topk(beam, dim=1)
         origins, tokens = origins.gather(1, order), tokens.gather(1, order)
         hopeful = scores[:, 0].double() / bounds[live] > best.scores[live]
