@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 
 from formerlab.commands.readme import verdicts_by_scale
-from formerlab.report.claims.render import best
+from formerlab.report.claims.render import FIRST_SCREEN, best, shown
 
 ROOT = Path(__file__).resolve().parents[1]
 DRAWN = ROOT / "docs/overview.svg"
@@ -20,7 +20,7 @@ PANELS = (
         "Tokenformer",
         RED,
         "vision-matches-vit-equal-parameters",
-        "log ratio of errors to a ViT's",
+        "error rate / error rate of a ViT",
     ),
     (
         "Averages over depth",
@@ -29,7 +29,7 @@ PANELS = (
         "denseformer-gain-persists-with-training",
         "gain after eight times the tokens, nats",
     ),
-    ("A cache that forgets", "Decay", BLUE, "decay-beats-h2o", "accuracy minus that of H2O"),
+    ("A cache that forgets", "Decay", BLUE, "decay-beats-h2o", "accuracy minus that of H2O, points"),
 )
 """Title, paper, colour, the claim whose verdict stands below, and what its number is."""
 
@@ -104,11 +104,14 @@ def drawing() -> str:
         x = 230 + column * 260
         verdict = verdicts[claim]
         item = next(item for item in verdict.items if item.outcome == verdict.outcome and item.values)
-        number = next(iter(item.values.values())).partition(" (SD")[0]
         parts += [text(x, 42, title, 16, colour, 'font-weight="bold"'), text(x, 62, f"after {paper}", 12, GREY)]
         parts += (tokens, averages, cache)[column](x)
         word = verdict.outcome.replace("_", " ")
-        parts += [text(x, 234, f"{meaning}:", 12), text(x, 251, number, 12), text(x, 290, item.ran, 9, GREY)]
+        parts += [
+            text(x, 234, f"{meaning}:", 12),
+            text(x, 251, shown(item, FIRST_SCREEN[claim]), 12),
+            text(x, 290, item.ran, 9, GREY),
+        ]
         parts += [text(x, 274, word, 15, colour, 'font-weight="bold"')]
     style = 'font-family="Helvetica, Arial, sans-serif"'
     return (

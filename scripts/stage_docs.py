@@ -38,7 +38,8 @@ NAMED = {
     "figures/README.md": "figures.md",
 }
 """Pages outside docs, with their names on the site."""
-LINK = re.compile(r"(\]\()([^)#\s]+)([^)]*\))")
+LINK = re.compile(r'(\]\(|src=")([^)#"\s]+)([^)"]*[)"])')
+"""Matches the links and images of a page, also images in HTML."""
 UNIONS = {
     "Projections": (Projection,),
     "Feed-forward, norms, positions": (FeedForward, Norm, Position),
@@ -73,6 +74,7 @@ def staged(page: Path, site_paths: dict[Path, Path]) -> str:
         if "://" in target or target.startswith("mailto:"):
             return match[0]
         path = (page.parent / target).resolve()
+        path = ROOT / "README.md" if path == ROOT / "docs/README.md" else path
         if not path.is_file():
             raise SystemExit(f"{page.relative_to(ROOT)}: the link to {target} leads to no file; name one")
         up = "../" * (len(site_paths[page].parts) - 1)

@@ -33,7 +33,7 @@ def test_the_file_is_unchanged():
 
 
 def test_what_later_versions_changed_is_marked():
-    marks = {claim.id: mark for claim in BOOK.claims if (mark := BOOK.changed(claim))}
+    marks = {claim.id: mark for claim in BOOK.claims if (mark := BOOK.revisions(claim).note)}
     assert (
         marks["tokenformer-continued-training-lower"] == "changed in versions 2, 3; statistics changed in versions 3, 4"
     )

@@ -95,7 +95,7 @@ def test_a_claim_is_told_of_from_the_first_scale_that_tests_it(found):
     tested = [verdict for verdict in best({"laptop": untested, "overnight": found}) if verdict.scale == "overnight"]
     assert "decay-half-recent-beats-h2o" in {verdict.claim.id for verdict in tested}
     lines = first_screen({"laptop": untested, "overnight": found}).splitlines()
-    assert lines[0] == "| word | claim | published | ours | run |"
+    assert lines[0] == "| verdict | claim | number | published | ours |"
     assert sum(line.startswith("|") for line in lines) - 2 == len(FIRST_SCREEN)
     assert not any("**fails**" in line for line in lines), "no measured claim fails"
 
@@ -104,8 +104,7 @@ def test_the_table_of_the_readme_is_sorted_by_verdict_and_keeps_its_order_within
     names = list(FIRST_SCREEN)
     outcomes = {name: ORDER[3 - place % 4] for place, name in enumerate(names)}
     mixed = [replace(verdict, outcome=outcomes.get(verdict.claim.id, verdict.outcome)) for verdict in found]
-    statements = {claim.id: claim.statement for claim in read_claims().claims}
-    expected = [statements[name] for word in ORDER for name in names if outcomes[name] == word]
+    expected = [FIRST_SCREEN[name].claim for word in ORDER for name in names if outcomes[name] == word]
     lines = [line for line in first_screen({"laptop": mixed}).splitlines()[2:] if line.startswith("|")]
     assert [line.split(" | ")[1] for line in lines] == expected
 

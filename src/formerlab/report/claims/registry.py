@@ -8,7 +8,7 @@ import math
 import re
 from functools import cache
 from importlib.resources import files
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import yaml
 from pydantic import ConfigDict, Field, model_validator
@@ -122,8 +122,8 @@ class ClaimRegistry(Registered):
     protocol: dict[str, Any]
     claims: tuple[Claim, ...]
 
-    def changed(self, claim: Claim) -> str:
-        """Return a note on the versions that added or changed the claim or its statistics; empty without them."""
+    def revisions(self, claim: Claim) -> "Revisions":
+        """Return the versions that added or changed the claim or its statistics."""
         criterion = claim.criterion
         expressions = (*criterion.let.values(), criterion.holds, criterion.requires or "")
         called = {*re.findall(r"(\w+)\(", " ".join(expressions))}
@@ -137,13 +137,26 @@ class ClaimRegistry(Registered):
                     changed.append(change.version)
                 elif called & {*POOLED.get(subject, re.findall(r"(\w+)\(\)", subject))}:
                     statistics.append(change.version)
-        notes = ("changed", changed), ("statistics changed", statistics)
-        parts = [f"{word} in {_versions(which)}" for word, listed in notes if (which := {*listed} - {added})]
-        return "; ".join([f"added in version {added}", *parts] if added else parts)
+        return Revisions(added, *(tuple(sorted({*which} - {added})) for which in (changed, statistics)))
 
 
-def _versions(numbers: set[int]) -> str:
-    return f"version{'s' * (len(numbers) > 1)} {', '.join(map(str, sorted(numbers)))}"
+class Revisions(NamedTuple):
+    """Versions of the file, after the first, that concern a claim."""
+
+    added: int
+    """The version that added the claim; 0 for the first."""
+    criterion: tuple[int, ...]
+    """Versions that changed the criterion."""
+    statistics: tuple[int, ...]
+    """Versions that changed a statistic of the criterion."""
+
+    @property
+    def note(self) -> str:
+        """The versions in words; empty if there are none."""
+        notes = ("changed", self.criterion), ("statistics changed", self.statistics)
+        parts = [f"{word} in version{'s' * (len(which) > 1)} {', '.join(map(str, which))}"
+                 for word, which in notes if which]  # fmt: skip
+        return "; ".join([f"added in version {self.added}", *parts] if self.added else parts)
 
 
 @cache

@@ -1,10 +1,11 @@
 """Write the verdicts as claims.csv, claims.html, and the blocks of README.md and docs/verdicts.md."""
 
-import re
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from pandas import DataFrame
 
@@ -21,18 +22,55 @@ RULES = (
     "if its 95 % interval decides; otherwise we cannot tell. It is not tested if rows or seeds are missing, or if our "
     "runs do not meet a condition of the claim. Exact claims hold or fail."
 )
-FIRST_SCREEN = (
-    "transformer-single-head-worse",
-    "tokenformer-growth-beats-continuing",
-    "tokenformer-growth-saves-cost",
-    "tokenformer-growth-equal-total-flops",
-    "tokenformer-continued-training-lower",
-    "vision-matches-vit-equal-parameters",
-    "denseformer-better-at-equal-depth",
-    "denseformer-gain-persists-with-training",
-    "decay-beats-h2o",
-    "decay-needs-no-recent-window",
-)
+
+
+def _percent(value: float) -> float:
+    return 100 * value
+
+
+class Line(NamedTuple):
+    """A claim in the table of the README, in plain words. `ours` has the unit of `published`."""
+
+    claim: str
+    number: str
+    """The compared number, with its unit."""
+    published: str
+    format: str = ".3f"
+    convert: Callable[[float], float] = float
+    """Converts a value of the criterion to the shown unit."""
+
+
+FIRST_SCREEN = {
+    "vision-matches-vit-equal-parameters": Line(
+        "A Tokenformer classifies images as well as a vision Transformer (ViT) of equal size.",
+        "error rate of Tokenformer / error rate of ViT", "1.01", ".2f", math.exp),
+    "denseformer-gain-persists-with-training": Line(
+        "Averages over depth still help after eight times the training.",
+        "loss of the plain model - loss of DenseFormer, nats", "0.042"),
+    "decay-needs-no-recent-window": Line(
+        "Decay needs no part of the cache for recent tokens.",
+        "accuracy lost without that part - a quarter of what H2O loses, points", "no number", ".1f", _percent),
+    "tokenformer-growth-saves-cost": Line(
+        "Growing a Tokenformer costs at most half of a Transformer from scratch with equal loss.",
+        "training FLOPs of all stages / FLOPs from scratch", "0.36", ".1f"),
+    "tokenformer-continued-training-lower": Line(
+        "On new text, growth by parameter tokens ends lower than growth in width (Net2Net).",
+        "gain by tokens - gain in width, nats", "no number"),
+    "decay-beats-h2o": Line(
+        "With 40 % of the cache, Decay answers more questions than H2O.",
+        "accuracy of Decay - accuracy of H2O, points", "4.0", ".1f", _percent),
+    "transformer-single-head-worse": Line(
+        "One attention head is worse than eight.", "loss with one head - loss of the base model, nats", "0.073"),
+    "tokenformer-growth-beats-continuing": Line(
+        "For equal FLOPs, growing a Tokenformer beats training it further.",
+        "loss grown - loss trained further, nats, by length of the stage", "no such comparison"),
+    "tokenformer-growth-equal-total-flops": Line(
+        "For equal FLOPs, growth is as good as the same Tokenformer from scratch.",
+        "loss grown - loss from scratch, nats", "no such comparison"),
+    "denseformer-better-at-equal-depth": Line(
+        "DenseFormer has a lower loss than a plain model of equal depth.",
+        "loss of the plain model - loss of DenseFormer, nats", "0.042"),
+}  # fmt: skip
 """The claims of the table in the README."""
 SIGNS = {"agrees": "✔", "contradicts": "✘", "cannot_tell": "?", "not_tested": "-", "holds": "✔", "fails": "✘"}
 
@@ -60,7 +98,7 @@ def frame(judged: Sequence[Verdict]) -> DataFrame:
                 "item": item.item,
                 "outcome": outcome,
                 "verdict": worded(outcome, verdict),
-                "changed": read_claims().changed(claim),
+                "changed": read_claims().revisions(claim).note,
                 "ours": item.ours,
                 "published": claim.published,
                 "ran": item.ran,
@@ -120,31 +158,29 @@ def best(by_scale: Mapping[str, Sequence[Verdict]]) -> list[Verdict]:
 
 
 def first_screen(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
-    """Return the claims of FIRST_SCREEN as a Markdown table in the order of ORDER, and why some are not tested.
+    """Return the claims of FIRST_SCREEN as a Markdown table in the order of ORDER, given the verdicts by scale.
 
-    The verdicts are given by scale.
+    † marks a criterion that was changed, or a claim that was added, after rows existed; ‡ marks changed statistics.
     """
     by_id = {verdict.claim.id: verdict for verdict in best(by_scale)}
-    rows, notes = [], list[str]()
+    rows = []
     for name in sorted(FIRST_SCREEN, key=lambda name: ORDER.index(by_id[name].outcome)):
-        verdict, word = by_id[name], f"{SIGNS[by_id[name].outcome]} {by_id[name].outcome.replace('_', ' ')}"
+        verdict, line, revisions = by_id[name], FIRST_SCREEN[name], read_claims().revisions(by_id[name].claim)
         cases = verdict.claim.criterion.combine == "tested"  # then all items with numbers are shown
-        items = [item for item in verdict.items if item.values and (cases or item.outcome == verdict.outcome)]
-        named = len(items) > 1
-        values = [(item, *next(iter(item.values.items()))) for item in items]
-        numbers = ", ".join(f"{item.item} " * named + text.partition(" (SD")[0] for item, _, text in values)
-        reasons = [item.reason.split("; ") for item in items if item.outcome == verdict.outcome and item.reason]
-        if reasons:  # the item with the fewest reasons is closest to a test
-            notes.append(f"({len(notes) + 1}) {_sentence(min(reasons, key=len)[0])}.")
-            word += f" ({len(notes)})"
-        changed = read_claims().changed(verdict.claim)
-        word += " †" * bool(re.search(r"(?<!statistics )changed in|added", changed)) + " ‡" * ("statistics" in changed)
-        ran = dict.fromkeys("; ".join(item.ran.split(", ")[:: max(1, item.ran.count(", "))]) for item in items)
-        row = {"word": word, "claim": verdict.claim.statement, "published": verdict.claim.published.partition(";")[0]}
-        ours = f"{verdict.claim.labels[values[0][1]]}: {numbers}" if values else ""
-        rows.append(row | {"ours": ours, "run": [*ran, ""][0]})
-    marks = "† criterion changed or claim added after rows existed; ‡ statistics changed after rows existed."
-    return "\n\n".join([pipes(DataFrame(rows)), " ".join([*[f"Not tested: {' '.join(notes)}"] * bool(notes), marks])])
+        items = [item for item in verdict.items if item.names and (cases or item.outcome == verdict.outcome)]
+        numbers = [f"{_name(item)} " * (len(items) > 1) + shown(item, line) for item in items]
+        marks = " †" * bool(revisions.criterion or revisions.added) + " ‡" * bool(revisions.statistics)
+        word = f"{SIGNS[verdict.outcome]} {verdict.outcome.replace('_', ' ')}{marks}"
+        row = {"verdict": word, "claim": line.claim, "number": line.number}
+        rows.append(row | {"published": line.published, "ours": ", ".join(numbers)})
+    return pipes(DataFrame(rows))
+
+
+def shown(item: Item, line: Line) -> str:
+    """Return the first number of a criterion with its interval, in the unit of the line."""
+    interval = next(iter(item.names.values())).interval(item.confidence)
+    mean, low, high = (f"{line.convert(end):z{line.format}}" for end in (interval.mean, interval.low, interval.high))
+    return f"{mean} [{low}, {high}]"
 
 
 def all_block(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
@@ -184,7 +220,7 @@ def readable(judged: Sequence[Verdict]) -> DataFrame:
 
 
 def _row(verdict: Verdict) -> dict[str, str]:
-    claim, changed = verdict.claim, read_claims().changed(verdict.claim)
+    claim, changed = verdict.claim, read_claims().revisions(verdict.claim).note
     items = [item for item in verdict.counted or verdict.items if item.values or item.reason]
     return {
         "claim": f"{claim.id}\n{claim.statement}",
