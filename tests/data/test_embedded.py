@@ -152,6 +152,6 @@ def test_state_and_notice_name_versions_and_licences():
     assert "BSD" in source.licence_notice()
     assert source.state() == Embedded(packages=("networkx",), standard_library=False).state()
     assert source.state() != Embedded(packages=("networkx",)).state()
-    with pytest.raises(UserError, match="none of the packages no-such-package is installed"):
+    with pytest.raises(UserError, match="no package of no-such-package is installed"):
         Embedded(packages=("no-such-package",), standard_library=False).located()
     assert all("not stated" not in notice for notice in Embedded(packages=PACKAGES).licence_notice().split(";"))

@@ -102,7 +102,7 @@ def test_what_is_missing_empty_or_twice_is_named(tmp_path):
         (Files(paths=(str(tmp_path / "none*"),)), r"source\.paths: no file at '.*none\*'"),
         (Files(train=full, valid=(str(tmp_path / "no"),)), r"source\.valid: no file at '.*no'"),
         (Files(paths=(str(tmp_path),)), r"empty\.txt: empty file"),
-        (Files(train=full, test=(str(tmp_path / "link.txt"),)), "named by both source.train and source.test"),
+        (Files(train=full, test=(str(tmp_path / "link.txt"),)), "in both source.train and source.test"),
     ]:
         with pytest.raises(UserError, match=message):
             source.open(SHARES)
@@ -174,8 +174,8 @@ def test_what_spark_and_checksum_tools_write_beside_data_is_no_text(tmp_path):
         source = Files(paths=(pattern,))
         assert [text for shard in source.open(SHARES).shards for text in shard.documents()] == words
         left = "0.parquet.crc, 0.parquet.sha256, README.md and 6 more"
-        assert source.notes() == [f"not read as data: {left}; name a file itself to read it"]
-    assert "list" in Files(paths=(str(tmp_path), str(tmp_path / "list"))).named()["paths"]
+        assert source.notes() == [f"not read as data: {left}; list a file by its name to read it"]
+    assert "list" in Files(paths=(str(tmp_path), str(tmp_path / "list"))).files_by_label()["paths"]
     (tmp_path / "text").mkdir()
     for name in ("_SUCCESS", "part-00000", "SHA256SUMS"):
         (tmp_path / "text" / name).write_bytes(b"x" if name[0] == "S" else b"")
@@ -186,4 +186,4 @@ def test_what_spark_and_checksum_tools_write_beside_data_is_no_text(tmp_path):
     splits = read_manifest(tmp_path / "out")["splits"].values()
     assert sum(split["documents"] for split in splits) == 40
     with pytest.raises(UserError, match=r"source\.paths: only _SUCCESS, no data"):
-        Files(paths=(str(tmp_path / "text/_S*"),)).named()
+        Files(paths=(str(tmp_path / "text/_S*"),)).files_by_label()

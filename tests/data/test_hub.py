@@ -51,7 +51,7 @@ def test_wrong_column_split_and_name_are_named(hub, tmp_path):
     name = str(hub)
     for source, message in [
         (Hub(name=name, column="body"), "no column 'body' among text, id"),
-        (Hub(name=name, column="id"), "field 'id' holds int, not text"),
+        (Hub(name=name, column="id"), "field 'id' is int, not text"),
         (Hub(name=name, train="dev"), "split 'dev'"),
         (Hub(name=str(tmp_path / "none")), "none"),
     ]:

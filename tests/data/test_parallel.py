@@ -69,7 +69,7 @@ def test_a_language_without_tokens_is_noted_or_refused(tmp_path):
     prepare("pairs", files(tmp_path, tokenizer=letters(tmp_path / "t.json", known)), tmp_path / "out")
     lost = [note.partition(" of the ")[2] for note in read_manifest(tmp_path / "out")["notes"] if "no token" in note]
     assert "train de text have no token and are dropped" in lost  # ü
-    with pytest.raises(UserError, match=r"t\.json: .* test en text have no token and are dropped; name a tokenizer"):
+    with pytest.raises(UserError, match=r"t\.json: .* test en text have no token and are dropped; choose a tokenizer"):
         prepare("pairs", files(tmp_path, tokenizer=letters(tmp_path / "t.json", "einszwdrv ")), tmp_path / "out")
 
 

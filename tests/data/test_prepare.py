@@ -150,7 +150,7 @@ def test_the_tokenizer_learns_from_training_text_alone(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"valid_share": 1e-6}, "none of 60 documents is left for 'valid': raise valid_share=1e-06 or name"),
+        ({"valid_share": 1e-6}, "no document of 60 is left for 'valid': raise valid_share=1e-06 or set"),
         ({"tokenizer": {"kind": "bpe", "vocabulary": 50_000}}, r"tokenizer\.vocabulary=50000: the training text yie"),
         ({"tokenizer": {"kind": "file", "path": "/nowhere.json", "vocabulary": 300}}, r"/nowhere\.json: no such"),
         ({"tokenizer": {"kind": "of", "data": "none", "vocabulary": 300}}, "the data are not prepared"),
@@ -165,13 +165,13 @@ def test_a_failure_names_the_data_and_leaves_nothing_half(source, tmp_path, chan
 def test_files_that_repeat_each_other_are_said_to(tmp_path):
     for number in range(10):
         (tmp_path / f"{number}.txt").write_text("alpha beta gamma delta")
-    with pytest.raises(UserError, match=r"1 documents .*: 9 more repeat them and are dropped; name more text"):
+    with pytest.raises(UserError, match=r"1 documents .*: 9 more repeat them and are dropped; add more text"):
         prepare("text", folder_data(tmp_path, source=Files(paths=(str(tmp_path / "?.txt"),))), tmp_path / "out")
 
 
 def test_a_split_whose_documents_all_repeat_others_is_named_with_their_number(tmp_path):
     data = named(tmp_path, train=[document(n, 4) for n in range(9)], valid=["held out"], test=["held out"])
-    with pytest.raises(UserError, match=r"none of 10 documents is left for '(valid|test)': 1 more repeat them"):
+    with pytest.raises(UserError, match=r"no document of 10 is left for '(valid|test)': 1 more repeat them"):
         prepare("lines", data, tmp_path / "out")
 
 
@@ -197,7 +197,7 @@ def test_damaged_results_are_named(out, tmp_path):
     stream = tmp_path / "valid.npy"
     whole = stream.read_bytes()
     stream.write_bytes(whole[:-2])
-    with pytest.raises(UserError, match=r"valid\.npy: not a whole token stream"):
+    with pytest.raises(UserError, match=r"valid\.npy: not a complete token stream"):
         load_stream(tmp_path, "valid")
     np.save(stream, np.zeros(3, np.uint16))
     with pytest.raises(UserError, match=r"valid\.npy: uint16 of shape \(3,\), but the manifest says \d+ tokens"):
@@ -258,7 +258,7 @@ def test_text_without_tokens_is_noted_or_refused(source, tmp_path):
     notes = read_manifest(tmp_path / "out")["notes"]
     assert [note.partition("characters")[2].split()[3] for note in notes] == list(SPLITS)
     assert all(note.endswith("text have no token and are dropped") for note in notes)
-    with pytest.raises(UserError, match=r"data: text: .*t\.json: .* name a tokenizer that was made for such text"):
+    with pytest.raises(UserError, match=r"data: text: .*t\.json: .* choose a tokenizer that was made for such text"):
         prepare("text", folder_data(source, tokenizer=letters(tmp_path / "t.json", "abc")), tmp_path / "out")
 
 
@@ -306,7 +306,7 @@ def test_what_cannot_be_divided_is_refused_before_anything_is_tokenised(tmp_path
     with pytest.raises(UserError, match=r"blank\.txt: contains no text"):
         prepare("text", folder_data(tmp_path), tmp_path / "out")
     for source in (Files(paths=(str(lines),)), Files(train=(str(lines),), documents="line")):
-        with pytest.raises(UserError, match=r"^data: text: (none of 1 documents is left|all 1 documents are held out)"):
+        with pytest.raises(UserError, match=r"^data: text: (no document of 1 is left|all 1 documents are held out)"):
             prepare("text", folder_data(tmp_path, source=source), tmp_path / "out")
         assert set(files(tmp_path / "out")) <= {"file_hashes.json"}
 

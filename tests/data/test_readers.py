@@ -69,7 +69,7 @@ def test_parquet_column(tmp_path):
     assert list(read_parquet(path, "body")) == ["one", "", "two"]
     with pytest.raises(UserError, match=r"a\.parquet: no column 'text' among body, size"):
         list(read_parquet(path, "text"))
-    with pytest.raises(UserError, match=r"a\.parquet: field 'size' holds int, not text"):
+    with pytest.raises(UserError, match=r"a\.parquet: field 'size' is int, not text"):
         list(read_parquet(path, "size"))
 
 
@@ -107,7 +107,7 @@ BROKEN = {
     "row": ("a.jsonl", b"[1]\n", "line 1: a list instead of a JSON object"),
     "zst": ("a.txt.zst", b"hello", "cannot be read"),
     "bytes in zst": ("a.txt.zst", zstandard(b"caf\xe9"), "not utf-8 .*set source.encoding"),
-    "value": ("a.jsonl", b'{"text": 7}\n', "line 1: field 'text' holds int, not text"),
+    "value": ("a.jsonl", b'{"text": 7}\n', "line 1: field 'text' is int, not text"),
     "column": ("a.csv", b"id,body\n1,x\n", "no column 'text' among id, body; set source.column"),
     "comma": ("a.csv", b"id,text\n1,fine\n2,red, blue\n", "line 3: 3 fields, but 2 columns; quote"),
     "quote": ("a.tsv", b'id\ttext\n1\t"No," he said.\n', "line 2: not TSV .*write each of its quotes twice"),

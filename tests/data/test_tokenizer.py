@@ -130,7 +130,7 @@ def test_characters_without_a_token_are_counted(family, lost, tmp_path):
     assert not encoder.notes("train", 0, 10)
     assert "7 of 20 characters (35.00%) of the test text have no token" in encoder.notes("test", 7, 20)[0]
     with pytest.raises(
-        UserError, match=r"t\.json: 11 of 20 characters .* name a tokenizer that was made for such text"
+        UserError, match=r"t\.json: 11 of 20 characters .* choose a tokenizer that was made for such text"
     ):
         encoder.notes("test", 11, 20)
 

@@ -10,7 +10,7 @@ from formerlab.__main__ import main
 from formerlab.data import prepare
 from formerlab.data.images import ImageData, load_images
 from formerlab.data.images.augmentation import Preprocessing, channels_first
-from formerlab.data.images.store import cut
+from formerlab.data.images.store import centre_crop
 from formerlab.errors import UserError
 from formerlab.evaluation.vision import classify
 from formerlab.models.vision import VisionTransformer
@@ -61,7 +61,7 @@ def test_images_of_another_size_are_resized_as_when_they_are_prepared(side, plac
     assert f"images            {len(images)}" in said
     assert f"images of {side} x {side} pixels are resized to 8 x 8" in capsys.readouterr().err
     model, _ = load_model(place / "run")
-    cuts = np.stack([cut(images.image(index), 8) for index in range(len(images))])
+    cuts = np.stack([centre_crop(images.image(index), 8) for index in range(len(images))])
     preprocessing = Preprocessing(side=8, mean=own.mean, std=own.std)
     with torch.no_grad():
         wanted = model(preprocessing.normalised(channels_first(cuts))).argmax(-1)

@@ -20,15 +20,15 @@ from formerlab.spec import Spec, fingerprint
 class DataSource(Spec, ABC):
     """A source of items: documents, sentence pairs or images.
 
-    The fields `train`, `valid` and `test` may name the items of a split; a split without its field is taken from
-    `train` by a hash.
+    The fields `train`, `valid` and `test` select the items of a split. If `valid` or `test` is missing, a hash assigns
+    items of `train` to it.
     """
 
     outside_recipe: ClassVar[set[str]] = {"licence"}
     """Settings that `recipe` leaves out, for example paths."""
 
     def contents(self, cache: Path | None = None) -> Any:
-        """Return plain values that change with the content, by default the versions of packages.
+        """Return JSON values that change with the content, by default the versions of packages.
 
         The network is not used. `cache` is a file with the hashes of unchanged files. Raises UserError for a name or
         pattern without files, and OSError for an unreadable file.

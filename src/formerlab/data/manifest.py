@@ -1,4 +1,6 @@
-"""The manifest of prepared data, which is written last and marks them complete, and cached SHA-256 hashes of files."""
+"""The manifest of prepared data, and cached SHA-256 hashes of files. The manifest is written last, so data with a
+manifest are complete.
+"""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -74,7 +76,7 @@ def read_manifest(out: Path) -> dict[str, Any]:
     return manifest
 
 
-def lender(out: Path) -> Path | None:
+def tokenizer_lender(out: Path) -> Path | None:
     """Return the folder of the data set from which these prepared data borrow their tokenizer, or None."""
     tokenizer = read_manifest(out)["spec"].get("tokenizer") or {}
     return out.parent / tokenizer["data"] if tokenizer.get("kind") == "of" else None
@@ -96,8 +98,8 @@ def verify(out: Path, *, anew: bool = False) -> None:
 
 
 def verify_all(out: Path, *, anew: bool = False) -> None:
-    """Check prepared data and their tokenizer's lender, because a run is also measured on the lender's test text."""
-    for folder in filter(None, (out, lender(out))):
+    """Check prepared data, and the data set that lends the tokenizer, because a run is also tested on its test text."""
+    for folder in filter(None, (out, tokenizer_lender(out))):
         verify(folder, anew=anew)
 
 

@@ -12,7 +12,7 @@ from pyarrow import parquet
 from formerlab.data import prepare
 from formerlab.data.dataset import source_fingerprint
 from formerlab.data.images import ImageData, ImageFolders, ImageHub, load_images
-from formerlab.data.images.store import cut, decode
+from formerlab.data.images.store import centre_crop, decode
 from formerlab.data.manifest import read_manifest
 from formerlab.errors import UserError
 
@@ -78,14 +78,14 @@ def test_encoded_files_are_kept_as_they_are(folders, tmp_path):
         assert (images.mean, images.std) == (pixels[split].mean, pixels[split].std)
         for index in range(len(images)):
             assert images.image(index).size == (12, 10)
-            assert np.array_equal(cut(images.image(index), 8), pixels[split].pixels([index])[0])
+            assert np.array_equal(centre_crop(images.image(index), 8), pixels[split].pixels([index])[0])
 
 
 def test_a_centre_cut_is_the_centre_of_the_resized_image():
     gradient = np.tile(np.arange(40, dtype=np.uint8), (20, 1))
     image = Image.fromarray(gradient)
-    assert cut(image, 20)[0, :, 0].tolist() == list(range(10, 30))
-    assert cut(image, 10, 0.5)[5, :, 0].tolist() == list(range(15, 25))
+    assert centre_crop(image, 20)[0, :, 0].tolist() == list(range(10, 30))
+    assert centre_crop(image, 10, 0.5)[5, :, 0].tolist() == list(range(15, 25))
 
 
 def saved(image, format="PNG", **options):
@@ -129,7 +129,7 @@ def test_what_is_transparent_is_white_and_what_is_opaque_stays():
 def test_a_damaged_image_is_named_and_nothing_stays(damage, storage, folders, tmp_path):
     bad = tmp_path / "train" / "cat" / "deep" / "3.png"
     bad.write_bytes(damage(bad.read_bytes()))
-    with pytest.raises(UserError, match=f"^data: pictures: {bad}: .*; mend or remove it$"):
+    with pytest.raises(UserError, match=f"^data: pictures: {bad}: .*; repair or remove it$"):
         prepared(settings(folders, storage=storage), tmp_path / "out")
     assert not list((tmp_path / "out").glob("*.bin")) + list((tmp_path / "out").glob("manifest.json"))
 
@@ -302,7 +302,7 @@ def test_a_label_that_is_no_single_class_is_refused(label, tmp_path):
     rows = [{"image": {"bytes": encoded(number), "path": None}, "label": label} for number in range(12)]
     parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "rows.parquet")
     source = ImageHub(name="parquet", files={"train": (str(tmp_path / "rows.parquet"),)})
-    with pytest.raises(UserError, match=r"source\.label: column 'label' holds .*, not one class per image"):
+    with pytest.raises(UserError, match=r"source\.label: column 'label' has type .*, not one class per image"):
         prepared(settings(source), tmp_path / "out")
 
 

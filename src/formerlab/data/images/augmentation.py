@@ -1,4 +1,4 @@
-"""Augmentation and normalisation of images; random values depend on (seed, step, position in the batch) only."""
+"""Augmentation and normalisation of images; random values depend only on (seed, step, position in the batch)."""
 
 import functools
 import itertools
@@ -16,7 +16,7 @@ from PIL.Image import Image, new
 from pydantic import Field
 from torch import Tensor
 
-from formerlab.data.images.store import ImageSet, cut
+from formerlab.data.images.store import ImageSet, centre_crop
 from formerlab.spec import AnyCount, Spec
 from formerlab.torchvision_shim import ensure_torchvision_imports
 
@@ -25,7 +25,7 @@ POLICY = (
     rf"^(rand(-((m|mmax|inc)\d+|n[1-9]|(p|mstd){NUMBER}|t(weights|3aw?)))*|"
     rf"augmix(-((m|d|b)\d+|w[1-9]|a([1-9]\d*(\.\d+)?|0\.0*[1-9]\d*)|mstd{NUMBER}))*|(original|originalr|v0|v0r|3a)(-mstd{NUMBER})?)$"
 )
-"""Matches the policies that timm parses without an error and without ignoring a part of them."""
+"""Matches the policies that timm parses completely; timm silently ignores unknown words of a policy."""
 Probability = Annotated[float, Field(ge=0, le=1)]
 Bytes = NDArray[np.uint8]
 Pictures = Float[Tensor, "count channels rows columns"]
@@ -144,8 +144,8 @@ class Preprocessing(Spec):
 
 @functools.lru_cache(maxsize=8)
 def _constants(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    moved = [torch.tensor(values).view(1, -1, 1, 1).to(device, non_blocking=True) for values in (mean, std)]
-    return moved[0], moved[1]
+    constants = [torch.tensor(values).view(1, -1, 1, 1).to(device, non_blocking=True) for values in (mean, std)]
+    return constants[0], constants[1]
 
 
 def channels_first(pixels: Bytes) -> UInt8[Tensor, "count channels rows columns"]:
@@ -157,20 +157,25 @@ def held_out_pixels(images: ImageSet, indices: NDArray[np.int64], preprocessing:
     """Return images without augmentation, (count, side, side, channels): stored pixels, or resized centre crops."""
     if images.stores_pixels and images.form["side"] == preprocessing.side and preprocessing.crop == 1:
         return images.pixels(indices)
-    return np.stack([cut(images.image(int(index)), preprocessing.side, preprocessing.crop) for index in indices])
+    return np.stack(
+        [centre_crop(images.image(int(index)), preprocessing.side, preprocessing.crop) for index in indices]
+    )
 
 
-def shifted(pixels: Bytes, augmentation: Shift, chosen: NDArray[np.int64], count: int, seed: int) -> Bytes:
-    """Return images shifted and mirrored at random; `chosen` has their positions in the step of `count` images."""
+def shifted(pixels: Bytes, augmentation: Shift, positions: NDArray[np.int64], step_images: int, seed: int) -> Bytes:
+    """Shift and mirror images (count, rows, columns, channels) at random.
+
+    `positions` are their positions in a step of `step_images` images.
+    """
     generator = np.random.Generator(np.random.Philox(key=seed))
     margin, (_, height, width, _) = augmentation.pixels, pixels.shape
-    offsets = generator.integers(0, 2 * margin, size=(2, count), endpoint=True)
-    down, right, mirrored = np.vstack((offsets, generator.integers(0, 2, size=count)))[:, chosen, None]
+    offsets = generator.integers(0, 2 * margin, size=(2, step_images), endpoint=True)
+    down, right, mirrored = np.vstack((offsets, generator.integers(0, 2, size=step_images)))[:, positions, None]
     rows, columns = down + np.arange(height), right + np.arange(width)
     if augmentation.flip:
         columns = np.where(mirrored == 1, columns[:, ::-1], columns)
     padded = np.pad(pixels, ((0, 0), (margin, margin), (margin, margin), (0, 0)))
-    images: Bytes = padded[np.arange(len(chosen))[:, None, None], rows[:, :, None], columns[:, None, :]]
+    images: Bytes = padded[np.arange(len(positions))[:, None, None], rows[:, :, None], columns[:, None, :]]
     return images
 
 
@@ -225,7 +230,7 @@ def timm_transform(augmentation: TimmAugmentation, side: int, mean: tuple[float,
 def posterized(image: Image, bits: int, **_: Any) -> Image:
     """Keep the `bits` highest bits of every channel; return a black image for zero bits.
 
-    timm uses zero bits at full magnitude. Older versions of Pillow return black for it; newer versions raise an error.
+    timm uses zero bits at full magnitude. Older versions of Pillow return a black image, newer versions raise an error.
     """
     from timm.data.auto_augment import posterize
 

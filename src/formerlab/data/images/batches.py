@@ -40,8 +40,7 @@ from formerlab.seeding import mixed_seed
 Positions = NDArray[np.int64]
 """Positions in the batch of a step."""
 Key = tuple[int, int, int, Positions]
-"""Seed, index of the augmentation draw, start of the batch in the sequence of epochs (images), positions in the batch.
-"""
+"""Seed, index of the augmentation draw, start of the batch in the sequence of epochs, positions in the batch."""
 END_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 """Signals that ask a process to end."""
 PREFETCH = 2
@@ -84,7 +83,7 @@ class ImageBytes:
 
 
 @functools.lru_cache(maxsize=2)
-def order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
+def epoch_order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
     """Return the permutation of `count` images in an epoch."""
     return np.random.Generator(np.random.Philox(key=mixed_seed(seed, "epoch", epoch))).permutation(count)
 
@@ -99,16 +98,16 @@ def step_indices(seed: int, start: int, batch: int, count: int) -> NDArray[np.in
     positions = np.arange(start, start + batch)
     epochs = positions // count
     return np.concatenate(
-        [order(seed, int(epoch), count)[positions[epochs == epoch] % count] for epoch in np.unique(epochs)]
+        [epoch_order(seed, int(epoch), count)[positions[epochs == epoch] % count] for epoch in np.unique(epochs)]
     )
 
 
 class TrainingImages(Dataset[AugmentedImages]):
     """Training batches of a split of images.
 
-    Images that need decoding or timm's transform are prefetched by as many worker processes as the job has threads. A
-    job with one thread and without a GPU makes its batches in the main process, and so do jobs that read stored pixels
-    without timm. The batches are the same in both cases.
+    Worker processes, one per thread of the job, prefetch images that need decoding or timm's transform. The main
+    process makes the batches if the job has one thread and no GPU, or if it reads stored pixels without timm. The
+    batches are the same in both cases.
     """
 
     def __init__(
@@ -149,15 +148,15 @@ class TrainingImages(Dataset[AugmentedImages]):
 
     def __getitem__(self, key: Key) -> AugmentedImages:
         """Return the augmented images at some positions of a step, in the main process or in a worker process."""
-        seed, draw, start, chosen = key
-        indices = step_indices(seed, start, self.batch, len(self.images))[chosen]
+        seed, draw, start, positions = key
+        indices = step_indices(seed, start, self.batch, len(self.images))[positions]
         if isinstance(self.augmentation, TimmAugmentation):
             return augment_by_timm(
-                self.augmentation, self.images, indices, image_seeds(seed, draw, chosen), self.preprocessing
+                self.augmentation, self.images, indices, image_seeds(seed, draw, positions), self.preprocessing
             )
         pixels = held_out_pixels(self.images, indices, self.preprocessing)
         if isinstance(self.augmentation, Shift):
-            pixels = shifted(pixels, self.augmentation, chosen, self.batch, mixed_seed(seed, draw, 0))
+            pixels = shifted(pixels, self.augmentation, positions, self.batch, mixed_seed(seed, draw, 0))
         return without_erasing(pixels)
 
     def _from_workers(self, seed: int, draw: int, start: int, micro_batches: list[Positions]) -> list[AugmentedImages]:
@@ -192,8 +191,8 @@ class TrainingImages(Dataset[AugmentedImages]):
                     ) from None
             if self.stop is not None and (stop_reason := self.stop()) is not None:
                 raise StoppedEarly(stop_reason)
-        what = f"no image came from {self.workers} worker processes for {TIMEOUT_SECONDS:.0f} s"
-        raise UserError(f"{what}: check the disk of the images and {SHARED_MEMORY}; {REMEDY}")
+        problem = f"no image came from {self.workers} worker processes for {TIMEOUT_SECONDS:.0f} s"
+        raise UserError(f"{problem}: check the disk of the images and {SHARED_MEMORY}; {REMEDY}")
 
     def _check_shared_memory(self, micro_batches: list[Positions]) -> None:
         """Raise UserError if shared memory is too small for the chunks that workers prefetch."""
@@ -204,8 +203,8 @@ class TrainingImages(Dataset[AugmentedImages]):
         needed = (PREFETCH + 1) * self.workers * images * (pixels + noise)
         with suppress(OSError):
             if (free := shutil.disk_usage(SHARED_MEMORY).free) < needed:
-                what = f"{SHARED_MEMORY} has {free / 1e6:.1f} MB free, {self.workers} worker processes"
-                raise UserError(f"{what} need {needed / 1e6:.1f} MB for images; {REMEDY}")
+                problem = f"{SHARED_MEMORY} has {free / 1e6:.1f} MB free, but {self.workers} worker processes"
+                raise UserError(f"{problem} need {needed / 1e6:.1f} MB for images; {REMEDY}")
 
     def _chunks(self, micro_batch: Positions) -> list[Positions]:
         """Split a micro-batch into one chunk per worker, or one per image if there are fewer images than workers."""
@@ -217,13 +216,11 @@ class TrainingImages(Dataset[AugmentedImages]):
         """Start the workers; return an iterator over the chunks of this and all following batches, in order."""
         chunks = [chunk for micro_batch in micro_batches for chunk in self._chunks(micro_batch)]
         keys = ((seed, draw + k, start + k * self.batch, chunk) for k in itertools.count() for chunk in chunks)
-        self._results = None  # ends earlier workers; the iterator cannot be pickled for the new ones either
+        self._results = None  # ends earlier workers; the iterator also cannot be pickled for new workers
         self._check_shared_memory(micro_batches)
         options: dict[str, Any] = {"multiprocessing_context": "spawn", "worker_init_fn": _end_at_parents_signal}
-        options |= {
-            "generator": torch.Generator()
-        }  # the loader draws a seed; from torch's generator it would change dropout
-        options |= {"timeout": POLL_SECONDS, "prefetch_factor": PREFETCH}
+        # The loader draws a seed; drawn from torch's generator, it would change dropout.
+        options |= {"generator": torch.Generator(), "timeout": POLL_SECONDS, "prefetch_factor": PREFETCH}
         loader: Any = DataLoader(self, batch_size=None, sampler=keys, num_workers=self.workers, **options)
         resource_tracker.ensure_running()  # otherwise the first worker starts the tracker, which unblocks signals
         signal_mask = signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)  # all threads of a worker inherit the mask
@@ -237,15 +234,15 @@ class TrainingImages(Dataset[AugmentedImages]):
 
 
 def stop_waiting(data: Any, stop: Callable[[], str | None]) -> None:
-    """Make a wait for worker processes end when `stop` returns a reason; does nothing for data other than images."""
+    """Stop waiting for worker processes when `stop` returns a reason; does nothing for data other than images."""
     if isinstance(data, TrainingImages):
         data.stop = stop
 
 
 def _end_at_parents_signal(worker: int) -> None:
-    """Exit at a signal of the parent process only.
+    """Exit only when the parent process sends the signal.
 
-    A signal to the whole job is ignored, because the last step of the parent still needs images.
+    Signals to the job are ignored, because the parent needs images for its last step.
     """
 
     def wait() -> None:
@@ -261,6 +258,6 @@ def held_out_batches(
 ) -> Iterator[ImageBytes]:
     """Yield batches of images without augmentation, in the order of `indices`."""
     for first in range(0, len(indices), batch):
-        chosen = indices[first : first + batch]
-        pixels = without_erasing(held_out_pixels(images, chosen, preprocessing))
-        yield ImageBytes(pixels, torch.from_numpy(images.labels[chosen]), preprocessing)
+        in_batch = indices[first : first + batch]
+        pixels = without_erasing(held_out_pixels(images, in_batch, preprocessing))
+        yield ImageBytes(pixels, torch.from_numpy(images.labels[in_batch]), preprocessing)

@@ -35,8 +35,8 @@ class Gallery(NamedTuple):
 
 
 class Digits(DataSource):
-    """1797 images of 8 x 8 pixels in 17 grey levels: the test part of the UCI data set Optical Recognition of
-    Handwritten Digits (E. Alpaydin, 1998), as scikit-learn ships it.
+    """1797 images of 8 x 8 pixels in 17 grey levels, shipped with scikit-learn: the test split of the UCI data set
+    Optical Recognition of Handwritten Digits (E. Alpaydin, 1998).
     """
 
     kind: Literal["digits"] = "digits"

@@ -15,9 +15,7 @@ class Mix(NamedTuple):
     weight: float
     """Weight of an image's class in its target; for mixup (no box), also the weight of its pixels."""
     box: tuple[int, int, int, int] | None
-    """First row, last row (exclusive), first column and last column (exclusive) that cutmix copies from the other
-    image.
-    """
+    """Rectangle that cutmix copies from the other image: first row, last row (exclusive), first column, last column."""
     smoothing: float
     classes: int
 
@@ -29,8 +27,8 @@ class Mix(NamedTuple):
             first, last, left, right = self.box
             images[:, :, first:last, left:right] = images.flip(0)[:, :, first:last, left:right]
         elif self.weight != 1:
-            other = images.flip(0).mul_(1 - self.weight)
-            images.mul_(self.weight).add_(other)
+            partners = images.flip(0).mul_(1 - self.weight)
+            images.mul_(self.weight).add_(partners)
         targets: Tensor = mixup_target(labels, self.classes, self.weight, self.smoothing)  # type: ignore[no-untyped-call]
         return images, targets
 

@@ -19,7 +19,7 @@ from pydantic import Field
 from formerlab.data.dataset import DataSpec
 from formerlab.data.images.gallery import Digits, Gallery, Picture
 from formerlab.data.images.source import ImageFolders, ImageHub
-from formerlab.data.images.store import Pixels, cut, decode
+from formerlab.data.images.store import Pixels, centre_crop, decode
 from formerlab.data.manifest import MANIFEST
 from formerlab.data.splitting import SPLITS, Digests, Split, digest
 from formerlab.data.threads import in_threads
@@ -79,7 +79,7 @@ class ImageData(DataSpec):
                 bar.advance()
             for split in (split for split in SPLITS if not writer.labels[split]):
                 repeated = f" ({writer.duplicates} are identical to others)" if writer.duplicates else ""
-                raise UserError(f"no image is left for '{split}'{repeated}: name source.{split} or raise {split}_share")
+                raise UserError(f"no image is left for '{split}'{repeated}: set source.{split} or raise {split}_share")
         splits = {split: writer.entry(split, out) for split in SPLITS}
         mean, square = writer.sums / splits["train"]["images"]
         return {
@@ -127,8 +127,8 @@ def decode_picture(data: ImageData, item: tuple[Split, Picture]) -> Decoded:
     except (OSError, ValueError, SyntaxError, struct.error, Image.DecompressionBombError) as error:
         name = picture.content if isinstance(picture.content, Path) else picture.name
         unidentified = isinstance(error, UnidentifiedImageError)  # its message has the address of an object
-        why = "not an image that Pillow knows" if unidentified else reason(error)
-        raise UserError(f"{name}: {why}; mend or remove it") from None
+        problem = "not an image that Pillow can read" if unidentified else reason(error)
+        raise UserError(f"{name}: {problem}; repair or remove it") from None
     pixel_hash = int.from_bytes(blake2b(pixels.tobytes(), digest_size=8).digest(), "big")
     values = pixels.reshape(-1, data.channels) / 255
     moments = np.stack((values.mean(axis=0), np.square(values).mean(axis=0)))
@@ -139,7 +139,7 @@ def _read(content: Path | bytes | Pixels, data: ImageData) -> tuple[bytes, Pixel
     """Return the bytes to store for a picture, and the pixels that a model sees."""
     if isinstance(content, Path) and data.storage == "encoded":
         content = content.read_bytes()
-    pixels = cut(decode(content, data.channels), data.side)
+    pixels = centre_crop(decode(content, data.channels), data.side)
     if data.storage == "pixels":
         content = pixels.tobytes()
     if not isinstance(content, bytes):
@@ -182,9 +182,9 @@ class SplitWriter:
         arrays = {"labels": labels}
         if self.data.storage == "encoded":
             arrays["offsets"] = np.cumsum([0, *sizes]).tolist()
-        about: dict[str, Any] = {"file": f"{split}.bin", "images": len(labels), "bytes": sum(sizes)}
+        entry: dict[str, Any] = {"file": f"{split}.bin", "images": len(labels), "bytes": sum(sizes)}
         for name, values in arrays.items():
-            about[name] = f"{split}_{name}.npy"
-            with replacing(out / about[name]) as temporary, open(temporary, "wb") as file:
+            entry[name] = f"{split}_{name}.npy"
+            with replacing(out / entry[name]) as temporary, open(temporary, "wb") as file:
                 np.save(file, np.asarray(values, dtype=np.int64))
-        return about | {"sha256": sha256(out / about["file"]), "labels_sha256": sha256(out / about["labels"])}
+        return entry | {"sha256": sha256(out / entry["file"]), "labels_sha256": sha256(out / entry["labels"])}

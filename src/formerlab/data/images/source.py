@@ -17,22 +17,8 @@ from formerlab.errors import UserError, some
 from formerlab.file_search import expanded, files_below, files_named
 
 ENDINGS = (
-    *(
-        ".apng",
-        ".avif",
-        ".avifs",
-        ".bmp",
-        ".dib",
-        ".gif",
-        ".icns",
-        ".ico",
-        ".j2c",
-        ".j2k",
-        ".jfif",
-        ".jp2",
-        ".jpc",
-        ".jpe",
-    ),
+    *(".apng", ".avif", ".avifs", ".bmp", ".dib", ".gif", ".icns", ".ico", ".j2c", ".j2k", ".jfif", ".jp2", ".jpc"),
+    ".jpe",
     *(".jpeg", ".jpf", ".jpg", ".jpx", ".pbm", ".pcx", ".pfm", ".pgm", ".png", ".pnm", ".ppm", ".psd", ".qoi", ".rgb"),
     *(".sgi", ".tga", ".tif", ".tiff", ".webp"),
 )
@@ -62,27 +48,27 @@ class ImageFolders(DataSource):
         Their contents are not read, because there may be millions of files. A change that keeps the size of a file in
         bytes is therefore not noticed until the data are prepared again.
         """
-        return [[split, *file] for split in self._named() for file in self._files(split)]
+        return [[split, *file] for split in self._given_splits() for file in self._files(split)]
 
     def open(self) -> Gallery:
         """Return the files of all splits. Raises UserError for a missing folder or a class without training images."""
-        files = {split: [name for name, _ in self._files(split)] for split in self._named()}
+        files = {split: [name for name, _ in self._files(split)] for split in self._given_splits()}
         classes = tuple(sorted({name.partition("/")[0] for name in files["train"]}))
         numbers, splits = {name: number for number, name in enumerate(classes)}, dict[Split, Iterable[Picture]]()
         for split, names in files.items():
             root = expanded(getattr(self, split))
             for name in names:
                 if (label := name.partition("/")[0]) not in numbers:
-                    what = f"{root / name}: no class {label!r} among the training images"
-                    raise UserError(f"{what}; remove it or add the class")
+                    problem = f"{root / name}: no class {label!r} among the training images"
+                    raise UserError(f"{problem}; remove it or add the class")
             splits[split] = [Picture(name, numbers[name.partition("/")[0]], root / name) for name in names]
         return Gallery(classes, splits, tuple(filter(None, map(self._left_out, files))))
 
     def recipe(self) -> dict[str, object]:
         """Return the kind and the named splits; paths and licence do not affect the content."""
-        return {"kind": self.kind, "named": self._named()}
+        return {"kind": self.kind, "named": self._given_splits()}
 
-    def _named(self) -> list[Split]:
+    def _given_splits(self) -> list[Split]:
         return [split for split in SPLITS if getattr(self, split)]
 
     def _files(self, split: Split) -> list[tuple[str, int]]:
@@ -90,21 +76,22 @@ class ImageFolders(DataSource):
         images = sorted(file for file in self._all_files(split) if _is_image(file[0]))
         if not images:
             root = expanded(getattr(self, split))
-            raise UserError(f"source.{split}: {root} has no images in folders; name one with a folder per class")
+            raise UserError(f"source.{split}: {root} has no images in folders; choose one with a folder per class")
         return images
 
     def _left_out(self, split: Split) -> str | None:
         """Return a note on the files of a split's folder that are not images of a class, or None."""
         names = [name for name, _ in self._all_files(split) if not _is_image(name)]
         endings = Counter(Path(name).suffix.lower() or "no ending" if "/" in name else "in no class" for name in names)
-        what = some([f"{ending} {count}" for ending, count in endings.most_common()])
-        return f"{split}: {len(names)} files are not read as images ({what}); remove or convert them" if names else None
+        counts = some([f"{ending} {count}" for ending, count in endings.most_common()])
+        left_out = f"{split}: {len(names)} files are not read as images ({counts}); remove or convert them"
+        return left_out if names else None
 
     def _all_files(self, split: Split) -> Iterator[tuple[str, int]]:
         """Yield every file as (name below the split's folder, size in bytes)."""
         root = expanded(getattr(self, split))
         if not root.is_dir():
-            raise UserError(f"source.{split}: {root} is not a folder; name one with a folder per class")
+            raise UserError(f"source.{split}: {root} is not a folder; choose one with a folder per class")
         for hidden in root.glob(".*/"):
             raise UserError(f"source.{split}: {hidden}: a hidden folder cannot be a class; remove it")
         start = len(os.path.join(root, ""))
@@ -169,9 +156,9 @@ class ImageHub(HubSource):
                     if names := getattr(feature, "names", None):
                         named.setdefault(", ".join(names), path)
         if len(named) > 1:
-            (first, path), (second, other) = list(named.items())[:2]
-            what = f"classes {first[:60]} in {path}, but {second[:60]} in {other}"
-            raise UserError(f"source.label: {what}; write all files with one list of classes")
+            (classes, path), (other_classes, other_path) = list(named.items())[:2]
+            problem = f"classes {classes[:60]} in {path}, but {other_classes[:60]} in {other_path}"
+            raise UserError(f"source.label: {problem}; write all files with one list of classes")
 
     def _files(self) -> dict[str, list[Path]]:
         return {
@@ -188,11 +175,12 @@ class ImageHub(HubSource):
         rows = self.rows(split, data_files=files or None, streaming=self.streaming)
         for key in ("image", "label"):
             if (column := getattr(self, key)) not in (rows.features or {}):
-                has = ", ".join(rows.features or {})
-                raise UserError(f"source.{key}: {self.name!r} has no column {column!r}; it has {has}")
+                columns = ", ".join(rows.features or {})
+                raise UserError(f"source.{key}: {self.name!r} has no column {column!r}; it has {columns}")
         if not isinstance(rows.features[self.label], datasets.Value | datasets.ClassLabel):
-            what = f"column {self.label!r} holds {type(rows.features[self.label]).__name__}, not one class per image"
-            raise UserError(f"source.label: {what}; name a column with a number or a name")
+            kind = type(rows.features[self.label]).__name__
+            problem = f"column {self.label!r} has type {kind}, not one class per image"
+            raise UserError(f"source.label: {problem}; choose a column with a number or a name")
         if isinstance(rows.features[self.image], datasets.Image):
             rows = rows.cast_column(self.image, datasets.Image(decode=False))
         return rows
@@ -206,9 +194,9 @@ class ImageHub(HubSource):
             if number is None or not 0 <= number < len(classes):
                 raise UserError(
                     f"source {self.name!r}: image {index} has label {label!r}, which no training image has; "
-                    "remove it, or name another column as source.label"
+                    "remove it, or set source.label to another column"
                 )
             content = image["bytes"] if isinstance(image, dict) else image
-            if content is None:  # decoding reports an image that has neither bytes nor a path
+            if content is None:  # decoding reports an image without bytes and path
                 content = Path(image["path"]) if image and image["path"] else b""
             yield Picture(f"image {index}", int(number), content)

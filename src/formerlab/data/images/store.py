@@ -41,7 +41,7 @@ def decode(content: Path | bytes | Pixels, channels: int) -> Image.Image:
     return image.convert(MODES[channels])
 
 
-def cut(image: Image.Image, side: int, crop: float = 1.0) -> Pixels:
+def centre_crop(image: Image.Image, side: int, crop: float = 1.0) -> Pixels:
     """Return the centre crop of an image, (side, side, channels), after resizing its shorter side to side / crop.
 
     Resizing is bicubic. `crop` is the usual ratio of test crops: 224 of 256 pixels is 0.875.
@@ -57,7 +57,7 @@ def cut(image: Image.Image, side: int, crop: float = 1.0) -> Pixels:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """A split of prepared images. It stores paths and sizes only, so that pickling it for worker processes is cheap."""
+    """A split of prepared images. Only paths and sizes are pickled for worker processes, not pixels."""
 
     folder: Path
     entry: dict[str, Any]
@@ -115,7 +115,7 @@ def load_images(out: Path, split: str) -> ImageSet:
     manifest = read_manifest(out)
     splits = manifest["splits"]
     if split not in splits or "images" not in splits[split]:
-        raise UserError(f"{out}: no images '{split}'; choose from {', '.join(splits)}, or name a data set of images")
+        raise UserError(f"{out}: no images '{split}'; choose from {', '.join(splits)}, or a data set of images")
     entry = splits[split]
     for path in (out / entry[key] for key in ("file", "labels", "offsets") if key in entry):
         if not path.is_file():

@@ -76,7 +76,7 @@ class ParallelData(DataSpec):
         tokenizer = write_tokenizer(self.tokenizer, out / "tokenizer.json", self._sample)
         written = {split: self._write_split(split, out, tokenizer) for split in reversed(SPLITS)}  # small splits first
         splits = {split: written[split][0] for split in SPLITS}
-        notes = [note for split in SPLITS for note in (*self._cuts(split, splits[split]), *written[split][1])]
+        notes = [note for split in SPLITS for note in (*self._limit_notes(split, splits[split]), *written[split][1])]
         files = [tokenizer["sha256"], *(entry["sha256"] for entry in splits.values())]
         return {"fingerprint": fingerprint(files), "tokenizer": tokenizer, "splits": splits, "notes": notes}
 
@@ -121,7 +121,7 @@ class ParallelData(DataSpec):
                     stream.append(np.concatenate(tokens), len(tokens), size)
                 bar.advance(len(batch))
             if not sizes["pairs"]:
-                raise UserError(f"no pair is left for '{split}' ({dropped} left out); name more text")
+                raise UserError(f"no pair is left for '{split}' ({dropped} left out); add more text")
             languages = f"{split} {self.source.source}", f"{split} {self.source.target}"
             notes = [
                 note for numbers in zip(languages, lost, characters, strict=True) for note in encode.notes(*numbers)
@@ -141,7 +141,7 @@ class ParallelData(DataSpec):
         too_uneven = self.max_ratio is not None and longer > self.max_ratio * shorter
         return "ratio" if split == "train" and too_uneven else None
 
-    def _cuts(self, split: Split, entry: dict[str, Any]) -> Iterator[str]:
+    def _limit_notes(self, split: Split, entry: dict[str, Any]) -> Iterator[str]:
         """Yield notes on the number of pairs that each limit leaves out of a split."""
         limits = "an empty side", f"max_tokens={self.max_tokens}", f"max_ratio={self.max_ratio}"
         for limit, count in zip(limits, entry["dropped"].values(), strict=True):

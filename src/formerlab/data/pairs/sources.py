@@ -66,11 +66,11 @@ class LinePairs(PairSource):
     """The licence of the text, for the manifest."""
 
     @model_validator(mode="after")
-    def _distinct(self) -> "LinePairs":
+    def _check_distinct(self) -> "LinePairs":
         files = self._files()
         for path in files:
             if files.count(path) > 1:
-                raise ValueError(f"{path} is named twice; name every file once")
+                raise ValueError(f"{path} is listed twice; list every file once")
         return self
 
     def contents(self, cache: Path | None = None) -> dict[str, list[str]]:
@@ -143,7 +143,7 @@ TRIES = 20
 class Phrases(PairSource):
     """Dates, times, amounts of money and measures in two languages, as localised by Unicode's CLDR.
 
-    All source phrases are distinct, have exactly one translation, and are drawn with a fixed seed.
+    Phrases are drawn with a fixed seed; every source phrase occurs once.
     """
 
     kind: Literal["embedded"] = "embedded"
@@ -156,7 +156,7 @@ class Phrases(PairSource):
 
     @field_validator("source", "target")
     @classmethod
-    def _known(cls, value: str) -> str:
+    def _check_locale(cls, value: str) -> str:
         from babel.localedata import exists
 
         if not exists(value):

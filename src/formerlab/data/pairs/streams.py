@@ -58,7 +58,7 @@ class PairStream:
 
     @lru_cache(maxsize=2)  # noqa: B019 a stream lives as long as the process
     def epoch(self, tokens: int, seed: int, epoch: int) -> list[Numbers]:
-        """Return the batches of an epoch; they depend on (pairs, tokens, seed, epoch) only."""
+        """Return the batches of an epoch; they depend only on (pairs, tokens, seed, epoch)."""
         return self.batches(tokens, np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 1, epoch])))
 
     @lru_cache(maxsize=2)  # noqa: B019

@@ -54,7 +54,7 @@ class TextSource(DataSource, ABC):
         return []
 
     def by_paragraph(self) -> "TextSource | None":
-        """Return this source with paragraphs as documents, or None if its documents are not whole files."""
+        """Return this source with paragraphs as documents, or None if its documents are not files."""
         return None
 
 

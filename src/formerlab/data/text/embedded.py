@@ -27,7 +27,7 @@ Located = tuple[str, Path]
 PACKAGES = ("numpy", "scipy", "pandas", "scikit-learn", "matplotlib", "networkx", "sympy", "torch", "transformers")
 
 REPEATABLE_CHARACTERS = 40
-"""Shorter paragraphs (a heading, "Returns") may repeat; of longer paragraphs only the first occurrence is retained."""
+"""Shorter paragraphs (a heading, "Returns") may repeat; longer paragraphs are read only once."""
 
 _SKIPPED = {"test", "tests", "idle_test", "_vendor", "_vendored", "externals", "site-packages", "dist-packages"}
 
@@ -36,14 +36,13 @@ class Embedded(TextSource):
     """Text of the standard library and of installed packages.
 
     A document is a module: its signatures and docstrings (technical English), or its code without docstrings and
-    comments, which is a second domain without a sentence of the first. A hash of a module's name determines its split
+    comments (a second domain that shares no sentence with the first). A hash of a module's name determines its split
     and its position in the reading order, so that the start of a split is a random sample of the split.
     """
 
     kind: Literal["embedded"] = "embedded"
     packages: tuple[Annotated[str, Field(min_length=1)], ...] = PACKAGES
-    """Distributions to read; distributions that are not installed are left out. The manifest names all that are read.
-    """
+    """Distributions to read, if they are installed; the manifest lists those that were read."""
     standard_library: bool = True
     """Whether to read the standard library too."""
     content: Content = "docstrings"
@@ -59,7 +58,7 @@ class Embedded(TextSource):
         return f"{self.content}, each under the licence of its package: " + "; ".join(python + packages)
 
     def open(self, fractions: SplitFractions) -> Corpus:
-        """Return one shard per split. Modules that were read stay in memory; all modules together take about 34 MB."""
+        """Return one shard per split. Modules stay in memory after they are read, about 34 MB for all modules."""
         located = self.located()
         seen = Digests()
 
@@ -89,7 +88,7 @@ class Embedded(TextSource):
             files += [(file, Path(str(file.locate()))) for file in package.files or () if file.suffix == ".py"]
         modules = {_dotted(name): path for name, path in files if _is_included(name) and path.is_file()}
         if not modules:
-            raise UserError(f"embedded: none of the packages {', '.join(self.packages)} is installed; name others")
+            raise UserError(f"embedded: no package of {', '.join(self.packages)} is installed; choose others")
         return sorted(modules.items(), key=lambda module: (digest(module[0]), module[0]))
 
     def _installed(self) -> dict[str, metadata.Distribution]:
@@ -98,9 +97,7 @@ class Embedded(TextSource):
 
 
 def read_modules(located: list[Located], seen: Digests, content: Content = "docstrings") -> Iterator[Module]:
-    """Yield modules with docstrings (or code), without the longer paragraphs that occurred before; empty ones are
-    skipped.
-    """
+    """Yield the modules with docstrings (or code), without longer paragraphs that occurred before, and not if empty."""
     read = read_code if content == "code" else read_module
     for name, path in located:
         gc.disable()  # syntax trees have no reference cycles, and garbage collection takes a third of the time

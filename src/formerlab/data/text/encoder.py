@@ -41,14 +41,15 @@ class Encoder:
     def __call__(self, texts: list[str]) -> tuple[list[np.ndarray], list[int]]:
         """Return the tokens of each text with the end token, and the number of its characters without a token.
 
-        Raises UserError if the tokenizer has neither a token for a text nor an unknown token.
+        Raises UserError if the tokenizer cannot encode a character and has no unknown token.
         """
         try:
             if self._complete or self._byte_level:
                 return encode(self._tokenizer, texts, self._end), list(map(self._without_bytes, texts))
             encodings = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         except Exception as error:  # the library raises bare Exception
-            raise UserError(f"{self._name}: {reason(error)}; give its vocabulary the token, or name another") from None
+            remedy = "add the token to its vocabulary, or choose another tokenizer"
+            raise UserError(f"{self._name}: {reason(error)}; {remedy}") from None
         return token_arrays(encodings, self._end), list(map(self._without_token, texts, encodings))
 
     def notes(self, text: str, lost: int, characters: int) -> list[str]:
@@ -56,12 +57,11 @@ class Encoder:
         if not lost:
             return []
         effect = "are dropped" if self._unknown is None else f"become the unknown token {self._unknown!r}"
-        what = (
-            f"{lost} of {characters} characters ({lost / characters:.2%}) of the {text} text have no token and {effect}"
-        )
+        fraction = f"{lost} of {characters} characters ({lost / characters:.2%})"
+        note = f"{fraction} of the {text} text have no token and {effect}"
         if 2 * lost > characters:
-            raise UserError(f"{self._name}: {what}; name a tokenizer that was made for such text")
-        return [what]
+            raise UserError(f"{self._name}: {note}; choose a tokenizer that was made for such text")
+        return [note]
 
     @functools.lru_cache(maxsize=1 << 17)  # noqa: B019 an encoder lives as long as the preparation
     def _loses_byte_of(self, letter: str) -> bool:

@@ -27,19 +27,19 @@ from formerlab.data.text.readers import (
 from formerlab.errors import UserError, some
 from formerlab.file_search import expanded, files_named
 
-BESIDE = re.compile(
+SIDECARS = re.compile(
     r"_(SUCCESS|(common_)?metadata|(started|committed)_\d+)|.*\.(crc|md5|sha\d+)|(md5|sha\d+|checksum)s?(sums?)?(\.txt)?",
     re.IGNORECASE,
 )
 """Matches the names of files that Spark and checksum tools write next to data."""
-BESIDE_FOLDERS = {"_temporary", "_delta_log"}
+SIDECAR_FOLDERS = {"_temporary", "_delta_log"}
 
 
 class Files(TextSource):
     """Files, folders or globs (`**` for any depth).
 
-    `~` and `$NAME` are expanded, and relative paths start at the working directory. Either name `paths`, and a hash
-    assigns all documents to splits, or name `train` together with `valid`, `test` or both.
+    `~` and `$NAME` are expanded, and relative paths start at the working directory. Set either `paths`, whose documents
+    a hash assigns to splits, or `train` together with `valid`, `test` or both.
     """
 
     outside_recipe: ClassVar[set[str]] = {"paths", "train", "valid", "test", "licence"}
@@ -66,7 +66,7 @@ class Files(TextSource):
 
     @field_validator("encoding")
     @classmethod
-    def _known_encoding(cls, value: str) -> str:
+    def _check_encoding(cls, value: str) -> str:
         try:
             "".encode(value)
         except (LookupError, UnicodeError):
@@ -74,14 +74,14 @@ class Files(TextSource):
         return value
 
     @model_validator(mode="after")
-    def _one_way(self) -> "Files":
+    def _check_paths(self) -> "Files":
         if bool(self.paths) == bool(self.train) or (self.paths and (self.valid or self.test)):
-            raise ValueError("name either paths, or train together with valid, test or both")
+            raise ValueError("set either paths, or train together with valid, test or both")
         return self
 
     def contents(self, cache: Path | None = None) -> list[list[str]]:
         """Return labels, names below the common folder, and hashes of the files."""
-        files = [(label, name, path) for label, paths in self.named().items() for name, path in paths.items()]
+        files = [(label, name, path) for label, paths in self.files_by_label().items() for name, path in paths.items()]
         hashes = file_hashes((path for *_, path in files), cache)
         return [[label, name, hashes[path]] for label, name, path in files]
 
@@ -94,18 +94,18 @@ class Files(TextSource):
                 partial(self._documents, path),
                 may_be_empty=_is_part(path) or (path.suffix.lower() == ".parquet" and row_count(path) == 0),
             )
-            for label, files in self.named().items()
+            for label, files in self.files_by_label().items()
             for path in files.values()
         ]
         return Corpus(sorted(shards, key=lambda shard: ("train" in shard.splits, shard.splits)))
 
     def by_paragraph(self) -> "Files | None":
-        """Return the same files with paragraphs as documents, or None if no document is a whole text file."""
-        formats = {self._format(path) for files in self.named().values() for path in files.values()}
+        """Return the same files with paragraphs as documents, or None if no text file is a single document."""
+        formats = {self._format(path) for files in self.files_by_label().values() for path in files.values()}
         finer = self.documents == "file" and "text" in formats
         return self.model_copy(update={"documents": "paragraph"}) if finer else None
 
-    def named(self) -> dict[str, dict[str, Path]]:
+    def files_by_label(self) -> dict[str, dict[str, Path]]:
         """Return the files by label (paths, train, valid, test) and by name below their common folder, sorted."""
         owners: dict[Path, str] = {}
         files: dict[str, list[Path]] = {}
@@ -116,15 +116,15 @@ class Files(TextSource):
                 if path.stat().st_size == 0 and not _is_part(path):
                     raise UserError(f"{path}: empty file")
                 if (owner := owners.setdefault(path.resolve(), label)) != label:
-                    raise UserError(f"{path}: named by both source.{owner} and source.{label}; keep it in one")
+                    raise UserError(f"{path}: in both source.{owner} and source.{label}; keep it in one")
         common = Path(os.path.commonpath([path.parent for paths in files.values() for path in paths]))
         return {label: {path.relative_to(common).as_posix(): path for path in paths} for label, paths in files.items()}
 
     def notes(self) -> list[str]:
         """Return a note on the files next to the data that are not read."""
         labels = [label for label in ("paths", *SPLITS) if getattr(self, label)]
-        others = [path.name for label in labels for path in self._data_and_other_files(label)[1]]
-        return [f"not read as data: {some(others)}; name a file itself to read it"] if others else []
+        unread = [path.name for label in labels for path in self._data_and_other_files(label)[1]]
+        return [f"not read as data: {some(unread)}; list a file by its name to read it"] if unread else []
 
     def _data_and_other_files(self, label: str) -> tuple[list[Path], list[Path]]:
         """Return the data files that the patterns of a label match, and the matching files that are not data.
@@ -137,13 +137,14 @@ class Files(TextSource):
         parquet = self.format == "auto" and any(path.suffix.lower() == ".parquet" for path in files)
 
         def is_data(path: Path) -> bool:
-            by_tools = BESIDE.fullmatch(path.name) or BESIDE_FOLDERS.intersection(path.parts)
-            return path in exact or not (by_tools or (parquet and format_of(path) == "text"))
+            sidecar = SIDECARS.fullmatch(path.name) or SIDECAR_FOLDERS.intersection(path.parts)
+            return path in exact or not (sidecar or (parquet and format_of(path) == "text"))
 
-        data, others = [path for path in files if is_data(path)], [path for path in files if not is_data(path)]
+        data, unread = [path for path in files if is_data(path)], [path for path in files if not is_data(path)]
         if not data:
-            raise UserError(f"source.{label}: only {some([path.name for path in others])}, no data; name other files")
-        return data, others
+            names = some([path.name for path in unread])
+            raise UserError(f"source.{label}: only {names}, which are not data; choose other files")
+        return data, unread
 
     def _format(self, path: Path) -> Format:
         return format_of(path) if self.format == "auto" else self.format

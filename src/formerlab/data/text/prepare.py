@@ -82,7 +82,7 @@ class TextData(DataSpec):
         tokenizer = self._write_tokenizer(out, corpus)
         splits, deduplicator, losses = self._write_streams(out, corpus, tokenizer)
         notes += self.source.notes() + losses
-        notes += [self._cut(split, splits[split]) for split in SPLITS if split in deduplicator.limited]
+        notes += [self._limit_note(split, splits[split]) for split in SPLITS if split in deduplicator.limited]
         files = [tokenizer["sha256"], *(entry["sha256"] for entry in (*splits.values(), *questions))]
         return {
             "fingerprint": fingerprint(files),
@@ -100,14 +100,14 @@ class TextData(DataSpec):
         lender, spec = out.parent / self.tokenizer.data, self.tokenizer
         tokenizer: dict[str, Any] = read_manifest(lender)["tokenizer"]
         if (lent := tokenizer["vocabulary"]) != spec.vocabulary:
-            what = f"data set {spec.data!r} was prepared with {lent} tokens"
-            raise UserError(f"tokenizer.vocabulary={spec.vocabulary}: {what}; set the same number")
+            problem = f"data set {spec.data!r} was prepared with {lent} tokens"
+            raise UserError(f"tokenizer.vocabulary={spec.vocabulary}: {problem}; set the same number")
         return {"tokenizer": tokenizer}
 
     def _open_source(self) -> tuple[Corpus, list[str]]:
         """Open the source; return it with notes for the manifest. Raises UserError if a split would be empty.
 
-        If whole files are too few for three splits, their paragraphs become the documents.
+        If there are too few files for three splits, their paragraphs become the documents.
         """
         corpus = self.source.open(self.fractions)
         empty, documents, repeats = empty_splits(corpus.shards, self)
@@ -116,19 +116,19 @@ class TextData(DataSpec):
         if (finer := self.source.by_paragraph()) is not None:
             corpus = finer.open(self.fractions)
             if not empty_splits(corpus.shards, self)[0]:
-                what = "1 document" if documents == 1 else f"{documents} documents"
-                return corpus, [f"{what} cannot be divided into train, valid and test, so paragraphs are the documents"]
+                count = "1 document" if documents == 1 else f"{documents} documents"
+                note = f"{count} cannot be divided into train, valid and test, so paragraphs are the documents"
+                return corpus, [note]
         raise self._no_documents(empty[0], documents, repeats)
 
     def _no_documents(self, split: str, documents: int, repeats: int) -> UserError:
-        repeated = f"{repeats} more repeat them and are dropped; name more text" if repeats else ""
+        repeated = f"{repeats} more repeat them and are dropped; add more text" if repeats else ""
         if split == "train":
-            return UserError(
-                f"all {documents} documents are held out, none is left for training: {repeated or 'name more text'}"
-            )
-        remedy = f"raise {split}_share={getattr(self, f'{split}_share'):g} or name source.{split}"
+            remedy = repeated or "add more text"
+            return UserError(f"all {documents} documents are held out, and no document is left for training: {remedy}")
+        remedy = f"raise {split}_share={getattr(self, f'{split}_share'):g} or set source.{split}"
         remedy = f"{repeated}, {remedy}" if repeated else remedy
-        return UserError(f"none of {documents} documents is left for '{split}': {remedy}")
+        return UserError(f"no document of {documents} is left for '{split}': {remedy}")
 
     def _write_tokenizer(self, out: Path, corpus: Corpus) -> dict[str, Any]:
         spec, path = self.tokenizer, out / "tokenizer.json"
@@ -166,12 +166,12 @@ class TextData(DataSpec):
                 bar.advance(size)
             for split, stream in streams.items():
                 if not stream.documents:
-                    count = sum(other.documents for other in streams.values())
+                    count = sum(written.documents for written in streams.values())
                     raise self._no_documents(split, count, deduplicator.duplicates)
             notes = [note for split in SPLITS for note in encode.notes(split, lost[split], characters[split])]
         return {split: stream.entry(paths[split]) for split, stream in streams.items()}, deduplicator, notes
 
-    def _cut(self, split: str, entry: dict[str, Any]) -> str:
+    def _limit_note(self, split: str, entry: dict[str, Any]) -> str:
         key = "max_bytes" if split == "train" else "max_held_out_bytes"
         size = f"{entry['bytes']} bytes in {entry['documents']} document{'s' * (entry['documents'] != 1)}"
         limit = getattr(self, key)

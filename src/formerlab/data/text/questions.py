@@ -41,7 +41,7 @@ class QuestionTask:
 
 
 def summaries(entry: Documented) -> Iterator[tuple[str, str]]:
-    """Yield a definition's signature and the summary sentence of its docstring."""
+    """Yield a definition's signature, and the first sentence of its docstring."""
     summary = " ".join(entry.paragraphs[0].split())
     defines = entry.signature.startswith(("def ", "class "))
     if defines and entry.summary and REPEATABLE_CHARACTERS <= len(summary) <= 160 and summary.endswith("."):
@@ -95,12 +95,12 @@ def make_questions(task: QuestionTask, modules: Sequence[Module], count: int) ->
     for module, query, answer in candidates:
         if len(questions) == count:
             break
-        # Wrong choices are distinct answers from other modules, drawn like the right one, so only the query tells.
-        different: dict[str, str] = {}
-        for other_module, _, other in random.sample(candidates, min(DISTRACTORS_DRAWN, len(candidates))):
-            if other_module != module and other.lower() != answer.lower():
-                different.setdefault(other.lower(), other)
-        wrong = list(different.values())[: CHOICES - 1]
+        # Wrong choices are distinct answers to other questions of this task, from other modules.
+        distractors: dict[str, str] = {}
+        for other_module, _, text in random.sample(candidates, min(DISTRACTORS_DRAWN, len(candidates))):
+            if other_module != module and text.lower() != answer.lower():
+                distractors.setdefault(text.lower(), text)
+        wrong = list(distractors.values())[: CHOICES - 1]
         if len(wrong) == CHOICES - 1:
             gold = gold_positions[len(questions)]
             choices, name = [*wrong[:gold], answer, *wrong[gold:]], f"{task.name}-{len(questions):04d}"
@@ -119,6 +119,6 @@ def write_questions(modules: Sequence[Module], count: int, out: Path) -> list[di
         questions = make_questions(task, modules, count)
         path = out / FOLDER / f"{task.name}.jsonl"
         write_text(path, "".join(json.dumps(question, ensure_ascii=False) + "\n" for question in questions))
-        about = {"task": task.name, "version": VERSION, "file": path.relative_to(out).as_posix()}
-        entries.append({**about, "examples": len(questions), "sha256": sha256(path)})
+        entry = {"task": task.name, "version": VERSION, "file": path.relative_to(out).as_posix()}
+        entries.append({**entry, "examples": len(questions), "sha256": sha256(path)})
     return entries

@@ -42,7 +42,7 @@ def format_of(path: Path) -> Format:
     if name.suffix.lower() not in FORMATS:
         raise UserError(
             f"{path}: the ending '{name.suffix}' is not a known format; set source.format to "
-            f"{', '.join(get_args(Format))}, or name fewer files"
+            f"{', '.join(get_args(Format))}, or leave the file out"
         )
     return FORMATS[name.suffix.lower()]
 
@@ -90,7 +90,7 @@ def read_table(path: Path, encoding: str, column: str, format: Literal["csv", "t
             index = names.index(column)
             for row in filter(None, rows):
                 if len(row) != len(names):
-                    remedy = f"quote fields that hold a {'comma' if format == 'csv' else 'tab'}"
+                    remedy = f"quote fields that contain a {'comma' if format == 'csv' else 'tab'}"
                     fields = f"{len(row)} fields, but {len(names)} columns"
                     raise UserError(f"{path}, line {rows.line_num}: {fields}; {remedy}")
                 yield row[index]
@@ -130,7 +130,7 @@ def text_of(value: object, where: str, column: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise UserError(f"{where}: field '{column}' holds {type(value).__name__}, not text; set source.column")
+        raise UserError(f"{where}: field '{column}' is {type(value).__name__}, not text; set source.column")
     return value if is_utf8(value) else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -187,7 +187,7 @@ def _last_break(text: str, start: int, stop: int) -> int:
 
 
 def _blocks(handle: TextIO) -> Iterator[str]:
-    """Yield a whole file, or pieces of a file that is too long for one document."""
+    """Yield the text of a file, in pieces if it is too long for one document."""
     incomplete = ""
     while block := handle.read(DOCUMENT_CHARACTERS):
         *complete, incomplete = split_text(incomplete + block, DOCUMENT_CHARACTERS)

@@ -68,7 +68,7 @@ def load_stream(out: Path, split: str) -> np.ndarray:
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; {REMEDY}") from None
     except (ValueError, OSError, EOFError) as error:
-        raise UserError(f"{path}: not a whole token stream ({error}); {REMEDY}") from None
+        raise UserError(f"{path}: not a complete token stream ({error}); {REMEDY}") from None
     if tokens.shape != (expected,) or tokens.dtype not in (np.uint16, np.uint32):
         actual = f"{tokens.dtype} of shape {tokens.shape}"
         raise UserError(f"{path}: {actual}, but the manifest says {expected} tokens; {REMEDY}")

@@ -173,8 +173,8 @@ def load_transformers_tokenizer(arguments: dict[str, Any]) -> Any:
 def load_fast_tokenizer(arguments: dict[str, Any]) -> TokenizerAndEnd:
     """Return the fast tokenizer of a transformers model and its begin-of-text token, or end-of-text if it has none.
 
-    `arguments` are the arguments of `from_pretrained`. Raises UserError if there is no tokenizer, if it has no fast
-    form, or if it has neither token.
+    `arguments` are the arguments of `from_pretrained`. Raises UserError if there is no tokenizer, no fast tokenizer, or
+    no such token.
     """
     name, tokenizer = source_path(arguments), load_transformers_tokenizer(arguments)
     backend: HuggingFaceTokenizer | None = getattr(tokenizer, "backend_tokenizer", None)
@@ -184,7 +184,7 @@ def load_fast_tokenizer(arguments: dict[str, Any]) -> TokenizerAndEnd:
     backend.no_padding()
     end = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if end is None:
-        raise UserError(f"{name}: the tokenizer has neither a bos_token nor an eos_token")
+        raise UserError(f"{name}: the tokenizer has no bos_token and no eos_token")
     return backend, end
 
 
