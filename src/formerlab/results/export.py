@@ -48,7 +48,7 @@ def export(
         )
     results = Results(live_root, objection)
     for old in cached_root.glob(".*.old"):
-        with _claimed(cached_root / old.name[1:].removesuffix(".old")):
+        with _locked_folders(cached_root / old.name[1:].removesuffix(".old")):
             pass  # restores the study of a killed export
     report: dict[str, Any] = {"exported": [], "diverged": [], "unfinished": {}}
     for study in sorted({path.parts[-3] for path in live_root.glob("*/*/seed*/")}):
@@ -86,9 +86,9 @@ def _unfinished(
     seeds = defaultdict(set)
     for record in records:
         seeds[record["run"]].add(record["seed"])
-    wanted = {int(name.rpartition("seed")[2]) for name in folders if reasons.get(name) != UNPLANNED}
+    existing_seeds = {int(name.rpartition("seed")[2]) for name in folders if reasons.get(name) != UNPLANNED}
     for record in records:
-        if missing := sorted(planned.get(f"{study}/{record['run']}", wanted) - seeds[record["run"]]):
+        if missing := sorted(planned.get(f"{study}/{record['run']}", existing_seeds) - seeds[record["run"]]):
             reasons[record["id"]] = f"its run is missing seed {', '.join(map(str, missing))}"
     return reasons
 
@@ -96,7 +96,7 @@ def _unfinished(
 def _export_study(results: Results, target: Path, records: list[Record], fresh: Path) -> None:
     """Write the runs of a study, and the other runs that `target` already has, into the folder `fresh`.
 
-    Rows of the study itself replace the previous rows. The caller holds the lock of `target`.
+    New rows of the study replace its previous rows. The caller has locked `target`.
     """
     rows, stages = _read(results, target.name, records)
     if (target / read.RECORDS).exists():
@@ -133,7 +133,7 @@ def _read(results: Results, study: str, records: Sequence[Record]) -> tuple[Rows
 
 
 @contextmanager
-def _claimed(target: Path) -> Iterator[tuple[Path, Path]]:
+def _locked_folders(target: Path) -> Iterator[tuple[Path, Path]]:
     """Hold the lock of an exported study; yield the paths of its new and its old folder, which do not exist yet.
 
     If an export was killed between its two renames, the old folder is first renamed back to `target`.
@@ -158,7 +158,7 @@ def _claimed(target: Path) -> Iterator[tuple[Path, Path]]:
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
     """Yield a new folder that replaces `target` if the block succeeds, under the lock of `target`."""
-    with _claimed(target) as (fresh, old):
+    with _locked_folders(target) as (fresh, old):
         fresh.mkdir()
         yield fresh
         if target.exists():

@@ -46,10 +46,10 @@ def noted(stage: str, folder: Path) -> Iterator[None]:
         with suppress(OSError):  # the caller gets the original error
             _write(path, note | ending)
 
-    def held_by() -> str:
-        return f"{folder}: {stage} is already running here ({_who(path)}); wait for it, or stop it"
+    def already_running() -> str:
+        return f"{folder}: {stage} is already running here ({_process_of(path)}); wait for it, or stop it"
 
-    with locked(path, held_by):
+    with locked(path, already_running):
         for temporary in _half_written(stage, folder):
             temporary.unlink(missing_ok=True)
         try:
@@ -71,14 +71,14 @@ def noted(stage: str, folder: Path) -> Iterator[None]:
 
 
 def note_of(stage: str, folder: Path) -> Note | None:
-    """Return the note of a stage in `folder` unchanged, or None without a valid note."""
+    """Return the note of a stage in `folder` as written, or None if there is no valid note."""
     return _read(_path(stage, folder))
 
 
 def holder(stage: str, folder: Path) -> str | None:
-    """Describe the process that runs a stage in `folder`; None if there is none or the file system has no locks."""
+    """Describe the process that runs a stage in `folder`; None without such a process or without file locks."""
     path = _path(stage, folder)
-    return _who(path) if is_locked(path) else None
+    return _process_of(path) if is_locked(path) else None
 
 
 def read_note(stage: str, folder: Path) -> Note | None:
@@ -120,7 +120,7 @@ def _write(path: Path, note: Note) -> None:
         file.truncate()
 
 
-def _who(path: Path) -> str:
-    note = _read(path)
+def _process_of(path: Path) -> str:
     """Describe the process of a note for messages."""
+    note = _read(path)
     return "process {pid} on {host}, since {since}".format(**note) if note else "another process"

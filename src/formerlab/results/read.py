@@ -118,7 +118,7 @@ class Results:
 
     @cached_property
     def all_records(self) -> dict[str, Record]:
-        """The contents of every run.json by id, including those that are left out, in the same order.
+        """The contents of every run.json by id, including runs that are left out, in the same order.
 
         Raises UserError for a run.json that cannot be read, unless `objection` returns a reason to leave it out.
         """
@@ -169,8 +169,8 @@ class Results:
     def warning(self) -> str:
         """Return a one-line warning about everything left out, with the remedy; empty if nothing was left out."""
         left_out = self.left_out()
-        more = f"; and {len(left_out) - 1} more" if len(left_out) > 1 else ""
-        warning = f"left out because the plan differs ({left_out[0]}{more})" if left_out else ""
+        further = f"; and {len(left_out) - 1} more" if len(left_out) > 1 else ""
+        warning = f"left out because the plan differs ({left_out[0]}{further})" if left_out else ""
         return warning and f"{warning}: the command status lists them, snakemake runs them again"
 
     def origin(self, study: str = "*", runs: Sequence[str] = ("*",)) -> str:
@@ -202,7 +202,7 @@ class ExportedStudy:
             raise UserError(f"{path}: cannot be read ({reason(error)}); {RESTORE}") from None
 
     def rows(self, name: str, owner: str) -> DataFrame | None:
-        """Return the rows of a file for a run id or the study name, or None without rows.
+        """Return the rows of a file for a run id or the study name, or None if there are no rows.
 
         Optional columns that only other runs have are dropped.
         """
@@ -266,7 +266,7 @@ def read_rows(path: Path, stated: str | None = None) -> DataFrame:
 
 @cache
 def _empty_rows(file: str) -> DataFrame:
-    """Return a frame without rows; it is cached, because most runs do not have most files."""
+    """Return an empty frame with the columns of a file; cached, because most files are missing for most runs."""
     return DataFrame(columns=required_columns(file))
 
 
