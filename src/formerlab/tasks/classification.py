@@ -44,7 +44,7 @@ class Prediction(NamedTuple):
 class Classification(TaskSpec):
     """Minimise the cross-entropy of the class, in nats per image; every epoch has each training image once.
 
-    One image is one prediction, so this task counts images where other tasks count tokens.
+    Fields that count tokens in other tasks count images in this task, because each image is one prediction.
     """
 
     reads: ClassVar[str] = "images"
@@ -135,9 +135,9 @@ class Classification(TaskSpec):
 
     def test_rows(self, model: Any, data: ImageSet, group: NDArray[np.int64]) -> list[Row]:
         (batch,) = held_out_batches(data, group, self.preprocessing(data, self.crop), self.micro_batch_tokens)
-        moved = batch.to(next(model.parameters()).device)
+        on_device = batch.to(next(model.parameters()).device)
         with evaluating(model):
-            rows = predictions(model(moved.images), moved.targets)
+            rows = predictions(model(on_device.images), on_device.targets)
         return [(index, 1, *row) for index, row in zip(group.tolist(), rows, strict=True)]
 
     def guessed_rows(self, model: Any, data: ImageSet) -> list[Row]:

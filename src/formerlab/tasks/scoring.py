@@ -25,14 +25,12 @@ class Scores(NamedTuple):
     greedy: Bool[Tensor, "batch time"]
     """Whether the token is the most probable one."""
     realised_budget: Float[Tensor, " batch"]
-    """Fraction of the keys and values that are retained after the last input, counted; 1 without pruning."""
+    """Measured cache size after the last input, as a fraction of all keys and values; 1 without pruning."""
 
 
 @contextmanager
 def evaluating(model: nn.Module, without: Callable[[], Any] = torch.inference_mode) -> Iterator[None]:
-    """Set evaluation mode, with gradients disabled by the context `without`; restore the mode of all modules
-    afterwards.
-    """
+    """Set evaluation mode, with gradients disabled by the context `without`; restore the modes of all modules after."""
     training = [module for module in model.modules() if module.training]
     if training:
         model.eval()
@@ -63,16 +61,15 @@ def score(
     `last` columns only, and only these are scored. Log-softmax is computed in float32 or wider, row by row, because a
     batch of float32 logits can be larger than the model. Raises UserError if a logit is not finite.
     """
-    device = next(model.parameters()).device
-    moved = tokens.to(device, non_blocking=True)
-    targets = moved[:, 1:] if last is None else moved[:, 1:][:, -last:]
+    on_device = tokens.to(next(model.parameters()).device, non_blocking=True)
+    targets = on_device[:, 1:] if last is None else on_device[:, 1:][:, -last:]
     attend = causal_attention if attend_for is None else attend_for(lengths)
-    logits = model(moved[:, :-1], attend=attend, **({} if last is None else {"last": last}))
+    logits = model(on_device[:, :-1], attend=attend, **({} if last is None else {"last": last}))
     precision = torch.promote_types(logits.dtype, torch.float32)
     losses = [F.cross_entropy(row.to(precision), t, reduction="none") for row, t in zip(logits, targets, strict=True)]
     log_probs = -torch.stack(losses).cpu()
     columns = torch.arange(tokens.shape[1] - 1 - log_probs.shape[1], tokens.shape[1] - 1)
-    check_finite(log_probs[columns < lengths.cpu()[:, None]])  # padding may be anything
+    check_finite(log_probs[columns < lengths.cpu()[:, None]])  # without padding, which may have any value
     # Only pruning simulations have this attribute. The lookup by name keeps training independent of the cache package.
-    realised: Tensor = getattr(attend, "realised_budget", torch.ones(len(tokens)))
-    return Scores(log_probs, (logits.argmax(dim=-1) == targets).cpu(), realised.cpu())
+    cache_size: Tensor = getattr(attend, "realised_budget", torch.ones(len(tokens)))
+    return Scores(log_probs, (logits.argmax(dim=-1) == targets).cpu(), cache_size.cpu())

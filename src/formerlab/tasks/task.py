@@ -1,4 +1,4 @@
-"""The interface of all tasks, which is all that the training stage uses."""
+"""The interface of all tasks. The training stage uses only this interface."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

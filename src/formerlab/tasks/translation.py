@@ -51,8 +51,8 @@ class SentenceBatch:
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "SentenceBatch":
         names = ("source", "real", "target_in", "target_out")
-        changed: dict[str, Any] = {name: change(getattr(self, name)) for name in names}
-        return replace(self, **changed)
+        tensors: dict[str, Any] = {name: change(getattr(self, name)) for name in names}
+        return replace(self, **tensors)
 
 
 def sentence_batch(pairs: PairStream, indices: Iterable[Any], loss_divisor: float | None = None) -> SentenceBatch:
@@ -120,8 +120,8 @@ class Translation(TaskSpec):
 
     def valid_batches(self, data: PairStream) -> list[Any]:
         count = min(self.valid_pairs, len(data))
-        chosen = np.unique(np.linspace(0, len(data) - 1, count).round().astype(np.int64))
-        batches = (np.intersect1d(batch, chosen) for batch in data.batches(max(self.micro_batch_tokens, data.longest)))
+        spread = np.unique(np.linspace(0, len(data) - 1, count).round().astype(np.int64))
+        batches = (np.intersect1d(batch, spread) for batch in data.batches(max(self.micro_batch_tokens, data.longest)))
         return [sentence_batch(data, batch) for batch in batches if len(batch)]
 
     def losses(self, model: nn.Module, batch: Any) -> tuple[Tensor, ...]:

@@ -26,7 +26,7 @@ class WindowLoss(NamedTuple):
     loss_nats: float
     """Mean negative log-likelihood of these tokens."""
     realised_budget: float = 1.0
-    """Fraction of the keys and values that are retained at the end of the window."""
+    """Measured cache size at the end of the window, as a fraction of all keys and values."""
 
 
 def window_losses(
@@ -48,10 +48,10 @@ def window_losses(
 
     Raises UserError for a stream of fewer than 2 tokens.
     """
-    chosen = range(window_count(len(stream), context)) if windows is None else windows
+    windows = range(window_count(len(stream), context)) if windows is None else windows
     rows: list[WindowLoss] = []
     with evaluating(model):
-        for indices, tokens in window_batches(stream, context, chosen, batch):
+        for indices, tokens in window_batches(stream, context, windows, batch):
             inputs = tokens.shape[1] - 1
             scores = score(model, tokens, torch.full((len(tokens),), inputs), attend_for)
             losses = -scores.log_probs.double().mean(dim=1)

@@ -1,4 +1,4 @@
-"""Write the rows of runs to MLflow, in one process beside training. Training does not depend on tracking.
+"""Write the rows of runs to MLflow, in a separate process. Training does not depend on tracking.
 
 The database can be deleted and written again from results/. Each study at a scale is an experiment with one MLflow run
 for its figures, one MLflow run per configuration, and one nested MLflow run per seed. The tag `formerlab.key`
@@ -74,7 +74,7 @@ def sync(root: Path, uri: str, figures: Path, *, weights: bool = False) -> dict[
         return ""
 
     lock = root / ".mlflow.lock"
-    training = unfinished(root)  # before the results, so that a run that finishes meanwhile is in one of them
+    training = unfinished(root)  # before the results, so that a run that finishes meanwhile is not lost
     results = Results(root, unreadable)
     with locked(lock, lambda: f"{lock}: another sync of these results is running; wait for it and sync again"):
         try:
@@ -188,7 +188,7 @@ class _Store:
     def open(self, scale: str, study: str) -> None:
         """Create, find or restore the experiment of a study, set its tags, and read its MLflow runs."""
         name = f"formerlab/{scale}/{study}"
-        # A server stores artifacts itself. For a database file, they are in a folder beside it.
+        # A server stores artifacts itself. For a database file, they are in a folder next to it.
         folder = (self._database.parent / "mlartifacts" / name).as_uri() if self._database else None
         experiment = self._client.get_experiment_by_name(name)
         if experiment is None:

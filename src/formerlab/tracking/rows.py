@@ -72,7 +72,7 @@ class Entry:
     def thinned(self) -> DataFrame:
         """Return at most MOST_POINTS points of each curve: every 1st, 2nd, 4th, ... point and the last.
 
-        The strides are powers of two, so that a longer curve still contains a subset of the points logged before.
+        Strides are powers of two, so the points of a grown curve include no step that an earlier sync left out.
         """
         curves = self.points.groupby("name", sort=False)["step"]
         nth, count = curves.cumcount(), curves.transform("size")
