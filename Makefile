@@ -68,7 +68,7 @@ $(DOCS)/.ready: requirements-docs.lock
 	@$(DOCS)/bin/python -m pip install --disable-pip-version-check --quiet --requirement $<
 	@touch $@
 
-docs: $(READY) $(DOCS)/.ready ## the site, in build/site: guides, API, every verb; a broken link fails it
+docs: $(READY) $(DOCS)/.ready ## the site, in build/site: guides, API, every command; a broken link fails it
 	@$(BIN)/python scripts/stage_docs.py
 	@PYTHONPATH=scripts $(DOCS)/bin/zensical build --strict --clean
 

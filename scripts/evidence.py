@@ -10,7 +10,7 @@ run's measurements; a run waits for its parent. After each run the rows of all c
 results/cached below CHECKOUT (this one, unless named: another one keeps the tree that the runs come from clean), where
 other runs keep theirs, and with --commit committed there. Weights that the scale calls given come from
 results/weights/*-<study>-weights.zip. All of it runs at the lowest priority; times are measured by
-verbs of their own (python -m formerlab speed STUDY), last, on a machine that must be idle.
+commands of their own (python -m formerlab speed STUDY), last, on a machine that must be idle.
 """
 
 import argparse

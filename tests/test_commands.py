@@ -1,4 +1,4 @@
-"""The verbs of `python -m formerlab`: what they print, how they end, and the script that stands in for the DAG."""
+"""The commands of `python -m formerlab`: what they print, how they end, and the script that stands in for the DAG."""
 
 import errno
 import os
@@ -35,13 +35,13 @@ def project(tmp_path, monkeypatch):
 
 
 def said(capsys, *words):
-    """Run a verb that succeeds and return what it prints."""
+    """Run a command that succeeds and return what it prints."""
     assert main([*words]) == 0
     return capsys.readouterr().out
 
 
 def refused(capsys, *words):
-    """Run a verb that refuses and return its one line."""
+    """Run a command that refuses and return its one line."""
     assert main([*words]) == errors.EXIT_USER_ERROR
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -50,32 +50,32 @@ def refused(capsys, *words):
     return captured.err.removeprefix("error: ").rstrip("\n")
 
 
-VERBS = next(action for action in build_parser()._actions if action.dest != "help").choices
+COMMANDS = next(action for action in build_parser()._actions if action.dest != "help").choices
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_explains_itself(verb, capsys):
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command, capsys):
     with pytest.raises(SystemExit) as caught:
-        main([verb, "--help"])
+        main([command, "--help"])
     assert caught.value.code == 0
-    assert capsys.readouterr().out.startswith(f"usage: formerlab {verb}")
+    assert capsys.readouterr().out.startswith(f"usage: formerlab {command}")
 
 
-def test_the_overview_groups_at_most_20_verbs_with_a_line_and_names_what_the_dag_calls(capsys):
+def test_the_overview_groups_at_most_20_commands_with_a_line_and_names_what_the_dag_calls(capsys):
     with pytest.raises(SystemExit):
         main(["--help"])
     listed, _, of_the_dag = capsys.readouterr().out.partition("called by Snakemake")
     lines = dict(re.findall(r"^  ([a-z][a-z-]+) +(\S.*)$", listed, re.MULTILINE))
     assert len(lines) <= 20
-    assert all(VERBS[verb].description == line for verb, line in lines.items())
-    assert set(of_the_dag.partition(":\n")[2].split()) == set(VERBS) - set(lines) > {*MAKING, *MEASURED, *TIMED}
+    assert all(COMMANDS[command].description == line for command, line in lines.items())
+    assert set(of_the_dag.partition(":\n")[2].split()) == set(COMMANDS) - set(lines) > {*MAKING, *MEASURED, *TIMED}
 
 
 def test_a_project_of_ones_own_begins_with_the_checkouts_plan(tmp_path, capsys, monkeypatch):
     folder = tmp_path / "it's mine"
     assert main(["init", str(folder)]) == 0
     capsys.readouterr()
-    assert refused(capsys, "init", str(folder)).endswith("exists and is not empty; name a new folder")
+    assert refused(capsys, "init", str(folder)).endswith("exists and is not empty; choose a new folder")
     ours, theirs = (build_plan(root, {"scale": "smoke"}) for root in (Path(__file__).parents[1], folder))
     assert ours["train"] == theirs["train"]
 
@@ -219,8 +219,8 @@ def test_data_that_no_run_reads_are_named(project, capsys):
 def test_jobs_keep_the_plan_that_they_were_started_with(project, capsys, monkeypatch):
     monkeypatch.setenv(VARIABLE, str(ensure_plan(project.root, {})))
     project.lay_over(project.config, "seeds: [4]")
-    for verb in (["status"], ["plan", "--seeds"]):
-        assert "small/plain/seed4" not in said(capsys, *verb)
+    for command in (["status"], ["plan", "--seeds"]):
+        assert "small/plain/seed4" not in said(capsys, *command)
     assert "small/plain/seed4" in said(capsys, "status", "--set", "small.steps=3")
     monkeypatch.delenv(VARIABLE)
     assert "small/plain/seed4" in said(capsys, "status")

@@ -1,4 +1,4 @@
-"""README and docs name what exists: make targets, verbs and their options, Snakemake targets, files, links."""
+"""README and docs name what exists: make targets, commands and their options, Snakemake targets, files, links."""
 
 import argparse
 import re
@@ -47,7 +47,7 @@ def commands(page, name):
                 yield shlex.split(found[1].replace("...", "") if found[1] else "", posix=True)
 
 
-def verbs():
+def formerlab_commands():
     parser = build_parser()
     (choices,) = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     return choices.choices
@@ -62,14 +62,14 @@ def test_make_targets_exist(page):
 
 
 @EVERY_PAGE
-def test_verbs_and_their_options_exist(page):
-    known = verbs()
+def test_commands_and_their_options_exist(page):
+    existing = formerlab_commands()
     for words in [*commands(page, "python -m formerlab"), *commands(page, "formerlab")]:
-        verb = words[0] if words else "<verb>"
-        if verb.startswith("<"):
+        command = words[0] if words else "<command>"
+        if command.startswith("<"):
             continue
-        assert verb in known, words
-        options = {option for action in known[verb]._actions for option in action.option_strings}
+        assert command in existing, words
+        options = {option for action in existing[command]._actions for option in action.option_strings}
         assert {word.partition("=")[0] for word in words[1:] if word.startswith("--")} <= options, words
 
 
@@ -78,7 +78,7 @@ def test_snakemake_is_given_targets_and_profiles_that_exist(page):
     rules = set(
         re.findall(r"^rule (\w+):", "".join(p.read_text() for p in (ROOT / "workflow/rules").glob("*.smk")), re.M)
     )
-    known = rules | {path.stem for path in (ROOT / "workflow/studies").glob("*.yaml")}
+    targets = rules | {path.stem for path in (ROOT / "workflow/studies").glob("*.yaml")}
     taking = {"--quiet", "--cores", "--config", "--profile", "--report", "--jobs", "--omit-from", "--configfile"}
     for words in commands(page, "snakemake"):
         values = {index + 1 for index, word in enumerate(words) if word in taking}
@@ -87,7 +87,7 @@ def test_snakemake_is_given_targets_and_profiles_that_exist(page):
             if words[index - 1] == "--profile" and index in values:
                 assert (ROOT / word / "config.yaml").exists(), words
             if not word.startswith("-") and index not in values and "/" not in word:
-                assert word in known, words
+                assert word in targets, words
 
 
 @EVERY_PAGE

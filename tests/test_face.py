@@ -96,7 +96,7 @@ def test_a_missing_package_is_one_line_that_names_its_extra(tmp_path):
         "ImportError: formerlab.prune needs the package transformers, which is not installed; "
         "pip install 'formerlab[prune]' brings it"
     )
-    verb = "from formerlab.__main__ import main; sys.exit(main(['export-huggingface', '.', '--out', 'out']))"
-    done = without("transformers", verb)
+    program = "from formerlab.__main__ import main; sys.exit(main(['export-huggingface', '.', '--out', 'out']))"
+    done = without("transformers", program)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert done.stderr.startswith("error: this needs the package transformers, which is not installed; pip install")

@@ -8,13 +8,13 @@ import sys
 import pytest
 from torch.distributed.launcher.api import LaunchConfig
 
-from formerlab.commands.gpus import JOBS_PER_GPU, LOCKS, VISIBLE, on_several, own_gpus
+from formerlab.commands.gpus import JOBS_PER_GPU, LOCKS, VISIBLE, locked_gpus, train_distributed
 from formerlab.errors import UserError
 
 HOLDER = f"""
 import os, sys
-from formerlab.commands.gpus import own_gpus
-with own_gpus("cuda", int(sys.argv[1])):
+from formerlab.commands.gpus import locked_gpus
+with locked_gpus("cuda", int(sys.argv[1])):
     print(os.environ["{VISIBLE}"], flush=True)
     sys.stdin.readline()
 """
@@ -61,20 +61,20 @@ def test_small_jobs_share_gpus(start):
 
 def test_a_share_that_is_no_number_of_jobs_is_refused(here, monkeypatch):
     monkeypatch.setenv(JOBS_PER_GPU, "0")
-    with pytest.raises(UserError, match=f"{JOBS_PER_GPU}=0: set a number of jobs"), own_gpus("cuda"):
+    with pytest.raises(UserError, match=f"{JOBS_PER_GPU}=0: set a number of jobs"), locked_gpus("cuda"):
         pass
 
 
 def test_without_a_gpu_a_job_does_not_wait_for_one(here, monkeypatch):
     monkeypatch.delenv(VISIBLE)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    with pytest.raises(UserError, match="torch finds no GPU on this machine; set device: cpu"), own_gpus("cuda"):
+    with pytest.raises(UserError, match="torch finds no GPU on this machine; set device: cpu"), locked_gpus("cuda"):
         pass
 
 
 def test_a_job_of_more_gpus_than_there_are_is_refused(here, monkeypatch):
     monkeypatch.setenv(VISIBLE, "0")
-    with pytest.raises(UserError, match=r"gpus: 4, but only 1 are available \(0\); lower gpus"), own_gpus("cuda", 4):
+    with pytest.raises(UserError, match=r"gpus: 4, but only 1 are available \(0\); lower gpus"), locked_gpus("cuda", 4):
         pass
 
 
@@ -97,7 +97,7 @@ def test_who_assigns_gpus_already_is_left_alone(device, variable, tmp_path, monk
     if variable:
         monkeypatch.setenv(variable, "1")
     monkeypatch.setenv(LOCKS, str(tmp_path))
-    with own_gpus(device):
+    with locked_gpus(device):
         assert VISIBLE not in os.environ
     assert not list(tmp_path.iterdir())
 
@@ -123,14 +123,14 @@ def test_a_folder_of_locks_that_others_can_write_in_is_refused(whose, here, tmp_
     other = tmp_path / "other"
     other.mkdir()
     FOREIGN[whose](here, other)
-    with pytest.raises(UserError, match=f"{here}: .*set {LOCKS} to another"), own_gpus("cuda"):
+    with pytest.raises(UserError, match=f"{here}: .*set {LOCKS} to another"), locked_gpus("cuda"):
         pass
     assert not list(other.iterdir())
 
 
 def test_the_folder_is_the_users_alone_and_a_gpu_may_have_any_name(here, monkeypatch):
     monkeypatch.setenv(VISIBLE, "MIG-GPU-5c1/1/0, 3")
-    with own_gpus("cuda", 2):
+    with locked_gpus("cuda", 2):
         assert os.environ[VISIBLE] == "MIG-GPU-5c1/1/0,3"
     assert here.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in here.iterdir()} == {0o600}
@@ -150,7 +150,7 @@ def test_torchrun_leaves_its_processes_the_time_to_save(monkeypatch, tmp_path):
     monkeypatch.setattr("subprocess.Popen", Started)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     given = {"id": "a", "margin": 30.0, "checkpoint_seconds": 60.0, "time_limit": None}
-    on_several(tmp_path, {"threads": 1}, argparse.Namespace(**given, deterministic=True), 2, tmp_path)
+    train_distributed(tmp_path, {"threads": 1}, argparse.Namespace(**given, deterministic=True), 2, tmp_path)
     assert "--deterministic" in seen["words"]
     monkeypatch.setattr(os, "environ", seen["env"])
     assert LaunchConfig(1, 1, 1).shutdown_timeout == 3600

@@ -1,4 +1,4 @@
-"""Verbs that show something write nothing: tried in a copy of the committed rows, which they must leave as it is."""
+"""Commands that show something write nothing: tried in a copy of the committed rows, which they must leave as it is."""
 
 import shutil
 from pathlib import Path

@@ -7,7 +7,7 @@ import pytest
 from fixtures.checkout import ROOT
 from fixtures.rows import make_decay, make_tokenformer
 
-from formerlab.commands.readme import BEGIN, END, outdated, verdicts_by_scale, written
+from formerlab.commands.readme import BEGIN, END, outdated, verdicts_by_scale, with_block
 from formerlab.errors import UserError
 from formerlab.plan.arms import read_arms
 from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
@@ -124,10 +124,10 @@ def test_every_number_has_a_meaning_and_no_card_shows_a_symbol_of_the_registry(f
 def test_the_block_is_put_between_its_marks_and_only_there(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    assert written(page, "new\n") == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
+    assert with_block(page, "new\n") == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
     page.write_text("no marks")
     with pytest.raises(UserError, match="no markers of the generated block"):
-        written(page, "new")
+        with_block(page, "new")
 
 
 def test_readme_and_docs_say_what_rows_and_scales_say():

@@ -85,7 +85,11 @@ def done(project):
         for words in (
             *(["data", kind] for kind in ("llama", "opt")),
             *(["load", f"small/released-{kind}/seed0"] for kind in ("llama", "opt")),
-            *([verb, f"small/released-{kind}/seed0"] for verb in ("zeroshot", "prune") for kind in ("llama", "opt")),
+            *(
+                [command, f"small/released-{kind}/seed0"]
+                for command in ("zeroshot", "prune")
+                for kind in ("llama", "opt")
+            ),
         ):
             assert main(words) == 0, words
     return project

@@ -88,7 +88,7 @@ def test_a_run_trains_for_the_measured_time_and_says_so(project, monkeypatch, ca
     record = read_json(folder / "matched/seed0/run.json")
     assert trained == [26]
     assert record["equal_time"]["time_ratio"] == pytest.approx(1.3)
-    assert "a step of deep-4 takes 1.3000 of one of deep-3: 26 steps" in capsys.readouterr().err
+    assert "deep-4 takes 1.3000 times the step time of deep-3: 26 steps" in capsys.readouterr().err
 
     def state():
         return {(stage, name): (state, detail) for stage, name, state, detail in states(plan)}

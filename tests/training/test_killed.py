@@ -35,7 +35,7 @@ class Processes:
         )
 
     def run(self, *words, signal="SIGKILL", at_call=None, function=None, **limits):
-        """Run a verb; the process gets the signal at its n-th call (of a function of that name); 0 only counts."""
+        """Run a command; the process gets the signal at its n-th call (of a function of that name); 0 only counts."""
         order = {"words": [str(word) for word in words], "signal": signal, "at_call": at_call, "function": function}
         order |= limits
         print(json.dumps(order), file=self.server.stdin, flush=True)

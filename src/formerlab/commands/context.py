@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from formerlab.commands.gpus import fitting, own_gpus
+from formerlab.commands.gpus import explaining_memory, locked_gpus
 from formerlab.errors import UserError, near_misses, some
 from formerlab.files import variable
 from formerlab.plan import code, loaded
@@ -94,11 +94,11 @@ def job_of(plan: Plan, stage: str, name: str) -> dict[str, Any]:
 
 @contextmanager
 def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[bool]:
-    """Run a job with a note of its state and with GPUs of its own, and yield whether its product is up to date.
+    """Run a job with a note of its state and with locked GPUs; yield whether its product is already up to date.
 
-    The job does not start if its code or inputs differ from the plan, and its product is kept only if it is up to date
-    with the plan. At the end the folder of the results is printed. Raises UserError with the differing files or product
-    and a remedy, and if another process runs the same job.
+    Raises UserError with the differing files and a remedy if the code or inputs of the job differ from the plan, before
+    it starts or at its end, and if another process runs the same job. The results of a job whose code was edited while
+    it ran are discarded.
     """
     first = (variable("RANK") or "0") == "0"
     job, modules, staleness = f"{stage} {name}", plan["code"][plan[stage][name]["code"]], Staleness(plan)
@@ -114,7 +114,7 @@ def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[bool]:
         if not product.current and product.state != "missing":
             print(f"{job}: running again, because its result is {product}", file=sys.stderr)
         modules_before = set(sys.modules)
-        with own_gpus("cpu" if stage in WITHOUT_GPU else plan["device"]), fitting(stage, name):
+        with locked_gpus("cpu" if stage in WITHOUT_GPU else plan["device"]), explaining_memory(stage, name):
             yield product.current
         if not first:
             return
@@ -130,7 +130,7 @@ def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[bool]:
 
 
 def _check_code(job: str, sources: dict[str, str], planned: str, modules: list[str]) -> None:
-    """Check that the planned code did not change before this process started or since. Raises UserError otherwise."""
+    """Raise UserError if the code of a job changed after it was planned, or while this process started."""
     current = loaded.digests()
     if sources == loaded.AT_START == current:
         return

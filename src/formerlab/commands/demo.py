@@ -1,4 +1,4 @@
-"""The command `demo`: run the whole DAG, write the report and list the outputs."""
+"""The command `demo`: run all jobs, write the report and list the outputs."""
 
 import argparse
 import os
@@ -21,7 +21,7 @@ from formerlab.plan.staleness import Staleness
 from formerlab.results.notes import SAFE
 
 SECONDS_TO_SAVE = 1.2
-"""Time that a stage has to save its work when the demo is stopped; otherwise it resumes from its last checkpoint."""
+"""Time for a stage to save its work when the demo is stopped; a slower stage resumes from its last checkpoint."""
 LOCKS = Path(".snakemake", "locks")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MLFLOW_DISABLE_TELEMETRY": "true"}
 
@@ -33,7 +33,7 @@ def add_parsers(commands: Any) -> None:
 
 
 def demo(arguments: argparse.Namespace) -> None:
-    """Run the whole DAG and show its results.
+    """Run all jobs of a scale and show the results.
 
     Ctrl-C ends all jobs within two seconds and prints that no work is lost.
     """
@@ -57,8 +57,8 @@ def _run(arguments: argparse.Namespace) -> int:
     status = _snakemake(overrides, "--cores", str(arguments.cores), "--keep-going")
     if status and any(LOCKS.glob("*.lock")):
         return EXIT_USER_ERROR  # Snakemake printed the error
-    results, same = Path(plan["results"]), _options(plan["scale"], arguments)
-    status_command = f"python -m formerlab status {same}"
+    results, options = Path(plan["results"]), _options(plan["scale"], arguments)
+    status_command = f"python -m formerlab status {options}"
     report = results / "report.html"
     if results.is_dir():
         try:
@@ -69,8 +69,8 @@ def _run(arguments: argparse.Namespace) -> int:
         rows = {
             "figures and tables": plan["figures"] + "/",
             "rows of all runs": plan["results"] + "/",
-            "report": str(report) if report.exists() else f"python -m formerlab report {same}",
-            "MLflow UI": f"python -m formerlab ui {same}",
+            "report": str(report) if report.exists() else f"python -m formerlab report {options}",
+            "MLflow UI": f"python -m formerlab ui {options}",
             "states of all jobs": status_command,
         }
         print("\n".join(f"{name:<24} {value}" for name, value in rows.items()))
@@ -86,7 +86,7 @@ def _options(scale: str, arguments: argparse.Namespace) -> str:
 
 
 def _snakemake(overrides: dict[str, Any], *words: str) -> int:
-    """Call Snakemake with the same configuration, in a process group of its own that Ctrl-C does not reach."""
+    """Call Snakemake with the same configuration in a new process group, which does not receive Ctrl-C."""
     # One line of YAML per value; YAML, unlike JSON, reads small numbers such as 1e-5 back as numbers.
     texts = {
         key: value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True, width=1 << 20).strip()
@@ -108,11 +108,11 @@ def _snakemake(overrides: dict[str, Any], *words: str) -> int:
 
 
 def _stop(snakemake: "subprocess.Popen[bytes]") -> None:
-    """Kill Snakemake, which would report every stage as failed, then stop its jobs, which may save their work first."""
-    family = psutil.Process(snakemake.pid).children(recursive=True)
+    """Kill Snakemake, which would report every stage as failed, then interrupt its jobs and give them time to save."""
+    jobs = psutil.Process(snakemake.pid).children(recursive=True)
     snakemake.kill()
     snakemake.wait()
     with suppress(ProcessLookupError):
         os.killpg(snakemake.pid, signal.SIGINT)  # the `tee -i` of each stage ignores it and keeps logging
-        psutil.wait_procs(family, timeout=SECONDS_TO_SAVE)
+        psutil.wait_procs(jobs, timeout=SECONDS_TO_SAVE)
         os.killpg(snakemake.pid, signal.SIGKILL)

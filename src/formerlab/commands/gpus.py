@@ -33,11 +33,11 @@ NO_GPU = "device: cuda: torch finds no GPU on this machine"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 OUT_OF_MEMORY = "OutOfMemoryError"
 """Name of torch's error for an allocation that does not fit on a GPU."""
-FITTING = {
+MEMORY_REMEDIES = {
     "train": "raise task.accumulate, set checkpoint_activations: true, or raise gpus with scale.sharded: true",
     "load": "choose a smaller model, or hardware with more memory",
 }
-"""Remedies if a stage does not fit on a GPU; other stages have a batch size in their settings."""
+"""Remedies by stage if it does not fit on a GPU; other stages have a batch size in their settings."""
 FAILURE = "FORMERLAB_FAILURE"
 """Variable with the file to which the first failing process of a run writes its error."""
 SECONDS_TO_END = 5.0
@@ -45,13 +45,13 @@ SECONDS_TO_END = 5.0
 
 
 @contextmanager
-def own_gpus(device: str, count: int = 1) -> Iterator[None]:
+def locked_gpus(device: str, count: int = 1) -> Iterator[None]:
     """Wait for `count` free GPUs of this machine, lock them, and hide the others from this process.
 
-    The operating system releases the lock of a process that ends for any reason. Locks separate only the jobs of one
-    user; several users of a machine without a scheduler divide its GPUs by CUDA_VISIBLE_DEVICES. The function does
-    nothing on the CPU, in a process of torchrun, and under Slurm, which assigns GPUs itself. Raises UserError if the
-    machine has too few GPUs.
+    The operating system releases the locks when the process ends. Locks separate only the jobs of one user; several
+    users of a machine without a scheduler must divide its GPUs by CUDA_VISIBLE_DEVICES. The function does nothing on
+    the CPU, in a process of torchrun, and under Slurm, which assigns GPUs itself. Raises UserError if the machine has
+    too few GPUs.
     """
     if device != "cuda" or variable("SLURM_JOB_ID") or variable("RANK"):
         yield
@@ -72,14 +72,14 @@ def own_gpus(device: str, count: int = 1) -> Iterator[None]:
 
 
 @contextmanager
-def fitting(stage: str, name: str) -> Iterator[None]:
+def explaining_memory(stage: str, name: str) -> Iterator[None]:
     """Convert an out-of-memory error of the GPU to a UserError with a remedy, because a retry would fail as well."""
     try:
         yield
     except RuntimeError as error:
         if type(error).__name__ != OUT_OF_MEMORY:
             raise
-        remedy = FITTING.get(stage, "lower the batch size in the settings of this stage")
+        remedy = MEMORY_REMEDIES.get(stage, "lower the batch size in the settings of this stage")
         raise UserError(f"{stage} {name}: {reason(error).partition('. GPU')[0].rstrip('.')}; {remedy}") from error
 
 
@@ -91,21 +91,21 @@ def gpu_count() -> int:
 
 
 def _lock(names: list[str], count: int, locks: ExitStack) -> list[str]:
-    """Lock `count` GPUs and return their names; all locks are taken together, so that two jobs cannot deadlock."""
+    """Lock `count` GPUs together, so that two jobs cannot deadlock, and return their names."""
     folder, announced, jobs_per_gpu = _lock_folder(), False, variable(JOBS_PER_GPU) or "1"
     if not jobs_per_gpu.isdecimal() or int(jobs_per_gpu) == 0:
         raise UserError(f"{JOBS_PER_GPU}={jobs_per_gpu}: set a number of jobs, 1 or more")
     slots = [(name, slot) for slot in range(int(jobs_per_gpu) if count == 1 else 1) for name in names]
     while True:
-        with ExitStack() as trying:
+        with ExitStack() as attempt:
             free = []
             for name, slot in slots:
                 with suppress(Timeout):
                     file = folder / f"{quote(name, safe='')}+{slot}.lock"
-                    trying.enter_context(FileLock(file, timeout=0, mode=0o600))
+                    attempt.enter_context(FileLock(file, timeout=0, mode=0o600))
                     free.append(name)
                 if len(free) == count:
-                    locks.push(trying.pop_all())
+                    locks.push(attempt.pop_all())
                     return free
         if not announced:
             print(f"waiting for {count} of the GPUs {', '.join(names)}: other jobs use them", file=sys.stderr)
@@ -127,11 +127,11 @@ def _lock_folder() -> Path:
     )
 
 
-def on_several(path: Path, job: dict[str, Any], arguments: argparse.Namespace, count: int, out: Path) -> None:
+def train_distributed(path: Path, job: dict[str, Any], arguments: argparse.Namespace, count: int, out: Path) -> None:
     """Train a job of the plan at `path` with `count` processes under torchrun.
 
     Raises StoppedEarly if the processes saved their work and stopped. If one process fails, all end; the stage note and
-    the raised error are those of the first process that failed.
+    the raised error describe the failure of the first process.
     """
     failure = out / ".train.failure.json"
     out.mkdir(parents=True, exist_ok=True)
@@ -170,16 +170,16 @@ def _fail_as(cause: dict[str, Any], failure: Path, out: Path) -> None:
 def failing_together() -> Iterator[None]:
     """End this process soon after another process of the run fails; otherwise it could wait in a collective forever.
 
-    Only process 0 prints its progress; every process prints its error. The first process that fails writes its error to
-    the file of `FAILURE`, as {"process", "mistake", "reason"}.
+    The first process that fails writes its error to the file of `FAILURE`, as {"process", "mistake", "reason"}. Only
+    process 0 prints progress; every process prints its error.
     """
     if FAILURE not in os.environ:
         yield
         return
     path, rank = Path(os.environ[FAILURE]), os.environ["RANK"]
     threading.Thread(target=_end_after, args=(path,), daemon=True).start()
-    nowhere = open(os.devnull, "w")  # noqa: SIM115  (a logger may write to it until the end)
-    out, errors = (sys.stdout, sys.stderr) if rank == "0" else (nowhere, nowhere)
+    null = open(os.devnull, "w")  # noqa: SIM115  (a logger may write to it until the end)
+    out, errors = (sys.stdout, sys.stderr) if rank == "0" else (null, null)
     try:
         with redirect_stdout(out), redirect_stderr(errors):
             yield
@@ -210,11 +210,11 @@ def torchrun(count: int, nodes: int, threads: int) -> list[str]:
     job = os.environ.get("SLURM_JOB_ID")
     if nodes == 1 or job is None:
         return [*TORCHRUN, "--standalone", f"--nproc-per-node={count}"]
-    with socket.socket() as free:
-        free.bind(("", 0))
-        meeting = f"{socket.gethostname()}:{free.getsockname()[1]}"
-    each = count // nodes
+    with socket.socket() as unused:
+        unused.bind(("", 0))
+        endpoint = f"{socket.gethostname()}:{unused.getsockname()[1]}"
+    per_node = count // nodes
     words = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
-    words += [f"--cpus-per-task={threads * each}", "--kill-on-bad-exit=1", *TORCHRUN]
-    words += [f"--nnodes={nodes}", f"--nproc-per-node={each}", "--rdzv-backend=c10d", f"--rdzv-id={job}"]
-    return [*words, f"--rdzv-endpoint={meeting}"]
+    words += [f"--cpus-per-task={threads * per_node}", "--kill-on-bad-exit=1", *TORCHRUN]
+    words += [f"--nnodes={nodes}", f"--nproc-per-node={per_node}", "--rdzv-backend=c10d", f"--rdzv-id={job}"]
+    return [*words, f"--rdzv-endpoint={endpoint}"]

@@ -21,8 +21,8 @@ def add_parsers(commands: Any) -> None:
     parser = add_command(commands, import_tokenformer, configured=False)
     parser.add_argument("checkpoint", type=Path, help="folder with pytorch_model.bin and tokenizer.json")
     parser.add_argument("--out", type=Path, required=True, help="Hugging Face folder to write")
-    parser.add_argument("--config", type=Path, help="the official code's .yml; default: the one in the folder, if any")
-    parser.add_argument("--tokenizer", type=Path, help="GPT-NeoX-20B's tokenizer.json; default: the one in the folder")
+    parser.add_argument("--config", type=Path, help="configuration (.yml) of the official code; default: in the folder")
+    parser.add_argument("--tokenizer", type=Path, help="tokenizer.json of GPT-NeoX-20B; default: in the folder")
 
     parser = add_command(commands, answer_tasks, configured=False)
     parser.add_argument("model", help="folder of transformers, .gguf file, owner/name in the hub's cache, or a package")

@@ -68,7 +68,7 @@ def check(arguments: argparse.Namespace) -> None:
     for line in plan.get("unread", ()):
         print(line, file=sys.stderr)
     results = Path(plan["results"])
-    _leave_the_future(plan)
+    _reset_future_times(plan)
     staleness = Staleness(plan)
     stages = (*MAKING, *MEASURED, *TIMED)
     pending = [name for stage in stages for name in plan[stage] if not staleness.check(stage, name).current]
@@ -94,20 +94,22 @@ def check(arguments: argparse.Namespace) -> None:
             verify_all(Path(plan["data"][name]["out"]), anew=True)
 
 
-def _leave_the_future(plan: dict[str, Any]) -> None:
-    """Reset modification times of results and figures that are in the future, which clocks that differ can cause.
+def _reset_future_times(plan: dict[str, Any]) -> None:
+    """Reset modification times of results and figures that are in the future, because the clocks of machines differ.
 
     When a job that read such a file ends, Snakemake treats the job as failed and deletes its outputs.
     """
     now = time.time()
     folders = (Path(plan["results"]), Path(plan["figures"]))
     files = (path for folder in folders for path in folder.rglob("*") if path.is_file())
-    ahead = [path for path in files if path.stat().st_mtime > now]
-    for path in ahead:
+    future = [path for path in files if path.stat().st_mtime > now]
+    for path in future:
         with suppress(PermissionError):
             os.utime(path, (now, now))
-    if ahead:
-        print(f"{len(ahead)} files had a modification time in the future, now reset; check the clocks", file=sys.stderr)
+    if future:
+        print(
+            f"{len(future)} files had a modification time in the future, now reset; check the clocks", file=sys.stderr
+        )
 
 
 def rescue(arguments: argparse.Namespace) -> None:
@@ -117,8 +119,8 @@ def rescue(arguments: argparse.Namespace) -> None:
 
     plan = load_plan(arguments)
     drawings = {name: drawing for job in plan["draw"].values() for name, drawing in job["drawings"].items()}
-    wanted = drawings if arguments.only is None else {name: drawings[name] for name in arguments.only}
-    missing = [name for name, drawing in wanted.items() if not any(map(os.path.exists, drawing["outputs"]))]
+    drawings = drawings if arguments.only is None else {name: drawings[name] for name in arguments.only}
+    missing = [name for name, drawing in drawings.items() if not any(map(os.path.exists, drawing["outputs"]))]
     results = Path(plan["results"])
     if missing and results.is_dir():
         draw_each(missing, results, Path(plan["figures"]), Staleness(plan).objection, where_rows=True)

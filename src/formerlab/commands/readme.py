@@ -27,7 +27,7 @@ PAPERS = {
 }
 """The papers by their name in captions, in the order of the table of figures."""
 _AFTER = re.compile(rf"(?:after|of) ((?:Fig|Table)[^()]*?) of (?:the )?({'|'.join((*PAPERS, *PAPERS.values()))})")
-"""Matches the figure or table of a paper that a caption names as its model."""
+"""Matches the figure or table of a paper that a caption names as its original."""
 
 
 @cache
@@ -56,16 +56,14 @@ def stages_block() -> str:
 
 
 def papers_block(root: Path) -> str:
-    """Return a row for every figure and table that follows one of a paper, then the paper's items without
-    counterpart.
-    """
+    """Return a row for every figure and table that reproduces one of a paper, then the items without counterpart."""
     studies, runs, flops = study_names(root), {}, {}
     for scale in (path.stem for path in root.glob("workflow/scales/*.yaml")):
         if scale == Config.model_fields["scale"].default or read_scale(root, scale).get("evidence") is True:
             sources = read_sources(root, {"scale": scale, "studies": studies})
             trained = [run for name in studies for run in resolve_study(name, sources)]
-            both = [*trained, *(run for name in studies for run in resolve_released(name, sources))]
-            runs[scale] = [(run.study, run.name, run.to_dict()) for run in both]
+            released = [run for name in studies for run in resolve_released(name, sources)]
+            runs[scale] = [(run.study, run.name, run.to_dict()) for run in (*trained, *released)]
             flops[scale] = sum(run.flops for run in trained)
     by_size = sorted(filter(flops.__getitem__, flops), key=flops.__getitem__)
     rows = []
@@ -81,7 +79,7 @@ def papers_block(root: Path) -> str:
     lines += [f"| {' | '.join(row)} |" for row in rows]
     lines += ["", "Without a counterpart, or without committed rows for it:", ""]
     missing = read_yaml(root, "docs/no_counterpart.yaml")
-    lines += [f"- {paper}, {item}: {why}." for paper, items in missing.items() for item, why in items.items()]
+    lines += [f"- {paper}, {item}: {reason}." for paper, items in missing.items() for item, reason in items.items()]
     return "\n".join(lines)
 
 
@@ -89,8 +87,8 @@ PAGES = ("README.md", "docs/verdicts.md", "docs/files.md", "docs/results.md")
 """The pages with a generated block."""
 
 
-def written(path: Path, block: str) -> str:
-    """Return a page with the block between its marks. Raises UserError if the marks are missing."""
+def with_block(path: Path, block: str) -> str:
+    """Return the text of a page with a new generated block. Raises UserError if the page has no markers."""
     head, begin, tail = path.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = tail.partition(END)
     if not begin or not end:
@@ -102,5 +100,5 @@ def outdated(root: Path) -> dict[str, str]:
     """Return the new texts of the pages that are not up to date."""
     by_scale = verdicts_by_scale(root)
     blocks = first_screen(by_scale), all_block(by_scale), stages_block(), papers_block(root)
-    texts = {name: written(root / name, block) for name, block in zip(PAGES, blocks, strict=True)}
+    texts = {name: with_block(root / name, block) for name, block in zip(PAGES, blocks, strict=True)}
     return {name: text for name, text in texts.items() if text != (root / name).read_text(encoding="utf-8")}

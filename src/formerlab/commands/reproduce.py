@@ -22,7 +22,7 @@ Record = dict[str, Any]
 FILES = ("train.csv", "eval.csv", "test.csv", "depth.csv")
 """Rows of a run that do not depend on when it ran; timing.csv does."""
 CIRCUMSTANCES = ("device", "threads", "processes", "code_hash", "data.fingerprint", "init.weights_sha256", "versions.")
-"""Keys of a record, or their beginnings, that say why rows differ."""
+"""Keys of a record, or their prefixes, that may explain why rows differ."""
 
 
 def add_parsers(commands: Any) -> None:
@@ -37,11 +37,10 @@ def add_parsers(commands: Any) -> None:
 
 
 def reproduce(arguments: argparse.Namespace) -> None:
-    """Make a run of results/cached again and say whether its rows are equal to the bit, or how far they are.
+    """Train a run of results/cached again, after its ancestors, and compare the rows.
 
-    The runs that it started from are made before it.
-    Raises UserError where the run is not committed, or code or data are others; last of all, where rows differ.
-    Raises StoppedEarly when a signal came; the work is saved and the same command continues.
+    Raises UserError if the run is not committed, if its code or data have changed, and if the rows differ. Raises
+    StoppedEarly after a signal; the work is saved, and the same command continues.
     """
     from formerlab.results.read import Results, has_runs
 
@@ -62,7 +61,7 @@ def reproduce(arguments: argparse.Namespace) -> None:
     parent: Path | None = None
     for record, child in zip(chain, [*chain[1:], None], strict=True):
         parent = _reproduce_run(record, child, parent, out, plan, arguments.other)
-    text, equal = compared(Results(cached), Results(out), chain[-1])  # others may have been exported meanwhile
+    text, equal = compared(Results(cached), Results(out), chain[-1])  # another export may have changed the rows
     print(text)
     if not equal:
         raise UserError(f"{arguments.id}: the rows differ from the committed rows, as listed above")
@@ -121,7 +120,7 @@ def _data_folder(record: Record, plan: Plan, allowed: list[str]) -> Path:
     fingerprint = read_json(folder / "manifest.json")["fingerprint"]
     if fingerprint != expected and "data" not in allowed:
         difference = f"{record['id']}: was trained on other data ({name} {expected}, now {fingerprint})"
-        raise UserError(f"{difference}; name these texts in config.yaml, or compare anyway with --other data")
+        raise UserError(f"{difference}; set these texts in config.yaml, or compare anyway with --other data")
     return folder
 
 
@@ -145,11 +144,15 @@ def compared(committed: "Results", reproduced: "Results", record: Record) -> tup
     equal = f"equal to the bit: {', '.join(same) or 'nothing'}"
     if not lines:
         return f"{record['id']}: {equal}", True
-    then, now = flatten(record), flatten(new_record)
-    keys = [key for key in {**then, **now} if key.startswith(CIRCUMSTANCES) and then.get(key) != now.get(key)]
-    why = [f"  {key}: {then.get(key)}, {now.get(key)}" for key in keys]
-    head = "committed, then here:" if why else "made by the same code, versions and processor"
-    return "\n".join([f"{record['id']}: not equal to the bit", *lines, equal, head, *why]), False
+    old_values, new_values = flatten(record), flatten(new_record)
+    keys = [key for key in {**old_values, **new_values} if key.startswith(CIRCUMSTANCES)]
+    causes = [
+        f"  {key}: {old_values.get(key)}, {new_values.get(key)}"
+        for key in keys
+        if old_values.get(key) != new_values.get(key)
+    ]
+    head = "committed, then here:" if causes else "made by the same code, versions and processor"
+    return "\n".join([f"{record['id']}: not equal to the bit", *lines, equal, head, *causes]), False
 
 
 def _difference(file: str, a: "DataFrame", b: "DataFrame") -> str:
@@ -160,9 +163,9 @@ def _difference(file: str, a: "DataFrame", b: "DataFrame") -> str:
     for column in dict.fromkeys([*a.columns, *b.columns]):
         if column in a and column in b:
             differ = ~((a[column] == b[column]) | (a[column].isna() & b[column].isna()))
-            far = f", by {(a[column] - b[column]).abs().max():.3g} at most" if a[column].dtype.kind in "if" else ""
-            differences += [f"{column} in {differ.sum()} of {len(a)} rows{far}"] if differ.any() else []
-        # An export leaves out what is empty in every run, and older versions wrote no optional columns.
+            size = f", by {(a[column] - b[column]).abs().max():.3g} at most" if a[column].dtype.kind in "if" else ""
+            differences += [f"{column} in {differ.sum()} of {len(a)} rows{size}"] if differ.any() else []
+        # An export leaves out columns that are empty in every run, and older versions wrote no optional columns.
         elif (a if column in a else b)[column].notna().any() and column not in TABLES[file].optional:
             differences.append(f"{column} on one side only")
     return f"{file}: {'; '.join(differences)}" if differences else ""

@@ -1,4 +1,4 @@
-"""The verbs that read results: report, draw, figures, exact, claims, readme, runs, headline, track, export."""
+"""The commands that read results: report, draw, figures, exact, claims, readme, runs, headline, track, export."""
 
 import argparse
 import gc
@@ -84,11 +84,13 @@ def figures(arguments: argparse.Namespace) -> None:
 
     rows, out = Path("results/cached"), Path("figures/cached")
     scale_folders = sorted(rows.glob("*/")) if Path("workflow", "studies").is_dir() else []
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of each process: together they keep all cores busy
-    # A figure is many small objects that live until it is saved: a tenth of the time went into garbage collection.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread per process; there is a process for every core
+    # A figure has many small objects that live until it is saved, so frequent garbage collection is slow.
     collect_rarely = partial(gc.set_threshold, 200_000)
     with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=collect_rarely) as pool:
-        scales = [root for root in scale_folders if has_runs(root)]  # the longest tasks, so they begin first
+        scales = [
+            root for root in scale_folders if has_runs(root)
+        ]  # verdicts take longest, so they are submitted first
         verdicts = [pool.submit(_write_verdicts, root, out / root.name) for root in scales]
         written = draw_all(rows, out, pool=pool)
         written += [path for verdict in verdicts for path in verdict.result()]
@@ -96,7 +98,7 @@ def figures(arguments: argparse.Namespace) -> None:
 
 
 def exact(arguments: argparse.Namespace) -> None:
-    """Compute the numbers of the exact claims and write them beside the runs of the scale."""
+    """Compute the numbers of the exact claims and write them to exact.csv."""
     from formerlab.evaluation.exact import CHECKS
 
     plan = load_plan(arguments)
@@ -127,31 +129,31 @@ def claims(arguments: argparse.Namespace) -> None:
 
 
 def _results(plan: Plan) -> "Results":
-    """Return the rows of a plan's scale that are as planned."""
+    """Return the rows of a plan's scale that are up to date."""
     from formerlab.results.read import Results
 
     return Results(Path(plan["results"]), Staleness(plan).objection)
 
 
 def readme(arguments: argparse.Namespace) -> None:
-    """Write what the cached results say into README.md, docs and figures."""
+    """Update README.md, docs and figures from the cached results."""
     from formerlab.commands.readme import outdated
     from formerlab.report.committed import complaint, refresh
 
     if not arguments.check:
-        drawn = refresh(Path())  # first, since the pages say which there are
+        drawn = refresh(Path())  # first, because the pages list the figures
         pages = outdated(Path())
         for name, text in pages.items():
             write_text(Path(name), text)
-        print("rewritten: " + (", ".join([*pages, *drawn]) or "nothing, all was up to date"))
+        print("updated: " + (", ".join([*pages, *drawn]) or "nothing, all pages and figures were up to date"))
     elif pages := outdated(Path()):
-        raise UserError(f"{next(iter(pages))}: not what results/cached and workflow say; run make readme")
+        raise UserError(f"{next(iter(pages))}: differs from results/cached or workflow; run make readme")
     elif line := complaint(Path()):
         raise UserError(line)
 
 
 def runs(arguments: argparse.Namespace) -> None:
-    """List every finished run with its cost and what it came from."""
+    """List every finished run with its cost, parent, code and data."""
     from formerlab.report.ledger import text, write_ledger
 
     results = _results(load_plan(arguments))
@@ -169,7 +171,7 @@ def _write_claims(results: "Results", out: Path, root: Path = Path()) -> list[Pa
 
 
 def _write_verdicts(root: Path, out: Path) -> list[Path]:
-    """Write the verdicts of a scale, and its list of runs and their costs."""
+    """Write the verdicts of a scale, and the list of its runs with their costs."""
     from formerlab.report.ledger import write_ledger
     from formerlab.results.read import Results
 
@@ -185,10 +187,10 @@ def headline(arguments: argparse.Namespace) -> None:
 
 
 def track(arguments: argparse.Namespace) -> None:
-    """Bring all runs into MLflow, also those that train; running it again duplicates nothing.
+    """Write all runs to MLflow, including runs in progress; running it again duplicates nothing.
 
-    A failure is a warning and counted in mlflow.json, so that the next call tries again. It is never a failed job:
-    results and report need no tracking.
+    A failure is a warning, because results and report need no tracking. Failures are counted in mlflow.json, so that
+    the next start of the DAG tries again.
     """
     plan = load_plan(arguments)
     root, uri = Path(plan["results"]), plan["tracking_uri"]
@@ -201,7 +203,7 @@ def track(arguments: argparse.Namespace) -> None:
             outcome = sync(root, uri, Path(plan["figures"]), weights=arguments.weights)
             for line in outcome["refused"]:
                 print(f"warning: not tracked: {line}", file=sys.stderr)
-        except Exception as error:  # any error: tracking never fails a job
+        except Exception as error:  # no error of tracking fails a job
             reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             outcome, failures = {"status": "failed", "reason": reason}, failures + 1
             print(f"warning: {reason}", file=sys.stderr)
@@ -209,7 +211,7 @@ def track(arguments: argparse.Namespace) -> None:
 
 
 def export(arguments: argparse.Namespace) -> None:
-    """Copy the rows of finished live runs to results/cached, checked."""
+    """Check the rows of finished live runs and copy them to results/cached."""
     from formerlab.results.export import export as copy
 
     plan = load_plan(arguments)

@@ -1,4 +1,4 @@
-"""The verbs of the stages that leave records: data, train, load, and one for every stage that measures."""
+"""The commands of the stages with a record: data, train, load, and one for every measuring stage."""
 
 import argparse
 import dataclasses
@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from formerlab.commands.context import Plan, add_command, as_planned, find_plan, job_of, load_plan
-from formerlab.commands.gpus import failing_together, on_several, own_gpus
+from formerlab.commands.gpus import failing_together, locked_gpus, train_distributed
 from formerlab.errors import UserError
 from formerlab.files import read_record, sha256, variable, write_record, write_text
 from formerlab.plan.locate import read_plan
@@ -20,8 +20,8 @@ from formerlab.plan.staleness import Staleness, made_runs, maker
 from formerlab.results.stages import MEASURED, STAGES, TIMED, Stage
 from formerlab.results.write import hashes_of_rows, write_rows
 
-LARGEST_KEPT = 2**25
-"""Bytes of the largest block that malloc keeps while a run is measured: sizes differ between policies."""
+LARGEST_REUSED = 2**25
+"""Bytes of the largest block that malloc reuses while a run is measured; block sizes differ between policies."""
 
 
 def add_parsers(commands: Any) -> None:
@@ -31,18 +31,19 @@ def add_parsers(commands: Any) -> None:
 
     parser = add_command(commands, train, text=STAGES["train"].text)
     parser.add_argument("id", help="run, such as tokenformer/transformer-2/seed0")
-    text = "stop, checkpointed, before this time is up"
+    text = "save a checkpoint and stop before this time limit"
     parser.add_argument("--time-limit", type=float, metavar="SECONDS", help=text)
-    parser.add_argument("--margin", type=float, default=30.0, metavar="SECONDS", help="how long before; default 30")
+    text = "time between the stop and the time limit; default 30"
+    parser.add_argument("--margin", type=float, default=30.0, metavar="SECONDS", help=text)
     parser.add_argument("--checkpoint-seconds", type=float, default=60.0, help="time between checkpoints; default 60")
-    parser.add_argument("--deterministic", action="store_true", help="the same bits in every run on a GPU, but slower")
+    parser.add_argument("--deterministic", action="store_true", help="bit-identical results on a GPU, but slower")
 
     parser = add_command(commands, load, text=STAGES["load"].text)
     parser.add_argument("id", help="run, such as decay/released-smollm2-135m-instruct/seed0")
 
     for stage in (*MEASURED.values(), *TIMED.values()):
         parser = add_command(commands, partial(measure, stage), stage.name, stage.text)
-        parser.add_argument("name", metavar=stage.unit, help=f"the {stage.unit}, as the plan names it")
+        parser.add_argument("name", metavar=stage.unit, help=f"name of the {stage.unit} in the plan")
 
 
 def data(arguments: argparse.Namespace) -> None:
@@ -84,8 +85,8 @@ def train(arguments: argparse.Namespace) -> None:
     out = Path(plan["results"], arguments.id)
     gpus = job.get("gpus", 1)
     if gpus > 1 and variable("RANK") is None:
-        with own_gpus(plan["device"], gpus):
-            on_several(path, job, arguments, gpus, out)
+        with locked_gpus(plan["device"], gpus):
+            train_distributed(path, job, arguments, gpus, out)
         return
     parent = Path(plan["results"], job["init"]) if job["init"] else None
     with failing_together(), as_planned(plan, "train", arguments.id) as current:
@@ -114,23 +115,25 @@ def load(arguments: argparse.Namespace) -> None:
 
 
 def _steps_of_equal_time(plan: dict[str, Any], job: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Return the steps that the measured times buy the run, and what its record says about them."""
+    """Return the steps of an equal-time run from the measured step times, and additional keys of its record."""
     from formerlab.evaluation.timing.speed import EqualTime
 
     rows, planned = Path(plan["results"], job["study"], "speed.csv"), job["spec"]["steps"]
     equal = EqualTime.model_validate(job["equal_time"])
     ratio = equal.ratio(rows)
     steps = max(1, round(planned * ratio))
-    print(f"a step of {equal.arm} takes {ratio:.4f} of one of {equal.reference}: {steps} steps", file=sys.stderr)
+    print(f"{equal.arm} takes {ratio:.4f} times the step time of {equal.reference}: {steps} steps", file=sys.stderr)
     note = equal.to_dict() | {"time_ratio": ratio, "arm_steps": planned, "rows_sha256": sha256(rows)}
     return steps, {"equal_time": note | {"spec_hash": job["spec_hash"]}}
 
 
 def measure(stage: Stage, arguments: argparse.Namespace) -> None:
-    """Run a measurement of the plan, and write last a record of the inputs and code of its rows."""
+    """Run a measurement of the plan, then write the record with its inputs and code."""
     plan, name = load_plan(arguments), arguments.name
     job = job_of(plan, stage.name, name)
-    os.environ["OMP_NUM_THREADS"] = str(plan["threads"])  # a timing job reserves more cores than it uses
+    os.environ["OMP_NUM_THREADS"] = str(
+        plan["threads"]
+    )  # Snakemake's value is higher for a timing job, which runs alone
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences torch's profiler, which counts memory
     import torch
 
@@ -166,7 +169,7 @@ def _measure_run(stage: Stage, plan: Plan, name: str, folder: Path) -> dict[str,
     notes |= {key: job[key] for key in ("settings", "suites")}
     data = Path(plan["data"][plan[maker(plan, name)][name]["data"]]["out"])
     verify(data)
-    keep_memory(LARGEST_KEPT)
+    keep_memory(LARGEST_REUSED)
     if stage.models and record["status"] != "finished":
         for file, table in stage.tables.items():
             write_rows(folder / file, table.names, [])
@@ -203,7 +206,7 @@ def _measure_run(stage: Stage, plan: Plan, name: str, folder: Path) -> dict[str,
 
 
 def _time_runs(stage: Stage, plan: Plan, study: str, folder: Path) -> dict[str, Any]:
-    """Time the runs of a study in turn, without needing trained weights; return entries of the record."""
+    """Time the runs of a study in turn, with initial weights or released models; return entries of the record."""
     import torch
 
     from formerlab.kernels.native import keep_memory
@@ -224,5 +227,5 @@ def _time_runs(stage: Stage, plan: Plan, study: str, folder: Path) -> dict[str, 
     settings = kind.model_validate(job["settings"])
     rows, notes = module.measure(runs, settings, device, **loaders)
     write_rows(folder / file, stage.tables[file].names, rows)
-    about = {"study": study, "configuration": job["configuration"], "threads": plan["threads"]}
-    return {**about, **notes, "load": os.getloadavg()[0], **circumstances(device)}
+    inputs = {"study": study, "configuration": job["configuration"], "threads": plan["threads"]}
+    return {**inputs, **notes, "load": os.getloadavg()[0], **circumstances(device)}

@@ -1,4 +1,4 @@
-"""The verbs for people: init, generate, classify, ui."""
+"""The commands for interactive use: init, generate, classify, ui."""
 
 import argparse
 import os
@@ -29,40 +29,40 @@ def add_parsers(commands: Any) -> None:
     parser = add_command(commands, generate, configured=False)
     parser.add_argument("checkpoint", type=Path, help="folder of a finished run, or its id")
     parser.add_argument("prompt")
-    parser.add_argument("--tokens", type=int, default=100, help="tokens to add at most; default 100")
+    parser.add_argument("--tokens", type=int, default=100, help="maximum number of new tokens; default 100")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the most probable token; default 0.8")
-    parser.add_argument("--top-k", type=int, help="draw from the k most probable tokens only")
+    parser.add_argument("--top-k", type=int, help="sample only from the k most probable tokens")
     parser.add_argument("--seed", type=int, default=0)
 
     parser = add_command(commands, classify, configured=False)
     parser.add_argument("model", type=Path, help="folder of a finished run, or its id")
     parser.add_argument("data", type=Path, help="folder of prepared images, such as results/live/laptop/data/images")
     parser.add_argument("--split", choices=("train", "valid", "test"), default="test")
-    parser.add_argument("--batch", type=int, default=64, help="images at a time; default 64")
+    parser.add_argument("--batch", type=int, default=64, help="images per forward pass; default 64")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default cpu")
     parser.add_argument("--out", type=Path, help="CSV file for a row per image")
 
     parser = add_command(commands, ui)
-    parser.add_argument("--port", type=int, default=5000, help="where it listens on this machine; default 5000")
+    parser.add_argument("--port", type=int, default=5000, help="port of the UI on this machine; default 5000")
 
 
 PROJECT = ("config.yaml", "workflow/data.yaml", "workflow/scales", "workflow/studies", "profiles", "slurm", "cluster")
-"""Folders that a project gets as copies; rules and captions stay in the package, so they match its version."""
+"""Files and folders that are copied into a project; rules and captions stay in the package and match its version."""
 SNAKEFILE = """\
-# The rules are those of the installed formerlab; rules of your own may follow.
+# This file includes the rules of the installed formerlab; you may add rules below.
 from importlib.resources import files
 
 include: str(files("formerlab_project") / "Snakefile")
 
-workflow.default_target = "all"  # an include leaves it alone
+workflow.default_target = "all"  # an include does not set it
 """
 
 
 def init(arguments: argparse.Namespace) -> None:
-    """Lay down Snakefile, configuration, studies, scales and profiles of a project of your own."""
+    """Create a project folder with Snakefile, configuration, studies, scales and profiles."""
     folder, template = arguments.folder, Path(str(files("formerlab_project")))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder}: exists and is not empty; name a new folder")
+        raise UserError(f"{folder}: exists and is not empty; choose a new folder")
     for name in PROJECT:
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -131,11 +131,11 @@ def ui(arguments: argparse.Namespace) -> None:
         )
     tracked = _pages(plan) or {"no runs yet": f"/#/experiments?{TRAINING_VIEW}"}
     words = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, "--port", str(arguments.port)]
-    words += ["--host", "127.0.0.1"]  # else MLFLOW_HOST may open it to the network
+    words += ["--host", "127.0.0.1"]  # overrides MLFLOW_HOST, which may open it to the network
     for study, page in tracked.items():
         print(f"MLflow UI, {study}: http://127.0.0.1:{arguments.port}{page}", file=sys.stderr)
-    quiet = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # nothing asks for jobs
-    with subprocess.Popen(words, env=os.environ | quiet) as server:
+    settings = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    with subprocess.Popen(words, env=os.environ | settings) as server:
         try:
             while server.poll() is None:
                 with suppress(UserError):  # the next sync covers a failed or running sync
@@ -149,15 +149,15 @@ def ui(arguments: argparse.Namespace) -> None:
 
 
 def _pages(plan: Plan) -> dict[str, str]:
-    """Return the page of each study in MLflow; if no study is there yet, the runs are tracked first."""
+    """Return the page of each study in MLflow; track the runs first if MLflow has no study yet."""
     from formerlab.tracking.mlflow import pages, sync
 
     filters = (plan["tracking_uri"], plan["scale"], list(plan["studies"]))
     try:
         tracked = pages(*filters)
-    except Exception as error:  # whatever MLflow or its database throws
-        why = f"not a database of this MLflow version ({reason(error)}); delete it, and `track` creates it again"
-        raise UserError(f"{plan['tracking_uri']}: {why}") from None
+    except Exception as error:  # any error of MLflow or its database
+        problem = f"not a database of this MLflow version ({reason(error)}); delete it, and `track` creates it again"
+        raise UserError(f"{plan['tracking_uri']}: {problem}") from None
     if not tracked:
         with suppress(UserError):
             sync(Path(plan["results"]), plan["tracking_uri"], Path(plan["figures"]))

@@ -1,4 +1,4 @@
-"""The verbs of interoperation."""
+"""The commands of interoperation."""
 
 import json
 from types import SimpleNamespace
