@@ -11,7 +11,7 @@ from formerlab.errors import UserError
 from formerlab.results.notes import SAFE
 from formerlab.results.schema import CLAIMS
 from formerlab.results.stages import MAKING, MEASURED, STAGES, TIMED
-from formerlab.plan.attempts import take_away_stale
+from formerlab.plan.attempts import remove_stale_locks
 from formerlab.plan.staleness import Staleness, made_runs
 from formerlab.plan.locate import VARIABLE, ensure_plan, read_plan, typed
 
@@ -24,7 +24,7 @@ if BESIDE not in os.get_exec_path():
 # the environment hands it on, also to the Snakemake that runs inside a cluster job, which reads no configuration.
 ROOT = Path(workflow.basedir)
 if workflow.is_main_process:
-    LIVES = take_away_stale(Path(".snakemake"))
+    LIVES = remove_stale_locks(Path(".snakemake"))
     try:  # `config` holds what the command line says beside config.yaml, which the plan reads itself
         os.environ[VARIABLE] = str(ensure_plan(ROOT, typed(config)))
     except UserError as error:

@@ -3,7 +3,7 @@
     python benchmarks/generating.py [smollm2-135m-instruct] [--prompts 512 2048] [--tokens 64] [--budget 0.4]
 
 Everything goes through `generate` of transformers, as users call it, greedily, behind the same random tokens. Seconds
-until the first token, tokens per second after it, and bytes of the keys and values held at the end, all in turns; the
+until the first token, tokens per second after it, and bytes of the keys and values held at the end, in turns; the
 ratios are those within a round. kvpress compresses a prompt once it is read, as our SnapKV does; our Decay, H2O and
 Knorm evict at every step, also while the prompt is read. kvpress 0.5.5 wants a transformers before 5.3, which is older
 than ours.
@@ -87,10 +87,10 @@ def generate(model, block, tokens, count):
 
 def measure(model, variants, tokens, count, rounds):
     """Return, by variant, what every round gave; the variants take turns, and a round before all others warms up."""
-    from formerlab.evaluation.timing.timing import turns
+    from formerlab.evaluation.timing.timing import interleaved
 
     found = {name: [] for name in variants}
-    for turn, _, name in turns(list(variants), rounds):
+    for turn, _, name in interleaved(list(variants), rounds):
         taken = generate(model, variants[name], tokens, count)
         if turn:
             found[name].append(taken)

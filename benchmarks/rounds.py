@@ -38,11 +38,11 @@ def rounds_of(
     """
     import torch
 
-    from formerlab.evaluation.timing.timing import turns
+    from formerlab.evaluation.timing.timing import interleaved
 
     wait = torch.cuda.synchronize if device == "cuda" else int
     seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for turn, _, name in turns(list(steps), rounds):
+    for turn, _, name in interleaved(list(steps), rounds):
         wait()
         start = clock()
         units = steps[name]()

@@ -25,7 +25,7 @@ from formerlab.layers.depth.union import DepthMixer
 from formerlab.layers.norm import Norm
 from formerlab.layers.position import Position
 from formerlab.layers.projection import FeedForward, Projection
-from formerlab.plan.schema import BesideSpec, Config, Scale, Study
+from formerlab.plan.schema import Config, ExecutionKeys, Scale, Study
 from formerlab.spec import Spec, variants
 from formerlab.training.run import Run
 
@@ -130,7 +130,7 @@ def configuration() -> str:
         "",
     ]
     done = list[type[Spec]]()
-    waiting: list[type[Spec]] = [Config, Scale, Study, Run, BesideSpec]
+    waiting: list[type[Spec]] = [Config, Scale, Study, Run, ExecutionKeys]
     while waiting:
         spec = waiting.pop(0)
         if spec in done:

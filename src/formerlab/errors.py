@@ -60,7 +60,7 @@ def reason(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).partition("\n")[0]
 
 
-def shown(value: object) -> str:
+def short_repr(value: object) -> str:
     """Return the repr of a value, cut to 200 characters, for messages."""
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:200]}..."

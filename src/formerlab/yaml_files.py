@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from formerlab.errors import UserError, near_misses, shown
+from formerlab.errors import UserError, near_misses, short_repr
 
 FAST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 """The loader of libyaml if PyYAML has it; its errors have less detail."""
@@ -53,7 +53,7 @@ def read_yaml(root: Path, place: str) -> dict[str, Any]:
     if tree is None:
         return {}
     if not isinstance(tree, dict):
-        raise UserError(f"{place}: got {shown(tree)}; write keys and values")
+        raise UserError(f"{place}: got {short_repr(tree)}; write keys and values")
     return tree
 
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from formerlab.cache import Decay, Ideal, KVCache, Local, SpAtten
 from formerlab.errors import UserError
 from formerlab.evaluation.timing.decode import DecodeSettings, DynamicAttend, measure, model_of
-from formerlab.evaluation.timing.timing import turns
+from formerlab.evaluation.timing.timing import interleaved
 from formerlab.layers import Rotary
 from formerlab.models import Decoder
 from formerlab.results.stages import TABLES
@@ -103,7 +103,7 @@ def test_a_text_longer_than_a_released_model_reads_is_refused():
 
 @pytest.mark.parametrize("items", ["a", "abc"])
 def test_turns_take_every_item_and_begin_with_another_each_time(items):
-    taken = list(turns(items, 4))
+    taken = list(interleaved(items, 4))
     for repetition in range(5):
         mine = [(place, item) for number, place, item in taken if number == repetition]
         assert [place for place, _ in mine] == list(range(1, len(items) + 1))

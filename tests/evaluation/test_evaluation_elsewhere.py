@@ -32,7 +32,7 @@ from formerlab.evaluation.language.flow import Flow, flow
 from formerlab.evaluation.language.generate import sample
 from formerlab.evaluation.pruning.prune import FILES, PruneSweep, prune
 from formerlab.evaluation.pruning.windows import Configuration
-from formerlab.evaluation.timing.timing import take_in
+from formerlab.evaluation.timing.timing import feed_tokens
 from formerlab.evaluation.translation import beam
 from formerlab.evaluation.translation.translate import Decoding, attention_maps, decode
 from formerlab.layers import DepthWeightedAverage, Rotary
@@ -124,7 +124,7 @@ def check_decoding(folder):
         for policy in (None, *STEPWISE):
             cache = KVCache(4) if policy is None else PrunedCache(policy, 5, position=model.position)
             model(tokens[:, :8], attend=cache)
-            take_in(model, cache, tokens, start=8)
+            feed_tokens(model, cache, tokens, start=8)
         assert noted.waits == []
         list(sample(model, [1, 2, 3], tokens=4, temperature=0, attend=PrunedCache(Decay(), 2)))
         assert len(noted.waits) == 4, "text is wanted token by token"

@@ -9,7 +9,7 @@ import pytest
 
 from formerlab.errors import StoppedEarly, UserError
 from formerlab.files import write_json
-from formerlab.plan.attempts import Attempts, killed_for_memory, take_away_stale, under_way
+from formerlab.plan.attempts import Attempts, already_running, killed_for_memory, remove_stale_locks
 from formerlab.results.notes import noted
 
 SCONTROL = """#!/bin/sh
@@ -69,15 +69,15 @@ def test_memory_grows_with_every_kill_for_it_and_with_nothing_else(attempts, tmp
     assert grown == [0, 1, 1, 1, 1, 2, 2]
 
 
-def worth_another(attempts, folder, monkeypatch, *ends, stage="train"):
+def should_retry(attempts, folder, monkeypatch, *ends, stage="train"):
     """Return what is said after each of some attempts, which crash, are killed (None) or say nothing ("")."""
     said = []
     for attempt, error in enumerate(ends, start=1):
         attempts.memory_kills(stage, "run", attempt)
         if error != "":
             end(folder, error, monkeypatch, 10 + attempt, stage)
-        said.append(attempts.worth_another(stage, "run", attempt))
-        assert attempts.worth_another(stage, "run", attempt) == said[-1]  # asked for twice, counted once
+        said.append(attempts.should_retry(stage, "run", attempt))
+        assert attempts.should_retry(stage, "run", attempt) == said[-1]  # asked for twice, counted once
     return said
 
 
@@ -101,12 +101,12 @@ SAVED, *LATER = (StoppedEarly("saved", [step]) for step in range(9))
 )
 def test_what_was_saved_goes_on_and_a_crash_is_tried_a_few_times(attempts, tmp_path, monkeypatch, ends, said):
     end(tmp_path / "run", SAVED, monkeypatch, 3)  # long ago, which says nothing of an attempt
-    assert worth_another(attempts, tmp_path / "run", monkeypatch, *ends) == said
+    assert should_retry(attempts, tmp_path / "run", monkeypatch, *ends) == said
 
 
 def test_a_stage_that_begins_anew_is_stopped_a_few_times(attempts, tmp_path, monkeypatch):
     ends = [KeyboardInterrupt()] * 4  # as at the time limit of its job
-    assert worth_another(attempts, tmp_path / "run", monkeypatch, *ends, stage="speed") == [True, True, True, False]
+    assert should_retry(attempts, tmp_path / "run", monkeypatch, *ends, stage="speed") == [True, True, True, False]
 
 
 @pytest.mark.parametrize("job", ["", "77"])
@@ -116,7 +116,7 @@ def test_where_another_process_is_at_work_nothing_is_tried_again(attempts, tmp_p
     monkeypatch.setenv("PATH", str(tmp_path))
     attempts.memory_kills("train", "run", 1)
     with noted("train", tmp_path / "run"):
-        assert not attempts.worth_another("train", "run", 1)
+        assert not attempts.should_retry("train", "run", 1)
 
 
 SQUEUE = """#!/bin/sh
@@ -143,7 +143,7 @@ def test_slurm_says_which_jobs_wait_or_run(tmp_path, scontrol, stage, name, note
     (scontrol / "squeue").chmod(0o755)
     if note:
         write_json(tmp_path / name / f".{stage}.state.json", NOTE | {"slurm_job": note})
-    said = under_way({(stage, name): None}, lambda stage, name: tmp_path / name, tmp_path)
+    said = already_running({(stage, name): None}, lambda stage, name: tmp_path / name, tmp_path)
     if who is None:
         assert said is None
     else:
@@ -153,13 +153,13 @@ def test_slurm_says_which_jobs_wait_or_run(tmp_path, scontrol, stage, name, note
 
 def test_a_process_at_work_is_named(tmp_path):
     with noted("train", tmp_path):
-        said = under_way({("train", "x"): None, ("flow", "x"): None}, lambda stage, name: tmp_path, tmp_path)
+        said = already_running({("train", "x"): None, ("flow", "x"): None}, lambda stage, name: tmp_path, tmp_path)
     assert said.startswith(f"train x is already running: process {os.getpid()} on ")
 
 
 HOLD = (
-    "from pathlib import Path; from formerlab.plan.attempts import take_away_stale\n"
-    "held = take_away_stale(Path()); print(1, flush=True); input()"
+    "from pathlib import Path; from formerlab.plan.attempts import remove_stale_locks\n"
+    "held = remove_stale_locks(Path()); print(1, flush=True); input()"
 )
 
 
@@ -170,7 +170,7 @@ def test_a_lock_goes_where_this_machine_left_it(tmp_path, owner, stays):
     lock.touch()
     if owner:
         (tmp_path / "lives").write_text(owner)
-    take_away_stale(tmp_path)
+    remove_stale_locks(tmp_path)
     assert lock.exists() == stays
 
 
@@ -181,8 +181,8 @@ def test_a_lock_stays_while_its_owner_lives_and_goes_after_a_kill(tmp_path):
         lock = tmp_path / "locks/0.input.lock"
         lock.parent.mkdir()
         lock.touch()
-        take_away_stale(tmp_path)
+        remove_stale_locks(tmp_path)
         assert lock.exists()
         owner.kill()
-    take_away_stale(tmp_path)
+    remove_stale_locks(tmp_path)
     assert not lock.exists()

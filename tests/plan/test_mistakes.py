@@ -61,7 +61,7 @@ MISTAKES = [
     (
         CONFIG,
         "data: {text: {source: {paths: [a]}}}",
-        "data.text.source.paths: not a key at this position or of this kind (value ['a'])",
+        "data.text.source.paths: not a key of this kind or position (value ['a'])",
     ),
     (CONFIG, "seeds: [0, 1, 0]", "seeds: 0 is listed twice; keep one"),
     (SCALE, "defaults: {model: {heads: 3}}", "small.runs.plain.model: heads=3 does not divide width=16; change one of"),
@@ -119,7 +119,11 @@ MISTAKES = [
     (OVERLAY, "data: {txt: {questions: 1}}", "data.txt: no run reads it; did you mean text?"),
     (SCALE, small("measure: {prune: {by_run: {'plx*': {}}}}"), "studies.small.measure.prune.by_run: 'plx*' matches no"),
     (STUDY, "measure: {speed: {runs: [plain], by_run: {plain: {repetitions: 9}}}}", "small.measure.speed.by_run: the"),
-    (STUDY, "measure: {translate: {runs: [plain]}}", "small.measure.translate.runs: 'p...; name runs of a translator"),
+    (
+        STUDY,
+        "measure: {translate: {runs: [plain]}}",
+        "small.measure.translate.runs: 'p...; choose runs of a translator",
+    ),
     (SCALE, small("runs: {'deep-{layers}': {grid: {layers: []}}}"), "runs.deep-{layers}.grid: got {'layers': []}; set"),
     (STUDY, "runs: {plain: {grid: {layers: [1]}}}", "runs.plain.grid: got {'layers': [1]}; put {fields} into the name"),
     (STUDY, "runs: {'deep-{layers}': {model: {layers: '{layer}'}}}", "runs.deep-{layers}: no field 'layer' in the nam"),

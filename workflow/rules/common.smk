@@ -7,7 +7,7 @@ from snakemake.dag import DAG
 from snakemake.jobs import Job
 
 from formerlab.errors import some
-from formerlab.plan.attempts import Attempts, command_output, under_way
+from formerlab.plan.attempts import Attempts, command_output, already_running
 from formerlab.report.drawings import failure_of
 
 ON_A_GPU = 1 if PLAN["device"] == "cuda" else 0
@@ -71,7 +71,7 @@ def reading(stage, *functions):
         job = (stage, name_of(wildcards))
         before = [
             STALENESS.record(*base).relative_to(RESULTS)
-            for base in STALENESS.bases(*job)
+            for base in STALENESS.dependencies(*job)
         ]
         added = [file for function in functions for file in function(wildcards)]
         found = [*(f"{RESULTS}/{record}" for record in before), *added]
@@ -229,7 +229,7 @@ retries_allowed = Job.restart_times.fget
 def retries_left(job):
     """Return how often a job may be tried again; 0 where that is in vain."""
     stage = job.rule.name
-    hopeful = stage in STAGES and ATTEMPTS.worth_another(
+    hopeful = stage in STAGES and ATTEMPTS.should_retry(
         stage, name_of(job.wildcards), job.attempt
     )
     return retries_allowed(job) if hopeful else 0
@@ -259,7 +259,7 @@ def start_nothing_twice():
         for job in workflow.dag.needrun_jobs()
         if job.rule.name in STAGES
     }
-    if busy := under_way(stages, STALENESS.folder, ROOT):
+    if busy := already_running(stages, STALENESS.folder, ROOT):
         raise WorkflowError(busy)
 
 

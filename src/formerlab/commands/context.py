@@ -104,7 +104,7 @@ def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[bool]:
     job, modules, staleness = f"{stage} {name}", plan["code"][plan[stage][name]["code"]], Staleness(plan)
     with noted(stage, staleness.folder(stage, name)) if first else nullcontext():
         _check_code(job, plan["sources"], plan[stage][name]["code"], modules)
-        for base in staleness.bases(stage, name):
+        for base in staleness.dependencies(stage, name):
             if not staleness.check(*base).current:
                 remedy = f"run python -m formerlab {' '.join(base)} first"
                 raise UserError(f"{job}: {' '.join(base)} is {staleness.check(*base)}; {AGAIN}, or {remedy}")

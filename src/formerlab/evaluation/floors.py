@@ -1,8 +1,7 @@
 """The stage `floors`: the losses of baseline models on the held-out examples of a run.
 
-The baselines for text are a unigram and a 5-gram model with Kneser-Ney smoothing, fitted to the part of the training
-stream that the run reads. The baseline for images is logistic regression on the pixels; its regularisation is chosen on
-the validation split.
+The baselines for text are a unigram and a 5-gram model with Kneser-Ney smoothing, fitted to the training tokens of the
+run. The baseline for images is logistic regression on the pixels; its regularisation is chosen on the validation split.
 """
 
 from collections.abc import Iterator

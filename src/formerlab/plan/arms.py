@@ -1,6 +1,4 @@
-"""Read the runs that are the arms of the registered claims. This module does not import torch, because claims are
-evaluated without a model; `plan/sources.py` checks the other keys of the same files.
-"""
+"""Read which runs are the arms of the registered claims. This module does not import torch."""
 
 from pathlib import Path
 
@@ -31,10 +29,10 @@ def read_arms(root: Path, scale: str) -> dict[str, dict[str, ClaimArms]]:
     registered = {claim.id: claim for claim in read_claims().claims}
     at_scale = _read(root, f"workflow/scales/{scale}.yaml")
     for path in sorted((root / "workflow" / "studies").glob("*.yaml")):
-        of_study = _read(root, f"workflow/studies/{path.name}")
-        arms = _claims(of_study)
+        study = _read(root, f"workflow/studies/{path.name}")
+        arms = _claims(study)
         differing = _claims(at_scale.part("studies", path.stem), f"studies.{path.stem}")
-        for file, claims in ((of_study.file, arms), (at_scale.file, differing)):
+        for file, claims in ((study.file, arms), (at_scale.file, differing)):
             for name, mapped in claims.items():
                 if (claim := registered.get(name)) is None:
                     raise UserError(f"{file}: claims: no claim {name!r}{near_misses(name, list(registered))}")
@@ -44,7 +42,7 @@ def read_arms(root: Path, scale: str) -> dict[str, dict[str, ClaimArms]]:
                     ("arms", used, claim.arms),
                 ):
                     if unknown := sorted(set(keys) - set(allowed)):
-                        has = ", ".join(allowed) or "none"
-                        raise UserError(f"{file}: claims.{name}.{key}: no {unknown[0]!r}; the claim has {has}")
+                        valid = ", ".join(allowed) or "none"
+                        raise UserError(f"{file}: claims.{name}.{key}: no {unknown[0]!r}; the claim has {valid}")
         arms_by_study[path.stem] = arms | differing
     return arms_by_study

@@ -1,9 +1,7 @@
-"""Attempts of jobs: decide which failed jobs to retry, and with how much memory.
+"""Retries of failed jobs, jobs that already run in another process, and stale locks of Snakemake.
 
-The module also finds jobs that already run in another process, so that no job starts twice, and removes stale locks.
-
-A stage writes a note beside its results (`noted`) with its outcome. The note of a killed stage still says "running";
-only Slurm knows the reason.
+A stage writes a note with its state next to its results (`results/notes.py`). The note of a killed stage still says
+"running"; only Slurm knows why it was killed.
 """
 
 import fcntl
@@ -28,7 +26,7 @@ MAX_RETRIES = 3
 
 
 class Attempts:
-    """The attempts of this process; `folder(stage, name)` returns the folder in which a job writes its note."""
+    """The attempts at jobs by this Snakemake; `folder(stage, name)` returns the folder of a job's note."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -47,13 +45,12 @@ class Attempts:
             self._before[stage, name] = note_of(stage, self._folder(stage, name))
         return self._kills[key]
 
-    def worth_another(self, stage: str, name: str, attempt: int) -> bool:
+    def should_retry(self, stage: str, name: str, attempt: int) -> bool:
         """Return whether to retry a job after this attempt failed.
 
-        A job that stopped with more work saved than at its last stop is always retried. Any other job, including a job
-        that starts over, has `MAX_RETRIES` consecutive retries. A job is not retried if a person must fix something, if
-        another process does the same work, or if the attempt left no note: then Slurm refused it, or it ended before
-        its stage began.
+        A job that stopped with more work saved than at its last stop is always retried. Any other job has `MAX_RETRIES`
+        consecutive retries. A job is not retried if the user must fix something, if another process runs it, or if the
+        attempt left no note, because Slurm refused it or it ended before its stage started.
         """
         note = self._note_of_last(stage, name)
         if note is None or note.get("mistake") or worker_of(stage, self._folder(stage, name), queue()):
@@ -96,7 +93,7 @@ def killed_for_memory(job: str | None) -> bool:
 def queue() -> dict[str, tuple[str, str]] | None:
     """Return (folder, comment) of this user's waiting and running jobs by id, or None if Slurm does not answer.
 
-    Snakemake sets the comment to rule and wildcards; the comment of a job array is that of its first job.
+    Snakemake sets the comment to rule and wildcards; a job array has the comment of its first job.
     """
     states = "--states=PENDING,CONFIGURING,RUNNING,SUSPENDED"
     output = command_output("squeue", f"--user={os.getuid()}", "--noheader", states, "--format=%A|%Z|%k")
@@ -114,7 +111,7 @@ def worker_of(stage: str, folder: Path, jobs: Container[str] | None) -> str | No
     return holder(stage, folder)
 
 
-def under_way(jobs_of_plan: Mapping[tuple[str, str], str | None], folder_of: Folder, root: Path) -> str | None:
+def already_running(jobs_of_plan: Mapping[tuple[str, str], str | None], folder_of: Folder, root: Path) -> str | None:
     """Return an error message that lists the jobs of a plan that an earlier call in `root` runs or has queued.
 
     `jobs_of_plan` maps (stage, name) to the job's id in a scheduler other than Slurm, or to None. Returns None if no
@@ -132,16 +129,17 @@ def under_way(jobs_of_plan: Mapping[tuple[str, str], str | None], folder_of: Fol
     if not busy:
         return None
     worker, job = next(iter(busy.items()))
-    more = f" and {len(busy) - 1} more of its jobs ({', '.join(list(busy)[1:])})" if len(busy) > 1 else ""
+    further = f" and {len(busy) - 1} more of its jobs ({', '.join(list(busy)[1:])})" if len(busy) > 1 else ""
     slurm = [worker.removeprefix("Slurm job ") for worker in busy if worker.startswith("Slurm job ")]
-    how = f" with `scancel {' '.join(slurm)}` (work is saved)" if slurm else ""
-    return f"{job} is already running: {worker}{more}. Wait for it or stop it{how}, then run the same command again"
+    stop = f"stop it with `scancel {' '.join(slurm)}` (work is saved)" if slurm else "stop it"
+    return f"{job} is already running: {worker}{further}. Wait for it or {stop}, then run the same command again"
 
 
-def take_away_stale(folder: Path) -> TextIO | None:
-    """Remove the locks that a killed Snakemake left below `folder`, unless another Snakemake runs there, and return
-    the open file that marks this Snakemake as running. Each Snakemake holds a shared lock on that file until it ends,
-    so one that can lock it exclusively is the only one. Locks from another machine stay, because some network file
+def remove_stale_locks(folder: Path) -> TextIO | None:
+    """Remove the locks that a killed Snakemake left below `folder`, unless another Snakemake runs there.
+
+    Returns an open file; keep it open until this Snakemake ends. Each Snakemake has a shared lock on this file, so a
+    Snakemake that can lock it exclusively is the only one. Locks from another machine stay, because some network file
     systems do not show locks across machines. Returns None if the folder is read-only or its file system has no locks.
     """
     locks = list((folder / "locks").glob("*.lock"))

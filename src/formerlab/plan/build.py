@@ -14,13 +14,21 @@ from formerlab.errors import UserError, near_misses, resembling
 from formerlab.files import fingerprint
 from formerlab.plan import loaded
 from formerlab.plan.code import HASHED, code_hash, entries_of_training
-from formerlab.plan.cost import crowded, loader_of, loading_cost, loading_hours, processes_of, run_cost, totals
+from formerlab.plan.cost import (
+    loader_resources,
+    loading_cost,
+    loading_hours,
+    processes_of,
+    run_cost,
+    too_large_runs,
+    totals,
+)
 from formerlab.plan.hardware import find_hardware
 from formerlab.plan.measure import measure_jobs, timing_jobs
 from formerlab.plan.public_data import check_public_data
-from formerlab.plan.resolve import beside, match_times, resolve_released, resolve_study
+from formerlab.plan.resolve import execution_keys, match_times, resolve_released, resolve_study
 from formerlab.plan.schema import Study, StudyScale
-from formerlab.plan.sources import Sources, chain, read_sources
+from formerlab.plan.sources import Sources, read_sources, tokenizer_chain
 from formerlab.plan.staleness import RECORDS, made_runs, maker
 from formerlab.report.drawings import Drawing, catalogue
 from formerlab.report.names import all_names
@@ -49,11 +57,11 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
     parents = {run.init_id for run in runs if run.growth is not None and run.growth.optimizer == "carry"}
     train = {}
     for run in runs:
-        processes = processes_of(run, scale, hardware, beside(run, sources).gpus, carried=run.id in parents)
+        processes = processes_of(run, scale, hardware, execution_keys(run, sources).gpus, carried=run.id in parents)
         gpus = processes["gpus"]
         cost = run_cost(run, scale, hardware, gpus, gpus if processes["sharded"] else 1)
-        more = device == "cuda" and config.threads is None
-        loader = loader_of(run, scale.data[run.data], cost["hours"], gpus, threads=threads, may_have_more=more)
+        flexible = device == "cuda" and config.threads is None
+        loader = loader_resources(run, scale.data[run.data], cost["hours"], gpus, threads=threads, flexible=flexible)
         cost["hours"] = max(cost["hours"], loading_hours(run, scale.data[run.data], gpus, loader["threads"]))
         weights_given = scale.studies.get(run.study, StudyScale()).given
         train[run.id] = _run_job(run, *entries_of_training(run)) | {
@@ -76,9 +84,9 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
         for run in released
     }
     every: list[AnyRun] = [*runs, *released]
-    used = {name for run in every for name in chain(run.data, scale.data)}
+    used = {name for run in every for name in tokenizer_chain(run.data, scale.data)}
     unread = list[str]()
-    for name in sorted(scale.data.keys() - used):  # may be for studies that are not chosen
+    for name in sorted(scale.data.keys() - used):  # other studies may read it
         file = sources.scale_tree.file_of("data", name)
         if file != sources.scale_tree.file:
             unread.append(f"{file}: data.{name}: no run reads it{near_misses(name, list(used))}")
@@ -105,14 +113,14 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
     }
     for name, stage in MEASURED.items():
         plan[name] = measure_jobs(stage, every, sources, hardware, plan["suites"], root / results)
-    there = {name for name, job in data.items() if job["source"] or (root / job["out"] / MANIFEST).exists()}
-    _check_files(plan, there, sources)
+    available = {name for name, job in data.items() if job["source"] or (root / job["out"] / MANIFEST).exists()}
+    _check_files(plan, available, sources)
     for name, job in plan["data"].items():
-        job["lacks"] = check_public_data(name, scale.data[name], root, prepared=name in there)
-    plan["draw"] = _drawn_together(_drawings(plan, scale.labels), by_study=scale.draw_by_study)
+        job["lacks"] = check_public_data(name, scale.data[name], root, prepared=name in available)
+    plan["draw"] = _group_drawings(_drawing_jobs(plan, scale.labels), by_study=scale.draw_by_study)
     plan["exact"] = {CLAIMS: {"code": code_hash("formerlab.evaluation.exact")}}
-    parts: list[Study | StudyScale] = [*sources.studies.values(), *scale.studies.values()]
-    arms = [{name: claim.to_dict() for name, claim in part.claims.items()} for part in parts]
+    specs: list[Study | StudyScale] = [*sources.studies.values(), *scale.studies.values()]
+    arms = [{name: claim.to_dict() for name, claim in spec.claims.items()} for spec in specs]
     plan["claims"] = {"code": code_hash("formerlab.report.claims.render"), "arms": fingerprint(arms)}
     plan["ledger"] = code_hash("formerlab.report.ledger")
     plan["jobs"] = fingerprint([sorted(plan[stage]) for stage in RECORDS])
@@ -122,31 +130,34 @@ def build_plan(root: Path, given: Job) -> dict[str, Any]:
     for name, study in plan["studies"].items():
         study["totals"] = totals([job["cost"] for job in (train | load).values() if job["study"] == name])
     plan["totals"] = totals([job["cost"] for job in made_runs(plan).values()])
-    plan["too_large"] = crowded(runs, hardware)
+    plan["too_large"] = too_large_runs(runs, hardware)
     return plan
 
 
 def _data_jobs(sources: Sources, root: Path, folder: str) -> dict[str, Any]:
-    """Return the job of every data set; `source` is None if its files are not mounted, and is then not checked."""
+    """Return the job of every data set; `source` is None for files that are not mounted, which are not checked."""
     jobs: dict[str, Any] = {}
     for name, spec in sources.scale.data.items():
         out = f"{folder}/{name}"
         source = source_fingerprint(spec, root / out / FILE_HASHES)
         code = code_hash(type(spec).__module__, specs=[spec])
-        above = next(iter(chain(name, sources.scale.data)[1:]), None)
-        about = {"spec": spec.to_dict(), "recipe": fingerprint(spec.recipe()), "code": code, "source": source}
-        jobs[name] = {"out": out, **about, "tokenizer": above}
+        above = next(iter(tokenizer_chain(name, sources.scale.data)[1:]), None)
+        recipe = fingerprint(spec.recipe())
+        job = {"spec": spec.to_dict(), "recipe": recipe, "code": code, "source": source, "tokenizer": above}
+        jobs[name] = {"out": out, **job}
     return jobs
 
 
-def _check_files(plan: Job, there: Container[str], sources: Sources) -> None:
-    """Refuse missing files of data sets, released models and suites that the user names. Files that the scale names may
-    be added later. Data sets in `there`, which are mounted or already prepared, are not checked.
+def _check_files(plan: Job, available: Container[str], sources: Sources) -> None:
+    """Raise UserError for missing files of data sets, released models and suites that the user's files name.
+
+    Files that the scale names may be added later. Data sets in `available`, which are mounted or already prepared, are
+    not checked.
     """
     scale = sources.scale
     named: list[tuple[tuple[str, ...], str, Callable[[], object]]] = []
     for name, spec in scale.data.items():
-        if name not in there:
+        if name not in available:
             named.append((("data", name, "source"), f"data.{name}: ", spec.source.contents))
             tokenizer = getattr(spec, "tokenizer", None)
             if isinstance(tokenizer, TokenizerFile):
@@ -155,8 +166,8 @@ def _check_files(plan: Job, there: Container[str], sources: Sources) -> None:
                 model = tokenizer.model
                 named.append((("released", model), f"released.{model}: ", scale.released[model].files))
     measured = [job["suites"] for stage in MEASURED for job in plan[stage].values()]
-    unasked = scale.suites.keys() - {name for suites in measured for name, state in suites.items() if state}
-    named += [(("suites", name), "", partial(scale.suites[name].files, name)) for name in sorted(unasked)]
+    unused = scale.suites.keys() - {name for suites in measured for name, state in suites.items() if state}
+    named += [(("suites", name), "", partial(scale.suites[name].files, name)) for name in sorted(unused)]
     for path, key, search in named:
         if (file := sources.scale_tree.file_of(*path)) != sources.scale_tree.file:
             try:
@@ -166,7 +177,7 @@ def _check_files(plan: Job, there: Container[str], sources: Sources) -> None:
 
 
 def _run_job(run: AnyRun, *entries: str) -> dict[str, Any]:
-    """Return the job of a trained or released run, which the modules `entries` make."""
+    """Return the job of a trained or released run; `entries` are the modules that make it."""
     return {
         "study": run.study,
         "run": run.name,
@@ -179,9 +190,7 @@ def _run_job(run: AnyRun, *entries: str) -> dict[str, Any]:
 
 
 def _set_priorities(train: Job) -> None:
-    """Set the priority of every run to the predicted seconds until its last descendant ends, so long chains start
-    first.
-    """
+    """Set the priority of each run to the predicted seconds until its last descendant ends: long chains start first."""
     longest: dict[str, int] = {}
     for run_id, job in reversed(train.items()):
         job["priority"] = longest.get(run_id, 0) + max(1, round(3600 * job["cost"]["hours"]))
@@ -189,8 +198,8 @@ def _set_priorities(train: Job) -> None:
             longest[job["init"]] = max(longest.get(job["init"], 0), job["priority"])
 
 
-def _drawings(plan: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
-    """Return the figures and tables that have input rows, each with the files that it reads."""
+def _drawing_jobs(plan: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
+    """Return the figures and tables that have input rows, by name, each with the files that it reads."""
     jobs = {}
     made = list(made_runs(plan).values())
     runs = [(job["study"], job["run"], job["spec"]) for job in made]
@@ -217,7 +226,7 @@ def _drawings(plan: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
     return jobs
 
 
-def _drawn_together(drawings: dict[str, Any], *, by_study: bool) -> dict[str, Any]:
+def _group_drawings(drawings: dict[str, Any], *, by_study: bool) -> dict[str, Any]:
     """Group figures and tables into jobs, each named after its first figure or table.
 
     Figures that wait for the same jobs of a study share a process, because starting a process takes longer than

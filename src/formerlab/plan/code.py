@@ -1,9 +1,9 @@
 """Hash the code that a stage depends on, so that editing a module reruns exactly the stages that use it.
 
 A plan contains the hash and the modules of every job, so that a job can check whether its code has changed. The modules
-are found by following imports in the source without executing it. Two kinds of modules are excluded: modules whose
-specs the stage does not use (editing one depth mixer must not retrain the models of another), and the few modules that
-cannot change a number. The hash ignores comments, docstrings, formatting and unions of variants.
+are found by following imports in the source without executing it. Two kinds of modules are excluded: modules of specs
+that the stage does not use (an edited depth mixer must not retrain models with other mixers), and modules that cannot
+change a result. The hash ignores comments, docstrings, formatting and unions of variants.
 """
 
 import ast
@@ -25,12 +25,11 @@ WITHOUT_EFFECT = frozenset(
         *("results.schema", "results.stages", "training.provenance", "training.runtime"),
     )
 )
-"""Modules of messages, progress, records, names and optional imports, which cannot change a number."""
+"""Modules of messages, progress, records, names and optional imports, which cannot change a result."""
 
 
 ON_REQUEST = frozenset((f"{PACKAGE}.growth.stage",))
-"""Modules with specs and with functions that only some jobs run; the plan adds the module to the entries of those jobs.
-"""
+"""Modules with specs and functions; the plan adds such a module to the entries of the jobs that run its functions."""
 
 
 HASHED: dict[str, tuple[str, ...]] = {}
@@ -50,7 +49,7 @@ def code_hash(*entries: str, specs: Iterable[Spec] = ()) -> str:
 
 @functools.cache
 def _hash(entries: tuple[str, ...], chosen: frozenset[str]) -> str:
-    """Return the hash of the code that `entries` run for specs of the modules `chosen`; seeds and sizes share it."""
+    """Return the hash of the code that `entries` run for specs of the modules `chosen`."""
     modules = tuple(sorted(closure(entries, chosen)))
     code = hash_of(modules)
     HASHED[code] = modules
@@ -81,9 +80,9 @@ def module_of(file: str) -> str:
 def closure(entries: Iterable[str], chosen: frozenset[str]) -> set[str]:
     """Return the modules that `entries` import, directly or indirectly, given the modules whose specs are `chosen`.
 
-    The module of a spec that was not chosen is included only if a chosen module uses the spec in a function body or as
-    a base class; a spec that is a default value, a member of a union or an annotation is never built. A module is also
-    included if a function is imported from it.
+    Any other module with specs is included only if a chosen module uses such a spec in a function body or as a base
+    class, or if a function is imported from it. A spec that occurs only as a default value, in a union or in an
+    annotation is never built.
     """
     closed: set[str] = set()
     waiting = [*entries, *chosen]
@@ -92,7 +91,7 @@ def closure(entries: Iterable[str], chosen: frozenset[str]) -> set[str]:
         if module in closed or module in WITHOUT_EFFECT:
             continue
         closed.add(module)
-        built = _built_upon(module) if module in chosen else frozenset()
+        built = _names_used(module) if module in chosen else frozenset()
         waiting += [
             target
             for name, target in _imports(module)
@@ -120,11 +119,11 @@ def _tree(module: str) -> ast.Module:
     tree = ast.parse(_path(module).read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = [statement for statement in node.body if not _is_for_readers(statement)] or [ast.Pass()]
+            node.body = [statement for statement in node.body if not _has_no_effect(statement)] or [ast.Pass()]
     return tree
 
 
-def _is_for_readers(node: ast.stmt) -> bool:
+def _has_no_effect(node: ast.stmt) -> bool:
     if isinstance(node, ast.If):
         return ast.unparse(node.test) == "TYPE_CHECKING"
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
@@ -151,9 +150,7 @@ def _statements(module: str) -> tuple[tuple[str, str | None], ...]:
 
 
 def _text(node: object) -> str:
-    """Return a syntax tree as text that is equal under every Python version: `ast.unparse` quotes f-strings differently
-    from 3.12 on, and `ast.dump` omits fields from 3.13 on.
-    """
+    """Return a syntax tree as text that is the same in all Python versions, unlike `ast.unparse` and `ast.dump`."""
     if isinstance(node, list):
         return f"[{', '.join(map(_text, node))}]"
     if not isinstance(node, ast.AST):
@@ -165,9 +162,9 @@ def _text(node: object) -> str:
 @functools.cache
 def _tables(module: str) -> tuple[Path, ...]:
     """Return the tables and C++ sources in the folder of a module that its code names."""
-    beside = [file for file in sorted(_path(module).parent.iterdir()) if file.suffix in (".csv", ".yaml", ".cpp", ".h")]
-    text = ast.unparse(_tree(module)) if beside else ""
-    return tuple(file for file in beside if file.name in text)
+    files = [file for file in sorted(_path(module).parent.iterdir()) if file.suffix in (".csv", ".yaml", ".cpp", ".h")]
+    text = ast.unparse(_tree(module)) if files else ""
+    return tuple(file for file in files if file.name in text)
 
 
 @functools.cache
@@ -214,7 +211,7 @@ def _functions(module: str) -> frozenset[str]:
 
 
 @functools.cache
-def _built_upon(module: str) -> frozenset[str]:
+def _names_used(module: str) -> frozenset[str]:
     """Return the names that a module uses in function bodies and as base classes."""
     used: list[ast.AST] = []
     for node in ast.walk(_tree(module)):

@@ -21,17 +21,17 @@ from formerlab.training.step import AHEAD
 BYTES_WEIGHT = 4
 STATE_ELEMENTS = 4
 """Float32 values per parameter in memory: weight, gradient and AdamW's two moments."""
-GATHERED = 2
+UNSHARDED_BLOCKS = 2
 """Blocks of a sharded model that are unsharded at a time: one computes, one is being gathered."""
 IMAGES_PER_S = {"encoded": 75, "pixels": 1000}
 """Images per second of one worker by storage: `encoded` are files of ImageNet's size, `pixels` are small images."""
 CPUS_PER_GPU = 12
 """Maximum number of CPU threads per GPU for image loading; nodes have 12 to 16 per GPU."""
 WORKER_BYTES = 450 * 2**20
-"""Memory of a process that has imported torch and timm."""
-STEPS_HELD = AHEAD + 4
+"""Memory of a worker process, which imports torch and timm."""
+STEPS_IN_MEMORY = AHEAD + 4
 """Steps whose images are in memory: prefetched, in training, and one in preparation (pieces, batch, pinned batch)."""
-WITH_NOISE = 1.2
+NOISE_FACTOR = 1.2
 """Bytes of an augmented image divided by the bytes of its pixels: random erasing adds noise in float32."""
 LOGIT_BYTES = 12
 """Peak bytes per logit of a translator: log-probability and gradient in float32, and the logit itself, twice in
@@ -40,9 +40,9 @@ CHECKPOINT_ELEMENTS = 3 * 3
 """Float32 values per parameter on disk: weight and two moments in the last checkpoint, the one before, and the next."""
 BYTES_PER_TOKEN = 3
 """Approximate bytes of text per token, used if only the bytes are known."""
-SHARING = 0.9
-"""Parallel efficiency: speed of n GPUs divided by n times the speed of one, reduced by gradient all-reduce. Assumed."""
-STREAMED = 0.8
+PARALLEL_EFFICIENCY = 0.9
+"""Speed of n GPUs divided by n times the speed of one; gradient all-reduce lowers it. Assumed."""
+BANDWIDTH_FRACTION = 0.8
 """Fraction of the memory bandwidth that a sum over many tensors reaches. Assumed."""
 
 Cost = dict[str, Any]
@@ -62,7 +62,7 @@ def memory_bytes(run: Run, hardware: Hardware, shards: int = 1) -> int:
         state += model.params() * BYTES_WEIGHT // 2  # bfloat16 copies of the weights for matrix products
     if shards > 1:  # weights and gradients of embedding, head and some blocks are unsharded
         inside = model.params(embedding=False)
-        gathered = model.params() - inside + GATHERED * inside // max(1, getattr(model, "layers", 1))
+        gathered = model.params() - inside + UNSHARDED_BLOCKS * inside // max(1, getattr(model, "layers", 1))
         state = state // shards + 2 * gathered * BYTES_WEIGHT
     activations = run.task.micro_batch_tokens * elements * _bytes_activation(run) + logits_bytes(run)
     return int(hardware.memory_base_mb * 2**20 + hardware.memory_factor * (state + activations))
@@ -86,8 +86,7 @@ def _bytes_activation(run: Run) -> int:
 
 
 def processes_of(run: Run, scale: Scale, hardware: Hardware, requested: int | None, *, carried: bool) -> dict[str, Any]:
-    """Return `gpus`, `nodes` and `sharded` of a run: number of processes, number of machines, whether tensors are
-    split.
+    """Return `gpus`, `nodes` and `sharded`: number of processes and machines of a run, and whether tensors are split.
 
     `requested` is the number of GPUs that the run itself sets. Without it, the run gets the largest number of the
     scale's GPUs that divides its micro-batches evenly, on all machines if possible, otherwise on one. Tensors are split
@@ -117,41 +116,42 @@ def processes_of(run: Run, scale: Scale, hardware: Hardware, requested: int | No
     return {"gpus": gpus, "nodes": nodes, "sharded": sharded and gpus > 1}
 
 
-def crowded(runs: list[Run], hardware: Hardware) -> dict[str, int | None]:
-    """Return the runs that are too large for one processor, with the smallest power of two of processors that fits;
-    None if 64 processors are too few.
+def too_large_runs(runs: list[Run], hardware: Hardware) -> dict[str, int | None]:
+    """Return the runs that are too large for one processor, with the number of processors that they need.
+
+    The number is a power of two, or None if 64 processors are too few.
     """
-    most, needed = hardware.memory_gb * 1e9, dict[str, int | None]()
+    limit, needed = hardware.memory_gb * 1e9, dict[str, int | None]()
     for run in runs:
         powers = [2**power for power in range(7 if unsupported_by_sharding(run) is None else 1)]
-        fitting = (shards for shards in powers if memory_bytes(run, hardware, shards) <= most)
+        fitting = (shards for shards in powers if memory_bytes(run, hardware, shards) <= limit)
         needed[f"{run.study}/{run.name}"] = next(fitting, None)
     return {run: shards for run, shards in needed.items() if shards != 1}
 
 
-def loader_of(
-    run: Run, data: DataSpec, hours: float, gpus: int, *, threads: int, may_have_more: bool
+def loader_resources(
+    run: Run, data: DataSpec, hours: float, gpus: int, *, threads: int, flexible: bool
 ) -> dict[str, int]:
     """Return `threads` of a process, and `loader_bytes`, the host memory of its worker processes and batches.
 
-    `threads` is the number given by the scale. If a run `may_have_more`, it is as many as keep up with one of its
-    `gpus` by the predicted time of the run (`hours`), but at most `CPUS_PER_GPU`.
+    The argument `threads` is the number of the scale. If it is `flexible`, it is raised up to `CPUS_PER_GPU`, so that
+    image loading is as fast as training in the predicted time of the run (`hours`) on `gpus`.
     """
-    images, each = 0.0, _images_per_s(run, data)
-    if each:
+    images, images_per_s = 0.0, _images_per_s(run, data)
+    if images_per_s:
         assert isinstance(run.task, Classification)
         assert isinstance(run.model, VisionTransformer)
-        if may_have_more:
-            threads = max(threads, min(CPUS_PER_GPU, ceil(run.tokens / (3600 * hours) / gpus / each)))
-        images = STEPS_HELD * WITH_NOISE * run.task.batch / gpus + run.task.valid_images
+        if flexible:
+            threads = max(threads, min(CPUS_PER_GPU, ceil(run.tokens / (3600 * hours) / gpus / images_per_s)))
+        images = STEPS_IN_MEMORY * NOISE_FACTOR * run.task.batch / gpus + run.task.valid_images
         images *= run.model.image**2 * run.model.channels
     return {"threads": threads, "loader_bytes": threads * WORKER_BYTES + int(images) if images and threads > 1 else 0}
 
 
 def loading_hours(run: Run, data: DataSpec, gpus: int, threads: int) -> float:
     """Return the hours that `threads` threads per GPU need to load the images of a run; 0 for other runs."""
-    each = _images_per_s(run, data)
-    return run.tokens / (3600 * each * threads * gpus) if each else 0.0
+    images_per_s = _images_per_s(run, data)
+    return run.tokens / (3600 * images_per_s * threads * gpus) if images_per_s else 0.0
 
 
 def _images_per_s(run: Run, data: DataSpec) -> float | None:
@@ -164,9 +164,7 @@ def _images_per_s(run: Run, data: DataSpec) -> float | None:
 
 
 def run_cost(run: Run, scale: Scale, hardware: Hardware, gpus: int, shards: int) -> Cost:
-    """Return parameters, tokens, FLOPs, bytes of memory and disk, and hours of a run on `gpus` processors, with tensors
-    split into `shards` shards.
-    """
+    """Return parameters, tokens, FLOPs, bytes of memory and disk, and hours of a run on `gpus` processors."""
     parameters = run.model.params()
     return {
         "parameters": parameters,
@@ -204,13 +202,13 @@ def hours(run: Run, scale: Scale, hardware: Hardware, count: int = 1) -> float:
     rate = scale.flops_per_s or _rate(run, hardware, run.precision)
     trained, evaluated = run.tokens, evaluation_tokens(run, scale)
     overhead = (blocks(run.model) * hardware.block_us + hardware.part_us) / 1e6
-    sharing = count * (SHARING if count > 1 else 1.0)
-    tokens = trained / sharing + evaluated / TRAINING_PASSES  # every process validates; training is split
+    speedup = count * (PARALLEL_EFFICIENCY if count > 1 else 1.0)
+    tokens = trained / speedup + evaluated / TRAINING_PASSES  # every process validates; training is split
     recomputed = (TRAINING_PASSES + 1) / TRAINING_PASSES if run.checkpoint_activations else 1.0
-    products = (recomputed * run.flops / sharing + evaluated * run.forward_flops) / rate
+    products = (recomputed * run.flops / speedup + evaluated * run.forward_flops) / rate
     starting = hardware.start_s + (hardware.compile_s * blocks(run.model) if run.compile else 0.0)
     moved = run.model.depth.bytes_moved(run.model.layers, run.model.width) if isinstance(run.model, Decoder) else 0
-    mixing = tokens * moved / (STREAMED * hardware.memory_gb_per_s * 1e9)
+    mixing = tokens * moved / (BANDWIDTH_FRACTION * hardware.memory_gb_per_s * 1e9)
     return (starting + products + mixing + tokens / run.task.micro_batch_tokens * overhead) / 3600
 
 

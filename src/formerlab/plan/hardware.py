@@ -37,7 +37,7 @@ class Hardware(Spec):
     cache_us: NonNegative = 2.0
     """Time per token and layer under a cache policy with many sequences at a time, in microseconds."""
     memory_gb_per_s: Positive = 1000.0
-    """Memory bandwidth in 10^9 bytes per second; depth mixers reach the fraction `STREAMED` of it (plan/cost.py)."""
+    """Memory bandwidth in 10^9 bytes per second; depth mixers reach 0.8 of it (assumed)."""
     start_s: NonNegative = 90.0
     """Time from the start of a job to its first step, in seconds: imports and data."""
     compile_s: NonNegative = 3.0

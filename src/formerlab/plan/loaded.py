@@ -14,15 +14,13 @@ ENDINGS = (".py", ".cpp", ".h", ".csv", ".yaml")
 
 
 def digests() -> dict[str, str]:
-    """Return the current hash of every file that affects the results of the package, by path relative to the
-    package.
-    """
+    """Return the current hash of every source file and table of the package, by path relative to the package."""
     hashes = {}
     for folder, folders, names in os.walk(PACKAGE):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         for name in sorted(name for name in names if name.endswith(ENDINGS) and not name.startswith(".")):
             path = os.path.join(folder, name)
-            with suppress(FileNotFoundError), open(path, "rb") as file:  # an editor may replace it at this moment
+            with suppress(FileNotFoundError), open(path, "rb") as file:  # an editor may be replacing it
                 hashes[os.path.relpath(path, PACKAGE)] = hashlib.sha256(file.read()).hexdigest()[:16]
     return hashes
 

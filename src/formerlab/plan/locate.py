@@ -87,8 +87,8 @@ def _patterns(tree: Any) -> Iterator[str]:
 def ensure_plan(root: Path, given: dict[str, Any]) -> Path:
     """Return the path of the plan of this configuration, and write the plan if it is missing.
 
-    Raises UserError with one line for a mistake in the configuration, and if a checkout would run the code of another
-    checkout because that one's environment is active.
+    Raises UserError with one line for a mistake in the configuration, and if the active environment would run the code
+    of another checkout.
     """
     checkout_package = root / "src" / "formerlab"
     if checkout_package.is_dir() and not checkout_package.samefile(loaded.PACKAGE):
@@ -130,9 +130,7 @@ def read_plan(path: Path) -> dict[str, Any]:
 
 
 def typed(value: Any) -> Any:
-    """Convert text scalars as YAML does, because Snakemake keeps scalars within {} and [] of its command line as
-    text.
-    """
+    """Convert text scalars as YAML does; on its command line, Snakemake leaves scalars within {} and [] as text."""
     if isinstance(value, dict):
         return {key: typed(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,7 +1,7 @@
 """The measurements of a plan: of single finished runs, or timings of all runs of a study in one job.
 
-The key `measure` of a study, with the scale's key merged over it, maps a stage to its settings, to `runs`, the patterns
-of the measured runs, and to `by_run`, settings that differ for some runs.
+The key `measure` of a study, with the scale's key merged over it, has the settings of each stage, `runs` (patterns of
+the measured runs) and `by_run` (settings that differ for some runs).
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,8 +18,8 @@ from formerlab.files import fingerprint, read_record
 from formerlab.plan.code import code_hash
 from formerlab.plan.cost import forward_cost
 from formerlab.plan.hardware import Hardware
-from formerlab.plan.merging import laid, parse
-from formerlab.plan.schema import Which
+from formerlab.plan.merging import merge_all, parse
+from formerlab.plan.schema import MeasuredRuns
 from formerlab.plan.sources import Sources
 from formerlab.results.stages import Stage
 from formerlab.spec import Spec
@@ -35,25 +35,26 @@ class RequestedMeasurement:
         self.stage = stage
         self.tree = sources.settings(study, "measure", stage.name)
         self.subject = f"{study}.measure.{stage.name}"
-        self.which = parse(Which, self.tree.only(Which.model_fields), self.subject)
+        self.measured = parse(MeasuredRuns, self.tree.only(MeasuredRuns.model_fields), self.subject)
         self.settings()
 
-    def of(self, run: AnyRun) -> bool:
+    def includes(self, run: AnyRun) -> bool:
         """Return whether a run is measured. Raises UserError if the stage cannot measure its model."""
-        if not any(fnmatchcase(run.name, pattern) for pattern in self.which.runs):
+        if not any(fnmatchcase(run.name, pattern) for pattern in self.measured.runs):
             return False
         kinds = self.stage.models
         if kinds and run.model.kind not in kinds:
             key = f"{self.tree.file_of('runs')}: {self.subject}.runs"
-            remedy = f"name runs of a {' or '.join(kinds)}"
+            remedy = f"choose runs of a {' or '.join(kinds)}"
             raise UserError(f"{key}: {run.name!r} has model.kind={run.model.kind}; {remedy}")
         return True
 
     def settings(self, run: str = "") -> Any:
         """Return the settings of a run, including the `by_run` settings of all patterns that match its name."""
         kind: type[Spec] = self.stage.measuring[1]
-        of_run = [self.tree.part("by_run", pattern) for pattern in self.which.by_run if fnmatchcase(run, pattern)]
-        return parse(kind, laid([self.tree.without(*Which.model_fields), *of_run], self.subject), self.subject)
+        of_run = [self.tree.part("by_run", pattern) for pattern in self.measured.by_run if fnmatchcase(run, pattern)]
+        common = self.tree.without(*MeasuredRuns.model_fields)
+        return parse(kind, merge_all([common, *of_run], self.subject), self.subject)
 
 
 def measure_jobs(
@@ -67,7 +68,7 @@ def measure_jobs(
     by_study = {study: RequestedMeasurement(stage, study, sources) for study in sources.studies}
     jobs: Jobs = {}
     for run in runs:
-        if not (requested := by_study[run.study]).of(run):
+        if not (requested := by_study[run.study]).includes(run):
             continue
         questions = int(getattr(sources.scale.data[run.data], "questions", 0) or 0)
         try:
@@ -108,15 +109,15 @@ def timing_jobs(stage: Stage, runs: Sequence[AnyRun], sources: Sources) -> Jobs:
     jobs = {}
     for study in sources.studies:
         requested = RequestedMeasurement(stage, study, sources)
-        if requested.which.by_run:
+        if requested.measured.by_run:
             key = f"{requested.tree.file_of('by_run')}: {requested.subject}.by_run"
             raise UserError(f"{key}: the runs are timed together, with the same settings; remove it")
         settings: Timing = requested.settings()
         named = {run.name: run for run in reversed(runs) if run.study == study}
-        timed = [run for run in reversed(named.values()) if requested.of(run)]
+        timed = [run for run in reversed(named.values()) if requested.includes(run)]
         if timed:
-            deciding_keys = {run.name: deciding(run, settings) for run in timed}
-            specs = timed if "task" in settings.decides else [run.model for run in timed]
+            deciding_keys = {run.name: timing_keys(run, settings) for run in timed}
+            specs = timed if "task" in settings.depends_on else [run.model for run in timed]
             jobs[study] = {
                 "settings": settings.to_dict(),
                 "runs": [run.id for run in timed],
@@ -127,6 +128,6 @@ def timing_jobs(stage: Stage, runs: Sequence[AnyRun], sources: Sources) -> Jobs:
     return jobs
 
 
-def deciding(run: AnyRun, settings: Timing | type[Timing]) -> Jobs:
+def timing_keys(run: AnyRun, settings: Timing | type[Timing]) -> Jobs:
     """Return the keys of a run's spec on which its times depend."""
-    return {key: value for key, value in run.to_dict().items() if key in settings.decides}
+    return {key: value for key, value in run.to_dict().items() if key in settings.depends_on}

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from formerlab.errors import UserError, near_misses, shown
+from formerlab.errors import UserError, near_misses, short_repr
 from formerlab.spec import Spec
 
 SomeSpec = TypeVar("SomeSpec", bound=Spec)
@@ -55,7 +55,7 @@ class Tree(dict[Any, Any]):
 
     def part(self, *path: Any) -> "Tree":
         """Return the mapping at a path, or an empty one if it is missing."""
-        subtree = at(self, path)
+        subtree = value_at(self, path)
         return subtree if isinstance(subtree, Tree) else Tree(file=self.file_of(*path))
 
     def file_of(self, *path: Any) -> str:
@@ -69,12 +69,12 @@ class Tree(dict[Any, Any]):
 
     def files_of(self, *path: Any) -> str:
         """Return every file that sets keys at a path, for error messages about values that conflict."""
-        node = at(self, path)
+        node = value_at(self, path)
         inner = [node.files_of(key) for key in node] if isinstance(node, Tree) else []
-        return ", ".join(dict.fromkeys(file for some in inner for file in some.split(", "))) or self.file_of(*path)
+        return ", ".join(dict.fromkeys(file for files in inner for file in files.split(", "))) or self.file_of(*path)
 
 
-def at(tree: Any, path: tuple[Any, ...]) -> Any:
+def value_at(tree: Any, path: tuple[Any, ...]) -> Any:
     """Return the value at a path of a tree, or None if it is missing."""
     for key in path:
         if not isinstance(tree, dict) or key not in tree:
@@ -97,15 +97,13 @@ def merge(base: Tree, over: Tree, subject: str = "") -> Tree:
         if isinstance(below, Tree) and isinstance(value, Tree):
             value = merge(below, value, path)
         elif (isinstance(below, Tree) or isinstance(value, Tree)) and None not in (below, value):
-            raise UserError(
-                f"{over.files[key]}: {path}: {shown(value)} conflicts with {shown(below)} of {merged.files[key]}; "
-                "write a value in both, or keys in both"
-            )
+            conflict = f"{short_repr(value)} conflicts with {short_repr(below)} of {merged.files[key]}"
+            raise UserError(f"{over.files[key]}: {path}: {conflict}; write a value in both, or keys in both")
         merged.put(key, value, over.files[key])
     return merged
 
 
-def laid(trees: list[Tree], subject: str = "") -> Tree:
+def merge_all(trees: list[Tree], subject: str = "") -> Tree:
     """Merge all trees; later trees override earlier ones."""
     return functools.reduce(lambda below, above: merge(below, above, subject), trees)
 
@@ -133,8 +131,7 @@ def parse(kind: type[SomeSpec], tree: Tree, subject: str = "", remedy: str = "re
         errors = caught.errors()
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{tree.file}: {error}; write plain keys and values") from None
-    # Prefer other errors to type errors, and all to "too short": a list with items of a wrong type is reported as
-    # empty.
+    # Type errors rank below other errors, and "too short" is last: a list with items of a wrong type counts as empty.
     worst = min(errors, key=lambda error: (error["type"] == "too_short", error["type"].endswith("_type")))
     path = _path_in_tree(worst, tree)
     file = tree.files_of(*path) if worst["type"] == "value_error" else tree.file_of(*path)
@@ -158,9 +155,9 @@ def _path_in_tree(error: ErrorDetails, tree: Tree) -> tuple[int | str, ...]:
 def _misread(kind: str, value: Any) -> str | None:
     """Return advice for a value that YAML reads as another type than its key needs, or None."""
     if isinstance(value, str) and kind in ("float_type", "int_type") and NUMBER.fullmatch(value):
-        return f"{shown(value)} is text, not a number; write it without quotes, with dot and sign, as 1.0e-3"
+        return f"{short_repr(value)} is text, not a number; write it without quotes, with dot and sign, as 1.0e-3"
     if isinstance(value, bool | int | float) and kind in ("string_type", "literal_error"):
-        return f'YAML reads it as {shown(value)}, which is not text; write it in quotes, as "no" or "0123"'
+        return f'YAML reads it as {short_repr(value)}, which is not text; write it in quotes, as "no" or "0123"'
     return None
 
 
@@ -174,9 +171,9 @@ def _reason(error: ErrorDetails, spec: type[Spec], remedy: str) -> str:
         schema = spec.model_json_schema()
         valid = {name for part in (schema, *schema.get("$defs", {}).values()) for name in part.get("properties", ())}
         if (name := str(error["loc"][-1])) in valid:
-            return f"not a key at this position or of this kind (value {shown(value)}); set another kind, or move it"
+            return f"not a key of this kind or position (value {short_repr(value)}); set another kind, or move it"
         near = difflib.get_close_matches(name, sorted(valid), n=1, cutoff=0.7)
-        return f"unknown key (value {shown(value)}); " + (f"did you mean {near[0]}?" if near else remedy)
+        return f"unknown key (value {short_repr(value)}); " + (f"did you mean {near[0]}?" if near else remedy)
     if kind == "union_tag_invalid":
         kinds = [tag.strip("'") for tag in error["ctx"]["expected_tags"].split(", ")]
         return f"unknown kind {error['ctx']['tag']!r}{near_misses(error['ctx']['tag'], kinds)}"
@@ -185,15 +182,15 @@ def _reason(error: ErrorDetails, spec: type[Spec], remedy: str) -> str:
         return reason if ";" in reason or reason.count("=") < 2 else f"{reason}; change one of them"
     if (misread := _misread(kind, value)) is not None:
         return misread
-    return error["msg"].replace("\n", " ") + ("" if isinstance(value, dict) else f" (got {shown(value)})")
+    return error["msg"].replace("\n", " ") + ("" if isinstance(value, dict) else f" (got {short_repr(value)})")
 
 
-def fields(template: str) -> list[str]:
+def template_fields(template: str) -> list[str]:
     """Return the field names in braces of a run name."""
     return [name for _, name, _, _ in string.Formatter().parse(template) if name]
 
 
-class _Names(string.Formatter):
+class _NameFormatter(string.Formatter):
     """Formats numbers in names without a decimal point: 0.001 is 1e-3, 0.00015 is 15e-5."""
 
     def format_field(self, value: Any, format_spec: str) -> Any:
@@ -204,9 +201,9 @@ class _Names(string.Formatter):
         return super().format_field(value, format_spec)
 
 
-def named(template: str, point: Mapping[str, Any]) -> str:
+def fill_template(template: str, point: Mapping[str, Any]) -> str:
     """Return a template with its fields replaced by the values of a grid point."""
-    return _Names().vformat(template, (), point)
+    return _NameFormatter().vformat(template, (), point)
 
 
 def grid_points(file: str, template: str, grid: Any) -> list[dict[str, Any]]:
@@ -214,7 +211,7 @@ def grid_points(file: str, template: str, grid: Any) -> list[dict[str, Any]]:
 
     A grid is a mapping of lists (all combinations) or a list of mappings (exactly these points).
     """
-    names = sorted(fields(template))
+    names = sorted(template_fields(template))
     points = grid
     if isinstance(grid, dict):
         lists = [value if isinstance(value, list) else [value] for value in grid.values()]
@@ -226,7 +223,7 @@ def grid_points(file: str, template: str, grid: Any) -> list[dict[str, Any]]:
 
 
 def fill(value: Any, point: Mapping[str, Any]) -> Any:
-    """Substitute a grid point into a tree: "{x}" alone becomes the value itself, within other text its text.
+    """Substitute a grid point into a tree. A text "{x}" becomes the value of x; in a longer text, x becomes text.
 
     Raises KeyError for a field that the point does not have, and ValueError for a brace that does not open a field.
     """
@@ -239,15 +236,15 @@ def fill(value: Any, point: Mapping[str, Any]) -> Any:
     if isinstance(value, str):
         if value[:1] == "{" and value[-1:] == "}" and value[1:-1] in point:
             return point[value[1:-1]]
-        return named(value, point) if "{" in value else value
+        return fill_template(value, point) if "{" in value else value
     return value
 
 
 def pattern_of(template: str) -> str:
-    """Return a pattern that matches all names of a template."""
+    """Return a glob pattern that matches all names of a template."""
     return re.sub(r"\{.*?\}", "*", template)
 
 
-def may_fit(name: str, pattern: str) -> bool:
+def may_match(name: str, pattern: str) -> bool:
     """Return whether a pattern matches a run name, or could match a run of a template."""
     return fnmatchcase(name, pattern) or (not set("{}") & set(pattern) and fnmatchcase(pattern, pattern_of(name)))

@@ -60,11 +60,11 @@ def read_manifest(root: Path) -> dict[str, PublicData]:
 
 
 def check_public_data(name: str, data: DataSpec, root: Path, *, prepared: bool) -> str | None:
-    """Refuse a data set below $FORMERLAB_DATA whose files are missing or differ from the manifest.
+    """Raise UserError if files of a data set below $FORMERLAB_DATA are missing or differ from the manifest.
 
     Files are hashed once and then identified by size and modification time. If the variable is not set, `prepared` data
-    stay valid. For other data the function then returns a line that says what to do, because their runs can be planned
-    but not started; otherwise it returns None.
+    stay valid; for other data the function returns a line that says what to do, because runs can be planned without
+    data. Otherwise it returns None.
     """
     named = sorted(re.findall(rf'"\${VARIABLE}/([^"]*)"', json.dumps(data.source.to_dict())))
     folder = variable(VARIABLE)
@@ -76,12 +76,12 @@ def check_public_data(name: str, data: DataSpec, root: Path, *, prepared: bool) 
         sources = "; ".join(f"{owner.title}: {owner.source}" for owner in owners)
         return (
             f"data.{name}: ${VARIABLE} is not set; set it to the folder that contains {', '.join(named)} "
-            f"as {MANIFEST} lists them ({sources}), or name data of your own in config.yaml"
+            f"as {MANIFEST} lists them ({sources}), or set your own data in config.yaml"
         )
     for path in named:
         cache = root / ".formerlab" / "public_data" / f"{name}.{path.replace('/', '.')}.json"
         if problem := _problem(path, Path(folder), manifest, cache):
-            raise UserError(f"data.{name}: {problem}, or name data of your own in config.yaml")
+            raise UserError(f"data.{name}: {problem}, or set your own data in config.yaml")
     return None
 
 

@@ -10,9 +10,21 @@ from formerlab.data.text.tokenizer import ReleasedTokenizer
 from formerlab.errors import UserError, near_misses
 from formerlab.evaluation.timing.speed import EqualTime, Speed
 from formerlab.growth.stage import continued_spec, grown_spec
-from formerlab.plan.measure import deciding
-from formerlab.plan.merging import Tree, at, fields, fill, grid_points, laid, may_fit, merge, named, parse, pattern_of
-from formerlab.plan.schema import BesideSpec, Scale, StudyScale
+from formerlab.plan.measure import timing_keys
+from formerlab.plan.merging import (
+    Tree,
+    fill,
+    fill_template,
+    grid_points,
+    may_match,
+    merge,
+    merge_all,
+    parse,
+    pattern_of,
+    template_fields,
+    value_at,
+)
+from formerlab.plan.schema import ExecutionKeys, Scale, StudyScale
 from formerlab.plan.sources import RUN_KEYS, Sources, same_tokenizer, sizes_of, study_file
 from formerlab.results.stages import MEASURED, TIMED
 from formerlab.training.any_run import ReleasedRun
@@ -39,22 +51,22 @@ def run_trees(name: str, sources: Sources) -> Mapping[str, Tree]:
             patterns = (pattern for pattern in scale.part("runs") if pattern != template and fnmatchcase(run, pattern))
             special = [of_study, *(scale.part("runs", pattern) for pattern in patterns), exact]
             subject, overrides = f"{name}.runs.{run}", [tree.part(name) for tree in sources.overrides]
-            if laid(special, subject).get(RELEASED) is None:
+            if merge_all(special, subject).get(RELEASED) is None:
                 over = [part for tree in overrides for part in (tree.only(RUN_KEYS), tree.part("runs", run))]
-                trees[run] = laid([*common, *special, *over], subject)
+                trees[run] = merge_all([*common, *special, *over], subject)
             else:  # common keys configure training; a released model uses only the data
                 general = [tree.only({"data"}) for tree in (*common, *overrides)]
-                trees[run] = laid([*general, *special, *(tree.part("runs", run) for tree in overrides)], subject)
+                trees[run] = merge_all([*general, *special, *(tree.part("runs", run) for tree in overrides)], subject)
     _check_patterns(name, list(trees), sources)
     return trees
 
 
 def _instances(study: Tree, scale: Tree, template: str) -> Iterator[tuple[str, Tree, Tree]]:
     """Yield (run name, tree of the study, tree of the scale) for the runs of a template; a plain name is one run."""
-    merged = laid([study, scale])
+    merged = merge_all([study, scale])
     grid, file = merged.get("grid"), merged.file_of("grid")
     try:
-        names = fields(template)
+        names = template_fields(template)
     except ValueError as error:
         raise UserError(f"{file}: runs.{template}: {error}; write a field as {{name}}") from None
     if not names and grid is not None:
@@ -67,19 +79,19 @@ def _instances(study: Tree, scale: Tree, template: str) -> Iterator[tuple[str, T
             near = near_misses(str(error).strip("'"), list(point))
             key = f"{merged.files_of()}: runs.{template}"
             raise UserError(f"{key}: no field {error} in the name of the run{near}") from None
-        yield named(template, point), of_study, exact
+        yield fill_template(template, point), of_study, exact
 
 
 def _check_patterns(study: str, names: list[str], sources: Sources) -> None:
-    """Refuse patterns that match no run of the study, and overrides of runs that do not exist."""
+    """Raise UserError for a pattern that matches no run of the study, and for overrides of a missing run."""
     study_tree, scale = sources.study_trees[study], sources.at_scale(study)
     templates = [*names, *study_tree.part("runs")]
     checked = [(study_tree, "", path) for path in PATTERNS]
     checked += [(scale, f"studies.{study}.", path) for path in (*PATTERNS, ("only",), ("given",), ("runs",))]
     for tree, above, path in checked:
-        patterns = at(tree, path)
+        patterns = value_at(tree, path)
         for pattern in patterns if isinstance(patterns, list | dict) else ():
-            if isinstance(pattern, str) and not any(may_fit(name, pattern) for name in templates):
+            if isinstance(pattern, str) and not any(may_match(name, pattern) for name in templates):
                 key = f"{tree.file_of(*path)}: {above}{'.'.join(path)}"
                 raise UserError(f"{key}: {pattern!r} matches no run{near_misses(pattern, templates)}")
     only = sources.scale.studies.get(study, StudyScale()).only
@@ -92,7 +104,7 @@ def _check_patterns(study: str, names: list[str], sources: Sources) -> None:
                 raise UserError(f"{tree.file}: {study}.runs.{name}: no such run{near_misses(name, names)}")
 
 
-def _chosen(name: str, sources: Sources, *, released: bool) -> dict[str, Tree]:
+def _runs_at_scale(name: str, sources: Sources, *, released: bool) -> dict[str, Tree]:
     """Return the trees of the trained or released runs that exist at this scale, in the order of the key `only`."""
     trees = {run: tree for run, tree in run_trees(name, sources).items() if (tree.get(RELEASED) is None) != released}
     only = [*sources.scale.studies.get(name, StudyScale()).only, *sorted(map(pattern_of, sources.added[name]))]
@@ -101,13 +113,13 @@ def _chosen(name: str, sources: Sources, *, released: bool) -> dict[str, Tree]:
 
 def resolve_study(name: str, sources: Sources) -> list[Run]:
     """Return the trained runs of a study, one per seed, in the order of `only` but with parents before children."""
-    trees = _chosen(name, sources, released=False)
+    trees = _runs_at_scale(name, sources, released=False)
     runs = {run: _parse_run(name, run, tree, sources.scale) for run, tree in trees.items()}
     of_study = sources.scale.studies.get(name, StudyScale()).seeds or sources.scale.seeds
     seeds: dict[str, tuple[int, ...]] = {}
     resolved = []
     for run in _grown(_with_parents_first(runs, run_trees(name, sources)), trees, sources.scale):
-        seeds[run.name] = sources.config.seeds or beside(run, sources).seeds or of_study
+        seeds[run.name] = sources.config.seeds or execution_keys(run, sources).seeds or of_study
         if run.init is not None and (orphans := sorted({*seeds[run.name]} - {*seeds[run.init]})):
             raise UserError(
                 f"{trees[run.name].file_of('seeds')}: {name}.runs.{run.name}: seed {orphans[0]} has no parent, "
@@ -119,14 +131,14 @@ def resolve_study(name: str, sources: Sources) -> list[Run]:
 
 def resolve_released(name: str, sources: Sources) -> list[ReleasedRun]:
     """Return the runs of a study that evaluate a released model without training."""
-    trees = _chosen(name, sources, released=True)
+    trees = _runs_at_scale(name, sources, released=True)
     return [_parse_released(name, run, tree, sources.scale) for run, tree in trees.items()]
 
 
-def beside(run: Run, sources: Sources) -> BesideSpec:
-    """Return the keys of a run's tree that are not part of its spec."""
-    tree = run_trees(run.study, sources)[run.name].only(BesideSpec.model_fields)
-    return parse(BesideSpec, tree, f"{run.study}.runs.{run.name}")
+def execution_keys(run: Run, sources: Sources) -> ExecutionKeys:
+    """Return the keys of a run's tree that control its execution."""
+    tree = run_trees(run.study, sources)[run.name].only(ExecutionKeys.model_fields)
+    return parse(ExecutionKeys, tree, f"{run.study}.runs.{run.name}")
 
 
 def match_times(runs: list[Run], timed: Mapping[str, Any], sources: Sources) -> tuple[list[Run], dict[str, EqualTime]]:
@@ -137,15 +149,15 @@ def match_times(runs: list[Run], timed: Mapping[str, Any], sources: Sources) -> 
     by_id = {run.id: run for run in runs}
     matched, equal_by_id = [], {}
     for run in runs:
-        if (equal := beside(run, sources).equal_time) is not None:
+        if (equal := execution_keys(run, sources).equal_time) is not None:
             key = f"{study_file(run.study)}: runs.{run.name}.equal_time"
             names = [name.split("/")[1] for name in timed.get(run.study, {"runs": []})["runs"]]
             for name in (equal.arm, equal.reference):
                 if name not in names:
                     raise UserError(f"{key}: {name!r} is not a run that `speed` times{near_misses(name, names)}")
             arm, reference = (by_id[f"{run.study}/{name}/seed{run.seed}"] for name in (equal.arm, equal.reference))
-            if deciding(reference, Speed) != deciding(run, Speed):
-                raise UserError(f"{key}.reference: {equal.reference!r} has another model or batch; name an equal run")
+            if timing_keys(reference, Speed) != timing_keys(run, Speed):
+                raise UserError(f"{key}.reference: {equal.reference!r} has another model or batch; choose an equal run")
             run = run.model_copy(update={"steps": arm.steps})
             equal_by_id[run.id] = equal
         matched.append(run)
@@ -154,8 +166,8 @@ def match_times(runs: list[Run], timed: Mapping[str, Any], sources: Sources) -> 
 
 def _parse_released(study: str, name: str, tree: Tree, scale: Scale) -> ReleasedRun:
     subject = f"{study}.runs.{name}"
-    model = _named(tree, RELEASED, scale.released, "released model", subject)
-    data = _named(tree, "data", scale.data, "data set", subject)
+    model = _entry_name(tree, RELEASED, scale.released, "released model", subject)
+    data = _entry_name(tree, "data", scale.data, "data set", subject)
     source = scale.released[model]
     sizes = sizes_of(model, source, tree.file_of(RELEASED))
     longest = min(sizes.context, source.context or sizes.context)
@@ -176,7 +188,7 @@ def _parse_released(study: str, name: str, tree: Tree, scale: Scale) -> Released
     return run.model_copy(update={"model": narrowed})
 
 
-def _named(tree: Tree, key: str, names: Iterable[str], noun: str, subject: str) -> str:
+def _entry_name(tree: Tree, key: str, names: Iterable[str], noun: str, subject: str) -> str:
     """Return the name of the scale's entry that a run refers to; the default is the default of `Run`."""
     value = tree.get(key, Run.model_fields[key].default if key in Run.model_fields else None)
     if not isinstance(value, str) or value not in names:
@@ -186,17 +198,17 @@ def _named(tree: Tree, key: str, names: Iterable[str], noun: str, subject: str) 
 
 
 def _parse_run(study: str, name: str, tree: Tree, scale: Scale) -> Run:
-    subject, tree = f"{study}.runs.{name}", tree.without(*BesideSpec.model_fields)
+    subject, tree = f"{study}.runs.{name}", tree.without(*ExecutionKeys.model_fields)
     for key in Run.model_fields.keys() - RUN_KEYS & tree.keys():
         raise UserError(f"{tree.file_of(key)}: {subject}.{key}: got {tree[key]!r}, but its study sets it; remove it")
-    data = _named(tree, "data", scale.data, "data set", subject)
+    data = _entry_name(tree, "data", scale.data, "data set", subject)
     data_keys = scale.data[data].run_defaults(tree.part("task"))
     by_file = Tree({"study": study, "name": name} | data_keys, study_file(study))
     run = parse(Run, merge(by_file, tree, subject), subject)
     if run.task.reads != scale.data[data].kind:
         raise UserError(
             f"{tree.file_of('data')}: {subject}.data: {data!r} is {scale.data[data].kind}, but "
-            f"task.kind={run.task.kind} reads {run.task.reads}; name another data set or task"
+            f"task.kind={run.task.kind} reads {run.task.reads}; choose another data set or task"
         )
     for name, size in data_keys.get("model", {}).items():
         value = getattr(run.model, name, size)
@@ -226,7 +238,7 @@ def _with_parents_first(runs: dict[str, Run], trees: Mapping[str, Tree]) -> list
 
 
 def _check_carried(run: Run, parent: Run, tree: Tree) -> None:
-    """Refuse an optimizer that cannot continue with the parent's moments because its parameter groups differ."""
+    """Raise UserError if a carried optimizer differs from the optimizer of the parent in its parameter groups."""
     if (new := run.optimizer.kind) != (old := parent.optimizer.kind):
         raise UserError(
             f"{tree.file_of('optimizer', 'kind')}: runs.{run.name}.optimizer.kind: {new!r} cannot continue with the "

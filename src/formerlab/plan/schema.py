@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, StringConstraints
 
 from formerlab.data.any_data import Data
-from formerlab.errors import near_misses, shown
+from formerlab.errors import near_misses, short_repr
 from formerlab.evaluation.language.suites import Suite, check_names
 from formerlab.evaluation.timing.speed import EqualTime
 from formerlab.released import ReleasedModel
@@ -31,16 +31,16 @@ def _distinct(values: tuple[Item, ...]) -> tuple[Item, ...]:
 
 
 def _folder(path: str) -> str:
-    """Refuse an empty name, the root, the project folder, and names that a shell, report or file system misreads."""
+    """Check that a path is a folder below the project, with characters that shells, reports and file systems accept."""
     plain = re.fullmatch(r"(?!-)[\w ./+@=,-]+", path) and len(path.encode()) <= LONGEST_FOLDER
     if not plain or not path.strip() or set(normpath(path).split("/")) <= {"", ".", ".."}:
         allowed = "letters, digits, spaces and ./_-+@=, without a hyphen at the start, such as results"
-        raise ValueError(f"{shown(path)} is not a valid output folder; use at most {LONGEST_FOLDER} {allowed}")
+        raise ValueError(f"{short_repr(path)} is not a valid output folder; use at most {LONGEST_FOLDER} {allowed}")
     return path
 
 
 def _tracking(uri: str) -> str:
-    """Refuse values that are not a server address, and credentials, which plans, logs and reports would show."""
+    """Check that a tracking URI is valid and has no credentials, which plans, logs and reports would contain."""
     parts = urlsplit(uri)
     if "@" in parts.netloc or parts.query:
         raise ValueError(
@@ -98,8 +98,8 @@ class Config(Spec):
     lower priority than the `set` of any file."""
 
 
-class BesideSpec(Spec):
-    """Keys of a run that control its execution and are not part of its spec."""
+class ExecutionKeys(Spec):
+    """Keys of a run that control its execution; its spec does not contain them."""
 
     seeds: Seeds | None = None
     """Seeds of the run, if they differ from the seeds of its study."""
@@ -109,7 +109,7 @@ class BesideSpec(Spec):
     """Train for as long as another run; the number of steps follows from measured times."""
 
 
-class Which(Spec):
+class MeasuredRuns(Spec):
     """The runs that a stage measures."""
 
     runs: tuple[str, ...] = ()

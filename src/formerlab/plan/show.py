@@ -17,7 +17,7 @@ from formerlab.results.notes import read_note
 from formerlab.results.schema import CLAIMS
 from formerlab.results.stages import MEASURED, TIMED
 
-BESIDES = ("data", *TIMED, *MEASURED, "draw")
+OTHER_STAGES = ("data", *TIMED, *MEASURED, "draw")
 SPARE_RETRIES = 3
 """Spare submissions of a cluster job, for lost nodes, memory and preemption, beyond twice the predicted number."""
 COLUMNS = ("run", "parameters", "tokens", "FLOPs", "memory", "disk", "time", "starts from")
@@ -37,7 +37,7 @@ def table(plan: dict[str, Any], *, seeds: bool = False) -> str:
     lines += [] if seeds else ["x: number of seeds, each at this cost; --seeds shows a row per seed"]
     lines += _times(plan)
     lines += ["", *_hardware(plan), ""]
-    further = ", ".join(f"{len(plan[stage])} {stage}" for stage in BESIDES if plan[stage])
+    further = ", ".join(f"{len(plan[stage])} {stage}" for stage in OTHER_STAGES if plan[stage])
     lines.append(f"Other jobs: {further}. Total memory is the maximum over runs.")
     for stage in MEASURED:
         if costs := [job["cost"] for job in plan[stage].values() if "cost" in job]:
@@ -83,10 +83,10 @@ def _hardware(plan: dict[str, Any]) -> list[str]:
     for count, runs in by_need.items():
         remedy = f"fits on {count} with sharding (gpus: {count})" if count else "also for several (raise accumulate)"
         lines.append(f"too large for one {plan['hardware']}, {remedy}: {', '.join(runs)}")
-    need, most = submissions(plan), duration(plan["runtime_minutes"] / 60)
+    need, limit = submissions(plan), duration(plan["runtime_minutes"] / 60)
     return [
         *lines,
-        f"A cluster job runs for at most {most} (scale.runtime_minutes). A longer run saves a checkpoint, stops "
+        f"A cluster job runs for at most {limit} (scale.runtime_minutes). A longer run saves a checkpoint, stops "
         f"and is submitted again: the longest run needs {need} submission{'s' if need > 1 else ''}, so the retries in "
         f"slurm/config.yaml must be at least {2 * need + SPARE_RETRIES}.",
     ]

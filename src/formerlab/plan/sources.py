@@ -14,7 +14,7 @@ from formerlab.data import TextData, TokenizerFile, TokenizerOf
 from formerlab.data.dataset import DataSpec
 from formerlab.data.text.tokenizer import ReleasedTokenizer
 from formerlab.errors import UserError, near_misses
-from formerlab.plan.merging import Tree, laid, merge, nested, parse
+from formerlab.plan.merging import Tree, merge, merge_all, nested, parse
 from formerlab.plan.schema import Config, Scale, Study
 from formerlab.released import ReleasedModel, Sizes
 from formerlab.spec import Spec
@@ -23,11 +23,11 @@ from formerlab.training.run import Run
 from formerlab.yaml_files import read_yaml, study_names
 
 DataSets = Mapping[str, DataSpec]
-_OF_THE_FILE = {"study", "name", "seed"}
-RUN_KEYS = (frozenset(Run.model_fields) | frozenset(ReleasedRun.model_fields)) - _OF_THE_FILE
+_SET_BY_STUDY = {"study", "name", "seed"}
+RUN_KEYS = (frozenset(Run.model_fields) | frozenset(ReleasedRun.model_fields)) - _SET_BY_STUDY
 CONFIG_KEYS = frozenset(Config.model_fields) - {"overlay", "set"}
 """Keys of config.yaml that apply to all studies; `scale` with a mapping contains keys of the scale's file."""
-FORMS = "write <study>.<key>, <study>.runs.<run>.<key>, scale.<key>, study.<study>.<key> or a key of config.yaml"
+KEY_FORMS = "write <study>.<key>, <study>.runs.<run>.<key>, scale.<key>, study.<study>.<key> or a key of config.yaml"
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +71,10 @@ def read_sources(root: Path, given: dict[str, Any]) -> Sources:
     overrides = _overrides(root, given)
     form = _form_of_overrides(existing_studies)
     for tree in overrides:
-        parse(form, tree, remedy=FORMS)
+        parse(form, tree, remedy=KEY_FORMS)
     of_files = [tree for tree in overrides if isinstance(tree.get("scale"), dict)]
     of_config = [tree.without("scale") if tree in of_files else tree for tree in overrides]
-    config_tree = laid([tree.only(CONFIG_KEYS) for tree in of_config])
+    config_tree = merge_all([tree.only(CONFIG_KEYS) for tree in of_config])
     config = parse(Config, config_tree)
     if config.scale not in scales:
         near = near_misses(config.scale, scales)
@@ -96,7 +96,7 @@ def read_sources(root: Path, given: dict[str, Any]) -> Sources:
     scale = scale.model_copy(update={"data": with_vocabularies(scale.data, scale_tree, scale.released)})
     tracked = {name: read_tree(root, study_file(name)) for name in studies}
     trees = {
-        name: laid([tree, *(Tree(o.part("study", name), f"{o.file}: study.{name}") for o in overrides)], name)
+        name: merge_all([tree, *(Tree(o.part("study", name), f"{o.file}: study.{name}") for o in overrides)], name)
         for name, tree in tracked.items()
     }
     parsed = {name: parse(Study, tree) for name, tree in trees.items()}
@@ -109,7 +109,7 @@ def _overrides(root: Path, given: dict[str, Any]) -> list[Tree]:
     increasing priority. All accept the same keys, nested or dotted, except that an overlay cannot name an overlay.
     """
     files = [read_tree(root, "config.yaml"), Tree(given, "command line")]
-    if (overlay := parse(Config, laid([tree.only({"overlay"}) for tree in files])).overlay) is not None:
+    if (overlay := parse(Config, merge_all([tree.only({"overlay"}) for tree in files])).overlay) is not None:
         files.insert(1, read_tree(root, overlay))
         if "overlay" in files[1]:
             raise UserError(f"{overlay}: overlay: an overlay cannot name another; write the keys of both into one file")
@@ -151,10 +151,10 @@ def with_vocabularies(data: DataSets, tree: Tree, released: Mapping[str, Release
     A data set that uses the tokenizer of a released model gets that model's files and vocabulary. Raises UserError if
     the owner of a tokenizer does not exist, has another vocabulary, or uses the tokenizer of the data set itself.
     """
-    chains = {name: chain(name, data, tree) for name in data}
+    chains = {name: tokenizer_chain(name, data, tree) for name in data}
     filled: dict[str, DataSpec] = {}
     for name in sorted(data, key=lambda name: len(chains[name])):
-        spec, more = data[name], dict[str, object]()
+        spec, changes = data[name], dict[str, object]()
         key = f"{tree.file_of('data', name, 'tokenizer')}: data.{name}.tokenizer"
         tokenizer = getattr(spec, "tokenizer", None)
         if isinstance(tokenizer, ReleasedTokenizer):
@@ -162,27 +162,27 @@ def with_vocabularies(data: DataSets, tree: Tree, released: Mapping[str, Release
                 near = near_misses(owner, list(released))
                 raise UserError(f"{key}.model: no released model {owner!r} at this scale{near}")
             sizes = sizes_of(owner, released[owner], tree.file_of("released", owner))
-            more = {"vocabulary": sizes.vocabulary, "source": released[owner]}
+            changes = {"vocabulary": sizes.vocabulary, "source": released[owner]}
         elif isinstance(tokenizer, TokenizerOf):
-            more = {"vocabulary": getattr(filled[tokenizer.data], "vocabulary", None)}
-        if tokenizer is not None and more:
-            if tokenizer.vocabulary not in (None, more["vocabulary"]):
-                stated = f"{tokenizer.vocabulary}, but the tokenizer has {more['vocabulary']}"
-                raise UserError(f"{key}.vocabulary: {stated}; leave it out")
-            spec = spec.model_copy(update={"tokenizer": tokenizer.model_copy(update=more)})
+            changes = {"vocabulary": getattr(filled[tokenizer.data], "vocabulary", None)}
+        if tokenizer is not None and changes:
+            if tokenizer.vocabulary not in (None, changes["vocabulary"]):
+                difference = f"{tokenizer.vocabulary}, but the tokenizer has {changes['vocabulary']}"
+                raise UserError(f"{key}.vocabulary: {difference}; leave it out")
+            spec = spec.model_copy(update={"tokenizer": tokenizer.model_copy(update=changes)})
         filled[name] = spec
     return filled
 
 
 def sizes_of(model: str, source: ReleasedModel, file: str) -> Sizes:
-    """Return the sizes of a released model. Raises UserError if they are neither readable nor configured."""
+    """Return the sizes of a released model. Raises UserError if its files are not readable and no sizes are set."""
     try:
         return source.known_sizes()
     except UserError as error:
-        raise UserError(f"{file}: released.{model}: {error}; or state its sizes") from None
+        raise UserError(f"{file}: released.{model}: {error}; or set its sizes") from None
 
 
-def chain(name: str, data: DataSets, tree: Tree | None = None) -> list[str]:
+def tokenizer_chain(name: str, data: DataSets, tree: Tree | None = None) -> list[str]:
     """Return the data set, the owner of its tokenizer, the owner of that data set's tokenizer, and so on.
 
     Raises UserError if an owner does not exist or the chain has a cycle.
@@ -196,13 +196,13 @@ def chain(name: str, data: DataSets, tree: Tree | None = None) -> list[str]:
             raise UserError(f"{key}: no data set {lender!r} of text at this scale{near_misses(lender, texts)}")
         names.append(lender)
         if lender in names[:-1]:
-            raise UserError(f"{key}: {lender!r} closes a cycle ({' -> '.join(names)}); name another")
+            raise UserError(f"{key}: {lender!r} closes a cycle ({' -> '.join(names)}); choose another")
     return names
 
 
 def same_tokenizer(a: str, b: str, data: DataSets) -> bool:
     """Return whether two data sets have the same tokenizer; tokenizers trained on different text always differ."""
-    first, second = (chain(name, data)[-1] for name in (a, b))
+    first, second = (tokenizer_chain(name, data)[-1] for name in (a, b))
     tokenizer = getattr(data[first], "tokenizer", None)
     fixed = isinstance(tokenizer, TokenizerFile | ReleasedTokenizer)
     return first == second or (fixed and tokenizer == getattr(data[second], "tokenizer", None))

@@ -73,9 +73,9 @@ class Staleness:
     def write_stale(self, folder: Path, failures: Sequence[Path] = ()) -> Path | None:
         """Write the stale products with reasons, and the notes of failed figures (`failures`), to a file in `folder`.
 
-        The file is younger than all of them, so Snakemake reruns every rule that reads it. Its name follows from its
-        content, so that no other process rewrites it, which would make it younger again. Returns the path of the file,
-        or None if nothing is stale or failed.
+        The file is younger than the products and notes, so Snakemake reruns every rule that reads it. It is named by a
+        hash of its content, so no other process writes it again, which would change its time. Returns the path of the
+        file, or None if nothing is stale or failed.
         """
         now, lines = time.time(), [f"{note}\n" for note in failures]
         stamps = [note.stat().st_mtime_ns for note in failures]
@@ -98,7 +98,7 @@ class Staleness:
         product = self.check(stage, name)
         return "" if product.current else product.detail or product.state
 
-    def bases(self, stage: str, name: str) -> list[tuple[str, str]]:
+    def dependencies(self, stage: str, name: str) -> list[tuple[str, str]]:
         """Return the jobs, as (stage, name), whose products a job reads."""
         if stage in (*TIMED, "exact"):
             return []
@@ -139,8 +139,8 @@ class Staleness:
         reasons = [f"changed since: {', '.join(sorted(wrong))}"] if wrong else []
         if self.plan[stage][name].get("keep_optimizer") and not (path.parent / OPTIMIZER).exists():
             reasons.append(f"no {OPTIMIZER}, which another run continues with")
-        reasons += _spoilt(stage, path.parent, record)
-        bases = {base: self.check(*base) for base in self.bases(stage, name)}
+        reasons += _damaged_files(stage, path.parent, record)
+        bases = {base: self.check(*base) for base in self.dependencies(stage, name)}
         reasons += [f"{base[1]} is {product.state}" for base, product in bases.items() if not product.current]
         return ProductState("stale", "; ".join(reasons)) if reasons else ProductState(record.get("status", "finished"))
 
@@ -153,7 +153,7 @@ class Staleness:
                 ("recipe",): ("configuration", job["recipe"]),
                 ("source_fingerprint",): ("text", job["source"]),
             }
-            for above in self.bases(stage, name):
+            for above in self.dependencies(stage, name):
                 expected["tokenizer",] = "tokenizer", self._recorded(*above, "tokenizer")
         elif stage in TIMED:
             expected["configuration",] = "configuration", job["configuration"]
@@ -187,8 +187,8 @@ class Staleness:
         return self._read[path]
 
 
-def _spoilt(stage: str, folder: Path, record: dict[str, Any]) -> list[str]:
-    """Return the files of a product that are missing or damaged, as far as this is visible without reading them."""
+def _damaged_files(stage: str, folder: Path, record: dict[str, Any]) -> list[str]:
+    """Return the files of a product that are missing or have a wrong size, as messages."""
     stated, weights = record.get("rows_sha256"), folder / WEIGHTS
     files = stated if isinstance(stated, dict) else ()
     missing = [f"{file} is missing" for file in files if not (folder / file).exists()]

@@ -43,7 +43,7 @@ LANGUAGE_PRINTED = {
 }
 """Parameters of the language models in Table 9 of arXiv:2410.23168."""
 VISION_PRINTED = {"b16_matched": 86e6, "b16": 109e6, "l16_matched": 307e6, "l16": 407e6}
-"""Parameters of the image models in the same table; its 768 feed-forward tokens of L/16 matched are read as 3072."""
+"""Parameters of the image models in Table 9; it prints 768 feed-forward tokens for L/16 matched instead of 3072."""
 TRANSFORMER_WIDTHS = (768, 1416, 2104)
 """Widths of the 12-layer Transformers whose token-token constants Table 8 prints."""
 TIMES = (128, 4096)
@@ -176,7 +176,7 @@ def _quadratic_coefficient(counts: list[int]) -> float:
 
 
 def cache_memory() -> dict[str, float]:
-    """Return the ratio of key and value bytes of a cache that retains 40 % of the keys to those of the full cache."""
+    """Return the bytes of a cache that retains 40 % of the keys, divided by the bytes of the full cache."""
     numbers = {}
     for length in (512, 2048, 4096):
         full, pruned = KVCache(capacity=length), PrunedCache(Decay(), round(0.4 * length))

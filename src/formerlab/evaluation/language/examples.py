@@ -58,15 +58,13 @@ def read_examples(paths: Sequence[Path], form: Form, prompt: str = "{query}") ->
                     raise ValueError(f"id '{name}' occurs a second time")
                 example = {"id": name, **make_example(form, row, prompt)}
                 if not is_utf8(json.dumps(example, ensure_ascii=False)):
-                    raise ValueError(
-                        "the row contains an unpaired surrogate (\\ud800 to \\udfff), which is not valid text"
-                    )
+                    raise ValueError("the row has an unpaired surrogate (\\ud800 to \\udfff), which is not valid text")
                 examples[name] = example
             except ValueError as error:
                 remedy = f"correct the row, or the suite's format ({form})"
                 raise UserError(f"{path}, line {number}: {error}; {remedy}") from None
     if not examples:
-        raise UserError(f"{', '.join(map(str, paths))}: no rows; name other files")
+        raise UserError(f"{', '.join(map(str, paths))}: no rows; choose other files")
     return sorted(examples.values(), key=lambda example: hashlib.blake2b(example["id"].encode()).digest())
 
 

@@ -19,7 +19,7 @@ from lm_eval.tasks import TaskManager
 from lm_eval.utils import env as templates
 from tokenizers import Tokenizer
 
-from formerlab.errors import UserError, reason, shown
+from formerlab.errors import UserError, reason, short_repr
 
 FEWSHOT_SEED = 1234  # the harness's default
 Encoded = tuple[tuple[str, str] | None, list[int], list[int]]
@@ -45,7 +45,7 @@ def load_tasks(configs: Sequence[dict[str, Any] | str], *, offline: bool = True)
             try:
                 loaded: dict[str, Any] = manager.load([config])
             except Exception as error:  # the harness, datasets, the hub and file readers raise any exception
-                remedy = "prepare their data again, or name complete local copies"
+                remedy = "prepare their data again, or set paths of complete local copies"
                 raise UserError(f"suite {name}: the questions cannot be loaded ({_cause(error)}); {remedy}") from error
             tasks = {kind: earlier | loaded[kind] for kind, earlier in tasks.items()}
     return tasks
@@ -102,11 +102,11 @@ def _label_fault(task: Any, row: dict[str, Any]) -> str | None:
         return None
     choices = task.doc_to_choice(row)
     if not isinstance(choices, list) or not all(isinstance(choice, str) and choice.strip() for choice in choices):
-        return f"choices {shown(choices)} are not texts"
+        return f"choices {short_repr(choices)} are not texts"
     gold = task.doc_to_text(row) if task.multiple_input else task.doc_to_target(row)
     for label in gold if isinstance(gold, list) else [gold]:
         if label not in (range(len(choices)) if isinstance(label, int) else choices):
-            return f"label {shown(label)} is not among the {len(choices)} choices"
+            return f"label {short_repr(label)} is not among the {len(choices)} choices"
     return None
 
 
@@ -127,7 +127,7 @@ def prepared(tasks: dict[str, Any], limit: int | None) -> dict[str, Any]:
             try:
                 task.build_all_requests(limit=limit)
             except Exception as error:  # templates and functions of the harness raise any exception
-                remedy = "name a complete local copy"
+                remedy = "set the path of a complete local copy"
                 raise UserError(f"suite {name}: a row is invalid ({reason(error)}); {remedy}") from error
     return by_name
 

@@ -96,12 +96,12 @@ class Questions:
         answered = answers(model, self.encoded, **options)
         for question in self.questions:
             task, of_question = question.task, [answered[request] for request in question.requests]
-            retained = fmean(answer.realised_budget for answer in of_question)
+            cache_size = fmean(answer.realised_budget for answer in of_question)
             for metric, value in task.process_results(question.doc, [answer[:2] for answer in of_question]).items():
-                if isinstance(value, int | float):  # corpus metrics give tuples, which are no value of one example
+                if isinstance(value, int | float):  # corpus metrics return tuples instead of a value per example
                     name = "log_prob" if metric == "perplexity" else metric  # perplexity is exp(-mean) over examples
-                    about = task.config.task, str(task.VERSION), question.example, name
-                    yield QuestionScore(*about, float(value), question.choices, retained)
+                    keys = task.config.task, str(task.VERSION), question.example, name
+                    yield QuestionScore(*keys, float(value), question.choices, cache_size)
 
 
 class Answer(NamedTuple):

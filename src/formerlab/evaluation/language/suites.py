@@ -118,9 +118,9 @@ class LocalSuite(_Suite):
     def _check_prompt_and_delimiter(self) -> "LocalSuite":
         check_prompt(self.prompt)
         if self.format != "choices" and self.prompt != "{query}":
-            raise ValueError(f"prompt: format={self.format} has no prompt, its fields are the text; remove prompt")
+            raise ValueError(f"prompt: format={self.format} has no prompt; remove it")
         if self.format == "pairs" and self.delimiter != " ":
-            raise ValueError("delimiter: format=pairs has whole sentences without a delimiter; remove delimiter")
+            raise ValueError("delimiter: format=pairs has complete sentences without a delimiter; remove delimiter")
         return self
 
     def files(self, name: str = "<name>") -> dict[str, list[Path]]:
@@ -159,7 +159,7 @@ class HarnessSuite(_Suite):
             if not expanded(path).is_file():
                 raise UserError(f"suites.{name}.paths.{split}: no file at '{path}'")
             if expanded(path).stat().st_size == 0:
-                raise UserError(f"suites.{name}.paths.{split}: {path}: empty file; name a complete copy")
+                raise UserError(f"suites.{name}.paths.{split}: {path}: empty file; set the path of a complete copy")
         return {split: [expanded(path).absolute()] for split, path in self.paths.items()}
 
     def config(self, name: str, folder: Path) -> str:

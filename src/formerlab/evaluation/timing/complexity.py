@@ -64,8 +64,10 @@ def rows_of(spec: Complexity) -> Iterator[list[Any]]:
 
 
 def multiply_adds(name: LayerName, n: int, d: int, spec: Complexity) -> int:
-    """Return n^2 d (self-attention), n d^2 (recurrent), k n d^2 (convolution), r n d (restricted), up to a factor:
-    multiply-adds of a layer's mixing (arXiv:1706.03762, Table 1), counted by PyTorch on the meta device.
+    """Return the multiply-adds of a layer's mixing operation, counted by PyTorch on the meta device.
+
+    Up to a factor they are n^2 d (self-attention), n d^2 (recurrent), k n d^2 (convolution) and r n d (restricted), as
+    in Table 1 of arXiv:1706.03762.
     """
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         _layer(name, n, d, spec)()

@@ -19,7 +19,7 @@ from formerlab.cache.kv import bytes_of
 from formerlab.errors import UserError
 from formerlab.evaluation.measurement import Row, Rows
 from formerlab.evaluation.pruning.windows import Configuration
-from formerlab.evaluation.timing.timing import Timing, random_tokens, seconds, take_in, turns
+from formerlab.evaluation.timing.timing import Timing, feed_tokens, interleaved, random_tokens, seconds
 from formerlab.layers.shapes import AnyHeads
 from formerlab.models.decoder import Decoder, DecoderModel
 from formerlab.progress import Progress
@@ -31,7 +31,7 @@ from formerlab.training.step import precision
 class DecodeSettings(Timing):
     """Settings of `decode`: lengths, batch sizes and caches."""
 
-    decides: ClassVar[tuple[str, ...]] = ("model", "precision", "dtype")
+    depends_on: ClassVar[tuple[str, ...]] = ("model", "precision", "dtype")
     lengths: Annotated[tuple[Size, ...], Field(min_length=1)] = (128, 256, 512, 1024, 2048)
     """Prompt lengths in tokens."""
     batches: Annotated[tuple[Size, ...], Field(min_length=1)] = (1, 8)
@@ -89,10 +89,10 @@ def measure(
             for sequences, length in points:
                 tokens = random_tokens(model, sequences, length + settings.tokens, run.seed)
                 with torch.no_grad(), precision(run, device):
-                    for repetition, position, (cells, make) in turns(variants, settings.repetitions):
+                    for repetition, position, (cells, make) in interleaved(variants, settings.repetitions):
                         cache = make(model, length)
                         read = seconds(partial(model, tokens[:, :length], attend=cache, last=1), device)
-                        step = seconds(partial(take_in, model, cache, tokens, length), device) / settings.tokens
+                        step = seconds(partial(feed_tokens, model, cache, tokens, length), device) / settings.tokens
                         metadata = cache.metadata_bytes() if isinstance(cache, PrunedCache) else 0
                         if repetition:
                             keys = [length, sequences, repetition, position]

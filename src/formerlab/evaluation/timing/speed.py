@@ -16,7 +16,7 @@ from torch import nn
 from formerlab.cache import KVCache
 from formerlab.errors import UserError
 from formerlab.evaluation.measurement import Rows
-from formerlab.evaluation.timing.timing import Timing, peak_bytes, random_tokens, seconds, take_in, turns
+from formerlab.evaluation.timing.timing import Timing, feed_tokens, interleaved, peak_bytes, random_tokens, seconds
 from formerlab.kernels import weighted_sum
 from formerlab.models.decoder import DecoderModel
 from formerlab.progress import Progress
@@ -33,7 +33,7 @@ from formerlab.training.step import precision
 class Speed(Timing):
     """Settings of `speed`."""
 
-    decides: ClassVar[tuple[str, ...]] = ("model", "task", "optimizer", "precision", "compile")
+    depends_on: ClassVar[tuple[str, ...]] = ("model", "task", "optimizer", "precision", "compile")
     training_steps: Count = 5
     """Timed optimizer steps per repetition."""
     forward_sequences: Count = 64
@@ -51,7 +51,7 @@ class EqualTime(Spec):
     """Run of the same study that differs from this run only in the number of steps; `speed` times it with `arm`."""
 
     def ratio(self, path: Path) -> float:
-        """Return the step time of `arm` divided by that of `reference`: the median over repetitions in speed.csv.
+        """Return the step time of `arm` divided by the step time of `reference`, median over repetitions in speed.csv.
 
         Raises UserError if the file has no step times of both runs.
         """
@@ -81,7 +81,7 @@ def measure(runs: list[Run], speed: Speed, device: torch.device) -> tuple[Rows, 
     peaks: dict[str, dict[str, int]] = {}
     rows = Rows()
     with Progress(len(runs) * (1 + speed.repetitions), f"speed {runs[0].study}", unit="turn") as progress:
-        for repetition, position, run in turns(runs, speed.repetitions):
+        for repetition, position, run in interleaved(runs, speed.repetitions):
             turn = Turn(run, models[run.name].to(device), speed, device)
             times = turn.seconds()
             if repetition == 0:
@@ -152,4 +152,4 @@ class Turn:
     def _decode(self) -> None:
         tokens = random_tokens(self.model, 1, self.decoded, self.run.seed)
         with evaluating(self.model, torch.no_grad), precision(self.run, self.device):
-            take_in(self.model, KVCache(), tokens)
+            feed_tokens(self.model, KVCache(), tokens)

@@ -21,7 +21,7 @@ Item = TypeVar("Item")
 class Timing(Spec):
     """Settings of a stage that times several runs of a study in turn; it needs no trained weights."""
 
-    decides: ClassVar[tuple[str, ...]] = ("model",)
+    depends_on: ClassVar[tuple[str, ...]] = ("model",)
     """Fields of a run's spec that its times depend on."""
     repetitions: Annotated[Count, Field(ge=5)] = 7
     """Number of timed repetitions."""
@@ -31,7 +31,7 @@ class Timing(Spec):
         return sum(4 * run.model.params() for run in runs)
 
 
-def turns(items: Sequence[Item], repetitions: int) -> Iterator[tuple[int, int, Item]]:
+def interleaved(items: Sequence[Item], repetitions: int) -> Iterator[tuple[int, int, Item]]:
     """Yield repetition, position in the repetition (from 1) and item; each repetition starts with another item.
 
     A temporary slowdown of the machine therefore affects all items. Repetition 0 is a warm-up, which compiles, chooses
@@ -85,7 +85,7 @@ def random_tokens(model: DecoderModel, sequences: int, length: int, seed: int) -
     return tokens.to(model.embedding.device)
 
 
-def take_in(model: DecoderModel, cache: Attend, tokens: Int[Tensor, "sequences time"], start: int = 0) -> None:
+def feed_tokens(model: DecoderModel, cache: Attend, tokens: Int[Tensor, "sequences time"], start: int = 0) -> None:
     """Feed a model the tokens from position `start` on, one by one; the cache has the tokens before `start`."""
     for position in range(start, tokens.shape[1]):
         model(tokens[:, position : position + 1], attend=cache, start=position)

@@ -44,9 +44,9 @@ class Best:
         ends: Bool[Tensor, "sentences beam"],
         penalty: float,
     ) -> None:
-        """Update the sentences `live` with those of their best continuations `top` that end (`ends`).
+        """Update the sentences with indices `live` with their continuations that end, as marked by `ends`.
 
-        `top` is in descending order; continuation i extends `histories[origins[i]]`.
+        `top` has the scores of the continuations in descending order; continuation i extends `histories[origins[i]]`.
         """
         ends = ends & (top > -math.inf)
         self.finished[live] += ends.sum(dim=1)
@@ -83,21 +83,22 @@ def beam_search(
     log-probability of a hypothesis only decreases and its length penalty is at most the penalty of the limit, so early
     stopping never changes the result. With beam = 1 the search is greedy decoding.
 
-    On a GPU, sentences that are done are removed every CHECK_EVERY steps, and decoded in the meantime.
+    On a GPU, sentences that are done are removed from the batch only every CHECK_EVERY steps.
     """
-    encoded, device, count, most = model.encode(source, real), source.device, len(source), max(limits)
+    encoded, device, count, longest_limit = model.encode(source, real), source.device, len(source), max(limits)
     check_every = 1 if device.type == "cpu" else CHECK_EVERY
     penalties = [length_penalty(limit + 1, alpha) for limit in limits]
     longest = torch.tensor(limits).to(device, non_blocking=True)
     bounds = torch.tensor(penalties, dtype=torch.float64).to(device, non_blocking=True)
     scores = torch.full((count, beam), -math.inf, device=device)
-    best = Best(torch.full((count, most + 1), end, device=device), scores[:, 0].double(), torch.zeros_like(longest))
+    tokens = torch.full((count, longest_limit + 1), end, device=device)
+    best = Best(tokens, scores[:, 0].double(), torch.zeros_like(longest))
     scores[:, 0] = 0.0
     live, done = torch.arange(count, device=device), torch.zeros(count, dtype=torch.bool, device=device)
     histories = torch.empty(count * beam, 0, dtype=torch.long, device=device)
     newest = torch.full((count * beam, 1), end, device=device)
-    cache, words = KVCache(most + 1), torch.arange(model.spec.vocabulary, device=device)
-    for length in range(1, most + 2):  # tokens of a hypothesis that ends in this step, including the end token
+    cache, words = KVCache(longest_limit + 1), torch.arange(model.spec.vocabulary, device=device)
+    for length in range(1, longest_limit + 2):  # tokens of a hypothesis that ends in this step, including the end
         logits = model.decode(newest, encoded, cache.length, cache.take)[:, -1]
         log_probs = torch.log_softmax(logits.float(), dim=-1).view(len(live), beam, -1)
         if length > min(limits):  # hypotheses at the limit can only end

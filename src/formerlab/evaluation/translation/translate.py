@@ -29,7 +29,7 @@ Map = tuple[str, int, Tensor]
 
 
 class Decoding(Measurement):
-    """How held-out sentences are translated; the defaults are those of the paper (arXiv:1706.03762, section 6.1)."""
+    """Settings of `translate`; the defaults are from the paper (arXiv:1706.03762, section 6.1)."""
 
     splits: tuple[Literal["valid", "test"], ...] = ("test",)
     """Splits that are translated."""
