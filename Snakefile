@@ -13,7 +13,7 @@ from formerlab.results.schema import CLAIMS
 from formerlab.results.stages import MAKING, MEASURED, STAGES, TIMED
 from formerlab.plan.attempts import remove_stale_locks
 from formerlab.plan.staleness import Staleness, made_runs
-from formerlab.plan.locate import VARIABLE, ensure_plan, read_plan, typed
+from formerlab.plan.locate import PLAN_VARIABLE, ensure_plan, read_plan, typed
 
 # The rules call python by its plain name; where no environment is active, it is the one beside Snakemake's.
 BESIDE = str(Path(sys.executable).parent)
@@ -26,17 +26,17 @@ ROOT = Path(workflow.basedir)
 if workflow.is_main_process:
     LIVES = remove_stale_locks(Path(".snakemake"))
     try:  # `config` holds what the command line says beside config.yaml, which the plan reads itself
-        os.environ[VARIABLE] = str(ensure_plan(ROOT, typed(config)))
+        os.environ[PLAN_VARIABLE] = str(ensure_plan(ROOT, typed(config)))
     except UserError as error:
         raise WorkflowError(f"{error}") from None
 
 
 envvars:
-    VARIABLE,
+    PLAN_VARIABLE,
 
 
 try:
-    PLAN = read_plan(Path(os.environ[VARIABLE]))
+    PLAN = read_plan(Path(os.environ[PLAN_VARIABLE]))
 except UserError as error:
     raise WorkflowError(f"{error}") from None
 RESULTS, FIGURES, LOGS = PLAN["results"], PLAN["figures"], f"logs/{PLAN['scale']}"

@@ -25,7 +25,7 @@ from typing import Any
 
 from formerlab.commands.context import add_configuration, find_plan
 from formerlab.errors import UserError, near_misses
-from formerlab.plan.locate import VARIABLE, read_plan
+from formerlab.plan.locate import PLAN_VARIABLE, read_plan
 from formerlab.plan.staleness import Staleness
 from formerlab.results.read import Results
 from formerlab.results.stages import ALONE, MEASURED
@@ -48,7 +48,7 @@ class Evidence:
                 what = f"--runs: {pattern!r} matches no run that {self.study} trains at scale {self.scale}"
                 raise UserError(f"{what}{near_misses(pattern, trained)}")
         self.results = Path(self.plan["results"])
-        self.environment = os.environ | {VARIABLE: str(path), "OMP_NUM_THREADS": str(self.plan["threads"])}
+        self.environment = os.environ | {PLAN_VARIABLE: str(path), "OMP_NUM_THREADS": str(self.plan["threads"])}
         self.changed = threading.Condition()
         self.running: set[str] = set()
         self.failed: set[str] = set()

@@ -16,7 +16,7 @@ from fixtures.project import Project, finish
 from formerlab import __main__, errors
 from formerlab.__main__ import build_parser, main
 from formerlab.commands import tools
-from formerlab.commands.context import VARIABLE
+from formerlab.commands.context import PLAN_VARIABLE
 from formerlab.data.manifest import MANIFEST, SCHEMA
 from formerlab.files import read_json, sha256, write_json
 from formerlab.plan import locate
@@ -30,7 +30,7 @@ from formerlab.results.stages import MAKING, MEASURED, TIMED
 def project(tmp_path, monkeypatch):
     """A small project in the working directory."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(PLAN_VARIABLE, raising=False)
     return Project(tmp_path)
 
 
@@ -106,7 +106,7 @@ def test_claims_of_a_plan_are_those_of_its_own_folder(project, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("MPLBACKEND", "module://matplotlib_inline.backend_inline"), (VARIABLE, "")]
+    ("name", "value"), [("MPLBACKEND", "module://matplotlib_inline.backend_inline"), (PLAN_VARIABLE, "")]
 )
 def test_variables_of_other_programs_stop_no_command(name, value, project, capsys, monkeypatch):
     monkeypatch.setenv(name, value)
@@ -217,12 +217,12 @@ def test_data_that_no_run_reads_are_named(project, capsys):
 
 
 def test_jobs_keep_the_plan_that_they_were_started_with(project, capsys, monkeypatch):
-    monkeypatch.setenv(VARIABLE, str(ensure_plan(project.root, {})))
+    monkeypatch.setenv(PLAN_VARIABLE, str(ensure_plan(project.root, {})))
     project.lay_over(project.config, "seeds: [4]")
     for command in (["status"], ["plan", "--seeds"]):
         assert "small/plain/seed4" not in said(capsys, *command)
     assert "small/plain/seed4" in said(capsys, "status", "--set", "small.steps=3")
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(PLAN_VARIABLE)
     assert "small/plain/seed4" in said(capsys, "status")
 
 

@@ -1,4 +1,4 @@
-"""A committed run that is made again: equal to the bit, refused, or how far it is from what it was."""
+"""A committed run that is trained again: bit-identical, refused, or different."""
 
 import json
 import shutil
@@ -9,7 +9,7 @@ from fixtures.rows import make_run
 
 from formerlab import errors
 from formerlab.__main__ import main
-from formerlab.commands.context import VARIABLE
+from formerlab.commands.context import PLAN_VARIABLE
 from formerlab.commands.reproduce import compared
 from formerlab.files import write_record
 from formerlab.results.read import Results
@@ -32,7 +32,7 @@ def exported(tmp_path_factory):
     project.lay_over(project.study, "measure: {prune: {runs: []}, zeroshot: {runs: []}}")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
-        patch.delenv(VARIABLE, raising=False)
+        patch.delenv(PLAN_VARIABLE, raising=False)
         for words in (
             ["data", "text"],
             ["train", "small/parent/seed0"],
@@ -49,7 +49,7 @@ def project(exported, tmp_path, monkeypatch):
     shutil.copytree(exported, tmp_path, dirs_exist_ok=True)
     shutil.rmtree(tmp_path / "results/live/smoke/small")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(PLAN_VARIABLE, raising=False)
     return tmp_path
 
 
@@ -65,7 +65,7 @@ def test_a_grown_run_is_made_again_to_the_bit_after_its_parent(project, capsys):
     assert main(["reproduce", "small/child/seed0"]) == 0
     captured = capsys.readouterr()
     assert "training small/parent/seed0 first, because small/child/seed0 starts from it" in captured.err
-    assert captured.out.startswith("small/child/seed0: equal to the bit: train.csv (3 rows), eval.csv (")
+    assert captured.out.startswith("small/child/seed0: bit-identical: train.csv (3 rows), eval.csv (")
     assert captured.out.rstrip().endswith(", the weights")
     made = project / "results/reproduced/smoke/small/child/seed0/run.json"
     before = made.stat().st_mtime_ns
@@ -129,8 +129,8 @@ def test_how_far_rows_are_is_said_column_by_column(tmp_path):
     text, equal = compared(committed, again, committed.records()[0])
     assert not equal
     assert "test.csv: loss_nats in 1 of 40 rows, by 0.25 at most" in text
-    assert "equal to the bit: train.csv (20 rows), eval.csv (" in text
-    assert text.endswith("committed, then here:\n  device: one, another")
+    assert "bit-identical: train.csv (20 rows), eval.csv (" in text
+    assert text.endswith("differences (committed, here):\n  device: one, another")
     test.write_text("\n".join([header, *rest]) + "\n")
     assert (
         "test.csv: 40 rows committed, 39 here"

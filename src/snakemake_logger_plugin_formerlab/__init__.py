@@ -20,7 +20,7 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from tqdm import tqdm
 
 from formerlab.errors import EXIT_USER_ERROR, UserError, near_misses
-from formerlab.plan.locate import VARIABLE, read_plan
+from formerlab.plan.locate import PLAN_VARIABLE, read_plan
 from formerlab.progress import Lines
 from formerlab.results.stages import STAGES
 
@@ -219,7 +219,7 @@ def _check_cache() -> None:
 
 def _plan() -> dict[str, Any]:
     with suppress(KeyError, UserError):  # the workflow may be another one
-        return read_plan(Path(os.environ[VARIABLE]))
+        return read_plan(Path(os.environ[PLAN_VARIABLE]))
     return {}
 
 

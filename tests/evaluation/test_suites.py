@@ -102,7 +102,7 @@ def test_cut_contexts_are_counted(model, tokenizer, suites, tmp_path):
     (tmp_path / "long.jsonl").write_text(json.dumps({"text": text}) + "\n" + json.dumps({"text": "a mat"}))
     tasks = load_suites({"long_local": LocalSuite(paths=(str(tmp_path),), format="cloze"), **suites})
     questions = Questions(tasks, tokenizer)
-    assert questions.cut(model.spec.context) == {"long_local": 1}
+    assert questions.truncated(model.spec.context) == {"long_local": 1}
     others = Questions(load_suites(suites), tokenizer)
     assert len(list(questions.answers(model))) == len(list(others.answers(model))) + 4
 

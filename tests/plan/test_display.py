@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from formerlab.plan.locate import VARIABLE
+from formerlab.plan.locate import PLAN_VARIABLE
 from snakemake_logger_plugin_formerlab import LogHandler
 
 PLAN = {
@@ -54,7 +54,7 @@ def show(monkeypatch, tmp_path):
     """Return a function that gives the lines of a display after it was told something."""
     (tmp_path / "plan.json").write_text(json.dumps(PLAN))
     monkeypatch.setattr("snakemake_logger_plugin_formerlab.read_plan", lambda path: json.loads(path.read_text()))
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "plan.json"))
+    monkeypatch.setenv(PLAN_VARIABLE, str(tmp_path / "plan.json"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def shown(events, counts=COUNTS, quiet=(), file=None, dry=False):

@@ -12,7 +12,7 @@ from formerlab.__main__ import main
 from formerlab.data.any_data import Data
 from formerlab.files import write_json
 from formerlab.plan.locate import plan_path
-from formerlab.plan.public_data import MANIFEST, VARIABLE, listing_hash, read_manifest
+from formerlab.plan.public_data import DATA_VARIABLE, PUBLIC_MANIFEST, listing_hash, read_manifest
 from formerlab.plan.show import table
 
 TEXT = b"One word after another. " * 40
@@ -39,18 +39,20 @@ def project(project, tmp_path, monkeypatch):
     tree = yaml.safe_load((project.root / project.scale).read_text())
     tree["data"] = yaml.safe_load(SCALE)["data"]
     project.write(project.scale, yaml.safe_dump(tree))
-    project.write(MANIFEST, yaml.safe_dump({"books": BOOKS}))
-    monkeypatch.setenv(VARIABLE, str(tmp_path / "public"))
+    project.write(PUBLIC_MANIFEST, yaml.safe_dump({"books": BOOKS}))
+    monkeypatch.setenv(DATA_VARIABLE, str(tmp_path / "public"))
     return project
 
 
 def test_without_the_variable_one_line_names_it_and_the_source_and_nothing_is_prepared(project, monkeypatch, capsys):
-    monkeypatch.delenv(VARIABLE)
+    monkeypatch.delenv(DATA_VARIABLE)
     plan = project.plan()
-    assert plan["data"]["text"]["spec"]["source"]["paths"] == [f"${VARIABLE}/books"], "no path of a machine"
+    assert plan["data"]["text"]["spec"]["source"]["paths"] == [f"${DATA_VARIABLE}/books"], "no path of a machine"
     line = plan["data"]["text"]["lacks"]
     assert table(plan).endswith(line)
-    start = f"data.text: ${VARIABLE} is not set; set it to the folder that contains books as {MANIFEST} lists"
+    start = (
+        f"data.text: ${DATA_VARIABLE} is not set; set it to the folder that contains books as {PUBLIC_MANIFEST} lists"
+    )
     assert line.startswith(start)
     assert BOOKS["source"] in line
     write_json(project.root / "plan.json", plan)
@@ -63,13 +65,13 @@ def test_a_missing_file_a_changed_one_and_one_that_is_not_listed_are_named(proje
     project.plan()
     before = plan_path(project.root, {})
     two.write_bytes(TEXT + b"!")
-    assert f"books/two.txt: SHA-256 differs from {MANIFEST}" in project.mistake()
+    assert f"books/two.txt: SHA-256 differs from {PUBLIC_MANIFEST}" in project.mistake()
     assert plan_path(project.root, {}) != before
     two.unlink()
     assert "books/two.txt: missing; get it from https://example.org/books" in project.mistake()
     two.write_bytes(TEXT)
     three.write_bytes(TEXT)
-    assert f"books/three.txt: not in {MANIFEST}" in project.mistake()
+    assert f"books/three.txt: not in {PUBLIC_MANIFEST}" in project.mistake()
 
 
 def test_files_are_read_once(project, monkeypatch):
@@ -87,7 +89,7 @@ def test_of_a_folder_of_many_files_the_list_is_hashed(project, tmp_path):
     many = {key: BOOKS[key] for key in ("title", "source", "licence")} | {
         "folders": {"books": {"files": 2, "sha256": sha}}
     }
-    project.write(MANIFEST, yaml.safe_dump({"books": many}))
+    project.write(PUBLIC_MANIFEST, yaml.safe_dump({"books": many}))
     project.plan()
     (folder / "one.txt").write_bytes(TEXT.replace(b"word", b"text"))
     assert "its 2 files differ from the 2 of" in project.mistake()
@@ -107,7 +109,7 @@ def test_the_scales_name_what_the_manifest_lists(scale):
         places = [value for key in ("train", "valid", "test") for value in _values(source.get(key))]
         assert places, name
         for place in places:
-            place = place.removeprefix(f"${VARIABLE}/")
+            place = place.removeprefix(f"${DATA_VARIABLE}/")
             assert any(path == place or path.startswith(f"{place}/") for path in listed), place
 
 

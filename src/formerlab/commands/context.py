@@ -13,7 +13,7 @@ from formerlab.commands.gpus import explaining_memory, locked_gpus
 from formerlab.errors import UserError, near_misses, some
 from formerlab.files import variable
 from formerlab.plan import code, loaded
-from formerlab.plan.locate import VARIABLE, ensure_plan, read_plan
+from formerlab.plan.locate import PLAN_VARIABLE, ensure_plan, read_plan
 from formerlab.plan.staleness import Staleness
 from formerlab.results.notes import noted
 
@@ -47,7 +47,7 @@ def add_configuration(parser: argparse.ArgumentParser, scale: str | None = None)
     text = "value of one key, such as denseformer.steps=100"
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
     parser.add_argument("--overlay", help="YAML file merged over config.yaml, with the same keys")
-    text = f"plan file; default: ${VARIABLE}, otherwise created from config.yaml"
+    text = f"plan file; default: ${PLAN_VARIABLE}, otherwise created from config.yaml"
     parser.add_argument("--plan", type=Path, help=text)
 
 
@@ -74,7 +74,7 @@ def find_plan(arguments: argparse.Namespace) -> Path:
                 "--plan: --set and --overlay cannot change an existing plan; give either --plan or these options"
             )
         return Path(arguments.plan)
-    if (plan := variable(VARIABLE)) is not None and not overrides:
+    if (plan := variable(PLAN_VARIABLE)) is not None and not overrides:
         return Path(plan)
     return ensure_plan(Path.cwd(), overrides)
 

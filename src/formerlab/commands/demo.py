@@ -41,7 +41,7 @@ def demo(arguments: argparse.Namespace) -> None:
         status = _run(arguments)
     except KeyboardInterrupt as reason:
         print(f"\n{SAFE}", file=sys.stderr)
-        # At Ctrl-C make ends by itself; it would print an error below this line for any status except 0.
+        # Ctrl-C also ends make, which would print an error for any status except 0.
         status = 0 if not reason.args and "MAKELEVEL" in os.environ else EXIT_STOPPED_EARLY
     sys.exit(status)
 

@@ -32,7 +32,7 @@ _AFTER = re.compile(rf"(?:after|of) ((?:Fig|Table)[^()]*?) of (?:the )?({'|'.joi
 
 @cache
 def verdicts_by_scale(root: Path) -> dict[str, list[Verdict]]:
-    """Return the verdicts by scale of evidence; for each claim, the first scale that tests it counts.
+    """Return the verdicts at each scale with evidence.
 
     Raises UserError if no scale has rows.
     """

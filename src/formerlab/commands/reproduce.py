@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 FILES = ("train.csv", "eval.csv", "test.csv", "depth.csv")
-"""Rows of a run that do not depend on when it ran; timing.csv does."""
+"""Files of rows that are equal if a run is repeated; timing.csv is not."""
 CIRCUMSTANCES = ("device", "threads", "processes", "code_hash", "data.fingerprint", "init.weights_sha256", "versions.")
 """Keys of a record, or their prefixes, that may explain why rows differ."""
 
@@ -84,7 +84,7 @@ def _reproduce_run(
             f"{name}: was trained by {record['processes']} processes, but reproduce supports one process only"
         )
     commit = record["git"]["commit"]
-    checkout = f"git checkout {commit[:12]} has it or is the nearest" if commit else "its commit is unknown"
+    checkout = f"git checkout {commit[:12]} is the nearest commit" if commit else "its commit is unknown"
     try:
         run = Run.model_validate(record["spec"])
     except ValidationError as error:
@@ -141,7 +141,7 @@ def compared(committed: "Results", reproduced: "Results", record: Record) -> tup
         same.append("the weights")
     elif not lines:
         lines.append("the weights differ")
-    equal = f"equal to the bit: {', '.join(same) or 'nothing'}"
+    equal = f"bit-identical: {', '.join(same) or 'nothing'}"
     if not lines:
         return f"{record['id']}: {equal}", True
     old_values, new_values = flatten(record), flatten(new_record)
@@ -151,8 +151,8 @@ def compared(committed: "Results", reproduced: "Results", record: Record) -> tup
         for key in keys
         if old_values.get(key) != new_values.get(key)
     ]
-    head = "committed, then here:" if causes else "made by the same code, versions and processor"
-    return "\n".join([f"{record['id']}: not equal to the bit", *lines, equal, head, *causes]), False
+    head = "differences (committed, here):" if causes else "code, versions and processor are the same"
+    return "\n".join([f"{record['id']}: not bit-identical", *lines, equal, head, *causes]), False
 
 
 def _difference(file: str, a: "DataFrame", b: "DataFrame") -> str:

@@ -98,7 +98,7 @@ def verify(out: Path, *, anew: bool = False) -> None:
 
 
 def verify_all(out: Path, *, anew: bool = False) -> None:
-    """Check prepared data, and the data set that lends the tokenizer, because a run is also tested on its test text."""
+    """Check prepared data and the data set that lends their tokenizer; a run is tested on the test text of both."""
     for folder in filter(None, (out, tokenizer_lender(out))):
         verify(folder, anew=anew)
 

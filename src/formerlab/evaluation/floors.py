@@ -32,7 +32,7 @@ class Floors(Measurement):
     tokens: Count = 20_000_000
     """Maximum number of training tokens that are counted, from the start; 20 million need about 1 GB."""
     strengths: tuple[Strength, ...] = (1e-4, 1e-3, 1e-2, 1e-1)
-    """Candidates for the linear probe's inverse regularisation strength (C of scikit-learn); validation chooses."""
+    """Inverse regularisation strengths of the linear probe (C of scikit-learn); the best on validation is used."""
 
     def of(self, run: AnyRun, *, questions: bool) -> "Floors | None":
         task = getattr(run, "task", None)  # a released model has no task, and its training data are unknown

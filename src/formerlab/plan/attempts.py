@@ -36,7 +36,7 @@ class Attempts:
         self._progress: dict[tuple[str, str, int], list[int]] = {}
 
     def memory_kills(self, stage: str, name: str, attempt: int) -> int:
-        """Return how often Slurm killed a job for memory; call it before each submission."""
+        """Return how often Slurm killed a job because of its memory; call it before each submission."""
         key = (stage, name, attempt)
         if key not in self._kills:
             note = self._note_of_last(stage, name) if attempt > 1 else None

@@ -33,7 +33,7 @@ ON_REQUEST = frozenset((f"{PACKAGE}.growth.stage",))
 
 
 HASHED: dict[str, tuple[str, ...]] = {}
-"""The modules behind each hash that this process computed."""
+"""The modules of each hash that this process computed."""
 
 
 def entries_of_training(run: Any) -> tuple[str, ...]:

@@ -34,10 +34,10 @@ STEPS_IN_MEMORY = AHEAD + 4
 NOISE_FACTOR = 1.2
 """Bytes of an augmented image divided by the bytes of its pixels: random erasing adds noise in float32."""
 LOGIT_BYTES = 12
-"""Peak bytes per logit of a translator: log-probability and gradient in float32, and the logit itself, twice in
-bfloat16 or once in float32."""
+"""Peak bytes per logit of a translator: 8 for log-probability and gradient in float32, and 4 for the logit, as two
+copies in bfloat16 or one in float32."""
 CHECKPOINT_ELEMENTS = 3 * 3
-"""Float32 values per parameter on disk: weight and two moments in the last checkpoint, the one before, and the next."""
+"""Float32 values per parameter on disk: weight and two moments, in three checkpoints while one is being written."""
 BYTES_PER_TOKEN = 3
 """Approximate bytes of text per token, used if only the bytes are known."""
 PARALLEL_EFFICIENCY = 0.9
@@ -55,7 +55,7 @@ def memory_bytes(run: Run, hardware: Hardware, shards: int = 1) -> int:
     """
     model = run.model
     elements = model.activation_elements()  # per token, or image, of a micro-batch
-    if run.checkpoint_activations:  # one block, and the inputs of all blocks: at most a tenth of saved activations
+    if run.checkpoint_activations:  # activations of one block, and inputs of all blocks (at most a tenth of all)
         elements = elements // model.layers + elements // 10
     state = model.params() * STATE_ELEMENTS * BYTES_WEIGHT
     if run.precision == "bfloat16" and shards == 1:

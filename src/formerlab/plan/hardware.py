@@ -13,7 +13,7 @@ NonNegative = Annotated[float, Field(ge=0.0, le=1e9)]
 
 
 class Hardware(Spec):
-    """A processor in the estimates of time and memory.
+    """The numbers of a processor for the estimates of time and memory.
 
     Time = FLOPs / (peak x utilisation) + block_us per block and micro-batch + part_us per micro-batch. The constants
     cover the work besides matrix products, which dominates in small models.
@@ -45,7 +45,8 @@ class Hardware(Spec):
     memory_base_mb: NonNegative = 800.0
     """Memory in MiB that does not depend on the model: on a GPU, its context and workspaces."""
     memory_factor: Positive = 1.2
-    """Allocated memory divided by the memory of weights, gradients, moments and activations, for temporary tensors."""
+    """Allocated memory, including temporary tensors, divided by the memory of weights, gradients, moments and
+    activations."""
     basis: str = "as configured"
     """Source of these numbers: which are measured and which are assumed."""
 

@@ -1,7 +1,7 @@
 """Hashes of the source files when this process started, so that a job can detect edits during its run.
 
-The package `commands` imports this module first, so `python -m formerlab` runs the source AT_START. A comparison with
-the current files shows which files were edited since.
+The package `commands` imports this module first, so AT_START has the hashes of the source that `python -m formerlab`
+runs.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ def digests() -> dict[str, str]:
 
 
 def differing(a: dict[str, str], b: dict[str, str]) -> set[str]:
-    """Return the files whose hashes differ or that only one side has."""
+    """Return the files whose hashes differ, including files that only one of the mappings has."""
     return {file for file in a.keys() | b.keys() if a.get(file) != b.get(file)}
 
 

@@ -23,7 +23,7 @@ from formerlab.files import stamp
 from formerlab.plan import loaded
 from formerlab.yaml_files import FAST
 
-VARIABLE = "FORMERLAB_PLAN"
+PLAN_VARIABLE = "FORMERLAB_PLAN"
 FILES = frozenset(("paths", "shots_from", "train", "valid", "validation", "test", "path", "name"))
 """Keys of a data set, a suite or a released model that name files."""
 
@@ -44,7 +44,7 @@ def plan_path(root: Path, given: dict[str, Any]) -> Path:
     for path in watched:
         digest.update(f"\n{path.name}:".encode())
         digest.update(path.read_bytes() if path.is_file() else b"-")
-    for state in (loaded.digests(), sys.version_info[:2], os.environ.get("FORMERLAB_DATA"), *_texts(root, trees)):
+    for state in (loaded.digests(), sys.version_info[:2], os.environ.get("FORMERLAB_DATA"), *_data_stamps(root, trees)):
         digest.update(f"\n{state}".encode())
     return root / ".formerlab" / "plans" / f"{digest.hexdigest()[:16]}.json"
 
@@ -64,8 +64,8 @@ def _read(path: Path) -> dict[str, Any]:
     return tree if isinstance(tree, dict) else {}
 
 
-def _texts(root: Path, trees: list[dict[str, Any]]) -> Iterator[object]:
-    """Yield stamps that change with the data: of each file that the configuration names, and of installed packages."""
+def _data_stamps(root: Path, trees: list[dict[str, Any]]) -> Iterator[object]:
+    """Yield the stamp of each file that the configuration names, and the time of the last package installation."""
     yield Path(sysconfig.get_path("purelib")).stat().st_mtime_ns
     for pattern in sorted({pattern for tree in trees for pattern in _patterns(tree)}):
         for match in matches(pattern, root):
@@ -77,8 +77,8 @@ def _patterns(tree: Any) -> Iterator[str]:
     """Yield the file paths and patterns in a configuration, at any depth and also in dotted keys."""
     for key, value in tree.items() if isinstance(tree, dict) else ():
         last = str(key).rpartition(".")[2]
-        if last == "files" and isinstance(value, dict):  # by split, under any name
-            yield from (pattern for some in value.values() for pattern in _patterns({"paths": some}))
+        if last == "files" and isinstance(value, dict):  # paths by split
+            yield from (pattern for paths in value.values() for pattern in _patterns({"paths": paths}))
         if last in FILES:
             yield from (item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str))
         yield from _patterns(value)
@@ -124,7 +124,7 @@ def read_plan(path: Path) -> dict[str, Any]:
             raise ValueError("no key results")
     except (OSError, TypeError, ValueError) as error:
         raise UserError(
-            f"{path}: not a plan ({error}); delete it or leave out --plan and ${VARIABLE}, and it is created again"
+            f"{path}: not a plan ({error}); delete it or leave out --plan and ${PLAN_VARIABLE}, and it is created again"
         ) from None
     return plan
 

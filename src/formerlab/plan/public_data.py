@@ -22,9 +22,9 @@ from formerlab.plan.merging import Tree, parse
 from formerlab.spec import Count, Spec
 from formerlab.yaml_files import read_yaml
 
-VARIABLE = "FORMERLAB_DATA"
+DATA_VARIABLE = "FORMERLAB_DATA"
 """Environment variable with the folder of the public data files."""
-MANIFEST = "workflow/data.yaml"
+PUBLIC_MANIFEST = "workflow/data.yaml"
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -55,7 +55,7 @@ class PublicData(Spec):
 
 def read_manifest(root: Path) -> dict[str, PublicData]:
     """Return the public data sets by name. Raises UserError if the manifest is invalid."""
-    tree = Tree(read_yaml(root, MANIFEST), MANIFEST)
+    tree = Tree(read_yaml(root, PUBLIC_MANIFEST), PUBLIC_MANIFEST)
     return {name: parse(PublicData, tree.part(name), name) for name in tree}
 
 
@@ -66,8 +66,8 @@ def check_public_data(name: str, data: DataSpec, root: Path, *, prepared: bool) 
     stay valid; for other data the function returns a line that says what to do, because runs can be planned without
     data. Otherwise it returns None.
     """
-    named = sorted(re.findall(rf'"\${VARIABLE}/([^"]*)"', json.dumps(data.source.to_dict())))
-    folder = variable(VARIABLE)
+    named = sorted(re.findall(rf'"\${DATA_VARIABLE}/([^"]*)"', json.dumps(data.source.to_dict())))
+    folder = variable(DATA_VARIABLE)
     if not named or (prepared and folder is None):
         return None
     manifest = read_manifest(root)
@@ -75,8 +75,8 @@ def check_public_data(name: str, data: DataSpec, root: Path, *, prepared: bool) 
         owners = [data_set for data_set in manifest.values() if any(_listed(data_set, path) for path in named)]
         sources = "; ".join(f"{owner.title}: {owner.source}" for owner in owners)
         return (
-            f"data.{name}: ${VARIABLE} is not set; set it to the folder that contains {', '.join(named)} "
-            f"as {MANIFEST} lists them ({sources}), or set your own data in config.yaml"
+            f"data.{name}: ${DATA_VARIABLE} is not set; set it to the folder that contains {', '.join(named)} "
+            f"as {PUBLIC_MANIFEST} lists them ({sources}), or set your own data in config.yaml"
         )
     for path in named:
         cache = root / ".formerlab" / "public_data" / f"{name}.{path.replace('/', '.')}.json"
@@ -94,7 +94,7 @@ def _problem(named: str, below: Path, manifest: dict[str, PublicData], cache: Pa
     """Return an error message with remedy for files that are missing or differ from the manifest, or None."""
     owner = next((data_set for data_set in manifest.values() if _listed(data_set, named)), None)
     if owner is None:
-        return f"{below / named}: not listed in {MANIFEST}; add it there"
+        return f"{below / named}: not listed in {PUBLIC_MANIFEST}; add it there"
     remedy = f"get it from {owner.source}"
     if not (below / named).exists():
         return f"{below / named}: missing; {remedy}"
@@ -104,12 +104,12 @@ def _problem(named: str, below: Path, manifest: dict[str, PublicData], cache: Pa
     if many := owner.folders.get(named):
         if (len(hashes), listing_hash(hashes, named)) == (many.files, many.sha256):
             return None
-        return f"{below / named}: its {len(hashes)} files differ from the {many.files} of {MANIFEST}; {remedy}"
+        return f"{below / named}: its {len(hashes)} files differ from the {many.files} of {PUBLIC_MANIFEST}; {remedy}"
     for path in sorted(listed.keys() | hashes.keys()):
         if path not in listed:
-            return f"{below / path}: not in {MANIFEST}; move it elsewhere"
+            return f"{below / path}: not in {PUBLIC_MANIFEST}; move it elsewhere"
         if hashes.get(path) != listed[path]:
-            problem = f"SHA-256 differs from {MANIFEST}" if path in hashes else "missing"
+            problem = f"SHA-256 differs from {PUBLIC_MANIFEST}" if path in hashes else "missing"
             return f"{below / path}: {problem}; {remedy}"
     return None
 

@@ -189,7 +189,7 @@ def _parse_released(study: str, name: str, tree: Tree, scale: Scale) -> Released
 
 
 def _entry_name(tree: Tree, key: str, names: Iterable[str], noun: str, subject: str) -> str:
-    """Return the name of the scale's entry that a run refers to; the default is the default of `Run`."""
+    """Return the data set or released model of a run. Raises UserError if `names` of the scale do not include it."""
     value = tree.get(key, Run.model_fields[key].default if key in Run.model_fields else None)
     if not isinstance(value, str) or value not in names:
         near = near_misses(str(value), list(names))

@@ -66,8 +66,8 @@ class Config(Spec):
     scale: Name = "laptop"
     """Sizes and data of the runs: a file of workflow/scales."""
     studies: Studies | None = None
-    """Studies to run: files of workflow/studies; null means those that the scale's file names, or
-    all if it names none, in the order of their papers."""
+    """Studies to run: files of workflow/studies; null means the studies of the scale's file, or all studies if it has
+    none, in the order of their papers."""
     seeds: Seeds | None = None
     """Seeds of every run; null means the seeds of the scale."""
     device: Literal["cpu", "cuda"] | None = None
@@ -138,7 +138,7 @@ class StudyScale(Measures):
     """Patterns of run names that exist at this scale, by descending priority; scripts/evidence.py runs them in this
     order."""
     given: tuple[str, ...] = ()
-    """Patterns of runs whose committed weights other runs start from; any version of the code may have made them."""
+    """Patterns of parent runs with committed weights, which stay up to date if the code changes."""
     seeds: Seeds | None = None
     """Seeds, if they differ from the scale's."""
     defaults: dict[str, Any] = {}
@@ -184,8 +184,8 @@ class Scale(Spec):
     labels: dict[Name, str] = {}
     """Labels of data sets in figures and tables, by name; the default label is the name."""
     suites: Annotated[dict[Name, Suite], AfterValidator(check_names)] = {}
-    """Question suites by name, in addition to the embedded questions. Zero-shot jobs use all suites, sweeps only those
-    that they name."""
+    """Question suites by name, in addition to the embedded questions. Zero-shot jobs use all suites, sweeps use the
+    suites of their setting `suites`."""
     released: dict[Name, ReleasedModel] = {}
     """Released models by name, for runs that load a model instead of training one."""
     draw_by_study: bool = False

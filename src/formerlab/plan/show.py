@@ -19,7 +19,7 @@ from formerlab.results.stages import MEASURED, TIMED
 
 OTHER_STAGES = ("data", *TIMED, *MEASURED, "draw")
 SPARE_RETRIES = 3
-"""Spare submissions of a cluster job, for lost nodes, memory and preemption, beyond twice the predicted number."""
+"""Submissions of a cluster job for lost nodes, memory errors and preemption, added to twice the predicted number."""
 COLUMNS = ("run", "parameters", "tokens", "FLOPs", "memory", "disk", "time", "starts from")
 
 

@@ -35,7 +35,7 @@ SCHEMA = 1
 AGAIN, RESTORE = "delete it and run its stage again", "restore it from version control, or export again"
 _REQUIRED = ("schema", "id", "study", "run", "seed", "status", "spec", "data")
 KEYS = ["study", "run", "seed"]
-EXACT: dict[str, Any] = {} if pd.__version__ >= "3.1" else {"float_precision": "round_trip"}
+EXACT_FLOATS: dict[str, Any] = {} if pd.__version__ >= "3.1" else {"float_precision": "round_trip"}
 """Options of `read_csv` for exact floats, which are the default since pandas 3.1."""
 
 
@@ -255,7 +255,7 @@ def read_rows(path: Path, stated: str | None = None) -> DataFrame:
     empty = {name: [""] if name in texts else ["", "nan"] for name in columns}  # the texts None, NA and null are tokens
     try:
         frame: DataFrame = pd.read_csv(
-            io.BytesIO(content), dtype=texts, na_values=empty, keep_default_na=False, **EXACT
+            io.BytesIO(content), dtype=texts, na_values=empty, keep_default_na=False, **EXACT_FLOATS
         )
     except ValueError as error:
         raise UserError(f"{path}: cannot be read ({reason(error)}); {AGAIN}") from None

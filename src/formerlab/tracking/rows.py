@@ -72,7 +72,7 @@ class Entry:
     def thinned(self) -> DataFrame:
         """Return at most MOST_POINTS points of each curve: every 1st, 2nd, 4th, ... point and the last.
 
-        Strides are powers of two, so the points of a grown curve include no step that an earlier sync left out.
+        Strides are powers of two: up to the old length of a growing curve, its points are a subset of the old points.
         """
         curves = self.points.groupby("name", sort=False)["step"]
         nth, count = curves.cumcount(), curves.transform("size")

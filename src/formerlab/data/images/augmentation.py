@@ -104,7 +104,7 @@ def augment_by_timm(
         for index, seed in zip(indices, seeds, strict=True):
             reseed(seed)
             pixels.append(augment(images.image(int(index))))
-            # The eraser writes its noise into a canvas of NaN, which shows the box.
+            # The eraser fills a box of this NaN canvas with noise; the box is where values are not NaN.
             canvas = torch.full((len(preprocessing.mean), preprocessing.side, preprocessing.side), math.nan)
             inside = ~(canvas if eraser is None else eraser(canvas))[0].isnan()
             rows, columns = (inside.any(axis).nonzero().flatten().tolist() for axis in (1, 0))

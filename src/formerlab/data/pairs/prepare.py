@@ -72,7 +72,7 @@ class ParallelData(DataSpec):
             next(self.source.pairs(split, self.fractions), None)
         if isinstance(self.tokenizer, TokenizerFile):
             self.tokenizer.load()
-        (out / MANIFEST).unlink(missing_ok=True)  # source and tokenizer are available
+        (out / MANIFEST).unlink(missing_ok=True)  # not before source and tokenizer are known to be available
         tokenizer = write_tokenizer(self.tokenizer, out / "tokenizer.json", self._sample)
         written = {split: self._write_split(split, out, tokenizer) for split in reversed(SPLITS)}  # small splits first
         splits = {split: written[split][0] for split in SPLITS}

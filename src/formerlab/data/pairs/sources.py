@@ -191,7 +191,7 @@ def _all_pairs(spec: Phrases) -> tuple[Pair, ...]:
 
 
 def _phrase(random: np.random.Generator) -> Callable[[str], str]:
-    """Draw a date, a date with a time, an amount of money or a measure; return its function from locale to text."""
+    """Draw a date, time, amount of money or measure; return a function that formats it in a given locale."""
     from babel.dates import format_date, format_time
     from babel.numbers import format_currency
     from babel.units import format_unit

@@ -69,7 +69,7 @@ class Embedded(TextSource):
         read = {split: modules(split) for split in SPLITS}
 
         def documents(split: Split) -> Iterator[str]:
-            # Questions use all test modules, so these are read first even if the test stream is cut earlier.
+            # Read all test modules first, because the questions use all of them and paragraphs must not repeat.
             if split != "test":
                 deque(copy(read["test"]), maxlen=0)
             return (module.render() for module in copy(read[split]))
@@ -97,7 +97,7 @@ class Embedded(TextSource):
 
 
 def read_modules(located: list[Located], seen: Digests, content: Content = "docstrings") -> Iterator[Module]:
-    """Yield the modules with docstrings (or code), without longer paragraphs that occurred before, and not if empty."""
+    """Yield the modules with docstrings (or code), without repeated paragraphs; empty modules are skipped."""
     read = read_code if content == "code" else read_module
     for name, path in located:
         gc.disable()  # syntax trees have no reference cycles, and garbage collection takes a third of the time

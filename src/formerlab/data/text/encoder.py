@@ -22,7 +22,7 @@ class Encoder:
     """
 
     def __init__(self, path: Path, end: int, name: str = "tokenizer") -> None:
-        """Read the tokenizer at `path`; messages name it `name`, and the token `end` is appended to each text."""
+        """Read the tokenizer at `path`; `name` is its name in messages, and `end` the token appended to each text."""
         from tokenizers.pre_tokenizers import ByteLevel
 
         self._tokenizer, self._end, self._name = read_tokenizer(path), end, name

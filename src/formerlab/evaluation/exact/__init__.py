@@ -9,7 +9,7 @@ CHECKS: dict[str, Callable[[], dict[str, float]]] = {
     "transformer-parameter-counts": counts.transformer_parameters,
     "transformer-complexity-table1": counts.complexity,
     "transformer-sinusoid-linear-shift": identities.sinusoid_linear_shift,
-    "transformer-training-flops": dict,  # its expressions contain all numbers
+    "transformer-training-flops": dict,  # the expressions of the claim contain all numbers
     "tokenformer-parameter-counts": counts.tokenformer_parameters,
     "tokenformer-flops-formula": counts.tokenformer_flops,
     "tokenformer-zero-keys-default-tau": partial(identities.zero_keys, "sqrt"),
@@ -23,4 +23,4 @@ CHECKS: dict[str, Callable[[], dict[str, float]]] = {
     "decay-simulation-equals-eviction": identities.simulation_equals_eviction,
     "decay-cache-memory": counts.cache_memory,
 }
-"""Claim id to check. A returned name `item/name` belongs to an item of for_each; `slope:cost:size` is a slope."""
+"""The check of each claim, by claim id. It returns numbers by name; `item/name` is a number of one item of for_each."""

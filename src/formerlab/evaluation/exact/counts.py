@@ -71,7 +71,8 @@ def count_parameters(build: Callable[..., nn.Module], spec: object) -> int:
 def transformer_parameters() -> dict[str, float]:
     """Return the largest difference of counts from the closed form, and the number of rows that match the paper.
 
-    A row matches within half a million parameters. The vocabulary size is the one at which most rows match.
+    A row matches if the counts differ by at most half a million. The paper does not state the vocabulary size; the size
+    at which most rows match is used.
     """
     specs = []
     for changes, _ in ROWS:

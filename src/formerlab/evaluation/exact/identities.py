@@ -137,7 +137,7 @@ def simulation_equals_eviction() -> dict[str, float]:
                 real = model(tokens[:, position : position + 1], attend=cache, start=position)
                 worst = max(worst, float((real[:, 0] - simulated[:, position]).abs().max()))
                 for layer, simulated_layer in layers.items() if position + 1 < tokens.shape[1] else ():
-                    visible = simulated_layer.visible[:, :, position + 1, : position + 1]  # to the next query
+                    visible = simulated_layer.visible[:, :, position + 1, : position + 1]  # keys for the next query
                     retained = torch.zeros_like(visible).scatter(-1, cache.kept(layer), value=True)
                     different += not torch.equal(retained, visible)
     return {"simulated_against_real_eviction": worst, "cases_with_different_kept_sets": float(different)}

@@ -83,7 +83,7 @@ class Questions:
                 self.questions.append(Question(task, doc.get("id", doc_id), doc, requests, choices))
             self.encoded += Encoder(tokenizer, end, leading_token=name in leading).encode(task.instances)
 
-    def cut(self, context: int) -> dict[str, int]:
+    def truncated(self, context: int) -> dict[str, int]:
         """Count the requests of each task that exceed a model's context and are truncated from the left."""
         counts: Counter[str] = Counter()
         for question in self.questions:
@@ -174,7 +174,7 @@ def questions_of(run: Measured, limit: int | None = None) -> Questions:
 def load_suites(suites: Mapping[str, Suite], further: Iterable[dict[str, Any]] = ()) -> dict[str, Any]:
     """Load the task configurations `further`, then the tasks of all suites.
 
-    The network is accessed only if a suite of the harness names no local copies.
+    The network is accessed only if a suite of the harness has no local copies.
     """
     from formerlab.evaluation.language.harness import check_copy, load_tasks
 

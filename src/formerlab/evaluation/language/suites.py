@@ -75,7 +75,7 @@ class _Suite(Spec):
         raise NotImplementedError
 
     def config(self, name: str, folder: Path) -> dict[str, Any] | str:
-        """Return the configuration for `load_tasks`; it may refer to files in `folder` until the tasks are loaded."""
+        """Return the configuration for `load_tasks`; keep `folder`, which may get files, until the tasks are loaded."""
         raise NotImplementedError
 
     def state(self) -> str | None:

@@ -37,7 +37,7 @@ class Zeroshot(Measurement):
 def measure(run: Measured, settings: Zeroshot) -> None:
     """Write zeroshot.csv."""
     questions = questions_of(run, settings.question_limit)
-    run.notes.update(versions={"lm_eval": version("lm_eval")}, cut=questions.cut(run.model.spec.context))
+    run.notes.update(versions={"lm_eval": version("lm_eval")}, cut=questions.truncated(run.model.spec.context))
     batches = {"batch": settings.batch, "batch_tokens": settings.batch_tokens}
     with Progress(len(questions.encoded), run.label, unit="answer") as progress:
         rows = questions.answers(run.model, **batches, progress=progress)

@@ -137,7 +137,7 @@ class PruneSweep(Measurement):
 def measure(run: Measured, settings: PruneSweep) -> None:
     """Write FILES into the run's folder."""
     questions = questions_of(run, settings.question_limit) if settings.questions else None
-    cut = questions.cut(run.model.spec.context) if questions is not None else {}
+    cut = questions.truncated(run.model.spec.context) if questions is not None else {}
     run.notes.update(versions={"lm_eval": version("lm_eval")}, cut=cut)
     streams = {split: load_stream(run.data, split) for split in ("valid", "test")}
     stored = StoredRows(run.folder / ".prune", *run.belongs_to, code_of=run.code_of)
