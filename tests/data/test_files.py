@@ -185,5 +185,5 @@ def test_what_spark_and_checksum_tools_write_beside_data_is_no_text(tmp_path):
     prepare("text", data, tmp_path / "out")
     splits = read_manifest(tmp_path / "out")["splits"].values()
     assert sum(split["documents"] for split in splits) == 40
-    with pytest.raises(UserError, match=r"source\.paths: only _SUCCESS, no data"):
+    with pytest.raises(UserError, match=r"source\.paths: only _SUCCESS, which are not data"):
         Files(paths=(str(tmp_path / "text/_S*"),)).files_by_label()

@@ -145,5 +145,5 @@ def test_a_tokenizer_without_its_unknown_token_is_named(tmp_path):
         models.Unigram([("a", -1)]),
     ):
         Tokenizer(model).save(str(tmp_path / "t.json"))
-        with pytest.raises(UserError, match=r"t\.json: .*; give its vocabulary the token, or name another"):
+        with pytest.raises(UserError, match=r"t\.json: .*; add the token to its vocabulary, or choose another"):
             Encoder(tmp_path / "t.json", 0, "t.json")(["b"])

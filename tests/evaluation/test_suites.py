@@ -147,7 +147,7 @@ def test_a_row_that_does_not_fit_is_named_with_its_line(tmp_path, form, line, sa
         ({"prompt": "Question: {}"}, "names no field"),
         ({"prompt": "Question: {goal"}, "prompt"),
         ({"prompt": "{goal}", "format": "cloze"}, "format=cloze has no prompt"),
-        ({"delimiter": "", "format": "pairs"}, "format=pairs has whole sentences"),
+        ({"delimiter": "", "format": "pairs"}, "format=pairs has complete sentences"),
     ],
 )
 def test_what_would_not_be_asked_as_written_is_refused(settings, message):
