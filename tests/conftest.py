@@ -1,4 +1,4 @@
-"""What every test shares: the same random numbers and order of sums on every machine, and what would take seconds."""
+"""Settings for all tests: fixed random numbers and order of sums on every machine; faster planning and file writes."""
 
 import os
 import sqlite3
@@ -17,7 +17,7 @@ hypothesis.settings.load_profile("formerlab")
 def _fixed_numbers() -> None:
     try:
         import torch
-    except ImportError:  # drawing needs none, nor do its tests
+    except ImportError:  # tests of figures need no torch
         return
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -25,7 +25,7 @@ def _fixed_numbers() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _plans_are_made_here():
-    """Make plans in this process: another one would import torch for each. tests/plan/test_locate.py starts it."""
+    """Build plans in this process, because a new process would import torch. tests/plan/test_locate.py starts one."""
 
     def make(root, given, path):
         from formerlab.plan.build import build_plan
@@ -39,7 +39,7 @@ def _plans_are_made_here():
 
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_waits_for_the_disk():
-    """What is written counts once the file has it; MLflow alone waits for the disk a hundred times per database."""
+    """Do not wait for the disk; MLflow alone waits about a hundred times per database."""
     connect = sqlite3.connect
 
     def quick(*names, **given):

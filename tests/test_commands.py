@@ -1,4 +1,4 @@
-"""The commands of `python -m formerlab`: what they print, how they end, and the script that stands in for the DAG."""
+"""The commands of `python -m formerlab`: output, exit status, and the shell script that replaces the DAG."""
 
 import errno
 import os
@@ -41,7 +41,7 @@ def said(capsys, *words):
 
 
 def refused(capsys, *words):
-    """Run a command that refuses and return its one line."""
+    """Run a command that fails and return its one-line message."""
     assert main([*words]) == errors.EXIT_USER_ERROR
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -257,7 +257,7 @@ def test_rescue_says_what_failed_and_goes_on(project, capsys):
 
 
 def test_rescue_draws_only_what_is_asked_for_and_has_rows(project, capsys, monkeypatch):
-    """A failure in one study once left hundreds of figures that say they have no rows."""
+    """A failure in one study once gave hundreds of figures without rows."""
     names = ["tokenformer_growth", "denseformer_depth"]
     drawings = {name: {"outputs": [f"figures/{file}" for file in catalogue()[name].outputs]} for name in names}
     write_json(project.root / "plan.json", project.plan() | {"draw": {"all": {"drawings": drawings}}})
@@ -299,7 +299,7 @@ def test_the_script_leaves_out_what_is_there(project, capsys):
 
 
 def test_a_shell_runs_the_script_from_beginning_to_end(project, capsys):
-    """With a stand-in for python, in a folder whose name needs quotes."""
+    """The script runs with a replacement for python, in a folder whose name needs quotes."""
     awkward = project.root / "it's a folder"
     awkward.mkdir()
     for name in ("config.yaml", "workflow"):

@@ -1,7 +1,7 @@
-"""Ctrl-C in `make demo`: stages save their work, all ends, and the last line says that nothing is lost.
+"""Ctrl-C in `make demo`: stages save their work, all processes end, and the last line says that no work is lost.
 
-Make, the demo, shells, stages and signals are real; Snakemake is a stand-in that starts jobs as it does and complains
-of those that fail as it does.
+Make, the demo, shells, stages and signals are real; a replacement for Snakemake starts jobs and reports failed jobs in
+the same way.
 """
 
 import os
@@ -49,14 +49,14 @@ Path("slow").write_text(str(os.getpid()))
 time.sleep(1000)
 """
 OF_MAKE = ("MAKELEVEL", "MAKEFLAGS", "MFLAGS")
-"""What `make test` hands on: a make inside another ends by saying which directory it leaves."""
+"""Variables that `make test` sets; a nested make would print its directory at the end."""
 
 
 @pytest.fixture
 def demo(tmp_path):
-    """The demo under make, in a group of its own as a shell starts it, once both of its stages are at work."""
+    """The demo under make, in its own process group as in a shell, after both stages have started."""
     project = Project(tmp_path)
-    write_json(plan_path(tmp_path, {}), build_plan(tmp_path, {}))  # it is there already: making it takes seconds
+    write_json(plan_path(tmp_path, {}), build_plan(tmp_path, {}))  # planning takes seconds
     project.write("Makefile", f"demo:\n\t@{sys.executable} -m formerlab demo --cores 2\n")
     project.write("snakemake/__init__.py", "")
     for name, text in (("snakemake/__main__.py", SNAKEMAKE), ("quick.py", QUICK), ("slow.py", SLOW)):
@@ -73,7 +73,9 @@ def demo(tmp_path):
             stdout=file,
             stderr=file,
             start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # ignored in what a script runs with `&`
+            preexec_fn=lambda: signal.signal(
+                signal.SIGINT, signal.SIG_DFL
+            ),  # a script ignores it for commands with `&`
         )
     while not ((tmp_path / "quick/begun").exists() and (tmp_path / "slow").exists()):
         assert make.poll() is None, (tmp_path / "said").read_text()
@@ -97,7 +99,7 @@ def test_ctrl_c_ends_all_and_the_last_line_says_that_nothing_is_lost(demo, tmp_p
 def test_without_make_and_by_another_signal_the_status_says_that_it_stopped_early(demo, tmp_path):
     (process,) = psutil.Process(demo.pid).children()
     process.terminate()
-    assert demo.wait(timeout=60) == 2  # make's own, for any that is not 0
+    assert demo.wait(timeout=60) == 2  # the status of make for any failure
     said = (tmp_path / "said").read_text().splitlines()
     assert said[-2] == SAFE
     assert said[-1].endswith("Error 75")

@@ -1,4 +1,4 @@
-"""README and docs name what exists: make targets, commands and their options, Snakemake targets, files, links."""
+"""README and docs refer only to existing make targets, commands, options, Snakemake targets, files and links."""
 
 import argparse
 import re
@@ -24,13 +24,13 @@ MADE = (
     *("results/", "figures/", "logs/", "data/", "models/", "checkpoint/", "plans/", "live/"),
     *("questions/", "piqa/", "path/to/"),
 )
-"""Beginnings of what is made or brought by the user."""
+"""Prefixes of generated files and of files that the user provides."""
 ENDINGS = (".py", ".md", ".yaml", ".yml", ".smk", ".sh", ".cff", ".lock", ".toml", ".rst")
 CODE = re.compile(r"```[a-z]*\n(.*?)```|`([^`\n]+)`", re.DOTALL)
 
 
 def code(page):
-    """Return every code block and every word in code of a page, as lines."""
+    """Return the lines of all code blocks and inline code of a page."""
     text = page.read_text(encoding="utf-8")
     lines = []
     for block, inline in CODE.findall(text):
@@ -39,7 +39,7 @@ def code(page):
 
 
 def commands(page, name):
-    """Return the words after `name` wherever a page calls it."""
+    """Yield the words after each call of `name` in a page."""
     for line in code(page):
         for part in re.split(r"&&|\||;| > ", line.partition(" #")[0]):
             found = re.search(rf"(?:^|\s){re.escape(name)}(?:\s+(.*))?$", part.strip())
@@ -110,7 +110,7 @@ def test_pages_can_be_read_at_one_sitting():
 
 
 def test_a_new_project_takes_the_configuration_of_the_page_on_own_text(tmp_path, monkeypatch):
-    """Its two runs, its questions of both, and the figure that the page asks for."""
+    """The first page names two runs, the questions of both, and a figure."""
     page = (ROOT / "docs/own_text.md").read_text()
     settings, questions = ("".join(re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL)) for kind in ("yaml", "json"))
     assert settings.startswith("studies: [denseformer]")
@@ -141,7 +141,7 @@ def test_figures_and_tables_exist(page):
     studies = [path.stem for path in (ROOT / "workflow/studies").glob("*.yaml")]
     pattern = re.compile(rf"^(?:{'|'.join(studies)})_[a-z_]+$")
     named = {line for line in code(page) if pattern.match(line)}
-    assert named <= set(catalogue()) | {"denseformer_pace", "transformer_positions"}  # gone, says the changelog
+    assert named <= set(catalogue()) | {"denseformer_pace", "transformer_positions"}  # removed, as in the changelog
 
 
 def test_every_study_has_a_page_and_is_named_in_the_readme():

@@ -1,4 +1,4 @@
-"""scripts/evidence.py: the most wanted run first, each after its parent; the same command resumes."""
+"""scripts/evidence.py: runs are made by priority, each after its parent, and the same command resumes."""
 
 import importlib.util
 import zipfile
@@ -21,7 +21,7 @@ _SPEC.loader.exec_module(evidence)
 
 @pytest.fixture
 def study(tmp_path, monkeypatch):
-    """Return a function that makes the evidence of a small project whose stages leave their records at once."""
+    """Return a function that makes the evidence of a small project whose stages only write records."""
     project = Project(tmp_path)
     project.lay_over(project.config, "seeds: [0]")
     only = "only: ['deep-4', child, parent, plain]"
@@ -127,7 +127,7 @@ def test_given_weights_are_unpacked_and_their_run_is_not_trained(study, tmp_path
     with zipfile.ZipFile(archive, "w") as file:
         file.write(folder / "run.json", "small/parent/seed0/run.json")
         file.writestr("small/plain/seed0/run.json", "not given")
-    (folder / "run.json").unlink()  # as where unpacking was interrupted
+    (folder / "run.json").unlink()  # unpacking was interrupted
     make()
     assert trained(called) == ["deep-4", "child", "plain"]
     assert (folder / "run.json").exists()

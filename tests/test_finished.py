@@ -1,4 +1,4 @@
-"""A finished run's model, from its folder alone."""
+"""Load the model of a finished run from its folder."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ MODELS = {
 
 
 def write_run(folder, spec, seed=7):
-    """Write the parts of a finished run that matter here; return its model."""
+    """Write the files of a finished run that `load` needs; return its model."""
     model = spec.build(seed + 1)
     save_file(model.state_dict(), folder / "weights.safetensors")
     run = Run(study="study", name="run", seed=seed, model=spec, task={"context": 6})

@@ -1,4 +1,4 @@
-"""The queue for one machine without Snakemake: tests, benchmarks, then every stage that needs a model, in time."""
+"""The queue for one GPU machine without Snakemake: tests, benchmarks, all stages with a model, within a time limit."""
 
 import os
 import re
@@ -60,7 +60,7 @@ python -m formerlab claims --out figures
 
 @pytest.fixture
 def queue(tmp_path):
-    """Return a function that runs the queue in an empty folder for so many seconds."""
+    """Return a function that runs the queue in an empty folder for a given number of seconds."""
     (tmp_path / "plan").write_text(PLAN)
     (tmp_path / "python").write_text(PYTHON)
     (tmp_path / "python").chmod(0o755)
@@ -93,7 +93,7 @@ def test_kernels_are_tested_where_nothing_checks_types(tmp_path):
 
 
 def test_an_item_that_takes_too_long_is_stopped_and_the_time_left_over_goes_on(monkeypatch, tmp_path):
-    """Items that are no more than their names; one of them sleeps, with a process of its own."""
+    """Items that only print their names; one item sleeps in a process of its own."""
     script = tmp_path / "item.py"
     script.write_text(ITEM)
     monkeypatch.setattr(gpu, "__file__", str(script))
@@ -144,7 +144,7 @@ def test_the_papers_way_runs_in_the_precision_of_a_gpu():
 
 def test_it_stops_in_time_and_the_next_call_measures_nothing_twice(queue, tmp_path):
     began = time.monotonic()
-    log = queue(60, MARGIN_S="59", TAKES="0.5")  # a second for jobs that take half of one each
+    log = queue(60, MARGIN_S="59", TAKES="0.5")  # one second for jobs of half a second
     assert time.monotonic() - began < 30
     assert "out of time before" in log
     assert (tmp_path / "out/rows.tar.gz").exists() == ("train depth/plain/seed0 ended" in log)

@@ -1,4 +1,4 @@
-"""Distinct GPUs for jobs side by side on one machine, and the time that Slurm leaves a job."""
+"""Different GPUs for concurrent jobs on one machine, and the time limit of Slurm."""
 
 import argparse
 import os
@@ -84,7 +84,7 @@ def test_a_job_of_two_gets_both_or_none(start):
     both = start(2)
     assert both.stderr.readline().startswith("waiting for 2")
     another = start()
-    assert another.stdout.readline().strip() in free  # the one that waits holds none
+    assert another.stdout.readline().strip() in free  # the waiting job has no lock
     for process in (one, another):
         process.communicate("\n")
     assert both.stdout.readline() == "0,3\n"
@@ -110,7 +110,7 @@ FOREIGN = {
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """The folder of the locks, in which GPU 0 is to be had without a scheduler."""
+    """The folder of the locks on a machine with GPU 0 and without a scheduler."""
     for name in ("SLURM_JOB_ID", "RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(VISIBLE, "0")
@@ -137,7 +137,7 @@ def test_the_folder_is_the_users_alone_and_a_gpu_may_have_any_name(here, monkeyp
 
 
 def test_torchrun_leaves_its_processes_the_time_to_save(monkeypatch, tmp_path):
-    """A signal is handed on, and a process that saves for minutes is not killed meanwhile."""
+    """The signal is forwarded, and a process that takes minutes to save is not killed."""
     seen = {}
 
     class Started:

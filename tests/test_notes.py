@@ -1,4 +1,4 @@
-"""One process at a time works in a place; what killed ones left is found and removed."""
+"""One process at a time runs a stage in a folder; temporary files of killed processes are found and removed."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ with noted(sys.argv[1], Path(sys.argv[2])), replacing(Path(sys.argv[2], sys.argv
 
 @contextmanager
 def at_work(stage, folder, file="rows.csv"):
-    """Another process at work in a folder, with a file half written, until this one ends it."""
+    """Another process that runs a stage in a folder and has a half-written file, until this process ends it."""
     words = [sys.executable, "-c", AT_WORK, stage, str(folder), file]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -51,7 +51,7 @@ def test_of_two_at_once_the_second_is_told_who_the_first_is_until_that_is_gone(t
         with pytest.raises(UserError) as caught, noted("train", tmp_path):
             pytest.fail("both worked")
         assert str(caught.value) == f"{tmp_path}: train is already running here ({who}); wait for it, or stop it"
-        with noted("flow", tmp_path):  # another stage is another matter
+        with noted("flow", tmp_path):  # another stage is not blocked
             assert read_note("train", tmp_path)["state"] == "running"
         first.kill()
         first.wait()

@@ -21,7 +21,7 @@ LINES = "\n".join(
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
-    """A small project whose runs were trained and exported."""
+    """A small project with trained and exported runs."""
     root = tmp_path_factory.mktemp("exported")
     (root / "lines.txt").write_text(LINES)
     project = Project(root)
@@ -45,7 +45,7 @@ def exported(tmp_path_factory):
 
 @pytest.fixture
 def project(exported, tmp_path, monkeypatch):
-    """A copy of it, without what was trained."""
+    """A copy of the project without live results."""
     shutil.copytree(exported, tmp_path, dirs_exist_ok=True)
     shutil.rmtree(tmp_path / "results/live/smoke/small")
     monkeypatch.chdir(tmp_path)

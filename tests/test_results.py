@@ -119,7 +119,7 @@ def test_damaged_records_are_named_or_left_out_where_somebody_objects(root, dama
 
 @pytest.mark.parametrize("measured", [False, True])
 def test_rows_that_their_record_does_not_describe_are_refused_by_name(root, measured):
-    """Those of another run, an edited digit, or none at all: each is of the right form."""
+    """Rows of another run, an edited digit and an empty file are all in the right format."""
     name, record = ("zeroshot.csv", "zeroshot.json") if measured else ("test.csv", "run.json")
     folder, other = root / "study/b/seed0", root / "study/a/seed0"
     for place, value in ((folder, 1.0), (other, 0.0)):

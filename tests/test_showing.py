@@ -1,4 +1,4 @@
-"""Commands that show something write nothing: tried in a copy of the committed rows, which they must leave as it is."""
+"""Commands that show results write no files; tested in a copy of the committed rows."""
 
 import shutil
 from pathlib import Path
@@ -10,12 +10,12 @@ from formerlab.plan.staleness import Staleness
 
 ROOT = Path(__file__).parents[1]
 PLANS = ".formerlab"
-"""Where plans are kept, which are found again instead of being made anew."""
+"""The folder of plans, which are reused."""
 
 
 @pytest.fixture(scope="module")
 def committed(tmp_path_factory):
-    """A checkout with the committed rows of one study, which stand for live ones too."""
+    """A checkout with the committed rows of one study, also as live rows."""
     root = tmp_path_factory.mktemp("committed")
     (root / "config.yaml").write_text("scale: laptop\nstudies: [denseformer]\n")
     for name in ("workflow", "results/cached/laptop/denseformer"):
@@ -26,7 +26,7 @@ def committed(tmp_path_factory):
 
 
 def tree(root):
-    """Return every file and folder with what would tell of a write."""
+    """Return every file and folder with the values that a write would change."""
     kept = [path for path in root.rglob("*") if PLANS not in path.relative_to(root).parts]
     return {path: (path.lstat().st_mtime_ns, path.lstat().st_size) for path in kept}
 
@@ -45,7 +45,7 @@ def tree(root):
 )
 def test_what_shows_does_not_write(words, committed, monkeypatch, capsys):
     monkeypatch.chdir(committed)
-    monkeypatch.setattr(Staleness, "objection", lambda *_: "")  # older rows than the code, but for showing they will do
+    monkeypatch.setattr(Staleness, "objection", lambda *_: "")  # the rows are older than the code
     before = tree(committed)
     status = main(words)
     assert tree(committed) == before

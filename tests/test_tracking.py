@@ -1,4 +1,4 @@
-"""Rows to MLflow: complete, once, and without secrets."""
+"""Rows in MLflow: complete, not duplicated, and without secrets."""
 
 import fcntl
 import json
@@ -26,7 +26,7 @@ PLAIN = "live/laptop/denseformer/plain-8"
 
 @pytest.fixture(scope="module")
 def first(tmp_path_factory):
-    """Two studies and a figure, and what the first sync of them said."""
+    """Two studies and a figure, and the result of the first sync."""
     place = tmp_path_factory.mktemp("tracking")
     root = place / "results/live/laptop"
     make_run(root, "denseformer", "plain-8", 0, spec=model(8))
@@ -45,7 +45,7 @@ def first(tmp_path_factory):
 
 @pytest.fixture
 def place(first):
-    """The folder of both, brought up to date."""
+    """The folder of both studies, synced."""
     synced(first[0])
     return first[0]
 
@@ -61,7 +61,7 @@ def synced(place):
 
 
 def active(place, study="denseformer"):
-    """Return the runs of a study as MLflow has them, by key."""
+    """Return the MLflow runs of a study by key."""
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=f"sqlite:///{place}/mlflow.db")
@@ -91,7 +91,7 @@ def test_sync_is_complete_and_repeats_nothing(first, place, monkeypatch):
     runs = len(list((place / "results/live/laptop").glob("*/*/seed*")))
     entries = (
         runs + len(list((place / "results/live/laptop").glob("*/*/"))) + 1
-    )  # configurations, and a study's figures
+    )  # configurations, and the figures of a study
     assert (outcome["status"], outcome["runs"], len(outcome["created"])) == ("ok", runs, entries)
     before = counts(place)
     monkeypatch.setattr("formerlab.results.read.read_rows", lambda *_: pytest.fail("rows are read again"))
@@ -163,7 +163,7 @@ def test_a_run_has_its_numbers_tags_and_data(place):
 
 
 def test_verdicts_can_be_searched(place):
-    """They are tags of the study, beside the page itself; other studies' claims are not."""
+    """The verdicts are tags of the study; claims of other studies are not."""
     figures = place / "figures/live/laptop"
     rows = [
         "claim,kind,outcome,verdict,changed,ours,reason,holm_p",
@@ -188,7 +188,7 @@ def test_verdicts_can_be_searched(place):
 
 
 def everything(place):
-    """Count what the database holds, deleted or not, and the artifacts."""
+    """Count the rows of the database, including deleted runs, and the artifacts."""
     with sqlite3.connect(place / "mlflow.db") as connection:
         tables = ("runs", "metrics", "latest_metrics", "params", "tags")
         found = [connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables]
@@ -259,7 +259,7 @@ def test_a_run_that_still_trains_is_running_and_goes_on_where_it_stands(tmp_path
     (folder / "run.yaml").write_text(json.dumps(json.loads(rows["run.json"])["spec"]))
     data = root / "data" / json.loads(rows["run.json"])["data"]["name"]
     with suppress(StoppedEarly), noted("train", folder):
-        assert synced(tmp_path)["created"] == []  # its data are prepared anew
+        assert synced(tmp_path)["created"] == []  # the data are being prepared again
         raise StoppedEarly("time limit")
     data.mkdir(parents=True, exist_ok=True)
     (data / "manifest.json").write_text('{"fingerprint": "00112233445566778899aabbccddeeff", "splits": {}}')
@@ -276,7 +276,7 @@ def test_a_run_that_still_trains_is_running_and_goes_on_where_it_stands(tmp_path
         raise StoppedEarly("time limit")
     *stopped, runs = seen()
     assert stopped == ["KILLED", list(range(10, 101, 10))]
-    with suppress(StoppedEarly), noted("train", folder):  # whose start is another one
+    with suppress(StoppedEarly), noted("train", folder):  # another start time
         assert seen() == ("RUNNING", list(range(10, 101, 10)), runs)
         raise StoppedEarly("time limit")
     for name, text in rows.items():
@@ -355,7 +355,7 @@ def test_a_sync_that_fails_is_no_failed_job_but_is_counted(tmp_path, monkeypatch
     (results / "mlflow.json").write_text('{"failures": "many"}')
     assert tracked() == ("failed", 1)
     assert capsys.readouterr().err.startswith("warning: tracking at sqlite:////proc/no/mlflow.db failed (")
-    monkeypatch.setattr("formerlab.tracking.mlflow.Results", lambda *_: 1 / 0)  # whatever it is
+    monkeypatch.setattr("formerlab.tracking.mlflow.Results", lambda *_: 1 / 0)  # any exception
     assert tracked() == ("failed", 2)
     assert capsys.readouterr().err == "warning: ZeroDivisionError: division by zero\n"
     monkeypatch.undo()
@@ -385,7 +385,7 @@ def test_a_locked_database_and_a_copied_folder_are_a_line_with_the_remedy(tmp_pa
     with pytest.raises(UserError, match=r"copy/mlflow\.db: was written in another folder; delete it"):
         synced(new)
     make_run(old / "results/live/laptop", "denseformer", "another")
-    less = {"PRAGMA busy_timeout = 20000;": "PRAGMA busy_timeout = 20;"}  # milliseconds that MLflow waits
+    less = {"PRAGMA busy_timeout = 20000;": "PRAGMA busy_timeout = 20;"}  # MLflow waits this many milliseconds
     monkeypatch.setattr(sqlalchemy.sql, "text", lambda words: sqlalchemy.text(less.get(words, words)))
     with sqlite3.connect(old / "mlflow.db") as other:
         other.execute("begin exclusive")

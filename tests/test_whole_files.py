@@ -1,4 +1,4 @@
-"""Files are written whole or not at all."""
+"""Files are written completely or not at all."""
 
 import os
 
@@ -43,7 +43,7 @@ def test_a_failure_in_the_middle_leaves_the_old_file_and_nothing_else(error, pat
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
 @pytest.mark.parametrize("made", [0o600, 0o666])
 def test_who_may_read_what_was_written_is_for_the_umask_to_say(umask, mode, made, tmp_path):
-    """Whatever the library that wrote it thinks: safetensors makes files that nobody else may read."""
+    """Files have the usual permissions; safetensors creates files that only the owner can read."""
     before = os.umask(umask)
     try:
         with replacing(tmp_path / "file") as temporary:

@@ -1,4 +1,4 @@
-"""Enumerate a union, so that a new variant or a new option of an old one is tested without a line of test."""
+"""Enumerate the variants of a union, so that new variants and options are tested automatically."""
 
 from collections.abc import Iterator
 from typing import Literal, get_args, get_origin
@@ -11,12 +11,12 @@ from formerlab.spec import Spec, variants
 
 
 def defaults(union: object) -> list[Spec]:
-    """Return every variant as it comes."""
+    """Yield every variant with its defaults."""
     return [variant() for variant in variants(union)]
 
 
 def settings(union: object) -> list[Spec]:
-    """Return every variant as it comes, and once more for each other choice of each of its options."""
+    """Yield every variant with its defaults, and once more for each other value of each option."""
     return [spec for default in defaults(union) for spec in (default, *_changed(default))]
 
 
@@ -31,7 +31,7 @@ def _changed(default: Spec) -> Iterator[Spec]:
 
 
 def label(value: object) -> str | None:
-    """Name a spec by its kind and by what differs from the defaults."""
+    """Name a spec by its kind and its values that differ from the defaults."""
     if not isinstance(value, Spec):
         return None
     changes = value.model_dump(exclude_defaults=True)
@@ -39,7 +39,7 @@ def label(value: object) -> str | None:
 
 
 def counted_params(module: nn.Module) -> int:
-    """Return the number of parameters that PyTorch sees."""
+    """Return the number of parameters that PyTorch counts."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 

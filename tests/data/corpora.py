@@ -1,4 +1,4 @@
-"""Small corpora for the tests: text that looks real, the same on every run."""
+"""Small corpora for the tests: realistic text that is the same in every run."""
 
 from random import Random
 
@@ -15,7 +15,7 @@ WORDS = COMMON_WORDS.split()
 
 
 def sentence(random):
-    """Return a sentence of five to fifteen words, some never seen before."""
+    """Return a sentence of five to fifteen words, some of which occur only once."""
     words = [random.choice(WORDS) for _ in range(random.randint(5, 15))]
     words.append(f"w{random.randrange(10**6)}")
     return " ".join(words).capitalize() + random.choice(".!?")
@@ -36,7 +36,7 @@ def folder(path, documents=60):
 
 
 def folder_data(path, **changes):
-    """Return the spec of a corpus of such a folder, divided by content."""
+    """Return the spec of a corpus in such a folder, split by a hash of the content."""
     settings: dict[str, object] = {
         "source": Files(paths=(str(path),)),
         "tokenizer": BytePairs(vocabulary=300),
@@ -60,7 +60,7 @@ def embedded_data(**changes):
 
 
 def letters(path, known):
-    """Write a tokenizer of single letters, which drops all others; return its spec."""
+    """Write a tokenizer whose tokens are single letters and which drops other letters; return its spec."""
     from tokenizers import Tokenizer, models
 
     Tokenizer(models.BPE({token: i for i, token in enumerate(["<|endoftext|>", *known])}, [])).save(str(path))

@@ -1,4 +1,4 @@
-"""Embedded text: what is read out of Python sources, and that splits share nothing."""
+"""Embedded text: what is read from Python sources, and that splits share no text."""
 
 from importlib import metadata
 

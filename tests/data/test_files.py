@@ -1,4 +1,4 @@
-"""Files as a source: what is found, how it is divided, what changes the fingerprint."""
+"""Files as a source: which files are read, how they are split, and what changes the fingerprint."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def test_linked_folders_are_read_and_a_root_may_hold_brackets(tmp_path, monkeypa
 
 
 def test_each_folder_is_read_once_whatever_links_lead_to_it(tmp_path):
-    """Two links in each of 24 folders make 2^24 paths to the file in the last one."""
+    """Two links in each of 24 folders give 2^24 paths to the file in the last folder."""
     for number in range(24):
         (tmp_path / f"{number}").mkdir()
         for name in "ab":
@@ -63,7 +63,7 @@ def test_each_folder_is_read_once_whatever_links_lead_to_it(tmp_path):
     (tmp_path / "24/above").symlink_to(tmp_path / "24")
     (tmp_path / "24/z").mkdir()
     (tmp_path / "24/z/more.txt").touch()
-    (tmp_path / "24/a").symlink_to(tmp_path / "24/z")  # a folder goes by its own name, where it lies beside the link
+    (tmp_path / "24/a").symlink_to(tmp_path / "24/z")  # a folder is sorted by its own name, next to the link
     found = [os.path.relpath(path, tmp_path / "24") for path, _ in files_below(str(tmp_path / "24"))]
     assert found == ["words.txt", "z/more.txt", "again"]
 

@@ -1,4 +1,4 @@
-"""The hub as a source, on a folder that `datasets` reads like a data set of the hub."""
+"""The hub as a source, tested on a folder that `datasets` reads like a data set of the hub."""
 
 import json
 from pathlib import Path
@@ -83,7 +83,7 @@ def test_a_folder_whose_files_change_is_prepared_anew(hub):
 
 
 def test_a_folder_of_images_is_stamped_and_not_read(hub, monkeypatch):
-    """There may be millions of them."""
+    """The images are not read, because there may be millions of them."""
     monkeypatch.setattr("formerlab.data.hub.file_hashes", lambda *_: pytest.fail("read"))
     source = ImageHub(name=str(hub))
     before = source.contents()

@@ -64,7 +64,7 @@ def test_any_number_of_threads_writes_the_same_bytes(out, source, tmp_path, monk
     monkeypatch.setattr("formerlab.data.text.documents.BATCH_CHARACTERS", 1000)
     prepare("text", folder_data(source), tmp_path, code_hash="c0de")
     same, other = files(out), files(tmp_path)
-    for name in (CHECKED, "manifest.json"):  # what `verify` leaves, and the time of making, a whole second
+    for name in (CHECKED, "manifest.json"):  # files of `verify`, and the time of preparation in full seconds
         same.pop(name, None), other.pop(name, None)
     assert same == other
     assert read_manifest(out)["fingerprint"] == read_manifest(tmp_path)["fingerprint"]
@@ -108,7 +108,7 @@ def test_prepared_data_outlive_their_source(tmp_path):
 
 
 def named(tmp_path, **splits):
-    """Write files of lines for the splits and return the spec of a corpus of lines."""
+    """Write files of lines for the splits; return the spec of the corpus."""
     for split, lines in splits.items():
         (tmp_path / f"{split}.txt").write_text("\n".join(lines))
     named = {split: (str(tmp_path / f"{split}.txt"),) for split in splits}
@@ -234,7 +234,7 @@ def test_a_stream_that_was_changed_with_its_old_time_is_found_and_a_restored_one
 
 
 def test_a_check_anew_trusts_no_stamp(out, tmp_path, monkeypatch):
-    """As after a fault of the disk, which changes no time."""
+    """Change a file without changing its times, as a disk fault does."""
     shutil.copytree(out, tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr("formerlab.data.manifest.stamp", lambda status: [0])
     verify(tmp_path)

@@ -1,4 +1,4 @@
-"""The embedded questions: held out, answerable, balanced, and loaded by lm-evaluation-harness."""
+"""The embedded questions: held out, answerable, balanced, and readable by lm-evaluation-harness."""
 
 import json
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Reading documents out of files, and what is said of files that cannot be read."""
+"""Read documents from files; messages about unreadable files."""
 
 import bz2
 import csv
@@ -75,7 +75,7 @@ def test_parquet_column(tmp_path):
 
 @pytest.mark.parametrize("format", ["csv", "tsv"])
 def test_a_column_of_a_table(tmp_path, format):
-    """As other programs write it: quotes, delimiters and line breaks within fields, a mark in front, blank lines."""
+    """A file of another program: quotes, delimiters and line breaks within fields, a byte-order mark, blank lines."""
     texts = ['He said "no", twice.', "two\r\nlines", "a\ttab", "", "café"]
     path = tmp_path / f"a.{format}.gz"
     with gzip.open(path, "wt", encoding="utf-8-sig", newline="") as file:
@@ -159,5 +159,5 @@ def test_memory_does_not_grow_with_the_file(tmp_path, monkeypatch, documents, fi
     size = sum(len(part) for part in read_text(path, "utf-8", documents))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert size == pytest.approx(2_000_000, abs=200)  # white space where a paragraph is cut may go
+    assert size == pytest.approx(2_000_000, abs=200)  # white space at the cut of a paragraph may be lost
     assert peak < 300_000

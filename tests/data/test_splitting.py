@@ -1,4 +1,4 @@
-"""Dividing, deduplicating and cutting documents."""
+"""Split, deduplicate and cut documents."""
 
 from itertools import pairwise
 
@@ -38,7 +38,7 @@ def test_digest_is_the_same_on_every_machine():
 def test_seen_is_a_set(values, recent):
     seen, plain = Digests(recent), set()
     for value in values:
-        high = value * 2**57  # beyond what a signed or floating number holds exactly
+        high = value * 2**57  # larger than a signed integer or an exact float
         assert seen.add(high) == (high not in plain)
         plain.add(high)
         assert not seen.add(high)

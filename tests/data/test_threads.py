@@ -1,4 +1,4 @@
-"""Mapping over threads: order, bounded waiting, errors."""
+"""Mapping over threads: order, limited number of pending items, errors."""
 
 from itertools import count
 from threading import active_count

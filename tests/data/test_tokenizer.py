@@ -1,4 +1,4 @@
-"""Tokenizers: training, files, and what encoding adds to what the library says."""
+"""Tokenizers: training, files, and the additions of `encode` to the library."""
 
 import json
 
@@ -52,7 +52,7 @@ def test_the_end_of_text_written_in_a_text_is_text(path):
 
 
 def word_piece(path):
-    """Write a tokenizer of another family, one that lowers, pads, truncates and adds special tokens."""
+    """Write a tokenizer of another family, which lowercases, pads, truncates and adds special tokens."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "one": 1, "two": 2, "</s>": 3}, unk_token="[UNK]"))
@@ -90,7 +90,7 @@ def test_tokenizer_files_are_checked(tmp_path, path):
 
 
 def of_family(family):
-    """Return a tokenizer of a family that knows the letters of `the cat sat` alone."""
+    """Return a tokenizer of a family that has only the letters of `the cat sat`."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     letters = sorted(set("▁thecasd"))

@@ -43,7 +43,7 @@ def stream() -> np.ndarray:
 
 @pytest.fixture(scope="session")
 def configs() -> list[dict]:
-    """Twelve questions of four choices of unequal length, as a task of the harness."""
+    """Twelve questions with four choices of unequal length, as a task of the harness."""
     random = np.random.default_rng(3)
     rows = [
         {
@@ -69,7 +69,7 @@ def naive_log_prob(model, context, continuation) -> tuple[float, bool]:
 
 @pytest.fixture(scope="session")
 def harness_rows(model, tokenizer):
-    """Return what lm-evaluation-harness's own loop says of tasks: (task, example, metric, value)."""
+    """Return the results of lm-evaluation-harness's own loop: (task, example, metric, value)."""
     import lm_eval
     from lm_eval.api.model import TemplateLM
 

@@ -1,4 +1,4 @@
-"""Decoding: the cache changes nothing, beam 1 is greedy, a beam wide enough is brute force, stopping early is exact."""
+"""Beam search: the cache changes no result, beam 1 is greedy, a wide beam is brute force, early stopping is exact."""
 
 import functools
 import itertools
@@ -23,7 +23,7 @@ def sources(vocabulary, lengths, seed=0):
 
 
 def log_probability(model, source, real, target):
-    """Return the log-probability of a whole target, its end included, without any cache."""
+    """Return the log-probability of a complete target including its end, without a cache."""
     row = torch.tensor([[END, *target]])
     logits = model(source, real, row)[0].double()
     said = torch.tensor([*target, END])
@@ -32,7 +32,7 @@ def log_probability(model, source, real, target):
 
 @torch.no_grad()
 def greedy(model, source, real, limit):
-    """Return the tokens of one sentence, each the most probable one after all before it, without any cache."""
+    """Return the tokens of a sentence by greedy decoding without a cache."""
     said = []
     while len(said) < limit:
         token = int(model(source, real, torch.tensor([[END, *said]]))[0, -1].argmax())
@@ -74,7 +74,7 @@ def test_beam_one_is_greedy_and_batches_do_not_matter(seed):
 @torch.no_grad()
 @pytest.mark.parametrize("seed", range(2))
 def test_a_beam_wide_enough_is_brute_force(seed):
-    """All targets of up to 4 of the 3 tokens: the best normalised log-probability, by trying each."""
+    """Return the best of all targets of up to 4 of the 3 tokens by normalised log-probability."""
     model, limit = TINY.build(seed).eval(), 4
     source, real = sources(4, [3], seed)
     targets = [t for length in range(limit + 1) for t in itertools.product((1, 2, 3), repeat=length)]
@@ -90,7 +90,7 @@ def test_a_beam_wide_enough_is_brute_force(seed):
 @torch.no_grad()
 @pytest.mark.parametrize("seed", range(4))
 def test_stopping_early_changes_nothing(seed):
-    """The same search written plainly, for one sentence, that never stops before the limit or `beam` finished ones."""
+    """Beam search for one sentence in plain Python; it stops only at the limit or after `beam` finished hypotheses."""
     model = SPEC.build(seed).eval()
     source, real = sources(12, [6], seed)
 

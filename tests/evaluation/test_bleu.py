@@ -1,4 +1,4 @@
-"""BLEU from the rows of sentences is the score of the corpus, and each metric does to the text what it says."""
+"""BLEU from the rows of sentences equals the score of the corpus, and each metric preprocesses text as documented."""
 
 import numpy as np
 import pytest
@@ -42,8 +42,8 @@ def test_splitting_compounds_gives_their_halves_credit():
     one, other = "a well-known cat sat", "a well-read cat sat"
     whole, split = (statistics(metric, one, other) for metric in ("sacrebleu", "compound_split"))
     assert (whole[0], whole[4]) == (3, 4)
-    assert (split[0], split[4]) == (5, 6)  # a, well, @-@, cat, sat of six
-    assert statistics("compound_split", "- 3 - 4 -", "- 3 - 4 -")[4] == 5  # lone dashes stay
+    assert (split[0], split[4]) == (5, 6)  # a, well, @-@, cat and sat match, of six words
+    assert statistics("compound_split", "- 3 - 4 -", "- 3 - 4 -")[4] == 5  # single dashes are not split
 
 
 def test_lower_case_ignores_case_alone():

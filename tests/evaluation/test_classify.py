@@ -1,4 +1,4 @@
-"""A finished run gives its test rows again, and shows other images as its own."""
+"""The command `classify` reproduces the test rows of a run, and evaluates other images."""
 
 import csv
 
@@ -32,7 +32,7 @@ RUN = Run(
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Return a folder with prepared digits and a finished run, which lie as in a tree of results."""
+    """Return a folder of prepared digits and a finished run, in the layout of results."""
     place = tmp_path_factory.mktemp("classify")
     prepare("digits", ImageData(keep=0.05), place / "data" / "images")
     train_stage(RUN, place / "data" / "images", place / RUN.id, parent=None, runtime=RuntimeConfig())

@@ -1,4 +1,4 @@
-"""Table 1: paths are as long as in the graph; that they and the counts are as published is an exact claim."""
+"""Table 1 of the Transformer: longest paths equal the paths in the graph. Counts are tested as an exact claim."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ SPEC = Complexity(lengths=(32, 64, 128), widths=(16, 32, 64), neighbourhood=16, 
 @pytest.mark.parametrize("n", [2, 9, 10, 64, 100])
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_longest_path_is_that_of_the_graph(name, n):
-    """Layer by layer, until every output depends on every input, or on every one up to it."""
+    """Follow the layers until every output depends on every input (or every earlier input)."""
     apart = np.arange(n) - np.arange(n)[:, None]
     steps = {
         "self_attention": lambda layer: abs(apart) < n,

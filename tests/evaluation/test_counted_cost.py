@@ -21,6 +21,6 @@ def test_the_rate_is_that_of_products_of_the_precision_in_question(precision, mo
 
 def test_peak_memory_grows_with_what_is_held():
     before = peak_memory_bytes()
-    held = torch.ones((before >> 2) + (64 << 20))  # more than the process ever held, by 256 MiB
+    held = torch.ones((before >> 2) + (64 << 20))  # 256 MiB more than the process ever used
     assert before + (200 << 20) < peak_memory_bytes() < 2 * before + (2 << 30)
     del held

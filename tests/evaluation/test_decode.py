@@ -1,4 +1,4 @@
-"""What the stage `decode` writes, and that all caches it measures compute what they should."""
+"""The rows of the stage `decode`, and that all its caches compute the same attention."""
 
 from itertools import product
 
@@ -78,7 +78,7 @@ def released(context: int) -> ReleasedRun:
 
 
 def test_a_released_model_is_itself_and_measured_as_any_other():
-    """It stands behind the interface of our decoders; here one of ours stands in its place."""
+    """One of our decoders replaces the released model, which has the same interface."""
     model, asked = MODEL.model_copy(update={"context": 22}).build(1).eval(), []
 
     def load(run, device):

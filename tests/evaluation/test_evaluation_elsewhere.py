@@ -1,4 +1,4 @@
-"""Evaluation and decoding on a device that is none: no tensor on the wrong side, the CPU's rows, few waits for it."""
+"""Evaluation and decoding on a simulated device: no tensor on the wrong device, the rows of the CPU, few waits."""
 
 import csv
 import math
@@ -55,7 +55,7 @@ SWEEP = PruneSweep(**POLICIES, **COUNTS, **ONE_SHOT, mask_dump_tokens=8)
 
 @pytest.fixture(scope="module")
 def there():
-    """Return what calls a function in a process that knows the device."""
+    """Return a function that calls test functions in a process with the simulated device."""
     with own_process(elsewhere) as call:
         yield call
 
@@ -70,7 +70,7 @@ def model_on(device, spec=SPEC):
 
 
 def same(ones, others):
-    """Compare rows of cells; numbers may differ in their last digits."""
+    """Compare rows of cells; numbers may differ in the last digits."""
     for row, other in zip(ones, others, strict=True):
         for one, two in zip(row, other, strict=True):
             if one != two:
@@ -92,13 +92,13 @@ def check_pruning(folder):
     for name in FILES:
         same(read(folder / "cpu" / name), read(folder / DEVICE / name))
     assert not [wait for wait in waits if "/cache/" in wait]
-    losses = [wait for wait in waits if "/scoring.py" in wait]  # a batch of windows each: arms, alphas, choices
+    losses = [wait for wait in waits if "/scoring.py" in wait]  # one batch of windows each: policies, alphas, choices
     assert len(losses) == 3 * (1 + len(SWEEP.configurations((0.4,))) - 1 + 2 + 3)
     assert len(waits) - len(losses) < 60, Counter(waits)
 
 
 def check_padded(folder):
-    """Sequences of unequal lengths, whose budgets differ."""
+    """Sequences have unequal lengths, so their budgets differ."""
     tokens, lengths = torch.from_numpy(STREAM[:34].astype(np.int64)).view(2, 17), torch.tensor([16, 9])
     found = {}
     for device in ("cpu", DEVICE):
@@ -116,7 +116,7 @@ def check_padded(folder):
 
 
 def check_decoding(folder):
-    """Whatever the cache holds, a token is taken in without a wait."""
+    """Reading a token needs no wait for the device, for any number of keys in the cache."""
     tokens = torch.from_numpy(STREAM[:32].astype(np.int64)).view(2, 16)
     with elsewhere() as noted, torch.no_grad():
         model, tokens = model_on(DEVICE), tokens.to(DEVICE)

@@ -1,4 +1,4 @@
-"""What a sweep has done is not done again."""
+"""A sweep does not repeat stored results."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ SWEEP = PruneSweep(policies=(Local(),), alphas=(0.2,), budgets=(0.5,), questions
 
 
 class Counting(torch.nn.Module):
-    """A decoder that counts its forward passes, and may stop at one."""
+    """A decoder that counts its forward passes and can stop at a given pass."""
 
     def __init__(self, stops_at=None):
         super().__init__()

@@ -17,7 +17,7 @@ def text():
 
 @pytest.fixture(scope="module")
 def count():
-    """Return a tokenizer's length that is fast: words, numbers in threes, and single marks."""
+    """Return a fast token count of a text: words, groups of three digits, and single punctuation marks."""
     return lambda text: len(re.findall(r"[a-zA-Z]{1,5}|\d{1,3}|[^\w\s]", text))
 
 

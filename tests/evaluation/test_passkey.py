@@ -1,4 +1,4 @@
-"""A number hidden in a long text: where it stands, and which policy can still find it."""
+"""Passkey retrieval: the position of the number, and which policies can retrieve it."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def test_the_number_stands_where_it_should_and_is_asked_for(tokenizer):
 
 
 class Copier(torch.nn.Module):
-    """A model that says what stood behind the last five tokens when they stood before, where it attends to it."""
+    """A model that repeats the token after the last earlier occurrence of the last five tokens, if it attends to it."""
 
     def __init__(self, vocabulary):
         super().__init__()
@@ -77,7 +77,7 @@ def test_a_stage_that_was_stopped_goes_on(tokenizer, tmp_path):
     model = Stopped(tokenizer.get_vocab_size())
     with pytest.raises(KeyboardInterrupt):
         asked(model, settings)
-    model.left = 2  # those of the whole cache were read
+    model.left = 2  # the rows of the full cache were stored
     assert asked(model, settings) == whole
     model.left = 2
     assert len(asked(model, settings.model_copy(update={"policies": (Local(), TOVA())}))) == 6, "the new policy alone"

@@ -9,7 +9,7 @@ from formerlab.tasks.window_losses import mean_loss, spread_windows, window_coun
 
 
 def naive_losses(model, stream, context):
-    """Predict one token at a time, each from the tokens before it in its window."""
+    """Predict each token separately from the tokens before it in its window."""
     tokens = torch.from_numpy(stream.astype(np.int64))
     losses = {}
     for target in range(1, len(tokens)):
@@ -54,7 +54,7 @@ def test_spread_windows_are_full_distinct_and_reach_both_ends(stream):
 def test_the_mode_of_the_model_and_its_gradients_come_back(stream):
     model = Decoder(vocabulary=290, layers=1, width=8, heads=1, context=16, dropout=0.5).build()
     model.train()
-    model.blocks[0].eval()  # a part that is frozen
+    model.blocks[0].eval()  # a frozen layer
     before = [module.training for module in model.modules()]
     first, second = (window_losses(model, stream, 16) for _ in range(2))
     assert first == second  # no dropout

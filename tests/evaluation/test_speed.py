@@ -1,4 +1,4 @@
-"""What the stage `speed` writes, how memory is counted, and how many steps equal time buys."""
+"""The rows of the stage `speed`, counted memory, and the number of steps of equal-time runs."""
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ def test_peak_counts_what_is_held_together():
         third = second[:500] + 1
         return third
 
-    assert 2 * 4000 <= peak_bytes(work, CPU) < 2 * 4000 + 100  # numbers beside tensors take a few bytes
+    assert 2 * 4000 <= peak_bytes(work, CPU) < 2 * 4000 + 100  # scalars next to tensors take a few bytes
     assert peak_bytes(lambda: None, CPU) == 0
 
 

@@ -233,7 +233,7 @@ def test_a_task_of_the_harness_reads_local_copies(model, tokenizer, tmp_path):
 
 
 def copy_of(path, rows):
-    """Write a local copy of a task of the harness as JSON lines; return it for all splits."""
+    """Write a local copy of a task of the harness as JSON lines; return the paths of all splits."""
     path.write_text(rows if isinstance(rows, str) else "".join(json.dumps(row) + "\n" for row in rows))
     return dict.fromkeys(("train", "validation", "test"), str(path))
 
@@ -278,7 +278,7 @@ def test_a_damaged_copy_is_named(tokenizer, tmp_path, task, rows, message):
 
 @pytest.mark.parametrize("form", ["choices", "contexts", "cloze"])
 def test_solved_examples_stand_in_front(model, tokenizer, tmp_path, form):
-    own = [row for row in ROWS[form] if "\n\n" not in row.get("text", "")]  # blank lines part solved examples
+    own = [row for row in ROWS[form] if "\n\n" not in row.get("text", "")]  # blank lines separate solved examples
     rows = [json.dumps(row | {"id": f"{form}-{place}"}) + "\n" for place, row in enumerate(own * 4)]
     (tmp_path / "asked.jsonl").write_text("".join(rows[: len(own)]))
     (tmp_path / "solved.jsonl").write_text("".join(rows[len(own) :]))
@@ -292,7 +292,7 @@ def test_solved_examples_stand_in_front(model, tokenizer, tmp_path, form):
     for (context, ending), (before, same) in zip(asked := requests(plain), requests(shots), strict=True):
         assert same == ending
         assert "  " not in before
-        if context:  # of mutual information one request has none
+        if context:  # one request has no mutual information
             assert before.endswith(f"\n\n{context}")
             assert before.count("\n\n") == 2
     assert plain.state() != shots.state()

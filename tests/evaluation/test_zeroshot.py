@@ -1,4 +1,4 @@
-"""Questions are answered as lm-evaluation-harness answers them, in batches, under any attention."""
+"""Questions are answered as lm-evaluation-harness does, in batches, with any attention function."""
 
 import json
 import math
@@ -29,7 +29,7 @@ def encoded(tokenizer, *texts, end=0, leading=False):
 
 
 def naive_answers(model, tokenizer, tasks):
-    """Answer every question by the metrics' definitions."""
+    """Answer every question by the definitions of the metrics."""
     found = {}
     for example, doc in enumerate(tasks["tasks"]["next_words"].eval_docs):
         context = tokenizer.encode(doc["query"]).ids

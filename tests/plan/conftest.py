@@ -20,7 +20,7 @@ def _planned(tmp_path_factory):
 
 @pytest.fixture
 def finished_plan(_planned, monkeypatch):
-    """The plan of a small project with one seed, in whose folder the records of all its products are."""
+    """The plan of a small project with one seed, with the records of all its products."""
     root, plan = _planned
     monkeypatch.chdir(root)
     finish(plan)

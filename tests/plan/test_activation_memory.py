@@ -1,4 +1,4 @@
-"""What can be counted of a step without a GPU, against what the plan counts."""
+"""Memory and bytes of a training step that can be counted without a GPU, compared with the plan's estimates."""
 
 import functools
 from types import SimpleNamespace
@@ -44,7 +44,7 @@ def test_a_compiled_block_keeps_what_the_plan_counts(name):
 
 MIXERS = [mixer for mixer in reversed(settings(DepthMixer)) if mixer.kind != "identity"]
 FORMULAS = {(type(mixer).bytes_moved, getattr(mixer, "passes", 0)): mixer for mixer in MIXERS}
-"""A mixer for every formula."""
+"""One mixer for each formula."""
 
 
 @functools.cache
@@ -54,7 +54,7 @@ def moved_with(depth):
 
 @pytest.mark.parametrize("mixer", FORMULAS.values(), ids=label)
 def test_a_compiled_step_moves_the_bytes_that_the_hours_follow_from(mixer):
-    """Weights of a token and half of a small model's streams, which kernels share, are not in the formulas."""
+    """The formulas omit weights per token and half of a small model's streams, which kernels share."""
     mixer = mixer.model_copy(update={"iterations": 2} if hasattr(mixer, "iterations") else {})
     assert moved_with(mixer) - moved_with(PLAIN.depth) == pytest.approx(mixer.bytes_moved(2, WIDTH), rel=0.25)
 
@@ -99,7 +99,7 @@ MEASURED = {
     "Tokenformer of 354M": (TOKENS, 32, 28.1, 205.0),
     "24 blocks with DWA": (AVERAGES, 40, 11.06, 53.1),
 }
-"""Sizes, windows of a part, and the GB held and ms taken by a compiled step in bfloat16 on an H100."""
+"""Sizes, windows per micro-batch, and GB and ms of a compiled step in bfloat16 on an H100."""
 
 
 @pytest.mark.parametrize("name", MEASURED)

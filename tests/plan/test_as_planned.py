@@ -1,4 +1,4 @@
-"""A stage works on its plan's code, data and parents, or refuses: so its record says what was run."""
+"""A stage runs only with the code, data and parents of its plan, so that its record is correct."""
 
 import sys
 from types import ModuleType
@@ -13,7 +13,7 @@ from formerlab.plan.staleness import Staleness
 
 RUN, CHILD = "small/plain/seed0", "small/child/seed0"
 LOOP, OTHER = "training/loop.py", "evaluation/language/flow.py"
-"""A file that training uses, and one that it does not."""
+"""A file that training uses, and a file that it does not use."""
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def plan(finished_plan):
 
 
 def work(plan, stage="train", name=RUN, do=lambda: None):
-    """Do the work of a stage; return the line that refuses it."""
+    """Run a stage; return the error message if it is refused, otherwise None."""
     try:
         with as_planned(plan, stage, name):
             do()
@@ -36,7 +36,7 @@ def edited(digests, *files):
 
 
 def with_other_code(plan):
-    """Return the plan as it were if training had been planned with other code in the loop."""
+    """Return a plan in which training has another code hash."""
     job = plan["train"][RUN]
     code = plan["code"] | {"other": plan["code"][job["code"]]}
     train = plan["train"] | {RUN: job | {"code": "other"}}
@@ -54,7 +54,7 @@ def test_what_is_as_planned_works_and_says_where_its_results_are(plan, capsys):
 def test_other_code_than_the_plan_s_is_refused_by_its_files(plan):
     refused = f"train {RUN}: its code has changed since it was planned ({LOOP}); start snakemake again"
     assert work(with_other_code(plan)).startswith(refused)
-    for file in (LOOP, OTHER):  # files differ, the hash of their syntax does not
+    for file in (LOOP, OTHER):  # the files differ, but the hash of their syntax is the same
         assert work(plan | {"sources": edited(plan["sources"], file)}) is None
 
 
@@ -71,7 +71,7 @@ def test_code_that_was_edited_while_it_was_imported_is_refused(plan, monkeypatch
 
 @pytest.fixture
 def edit_later(monkeypatch):
-    """Return a function after which a file of the package is not as it was."""
+    """Return a function that makes a file of the package appear edited."""
     now = loaded.digests()
     return lambda file: monkeypatch.setattr(loaded, "digests", lambda: edited(now, file))
 
@@ -115,7 +115,7 @@ def test_what_is_not_the_plan_s_is_not_built_upon(plan, changed, keys, job, why)
 
 
 def test_prepared_data_stay_where_they_cannot_be_made_again(plan):
-    """As where the folder with the text is not mounted."""
+    """The folder with the text is not mounted."""
     change(plan, "data", "text", code_hash="old")
     manifest = Staleness(plan).record("data", "text")
     before = manifest.read_bytes()
@@ -125,6 +125,6 @@ def test_prepared_data_stay_where_they_cannot_be_made_again(plan):
 
 
 def test_a_product_that_is_stale_when_it_is_made_is_refused(plan):
-    """As where the text is edited between the plan and the job."""
+    """The text is edited between the plan and the job."""
     refused = work(plan, "data", "text", lambda: change(plan, "data", "text", source_fingerprint="newer"))
     assert refused.startswith("data text: its result is already stale (changed since: text); start snakemake again")

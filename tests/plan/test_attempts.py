@@ -1,4 +1,4 @@
-"""Which jobs a cluster is to try again, with how much memory, and whose lock may go when its process is gone."""
+"""Retries of cluster jobs, their memory, and removal of stale locks."""
 
 import os
 import socket
@@ -23,14 +23,14 @@ case "$5" in
     *) exit 1 ;;
 esac
 """
-"""As Slurm was seen to speak of ended jobs: the sixth is a step that used more than its job's memory."""
+"""Output of Slurm for ended jobs, as observed; in job 6 a step used more than the memory of its job."""
 NOTE = {"state": "running", "pid": 7, "host": "node"}
 KILLED = {1: True, 2: True, 3: False, 4: False, 5: False, 6: True, 99: False}
 
 
 @pytest.fixture(autouse=True)
 def scontrol(tmp_path, monkeypatch):
-    """Slurm's scontrol as it was seen to speak of ended jobs."""
+    """A replacement for Slurm's scontrol with observed output."""
     path = tmp_path / "bin/scontrol"
     path.parent.mkdir()
     path.write_text(SCONTROL)
@@ -45,7 +45,7 @@ def attempts(tmp_path):
 
 
 def end(folder, error, monkeypatch, job, stage="train"):
-    """Let an attempt, the Slurm job of that number, end for an error; or be killed, where that is None."""
+    """End the attempt of this Slurm job with an error, or kill it if `error` is None."""
     monkeypatch.setenv("SLURM_JOB_ID", str(job))
     if error is None:
         write_json(folder / f".{stage}.state.json", NOTE | {"pid": job, "slurm_job": str(job)})
@@ -65,19 +65,19 @@ def test_memory_grows_with_every_kill_for_it_and_with_nothing_else(attempts, tmp
     for attempt, (error, job) in enumerate(ends, start=2):
         end(tmp_path / "run", error, monkeypatch, job)
         grown.append(attempts.memory_kills("train", "run", attempt))
-        assert attempts.memory_kills("train", "run", attempt) == grown[-1]  # asked for twice, counted once
+        assert attempts.memory_kills("train", "run", attempt) == grown[-1]  # a repeated call counts once
     assert grown == [0, 1, 1, 1, 1, 2, 2]
 
 
 def should_retry(attempts, folder, monkeypatch, *ends, stage="train"):
-    """Return what is said after each of some attempts, which crash, are killed (None) or say nothing ("")."""
+    """Return the decision after each attempt, which raises an error, is killed (None) or leaves no note ("")."""
     said = []
     for attempt, error in enumerate(ends, start=1):
         attempts.memory_kills(stage, "run", attempt)
         if error != "":
             end(folder, error, monkeypatch, 10 + attempt, stage)
         said.append(attempts.should_retry(stage, "run", attempt))
-        assert attempts.should_retry(stage, "run", attempt) == said[-1]  # asked for twice, counted once
+        assert attempts.should_retry(stage, "run", attempt) == said[-1]  # a repeated call counts once
     return said
 
 
@@ -89,7 +89,7 @@ SAVED, *LATER = (StoppedEarly("saved", [step]) for step in range(9))
     ("ends", "said"),
     [
         ([SAVED, *LATER], [True] * 9),
-        ([SAVED] * 5, [True, True, True, True, False]),  # the time of its job is up before a step is done
+        ([SAVED] * 5, [True, True, True, True, False]),  # the time limit of the job is reached before a step is done
         ([SAVED, SAVED, CRASH, SAVED, SAVED], [True, True, True, True, False]),
         ([SAVED, SAVED, SAVED, SAVED, LATER[0], LATER[0]], [True] * 6),
         ([CRASH, None, CRASH, None], [True, True, True, False]),
@@ -100,18 +100,18 @@ SAVED, *LATER = (StoppedEarly("saved", [step]) for step in range(9))
     ],
 )
 def test_what_was_saved_goes_on_and_a_crash_is_tried_a_few_times(attempts, tmp_path, monkeypatch, ends, said):
-    end(tmp_path / "run", SAVED, monkeypatch, 3)  # long ago, which says nothing of an attempt
+    end(tmp_path / "run", SAVED, monkeypatch, 3)  # the note of an earlier call, which is not an attempt
     assert should_retry(attempts, tmp_path / "run", monkeypatch, *ends) == said
 
 
 def test_a_stage_that_begins_anew_is_stopped_a_few_times(attempts, tmp_path, monkeypatch):
-    ends = [KeyboardInterrupt()] * 4  # as at the time limit of its job
+    ends = [KeyboardInterrupt()] * 4  # as at the time limit of the job
     assert should_retry(attempts, tmp_path / "run", monkeypatch, *ends, stage="speed") == [True, True, True, False]
 
 
 @pytest.mark.parametrize("job", ["", "77"])
 def test_where_another_process_is_at_work_nothing_is_tried_again(attempts, tmp_path, monkeypatch, job):
-    """Also where Slurm cannot be asked about that process's job: its lock is."""
+    """The lock shows the other process, even if Slurm does not answer."""
     monkeypatch.setenv("SLURM_JOB_ID", job)
     monkeypatch.setenv("PATH", str(tmp_path))
     attempts.memory_kills("train", "run", 1)

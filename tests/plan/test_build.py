@@ -1,4 +1,4 @@
-"""What the plan says of its jobs."""
+"""The jobs of the plan."""
 
 import math
 from pathlib import Path
@@ -23,7 +23,7 @@ def plans():
 
 @pytest.fixture(params=SCALES)
 def plan(request, plans):
-    """The plan of the repository's own configuration at each scale."""
+    """The plan of the repository's configuration at each scale."""
     if request.param not in plans:
         plans[request.param] = build_plan(ROOT, {"scale": request.param, "tracking_uri": ""})
     return plans[request.param]
@@ -53,7 +53,7 @@ def test_parents_come_first_and_with_higher_priority(plan):
 
 def test_released_models_are_read_in_their_own_tokens(plan):
     assert bool(plan["load"]) == (plan["scale"] in ("released", "pretrained", "paper"))
-    if plan["scale"] in ("released", "pretrained"):  # no shape of ours: the released model itself decodes
+    if plan["scale"] in ("released", "pretrained"):  # the released model has its own shape
         assert plan["decode"]["decay"]["runs"] == ["decay/released-smollm2-135m-instruct/seed0"]
     for name, job in plan["load"].items():
         run = ReleasedRun.model_validate(job["spec"])

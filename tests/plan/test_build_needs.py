@@ -1,4 +1,4 @@
-"""What the plan does without: data, network, heavy libraries, chance."""
+"""Planning needs no data, network or heavy libraries, and is deterministic."""
 
 import json
 import os
@@ -30,7 +30,7 @@ print(json.dumps({"plan": plan, "heavy": [name for name in heavy if name in sys.
 
 @pytest.fixture
 def copied(tmp_path):
-    """Configuration and package alone, in a folder that holds neither data nor results."""
+    """Only configuration and package, in a folder without data and results."""
     package = [path for ending in loaded.ENDINGS for path in (ROOT / "src").rglob(f"*{ending}")]
     for path in [ROOT / "config.yaml", *(ROOT / "workflow").glob("s*/*.yaml"), *package]:
         copy = tmp_path / path.relative_to(ROOT)
@@ -40,7 +40,7 @@ def copied(tmp_path):
 
 
 def test_the_plan_needs_no_data_no_network_and_no_heavy_library_and_is_always_the_same(copied):
-    """Made in a process of its own, where sets have another order, and made here."""
+    """Compare a plan from another process, in which sets have another order, with a plan from this process."""
     own = os.environ.get("PYTHONHASHSEED", "random")
     environment = os.environ | {"PYTHONHASHSEED": "2" if own == "1" else "1", "PYTHONPATH": str(copied / "src")}
     words = [sys.executable, "-c", PROBE, "paper"]

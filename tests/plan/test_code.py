@@ -53,10 +53,10 @@ MODELS = TRAIN | EVALUATED
 
 
 class Package:
-    """A copy of the package whose hashes can be asked for with a file edited.
+    """A copy of the package in which hashes can be computed with one file edited.
 
-    What the hashes remember of each module is forgotten for the edited one alone: parsing all takes too long for so
-    many tests.
+    Only the cached results of the edited module are dropped, because parsing all modules takes too long for so many
+    tests.
     """
 
     def __init__(self, root, patch):
@@ -85,12 +85,12 @@ class Package:
         module = f"formerlab.{file.removesuffix('.py').replace('/', '.')}"
         for memory in self.memories:
             if file.endswith("__init__.py"):
-                memory.clear()  # names are looked up through packages
-            for key in [key for key in memory if key == (module,) or len(key) > 1]:  # or of many modules together
+                memory.clear()  # names are resolved through packages
+            for key in [key for key in memory if key == (module,) or len(key) > 1]:  # or keys of several modules
                 del memory[key]
 
     def changed_by(self, file, edit):
-        """Return the jobs whose hash an edit changes; the edit is undone."""
+        """Return the jobs whose hash an edit changes, then undo the edit."""
         path = self.root / file
         text = path.read_text()
         assert edit(text) != text
@@ -123,14 +123,14 @@ def new_code(text):
         ("layers/depth/dwa.py", {"train dense", "zeroshot dense"}),
         ("layers/pattention.py", {"train tokens", "train mixed", "train grown"}),
         ("layers/mlp.py", MODELS - {"train tokens", "train grown"}),
-        # Mlp is made of Linear, so a model of Pattention projections with an Mlp uses it too.
+        # Mlp uses Linear, so a model with Pattention projections and an Mlp uses it too.
         ("layers/linear.py", MODELS - {"train tokens", "train grown"}),
-        # DepthWeightedAverage is a Mixer, which stands beside Identity.
+        # DepthWeightedAverage is a Mixer, which is defined next to Identity.
         ("layers/depth/identity.py", MODELS),
         ("models/decoder.py", MODELS),
-        ("growth/stage.py", {"train grown", "train continued"}),  # which has the spec of a continued run
+        ("growth/stage.py", {"train grown", "train continued"}),  # contains the spec of a continued run
         ("growth/width.py", {"train grown", "train continued"}),
-        ("training/record.py", TRAIN),  # functions beside a spec
+        ("training/record.py", TRAIN),  # functions next to a spec
         ("evaluation/language/suites.py", EVALUATED),
         ("training/loop.py", TRAIN),
         ("tasks/language.py", TRAIN),
@@ -138,8 +138,8 @@ def new_code(text):
         ("evaluation/language/questions.py", EVALUATED),
         ("evaluation/pruning/prune.py", jobs("prune")),
         ("cache/policies/policy.py", jobs("prune")),
-        ("cache/policies/full.py", jobs("prune")),  # runs in every sweep, though no sweep names it
-        ("cache/policies/decay.py", jobs("prune")),  # `alphas` add it to any sweep
+        ("cache/policies/full.py", jobs("prune")),  # every sweep runs the full cache
+        ("cache/policies/decay.py", jobs("prune")),  # `alphas` adds Decay to every sweep
         ("cache/policies/window.py", {"prune local"}),
         ("cache/policies/spatten.py", set()),
         ("data/text/embedded.py", jobs("data")),
@@ -236,7 +236,7 @@ def test_importing_from_another_module_counts(package):
 
 
 def test_a_hash_is_the_same_under_every_python():
-    """Data that were prepared under one are not stale under another: this text came of 3.11, 3.12 and 3.13."""
+    """Data prepared with one Python version are not stale with another; 3.11, 3.12 and 3.13 give this text."""
     (statement,) = ast.parse("""def f(*a): return f"{', '.join(a)}\\n" """).body
     join = "Call(func=Attribute(value=Constant(value=', '), attr='join', ctx=Load()), args=[Name(id='a', ctx=Load())])"
     parts = f"[FormattedValue(value={join}, conversion=-1), Constant(value='\\n')]"

@@ -1,4 +1,4 @@
-"""The cost model: closed forms against what finished runs took, and what follows from them for every processor."""
+"""The cost model: closed forms compared with finished runs, and estimates for every processor."""
 
 from math import ceil
 from statistics import median
@@ -17,7 +17,7 @@ from formerlab.results.read import Results
 from formerlab.training.run import Run
 
 IMPORTS_MB = 242.0
-"""Memory of the imports on the machine and with the torch release of the committed laptop rows."""
+"""Memory of the imports on the machine of the committed laptop rows, with its torch release."""
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def project(tmp_path):
 
 
 def test_time_and_memory_of_the_laptop_runs_are_predicted_within_half():
-    """Of times, each beside the middle one: how fast a processor is beside that of the constants is another matter."""
+    """Times are compared with their median, because the speed of the processor differs from the speed in the table."""
     sources = read_sources(ROOT, {"scale": "laptop"})
     hardware = find_hardware(sources.config_tree, sources.scale.hardware)
     found = []
@@ -161,7 +161,7 @@ def test_a_run_that_cannot_be_split_is_named(project):
 
 
 def test_a_gpu_gets_workers_as_its_node_has_them_and_the_hours_follow():
-    """B/16 at the published size: one step of float images would be 2.5 GB, of bytes it is 0.6."""
+    """B/16 at the published size: images of a step would take 2.5 GB as floats, and take 0.6 GB as bytes."""
     plan = build_plan(ROOT, {"scale": "paper", "studies": ["vision"]})
     job = plan["train"]["vision/vit/seed0"]
     assert job["threads"] == CPUS_PER_GPU

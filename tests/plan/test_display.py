@@ -1,4 +1,4 @@
-"""What a terminal and a log file show of a run of the DAG."""
+"""The display of a run of the DAG in a terminal and in a log file."""
 
 import io
 import json
@@ -51,7 +51,7 @@ EVERYTHING = [event for job, of in enumerate(JOBS) for event in (started(job, *o
 
 @pytest.fixture
 def show(monkeypatch, tmp_path):
-    """Return a function that gives the lines of a display after it was told something."""
+    """Return a function that shows events and returns the displayed lines."""
     (tmp_path / "plan.json").write_text(json.dumps(PLAN))
     monkeypatch.setattr("snakemake_logger_plugin_formerlab.read_plan", lambda path: json.loads(path.read_text()))
     monkeypatch.setenv(PLAN_VARIABLE, str(tmp_path / "plan.json"))

@@ -1,4 +1,4 @@
-"""What is timed, and how runs that train for the time of another are planned, trained and checked."""
+"""Timing, and planning, training and staleness of equal-time runs."""
 
 import json
 

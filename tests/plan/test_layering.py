@@ -1,4 +1,4 @@
-"""Which layer wins, what a mapping of another kind does to the one below, and the ways to say the same."""
+"""Priority of configuration files, replacement of mappings of another kind, and equivalent ways to write a key."""
 
 import pytest
 import yaml
@@ -24,13 +24,13 @@ LAYERS = {
     "set of the run": ("config.yaml", "set: {{small.runs.plain.steps: {}}}"),
     "set of the overlay": ("mine.yaml", "set: {{small: {{runs: {{plain: {{steps: {}}}}}}}}}"),
 }
-"""The layers of a run's key, each above the one before it."""
+"""The files that can set a key of a run, by increasing priority."""
 
 leaves = st.dictionaries(st.sampled_from("xy"), st.integers() | st.none())
 trees = st.recursive(
     leaves, lambda inner: st.builds(dict.__or__, leaves, st.dictionaries(st.sampled_from("ab"), inner)), max_leaves=6
 )
-"""Trees in which x and y are values, a and b mappings."""
+"""Trees in which the keys x and y have values, and a and b have mappings."""
 
 
 @pytest.mark.parametrize("height", range(1, len(LAYERS) + 1))
@@ -49,7 +49,7 @@ def test_another_kind_replaces_the_mapping_below(project):
     assert merge(x, Tree({"a": {"kind": "x", "q": 2}})) == {"a": {"kind": "x", "p": 1, "q": 2}}
     assert merge(Tree({"a": {"p": 1}}), Tree({"a": {"kind": "x"}})) == {"a": {"p": 1, "kind": "x"}}
     project.lay_over(project.scale, "studies: {small: {only: [parent]}}")
-    assert project.run("parent")["model"]["projection"]["tokens"] == 8  # of which a linear projection knows nothing
+    assert project.run("parent")["model"]["projection"]["tokens"] == 8  # a key that a linear projection does not have
     changed = project.run("parent", set={"small.model.projection": {"kind": "linear", "bias": True}})
     assert changed["model"]["projection"] == {"kind": "linear", "bias": True, "std": 0.02, "scale_residual": True}
 
@@ -76,7 +76,7 @@ def test_alternatives_that_exclude_each_other_replace_each_other(project, below,
 
 
 def test_a_data_set_of_another_kind_replaces_the_one_below(project):
-    """A data set that says no kind is text, so that images laid over it leave nothing of the text."""
+    """A data set without `kind` is text, so that image keys merged over it leave no key of the text."""
     before = project.plan(data={"pictures": {"source": {"kind": "embedded"}, "questions": 3}})
     images = {"kind": "images", "source": {"kind": "digits"}}
     project.lay_over(project.scale, "data: {pictures: {source: {kind: embedded}, questions: 3}}")
@@ -116,7 +116,7 @@ OVERRIDES = [
 
 @pytest.mark.parametrize(("key", "value", "text", "file"), OVERRIDES, ids=[key for key, *_ in OVERRIDES])
 def test_every_way_to_give_a_key_says_the_same(project, key, value, text, file):
-    """Beside `set` or below it, in config.yaml, in an overlay and on the command line; or the edited file itself."""
+    """A key may be in `set` or outside, in config.yaml, in an overlay or on the command line, or in the edited file."""
     before = project.plan()
     on_command_line = project.plan(set={key: value})
     assert on_command_line != before
@@ -133,7 +133,7 @@ def test_every_way_to_give_a_key_says_the_same(project, key, value, text, file):
 
 
 def test_the_scale_of_the_command_line_wins_over_files(project):
-    """Also where a file has keys of the scale below that name."""
+    """This includes files with `scale: {...}`."""
     scale = project.plan()["scale"]
     project.write("mine.yaml", "scale: laptop")
     assert project.plan(overlay="mine.yaml", scale=scale)["scale"] == scale

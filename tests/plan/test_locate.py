@@ -1,4 +1,4 @@
-"""The plan's file is named by all it depends on, so one that exists is the right one."""
+"""The plan file is named by everything it depends on, so an existing file is valid."""
 
 import os
 import subprocess
@@ -77,7 +77,7 @@ def test_the_name_follows_what_the_plan_depends_on(project, edit):
 
 @pytest.fixture
 def texts(project):
-    """A folder of texts that a data set names."""
+    """The folder of texts of a data set."""
     project.write("texts/deep/a.txt", "words")
     project.lay_over(project.config, "{data: {text: {source: {kind: files, paths: [texts]}}}}")
     return project.root / "texts"
@@ -149,7 +149,7 @@ def test_the_name_follows_the_code(project, monkeypatch, tmp_path_factory):
 
 
 def test_what_snakemake_leaves_as_text_is_read_as_yaml():
-    """Its command line reads `set={a: 1.0e-3}` and `seeds=[0, 1]` with texts for numbers."""
+    """Snakemake reads `set={a: 1.0e-3}` and `seeds=[0, 1]` with text instead of numbers."""
     text = {
         "seeds": ["0", "1"],
         "device": "null",

@@ -1,7 +1,6 @@
-"""Mistakes in the configuration: each is answered by one line that names file, key, value and remedy.
+"""Mistakes in the configuration: each gives one line that names file, key, value and remedy.
 
-`MISTAKES` holds (file, what is laid over it, the answer). The table can be read from top to bottom to judge how the
-messages read.
+`MISTAKES` has (file, text merged over the file, part of the message).
 """
 
 from pathlib import Path
@@ -25,7 +24,7 @@ def small(text):
 
 
 MISTAKES = [
-    # Keys that do not exist, in every file.
+    # Unknown keys, in every file.
     (CONFIG, "scal: laptop", "scal: unknown key (value 'laptop'); did you mean scale?"),
     (CONFIG, "smal: {steps: 3}", "smal: unknown key (value {'steps': 3}); did you mean small?"),
     (CONFIG, "small: {stepps: 3}", "small.stepps: unknown key (value 3); did you mean steps?"),
@@ -43,7 +42,7 @@ MISTAKES = [
         "set: {small.plain.steps: 3}",
         "set: small.plain: unknown key (value ...; write <study>.<key>, <study>.runs",
     ),
-    # Values of another type, out of range, or that do not go together: all files are named that say something.
+    # Values of a wrong type, out of range, or in conflict; the message names all files that set them.
     (
         LINE,
         "set: {small.steps: 2024-01-01}",
@@ -73,7 +72,7 @@ MISTAKES = [
         "defaults: {optimizer: {kind: adamw_layerwise}}",
         "optimizer.kind=adamw_layerwise needs model.kind=vision_",
     ),
-    # Words and numbers that YAML reads as something else.
+    # Words and numbers that YAML reads as another type.
     (
         OVERLAY,
         "data.text: {source: {kind: hub, name: a/b, subset: no}, questions: 0}",
@@ -94,7 +93,7 @@ MISTAKES = [
         "data: {text: {source: {kind: files, format: off}}}",
         "format: YAML reads it as False, which is not text",
     ),
-    # Folders and servers to write to, and files that are not there.
+    # Output folders, servers, and missing files.
     (CONFIG, "results: ./", "results: './' is not a valid output folder; use at most 200 letters"),
     (CONFIG, "results: '~/x'", "results: '~/x' is not a valid output folder; use at most 200 letters, digits"),
     (CONFIG, "tracking_uri: ftp://x", "tracking_uri: 'ftp://x' is not a tracking URI; write sqlite:///mlflow.db, http"),

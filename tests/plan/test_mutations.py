@@ -1,7 +1,7 @@
-"""Configurations with something wrong somewhere: whatever it is, the plan is made or one line says why not.
+"""Randomly changed configurations give a plan or a one-line error.
 
-Mutations are drawn with fixed seeds over a configuration that says something everywhere: in config.yaml, the scale, the
-study and an overlay, of runs that the scale keeps, leaves out or has no values for.
+Changes are drawn with fixed seeds, in config.yaml, the scale, the study and an overlay, for runs that the scale keeps,
+leaves out or has no values for.
 """
 
 import copy
@@ -67,7 +67,7 @@ VALUES = [
     *("/", "..", "~", "../../x", "a\nb", "\x00", "x" * 2000, "1e-3", "{x}", "{", "*", "[", "ftp://x", "http://u:p@h/"),
 ]
 KEYS = ["kind", "runs", "grid", "set", "a.b", "", "__proto__", "x" * 300]
-"""Of which 10^12 is no mistake."""
+"""Keys of mutations. Of the values above, only 10^12 can be valid."""
 
 
 def merged(below, above):
@@ -83,7 +83,7 @@ def files():
 
 @pytest.fixture(scope="module")
 def answer(files, tmp_path_factory):
-    """Return a function that plans the files as they are given, and gives the line that refuses them, or nothing."""
+    """Return a function that plans the given files and returns the error message, or None."""
     root, given = tmp_path_factory.mktemp("mutations"), {}
 
     def read(_, place):
@@ -112,7 +112,7 @@ def answer(files, tmp_path_factory):
 
 
 def places(tree, above=()):
-    """Return the paths of everything in a tree."""
+    """Return the paths of all nodes of a tree."""
     items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     return [place for key, value in items for place in ((*above, key), *places(value, (*above, key)))]
 

@@ -1,4 +1,4 @@
-"""Scale overnight: what its comparisons need to be fair. The design is in docs/evidence.md."""
+"""Scale overnight: conditions for fair comparisons, as designed in docs/evidence.md."""
 
 import pytest
 from fixtures.checkout import ROOT
@@ -13,14 +13,14 @@ PARENT = "long-matched-chosen"
 
 @pytest.fixture(scope="module")
 def studies():
-    """Return, by study, the runs of all seeds."""
+    """Return the runs of all seeds by study."""
     sources = read_sources(ROOT, {"scale": "overnight"})
     return {study: resolve_study(study, sources) for study in sources.studies}
 
 
 @pytest.fixture(scope="module")
 def runs(studies):
-    """Return the runs of the Tokenformer study by name, the first seed of each."""
+    """Return the runs of the Tokenformer study by name, first seed only."""
     return {run.name: run for run in reversed(studies["tokenformer"])}
 
 
@@ -68,7 +68,7 @@ def test_growth_and_scratch_on_the_whole_text_read_it_as_often_as_the_longer_run
     assert grown.tokens == runs["annealed-random-sqrt-long"].tokens
     longer = runs["annealed-scratch-long"]
     first, end = longer.task.stretch
-    assert longer.tokens / (end - first) < 2 * grown.tokens  # epochs: nothing twice as often
+    assert longer.tokens / (end - first) < 2 * grown.tokens  # in epochs: less than twice as often
 
 
 def test_combined_shares_no_seed_with_the_runs_it_repeats(studies):

@@ -1,4 +1,4 @@
-"""Data that a scale names below $FORMERLAB_DATA: checked against the manifest when they are planned."""
+"""Data below $FORMERLAB_DATA are checked against the manifest when they are planned."""
 
 import hashlib
 import subprocess
@@ -31,7 +31,7 @@ data:
 
 @pytest.fixture
 def project(project, tmp_path, monkeypatch):
-    """A project whose text lies below the variable, as its manifest says."""
+    """A project whose text is below the variable and listed in the manifest."""
     for name in ("one", "two"):
         path = tmp_path / "public/books" / f"{name}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -104,7 +104,7 @@ def test_the_scales_name_what_the_manifest_lists(scale):
     data = yaml.safe_load((ROOT / "workflow/scales" / f"{scale}.yaml").read_text())["data"]
     for name, tree in data.items():
         source = TypeAdapter(Data).validate_python({"kind": "text"} | tree).source.to_dict()
-        if source["kind"] == "embedded":  # comes with the packages
+        if source["kind"] == "embedded":  # shipped with the packages
             continue
         places = [value for key in ("train", "valid", "test") for value in _values(source.get(key))]
         assert places, name

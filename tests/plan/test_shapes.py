@@ -1,4 +1,4 @@
-"""At the scale of a GPU models have the sizes that its tensor cores are made for."""
+"""At GPU scales, models have sizes that are efficient on tensor cores."""
 
 from pathlib import Path
 
@@ -9,11 +9,11 @@ from formerlab.plan.build import build_plan
 ROOT = Path(__file__).parents[2]
 SIZES = {"width", "hidden", "tokens", "vocabulary"}
 ASKED = {"task.tokens"}
-"""Of a batch, at most."""
+"""Keys that are upper limits for a batch."""
 
 
 def sizes(value, path=""):
-    """Yield every size of a spec with the keys that lead to it."""
+    """Yield every size of a spec with its path of keys."""
     for key, inner in value.items():
         here = f"{path}.{key}" if path else key
         if isinstance(inner, dict):

@@ -1,4 +1,4 @@
-"""How the models of the scales begin: at the loss of a uniform guess, with positions that their heads tell apart."""
+"""Initial models of the scales: the loss of a uniform guess, and positions that attention heads can tell apart."""
 
 import math
 
@@ -15,7 +15,7 @@ LANGUAGE = ["tokenformer", "denseformer", "decay", "combined"]
 
 
 def decoders(scale):
-    """Return one run for every decoder of a scale."""
+    """Return one run for each decoder of a scale."""
     sources = read_sources(ROOT, {"scale": scale, "studies": LANGUAGE})
     runs = [run for study in LANGUAGE for run in resolve_study(study, sources)]
     return list({run.model.fingerprint(): run for run in runs}.values())
@@ -23,7 +23,7 @@ def decoders(scale):
 
 @torch.no_grad()
 def loss_at_first(model):
-    """Return the loss of a model that has learned nothing, on random tokens."""
+    """Return the loss of an untrained model on random tokens."""
     tokens = torch.randint(model.vocabulary, (4, 33), generator=torch.Generator().manual_seed(0))
     logits = model.build(0).eval()(tokens[:, :-1])
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).item()

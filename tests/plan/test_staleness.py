@@ -1,4 +1,4 @@
-"""The one judge of products; what `status` makes of it stands in test_status.py, what the DAG does in test_dag.py."""
+"""The staleness check. test_status.py tests the output of `status`, test_dag.py the DAG."""
 
 import os
 import time
@@ -115,7 +115,7 @@ def test_the_list_of_what_is_stale_is_younger_than_all_of_it_and_written_once(pl
     written = path.stat().st_mtime_ns
     assert Staleness(plan).write_stale(tmp_path) == path
     assert path.stat().st_mtime_ns == written
-    os.utime(record, (1, 1))  # another file has come in its place
+    os.utime(record, (1, 1))  # another file has replaced it
     assert Staleness(plan).write_stale(tmp_path) != path
 
 

@@ -1,4 +1,4 @@
-"""What `status` says of every job, from what the stages left behind."""
+"""The command `status` for jobs in all states."""
 
 import os
 import socket
@@ -21,7 +21,7 @@ EXACT = ("exact", "claims")
 
 @pytest.fixture
 def plan(tmp_path, monkeypatch):
-    """A plan of three runs, in the folder that it was made for."""
+    """A plan of three runs, in its project folder."""
     project = Project(tmp_path)
     project.lay_over(project.config, "seeds: [0]")
     project.lay_over(project.scale, "studies: {small: {only: [plain, parent, child]}}")
@@ -31,7 +31,7 @@ def plan(tmp_path, monkeypatch):
 
 @pytest.fixture
 def finished(plan):
-    """The same, with the records that finished stages leave."""
+    """The same plan with the records of finished stages."""
     return finish(plan)
 
 
@@ -122,7 +122,7 @@ def test_a_stage_whose_process_is_gone_was_killed(plan, finished):
     assert found(plan)[PLAIN] == ("killed", "the process is gone")
     elsewhere = note | {"host": "another"}
     write_json(finished / "small/plain/seed0/.train.state.json", elsewhere)
-    assert found(plan)[PLAIN][0] == "running"  # nobody can tell from here
+    assert found(plan)[PLAIN][0] == "running"  # a process on another machine cannot be checked
 
 
 def test_another_process_with_the_number_of_a_killed_one_does_not_pass_for_it(tmp_path):

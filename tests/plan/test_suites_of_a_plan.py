@@ -9,7 +9,7 @@ RUNS = ("small/plain/seed0", "small/plain/seed1")
 
 @pytest.fixture
 def words(project):
-    """Name a local suite in config.yaml; return its file."""
+    """Add a local suite to config.yaml; return its file."""
     path = project.root / "words.jsonl"
     path.write_text('{"text": "a b"}\n')
     return path

@@ -1,4 +1,4 @@
-"""The run list of the Tokenformer study: what the comparisons of the paper need to be fair, at every scale."""
+"""The runs of the Tokenformer study: conditions for the comparisons of the paper, at every scale."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def test_from_scratch_costs_what_the_chain_costs(runs):
 
 
 def test_sizes_are_equal(runs):
-    embedding = runs["tokenformer-1"].model.width == 768  # the paper counts the embedding, of which both have as much
+    embedding = runs["tokenformer-1"].model.width == 768  # the paper counts the embedding, which is equal in both
     for size in (2, 3, 4):
         grown = runs[f"grown-random-sqrt-{size}"].model.params(embedding=embedding)
         for name in (f"transformer-{size}", f"transformer-short-{size}", f"net2net-{size}", f"hypercloning-{size}"):
@@ -55,7 +55,7 @@ def test_growth_in_width_sees_as_many_tokens(runs):
     cloned = "hypercloning-3"
     for name in ("net2net-pad-2", "net2net-2", "net2net-3"):
         assert runs[name].tokens == runs["net2net-pad-3"].tokens
-    if cloned in runs:  # it grows there in one step
+    if cloned in runs:  # a single growth step
         assert runs[cloned].init == "transformer-1"
         assert runs[cloned].tokens == runs["net2net-2"].tokens + runs["net2net-3"].tokens
 

@@ -1,4 +1,4 @@
-"""Classification: batches pure in (seed, step), timm's parts where timm has them, rows that say what was predicted."""
+"""Classification: deterministic batches, augmentation equal to timm's, and test rows."""
 
 import math
 import random
@@ -61,7 +61,7 @@ def same(first, second):
 def test_a_batch_depends_on_seed_and_step_alone(task, digits):
     first, second = task.load(digits, "train"), task.load(digits, "train")
     for step in (0, 1):
-        task.step_batches(second, 0, step)  # what came before
+        task.step_batches(second, 0, step)  # earlier steps
     random.seed(5), np.random.seed(6), torch.manual_seed(7)  # noqa: NPY002
     late = task.step_batches(second, 3, 2)[0]
     assert same(task.step_batches(first, 3, 2)[0], late)
@@ -81,7 +81,7 @@ def test_worker_processes_make_the_same_batches(digits):
         torch.set_num_threads(before)
     assert (alone.workers, shared.workers) == (0, 2)
     parts = [np.array([1, 2, 6, 3]), np.arange(4, 8)]
-    for draw, place in ((5, 40), (6, 48)):  # on from a checkpoint
+    for draw, place in ((5, 40), (6, 48)):  # continued from a checkpoint
         pairs = zip(*(data.batches_of(1, draw, place, parts, None) for data in (alone, shared)), strict=True)
         assert all(same(*pair) for pair in pairs)
 
@@ -119,7 +119,7 @@ def test_no_bit_left_is_black():
 
 
 def test_images_are_what_timm_makes_of_them_to_the_bit(digits):
-    """Its whole transform, then its mixing of the whole step; parts hold the images that are mixed with one another."""
+    """The images equal timm's transform and mixing of the step; mixed images are in the same micro-batch."""
     from timm.data.mixup import Mixup
 
     task = TASKS[2].model_copy(update={"accumulate": 2, "augmentation": TIMM.model_copy(update={"erase": 0.9})})
@@ -147,7 +147,7 @@ def test_images_are_what_timm_makes_of_them_to_the_bit(digits):
 
 @pytest.mark.parametrize("task", TASKS, ids=["plain", "shift", "timm"])
 def test_a_run_goes_on_where_its_ancestors_ended(task, digits):
-    """With their batch it makes the batches that they would have made; with another it takes the next images."""
+    """With the same batch size, the run continues with the same batches, otherwise with the next images."""
     data = task.load(digits, "train")
     start = task.position_after(data, task.position_after(data, START, 30), 20)
     assert (start.chain_steps, start.steps, start.position) == (50, 50, 400)
@@ -162,7 +162,9 @@ def test_a_run_goes_on_where_its_ancestors_ended(task, digits):
 
 @pytest.mark.parametrize("batch", [8, 16])
 def test_no_change_to_an_image_is_drawn_twice_in_a_chain(batch, digits, monkeypatch):
-    """Whatever the batch of a stage, though there are fewer steps to its place than its ancestors made."""
+    """Random draws do not repeat for any batch size, even if a stage takes fewer steps to a position than its
+    ancestors.
+    """
     drawn = []
     monkeypatch.setattr("formerlab.data.images.batches.shifted", lambda *key: drawn.append(key[-1]) or key[0])
     task = TASKS[1].model_copy(update={"batch": batch})
@@ -177,7 +179,7 @@ def test_no_change_to_an_image_is_drawn_twice_in_a_chain(batch, digits, monkeypa
 
 
 def test_the_published_recipe_is_timms_own_for_mae():
-    """MAE calls create_transform so (arXiv:2111.06377, official code, util/datasets.py)."""
+    """MAE calls create_transform with these arguments (arXiv:2111.06377, official code, util/datasets.py)."""
     from timm.data.transforms_factory import create_transform
 
     look = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -1,4 +1,4 @@
-"""Language modelling: batches pure in (seed, step), windows inside the stream, the loss of the definition."""
+"""Language modelling: deterministic batches, windows inside the stream, and the loss by its definition."""
 
 import math
 
@@ -77,7 +77,7 @@ def test_a_window_belongs_to_the_document_of_its_middle_prediction(lengths, cont
 
 
 def test_what_the_stage_asks_is_what_language_modelling_always_did(tmp_path, monkeypatch):
-    """The stage knows a task by general names; for language they mean windows of a stream, as they did before."""
+    """The general methods of the task give windows of a stream."""
     model, spec = MODEL.build(1), MODEL
     halves = TASK.model_copy(update={"accumulate": 2})
     batch = TASK.train_batch(STREAM, 3, 5)

@@ -1,4 +1,4 @@
-"""Translation: batches pure in (seed, step), each pair once an epoch, losses by definition, averages of snapshots."""
+"""Translation: deterministic batches, each pair once per epoch, losses by definition, averages of snapshots."""
 
 import contextlib
 
@@ -77,7 +77,7 @@ def test_a_run_goes_on_where_its_ancestors_ended():
 
 @pytest.mark.parametrize(("epochs", "more", "begins"), [(1, 0, 1), (2, 3, 3)])
 def test_with_batches_of_another_size_a_run_begins_with_the_next_epoch(epochs, more, begins):
-    """Pairs fall into other batches then, so the rest of an epoch cannot be told."""
+    """Another batch size groups pairs differently, so the rest of an epoch is not defined."""
     start, larger = TASK.position_after(DATA, START, epochs * len(DATA.batches(40)) + more), Translation(tokens=70)
     size = len(DATA.batches(70))
     assert size != len(DATA.batches(40))

@@ -1,4 +1,4 @@
-"""Images from every source to the files that are read from, and what happens to those that are damaged."""
+"""Images of every source: preparation, splits, reading, and messages about damaged images."""
 
 import io
 import tarfile
@@ -18,13 +18,13 @@ from formerlab.errors import UserError
 
 
 def picture(number, size=(12, 10), blue=7):
-    """Return an image whose colour tells which it is."""
+    """Return an image whose colour identifies it."""
     return Image.new("RGB", size, (number * 20, 255 - number * 20, blue))
 
 
 @pytest.fixture
 def folders(tmp_path):
-    """Two classes, six training images each, three held out."""
+    """Two classes, each with six training images and three held-out images."""
     for split, count, blue in (("train", 6, 7), ("val", 3, 99)):
         for label, name in enumerate(("cat", "dog")):
             folder = tmp_path / split / name / "deep"
@@ -155,7 +155,7 @@ def test_what_does_not_fit_is_refused(folders, tmp_path, change, wrong, message)
 @pytest.mark.parametrize("storage", ["pixels", "encoded"])
 def test_a_training_image_that_is_held_out_too_is_left_out(storage, folders, tmp_path, capsys):
     picture(7, blue=99).save(tmp_path / "train" / "dog" / "deep" / "held out.bmp")  # the same pixels in another file
-    picture(8, blue=99).save(tmp_path / "train" / "cat" / "deep" / "wrong.png")  # with another class even
+    picture(8, blue=99).save(tmp_path / "train" / "cat" / "deep" / "wrong.png")  # even if its class differs
     picture(7, blue=98).save(tmp_path / "train" / "dog" / "deep" / "other.png")
     sets = prepared(settings(folders, storage=storage), tmp_path / "out")
     assert len(sets["test"]) == 6
@@ -261,7 +261,7 @@ def test_files_that_are_not_read_as_images_are_counted(tmp_path):
 
 
 def labelled(path, names, labels, count=12):
-    """Write a Parquet file of images whose labels are numbers of `names`."""
+    """Write a Parquet file of images whose labels are indices into `names`."""
     from datasets import ClassLabel, Dataset, Features, Image
 
     images = [{"bytes": encoded(number), "path": None} for number in range(count)]
