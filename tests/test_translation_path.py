@@ -60,7 +60,7 @@ def project(tmp_path_factory):
         path.write_text(yaml.safe_dump(content))
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
-        assert main(["plan", "--given", "{}", "--write", "plan.json"]) == 0
+        assert main(["plan", "--command-line", "{}", "--write", "plan.json"]) == 0
         patch.setenv("FORMERLAB_PLAN", "plan.json")
         for words in (["data", "pairs"], ["train", RUN], ["train", LONGER], ["translate", RUN], ["complexity", RUN]):
             assert main(words) == 0

@@ -48,18 +48,18 @@ def answer_tasks(arguments: argparse.Namespace) -> None:
     from formerlab.integrations.huggingface.generative import GenerativeTasks, measure_tasks, summary
     from formerlab.released import ReleasedModel
 
-    model, given = arguments.model, {key: getattr(arguments, key, None) for key in GenerativeTasks.model_fields}
-    if given["policies"]:
-        given["policies"] = [policy_fields(text) for text in given["policies"]]
-    if given["budgets"]:
-        given["budgets"] = [int(text) if text.isdigit() else text for text in given["budgets"]]
+    model, options = arguments.model, {key: getattr(arguments, key, None) for key in GenerativeTasks.model_fields}
+    if options["policies"]:
+        options["policies"] = [policy_fields(text) for text in options["policies"]]
+    if options["budgets"]:
+        options["budgets"] = [int(text) if text.isdigit() else text for text in options["budgets"]]
     kinds = {"folder": Path(model).expanduser().is_dir(), "gguf": model.endswith(".gguf"), "hub": "/" in model}
     kind = next((kind for kind, matches in kinds.items() if matches), "package")
     source = {"kind": "gguf", "package": model} if kind == "package" else {"kind": kind, "path": model}
     if kind == "hub":
         source = {"kind": "hub", "name": model}
     try:
-        settings = GenerativeTasks(**{key: value for key, value in given.items() if value is not None})
+        settings = GenerativeTasks(**{key: value for key, value in options.items() if value is not None})
         released = TypeAdapter(ReleasedModel).validate_python(source | {"dtype": arguments.dtype})
     except ValidationError as error:
         first = error.errors()[0]

@@ -29,7 +29,7 @@ def add_parsers(commands: Any) -> None:
     parser = add_command(commands, plan)
     parser.add_argument("--shell", action="store_true", help="print the stage commands, for use without Snakemake")
     parser.add_argument("--seeds", action="store_true", help="show a row for every seed of a run")
-    parser.add_argument("--given", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--command-line", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     parser = add_command(commands, status)
     parser.add_argument("--problems", action="store_true", help="only failed, killed and stopped jobs, with their logs")
@@ -44,7 +44,7 @@ def plan(arguments: argparse.Namespace) -> None:
     if arguments.write is not None:  # called by plan/locate.py
         from formerlab.plan.build import build_plan
 
-        write_json(arguments.write, build_plan(Path.cwd(), arguments.given or {}))
+        write_json(arguments.write, build_plan(Path.cwd(), arguments.command_line or {}))
         return
     from formerlab.plan.show import shell, table
 

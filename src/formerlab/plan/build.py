@@ -39,12 +39,12 @@ from formerlab.training.any_run import AnyRun
 Job = dict[str, Any]
 
 
-def build_plan(root: Path, given: Job) -> dict[str, Any]:
-    """Return the plan of the configuration below `root`, overridden by the command-line values `given`.
+def build_plan(root: Path, command_line: Job) -> dict[str, Any]:
+    """Return the plan of the configuration below `root`, overridden by the values of the command line.
 
     Building a plan needs no data and no network. Raises UserError with one line for the first mistake.
     """
-    sources = read_sources(root, given)
+    sources = read_sources(root, command_line)
     config, scale = sources.config, sources.scale
     device, threads = config.device or scale.device, config.threads or scale.threads
     results, figures = f"{config.results}/live/{config.scale}", f"{config.figures}/live/{config.scale}"

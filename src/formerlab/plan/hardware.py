@@ -86,11 +86,11 @@ def find_hardware(config: Tree, name: str) -> Hardware:
     """Return a processor of the table, with the key `hardware` of the configuration merged over the table."""
     configured, table = config.part("hardware"), {}
     for processor in dict.fromkeys([*TABLE, *configured]):
-        defaults, given = dict(TABLE.get(processor, {})), configured.part(processor)
-        if replaced := sorted(defaults.keys() & given.keys()):
+        defaults, changes = dict(TABLE.get(processor, {})), configured.part(processor)
+        if replaced := sorted(defaults.keys() & changes.keys()):
             defaults["basis"] = f"{defaults['basis']}; {', '.join(replaced)} as configured"
-        below = Tree(defaults, "hardware table" if defaults else given.file)
-        table[processor] = parse(Hardware, merge(below, given), f"hardware.{processor}")
+        below = Tree(defaults, "hardware table" if defaults else changes.file)
+        table[processor] = parse(Hardware, merge(below, changes), f"hardware.{processor}")
     if name not in table:
         raise UserError(f"scale.hardware: {name!r} is not in the table{near_misses(name, list(table))}")
     return table[name]

@@ -28,18 +28,18 @@ FILES = frozenset(("paths", "shots_from", "train", "valid", "validation", "test"
 """Keys of a data set, a suite or a released model that name files."""
 
 
-def plan_path(root: Path, given: dict[str, Any]) -> Path:
-    """Return the path of this configuration's plan, which may not exist yet; `given` are the command-line values."""
-    trees = [given, _read(root / "config.yaml")]
+def plan_path(root: Path, command_line: dict[str, Any]) -> Path:
+    """Return the path of this configuration's plan, which may not exist yet; `command_line` overrides its files."""
+    trees = [command_line, _read(root / "config.yaml")]
     watched = [root / "config.yaml", root / "workflow/data.yaml", *sorted((root / "workflow").glob("s*/*.yaml"))]
-    if overlay := given.get("overlay", trees[1].get("overlay")):
+    if overlay := command_line.get("overlay", trees[1].get("overlay")):
         watched.append(root / str(overlay))
         trees.append(_read(watched[-1]))
     # Files of the scale are below $FORMERLAB_DATA; if it is not set, they are not fingerprinted.
     sets = [tree["set"] for tree in trees if isinstance(tree.get("set"), dict)]
     scales = {tree["scale"] for tree in (*trees, *sets) if isinstance(tree.get("scale"), str)}
     trees += [_read(root / "workflow" / "scales" / f"{scale}.yaml") for scale in sorted(scales)]
-    values = json.loads(json.dumps(given, default=str))  # as `_make` passes them: keys become text, so they sort
+    values = json.loads(json.dumps(command_line, default=str))  # keys become text, as in `_make`, and can be sorted
     digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode())
     for path in watched:
         digest.update(f"\n{path.name}:".encode())
@@ -84,7 +84,7 @@ def _patterns(tree: Any) -> Iterator[str]:
         yield from _patterns(value)
 
 
-def ensure_plan(root: Path, given: dict[str, Any]) -> Path:
+def ensure_plan(root: Path, command_line: dict[str, Any]) -> Path:
     """Return the path of the plan of this configuration, and write the plan if it is missing.
 
     Raises UserError with one line for a mistake in the configuration, and if the active environment would run the code
@@ -97,19 +97,28 @@ def ensure_plan(root: Path, given: dict[str, Any]) -> Path:
             ".venv/bin/python or activate .venv"
         )
     for _ in range(3):
-        path = plan_path(root, given)
+        path = plan_path(root, command_line)
         if path.exists():
             return path
-        _make(root, given, path)
-        if plan_path(root, given) == path:
+        _make(root, command_line, path)
+        if plan_path(root, command_line) == path:
             return path
         path.unlink()  # an input was edited meanwhile, so the name does not match the content
     raise UserError("configuration, data or code changed during planning; try again when they no longer change")
 
 
-def _make(root: Path, given: dict[str, Any], path: Path) -> None:
+def _make(root: Path, command_line: dict[str, Any], path: Path) -> None:
     """Write the plan in another process, because planning imports torch."""
-    words = [sys.executable, "-m", "formerlab", "plan", "--given", json.dumps(given, default=str), "--write", str(path)]
+    words = [
+        sys.executable,
+        "-m",
+        "formerlab",
+        "plan",
+        "--command-line",
+        json.dumps(command_line, default=str),
+        "--write",
+        str(path),
+    ]
     done = subprocess.run(words, cwd=root, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]

@@ -63,12 +63,12 @@ def read_tree(root: Path, file: str) -> Tree:
     return Tree(read_yaml(root, file), file)
 
 
-def read_sources(root: Path, given: dict[str, Any]) -> Sources:
-    """Read config, scale and studies below `root`; `given` are the command-line values."""
+def read_sources(root: Path, command_line: dict[str, Any]) -> Sources:
+    """Read config, scale and studies below `root`; `command_line` overrides them."""
     existing_studies, scales = (
         sorted(path.stem for path in root.glob(f"workflow/{kind}/*.yaml")) for kind in ("studies", "scales")
     )
-    overrides = _overrides(root, given)
+    overrides = _overrides(root, command_line)
     form = _form_of_overrides(existing_studies)
     for tree in overrides:
         parse(form, tree, remedy=KEY_FORMS)
@@ -104,11 +104,11 @@ def read_sources(root: Path, given: dict[str, Any]) -> Sources:
     return Sources(config, scale, parsed, config_tree, scale_tree, trees, overrides, added)
 
 
-def _overrides(root: Path, given: dict[str, Any]) -> list[Tree]:
+def _overrides(root: Path, command_line: dict[str, Any]) -> list[Tree]:
     """Return the keys of config.yaml, of the overlay and of the command line, then the `set` of each, in order of
     increasing priority. All accept the same keys, nested or dotted, except that an overlay cannot name an overlay.
     """
-    files = [read_tree(root, "config.yaml"), Tree(given, "command line")]
+    files = [read_tree(root, "config.yaml"), Tree(command_line, "command line")]
     if (overlay := parse(Config, merge_all([tree.only({"overlay"}) for tree in files])).overlay) is not None:
         files.insert(1, read_tree(root, overlay))
         if "overlay" in files[1]:

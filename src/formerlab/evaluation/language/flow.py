@@ -65,8 +65,8 @@ def flow(model: DecoderModel, task: LanguageModeling, stream: Stream, settings: 
     yield from ([COSINE, index, None, mean] for index, mean in cosines(model, loss))
     if type(model.mixer) is DepthWeightedAverageLayer:  # its alphas are the weights; a softmax mixer has logits
         for fraction in settings.shares:
-            with _pruned(model.mixer, fraction) as kept:
-                yield [PRUNED, fraction, kept, loss()]
+            with _pruned(model.mixer, fraction) as remaining:
+                yield [PRUNED, fraction, remaining, loss()]
     yield from ([SINGULAR + matrix, rank, None, value] for matrix, rank, value in singular_values(model))
 
 
