@@ -109,16 +109,8 @@ def ensure_plan(root: Path, command_line: dict[str, Any]) -> Path:
 
 def _make(root: Path, command_line: dict[str, Any], path: Path) -> None:
     """Write the plan in another process, because planning imports torch."""
-    words = [
-        sys.executable,
-        "-m",
-        "formerlab",
-        "plan",
-        "--command-line",
-        json.dumps(command_line, default=str),
-        "--write",
-        str(path),
-    ]
+    values = json.dumps(command_line, default=str)
+    words = [sys.executable, "-m", "formerlab", "plan", "--command-line", values, "--write", str(path)]
     done = subprocess.run(words, cwd=root, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
