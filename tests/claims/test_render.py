@@ -22,9 +22,12 @@ LATER = {
         "tokenformer-growth-saves-cost": "not_tested -> contradicts",
         "tokenformer-gap-shrinks-with-training": "not_tested -> agrees",
     },
-    "pretrained": {"decay-mask-closer-to-ideal": "not_tested -> agrees"},
+    "pretrained": {
+        "decay-mask-closer-to-ideal": "not_tested -> agrees",
+        "decay-score-beats-protected-random": "not_tested -> contradicts",
+    },
 }
-"""Verdicts of rows that came after the lists of versions 3 and 4."""
+"""Verdicts of rows that came after the lists of versions 3 to 5."""
 LISTED = {
     scale: {claim: text for change in read_claims().changes for claim, text in change.verdicts.get(scale, {}).items()}
     for scale in ("overnight", "pretrained", "laptop")
