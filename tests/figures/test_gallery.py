@@ -45,9 +45,13 @@ def page(tmp_path):
     return gallery(Results(Path(root)), figures, studies, dict.fromkeys((*names, "vision_rates"), RUNS), STAGES)
 
 
-def test_it_opens_on_results_then_all_figures_and_each_leads_to_its_section(page):
-    words, _, sheet = page.partition("<section")[0].partition('class="sheet"')
-    assert "2 finished runs of 1 studies at scale tiny: 20 s of training on synthetic processor." in words
+def test_it_opens_on_a_figure_then_tables_and_all_figures_and_each_leads_to_its_section(page):
+    scope, _, rest = page.partition("<section")[0].partition('<div class="sheet">')
+    assert "2 finished runs of 1 studies at scale tiny: 20 s of training on synthetic processor." in scope
+    assert "One seed of a small model proves nothing" in scope
+    opening, _, rest = rest.partition("</div>")
+    assert re.findall(r'href="#(\w+)".*?<b>.*?</b> To see: \w', opening) == ["denseformer_depth"]
+    words, _, sheet = rest.partition('class="sheet"')
     assert words.index("<td>dwa-1x1-8</td>") < words.index("1 <span class")  # numbers, then verdicts
     assert "Of another study" not in words
     links = re.findall(r'href="#(\w+)"', sheet)

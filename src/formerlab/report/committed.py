@@ -111,5 +111,4 @@ def _entries(root: Path, drawing: Drawing) -> Iterator[str]:
     if found and drawing.kind == "table":
         yield f"- {words}: {'; '.join(found)}"
     elif found:
-        to_see = drawing.caption.partition("To see: ")[2].split(". ")[0].rstrip(".")
-        yield "\n\n".join([f"### {words}", *[f"To see: {to_see}."] * bool(to_see), *found]) + "\n"
+        yield "\n\n".join(filter(None, [f"### {words}", pages.to_see(drawing.caption), *found])) + "\n"

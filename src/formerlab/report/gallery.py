@@ -1,8 +1,8 @@
 """report.html: a self-contained page with every figure and table of a scale.
 
-The page begins with the scope, the headline tables, the verdicts, and thumbnails of all figures. A section per study
-follows, with each figure and table, its caption, the verdicts on claims about its runs, and its command. The page ends
-with the workflow by stage, and the provenance and cost of all runs.
+The page begins with the scope, three figures, the headline tables, the verdicts, and thumbnails of all figures. A
+section per study follows, with each figure and table, its caption, the verdicts on claims about its runs, and its
+command. The page ends with the workflow by stage, and the provenance and cost of all runs.
 """
 
 import base64
@@ -24,6 +24,11 @@ from formerlab.report.pages import readable
 from formerlab.report.write import COMMAND
 from formerlab.results.read import Results
 
+FIRST = (
+    *("tokenformer_stage_length", "tokenformer_cost", "denseformer_gain", "denseformer_depth", "decay_accuracy"),
+    *("decay_budget", "vision_accuracy", "combined_effects", "transformer_curves"),
+)
+"""Figures for the top of the page: the first rendered one of each study, up to three."""
 STYLE = """
 body { margin: 0 auto; max-width: 1180px; padding: 1.2em; }
 section { border-top: 2px solid #ddd; margin-top: 2.2em; }
@@ -81,6 +86,7 @@ def gallery(
         sections.append(f'<section id="{escape(name)}">{"".join(inside)}</section>')
     whole = pages.page(f"formerlab at scale {results.scale}", [
         pages.paragraph(_scope(results)),
+        _first({one.name: one for one in drawn}, figures),
         f'<div class="heads">{"".join(heads)}</div>',
         pages.paragraph(NOTE),
         _verdicts("Verdicts on the claims of the papers", claims[of_study.isin(list(studies))]),
@@ -102,7 +108,20 @@ def _scope(results: Results) -> str:
         return f"No run of scale {results.scale} is finished yet."
     hours, devices = rows["training_time_s"].sum() / 3600, ", ".join(sorted(set(rows["device"].dropna())))
     words = f"{len(rows)} finished runs of {rows['study'].nunique()} studies at scale {results.scale}"
-    return " ".join(filter(None, [f"{words}: {duration(hours)} of training on {devices}.", results.warning()]))
+    single = rows.groupby(["study", "run"]).size().max() == 1
+    few = "One seed of a small model proves nothing: this page shows how the pipeline works." if single else ""
+    return " ".join(filter(None, [f"{words}: {duration(hours)} of training on {devices}.", few, results.warning()]))
+
+
+def _first(drawn: Mapping[str, Drawing], figures: Path) -> str:
+    """Return the figures of FIRST, each with the sentence of its caption that says what to look for."""
+    by_study: dict[str, Drawing] = {}
+    for drawing in (drawn[name] for name in FIRST if name in drawn):
+        by_study.setdefault(drawing.study, drawing)
+    links = [f'<a href="#{one.name}"><img alt="" src="{_uri(figures / one.outputs[1])}"><br>'
+             f"<b>{escape(pages.title(one.caption))}.</b> {escape(pages.to_see(one.caption))}</a>"
+             for one in [*by_study.values()][:3]]  # fmt: skip
+    return f'<div class="sheet">{"".join(links)}</div>' if links else ""
 
 
 def _sheet(title: str, found: Sequence[Drawing], figures: Path) -> str:

@@ -84,6 +84,12 @@ def title(caption: str) -> str:
     return clauses[1] if clauses and len(first) > 110 else first
 
 
+def to_see(caption: str) -> str:
+    """Return the sentence of a caption that says what to look for; empty if there is none."""
+    sentence = caption.partition("To see: ")[2].split(". ")[0].rstrip(".")
+    return f"To see: {sentence}." if sentence else ""
+
+
 def readable(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:
     """Return the table as text: `x` with `x_low` and `x_high` as `x [low, high]`, with `x_se` as `x ± se`.
 
