@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 import formerlab
@@ -14,6 +15,7 @@ from formerlab.cache import CachePolicy
 from formerlab.layers.depth.union import DepthMixer
 from formerlab.layers.projection import Projection
 from formerlab.report.names import all_names, called
+from formerlab.report.write import labelled
 from formerlab.spec import variants
 
 SPEC = '''
@@ -146,3 +148,20 @@ def test_a_label_shows_the_settings_of_the_run():
     assert called("mixer", record, "depth.") == "Last-K, K = 4, X_0 always"
     assert called("mixer", {"depth.kind": "of_another_checkout"}, "depth.") == "of another checkout"
     assert called("mixer", {"depth.kind": None}, "depth.") == ""
+
+
+def test_tables_for_readers_name_data_sets_by_their_labels_and_have_runs_last():
+    rows = pd.DataFrame(
+        {
+            "source": "ours",
+            "run": ["5-gram on text", "plain-8"],
+            "variant": ["floor", "Transformer"],
+            "regime": [None, "text, cosine to 0"],
+        }
+    )
+    shown = labelled(rows, "overnight").drop(columns="source")
+    assert list(shown) == ["variant", "regime", "run"]
+    assert shown.fillna("").to_numpy().tolist() == [
+        ["5-gram on books", "", ""],
+        ["Transformer", "books, cosine to 0", "plain-8"],
+    ]

@@ -232,6 +232,24 @@ def with_settings(rows: DataFrame, records: DataFrame, scale: str) -> DataFrame:
     return found.assign(_data_set=found["_data_set"].mask(found["lent"].eq(True))) if "lent" in found else found
 
 
+def labelled(rows: DataFrame, scale: str) -> DataFrame:
+    """Return rows of a table for readers: labels of data sets, and names of runs behind the labels of models.
+
+    `regime` is `<data set>, <schedule>`. The run of a baseline is `<baseline> on <data set>`.
+    """
+    labels = {}
+    if "regime" in rows:
+        split = [str(text).partition(", ") for text in rows["regime"].fillna("")]
+        labels["regime"] = ["".join((data_set(name, None, scale), *schedule)) for name, *schedule in split]
+    if "variant" in rows and "run" in rows and rows["source"].eq("ours").all():
+        baseline = rows["variant"].eq("floor")
+        split = [str(run).partition(" on ") for run in rows["run"]]
+        runs = ["".join((name, on, data_set(data, None, scale) if on else "")) for name, on, data in split]
+        labels["variant"] = rows["variant"].mask(baseline, runs)
+        rows = rows[[*rows.columns.drop("run"), "run"]].assign(run=rows["run"].mask(baseline))
+    return rows.assign(**labels)
+
+
 def _texts(drawing: Drawing, results: Results, table: DataFrame) -> tuple[str, str]:
     """Return a table as Markdown and as HTML: its caption, and blocks of our values and of published values."""
     declared, where = declaration(drawing.name), results.origin(drawing.study, drawing.runs)
@@ -246,7 +264,7 @@ def _texts(drawing: Drawing, results: Results, table: DataFrame) -> tuple[str, s
         cells, said = DataFrame(), f"No finished run of study '{drawing.study}' has {', '.join(drawing.reads)} yet."
         if len(rows):
             own = hidden if rows is theirs else hidden | {declared.each}
-            cells, said = pages.without_constants(pages.readable(rows, own))
+            cells, said = pages.without_constants(pages.readable(labelled(rows, results.scale), own))
         text += [f"**{heading}** {said}".strip(), *([] if cells.empty else [pages.pipes(cells)])]
         page += [pages.heading(heading), pages.paragraph(said), *([] if cells.empty else [pages.table(cells)])]
     return "\n\n".join(text) + "\n", pages.page(pages.title(drawing.caption), page)

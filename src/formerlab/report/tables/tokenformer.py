@@ -205,7 +205,7 @@ def _published_methods() -> DataFrame:
 
 @table(reads="test.csv",
        runs="tokenformer-1 transformer-1 long-*-chosen grown-random-sqrt-[23] net2net-* hypercloning-*",
-       needs="grown-random-sqrt-2 net2net-* hypercloning-*", published=_published_methods,
+       needs="net2net-* hypercloning-*", published=_published_methods,
        columns="source method stage run -parameters_non_embedding -tokens flops_token_token_coefficient -loss_nats[] "
                "perplexity[] seeds gain_nats[] tokenformers_lead_nats[] loss_minus_tokenformers_nats[]")  # fmt: skip
 def tokenformer_methods(results: Results, runs: list[str]) -> DataFrame:
@@ -233,9 +233,12 @@ def tokenformer_methods(results: Results, runs: list[str]) -> DataFrame:
     return DataFrame(rows).drop_duplicates("run").merge(points, on="run")
 
 
+ARMS = {"matched": "Tokenformer", "modern": "modern Transformer", "classic": "classic Transformer"}
+
+
 @table(reads="eval.csv test.csv", runs="modern-* classic-* matched-* *-modern-* *-classic-* *-matched-*",
-       columns="source run regime learning_rate chosen -parameters_non_embedding tokens -flops loss_nats[] -perplexity "
-               "tokenformer_minus_best_nats[] seeds -diverged")  # fmt: skip
+       columns="source run variant regime learning_rate chosen -parameters_non_embedding tokens -flops loss_nats[] "
+               "-perplexity tokenformer_minus_best_nats[] seeds -diverged")  # fmt: skip
 def tokenformer_modern(results: Results, runs: list[str]) -> DataFrame:
     """A Tokenformer beside a modern and a classic Transformer. All are from scratch, with equal tokens and, but for
     the embedding, equal parameters: matched is the Tokenformer; modern has RMSNorm, SwiGLU and full rotary
@@ -251,13 +254,13 @@ def tokenformer_modern(results: Results, runs: list[str]) -> DataFrame:
     points = points.sort_values(["regime", "tokens", "arm", "loss_nats"], ignore_index=True)
     pairs = zip(points["run"], points["tokenformer"].where(points["chosen"]), strict=True)
     found = [paired(losses, tokenformer, run, "tokenformer_minus_best_nats") for run, tokenformer in pairs]
-    points = points.assign(chosen=points["chosen"].map({True: "yes", False: ""}))
+    points = points.assign(chosen=points["chosen"].map({True: "yes", False: ""}), variant=points["arm"].map(ARMS))
     points = points.join(DataFrame(found)).assign(diverged=points["diverged"].replace(0, None))
     return points.rename(columns={"spec.optimizer.lr": "learning_rate"})
 
 
 @table(reads="test.csv", needs="envelope-*",
-       columns="source run -variant parent parameters_non_embedding -tokens tokens_cumulative -flops flops_cumulative "
+       columns="source run variant -parent parameters_non_embedding -tokens tokens_cumulative -flops flops_cumulative "
                "loss_nats[] -bits_per_byte flops_ratio[] envelope seeds")  # fmt: skip
 def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
     """What grown models, and parents that were trained on, cost beside Transformers from scratch (Tokenformer,
