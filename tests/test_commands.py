@@ -34,7 +34,7 @@ def project(tmp_path, monkeypatch):
     return Project(tmp_path)
 
 
-def said(capsys, *words):
+def output(capsys, *words):
     """Run a command that succeeds and return what it prints."""
     assert main([*words]) == 0
     return capsys.readouterr().out
@@ -135,10 +135,10 @@ def test_the_exit_status_says_how_it_ended(raised, status, text, monkeypatch, ca
 
 
 def test_plan_shows_every_run_and_the_totals(project, capsys):
-    text = said(capsys, "plan")
+    text = output(capsys, "plan")
     runs = ("plain", "parent", "child", "deep-3", "deep-4")
     assert all(f"\nsmall/{run} x 2 " in text for run in runs)
-    text = said(capsys, "plan", "--seeds")
+    text = output(capsys, "plan", "--seeds")
     assert text.startswith("scale smoke: tiny\n")
     for run in runs:
         assert all(f"small/{run}/seed{seed} " in text for seed in (0, 1))
@@ -147,9 +147,9 @@ def test_plan_shows_every_run_and_the_totals(project, capsys):
 
 
 def test_plan_follows_scale_set_and_overlay(project, capsys):
-    assert "= all: 5 runs" in said(capsys, "plan", "--set", "seeds=[4]")
+    assert "= all: 5 runs" in output(capsys, "plan", "--set", "seeds=[4]")
     project.write("mine.yaml", "seeds: [4, 5, 6]")
-    assert "= all: 15 runs" in said(capsys, "plan", "--overlay", "mine.yaml")
+    assert "= all: 15 runs" in output(capsys, "plan", "--overlay", "mine.yaml")
     assert refused(capsys, "plan", "--scale", "paper").startswith(
         "command line: scale: no scale 'paper'; known are smoke"
     )
@@ -213,21 +213,21 @@ def test_the_demo_makes_its_own_plan(project, capsys):
 
 def test_data_that_no_run_reads_are_named(project, capsys):
     project.lay_over(project.config, "data: {corpus: {kind: text, source: {kind: files, paths: [config.yaml]}}}")
-    assert "config.yaml: data.corpus: no run reads it; known are text" in said(capsys, "plan")
+    assert "config.yaml: data.corpus: no run reads it; known are text" in output(capsys, "plan")
 
 
 def test_jobs_keep_the_plan_that_they_were_started_with(project, capsys, monkeypatch):
     monkeypatch.setenv(PLAN_VARIABLE, str(ensure_plan(project.root, {})))
     project.lay_over(project.config, "seeds: [4]")
     for command in (["status"], ["plan", "--seeds"]):
-        assert "small/plain/seed4" not in said(capsys, *command)
-    assert "small/plain/seed4" in said(capsys, "status", "--set", "small.steps=3")
+        assert "small/plain/seed4" not in output(capsys, *command)
+    assert "small/plain/seed4" in output(capsys, "status", "--set", "small.steps=3")
     monkeypatch.delenv(PLAN_VARIABLE)
-    assert "small/plain/seed4" in said(capsys, "status")
+    assert "small/plain/seed4" in output(capsys, "status")
 
 
 def test_check_stops_where_the_disk_is_too_small(project, capsys, monkeypatch):
-    assert said(capsys, "check") == ""
+    assert output(capsys, "check") == ""
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1))
     line = refused(capsys, "check")
     assert "1B free, but the 10 missing runs need about 1" in line
@@ -243,15 +243,15 @@ def test_check_reads_anew_the_prepared_data_of_what_is_left_to_do(project, capsy
     write_json(
         out / MANIFEST, read_json(out / MANIFEST) | {"schema": SCHEMA, "spec": {}, "splits": splits, "questions": []}
     )
-    assert said(capsys, "check") == ""
+    assert output(capsys, "check") == ""
     (out / "train.npy").write_bytes(b"token5")
     assert "train.npy: damaged or changed" in refused(capsys, "check")
     finish(plan)
-    assert said(capsys, "check") == ""
+    assert output(capsys, "check") == ""
 
 
 def test_rescue_says_what_failed_and_goes_on(project, capsys):
-    text = said(capsys, "rescue")
+    text = output(capsys, "rescue")
     assert text.startswith("no stage failed after its start\n")
     assert text.endswith("the same command continues where this one stopped.\n")
 
@@ -262,12 +262,12 @@ def test_rescue_draws_only_what_is_asked_for_and_has_rows(project, capsys, monke
     drawings = {name: {"outputs": [f"figures/{file}" for file in catalogue()[name].outputs]} for name in names}
     write_json(project.root / "plan.json", project.plan() | {"draw": {"all": {"drawings": drawings}}})
     (project.root / "results/live/smoke").mkdir(parents=True)
-    assert "no stage failed" in said(capsys, "rescue", "--plan", "plan.json")
+    assert "no stage failed" in output(capsys, "rescue", "--plan", "plan.json")
     assert not (project.root / "figures").exists()
     asked = []
     monkeypatch.setattr("formerlab.report.write.draw_each", lambda names, *_, where_rows: asked.append(names))
     for words in ([], ["--only", "denseformer_depth"], ["--only"]):
-        said(capsys, "rescue", "--plan", "plan.json", *words)
+        output(capsys, "rescue", "--plan", "plan.json", *words)
     assert asked == [names, ["denseformer_depth"]]
 
 
@@ -276,7 +276,7 @@ def commands(script):
 
 
 def test_the_script_has_every_stage_after_what_it_needs(project, capsys):
-    found = commands(said(capsys, "plan", "--shell"))
+    found = commands(output(capsys, "plan", "--shell"))
     runs = [f"small/{run}/seed{seed}" for run in ("plain", "parent", "child", "deep-3", "deep-4") for seed in (0, 1)]
     assert found[0] == "data text"
     assert sorted(found[1:11]) == sorted(f"train {run}" for run in runs)
@@ -288,14 +288,14 @@ def test_the_script_has_every_stage_after_what_it_needs(project, capsys):
 
 
 def test_the_script_leaves_out_what_is_there(project, capsys):
-    everything = commands(said(capsys, "plan", "--shell"))
+    everything = commands(output(capsys, "plan", "--shell"))
     done = [("data", "text"), ("train", "small/parent/seed0"), ("train", "small/plain/seed0")]
     results = finish(project.plan(), *done, ("prune", "small/plain/seed0"))
     done = {"data text", "train small/parent/seed0", "train small/plain/seed0", "prune small/plain/seed0"}
-    assert commands(said(capsys, "plan", "--shell")) == [line for line in everything if line not in done]
+    assert commands(output(capsys, "plan", "--shell")) == [line for line in everything if line not in done]
     (results / "small/parent/seed0/run.json").write_text("{}")
     expected = [line for line in everything if line not in done - {"train small/parent/seed0"}]
-    assert commands(said(capsys, "plan", "--shell")) == expected
+    assert commands(output(capsys, "plan", "--shell")) == expected
 
 
 def test_a_shell_runs_the_script_from_beginning_to_end(project, capsys):
@@ -305,7 +305,7 @@ def test_a_shell_runs_the_script_from_beginning_to_end(project, capsys):
     for name in ("config.yaml", "workflow"):
         os.rename(project.root / name, awkward / name)
     os.chdir(awkward)
-    script = said(capsys, "plan", "--shell")
+    script = output(capsys, "plan", "--shell")
     stand_in = awkward / "bin" / "python"
     stand_in.parent.mkdir()
     stand_in.write_text('#!/bin/sh\necho "$*" >> calls\n[ -f "$FORMERLAB_PLAN" ] && [ "$OMP_NUM_THREADS" = 1 ]\n')

@@ -87,9 +87,9 @@ def demo(tmp_path):
 def test_ctrl_c_ends_all_and_the_last_line_says_that_nothing_is_lost(demo, tmp_path):
     os.killpg(demo.pid, signal.SIGINT)
     assert demo.wait(timeout=60) == -signal.SIGINT
-    said = (tmp_path / "said").read_text()
-    assert said.splitlines()[-1] == SAFE
-    assert not [word for word in ("Traceback", "RuleException", "***") if word in said]
+    output = (tmp_path / "said").read_text()
+    assert output.splitlines()[-1] == SAFE
+    assert not [word for word in ("Traceback", "RuleException", "***") if word in output]
     assert read_note("train", tmp_path / "quick")["state"] == "stopped"
     slow = int((tmp_path / "slow").read_text())
     assert not psutil.pid_exists(slow) or psutil.Process(slow).status() == psutil.STATUS_ZOMBIE
@@ -100,6 +100,6 @@ def test_without_make_and_by_another_signal_the_status_says_that_it_stopped_earl
     (process,) = psutil.Process(demo.pid).children()
     process.terminate()
     assert demo.wait(timeout=60) == 2  # the status of make for any failure
-    said = (tmp_path / "said").read_text().splitlines()
-    assert said[-2] == SAFE
-    assert said[-1].endswith("Error 75")
+    output = (tmp_path / "said").read_text().splitlines()
+    assert output[-2] == SAFE
+    assert output[-1].endswith("Error 75")

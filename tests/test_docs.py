@@ -42,9 +42,9 @@ def commands(page, name):
     """Yield the words after each call of `name` in a page."""
     for line in code(page):
         for part in re.split(r"&&|\||;| > ", line.partition(" #")[0]):
-            found = re.search(rf"(?:^|\s){re.escape(name)}(?:\s+(.*))?$", part.strip())
-            if found and not part.strip().startswith("#"):
-                yield shlex.split(found[1].replace("...", "") if found[1] else "", posix=True)
+            call = re.search(rf"(?:^|\s){re.escape(name)}(?:\s+(.*))?$", part.strip())
+            if call and not part.strip().startswith("#"):
+                yield shlex.split(call[1].replace("...", "") if call[1] else "", posix=True)
 
 
 def formerlab_commands():

@@ -51,12 +51,12 @@ def test_jobs_side_by_side_have_distinct_gpus_and_the_third_waits(start):
 
 def test_small_jobs_share_gpus(start):
     jobs = [start(**{JOBS_PER_GPU: "2"}) for _ in range(4)]
-    found = [job.stdout.readline() for job in jobs]
-    assert sorted(found) == ["0\n", "0\n", "3\n", "3\n"]
+    assigned = [job.stdout.readline() for job in jobs]
+    assert sorted(assigned) == ["0\n", "0\n", "3\n", "3\n"]
     fifth = start(**{JOBS_PER_GPU: "2"})
     assert fifth.stderr.readline().startswith("waiting for 1")
     jobs[0].kill()
-    assert fifth.stdout.readline() == found[0]
+    assert fifth.stdout.readline() == assigned[0]
 
 
 def test_a_share_that_is_no_number_of_jobs_is_refused(here, monkeypatch):

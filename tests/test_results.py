@@ -124,8 +124,8 @@ def test_rows_that_their_record_does_not_describe_are_refused_by_name(root, meas
     folder, other = root / "study/b/seed0", root / "study/a/seed0"
     for place, value in ((folder, 1.0), (other, 0.0)):
         write_csv(place / "zeroshot.csv", TABLES["zeroshot.csv"].required, [("t", "1", "0", "acc", value)])
-    said = json.loads((folder / record).read_text()) if (folder / record).exists() else {}
-    (folder / record).write_text(json.dumps(said | {"rows_sha256": hashes_of_rows(folder, [name])}))
+    contents = json.loads((folder / record).read_text()) if (folder / record).exists() else {}
+    (folder / record).write_text(json.dumps(contents | {"rows_sha256": hashes_of_rows(folder, [name])}))
     before = (folder / name).read_bytes()
     assert len(Results(root).rows(name, "study"))
     for content in ((other / name).read_bytes(), before.replace(b"1", b"2", 1)):

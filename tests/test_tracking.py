@@ -67,9 +67,9 @@ def active(place, study="denseformer"):
     client = MlflowClient(tracking_uri=f"sqlite:///{place}/mlflow.db")
     experiment = client.get_experiment_by_name(f"formerlab/laptop/{study}")
     runs = client.search_runs([experiment.experiment_id])
-    found = {run.data.tags["formerlab.key"]: run for run in runs}
-    assert len(found) == len(runs), "a key appears twice"
-    return client, found
+    by_key = {run.data.tags["formerlab.key"]: run for run in runs}
+    assert len(by_key) == len(runs), "a key appears twice"
+    return client, by_key
 
 
 def artifacts(client, run):
@@ -124,10 +124,10 @@ def test_seeds_hang_below_their_configuration_which_has_their_means(place):
 def test_links_open_the_studies_that_were_tracked_sorted_by_loss_without_seeds(place):
     client, runs = active(place)
     experiment = client.get_experiment_by_name("formerlab/laptop/denseformer")
-    found = pages(f"sqlite:///{place}/mlflow.db", "laptop", ["tokenformer", "denseformer", "decay"])
-    assert list(found) == ["denseformer", "decay"]
+    addresses = pages(f"sqlite:///{place}/mlflow.db", "laptop", ["tokenformer", "denseformer", "decay"])
+    assert list(addresses) == ["denseformer", "decay"]
     address = f"/#/experiments/{experiment.experiment_id}/runs?viewStateShareKey={VIEW}&workflowType=machine_learning"
-    assert found["denseformer"] == address
+    assert addresses["denseformer"] == address
     assert pages(f"sqlite:///{place}/mlflow.db", "smoke", ["denseformer"]) == {}
     view = json.loads(experiment.tags[f"mlflow.sharedViewState.{VIEW}"])
     shown = {column.partition("`")[2].rstrip("`") for column in view["selectedColumns"]}
@@ -191,8 +191,8 @@ def everything(place):
     """Count the rows of the database, including deleted runs, and the artifacts."""
     with sqlite3.connect(place / "mlflow.db") as connection:
         tables = ("runs", "metrics", "latest_metrics", "params", "tags")
-        found = [connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables]
-    return [*found, len(list(place.glob("mlartifacts/**/*.*")))]
+        row_counts = [connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables]
+    return [*row_counts, len(list(place.glob("mlartifacts/**/*.*")))]
 
 
 def test_a_changed_run_stands_there_once_with_its_new_numbers(place):
@@ -288,10 +288,10 @@ def test_weights_are_logged_once_on_request(tmp_path):
     root = tmp_path / "results/live/laptop"
     folder = make_run(root, "denseformer", "plain")
     (folder / "weights.safetensors").write_bytes(b"weights")
-    for asked, logged in ((False, 0), (True, 1), (True, 1), (False, 1)):
-        sync(root, f"sqlite:///{tmp_path}/mlflow.db", tmp_path, weights=asked)
-        found = list(tmp_path.glob("mlartifacts/**/weights.safetensors"))
-        assert [path.read_bytes() for path in found] == [b"weights"] * logged
+    for weights, logged in ((False, 0), (True, 1), (True, 1), (False, 1)):
+        sync(root, f"sqlite:///{tmp_path}/mlflow.db", tmp_path, weights=weights)
+        files = list(tmp_path.glob("mlartifacts/**/weights.safetensors"))
+        assert [path.read_bytes() for path in files] == [b"weights"] * logged
     assert active(tmp_path)[1]["live/laptop/denseformer/plain/seed0"].data.tags["formerlab.weights"] == "1" * 64
 
 

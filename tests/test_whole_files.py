@@ -94,15 +94,15 @@ def test_a_record_is_guarded_by_its_hash_whatever_the_order_of_its_keys(tmp_path
     path = tmp_path / "run.json"
     write_record(path, {"flops": 1e12, "name": "Müller", "sizes": {2: (1.0, float("inf"))}, "loss": float("nan")})
     record = read_record(path, "flops")
-    told = {"flops": 1e12, "name": "Müller", "sizes": {"2": [1.0, None]}, "loss": None}
-    assert record == told | {RECORD_HASH: record[RECORD_HASH]}
+    values = {"flops": 1e12, "name": "Müller", "sizes": {"2": [1.0, None]}, "loss": None}
+    assert record == values | {RECORD_HASH: record[RECORD_HASH]}
     write_json(path, dict(reversed(record.items())))
     assert read_record(path) == record
     write_json(path, record | {"flops": 2e12})
     with pytest.raises(UserError, match="changed since its stage wrote it"):
         read_record(path)
-    write_json(path, told)  # as older versions did
-    assert read_record(path) == told
+    write_json(path, values)  # as older versions did
+    assert read_record(path) == values
     with pytest.raises(UserError, match=r"run.json: lacks tokens; delete it"):
         read_record(path, "tokens")
     path.write_text("[]")

@@ -41,13 +41,13 @@ def files(folder, **changes):
 
 def test_phrases_are_distinct_exact_and_never_in_two_splits():
     phrases = Phrases(count=300)
-    found = {split: list(phrases.pairs(split, SHARES)) for split in SPLITS}
-    sources = [source for pairs in found.values() for source, _ in pairs]
+    by_split = {split: list(phrases.pairs(split, SHARES)) for split in SPLITS}
+    sources = [source for pairs in by_split.values() for source, _ in pairs]
     assert len(sources) == len(set(sources)) == 300
-    assert all(found.values())
-    assert found == {split: list(Phrases(count=300).pairs(split, SHARES)) for split in SPLITS}
+    assert all(by_split.values())
+    assert by_split == {split: list(Phrases(count=300).pairs(split, SHARES)) for split in SPLITS}
     months = {"March": "März", "May": "Mai", "October": "Oktober"}
-    dates = [(source.replace(",", "").split(), target) for source, target in found["train"]]
+    dates = [(source.replace(",", "").split(), target) for source, target in by_split["train"]]
     dates = [(words, target) for words, target in dates if words[0] in months and len(words) == 3]
     assert dates
     for (month, day, year), target in dates:

@@ -195,14 +195,14 @@ def test_damaged_results_are_named(out, tmp_path):
         load_stream(out, "dev")
     shutil.copytree(out, tmp_path, dirs_exist_ok=True)
     stream = tmp_path / "valid.npy"
-    whole = stream.read_bytes()
-    stream.write_bytes(whole[:-2])
+    original = stream.read_bytes()
+    stream.write_bytes(original[:-2])
     with pytest.raises(UserError, match=r"valid\.npy: not a complete token stream"):
         load_stream(tmp_path, "valid")
     np.save(stream, np.zeros(3, np.uint16))
     with pytest.raises(UserError, match=r"valid\.npy: uint16 of shape \(3,\), but the manifest says \d+ tokens"):
         load_stream(tmp_path, "valid")
-    stream.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    stream.write_bytes(original[:-1] + bytes([original[-1] ^ 1]))
     load_stream(tmp_path, "valid")
     with pytest.raises(UserError, match=r"valid\.npy: damaged or changed"):
         verify(tmp_path)
@@ -218,18 +218,18 @@ def test_a_stream_that_was_changed_with_its_old_time_is_found_and_a_restored_one
     shutil.copytree(out, tmp_path, dirs_exist_ok=True)
     verify(tmp_path)
     stream = tmp_path / "valid.npy"
-    whole, status = stream.read_bytes(), stream.stat()
+    original, status = stream.read_bytes(), stream.stat()
 
     def change(content):
         stream.write_bytes(content)
         os.utime(stream, ns=(status.st_atime_ns, status.st_mtime_ns))
 
-    change(whole[:-1] + bytes([whole[-1] ^ 1]))
+    change(original[:-1] + bytes([original[-1] ^ 1]))
     for _ in range(2):
         with pytest.raises(UserError, match=r"valid\.npy: damaged or changed"):
             verify(tmp_path)
     assert not any("valid.npy" in path for path in read_json(tmp_path / CHECKED))
-    change(whole)
+    change(original)
     verify(tmp_path)
 
 

@@ -53,11 +53,11 @@ def test_what_entries_yield():
 
 @pytest.mark.parametrize("task", NAMES)
 def test_questions_are_well_formed_and_balanced(out, task):
-    asked = questions(out, task)
-    assert len(asked) == 8
-    assert len({question["id"] for question in asked}) == len({question["query"] for question in asked}) == 8
-    assert Counter(question["gold"] for question in asked) == {place: 2 for place in range(CHOICES)}
-    for question in asked:
+    made = questions(out, task)
+    assert len(made) == 8
+    assert len({question["id"] for question in made}) == len({question["query"] for question in made}) == 8
+    assert Counter(question["gold"] for question in made) == {place: 2 for place in range(CHOICES)}
+    for question in made:
         assert set(question) == {"id", "query", "choices", "gold"}
         assert len({choice.lower() for choice in question["choices"]}) == CHOICES
 
@@ -72,10 +72,10 @@ def test_questions_are_held_out(out, task):
 
 def test_wrong_choices_are_of_other_modules_and_drawn_like_the_right_one():
     modules = [Module(f"m{m}", tuple(entry(m, n) for n in range(20))) for m in range(20)]
-    asked = make_questions(TASKS[0], modules, 400)
-    assert asked == make_questions(TASKS[0], modules, 400)
+    made = make_questions(TASKS[0], modules, 400)
+    assert made == make_questions(TASKS[0], modules, 400)
     lengths = Counter()
-    for question in asked:
+    for question in made:
         own = question["choices"][question["gold"]]
         others = [choice for choice in question["choices"] if choice != own]
         assert not [choice for choice in others if choice.split()[0] == own.split()[0]]
@@ -85,8 +85,8 @@ def test_wrong_choices_are_of_other_modules_and_drawn_like_the_right_one():
 
 def test_no_query_is_asked_twice():
     same = [Module(f"m{m}", (Documented("def forward(x):", entry(m, m).paragraphs), entry(m, 0))) for m in range(9)]
-    asked = make_questions(TASKS[0], same, 50)
-    assert len({question["query"] for question in asked}) == len(asked) == 10
+    made = make_questions(TASKS[0], same, 50)
+    assert len({question["query"] for question in made}) == len(made) == 10
 
 
 def entry(module, number):
@@ -105,10 +105,10 @@ def test_the_harness_loads_the_tasks_without_network(out):
     loaded = pytest.importorskip("lm_eval.tasks").TaskManager(include_defaults=False).load(list(embedded_tasks(out)))
     assert list(loaded["tasks"]) == NAMES
     for name, task in loaded["tasks"].items():
-        asked = questions(out, name)
-        assert [task.doc_to_text(doc) for doc in task.test_docs()] == [question["query"] for question in asked]
-        assert [task.doc_to_choice(doc) for doc in task.test_docs()] == [question["choices"] for question in asked]
-        assert [task.doc_to_target(doc) for doc in task.test_docs()] == [question["gold"] for question in asked]
+        made = questions(out, name)
+        assert [task.doc_to_text(doc) for doc in task.test_docs()] == [question["query"] for question in made]
+        assert [task.doc_to_choice(doc) for doc in task.test_docs()] == [question["choices"] for question in made]
+        assert [task.doc_to_target(doc) for doc in task.test_docs()] == [question["gold"] for question in made]
 
 
 def test_questions_that_are_gone_are_named(out, tmp_path):

@@ -26,8 +26,8 @@ def log_probability(model, source, real, target):
     """Return the log-probability of a complete target including its end, without a cache."""
     row = torch.tensor([[END, *target]])
     logits = model(source, real, row)[0].double()
-    said = torch.tensor([*target, END])
-    return torch.log_softmax(logits, dim=-1).gather(1, said[:, None]).sum().item()
+    outputs = torch.tensor([*target, END])
+    return torch.log_softmax(logits, dim=-1).gather(1, outputs[:, None]).sum().item()
 
 
 @torch.no_grad()
@@ -82,9 +82,9 @@ def test_a_beam_wide_enough_is_brute_force(seed):
     for alpha in (0.0, 0.6, 1.5):
         scores = {t: total / length_penalty(len(t) + 1, alpha) for t, total in totals.items()}
         best = max(scores, key=scores.__getitem__)
-        (found,) = beam_search(model, source, real, [limit], END, beam=4**limit, alpha=alpha)
-        assert tuple(found.tokens) == best, alpha
-        assert found.score == pytest.approx(scores[best], abs=1e-4), alpha
+        (hypothesis,) = beam_search(model, source, real, [limit], END, beam=4**limit, alpha=alpha)
+        assert tuple(hypothesis.tokens) == best, alpha
+        assert hypothesis.score == pytest.approx(scores[best], abs=1e-4), alpha
 
 
 @torch.no_grad()
@@ -99,10 +99,10 @@ def test_stopping_early_changes_nothing(seed):
         return torch.log_softmax(model(source, real, torch.tensor([[END, *tokens]]))[0, -1], dim=-1).tolist()
 
     for alpha in (0.0, 0.6, 1.0):
-        (found,) = beam_search(model, source, real, [12], END, beam=3, alpha=alpha)
+        (hypothesis,) = beam_search(model, source, real, [12], END, beam=3, alpha=alpha)
         expected = plain_search(next_tokens, 12, 3, alpha)
-        assert found.tokens == expected[1], alpha
-        assert found.score == pytest.approx(expected[0], abs=1e-4), alpha
+        assert hypothesis.tokens == expected[1], alpha
+        assert hypothesis.score == pytest.approx(expected[0], abs=1e-4), alpha
 
 
 def plain_search(next_tokens, limit, beam, alpha):

@@ -11,8 +11,8 @@ REFERENCES = ["The well known cat sat on a mat.", "A dog is running in the park.
 
 
 def score(metric):
-    found = [statistics(metric, *pair) for pair in zip(TRANSLATIONS, REFERENCES, strict=True)]
-    return corpus_bleu(np.array(found, dtype=float).sum(axis=0))
+    counts = [statistics(metric, *pair) for pair in zip(TRANSLATIONS, REFERENCES, strict=True)]
+    return corpus_bleu(np.array(counts, dtype=float).sum(axis=0))
 
 
 def test_rows_add_up_to_sacrebleu():

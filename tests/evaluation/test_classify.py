@@ -43,30 +43,30 @@ def place(tmp_path_factory):
 def test_a_finished_run_gives_its_test_rows_again(place, tmp_path, capsys):
     words = ["classify", place / "run", place / "data/images", "--out", tmp_path / "rows.csv", "--batch", 16]
     assert main(list(map(str, words))) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (tmp_path / "rows.csv").read_text() == (place / "run" / "test.csv").read_text()
     with open(tmp_path / "rows.csv", newline="") as file:
         ranks = [int(row["rank"]) for row in csv.DictReader(file)]
-    assert f"top-1             {np.mean([rank == 0 for rank in ranks]):.4f}" in said
-    assert f"images            {len(ranks)}" in said
-    assert "calibration error" in said
+    assert f"top-1             {np.mean([rank == 0 for rank in ranks]):.4f}" in output
+    assert f"images            {len(ranks)}" in output
+    assert "calibration error" in output
 
 
 @pytest.mark.parametrize("side", [5, 16])
 def test_images_of_another_size_are_resized_as_when_they_are_prepared(side, place, tmp_path, capsys):
     data = ImageData(keep=0.05, side=side)
     prepare("other", data, tmp_path / "other")
-    said = classify(place / "run", tmp_path / "other", out=tmp_path / "rows.csv")
+    output = classify(place / "run", tmp_path / "other", out=tmp_path / "rows.csv")
     images, own = load_images(tmp_path / "other", "test"), load_images(place / "data" / "images", "train")
-    assert f"images            {len(images)}" in said
+    assert f"images            {len(images)}" in output
     assert f"images of {side} x {side} pixels are resized to 8 x 8" in capsys.readouterr().err
     model, _ = load_model(place / "run")
     cuts = np.stack([centre_crop(images.image(index), 8) for index in range(len(images))])
     preprocessing = Preprocessing(side=8, mean=own.mean, std=own.std)
     with torch.no_grad():
-        wanted = model(preprocessing.normalised(channels_first(cuts))).argmax(-1)
+        expected = model(preprocessing.normalised(channels_first(cuts))).argmax(-1)
     with open(tmp_path / "rows.csv", newline="") as file:
-        assert [int(row["prediction"]) for row in csv.DictReader(file)] == wanted.tolist()
+        assert [int(row["prediction"]) for row in csv.DictReader(file)] == expected.tolist()
 
 
 def test_images_that_no_resizing_makes_fit_are_refused_in_one_line(place, tmp_path):

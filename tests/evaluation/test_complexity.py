@@ -20,9 +20,9 @@ def test_the_longest_path_is_that_of_the_graph(name, n):
         "convolution": lambda layer: np.isin(apart, SPEC.kernel**layer * np.arange(SPEC.kernel)),
         "restricted": lambda layer: abs(apart) <= SPEC.neighbourhood,
     }
-    wanted = apart >= 0 if name in ("recurrent", "convolution") else np.ones((n, n), dtype=bool)
+    reachable = apart >= 0 if name in ("recurrent", "convolution") else np.ones((n, n), dtype=bool)
     reached, layers = np.eye(n), 0
-    while not (reached > 0)[wanted].all():
+    while not (reached > 0)[reachable].all():
         reached, layers = np.sign(reached @ steps[name](layers)), layers + 1
     assert longest_path(name, n, SPEC) == layers
 

@@ -98,11 +98,11 @@ def test_a_linear_probe_knows_digits_better_than_chance(tmp_path):
     model = VisionTransformer(image=8, channels=1, classes=10, patch=4, layers=1, width=8, heads=1)
     run = measured(Classification(), model, tmp_path / "data", tmp_path)
     measure(run, Floors(strengths=(1e-2,)))
-    found = rows(tmp_path)
-    assert {row["floor"] for row in found} == {"linear probe"}
-    right = np.mean([int(row["rank"]) == 0 for row in found])
+    probe_rows = rows(tmp_path)
+    assert {row["floor"] for row in probe_rows} == {"linear probe"}
+    right = np.mean([int(row["rank"]) == 0 for row in probe_rows])
     assert right > 0.85
-    assert np.mean([float(row["loss_nats"]) for row in found]) < 0.6
+    assert np.mean([float(row["loss_nats"]) for row in probe_rows]) < 0.6
 
 
 def test_translation_has_no_floor():

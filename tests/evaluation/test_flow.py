@@ -15,7 +15,7 @@ STREAM = np.random.default_rng(0).integers(0, 64, 200)
 SETTINGS = Flow(windows=6, shares=(0.0, 0.5))
 
 
-def found(model):
+def rows_of_model(model):
     before = {name: value.clone() for name, value in model.state_dict().items()}
     mixer = model.mixer
     rows = list(flow(model, LanguageModeling(context=8, batch=4), STREAM, SETTINGS))
@@ -30,30 +30,30 @@ def test_what_only_reads_the_embedding_has_cosine_one():
         for alpha in model.mixer.alphas.values():
             alpha.zero_()
             alpha[0] = 2.0
-    rows = found(model)
+    rows = rows_of_model(model)
     assert [rows[COSINE, i][1] for i in (1, 2, 3)] == pytest.approx([1.0] * 3)
 
 
 def test_zero_weights_are_dropped_for_nothing_and_others_are_not():
     model = MODEL.model_copy(update={"depth": DepthWeightedAverage()}).build(0)
-    rows = found(model)  # 9 weights, three of which are 1
+    rows = rows_of_model(model)  # 9 weights, three of which are 1
     assert rows[PRUNED, 0.5] == (5, rows[PRUNED, 0.0][1])
     with torch.no_grad():
         for alpha in model.mixer.alphas.values():
             alpha.fill_(1.0)
-    rows = found(model)
+    rows = rows_of_model(model)
     assert rows[PRUNED, 0.5][1] != rows[PRUNED, 0.0][1]
 
 
 def test_a_transformer_has_cosines_alone():
-    measures = [measure for measure, _ in found(MODEL.build(0))]
+    measures = [measure for measure, _ in rows_of_model(MODEL.build(0))]
     assert measures.count(COSINE) == 3
     assert PRUNED not in measures
     assert measures.count(f"{SINGULAR}feed-forward up") == 16
 
 
 def test_the_logits_of_a_softmax_are_no_weights_to_remove():
-    measures = {measure for measure, _ in found(MODEL.model_copy(update={"depth": SoftmaxAverage()}).build(0))}
+    measures = {measure for measure, _ in rows_of_model(MODEL.model_copy(update={"depth": SoftmaxAverage()}).build(0))}
     assert COSINE in measures
     assert PRUNED not in measures
 
@@ -64,15 +64,15 @@ def test_singular_values_are_relative_to_the_largest_and_mean_over_blocks():
         for block, scale in zip(model.blocks, (1.0, 5.0, 9.0), strict=True):
             block.attention.output.weight.copy_(scale * torch.eye(16))
         model.blocks[0].attention.output.weight[3:] = 0  # rank 3 in one of three blocks
-    found = {}
+    singular = {}
     for matrix, rank, value in singular_values(model):
-        found.setdefault(matrix, []).append((rank, value))
-    assert list(found) == [*MATRICES, "embedding"]
-    ranks, values = zip(*found["attention output"], strict=True)
+        singular.setdefault(matrix, []).append((rank, value))
+    assert list(singular) == [*MATRICES, "embedding"]
+    ranks, values = zip(*singular["attention output"], strict=True)
     assert values == pytest.approx([1.0] * 3 + [2 / 3] * 13)
     assert (ranks[0], ranks[-1], len(ranks)) == (0.0, 1.0, 16)
-    theirs = np.linalg.svd(model.embedding.detach().numpy(), compute_uv=False)
-    assert [value for _, value in found["embedding"]] == pytest.approx(theirs / theirs[0], abs=1e-5)
+    expected = np.linalg.svd(model.embedding.detach().numpy(), compute_uv=False)
+    assert [value for _, value in singular["embedding"]] == pytest.approx(expected / expected[0], abs=1e-5)
     joined = np.linalg.svd(np.concatenate([model.blocks[0].attention.query.weight.detach()] * 2), compute_uv=False)
     model.blocks[0].attention.key.weight = model.blocks[0].attention.query.weight
     model.blocks[0].attention.value.weight.data.zero_()

@@ -46,11 +46,11 @@ def swept(streams, out, kept, sweep=SWEEP, stops_at=None):
 
 
 def test_nothing_is_done_twice_and_rows_are_those_of_one_go(streams, tmp_path):
-    whole = swept(streams, tmp_path / "whole", None)
+    passes = swept(streams, tmp_path / "whole", None)
     stopped = tmp_path / "stopped"
     with pytest.raises(KeyboardInterrupt):
         swept(streams, stopped, done_in(stopped, "weights"), stops_at=3)
-    assert swept(streams, stopped, done_in(stopped, "weights")) == whole - 2, "two policies were done"
+    assert swept(streams, stopped, done_in(stopped, "weights")) == passes - 2, "two policies were done"
     for name in FILES:
         assert (stopped / name).read_text() == (tmp_path / "whole" / name).read_text(), name
     assert swept(streams, stopped, done_in(stopped, "weights")) == 0

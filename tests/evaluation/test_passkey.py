@@ -12,8 +12,8 @@ from formerlab.models.decoder import Decoder
 
 def test_the_number_stands_where_it_should_and_is_asked_for(tokenizer):
     for depth, before, behind in ((0.0, 0, None), (0.5, None, None), (1.0, None, 0)):
-        key, asked, answer = make_text(tokenizer, 400, depth, number=1)
-        tokens = [*asked, *answer]
+        key, prompt, answer = make_text(tokenizer, 400, depth, number=1)
+        tokens = [*prompt, *answer]
         text = tokenizer.decode(tokens, skip_special_tokens=False)
         assert text.count(key) == 3
         assert text.endswith(f"{QUESTION} {key}")
@@ -51,12 +51,12 @@ class Copier(torch.nn.Module):
 
 def test_a_policy_finds_what_it_kept(tokenizer):
     settings = Passkey(policies=(Local(),), budgets=(0.3,), lengths=(420,), depths=(0.1, 1.0), numbers=1)
-    found = rows(Copier(tokenizer.get_vocab_size()), tokenizer, settings)
-    assert [row[0] for row in found] == ["full", "full", "local", "local"]
-    assert [row[6] for row in found] == [0.1, 1.0, 0.1, 1.0]
-    assert [row[8] for row in found] == [1, 1, 0, 1], "a window forgets what stood early"
-    assert found[0][4] == 1.0
-    assert found[2][4] == pytest.approx(0.3, abs=0.01)
+    answers = rows(Copier(tokenizer.get_vocab_size()), tokenizer, settings)
+    assert [row[0] for row in answers] == ["full", "full", "local", "local"]
+    assert [row[6] for row in answers] == [0.1, 1.0, 0.1, 1.0]
+    assert [row[8] for row in answers] == [1, 1, 0, 1], "a window forgets what stood early"
+    assert answers[0][4] == 1.0
+    assert answers[2][4] == pytest.approx(0.3, abs=0.01)
 
 
 def test_a_stage_that_was_stopped_goes_on(tokenizer, tmp_path):
@@ -69,15 +69,15 @@ def test_a_stage_that_was_stopped_goes_on(tokenizer, tmp_path):
             self.left -= 1
             return super().forward(*given, **named)
 
-    def asked(model, settings):
+    def swept(model, settings):
         return rows(model, tokenizer, settings, stored=StoredRows(tmp_path, "weights", code_of=lambda settings: "code"))
 
     settings = Passkey(policies=(Local(),), budgets=(0.3,), lengths=(420,), depths=(0.1, 1.0), numbers=1)
-    whole = rows(Copier(tokenizer.get_vocab_size()), tokenizer, settings)
+    expected = rows(Copier(tokenizer.get_vocab_size()), tokenizer, settings)
     model = Stopped(tokenizer.get_vocab_size())
     with pytest.raises(KeyboardInterrupt):
-        asked(model, settings)
+        swept(model, settings)
     model.left = 2  # the rows of the full cache were stored
-    assert asked(model, settings) == whole
+    assert swept(model, settings) == expected
     model.left = 2
-    assert len(asked(model, settings.model_copy(update={"policies": (Local(), TOVA())}))) == 6, "the new policy alone"
+    assert len(swept(model, settings.model_copy(update={"policies": (Local(), TOVA())}))) == 6, "the new policy alone"

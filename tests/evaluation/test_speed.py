@@ -27,20 +27,20 @@ DENSE = PLAIN.model_copy(
 def rows():
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    found, _ = measure([PLAIN, DENSE], SPEED, CPU)
+    measured, _ = measure([PLAIN, DENSE], SPEED, CPU)
     torch.set_num_threads(before)
-    return [dict(zip(TABLES["speed.csv"].names, row, strict=True)) for row in found]
+    return [dict(zip(TABLES["speed.csv"].names, row, strict=True)) for row in measured]
 
 
 def test_every_repetition_measures_every_run(rows):
-    found = {(row["run"], row["measure"], row["repetition"]) for row in rows}
-    assert found == {
+    keys = {(row["run"], row["measure"], row["repetition"]) for row in rows}
+    assert keys == {
         (run, measure, repetition)
         for run in ("plain", "dense")
         for measure in (TRAINING, FORWARD, DECODE)
         for repetition in range(1, 6)
     }
-    assert len(rows) == len(found)
+    assert len(rows) == len(keys)
     assert all(row["time_s"] > 0 for row in rows)
 
 

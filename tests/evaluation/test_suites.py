@@ -47,9 +47,9 @@ def test_answers_are_those_of_the_harness_s_own_loop(model, tokenizer, suites, h
     tasks = load_suites(suites)
     expected = harness_rows(tasks)
     for batch in (1, 8):
-        found = list(Questions(tasks, tokenizer).answers(model, batch=batch))
-        assert [(row.task, row.example, row.metric) for row in found] == [row[:3] for row in expected]
-        assert [row.value for row in found] == pytest.approx([row[3] for row in expected], abs=1e-4)
+        scores = list(Questions(tasks, tokenizer).answers(model, batch=batch))
+        assert [(row.task, row.example, row.metric) for row in scores] == [row[:3] for row in expected]
+        assert [row.value for row in scores] == pytest.approx([row[3] for row in expected], abs=1e-4)
 
 
 @pytest.mark.parametrize("leading", [False, True])
@@ -76,12 +76,12 @@ def test_every_format_scores_what_it_says(model, tokenizer, suites, leading):
 
 def test_rows_have_stable_examples_and_their_own_number_of_choices(model, tokenizer, suites):
     rows = list(Questions(load_suites(suites), tokenizer).answers(model))
-    found = {(row.task, row.example): row.choices for row in rows}
-    assert found["pairs_local", "agreement-7"] == 2
-    assert sorted(example for task, example in found if task == "choices_local") == [
+    counts = {(row.task, row.example): row.choices for row in rows}
+    assert counts["pairs_local", "agreement-7"] == 2
+    assert sorted(example for task, example in counts if task == "choices_local") == [
         f"choices-0000{line}" for line in (1, 2, 3)
     ]
-    assert sorted(choices for (task, _), choices in found.items() if task == "choices_local") == [2, 3, 4]
+    assert sorted(choices for (task, _), choices in counts.items() if task == "choices_local") == [2, 3, 4]
     assert {row.metric for row in rows if row.task == "cloze_local"} == {"acc", "log_prob"}
     assert {row.task_version for row in rows} == {"1.0"}
 

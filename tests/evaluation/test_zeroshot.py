@@ -30,7 +30,7 @@ def encoded(tokenizer, *texts, end=0, leading=False):
 
 def naive_answers(model, tokenizer, tasks):
     """Answer every question by the definitions of the metrics."""
-    found = {}
+    by_metric = {}
     for example, doc in enumerate(tasks["tasks"]["next_words"].eval_docs):
         context = tokenizer.encode(doc["query"]).ids
         targets = [tokenizer.encode(" " + choice).ids for choice in doc["choices"]]
@@ -38,8 +38,8 @@ def naive_answers(model, tokenizer, tasks):
         alone = np.array([naive_log_prob(model, [0], target)[0] for target in targets])
         lengths = np.array([len(choice) for choice in doc["choices"]])
         for metric, scores in zip(METRICS, (given, given / lengths, given - alone), strict=True):
-            found[example, metric] = float(scores.argmax() == doc["gold"])
-    return found
+            by_metric[example, metric] = float(scores.argmax() == doc["gold"])
+    return by_metric
 
 
 def test_metrics_equal_a_naive_scoring_at_every_batch_size(model, tokenizer, configs, capfd):

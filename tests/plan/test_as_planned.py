@@ -47,8 +47,8 @@ def test_what_is_as_planned_works_and_says_where_its_results_are(plan, capsys):
     for stage in ("data", "train", "zeroshot", "exact"):
         for name in plan[stage]:
             assert work(plan, stage, name) is None
-            said = f"{stage} {name}: results in {Staleness(plan).record(stage, name).parent}"
-            assert capsys.readouterr().err.splitlines()[-1] == said
+            line = f"{stage} {name}: results in {Staleness(plan).record(stage, name).parent}"
+            assert capsys.readouterr().err.splitlines()[-1] == line
 
 
 def test_other_code_than_the_plan_s_is_refused_by_its_files(plan):

@@ -71,14 +71,14 @@ def test_memory_grows_with_every_kill_for_it_and_with_nothing_else(attempts, tmp
 
 def should_retry(attempts, folder, monkeypatch, *ends, stage="train"):
     """Return the decision after each attempt, which raises an error, is killed (None) or leaves no note ("")."""
-    said = []
+    decisions = []
     for attempt, error in enumerate(ends, start=1):
         attempts.memory_kills(stage, "run", attempt)
         if error != "":
             end(folder, error, monkeypatch, 10 + attempt, stage)
-        said.append(attempts.should_retry(stage, "run", attempt))
-        assert attempts.should_retry(stage, "run", attempt) == said[-1]  # a repeated call counts once
-    return said
+        decisions.append(attempts.should_retry(stage, "run", attempt))
+        assert attempts.should_retry(stage, "run", attempt) == decisions[-1]  # a repeated call counts once
+    return decisions
 
 
 CRASH, MISTAKE = ValueError("crash"), UserError("a: b")
@@ -86,7 +86,7 @@ SAVED, *LATER = (StoppedEarly("saved", [step]) for step in range(9))
 
 
 @pytest.mark.parametrize(
-    ("ends", "said"),
+    ("ends", "decisions"),
     [
         ([SAVED, *LATER], [True] * 9),
         ([SAVED] * 5, [True, True, True, True, False]),  # the time limit of the job is reached before a step is done
@@ -99,9 +99,9 @@ SAVED, *LATER = (StoppedEarly("saved", [step]) for step in range(9))
         ([""], [False]),
     ],
 )
-def test_what_was_saved_goes_on_and_a_crash_is_tried_a_few_times(attempts, tmp_path, monkeypatch, ends, said):
+def test_what_was_saved_goes_on_and_a_crash_is_tried_a_few_times(attempts, tmp_path, monkeypatch, ends, decisions):
     end(tmp_path / "run", SAVED, monkeypatch, 3)  # the note of an earlier call, which is not an attempt
-    assert should_retry(attempts, tmp_path / "run", monkeypatch, *ends) == said
+    assert should_retry(attempts, tmp_path / "run", monkeypatch, *ends) == decisions
 
 
 def test_a_stage_that_begins_anew_is_stopped_a_few_times(attempts, tmp_path, monkeypatch):

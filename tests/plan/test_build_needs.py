@@ -45,6 +45,6 @@ def test_the_plan_needs_no_data_no_network_and_no_heavy_library_and_is_always_th
     environment = os.environ | {"PYTHONHASHSEED": "2" if own == "1" else "1", "PYTHONPATH": str(copied / "src")}
     words = [sys.executable, "-c", PROBE, "paper"]
     done = subprocess.run(words, cwd=copied, env=environment, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
-    assert found["heavy"] == []
-    assert json.dumps(found["plan"]) == json.dumps(build_plan(copied, {"scale": "paper"}))
+    outcome = json.loads(done.stdout)
+    assert outcome["heavy"] == []
+    assert json.dumps(outcome["plan"]) == json.dumps(build_plan(copied, {"scale": "paper"}))

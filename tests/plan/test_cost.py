@@ -29,15 +29,15 @@ def test_time_and_memory_of_the_laptop_runs_are_predicted_within_half():
     """Times are compared with their median, because the speed of the processor differs from the speed in the table."""
     sources = read_sources(ROOT, {"scale": "laptop"})
     hardware = find_hardware(sources.config_tree, sources.scale.hardware)
-    found = []
+    ratios = []
     for record in Results(ROOT / "results/cached/laptop").records():
         run = Run.model_validate(record["spec"])
         time = record["wall_time_s"] / (3600 * hours(run, sources.scale, hardware))
-        found.append((time, (record["peak_memory_bytes"] - IMPORTS_MB * 2**20) / memory_bytes(run, hardware)))
-    assert len(found) >= 16
-    middle = median(time for time, _ in found)
+        ratios.append((time, (record["peak_memory_bytes"] - IMPORTS_MB * 2**20) / memory_bytes(run, hardware)))
+    assert len(ratios) >= 16
+    middle = median(time for time, _ in ratios)
     assert 1 / 2 < middle < 2
-    for time, memory in found:
+    for time, memory in ratios:
         assert 1 / 1.5 < time / middle < 1.5
         assert 1 / 1.5 < memory < 1.5
 

@@ -42,8 +42,8 @@ def finished(job):
     return {"event": LogEvent.JOB_FINISHED, "job_id": job}
 
 
-def failed(job, said=""):
-    return {"event": LogEvent.JOB_ERROR, "jobid": job, "rule_msg": said}
+def failed(job, message=""):
+    return {"event": LogEvent.JOB_ERROR, "jobid": job, "rule_msg": message}
 
 
 EVERYTHING = [event for job, of in enumerate(JOBS) for event in (started(job, *of), finished(job))]
@@ -60,8 +60,8 @@ def show(monkeypatch, tmp_path):
     def shown(events, counts=COUNTS, quiet=(), file=None, dry=False):
         file = file or io.StringIO()
         monkeypatch.setattr(sys, "stdout" if dry else "stderr", file)
-        asked = {"quiet": quiet, "verbose": False, "printshellcmds": False, "debug_dag": False, "dryrun": dry}
-        handler = LogHandler(SimpleNamespace(**asked), None)
+        options = {"quiet": quiet, "verbose": False, "printshellcmds": False, "debug_dag": False, "dryrun": dry}
+        handler = LogHandler(SimpleNamespace(**options), None)
         begun = [{"event": LogEvent.RUN_INFO, "stats": counts | {"total": 9}}] if counts else []
         for event in (*begun, *events):
             record = {"msg": event, "levelno": logging.ERROR} if isinstance(event, str) else event

@@ -60,8 +60,8 @@ def test_a_run_whose_weights_were_cut_short_is_stale_and_so_is_what_is_made_of_i
     path = Staleness(plan).record("train", RUN).with_name("weights.safetensors")
     save_file({"weight": np.zeros((3, 5), np.float32)}, path)
     assert Staleness(plan).check("train", RUN).current
-    whole = path.read_bytes()
-    for damaged in (whole[:-1], whole + b"0", whole[:4], b"", b"\xff" * len(whole)):
+    content = path.read_bytes()
+    for damaged in (content[:-1], content + b"0", content[:4], b"", b"\xff" * len(content)):
         path.write_bytes(damaged)
         assert Staleness(plan).check("train", RUN) == ("stale", "weights.safetensors is damaged")
         assert Staleness(plan).check("prune", RUN) == ("stale", f"{RUN} is stale")

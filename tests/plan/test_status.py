@@ -35,7 +35,7 @@ def finished(plan):
     return finish(plan)
 
 
-def found(plan):
+def states_of(plan):
     return {(stage, name): (state, detail) for stage, name, state, detail in states(plan)}
 
 
@@ -44,16 +44,16 @@ def change(path, **keys):
 
 
 def test_nothing_is_there_at_first(plan):
-    assert set(found(plan)) == {DATA, PLAIN, PARENT, CHILD, ASKED, PRUNED, EXACT}
-    assert set(found(plan).values()) == {("missing", "")}
+    assert set(states_of(plan)) == {DATA, PLAIN, PARENT, CHILD, ASKED, PRUNED, EXACT}
+    assert set(states_of(plan).values()) == {("missing", "")}
     assert report(plan).endswith("scale smoke: 7 missing")
     assert report(plan, problems_only=True) == "no stage failed after its start"
 
 
 def test_what_is_done_is_finished_a_diverged_run_too_and_others_are_named(plan, finished):
-    assert set(found(plan).values()) == {("finished", "")}
+    assert set(states_of(plan).values()) == {("finished", "")}
     change(finished / "small/plain/seed0/run.json", status="diverged")
-    assert (found(plan)[PLAIN], found(plan)[ASKED]) == (("diverged", ""), ("finished", ""))
+    assert (states_of(plan)[PLAIN], states_of(plan)[ASKED]) == (("diverged", ""), ("finished", ""))
     (finished / "small/child").rename(finished / "small/another")
     assert "not in the plan, so not in figures and counts: small/another/seed0" in report(plan)
 
@@ -72,27 +72,27 @@ def test_what_is_done_is_finished_a_diverged_run_too_and_others_are_named(plan, 
 )
 def test_what_no_longer_fits_the_plan_is_stale(plan, finished, file, keys, stale, detail):
     change(finished / file, **keys)
-    assert found(plan)[stale] == ("stale", detail)
+    assert states_of(plan)[stale] == ("stale", detail)
 
 
 def test_what_was_made_from_something_stale_is_stale(plan, finished):
     change(finished / "small/parent/seed0/run.json", spec_hash="old")
-    assert found(plan)[CHILD] == ("stale", "small/parent/seed0 is stale")
-    assert found(plan)[PLAIN] == ("finished", "")
+    assert states_of(plan)[CHILD] == ("stale", "small/parent/seed0 is stale")
+    assert states_of(plan)[PLAIN] == ("finished", "")
     change(finished / "data/text/manifest.json", recipe="old")
-    after = found(plan)
+    after = states_of(plan)
     assert after[CHILD] == ("stale", "text is stale; small/parent/seed0 is stale")
     assert after[ASKED] == ("stale", "small/plain/seed0 is stale")
     (finished / "small/parent/seed0/run.json").unlink()
-    assert found(plan)[CHILD] == ("stale", "text is stale; small/parent/seed0 is missing")
+    assert states_of(plan)[CHILD] == ("stale", "text is stale; small/parent/seed0 is missing")
 
 
 def test_a_stage_at_work_is_running(plan, finished):
     with noted("train", finished / "small/plain/seed0"):
-        state, detail = found(plan)[PLAIN]
+        state, detail = states_of(plan)[PLAIN]
         assert state == "running"
         assert detail.startswith("since 20")
-    assert found(plan)[PLAIN] == ("finished", "")
+    assert states_of(plan)[PLAIN] == ("finished", "")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_stage_that_ended_early_says_why_and_where_its_log_is(plan, finished, 
     monkeypatch.setenv("FORMERLAB_LOG", "logs/x.log")
     with pytest.raises(type(error)), noted("train", finished / "small/plain/seed0"):
         raise error
-    assert found(plan)[PLAIN] == (state, detail)
+    assert states_of(plan)[PLAIN] == (state, detail)
     text = report(plan, problems_only=True)
     assert text.splitlines()[0] == f"train  small/plain/seed0  {state}  {detail}"
     assert "small/child" not in text
@@ -119,10 +119,10 @@ def test_a_stage_whose_process_is_gone_was_killed(plan, finished):
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
     note = {"state": "running", "pid": int(gone.stdout), "host": socket.gethostname(), "since": "now", "log": None}
     write_json(finished / "small/plain/seed0/.train.state.json", note)
-    assert found(plan)[PLAIN] == ("killed", "the process is gone")
+    assert states_of(plan)[PLAIN] == ("killed", "the process is gone")
     elsewhere = note | {"host": "another"}
     write_json(finished / "small/plain/seed0/.train.state.json", elsewhere)
-    assert found(plan)[PLAIN][0] == "running"  # a process on another machine cannot be checked
+    assert states_of(plan)[PLAIN][0] == "running"  # a process on another machine cannot be checked
 
 
 def test_another_process_with_the_number_of_a_killed_one_does_not_pass_for_it(tmp_path):
