@@ -29,7 +29,7 @@ Map = tuple[str, int, Tensor]
 
 
 class Decoding(Measurement):
-    """Settings of `translate`; the defaults are from the paper (arXiv:1706.03762, section 6.1)."""
+    """Beam search for held-out sentences; the defaults are from the paper (arXiv:1706.03762, section 6.1)."""
 
     splits: tuple[Literal["valid", "test"], ...] = ("test",)
     """Splits that are translated."""
