@@ -206,7 +206,6 @@ def _defines_specs(module: str) -> bool:
 
 @functools.cache
 def _functions(module: str) -> frozenset[str]:
-    """Return the names of the functions of a module."""
     return frozenset(node.name for node in _tree(module).body if isinstance(node, ast.FunctionDef))
 
 

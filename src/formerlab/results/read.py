@@ -184,7 +184,6 @@ class ExportedStudy:
     """The exported rows of one study."""
 
     def __init__(self, folder: Path) -> None:
-        """Open `folder`, which contains records.jsonl."""
         self.folder, self.name = folder, folder.name
         self._frames: dict[str, dict[str, DataFrame]] = {}
         self._rows: dict[tuple[str, str], DataFrame | None] = {}

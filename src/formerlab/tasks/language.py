@@ -82,7 +82,6 @@ class LanguageModeling(TaskSpec):
         start: DataPosition = START,
         shard: Shard = SINGLE_PROCESS,
     ) -> list[Windows]:
-        """Return the micro-batches of a step, of equal size."""
         size, step = self.batch // self.accumulate, start.steps + step
         firsts = [size * index for index in shard.indices(self.accumulate)]
         return [self.train_batch(data, seed, step, slice(first, first + size)) for first in firsts]

@@ -42,11 +42,9 @@ class SentenceBatch:
     """Divisor of the summed loss: target tokens of the step divided by its number of micro-batches."""
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> "SentenceBatch":
-        """Return the batch on a device."""
         return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "SentenceBatch":
-        """Return the batch in pinned memory."""
         return self._each(Tensor.pin_memory)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "SentenceBatch":
@@ -188,7 +186,6 @@ class Translation(TaskSpec):
             model.load_state_dict(means)
 
     def _pairs(self, data: PairStream, seed: int, step: int, start: DataPosition) -> Numbers:
-        """Return the indices of the pairs of a step."""
         epoch, index = divmod(self._position(data, start, step), data.epoch_size(self.tokens))
         return data.epoch(self.tokens, seed, epoch)[index]
 

@@ -70,14 +70,12 @@ class ImageBytes:
     mix: Mix | None = None
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> ImageBatch:
-        """Return the normalised, erased and mixed batch on a device."""
         tensors = (*self.augmented, self.labels)
         pixels, boxes, noise, labels = (tensor.to(device, non_blocking=non_blocking) for tensor in tensors)
         images = erase(self.preprocessing.normalised(pixels), boxes, noise)
         return ImageBatch(*((images, labels) if self.mix is None else self.mix(images, labels)))
 
     def pin_memory(self) -> "ImageBytes":
-        """Return the batch in pinned memory."""
         augmented = AugmentedImages(*(tensor.pin_memory() for tensor in self.augmented))
         return replace(self, augmented=augmented, labels=self.labels.pin_memory())
 

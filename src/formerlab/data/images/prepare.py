@@ -170,7 +170,6 @@ class SplitWriter:
                 self.sums += image.moments
 
     def notes(self) -> list[str]:
-        """Return notes on the images that were left out."""
         notes = [f"keep={self.data.keep:g} leaves out {self.left_out}"] if self.left_out else []
         if self.duplicates:
             notes.append(f"identical to another image, left out: {self.duplicates}")

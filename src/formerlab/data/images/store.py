@@ -75,13 +75,11 @@ class ImageSet:
 
     @cached_property
     def labels(self) -> NDArray[np.int64]:
-        """The class of every image."""
         labels: NDArray[np.int64] = np.load(self.folder / self.entry["labels"], allow_pickle=False)
         return labels
 
     @property
     def stores_pixels(self) -> bool:
-        """Whether the images are stored as pixels."""
         return bool(self.form["storage"] == "pixels")
 
     def pixels(self, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.uint8]:

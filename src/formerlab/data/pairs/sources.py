@@ -74,7 +74,6 @@ class LinePairs(PairSource):
         return self
 
     def contents(self, cache: Path | None = None) -> dict[str, list[str]]:
-        """Return the hashes of the files of each split."""
         for path in self._files():
             if not path.is_file():
                 raise UserError(f"no file at '{path}' (working directory {Path.cwd()})")

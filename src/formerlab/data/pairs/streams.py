@@ -28,7 +28,6 @@ class PairStream:
         self.longest = int(lengths.max())
 
     def __len__(self) -> int:
-        """Return the number of pairs."""
         return len(self.source_lengths)
 
     def sentence(self, pair: int, side: int) -> Numbers:
@@ -63,7 +62,6 @@ class PairStream:
 
     @lru_cache(maxsize=2)  # noqa: B019
     def epoch_size(self, tokens: int) -> int:
-        """Return the number of batches in an epoch."""
         return len(self.batches(tokens))
 
 

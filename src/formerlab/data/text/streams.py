@@ -20,7 +20,6 @@ class StreamWriter:
     """Appends token ids to a `.npy` file, as uint16 if the vocabulary allows it, otherwise as uint32."""
 
     def __init__(self, file: BinaryIO, vocabulary: int) -> None:
-        """Write the header of an empty array."""
         self._file = file
         self.dtype = np.dtype("uint16" if vocabulary <= 1 << 16 else "uint32")
         self.documents = self.bytes = self.tokens = 0
