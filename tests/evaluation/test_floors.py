@@ -110,7 +110,7 @@ def test_translation_has_no_floor():
     with pytest.raises(
         UserError, match=r"runs: 'base' has task.kind=translation; choose trained runs on text or images"
     ):
-        Floors().of(run, questions=False)
+        Floors().for_run(run, questions=False)
 
 
 def test_floors_stand_above_the_runs_of_a_table(tmp_path):

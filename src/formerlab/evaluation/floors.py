@@ -34,7 +34,7 @@ class Floors(Measurement):
     strengths: tuple[Strength, ...] = (1e-4, 1e-3, 1e-2, 1e-1)
     """Inverse regularisation strengths of the linear probe (C of scikit-learn); the best on validation is used."""
 
-    def of(self, run: AnyRun, *, questions: bool) -> "Floors | None":
+    def for_run(self, run: AnyRun, *, questions: bool) -> "Floors | None":
         task = getattr(run, "task", None)  # a released model has no task, and its training data are unknown
         if not isinstance(task, LanguageModeling | Classification):
             kind = getattr(task, "kind", "none")

@@ -26,7 +26,7 @@ class Measurement(Spec):
     cached: ClassVar[bool] = False
     """Whether the model reads tokens one by one, under a cache policy."""
 
-    def of(self, run: AnyRun, *, questions: bool) -> Self | None:
+    def for_run(self, run: AnyRun, *, questions: bool) -> Self | None:
         """Return the settings for one run, or None if the run is not measured.
 
         `questions` is True if the run's data or the scale have questions. Raises UserError if the settings do not fit
@@ -38,7 +38,7 @@ class Measurement(Spec):
         """Return the names of the suites that the model answers. Raises UserError for a pattern without a match."""
         return []
 
-    def reading(self, run: AnyRun, questions: int) -> int | None:
+    def tokens_read(self, run: AnyRun, questions: int) -> int | None:
         """Estimate the number of tokens that are read for a run with `questions` questions; None if it is unknown."""
         return None
 

@@ -72,7 +72,7 @@ def measure_jobs(
             continue
         questions = int(getattr(sources.scale.data[run.data], "questions", 0) or 0)
         try:
-            settings: Measurement = requested.settings(run.name).of(
+            settings: Measurement = requested.settings(run.name).for_run(
                 run, questions=bool(questions or sources.scale.suites)
             )
             if settings is None:
@@ -89,7 +89,7 @@ def measure_jobs(
             states = {name: recorded.get(name) if state is None else state for name, state in states.items()}
         code = code_of_measuring(stage, run, settings, list(of_run.values()))
         jobs[run.id] = {"settings": settings.to_dict(), "code": code, "suites": states}
-        if (tokens := settings.reading(run, questions)) is not None:
+        if (tokens := settings.tokens_read(run, questions)) is not None:
             jobs[run.id]["cost"] = forward_cost(run, tokens, hardware, cached=settings.cached)
     return jobs
 

@@ -39,7 +39,7 @@ class Flow(Measurement):
     shares: tuple[Fraction, ...] = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
     """Fractions of the mixing weights that are pruned, smallest first (Fig. 7: 0 to 50 %)."""
 
-    def reading(self, run: AnyRun, questions: int) -> int:
+    def tokens_read(self, run: AnyRun, questions: int) -> int:
         return (1 + len(self.shares)) * self.windows * int(getattr(getattr(run, "task", None), "context", 0))
 
 

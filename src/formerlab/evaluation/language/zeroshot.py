@@ -24,13 +24,13 @@ class Zeroshot(Measurement):
     batch_tokens: Count | None = None
     """Maximum number of tokens per forward pass, including padding; default no limit."""
 
-    def of(self, run: AnyRun, *, questions: bool) -> Self | None:
+    def for_run(self, run: AnyRun, *, questions: bool) -> Self | None:
         return self if questions else None
 
     def suite_names(self, suites: Sequence[str]) -> list[str]:
         return list(suites)
 
-    def reading(self, run: AnyRun, questions: int) -> int:
+    def tokens_read(self, run: AnyRun, questions: int) -> int:
         return min(self.question_limit or questions, questions) * QUESTION_TOKENS
 
 

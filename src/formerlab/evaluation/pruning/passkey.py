@@ -44,13 +44,13 @@ class Passkey(Measurement):
     numbers: Count = 2
     """Number of texts at each depth, each with a different pass key."""
 
-    def of(self, run: AnyRun, *, questions: bool) -> Self:
+    def for_run(self, run: AnyRun, *, questions: bool) -> Self:
         context, longest = int(getattr(run.model, "context", 0)), max(self.lengths)
         if longest > context:
             raise UserError(f"lengths: {longest} exceeds model.context={context} of run {run.name!r}; lower it")
         return self
 
-    def reading(self, run: AnyRun, questions: int) -> int:
+    def tokens_read(self, run: AnyRun, questions: int) -> int:
         return len(configurations(self.policies, self.budgets)) * sum(self.lengths) * len(self.depths) * self.numbers
 
 

@@ -112,13 +112,13 @@ class PruneSweep(Measurement):
         """Return the full cache, and every policy and Decay of every alpha at every budget, without duplicates."""
         return configurations((*self.policies, *(Decay(alpha=alpha) for alpha in self.alphas)), budgets)
 
-    def of(self, run: AnyRun, *, questions: bool) -> Self:
+    def for_run(self, run: AnyRun, *, questions: bool) -> Self:
         context = int(getattr(run.model, "context", 0))
         if self.context is not None and self.context > context:
             raise UserError(f"context: {self.context} exceeds model.context={context} of run {run.name!r}; lower it")
         return self.model_copy(update={"questions": self.questions and questions})
 
-    def reading(self, run: AnyRun, questions: int) -> int:
+    def tokens_read(self, run: AnyRun, questions: int) -> int:
         context = self.context or int(getattr(run.model, "context", 0))
         tokens = len(self.configurations(self.budgets)) * self.windows * context
         if self.questions:
