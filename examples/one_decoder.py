@@ -4,7 +4,7 @@
     python examples/one_decoder.py [TEXT] [--steps 300]
 
 It trains a small model on the bytes of a text (without one, on the source of Python's standard library), grows it to
-twice its parameter tokens, trains on, and prunes its cache. Two minutes on two CPU cores.
+twice its parameter tokens, trains further, and prunes its cache. Two minutes on two CPU cores.
 """
 
 import argparse
@@ -95,11 +95,11 @@ def main() -> None:
     train(model, training, arguments.steps)
     rows["trained"] = held_out(model, test)
 
-    print("grown to twice its parameter tokens, and trained on")
+    print("grown to twice its parameter tokens, and trained further")
     larger = grow(model, factor=2)  # zero keys, tau kept: the same function, and the new tokens learn
-    rows["grown, before it trains on"] = held_out(larger, test)
+    rows["grown, not trained further"] = held_out(larger, test)
     train(larger, training, arguments.steps)
-    rows["grown, trained on"] = held_out(larger, test)
+    rows["grown, trained further"] = held_out(larger, test)
 
     for budget in (0.4, 0.1):
         for policy in (Local(), Decay(alpha=0.2)):

@@ -98,7 +98,7 @@ def test_a_claim_is_told_of_from_the_first_scale_that_tests_it(found):
     tested = [verdict for verdict in best({"laptop": untested, "overnight": found}) if verdict.scale == "overnight"]
     assert "decay-half-recent-beats-h2o" in {verdict.claim.id for verdict in tested}
     lines = first_screen({"laptop": untested, "overnight": found}).splitlines()
-    assert lines[0] == "| verdict | claim | number | published | ours |"
+    assert lines[0] == "| verdict | claim | number | claimed | published | ours |"
     assert sum(line.startswith("|") for line in lines) - 2 == len(FIRST_SCREEN)
     assert not any("**fails**" in line for line in lines), "no measured claim fails"
 
