@@ -40,16 +40,12 @@ try:
 except UserError as error:
     raise WorkflowError(f"{error}") from None
 RESULTS, FIGURES, LOGS = PLAN["results"], PLAN["figures"], f"logs/{PLAN['scale']}"
-config["scale"] = PLAN["scale"]  # for the first page of the report
 
 # A prefix takes the place of Snakemake's own, without which a stage that fails or stops would pass for done in front of
 # `| keep`. What a stage says is kept in its log; a cluster job says it to Slurm's log as well, while the terminal shows
 # the whole (logger plugin formerlab) and how the log of a job that fails ends.
 ASIDE = ">/dev/null" if workflow.is_main_process else ""
 shell.prefix(f'set -euo pipefail; keep() (exec tee -i "$1" {ASIDE}); ')
-
-
-report: "workflow/report/workflow.rst"
 
 
 wildcard_constraints:

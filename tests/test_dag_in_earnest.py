@@ -1,11 +1,8 @@
 """A few jobs of the DAG in earnest, and what is left when one of them fails."""
 
-import html
 import json
-import os
 import re
 import shutil
-import subprocess
 
 import pytest
 from fixtures.checkout import Checkout, drawn_from
@@ -47,45 +44,6 @@ def test_a_real_run_leaves_every_file_and_then_nothing_to_do(tiny):
     assert {path.name for path in (tiny.root / "figures/live/smoke").iterdir()} >= {"tokenformer_growth.pdf"}
     assert json.loads((results / "mlflow.json").read_text())["status"] == "off"
     assert tiny.to_do() == set()
-
-
-TELLING = r"""
-<script>
-const problems = [];
-addEventListener("error", event => problems.push(event.message || event.target.outerHTML), true);
-const told = setInterval(() => {
-  if (typeof results !== "object" || !document.querySelector("#app")?.innerText) return;
-  clearInterval(told);
-  const seen = html => new DOMParser().parseFromString(html, "text/html").body.textContent.replace(/\s+/g, " ");
-  const captions = Object.entries(results).map(([path, result]) => [path, seen(result.caption)]);
-  const asked = performance.getEntriesByType("resource").map(entry => entry.name);
-  document.body.textContent = JSON.stringify({captions, asked, problems});
-}, 100);
-</script>
-"""
-"""What a page runs to become a text: its results with their captions, what it asked for, and what went wrong."""
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-
-
-@pytest.mark.skipif(not CHROMIUM and os.environ.get("FORMERLAB_CI") != "1", reason="no Chromium on this machine")
-def test_the_report_asks_nothing_of_the_network_and_every_result_names_its_command_and_its_runs(tiny, tmp_path):
-    done = tiny.snakemake("--report", "report.html")
-    assert done.returncode == 0, done.stderr
-    page = tmp_path / "report.html"
-    page.write_text((tiny.root / "report.html").read_text().replace("<head>", f"<head>{TELLING}", 1))
-    words = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
-    words += [f"--user-data-dir={tmp_path}/profile", "--virtual-time-budget=60000", "--dump-dom", page.as_uri()]
-    shown = subprocess.run(words, capture_output=True, text=True, timeout=240, check=True).stdout
-    told = json.loads(html.unescape(re.search(r"<body[^>]*>(.*)</body>", shown, re.DOTALL)[1]))
-    assert [url for url in told["asked"] if not url.startswith(("file:", "data:", "blob:"))] == []
-    assert told["problems"] == []
-    captions = dict(told["captions"])
-    for path, caption in captions.items():
-        assert "python -m formerlab" in caption, path
-        assert "/tokenformer_" not in path or "tokenformer/" in caption.partition("Runs behind it")[2], path
-    caption = next(caption for path, caption in captions.items() if path.endswith("tokenformer_growth.png"))
-    assert "python -m formerlab draw tokenformer_growth --scale smoke" in caption
-    assert "tokenformer/grown-zero-keep-2 (seed 0)" in caption
 
 
 def test_moved_elsewhere_nothing_runs_again_and_figures_are_redrawn(tiny, monkeypatch):

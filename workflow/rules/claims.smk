@@ -20,12 +20,7 @@ rule claims:
         f"{RESULTS}/exact.csv",
         records(*MAKING, *MEASURED, *TIMED),
     output:
-        report(
-            f"{FIGURES}/claims.html",
-            caption="../report/claims.rst",
-            category="Claims",
-            labels={"what": "claims", "as": "table"},
-        ),
+        f"{FIGURES}/claims.html",
         csv=f"{FIGURES}/claims.csv",
     log:
         f"{LOGS}/claims.log",

@@ -12,7 +12,6 @@ from formerlab.report.drawings import failure_of
 
 ON_A_GPU = 1 if PLAN["device"] == "cuda" else 0
 STALENESS = Staleness(PLAN)
-REPORTED = {"png": "picture", "html": "table", "csv": "its numbers (CSV file)"}
 ATTEMPTS = Attempts(STALENESS.folder)
 # Within a cluster job nothing is judged: it was submitted to run.
 STALE = STALENESS.stale() if workflow.is_main_process else {}
@@ -182,19 +181,6 @@ def minutes(stage):
         return min(PLAN["runtime_minutes"], int(predicted))
 
     return requested
-
-
-def reported(file, study):
-    """Return an output of a drawing, for the report where readers look at it; its caption lies beside it."""
-    path, ending = os.path.splitext(file)
-    if ending[1:] not in REPORTED:
-        return file
-    return report(
-        file,
-        caption=os.path.abspath(f"{path}.rst"),
-        category=PLAN["studies"][study]["title"],
-        labels={"what": os.path.basename(path), "as": REPORTED[ending[1:]]},
-    )
 
 
 # Every job replaces its files one by one, whole, and a stage refuses to work beside another process that does the same

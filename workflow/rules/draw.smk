@@ -10,7 +10,7 @@ for name, job in PLAN["draw"].items():
             job["inputs"],
             [STALE_LIST] if STALE_LIST and failed_drawings(job) else [],
         output:
-            [reported(file, job["study"]) for file in job["outputs"]],
+            job["outputs"],
         log:
             f"{LOGS}/draw/{name}.log",
         localrule: True
@@ -26,12 +26,7 @@ rule runs:
     input:
         expand(f"{RESULTS}/{{id}}/run.json", id=made_runs(PLAN)),
     output:
-        report(
-            f"{FIGURES}/runs.html",
-            caption="../report/runs.rst",
-            category="Provenance and cost",
-            labels={"what": "runs", "as": "table"},
-        ),
+        f"{FIGURES}/runs.html",
         csv=f"{FIGURES}/runs.csv",
     log:
         f"{LOGS}/runs.log",

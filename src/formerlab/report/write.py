@@ -34,11 +34,6 @@ DOTS_PER_INCH = 150
 subset.Options._drop_tables_default += ("GSUB", "GPOS", "GDEF", "MATH")  # unused in a PDF, but slow to subset
 COMMAND = "\n\nCommand: "
 """Separates a caption with its notes from the command that renders the figure or table."""
-_BEHIND = f"""{COMMAND}``python -m formerlab draw %(name)s --scale %(scale)s``
-
-Runs behind it: {{{{ snakemake.params.drawings.%(name)s.runs | join(", ") }}}}
-"""
-"""Footer of a caption for the report of Snakemake, which fills in the runs."""
 
 
 def draw(name: str, results: Results, out: Path, *, where_rows: bool = False) -> list[Path]:
@@ -149,7 +144,7 @@ def write(drawing: Drawing, results: Results, out: Path, rows: DataFrame) -> lis
     if not same_rows(numbers, rows):  # another machine may round the last digit differently
         write_text(numbers, _csv(rows))
     caption = f"{drawing.caption} {notes}".rstrip()
-    write_text(paths[-1], caption + _BEHIND % {"name": drawing.name, "scale": results.scale})
+    write_text(paths[-1], f"{caption}{COMMAND}``python -m formerlab draw {drawing.name} --scale {results.scale}``\n")
     return paths
 
 
