@@ -18,7 +18,7 @@ from formerlab.files import NoRoom, found_no_room
 GROUPS = {
     "a project": ("init", "demo", "plan", "status", "ui"),
     "its results": ("report", "headline", "claims", "runs", "figures", "export", "readme", "reproduce"),
-    "models": ("generate", "classify", "answer-tasks"),
+    "models": ("generate", "answer-tasks"),
     "other people's formats": ("export-huggingface", "import-tokenformer"),
 }
 """The commands for users, by topic. Commands that only Snakemake calls are not listed."""

@@ -1,4 +1,4 @@
-"""The commands for interactive use: init, generate, classify, ui."""
+"""The commands for interactive use: init, generate, ui."""
 
 import argparse
 import os
@@ -34,20 +34,12 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--top-k", type=int, help="sample only from the k most probable tokens")
     parser.add_argument("--seed", type=int, default=0)
 
-    parser = add_command(commands, classify, configured=False)
-    parser.add_argument("model", type=Path, help="folder of a finished run, or its id")
-    parser.add_argument("data", type=Path, help="folder of prepared images, such as results/live/laptop/data/images")
-    parser.add_argument("--split", choices=("train", "valid", "test"), default="test")
-    parser.add_argument("--batch", type=int, default=64, help="images per forward pass; default 64")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default cpu")
-    parser.add_argument("--out", type=Path, help="CSV file for a row per image")
-
     parser = add_command(commands, ui)
     parser.add_argument("--port", type=int, default=5000, help="port of the UI on this machine; default 5000")
 
 
 PROJECT = ("config.yaml", "workflow/data.yaml", "workflow/scales", "workflow/studies", "profiles", "slurm", "cluster")
-"""Files and folders that are copied into a project; rules and captions stay in the package and match its version."""
+"""Files and folders that are copied into a project; the rules stay in the package and match its version."""
 SNAKEFILE = """\
 # This file includes the rules of the installed formerlab; you may add rules below.
 from importlib.resources import files
@@ -99,15 +91,6 @@ def generate(arguments: argparse.Namespace) -> None:
     print(flush=True)
     for note in notes:
         print(note, file=sys.stderr)
-
-
-def classify(arguments: argparse.Namespace) -> None:
-    """Evaluate a finished image model on prepared images."""
-    from formerlab.evaluation import vision
-    from formerlab.training.load import finished_run_folder
-
-    options = {name: getattr(arguments, name) for name in ("split", "batch", "device", "out")}
-    print(vision.classify(finished_run_folder(arguments.model), arguments.data, **options))
 
 
 def ui(arguments: argparse.Namespace) -> None:
