@@ -1,5 +1,6 @@
 """The examples run as they are written, on little."""
 
+import json
 import re
 import runpy
 import sys
@@ -52,22 +53,44 @@ def test_a_mixer_of_ones_own_trains(run, text):
     assert max(found.values()) < 5.5
 
 
-@pytest.mark.slow
-def test_a_model_of_transformers_is_pruned(run, tmp_path):
+@pytest.fixture
+def folder(tmp_path):
+    """Return the folder of a tiny model of transformers with a tokenizer of single characters."""
     import tokenizers
     import transformers
 
-    model = build("llama")
-    model.save_pretrained(tmp_path)
+    build("llama").save_pretrained(tmp_path)
     alphabet = {chr(index): index for index in range(32, 126)} | {"<unk>": 0}
     letters = tokenizers.Tokenizer(tokenizers.models.WordLevel(alphabet, unk_token="<unk>"))
     letters.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
     transformers.PreTrainedTokenizerFast(tokenizer_object=letters).save_pretrained(tmp_path)
-    printed = run("prune_a_model.py", tmp_path, "once upon a time", "--tokens", 5)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_a_model_of_transformers_is_pruned(run, folder):
+    printed = run("prune_a_model.py", folder, "once upon a time", "--tokens", 5)
     assert [line.partition(":")[0] for line in printed.splitlines()] == [
         "whole cache",
         *(f"{name}, 40% of 16 tokens" for name in ("Local", "H2O", "Decay")),
     ]
+
+
+def test_the_notebook_prunes_measures_and_plots(folder, capsys, monkeypatch):
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    cells = json.loads((EXAMPLES / "prune_a_model.ipynb").read_text())["cells"]
+    settings, *code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    namespace = {}
+    exec(settings, namespace)
+    namespace |= {"MODEL": str(folder), "TOKENS": 40}
+    for source in code:
+        exec(source, namespace)
+    printed = capsys.readouterr().out
+    sizes = [int(size.replace(",", "")) for size in re.findall(r"([\d,]+) bytes", printed)]
+    assert sizes[1:] == 3 * [sizes[0] * 16 // 59], "16 of the 40 tokens of the prompt and 19 of the answer"
+    assert len(re.findall(r"-?\d\.\d{3} nats above the whole cache", printed)) == 9
+    assert [len(line.get_xdata()) for line in namespace["axes"].lines] == [3, 3, 3]
+    namespace["plt"].close("all")
 
 
 @pytest.mark.parametrize(("projection", "depth"), [("linear", "plain"), ("pattention", "dwa")])

@@ -8,18 +8,21 @@ import math
 import pytest
 import torch
 from jaxtyping import config
+from test_policies import VARIANTS
 
 from formerlab.cache import (
     H2O,
     TOVA,
-    CachePolicy,
+    Chunks,
     CompressedCache,
     Decay,
     Full,
+    HeadAdaptive,
     Knorm,
     KVCache,
     Local,
     PrunedCache,
+    Pyramid,
     Random,
     Simulation,
     SnapKV,
@@ -32,12 +35,11 @@ from formerlab.errors import UserError
 from formerlab.layers import DepthWeightedAverage, Learned, Rotary
 from formerlab.layers.attention import causal_attention
 from formerlab.models import Decoder
-from formerlab.spec import variants
 
 CHUNKS = (7, 1, 1, 4, 1, 1, 1, 2)
 TIME = sum(CHUNKS)
 STREAMING = [
-    *[variant() for variant in variants(CachePolicy) if variant().is_online],
+    *[policy for policy in VARIANTS if policy.is_online],
     Decay(alpha=0.5, recent=0.5),
     Decay(scope="layer"),
     Decay(alpha=0.0),
@@ -252,7 +254,10 @@ def test_a_simulation_serves_one_forward_pass(tokens):
 
 
 EVERY = [
-    *[variant() for variant in variants(CachePolicy)],
+    *VARIANTS,
+    Pyramid(policy=H2O(), layers=2),
+    HeadAdaptive(policy=H2O()),
+    Chunks(policy=H2O()),
     H2O(variant="local_statistics"),
     H2O(variant="global_statistics"),
     StreamingLLM(positions="reindexed"),

@@ -5,21 +5,24 @@ import math
 import pytest
 import torch
 from pydantic import ValidationError
+from test_policies import VARIANTS
 from torch.nn import functional as F
 
 from formerlab.cache import (
     H2O,
     TOVA,
-    CachePolicy,
+    Chunks,
     CompressedCache,
     Decay,
     ExpectedAttention,
     Full,
+    HeadAdaptive,
     Ideal,
     KeyDiff,
     Knorm,
     Local,
     PrunedCache,
+    Pyramid,
     Simulation,
     SnapKV,
     SpAtten,
@@ -34,7 +37,6 @@ from formerlab.cache.policies.policy import OneShot, Prompt
 from formerlab.errors import UserError
 from formerlab.layers import Rotary
 from formerlab.layers.position import PositionEncoding
-from formerlab.spec import variants
 
 
 def linear(policy):
@@ -42,9 +44,14 @@ def linear(policy):
     return policy.is_online and coefficients(policy) is not None
 
 
-ONE_SHOT = [SnapKV(window=4, kernel=3), ExpectedAttention(sink=2), SnapKV(sink=2, recent=0.25)]
+ONE_SHOT = [
+    Chunks(policy=SnapKV(window=4), size=3),
+    SnapKV(window=4, kernel=3),
+    ExpectedAttention(sink=2),
+    SnapKV(sink=2, recent=0.25),
+]
 COMPRESSING = [
-    *[policy for variant in variants(CachePolicy) if isinstance(policy := variant(), OneShot) or linear(policy)],
+    *[policy for policy in VARIANTS if isinstance(policy, OneShot) or linear(policy)],
     *ONE_SHOT,
 ]
 
@@ -154,8 +161,11 @@ def test_queries_are_taken_as_before_their_rotation(spec):
     assert len(rotations(position, 200, 512, q)) == 1
 
 
+ONCE = [policy for policy in VARIANTS if isinstance(policy, OneShot)]
+
+
 @pytest.mark.parametrize(
-    "policy", [variant() for variant in variants(CachePolicy) if issubclass(variant, OneShot)], ids=repr
+    "policy", [*ONCE, Chunks(policy=H2O()), HeadAdaptive(policy=SnapKV()), Pyramid(policy=SnapKV(), layers=2)], ids=repr
 )
 def test_a_policy_that_chooses_once_has_no_rule_for_single_steps(policy):
     message = rf"{type(policy).__name__}.*compresses once, after a whole prompt.*CompressedCache"

@@ -25,7 +25,7 @@ from formerlab.cache.policies.policy import Layer, OneShot
 from formerlab.spec import variants
 
 OFFICIAL = [H2O(variant="local_statistics"), H2O(variant="global_statistics")]
-VARIANTS = [variant() for variant in variants(CachePolicy)]
+VARIANTS = [variant() for variant in variants(CachePolicy) if "policy" not in variant.model_fields]
 POLICIES = [policy for policy in VARIANTS if not isinstance(policy, OneShot)]
 EXACT = [policy for policy in POLICIES if isinstance(policy, Eviction) and not isinstance(policy, Full)]
 

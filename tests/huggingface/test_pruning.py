@@ -1,12 +1,17 @@
 """formerlab.prune: anybody's model of transformers with a cache that forgets."""
 
+from threading import Thread
+
 import pytest
 import torch
 from accelerate import cpu_offload
 from foreign import build, tokens
 from jaxtyping import config
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
 from torch.nn import DataParallel, Module
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache, PreTrainedTokenizerFast, StaticCache, TextIteratorStreamer
 from transformers import __version__ as TRANSFORMERS
 
 from formerlab.cache import (
@@ -15,8 +20,10 @@ from formerlab.cache import (
     Decay,
     ExpectedAttention,
     Full,
+    HeadAdaptive,
     Ideal,
     PrunedCache,
+    Pyramid,
     Simulation,
     SnapKV,
     StreamingLLM,
@@ -31,6 +38,7 @@ from formerlab.integrations.huggingface.modeling import FIELD, FormerlabConfig, 
 from formerlab.integrations.huggingface.pruning import prune
 from formerlab.layers import Learned, Rotary
 from formerlab.models import Decoder
+from formerlab.torchvision_shim import ensure_torchvision_imports
 
 KINDS = ("opt", "llama", "qwen2", "neox")
 GREEDY = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -66,10 +74,11 @@ def test_greedy_tokens_are_those_of_our_own_eviction(kind, models):
     model, wrapped, text = models[kind], CausalLM(build(kind)), tokens(1, 20)
     unpruned = generated(model, text)
     cases = [(Decay(alpha=0.2), 0.4), (H2O(), 6), (SnapKV(window=4), 0.4), (ExpectedAttention(sink=1), 6)]
+    cases += [(HeadAdaptive(policy=SnapKV(window=4)), 0.4), (Pyramid(policy=H2O(), layers=2, last=0.5), 0.4)]
     if kind != "opt":
         cases.append((StreamingLLM(sink=2, positions="reindexed"), 0.4))
     for policy, budget in cases:
-        make = CompressedCache if isinstance(policy, SnapKV | ExpectedAttention) else PrunedCache
+        make = CompressedCache if isinstance(policy.scorer, SnapKV | ExpectedAttention) else PrunedCache
         own = own_tokens(wrapped, text, make(policy, budget, wrapped.position))
         with prune(model, policy, budget):
             assert generated(model, text)[0].tolist() == own, policy
@@ -207,6 +216,54 @@ def test_the_callers_own_cache_is_the_one_that_is_filled(kind, name, models):
             assert cache.get_seq_length() == 20 + GREEDY["max_new_tokens"] - 1
 
 
+def letters():
+    """Return a tokenizer of single characters, padded on the left."""
+    alphabet = {chr(index): index for index in range(32, 126)} | {"<unk>": 0}
+    tokenizer = Tokenizer(WordLevel(alphabet, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = Split("", "isolated")
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=" ", padding_side="left")
+
+
+def test_a_pipeline_and_a_streamer_generate_the_pruned_tokens(models):
+    ensure_torchvision_imports()
+    from transformers import pipeline
+
+    model, tokenizer = models["llama"], letters()
+    inputs, options = tokenizer("once upon a time", return_tensors="pt"), GREEDY | {"use_cache": True}
+    unpruned = model.generate(**inputs, **options)
+    pipe = pipeline("text-generation", model=model, tokenizer=tokenizer)
+    with prune(model, Decay(), 6):
+        expected = tokenizer.decode(model.generate(**inputs, **options)[0, 16:])
+        assert expected != tokenizer.decode(unpruned[0, 16:])
+        written = pipe(["once upon a time", "a cat"], batch_size=2, return_full_text=False, **options)
+        assert written[0][0]["generated_text"] == expected
+        streamer = TextIteratorStreamer(tokenizer, skip_prompt=True)
+        thread = Thread(target=model.generate, kwargs={**inputs, **options, "streamer": streamer})
+        thread.start()
+        assert "".join(streamer) == expected
+        thread.join()
+    assert torch.equal(model.generate(**inputs, **options), unpruned)
+
+
+@pytest.mark.parametrize("policy", [Decay(), SnapKV(window=4), HeadAdaptive(policy=SnapKV(window=4))], ids=repr)
+def test_a_half_precision_model_holds_half_the_bytes(policy):
+    text, options = tokens(1, 20), {"return_dict_in_generate": True}
+    sizes = []
+    for model in (build("llama").float(), build("llama").half()):
+        with prune(model, policy, 6):
+            out = model.generate(text, **(GREEDY | options))
+        assert out.sequences.shape == (1, 30)
+        sizes.append(out.past_key_values.bytes())
+    assert sizes[0] == 2 * sizes[1]
+
+
+def test_a_static_cache_of_a_padded_batch_is_refused_with_the_remedy(models):
+    model, (text, mask) = models["llama"], padded()
+    cache = StaticCache(config=model.config, max_cache_len=40)
+    with pytest.raises(UserError, match="a padded batch needs a DynamicCache"), prune(model, Decay(), 6):
+        generated(model, text, attention_mask=mask, past_key_values=cache)
+
+
 def test_a_call_takes_one_cache_of_its_own_kind(models):
     text, cache = tokens(1, 4), DynamicCache()
     for model in (models["llama"], ours(Rotary())):
@@ -292,6 +349,8 @@ def test_calls_that_would_come_out_wrong_are_one_line(message, models):
     ("arguments", "message"),
     [
         ((Ideal(), 6), "cannot evict"),
+        ((HeadAdaptive(policy=Decay()), 6), "evicts in simulation only"),
+        ((Pyramid(policy=Decay(), layers=3), 6), "the model has 2 layers; give layers=2"),
         ((Decay(), 0), "budget 0: give a count"),
         ((Decay(), 1.5), r"budget 1\.5: give a count"),
     ],

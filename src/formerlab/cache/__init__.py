@@ -14,6 +14,9 @@ from formerlab.cache.kv import KVCache as KVCache
 from formerlab.cache.measures import distance_to_ideal as distance_to_ideal
 from formerlab.cache.measures import ideal_attention as ideal_attention
 from formerlab.cache.one_shot import CompressedCache as CompressedCache
+from formerlab.cache.policies.allocation import Chunks as Chunks
+from formerlab.cache.policies.allocation import HeadAdaptive as HeadAdaptive
+from formerlab.cache.policies.allocation import Pyramid as Pyramid
 from formerlab.cache.policies.decay import Decay as Decay
 from formerlab.cache.policies.expected import ExpectedAttention as ExpectedAttention
 from formerlab.cache.policies.full import Full as Full
@@ -43,6 +46,9 @@ CachePolicy = Annotated[
     | SnapKV
     | ExpectedAttention
     | Random
+    | HeadAdaptive
+    | Chunks
+    | Pyramid
     | Ideal,
     Field(discriminator="kind"),
 ]

@@ -32,6 +32,8 @@ class Store:
     values: Float[Tensor, "batch key_heads d_head slots"]
     """Channels-first layout, so that both attention products read contiguous memory."""
     state: CacheState
+    budget: int
+    """Cache budget of the layer in keys."""
     length: int = 0
     """Number of tokens so far, including evicted ones."""
     sink: list[KeyHeads] = field(default_factory=list)
@@ -93,6 +95,9 @@ class PrunedCache:
         self, policy: Policy, budget: AnyBudget, position: PositionEncoding | None = None, *, length: int | None = None
     ) -> None:
         budget = check_configuration(policy, budget)
+        self._layer_budget, policy = policy.layer_budget, policy.layer_policy
+        if policy.is_ragged:
+            raise UserError(f"{policy!r} evicts in simulation only; run it as a Simulation or as a CompressedCache")
         if not (isinstance(policy, Eviction) and policy.is_online):
             raise UserError(f"{policy!r} cannot evict: it looks at more than a cache holds; run it as a Simulation")
         self.policy = policy
@@ -112,7 +117,7 @@ class PrunedCache:
         if layer not in self._layers:
             if q.shape[2] > 1:
                 return self._read(layer, q, k, v)
-            self._layers[layer] = self._empty(0, k, v)
+            self._layers[layer] = self._empty(layer, 0, k, v)
         held = self._layers[layer]
         tokens = (slice(token, token + 1) for token in range(q.shape[2]))
         steps = [self._step(layer, held, q[:, :, one], k[:, :, one], v[:, :, one]) for one in tokens]
@@ -122,7 +127,6 @@ class PrunedCache:
         """Resolve the budget to a count of at least one key."""
         self._settled = True
         self._budget = max(1, resolve_budget(self.budget, length))
-        self._capacity = self.policy.capacity(self._budget)
 
     def _begin(self, length: int) -> None:
         """Resolve what depends on the number of tokens in the first call, the prompt."""
@@ -141,50 +145,51 @@ class PrunedCache:
 
     def _read(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         """Prune a whole prompt by simulation and store the retained keys and values."""
-        batch, time = q.shape[0], q.shape[2]
-        prompt = Prompt(q, k, v, [self._budget] * batch, [time] * batch, layer)
+        batch, time, budget = q.shape[0], q.shape[2], self._layer_budget(self._budget, layer)
+        prompt = Prompt(q, k, v, [budget] * batch, [time] * batch, layer)
         out, last, scores = evict(self.policy, prompt)
         if self.policy.reindexes_positions:  # recompute with new positions; the retained keys do not change
-            out = Simulation(self.policy, self._budget, position=self.position)(layer, q, k, v)
-        count = min(self._capacity, time)
+            out = Simulation(self.policy, budget, position=self.position)(layer, q, k, v)
+        count = min(self.policy.capacity(budget), time)
         kept = places(last >= time, count)
-        store = self._layers[layer] = self._empty(count, k, v)
+        store = self._layers[layer] = self._empty(layer, count, k, v)
         store.keys[:, :, :count] = k.take_along_dim(kept[..., None], 2)
         store.values[..., :count] = v.take_along_dim(kept[..., None], 2).transpose(-1, -2)
         store.state.positions[..., :count], store.state.scores[..., :count] = kept, scores.gather(-1, kept)
         store.length, store.sink = time, [k[:, :, : self._sink]]
         return out
 
-    def _empty(self, held: int, k: KeyHeads, v: KeyHeads) -> Store:
+    def _empty(self, layer: int, held: int, k: KeyHeads, v: KeyHeads) -> Store:
         """Return a store with at least `held` + 1 slots."""
         batch, key_heads, _, d_head = k.shape
-        state = self.policy.empty_state([self._budget] * batch, key_heads, 0, precise(k.new_empty(0)))
+        budget = self._layer_budget(self._budget, layer)
+        state = self.policy.empty_state([budget] * batch, key_heads, 0, precise(k.new_empty(0)))
         keys, values = k.new_zeros(batch, key_heads, 0, d_head), v.new_zeros(batch, key_heads, v.shape[3], 0)
-        store = Store(keys, values, state)
+        store = Store(keys, values, state, budget)
         self._grow(store, max(held + 1, ROOM))
         return store
 
     def _grow(self, store: Store, slots: int) -> None:
         """Add slots up to the budget, and compile a step for the new buffers if that pays."""
-        store.grow(min(slots, self._capacity + 1))
+        store.grow(min(slots, self.policy.capacity(store.budget) + 1))
         compiled, alike = None, store.keys.shape[3] == store.values.shape[2]  # numba needs d_key = d_value
         large = store.keys.device.type == "cpu" and store.keys.numel() >= WORTHWHILE
         if large and alike and decides_by_score(self.policy):
             compiled = load_numba()
         if compiled is not None and store.keys.dtype in compiled.DTYPES:
-            budgets = [self._budget] * store.keys.shape[0]
+            budgets = [store.budget] * store.keys.shape[0]
             store.step = compiled.Step(self.policy, store.keys, store.values, store.state, budgets)
 
     def _step(self, layer: int, store: Store, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
-        now = store.length
-        needed = min(now, self._capacity) + 1
+        now, most = store.length, self.policy.capacity(store.budget)
+        needed = min(now, most) + 1
         if needed > store.capacity:
             self._grow(store, max(needed, 2 * store.capacity))
         if now < self._sink:
             store.sink.append(k)
-        if self._sink and now > self._capacity and self.position is not None:
+        if self._sink and now > most and self.position is not None:
             keys = torch.cat(store.sink, 2)
-            turned = self.position.rotate(keys.flatten(1, 2).unsqueeze(2), now - self._capacity)
+            turned = self.position.rotate(keys.flatten(1, 2).unsqueeze(2), now - most)
             first = store.state.positions.topk(keys.shape[2], largest=False).indices.expand(-1, keys.shape[1], -1)
             store.keys.scatter_(2, first[..., None].expand_as(keys), turned.view_as(keys))
         store.length += 1
@@ -209,12 +214,16 @@ class PrunedCache:
     def kept(self, layer: int) -> Int[Tensor, "batch key_heads kept"]:
         """Return the positions of the layer's retained keys in ascending order."""
         store = self._layers[layer]
-        positions = store.state.positions.sort(-1).values[..., : min(store.length, self._capacity)]
+        positions = store.state.positions.sort(-1).values[..., : self._held(store)]
         return positions.expand(-1, store.keys.shape[1], -1)
+
+    def _held(self, store: Store) -> int:
+        """Return the number of keys that each head retains."""
+        return min(store.length, self.policy.capacity(store.budget))
 
     def bytes(self) -> int:
         """Return the bytes of the keys and values retained between steps."""
-        held = ((store, min(store.length, self._capacity)) for store in self._layers.values())
+        held = ((store, self._held(store)) for store in self._layers.values())
         return sum(bytes_of(store.keys[:, :, :count], store.values[..., :count]) for store, count in held)
 
     def metadata_bytes(self) -> int:

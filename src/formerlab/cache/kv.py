@@ -57,13 +57,16 @@ class KVCache:
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         """Append keys and values; return softmax(q k^T / sqrt(d_head)) v over the keys up to each query."""
         keys, values = self.take(layer, k, v)
-        new, held, mask = q.shape[2], keys.shape[2], None
-        if 1 < new < held:
-            mask = torch.ones(new, held, dtype=torch.bool, device=q.device).tril(held - new)
-        prompt = new == held  # a square causal mask; a single token sees everything and needs no mask
+        prompt = q.shape[2] == keys.shape[2]  # a square causal mask; a single token sees everything and needs no mask
+        mask = self.mask(layer, q, keys)
         return F.scaled_dot_product_attention(
             q, keys, values, attn_mask=mask, is_causal=prompt, enable_gqa=q.shape[1] != k.shape[1]
         )
+
+    def mask(self, layer: int, q: Heads, keys: KeyHeads) -> Tensor | None:
+        """Return the mask (..., new, held) of the keys that the new queries see, or None if no mask is needed."""
+        new, held = q.shape[2], keys.shape[2]
+        return torch.ones(new, held, dtype=torch.bool, device=q.device).tril(held - new) if 1 < new < held else None
 
     def reorder(self, rows: Int[Tensor, " batch"]) -> None:
         """Replace sequence i by sequence `rows[i]`, as in beam search."""

@@ -1,13 +1,13 @@
 """One-shot compression: a KV cache that is compressed once, after the prompt."""
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
 from formerlab.cache.budget import AnyBudget, resolve_budget
 from formerlab.cache.eviction import Eviction, coefficients
-from formerlab.cache.kv import KVCache
+from formerlab.cache.kv import KVCache, bytes_of
 from formerlab.cache.policies.policy import (
     Importance,
     OneShot,
@@ -15,12 +15,12 @@ from formerlab.cache.policies.policy import (
     Prompt,
     by_group,
     check_configuration,
-    largest,
     masked_softmax,
     places,
     precise,
 )
 from formerlab.errors import UserError
+from formerlab.kernels import EMPTY
 from formerlab.layers.position import PositionEncoding
 from formerlab.layers.shapes import Heads, KeyHeads
 
@@ -32,6 +32,7 @@ class CompressedCache(KVCache):
 
     Later tokens see the retained keys and each other. Nothing is evicted after the prompt, so the cache grows with
     every token. A ratio is a fraction of the prompt length, with at least one key. Keys keep their original positions.
+    Heads that retain fewer keys than others (`HeadAdaptive`) have empty slots, which attention masks.
     `position` is the model's position encoding; only policies that use queries before rotation need it. For inference
     only: gradients do not flow through the cache. All sequences of a batch have the same length.
 
@@ -45,11 +46,12 @@ class CompressedCache(KVCache):
     def __init__(self, policy: Policy, budget: AnyBudget, position: PositionEncoding | None = None) -> None:
         super().__init__()
         budget = check_configuration(policy, budget, stepwise=False)
-        if not (isinstance(policy, OneShot) or (isinstance(policy, Eviction) and policy.is_online)):
+        scorer = policy.scorer
+        if not (isinstance(scorer, OneShot) or (isinstance(scorer, Eviction) and scorer.is_online)):
             raise UserError(f"{policy!r} cannot compress a prompt: it masks whole sequences; run it as a Simulation")
-        if isinstance(policy, Eviction) and coefficients(policy) is None:
+        if isinstance(scorer, Eviction) and coefficients(scorer) is None:
             raise UserError(f"{policy!r} cannot compress: its score is not declared linear, decay S + gain p")
-        if policy.protect is not None:
+        if scorer.protect is not None:
             raise UserError(f"{policy!r}: compression evicts keys of the prompt, so leave protect='prompt' out")
         if policy.reindexes_positions:
             raise UserError(f"{policy!r}: compression keeps positions; use positions='kept'")
@@ -57,6 +59,7 @@ class CompressedCache(KVCache):
         self.budget = budget
         self.position = policy.check_position(position)
         self._kept: dict[int, Int[Tensor, "batch key_heads kept"]] = {}
+        self._empty: dict[int, Bool[Tensor, "batch key_heads kept"]] = {}
         self._lengths: dict[int, int] = {}
 
     @torch.inference_mode(False)  # the buffers must stay writable outside inference mode
@@ -67,30 +70,50 @@ class CompressedCache(KVCache):
         if layer in self._kept:
             return super().__call__(layer, q, k, v)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
-        self._kept[layer] = self._choose(layer, q, k, v)
-        self.take(layer, *(x.take_along_dim(self._kept[layer][..., None], 2) for x in (k, v)))
+        marked, count = self._choose(layer, q, k, v)
+        if self.policy.layer_policy.is_ragged:
+            counts = marked.sum(-1, keepdim=True)
+            count = int(counts.max())
+            self._empty[layer] = torch.arange(count, device=q.device) >= counts
+        kept = places(marked, count)
+        self.take(layer, *(x.take_along_dim(kept[..., None], 2) for x in (k, v)))
+        self._kept[layer] = kept.masked_fill(self._empty[layer], EMPTY) if layer in self._empty else kept
         return out
 
-    def _choose(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Int[Tensor, "batch key_heads kept"]:
-        """Return the positions of the retained keys: protected keys, and the keys of largest importance."""
-        policy = self.policy
-        assert isinstance(policy, OneShot | Eviction)
+    def _choose(
+        self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads
+    ) -> tuple[Bool[Tensor, "batch key_heads time"], int]:
+        """Mark the retained keys: protected keys, and keys of largest importance; return also their mean number."""
+        policy, scorer = self.policy.layer_policy, self.policy.scorer
+        assert isinstance(scorer, OneShot | Eviction)
         batch, _, time, _ = q.shape
-        count = min(max(1, resolve_budget(self.budget, time)), time)
-        prompt = Prompt(q, k, v, [count] * batch, [time] * batch, layer)
-        if isinstance(policy, OneShot):
-            importance = policy.importance(prompt, self.position)
-        else:
-            importance = accumulated(policy, prompt)
-        sink, recent = policy.protected(count)
-        place, held = torch.arange(time, device=q.device), min(policy.capacity(count), time)
+        count = min(self.policy.layer_budget(max(1, resolve_budget(self.budget, time)), layer), time)
+        importance = importance_of(scorer, Prompt(q, k, v, [count] * batch, [time] * batch, layer), self.position)
+        sink, recent = scorer.protected(count)
+        place, held = torch.arange(time, device=q.device), min(scorer.capacity(count), time)
         importance = importance.masked_fill((place < sink) | (place >= time - recent), torch.inf)
-        chosen = largest(importance, torch.full(importance.shape[:-1], held, device=q.device))
-        return places(chosen, held).expand(-1, k.shape[1], -1)
+        return policy.select(importance, held).expand(-1, k.shape[1], -1), held
+
+    def mask(self, layer: int, q: Heads, keys: KeyHeads) -> Tensor | None:
+        visible = super().mask(layer, q, keys)
+        if layer not in self._empty:
+            return visible
+        empty = F.pad(self._empty[layer], (0, keys.shape[2] - self._empty[layer].shape[2]))
+        filled = ~empty.repeat_interleave(q.shape[1] // keys.shape[1], 1).unsqueeze(2)
+        return filled if visible is None else filled & visible
+
+    def bytes(self) -> int:
+        """Return the bytes of the retained keys and values, without spare capacity and empty slots."""
+        empty = sum(
+            int(slots.sum()) * bytes_of(held.keys[0, 0, :1], held.values[0, 0, :1])
+            for slots, held in ((slots, self._layers[layer]) for layer, slots in self._empty.items())
+        )
+        return super().bytes() - empty
 
     def reorder(self, rows: Int[Tensor, " batch"]) -> None:
         super().reorder(rows)
         self._kept = {layer: kept[rows] for layer, kept in self._kept.items()}
+        self._empty = {layer: empty[rows] for layer, empty in self._empty.items()}
 
     @property
     def length(self) -> int:
@@ -98,8 +121,16 @@ class CompressedCache(KVCache):
         return min(self._lengths.values(), default=0)
 
     def kept(self, layer: int) -> Int[Tensor, "batch key_heads kept"]:
-        """Return the positions of the layer's retained prompt keys in ascending order."""
+        """Return the positions of the layer's retained prompt keys in ascending order; EMPTY in empty slots."""
         return self._kept[layer]
+
+
+def importance_of(policy: Policy, prompt: Prompt, position: PositionEncoding | None) -> Importance:
+    """Return the score of each key of a prompt, of a one-shot policy or of a step-by-step policy without eviction."""
+    if isinstance(policy, OneShot):
+        return policy.importance(prompt, position)
+    assert isinstance(policy, Eviction), "CompressedCache refuses such a policy"
+    return accumulated(policy, prompt)
 
 
 def accumulated(policy: Eviction, prompt: Prompt) -> Importance:

@@ -86,12 +86,12 @@ def simulate(
     check_configuration(policy, budget)
     _check_prompt(policy)
     for name, given in (("keys", keys), ("state", state)):
-        if name in policy.needs and given is None:
+        if name in policy.scorer.needs and given is None:
             raise ValueError(f"{type(policy).__name__} needs {name}: pass {name}=... to simulate")
     if groups < 1 or logits.shape[1] % groups:
         raise ValueError(f"groups={groups} does not divide the {logits.shape[1]} heads of the logits")
     true = true_lengths(lengths, logits.shape[0], logits.shape[-1])
-    budgets = [resolve_budget(budget, length) for length in true]
+    budgets = [policy.layer_budget(resolve_budget(budget, length), layer) for length in true]
     with torch.no_grad():
         inputs = Layer(by_group(logits.detach(), groups), budgets, true, layer, keys, state)
         itself = torch.eye(logits.shape[-1], dtype=torch.bool, device=logits.device)
@@ -134,6 +134,7 @@ class Simulation:
     ) -> None:
         budget = check_configuration(policy, budget)
         self.policy = policy.after_prompt(prompt) if prompt and isinstance(policy, Protecting) else policy
+        self._layer_policy = self.policy.layer_policy
         _check_prompt(self.policy)
         self.budget = budget
         self.lengths = lengths
@@ -148,11 +149,13 @@ class Simulation:
         if layer in self._realised:
             raise ValueError(f"layer {layer} was simulated before: make a new Simulation for every forward pass")
         lengths = true_lengths(self.lengths, q.shape[0], q.shape[2])
-        prompt = Prompt(q, k, v, [resolve_budget(self.budget, length) for length in lengths], lengths, layer)
+        budgets = [self.policy.layer_budget(resolve_budget(self.budget, length), layer) for length in lengths]
+        prompt = Prompt(q, k, v, budgets, lengths, layer)
         if isinstance(self.policy, Protecting) and self.policy.protect is not None:
             self.policy.check_budget(min(prompt.budgets))
         gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
-        steps = isinstance(self.policy, Eviction) and self.policy.is_online and not self.policy.reindexes_positions
+        policy = self._layer_policy
+        steps = isinstance(policy, Eviction) and policy.is_online and not policy.reindexes_positions
         by_engine = steps and self.observe is None and not gradient
         out, self._realised[layer] = (self._by_engine if by_engine else self._by_mask)(prompt)
         if self.lengths is None:
@@ -161,12 +164,13 @@ class Simulation:
         return out.masked_fill(padding[:, None, :, None], 0.0)
 
     def _by_engine(self, prompt: Prompt) -> tuple[Heads, Float[Tensor, " batch"]]:
-        assert isinstance(self.policy, Eviction)
+        policy = self._layer_policy
+        assert isinstance(policy, Eviction)
         q, k, v, lengths = prompt.q, prompt.k, prompt.v, prompt.lengths
-        if all(self.policy.capacity(count) >= length for count, length in zip(prompt.budgets, lengths, strict=True)):
+        if all(policy.capacity(count) >= length for count, length in zip(prompt.budgets, lengths, strict=True)):
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
             return out, q.new_ones(len(lengths), dtype=torch.float64)
-        out, last, _ = evict(self.policy, prompt, self.engine)
+        out, last, _ = evict(policy, prompt, self.engine)
         true = on_device(lengths, q.device)[:, None, None]
         held = (last >= true) & (torch.arange(q.shape[2], device=q.device) < true)
         return out, held.double().sum(-1).mean(1) / true[:, 0, 0]
@@ -188,7 +192,8 @@ class Simulation:
         true = on_device(lengths, q.device)
         last = visible[torch.arange(len(lengths), device=q.device), :, true - 1].sum(-1)
         most = [min(self.policy.capacity(count), length) for count, length in zip(budgets, lengths, strict=True)]
-        held = torch.where(last == true[:, None], on_device(most, q.device)[:, None], last - 1)
+        everything = (last == true[:, None]).all(1, keepdim=True)
+        held = torch.where(everything, on_device(most, q.device)[:, None], last - 1)
         return out.flatten(1, 2), held.double().mean(1) / true
 
     def _reindexed(

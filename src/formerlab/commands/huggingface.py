@@ -1,6 +1,7 @@
 """The commands for models and formats of other libraries: export-huggingface, import-tokenformer, answer-tasks."""
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
@@ -71,14 +72,15 @@ def answer_tasks(arguments: argparse.Namespace) -> None:
 
 
 def policy_fields(text: str) -> dict[str, Any]:
-    """Return the fields of a policy that is written as in the rows, such as `decay alpha=0.2`."""
-    kind, *fields = text.split()
+    """Return the fields of a policy such as `decay alpha=0.2` or `pyramid(decay alpha=0.2) layers=30`."""
+    match = re.fullmatch(r"(\w+)(?:\((.*)\))?((?:\s+\S+)*)", text.strip())
+    if match is None:
+        raise UserError(f"--policies: {text!r} is not a kind with fields, such as 'decay alpha=0.2'")
+    kind, inner, fields = match[1], match[2], match[3].split()
     if wrong := [field for field in fields if "=" not in field]:
         raise UserError(f"--policies: {wrong[0]!r} in {text!r} is not NAME=VALUE")
-    return {
-        "kind": kind,
-        **{key: yaml.safe_load(value) for key, _, value in (field.partition("=") for field in fields)},
-    }
+    values = {key: yaml.safe_load(value) for key, _, value in (field.partition("=") for field in fields)}
+    return {"kind": kind, **values} | ({"policy": policy_fields(inner)} if inner else {})
 
 
 def export_huggingface(arguments: argparse.Namespace) -> None:

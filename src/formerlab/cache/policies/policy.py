@@ -127,9 +127,35 @@ class Policy(Spec, ABC):
             raise UserError(f"{self!r} re-indexes keys, but this model adds positions to tokens; use positions='kept'")
         return position
 
+    @property
+    def scorer(self) -> "Policy":
+        """The policy that scores the keys, which differs if this policy divides the cache among layers or heads."""
+        return self
+
+    @property
+    def layer_policy(self) -> "Policy":
+        """The policy that runs in each layer with the budget `layer_budget`."""
+        return self
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether the heads of a layer retain different numbers of keys."""
+        return False
+
+    def layer_budget(self, budget: int, layer: int) -> int:
+        """Return the budget of one layer, given the mean budget."""
+        return budget
+
     def capacity(self, budget: int) -> int:
         """Return the number of keys retained between steps under a budget."""
         return budget
+
+    def check_budget(self, budget: int) -> None:
+        """Raise UserError if a count of keys is too small for the protected tokens."""
+
+    def select(self, importance: Importance, count: int) -> Bool[Tensor, "batch head_groups time"]:
+        """Mark the keys that are retained when a prompt is compressed, `count` in each head group."""
+        return largest(importance, torch.full(importance.shape[:-1], count, device=importance.device))
 
     @abstractmethod
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
@@ -158,7 +184,6 @@ class Protecting(Policy):
         return first, min(part(self.recent, max(0, budget - self._prompt)), budget - first)
 
     def check_budget(self, budget: int) -> None:
-        """Raise UserError if a count of keys is too small for the protected tokens."""
         first = max(self.sink, self._prompt)
         if budget < first:
             tokens = f"a prompt of {first} tokens" if self._prompt == first else f"the first {first} tokens (sink)"
@@ -200,11 +225,11 @@ def check_configuration(policy: object, budget: AnyBudget, *, stepwise: bool = T
     if not isinstance(policy, Policy):
         name = policy.__name__ if isinstance(policy, type) else "Decay"
         raise UserError(f"policy={policy!r}: give an instance of a policy of formerlab.cache, such as {name}()")
-    if stepwise and isinstance(policy, OneShot):
+    if stepwise and isinstance(policy.scorer, OneShot):
         raise UserError(f"{policy!r} compresses once, after a whole prompt; run it as a CompressedCache")
     resolve_budget(budget, 1)
     budget = plain_budget(budget)
-    if isinstance(policy, Protecting) and isinstance(budget, int):
+    if isinstance(budget, int):
         policy.check_budget(budget)
     return budget
 

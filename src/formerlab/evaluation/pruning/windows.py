@@ -32,18 +32,26 @@ class Configuration(NamedTuple):
     def cells(self) -> Row:
         """Return the cells of policy, alpha, recent and budget.
 
-        A policy's name is its kind and its non-default fields, as in `h2o variant=local_statistics`. Alpha and recent
-        have separate columns, which are empty if the policy has no such field.
+        Alpha and recent have separate columns, which are empty if the policy that scores keys has no such field.
         """
-        values = self.policy.model_dump(mode="json")
-        changed = self.policy.model_dump(mode="json", exclude_defaults=True, exclude={"kind", "alpha", "recent"})
-        name = " ".join([values["kind"], *(f"{key}={value}" for key, value in changed.items())])
-        return name, values.get("alpha"), values.get("recent"), self.budget
+        values = self.policy.scorer.model_dump(mode="json")
+        return policy_name(self.policy), values.get("alpha"), values.get("recent"), self.budget
 
     def single_policy(self, settings: Measurement) -> tuple[Measurement, dict[str, Any], Budget]:
         """Return the settings on which this configuration's rows depend, without the other configurations."""
         emptied = dict.fromkeys({"alphas", "one_shot"} & type(settings).model_fields.keys(), ())
         return settings.model_copy(update={"policies": (self.policy,), **emptied}), self.policy.to_dict(), self.budget
+
+
+def policy_name(policy: Policy) -> str:
+    """Return kind and non-default fields without alpha and recent, as in `h2o variant=local_statistics`.
+
+    A policy that another one scores keys for is named as in `pyramid(snapkv window=32) layers=30`.
+    """
+    changed = policy.model_dump(mode="json", exclude_defaults=True, exclude={"kind", "alpha", "recent", "policy"})
+    inner = getattr(policy, "policy", None)
+    kind = policy.to_dict()["kind"] + (f"({policy_name(inner)})" if isinstance(inner, Policy) else "")
+    return " ".join([kind, *(f"{key}={value}" for key, value in changed.items())])
 
 
 @dataclass(frozen=True)

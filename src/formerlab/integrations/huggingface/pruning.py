@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from formerlab.cache import CompressedCache, Full, KVCache, PrunedCache
+from formerlab.cache import CompressedCache, Full, KVCache, PrunedCache, Pyramid
 from formerlab.cache.budget import AnyBudget
 from formerlab.cache.policies.policy import OneShot, Policy, check_configuration
 from formerlab.errors import UserError
@@ -60,7 +60,7 @@ class PolicyCache(Cache):  # type: ignore[misc]
         """Return an empty cache for the policy."""
         if isinstance(self.policy, Full):
             return KVCache()
-        kind = CompressedCache if isinstance(self.policy, OneShot) else PrunedCache
+        kind = CompressedCache if isinstance(self.policy.scorer, OneShot) else PrunedCache
         return kind(self.policy, self.budget, self.position)
 
     def expect(self, tokens: Tensor, mask: Any, position_ids: Tensor | None = None) -> None:
@@ -79,7 +79,7 @@ class PolicyCache(Cache):  # type: ignore[misc]
         is_ratio = isinstance(self.budget, float) and not unpruned
         if filled and padding != self._padding:
             raise UserError("attention_mask: padding differs from the first call of this cache")
-        if filled and new > 1 and not unpruned and (is_ratio or isinstance(self.policy, OneShot)):
+        if filled and new > 1 and not unpruned and (is_ratio or isinstance(self.policy.scorer, OneShot)):
             raise UserError(
                 f"{new} tokens after the first call: {self.policy!r} with budget={self.budget} needs the whole prompt "
                 "in one call; for a prompt in pieces, use a stepwise policy and a budget in keys"
@@ -239,6 +239,9 @@ def prune(model: Any, policy: Policy, budget: AnyBudget, *, context: int | None 
                 position = model.decoder.position
             else:
                 position = CausalLM(model, context).position
+            layers = model.config.get_text_config(decoder=True).num_hidden_layers
+            if isinstance(policy, Pyramid) and policy.layers != layers:
+                raise UserError(f"{policy!r}: the model has {layers} layers; give layers={layers}")
             new = functools.partial(PolicyCache, policy, budget, position, context)
             model.forward = _pruned(model, new)
             yield
