@@ -9,7 +9,8 @@ from html import escape
 from pathlib import Path
 
 from formerlab.commands.readme import verdicts_by_scale
-from formerlab.report.claims.render import FIRST_SCREEN, best, shown
+from formerlab.report.claims.first_screen import FIRST_SCREEN, shown
+from formerlab.report.claims.render import best
 
 ROOT = Path(__file__).resolve().parents[1]
 DRAWN = ROOT / "docs/overview.svg"

@@ -10,8 +10,9 @@ from fixtures.rows import make_decay, make_tokenformer
 from formerlab.commands.readme import BEGIN, END, outdated, verdicts_by_scale, with_block
 from formerlab.errors import UserError
 from formerlab.plan.arms import read_arms
+from formerlab.report.claims.first_screen import FIRST_SCREEN, first_screen
 from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
-from formerlab.report.claims.render import FIRST_SCREEN, ORDER, best, card, counts, first_screen, frame, html
+from formerlab.report.claims.render import ORDER, best, card, counts, frame, html
 from formerlab.report.claims.verdict import verdicts
 from formerlab.results.read import Results
 

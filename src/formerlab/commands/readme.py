@@ -9,7 +9,8 @@ from formerlab.plan.arms import read_arms
 from formerlab.plan.resolve import resolve_released, resolve_study
 from formerlab.plan.schema import Config
 from formerlab.plan.sources import read_sources
-from formerlab.report.claims.render import all_block, first_screen
+from formerlab.report.claims.first_screen import first_screen
+from formerlab.report.claims.render import all_block
 from formerlab.report.claims.verdict import Verdict, verdicts
 from formerlab.report.committed import KEPT, evidence_scales, place
 from formerlab.report.drawings import catalogue

@@ -1,11 +1,9 @@
-"""Write the verdicts as claims.csv, claims.html, and the blocks of README.md and docs/verdicts.md."""
+"""Write the verdicts as claims.csv, claims.html, and the block of docs/verdicts.md."""
 
-import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
 
 from pandas import DataFrame
 
@@ -22,59 +20,6 @@ RULES = (
     "if its 95 % interval decides; otherwise we cannot tell. It is not tested if rows or seeds are missing, or if our "
     "runs do not meet a condition of the claim. Exact claims hold or fail."
 )
-
-
-def _percent(value: float) -> float:
-    return 100 * value
-
-
-class Line(NamedTuple):
-    """A claim in the table of the README, in plain words. `ours` has the unit of `published`."""
-
-    claim: str
-    number: str
-    """The compared number, with its unit."""
-    claimed: str
-    """The range of the number in which the claim agrees."""
-    published: str
-    format: str = ".3f"
-    convert: Callable[[float], float] = float
-    """Converts a value of the criterion to the shown unit."""
-
-
-FIRST_SCREEN = {
-    "vision-matches-vit-equal-parameters": Line(
-        "A Tokenformer classifies images as well as a vision Transformer (ViT) of equal size.",
-        "error rate of Tokenformer / error rate of ViT", "≤ 1.05", "1.01", ".2f", math.exp),
-    "denseformer-gain-persists-with-training": Line(
-        "Averages over depth still help after eight times the training.",
-        "loss of the plain model - loss of DenseFormer, nats", "> 0", "0.042"),
-    "decay-needs-no-recent-window": Line(
-        "Decay needs no part of the cache for recent tokens.",
-        "accuracy lost without that part - a quarter of what H2O loses, points", "≤ 0", "no number", ".1f", _percent),
-    "tokenformer-growth-saves-cost": Line(
-        "Growing a Tokenformer costs at most half of a Transformer from scratch with equal loss.",
-        "training FLOPs of all stages / FLOPs from scratch", "≤ 0.5", "0.36", ".1f"),
-    "tokenformer-continued-training-lower": Line(
-        "On new text, growth by parameter tokens ends lower than growth in width (Net2Net).",
-        "gain by tokens - gain in width, nats", "> 0", "no number"),
-    "decay-beats-h2o": Line(
-        "With 40 % of the cache, Decay answers more questions than H2O.",
-        "accuracy of Decay - accuracy of H2O, points", "> 0", "4.0", ".1f", _percent),
-    "transformer-single-head-worse": Line(
-        "One attention head is worse than eight.", "loss with one head - loss of the base model, nats", "> 0",
-        "0.073"),
-    "tokenformer-growth-beats-continuing": Line(
-        "For equal FLOPs, growing a Tokenformer beats training it further.",
-        "loss grown - loss trained further, nats, by length of the stage", "< 0", "no such comparison"),
-    "tokenformer-growth-equal-total-flops": Line(
-        "For equal FLOPs, growth is as good as the same Tokenformer from scratch.",
-        "loss grown - loss from scratch, nats", "≤ 0.02", "no such comparison"),
-    "denseformer-better-at-equal-depth": Line(
-        "DenseFormer has a lower loss than a plain model of equal depth.",
-        "loss of the plain model - loss of DenseFormer, nats", "> 0", "0.042"),
-}  # fmt: skip
-"""The claims of the table in the README."""
 SIGNS = {"agrees": "✔", "contradicts": "✘", "cannot_tell": "?", "not_tested": "-", "holds": "✔", "fails": "✘"}
 
 
@@ -160,32 +105,6 @@ def best(by_scale: Mapping[str, Sequence[Verdict]]) -> list[Verdict]:
     return [min(of_claim, key=rank) for of_claim in zip(*by_scale.values(), strict=True)]
 
 
-def first_screen(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
-    """Return the claims of FIRST_SCREEN as a Markdown table in the order of ORDER, given the verdicts by scale.
-
-    † marks a criterion that was changed, or a claim that was added, after rows existed; ‡ marks changed statistics.
-    """
-    by_id = {verdict.claim.id: verdict for verdict in best(by_scale)}
-    rows = []
-    for name in sorted(FIRST_SCREEN, key=lambda name: ORDER.index(by_id[name].outcome)):
-        verdict, line, revisions = by_id[name], FIRST_SCREEN[name], read_claims().revisions(by_id[name].claim)
-        cases = verdict.claim.criterion.combine == "tested"  # then all items with numbers are shown
-        items = [item for item in verdict.items if item.names and (cases or item.outcome == verdict.outcome)]
-        numbers = [f"{_name(item)} " * (len(items) > 1) + shown(item, line) for item in items]
-        marks = " †" * bool(revisions.criterion or revisions.added) + " ‡" * bool(revisions.statistics)
-        word = f"{SIGNS[verdict.outcome]} {verdict.outcome.replace('_', ' ')}{marks}"
-        row = {"verdict": word, "claim": line.claim, "number": line.number, "claimed": line.claimed}
-        rows.append(row | {"published": line.published, "ours": ", ".join(numbers)})
-    return pipes(DataFrame(rows))
-
-
-def shown(item: Item, line: Line) -> str:
-    """Return the first number of a criterion with its interval, in the unit of the line."""
-    interval = next(iter(item.names.values())).interval(item.confidence)
-    mean, low, high = (f"{line.convert(end):z{line.format}}" for end in (interval.mean, interval.low, interval.high))
-    return f"{mean} [{low}, {high}]"
-
-
 def all_block(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
     """Return one card per claim as Markdown for docs/verdicts.md, sorted by verdict."""
     once = sorted(best(by_scale), key=lambda verdict: ORDER.index(verdict.outcome))
@@ -244,7 +163,7 @@ def _ours(verdict: Verdict) -> str:
     items = [item for item in verdict.items if item.values]
     parts = []
     for name in dict.fromkeys(name for item in items for name in item.values):
-        texts = {_name(item): item.values[name] for item in items}
+        texts = {item_name(item): item.values[name] for item in items}
         same = len({*texts.values()}) == 1 or len(verdict.items) == 1
         numbers = [*texts.values()][:1] if same else [f"{item} {text}" for item, text in texts.items()]
         parts.append(f"{verdict.claim.labels[name]}: {', '.join(numbers)}")
@@ -256,7 +175,7 @@ def _reasons(items: Sequence[Item]) -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for item in items:
         for reason in filter(None, item.reason.split("; ")):
-            by_reason.setdefault(reason, []).append(_name(item))
+            by_reason.setdefault(reason, []).append(item_name(item))
     return [
         _sentence(reason if len(names) == len(items) else f"{', '.join(names)}: {reason}")
         for reason, names in by_reason.items()
@@ -267,7 +186,8 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _name(item: Item) -> str:
+def item_name(item: Item) -> str:
+    """Return the name of an item in words; empty if the claim has no items."""
     return (item.item or "").replace("_", " ")
 
 
