@@ -197,12 +197,9 @@ def test_another_child_is_refused_in_one_line(changes, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"factor": 0.5}, "cannot grow by factor=0.5: growth never removes tokens; use a factor of at least 1"),
-        ({"factor": math.nan}, "cannot grow by factor=nan"),
         ({"tokens": {"projection": 5}}, "cannot grow projection.tokens=6 into 5"),
         ({"init": "zeros"}, "cannot grow with init='zeros'; use random or zero"),
         ({"tau": "fixed"}, "cannot grow with tau='fixed'; use sqrt or keep"),
-        ({"tokens": {"projection": 16.0}}, "cannot grow projection to 16.0 tokens; write a whole number"),
         ({"tokens": {"mlp": 50}}, "cannot grow mlp: the Pattentions of this model are projection, feedforward"),
     ],
 )

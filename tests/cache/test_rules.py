@@ -50,33 +50,31 @@ def test_keys_in_half_precision_are_judged_as_the_numbers_that_they_are(policy, 
     assert torch.equal(found, wanted)
 
 
-def test_knorm_drops_the_longest_key():
+def check_evictions(policy, worst):
+    """Check that `policy` evicts worst(keys of a head, retained positions) whenever it holds more than 5 keys."""
     keys = draw(2, 2, TIME, 3)
-    seen = seen_by(Knorm(), draw(2, 4, TIME, TIME), 5, keys=keys, groups=2)
+    seen = seen_by(policy, draw(2, 4, TIME, TIME), 5, keys=keys, groups=2)
     for row in range(2):
         for head in range(4):
-            norms = [math.hypot(*key) for key in keys[row, head // 2].tolist()]
             held = set()
             for q in range(TIME):
                 held.add(q)
                 assert seen[row][head][q] == held
                 if len(held) > 5:
-                    held.remove(max(held, key=lambda k: norms[k]))
+                    held.remove(worst(keys[row, head // 2].tolist(), held))
+
+
+def test_knorm_drops_the_longest_key():
+    check_evictions(Knorm(), lambda keys, held: max(held, key=lambda k: math.hypot(*keys[k])))
 
 
 def test_keydiff_drops_the_key_most_like_the_others():
-    keys = draw(2, 2, TIME, 3)
-    seen = seen_by(KeyDiff(), draw(2, 4, TIME, TIME), 5, keys=keys, groups=2)
-    for row in range(2):
-        for head in range(4):
-            units = [[x / math.hypot(*key) for x in key] for key in keys[row, head // 2].tolist()]
-            held = set()
-            for q in range(TIME):
-                held.add(q)
-                assert seen[row][head][q] == held
-                if len(held) > 5:
-                    mean = [sum(units[k][i] for k in held) for i in range(3)]
-                    held.remove(max(held, key=lambda k: sum(a * b for a, b in zip(units[k], mean, strict=True))))
+    def most_alike(keys, held):
+        units = {k: [x / math.hypot(*keys[k]) for x in keys[k]] for k in held}
+        mean = [sum(unit[i] for unit in units.values()) for i in range(3)]
+        return max(held, key=lambda k: sum(a * b for a, b in zip(units[k], mean, strict=True)))
+
+    check_evictions(KeyDiff(), most_alike)
 
 
 def test_ideal_sees_the_best_of_every_row():

@@ -4,10 +4,10 @@ import sys
 from types import ModuleType
 
 import pytest
+from fixtures.project import change
 
 from formerlab.commands.context import as_planned
 from formerlab.errors import UserError
-from formerlab.files import read_json, write_json
 from formerlab.plan import loaded
 from formerlab.plan.staleness import Staleness
 
@@ -92,11 +92,6 @@ def test_results_of_code_that_was_edited_before_its_import_do_not_count(plan, ed
     refused = work(plan, do=edit_and_import)
     assert refused.startswith(f"train {RUN}: {LOOP} was edited while it ran, so its results were discarded; start")
     assert Staleness(plan).check("train", RUN) == ("missing", "")
-
-
-def change(plan, stage, name, **keys):
-    path = Staleness(plan).record(stage, name)
-    write_json(path, read_json(path) | keys)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+from fixtures.project import change
 from safetensors.numpy import save_file
 
 from formerlab.files import read_json, write_json, write_record
@@ -16,11 +17,6 @@ RUN = "small/plain/seed0"
 @pytest.fixture
 def plan(finished_plan):
     return finished_plan
-
-
-def change(plan, stage, name, **keys):
-    path = Staleness(plan).record(stage, name)
-    write_json(path, read_json(path) | keys)
 
 
 def test_finished_products_are_current(plan):
