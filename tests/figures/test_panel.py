@@ -3,6 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_hex
 
 from formerlab.report.panel import Panel, sheet
@@ -35,7 +36,7 @@ def panel(**changes):
 
 
 def dots(axes):
-    return sum(len(line.get_xdata()) for line in axes.get_lines() if line.get_marker() == ".")
+    return sum(len(points.get_offsets()) for points in axes.collections if isinstance(points, PathCollection))
 
 
 def test_a_mean_has_its_interval_and_its_seeds_and_differences_are_paired(rows):
@@ -69,12 +70,15 @@ def test_published_values_have_a_ground_and_a_title_of_their_own(rows):
 def test_points_of_one_x_stand_side_by_side_and_what_has_no_x_is_a_line_across(rows):
     level = rows.iloc[:1].assign(variant="level", size=np.nan)
     (axes,) = sheet(panel())(pd.concat([rows, level], ignore_index=True)).axes
-    first, second = (bars.lines[0].get_xdata() for bars in axes.containers)
+    first, second = (
+        line.get_xdata() for line in axes.get_lines() if len(line.get_xdata()) == 2 and line.get_marker() != "None"
+    )
     assert (first < second).all()
     assert first + second == pytest.approx([2, 4])
+    assert sum(len(bars.get_segments()) for bars in axes.collections if isinstance(bars, LineCollection)) == 4
     assert "level" in {text.get_text() for text in axes.texts}
     (axes,) = sheet(panel(where={"source": "published"}))(rows).axes
-    assert all(list(bars.lines[0].get_xdata()) == [1, 2] for bars in axes.containers), "no bars, so nothing is moved"
+    assert [list(line.get_xdata()) for line in axes.get_lines()] == [[1, 2]] * 2, "no bars, so nothing is moved"
 
 
 def test_a_series_whose_last_value_is_missing_keeps_its_name(rows):
@@ -131,7 +135,9 @@ def test_titles_and_headings_name_data_set_and_model(rows):
     known = rows.assign(_data_set="books", _released=None, _blocks=4.0, _wide=rows["size"].map({1: 64, 2: 128}))
     titled, plain = sheet(panel())(known), sheet(panel(title="Loss"))(known)
     assert titled.axes[0].get_title() == "books, 4 blocks x 64 to 128"
-    assert [text.get_text() for text in plain.texts] == ["books, 4 blocks x 64 to 128"]
+    note, heading = (text.get_text() for text in plain.texts)
+    assert heading == "books, 4 blocks x 64 to 128"
+    assert note.startswith("n = 3 seeds; bars and bands: 95 % Student t interval")
     released = known.assign(_released="SmolLM2")
     assert sheet(panel())(released).axes[0].get_title() == "books, SmolLM2"
 

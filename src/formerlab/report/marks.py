@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+import seaborn.objects as so
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.colors import LinearSegmentedColormap
@@ -23,8 +24,11 @@ _LEAST_FACTOR = 2.5
 """The limits of a logarithmic axis with few ticks differ by at least this factor."""
 
 
-def mark(axes: Axes, panel: "Panel", rows: DataFrame) -> None:
-    """Draw the rows of one panel."""
+def mark(axes: Axes, panel: "Panel", rows: DataFrame, letters: int) -> None:
+    """Draw the rows of one panel; names beside it have lines of so many `letters`.
+
+    The rows that `panel.finish` gets have a column `_at` with the x at which a point is drawn.
+    """
     if panel.kind == "heat":
         shades = LinearSegmentedColormap.from_list("", ["white", panel.look("", rows)["color"]])
         heat(axes, rows, panel.x, panel.y, panel.by, **panel.colours or {"cmap": shades, "vmin": 0.0, "vmax": 1.0})
@@ -37,10 +41,13 @@ def mark(axes: Axes, panel: "Panel", rows: DataFrame) -> None:
     means = rows.drop(seeds.index)
     levels = means[means[panel.x].isna()]
     means = means.drop(levels.index)
+    if panel.kind == "line":
+        rows = rows.assign(_at=pd.concat([_moved(panel, means, means), _moved(panel, seeds, means, -0.35)]))
+        means, seeds = rows.loc[means.index], rows.loc[seeds.index]
+    labels = (_forest if forest else _lines)(axes, panel, means, seeds)
     for letter, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
         if letter in panel.log and (means[getattr(panel, letter)].dropna() > 0).all():
             _logarithmic(axis, means[getattr(panel, letter)])
-    labels = (_forest if forest else _lines)(axes, panel, means, seeds)
     labels += [_level(axes, panel, str(name), level) for name, level in levels.groupby(panel.by, sort=False)]
     if panel.far or (not forest and "y" not in panel.log):
         _limit(axes, panel, means, rows)
@@ -50,7 +57,7 @@ def mark(axes: Axes, panel: "Panel", rows: DataFrame) -> None:
     _decorate(axes, panel, means)
     panel.finish(axes, rows)
     if panel.name == "edge" and not forest:
-        label_at_edge(axes, labels)
+        label_at_edge(axes, labels, letters)
 
 
 def heat(axes: Axes, rows: DataFrame, x: str, y: str, value: str, **colours: Any) -> AxesImage:
@@ -83,18 +90,9 @@ def _level(axes: Axes, panel: "Panel", name: str, level: DataFrame) -> Label:
     return Label(axes.get_xlim()[1], first[panel.y], name, colour)
 
 
-def _ends(points: DataFrame, y: str) -> Any:
-    """Return the distances of both interval ends from the mean, [2, points], or None without columns of ends."""
-    if f"{y}_low" not in points:
-        return None
-    both = np.array([points[y] - points[f"{y}_low"], points[f"{y}_high"] - points[y]], dtype=float)
-    return np.maximum(np.nan_to_num(both), 0)  # rounding may make the distance of equal values negative
-
-
-def _moved(panel: "Panel", points: DataFrame, means: DataFrame, name: object, aside: float = 0.0) -> Series:
+def _moved(panel: "Panel", points: DataFrame, means: DataFrame, aside: float = 0.0) -> Series:
     """Return the x of points. If there are bars, series at nearly the same x are shifted so that none hides another."""
-    ends = _ends(means, panel.y)
-    if ends is None or not ends.any():
+    if f"{panel.y}_low" not in means or means[f"{panel.y}_low"].isna().all() or points.empty:
         return points[panel.x]
     away = np.log if "x" in panel.log else np.asarray
     found, x = away(means[panel.x].astype(float)), away(points[panel.x].astype(float))
@@ -102,53 +100,83 @@ def _moved(panel: "Panel", points: DataFrame, means: DataFrame, name: object, as
     beside = means.groupby(np.round(found / (0.012 * span)), sort=False)[panel.by].unique()
     most, gaps = int(beside.map(len).max()), [gap for gap in np.diff(np.unique(found)) if gap > 0.03 * span]
     step = min(0.02 * span, 0.7 * min(gaps, default=span) / most)
-    series = [list(beside.get(near, [name])) for near in np.round(x / (0.012 * span))]
-    order = [names.index(name) - (len(names) - 1) / 2 if name in names else 0.0 for names in series]
+    series = [list(beside.get(near, [])) for near in np.round(x / (0.012 * span))]
+    order = [names.index(name) - (len(names) - 1) / 2 if name in names else 0.0
+             for names, name in zip(series, points[panel.by], strict=True)]  # fmt: skip
     moved = x + step * (np.array(order) + aside)
     return Series(np.exp(moved) if "x" in panel.log else moved, points.index)
 
 
+def _plot(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, x: str, y: str) -> None:
+    """Draw the means of every series with their intervals, and their seeds, as one plot of seaborn.
+
+    `x` and `y` are the columns with the positions; the ends of intervals are in the columns that the panel names.
+    """
+    named = {str(name): points for name, points in means.groupby(panel.by, sort=False)}
+    looks = {name: panel.look(name, points) for name, points in named.items()}
+    of_series = seeds[panel.by].astype(str)
+    intervals = [(axis, column) for axis, column in (("x", panel.x), ("y", panel.y))
+                 if f"{column}_low" in means and means[f"{column}_low"].notna().any()]  # fmt: skip
+    # A layer per series, since seaborn tries all combinations of several mapped properties, which takes minutes.
+    plot = so.Plot()
+    for name in sorted(named, key=lambda name: looks[name]["linestyle"] == "--"):  # dashes lie on solid lines
+        style, points, dots = looks[name], named[name], seeds[of_series == name]
+        colour, shared = style["color"], {"x": x, "y": y, "legend": False}
+        for axis, column in intervals:
+            span = {f"{axis}min": f"{column}_low", f"{axis}max": f"{column}_high"}
+            bars = so.Band(color=colour, alpha=0.15) if panel.kind == "band" else so.Range(color=colour, linewidth=1.1)
+            plot = plot.add(bars, data=points, orient="y" if axis == "x" else "x", **shared, **span)
+        if panel.kind == "forest" or style["linestyle"] == "":  # points that are not joined are lines of one point
+            lines = np.arange(len(points))
+        else:
+            lines = points[panel.unit].factorize()[0] if panel.unit else np.zeros(len(points))
+        curve = so.Line(color=colour, marker=style["marker"], linestyle=style["linestyle"] or "-", linewidth=1.4,
+                        fillcolor=style.get("markerfacecolor", colour), pointsize=4.5, edgewidth=1)  # fmt: skip
+        plot = plot.add(curve, data=points.assign(_line=lines), group="_line", **shared)
+        if len(dots) and panel.kind == "band":
+            plot = plot.add(so.Line(color=colour, linewidth=0.5, alpha=0.6), data=dots, group="seed", **shared)
+        elif len(dots):
+            plot = plot.add(so.Dots(color=colour, marker=".", pointsize=3, fillalpha=0.7), data=dots, **shared)
+    plot.on(axes).plot()
+    axes.set(xlabel="", ylabel="", xscale="linear", yscale="linear")  # seaborn leaves scales without a name
+
+
 def _lines(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame) -> list[Label]:
     """Draw points with bars and their seeds as dots, or curves in bands and their seeds as thin lines."""
-    labels, x, y = [], panel.x, panel.y
-    for name, points in means.groupby(panel.by, sort=False):
-        points = points.sort_values(x, kind="stable")
-        style, own = panel.look(str(name), points), seeds[seeds[panel.by] == name]
-        colour, at = style["color"], points[x]
-        if panel.kind == "band":
-            axes.plot(at, points[y], markersize=3.5, markevery=max(1, len(points) // 8), **style)
-            if f"{y}_low" in points:
-                ends = points[f"{y}_low"].astype(float), points[f"{y}_high"].astype(float)
-                axes.fill_between(at, *ends, color=colour, alpha=0.15, linewidth=0)
-            for _, one in own.groupby("seed") if len(own) else ():
-                axes.plot(one[x], one[y], color=colour, linewidth=0.5, alpha=0.6)
-        else:
-            at = _moved(panel, points, means, name)
-            axes.errorbar(at, points[y], _ends(points, y), _ends(points, x), capsize=2, elinewidth=0.9, **style)
-            axes.plot(_moved(panel, own, means, name, -0.35), own[y], ".", color=colour, ms=3, alpha=0.7)
-            for column, shown in ((panel.ring, _RING), (panel.empty, HOLLOW)):
-                if column:
-                    some = points[column].eq(True)
-                    axes.plot(at[some], points[y][some], **style | {"linestyle": "", "zorder": 3} | shown)
-        known = points[y].notna()  # the last row of a series may be a diverged learning rate, without a value
-        if known.any():
-            labels.append(Label(at[known].iloc[-1], points.loc[known, y].iloc[-1], str(name), colour))
+    known = means.dropna(subset=panel.y)  # the last row of a series may be a diverged learning rate, without a value
+    if known.empty:
+        return []
+    at = "_at" if panel.kind == "line" else panel.x
+    _plot(axes, panel, known, seeds, at, panel.y)
+    for line in axes.get_lines() if panel.kind == "band" else ():  # a marker on every point hides the curve
+        line.set_markevery(max(1, len(line.get_xdata()) // 8))
+    labels = []
+    for name, points in known.sort_values(at, kind="stable").groupby(panel.by, sort=False):
+        style = panel.look(str(name), points)
+        for column, shown in ((panel.ring, _RING), (panel.empty, HOLLOW)):
+            if column:
+                some = points[points[column].eq(True)]
+                axes.plot(some[at], some[panel.y], **style | {"linestyle": "", "zorder": 3} | shown)
+        labels.append(Label(points[at].iloc[-1], points[panel.y].iloc[-1], str(name), style["color"]))
     return labels
 
 
 def _forest(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame) -> list[Label]:
     names, series = list(means[panel.y].unique())[::-1], list(means[panel.by].unique())
     several = panel.by != panel.y and len(series) > 1
+    aside = {name: 0.22 * ((len(series) - 1) / 2 - at) * several for at, name in enumerate(series)}
+    means, seeds = means.copy(), seeds[seeds[panel.y].isin(names)].copy()
+    for rows, below in ((means, 0.0), (seeds, 0.1 if several else 0.25)):
+        heights = [
+            names.index(name) + aside[one] - below for name, one in zip(rows[panel.y], rows[panel.by], strict=True)
+        ]
+        rows.insert(0, "_at", np.array(heights, dtype=float))
+    if len(means):
+        _plot(axes, panel, means, seeds, panel.x, "_at")
     axes.set_yticks(range(len(names)), [str(name) for name in names])
     for name, points in means.groupby(panel.by, sort=False):
-        style, own = panel.look(str(name), points), seeds[seeds[panel.by] == name]
-        aside = 0.22 * ((len(series) - 1) / 2 - series.index(name)) if several else 0.0
-        heights = [names.index(one) + aside for one in points[panel.y]]
-        axes.errorbar(points[panel.x], heights, xerr=_ends(points, panel.x), capsize=2, **style | {"linestyle": ""})
-        below = [names.index(one) + aside - (0.1 if several else 0.25) for one in own[panel.y]]
-        axes.plot(own[panel.x], below, ".", color=style["color"], ms=3, alpha=0.7)
         if panel.by == panel.y:
-            axes.get_yticklabels()[names.index(name)].set_color(style["color"])
+            axes.get_yticklabels()[names.index(name)].set_color(panel.look(str(name), points)["color"])
     axes.set_ylim(-0.6, len(names) - 0.4)
     axes.grid(visible=False, axis="y")
     if axes.get_xscale() == "linear":

@@ -11,6 +11,7 @@ Some columns are only for the figure: `_look` is the name whose plot style a ser
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from textwrap import fill
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from pandas import DataFrame
 
 from formerlab.report.marks import mark
 from formerlab.report.runs import seed_notes
-from formerlab.report.style import BLACK, GREY, HOLLOW, LETTER, PUBLISHED_INK, WIDEST, Look, look, wrapped
+from formerlab.report.style import BLACK, EDGES, GREY, HOLLOW, LETTER, PUBLISHED_INK, WIDEST, Look, look, wrapped
 
 SETTING = "{setting}"
 _OWN = ("color", "marker", "linestyle", "markerfacecolor")
@@ -57,6 +58,10 @@ class Panel:
     """edge: series are named beside their last points; legend: in one legend above all panels."""
     style: str = "_look"
     """Column with the name whose plot style a series has; without this column, the series has the style of its name."""
+    unit: str = ""
+    """Column that separates the lines of one series, such as the run."""
+    once: bool = False
+    """Whether only the first of the panels side by side names the y of a forest plot, which all have in common."""
     ticks: Callable[[float], str] | None = None
     """Formats the values of x; each value then has a tick."""
     ring: str = ""
@@ -125,12 +130,14 @@ def sheet(
     wanted: Sequence[str] = (),
     columns: int = 2,
     height: float = 2.1,
+    width: float = WIDEST,
     order: str = "",
 ) -> Callable[[DataFrame], Figure]:
     """Return a function that renders the rows of a figure, sorted by the columns `order`.
 
-    `columns` is the number of panels side by side; 0 means one per value of `each` of the first panel. `height` is in
-    inches. The caption has the `notes` on the rows that are shown, and names the `wanted` series that are missing.
+    `columns` is the number of panels side by side; 0 means one per value of `each` of the first panel. `height` of a
+    panel and `width` of the figure are in inches. The first of the `notes` on the rows that are shown is below the
+    panels; all notes and the missing `wanted` series are in the caption.
     """
 
     def drawn(data: DataFrame) -> Figure:
@@ -140,37 +147,44 @@ def sheet(
         shown = [pair for pair, values in zip(shown, numbers, strict=True) if values.notna().any()] or shown
         known = data[data.index.isin({at for _, rows in shown for at in rows.index})]
         present = [str(name) for name in known[panels[0].by].dropna().unique()]
-        figure = _figure(data, shown, columns or data[panels[0].each].nunique(), height)
+        said = notes(known)
+        figure = _figure(data, shown, columns or data[panels[0].each].nunique(), height, width, *said[:1])
         absent = [name for name in wanted if not any(have.startswith(name) for have in present)]
         missing = [f"Missing, no finished runs: {', '.join(absent)}."] if absent else []
-        figure.set_label(" ".join(filter(None, [*notes(known), *missing])))
+        figure.set_label(" ".join(filter(None, [*said, *missing])))
         return figure
 
     return drawn
 
 
-def _figure(data: DataFrame, shown: Sequence[tuple[Panel, DataFrame]], columns: int, height: float) -> Figure:
-    """Draw panels in rows below a heading and a legend.
+def _figure(
+    data: DataFrame, shown: Sequence[tuple[Panel, DataFrame]], columns: int, height: float, whole: float, note: str = ""
+) -> Figure:
+    """Draw panels in rows below a heading and a legend, in a figure that is `whole` inches wide.
 
     Positions are fixed in inches without a layout engine, so the final size is known when labels are placed.
     """
-    lefts, rights, width = _sides_of_columns(shown, columns)
+    lefts, rights, width, letters = _sides_of_columns(shown, columns, whole)
     titles = [fill(panel.heading(rows), int(width / LETTER)) for panel, rows in shown]
     lines = [range(len(shown))[start : start + len(lefts)] for start in range(0, len(shown), len(lefts))]
     tops = [0.18 + 0.15 * max(bool(titles[at]) + titles[at].count("\n") for at in line) for line in lines]
-    heights = [max(_height(*shown[at], height) for at in line) for line in lines]
+    heights = [max(_height(*shown[at], height, letters) for at in line) for line in lines]
     known, handles, first = setting(data), _handles(shown), shown[0][0]
     said = "" if any(known.split(", ")[0] in title for title in titles) else known
-    across = max(1, int(WIDEST / (0.55 + LETTER * _letters(handles))))
+    across = max(1, int(whole / (0.55 + LETTER * _letters(handles))))
     head = 0.17 * max(-(-len(handles) // across) + bool(said), bool(first.bar)) + 0.2 * bool(first.bar)
-    total = head + sum(tops) + sum(heights) + 0.5 * len(lines)
-    figure, y = Figure(figsize=(WIDEST, total)), total - head
+    note = fill(note.partition(". ")[0].rstrip("."), int(whole / LETTER))
+    foot = 0.14 * (note.count("\n") + bool(note))
+    total = head + sum(tops) + sum(heights) + 0.5 * len(lines) + foot
+    figure, y = Figure(figsize=(whole, total)), total - head
+    figure.text(0.012, 0.03 / total, note, va="bottom", color=GREY, fontsize=7)
     for line, over, tall in zip(lines, tops, heights, strict=True):
         x, y = 0.0, y - over - tall
         for at, left, right in zip(line, lefts, rights, strict=False):
-            axes = figure.add_axes(((x + left) / WIDEST, y / total, width / WIDEST, tall / total))
+            axes = figure.add_axes(((x + left) / whole, y / total, width / whole, tall / total))
             (panel, rows), title = shown[at], titles[at]
-            mark(axes, panel, rows)
+            mark(axes, panel, rows, letters)
+            axes.tick_params(axis="y", labelleft=not (panel.once and at > line[0]))
             axes.set_xlabel(filled(panel.xlabel, rows))
             axes.set_title(title, color=PUBLISHED_INK if title.startswith("PUBLISHED") else BLACK)
             x += left + width + right
@@ -189,18 +203,22 @@ def _figure(data: DataFrame, shown: Sequence[tuple[Panel, DataFrame]], columns: 
     return figure
 
 
-def _sides_of_columns(shown: Sequence[tuple[Panel, DataFrame]], columns: int) -> tuple[list[float], list[float], float]:
-    """Return the margins left and right of each column, and the width of a panel, in inches.
+def _sides_of_columns(
+    shown: Sequence[tuple[Panel, DataFrame]], columns: int, whole: float
+) -> tuple[list[float], list[float], float, int]:
+    """Return the margins left and right of each column and the width of a panel, in inches, and the letters per line of
+    names beside panels.
 
     The number of columns is the largest at which panels are wide enough to read.
     """
-    for count in range(min(columns, len(shown)), 0, -1):
-        sides = [[_sides(*one) for one in shown[column::count]] for column in range(count)]
+    least = {"heat": 0.8, "forest": 1.1}.get(shown[0][0].kind, 1.2)
+    for count, letters in product(range(min(columns, len(shown)), 0, -1), EDGES):
+        sides = [[_sides(*one, letters, column) for one in shown[column::count]] for column in range(count)]
         lefts, rights = ([max(one[side] for one in column) for column in sides] for side in (0, 1))
-        width = (WIDEST - sum(lefts) - sum(rights)) / count
-        if width > (0.8 if shown[0][0].kind == "heat" else 1.3):
+        width = (whole - sum(lefts) - sum(rights)) / count
+        if width > least:
             break
-    return lefts, rights, width
+    return lefts, rights, width, letters
 
 
 def _handles(shown: Sequence[tuple[Panel, DataFrame]]) -> dict[str, Line2D]:
@@ -225,23 +243,23 @@ def _letters(names: Iterable[object]) -> int:
     return max((len(line) for name in names for line in str(name).split("\n")), default=1)
 
 
-def _height(panel: Panel, rows: DataFrame, height: float) -> float:
+def _height(panel: Panel, rows: DataFrame, height: float, letters: int) -> float:
     if panel.kind == "heat":
         return height
     if panel.kind != "forest":
-        names = "\n".join(map(wrapped, rows[panel.by].unique())) if panel.name == "edge" else ""
+        names = "\n".join(wrapped(name, letters) for name in rows[panel.by].unique()) if panel.name == "edge" else ""
         return max(height, 0.135 * (1 + names.count("\n")))
     series = rows[panel.by].nunique() if panel.by != panel.y else 1
     lines = max(str(name).count("\n") + 1 for name in rows[panel.y].unique())
     return (0.1 + 0.13 * lines + 0.06 * (series - 1)) * rows[panel.y].nunique() + 0.25
 
 
-def _sides(panel: Panel, rows: DataFrame) -> tuple[float, float]:
+def _sides(panel: Panel, rows: DataFrame, letters: int, column: int) -> tuple[float, float]:
     """Return the margins left and right of a panel, in inches."""
     if panel.kind == "forest":
-        return 0.2 + LETTER * _letters(rows[panel.y].unique()), 0.12
+        return 0.15 if panel.once and column else 0.2 + LETTER * _letters(rows[panel.y].unique()), 0.12
     if panel.kind == "heat":
         return 0.5 if panel.ylabel else 0.28, 0.12
-    names = map(wrapped, rows[panel.by].unique())
+    names = [wrapped(name, letters) for name in rows[panel.by].unique()]
     right = 0.6 if panel.perplexity else 0.2 + LETTER * _letters(names) if panel.name == "edge" else 0.12
     return 0.62 + 0.13 * len(panel.ylabel.split("\n")), right

@@ -1,7 +1,8 @@
 """The plot style of all figures: sizes, colours per variant, axes, labels, published values.
 
-Colours are from the palette of Okabe and Ito, which colour-blind readers can distinguish. Markers also differ between
-variants.
+Colours are from the colour-blind palette of seaborn. A family has one colour in all figures: Transformers black,
+Tokenformers blue, DenseFormers orange, Decay green, H2O vermilion. Markers also differ between variants, and published
+values are hollow on a tinted background.
 """
 
 import textwrap
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
@@ -17,38 +19,31 @@ from scipy.optimize import isotonic_regression
 
 from formerlab.report.names import color_and_marker
 
-BLACK, GREY = "#222222", "#7f7f7f"
-BLUE, SKY, GREEN, YELLOW = "#0072B2", "#56B4E9", "#009E73", "#D9B500"
-ORANGE, VERMILION, PURPLE, BROWN = "#E69F00", "#D55E00", "#CC79A7", "#8C564B"
-LEAF, TAN = "#66A61E", "#B5651D"
+BLACK, TAN, LEAF, YELLOW = "#222222", "#B5651D", "#66A61E", "#D9B500"
+BLUE, ORANGE, GREEN, VERMILION, PURPLE, BROWN, PINK, GREY, _, SKY = sns.color_palette("colorblind").as_hex()
+"""The colour-blind palette of seaborn, without its yellow, which is too light for text."""
 
 SETTINGS: dict[Any, Any] = {
+    **sns.plotting_context("paper", font_scale=8 / 9.6),
+    **sns.axes_style("whitegrid", {"axes.spines.top": False, "axes.spines.right": False, "grid.color": "#e6e6e6"}),
     "font.family": "DejaVu Sans",
-    "font.size": 8,
-    "axes.titlesize": 8.5,
     "axes.titlelocation": "left",
     "axes.titlepad": 6,
     "axes.titley": 1.0,  # fixed, since automatic placement takes time and no label is above a panel
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e6e6e6",
-    "grid.linewidth": 0.6,
+    "xtick.bottom": True,
+    "ytick.left": True,
     "image.interpolation": "nearest",
-    "lines.linewidth": 1.3,
-    "lines.markersize": 4.5,
     "legend.frameon": False,
-    "figure.dpi": 100,
     "pdf.fonttype": 42,  # conferences refuse Type 3 fonts
 }
+"""The theme of seaborn for papers, with 8-point text."""
 
-WIDEST = 7.0
-"""Width of a figure in inches, the width of the text of a paper."""
+WIDEST, NARROW = 7.0, 3.5
+"""Widths of a figure in inches: two columns of a paper and one column."""
 LETTER = 0.063
 """Approximate width of an 8-point letter in inches."""
-EDGE = 24
-"""Letters per line of a series name beside its last point."""
+EDGES = (24, 16)
+"""Letters per line of a series name beside its last point: wide, and narrow for panels side by side."""
 PUBLISHED_GROUND = "#f6f2e7"
 """Background colour of a panel with published values."""
 PUBLISHED_INK = "#6b5510"
@@ -66,64 +61,65 @@ def _look(colour: str, marker: str, line: str = "-") -> Look:
 
 
 _LOOKS = {
-    "grown: random keys, tau sqrt(n)": _look(VERMILION, "^"),
-    "grown: random keys, tau kept": _look(ORANGE, "v"),
-    "grown: zero keys, tau kept": _look(GREEN, "D"),
+    "grown: random keys, tau sqrt(n)": _look(BLUE, "^"),
+    "grown: random keys, tau kept": _look(VERMILION, "v"),
+    "grown: zero keys, tau kept": _look(SKY, "D"),
     "grown: zero keys, tau sqrt(n)": _look(PURPLE, "P"),
     "grown: random keys, tau sqrt(n), optimizer carried": _look(YELLOW, "<", "--"),
-    "grown: zero keys, tau kept, optimizer carried": _look(SKY, ">", "--"),
+    "grown: zero keys, tau kept, optimizer carried": _look(PINK, ">", "--"),
     "grown: random keys, tau sqrt(n), old tokens frozen": _look(BROWN, "X", ":"),
     "grown: zero keys, tau kept, old tokens frozen": _look(GREY, "p", ":"),
-    "grown: Net2Net by padding": _look(ORANGE, "v"),
-    "Tokenformer, trained on": _look(BLUE, "*"),
-    "the parent, trained on": _look(BLUE, "*"),
+    "grown: Net2Net by padding": _look(VERMILION, "v"),
+    "Tokenformer, trained on": _look(PURPLE, "*"),
+    "the parent, trained on": _look(PURPLE, "*"),
     "from scratch,": _look(SKY, "s"),
-    "from scratch, full steps": _look(BLACK, "s"),
+    "from scratch, full steps": _look(BLUE, "s"),
     "Transformer, trained on": _look(BLACK, "*"),
-    "DenseFormer 1x1": _look(BLUE, "s"),
-    "DenseFormer 4x1": _look(SKY, "v"),
-    "DenseFormer 4x5": _look(ORANGE, "^"),
+    "DenseFormer 1x1": _look(ORANGE, "s"),
+    "DenseFormer 4x1": _look(BROWN, "v"),
+    "DenseFormer 4x5": _look(VERMILION, "^"),
     "DenseFormer 2x3": _look(LEAF, "D"),
-    "DenseFormer 2x1": _look(GREEN, "P"),
+    "DenseFormer 2x1": _look(YELLOW, "P"),
     "DenseFormer 8x1": _look(PURPLE, "d"),
-    "DenseFormer 4x3": _look(VERMILION, ">"),
+    "DenseFormer 4x3": _look(PINK, ">"),
     "DenseFormer 4x8": _look(TAN, "<"),
     "dynamic_cache": _look(VERMILION, "<"),
-    "Decay, half recent": _look(SKY, "o"),
+    "Decay, half recent": _look(LEAF, "o"),
     "h2o variant=global_statistics": _look(TAN, "<"),
     "h2o variant=local_statistics": _look(TAN, ">"),
-    "streaming_llm positions=reindexed": _look(LEAF, "h"),
+    "streaming_llm positions=reindexed": _look(YELLOW, "h"),
     "Transformer, full budget": _look(BLACK, "o", "--"),
     "Transformer, tokens of a stage": _look(GREY, "X", ":"),
-    "Tokenformer from scratch": _look(SKY, "s", "--"),
+    "Transformer from scratch": _look(BLACK, "o"),
+    "Tokenformer from scratch": _look(BLUE, "s", "--"),
     "before growth": _look(BLACK, "s", ""),
-    "grown, half the tokens": _look(ORANGE, "v"),
-    "grown (as published)": _look(VERMILION, "^"),
+    "grown, half the tokens": _look(SKY, "v"),
+    "grown (as published)": _look(BLUE, "^"),
     "grown, twice the tokens": _look(PURPLE, "P"),
-    "parent trained on": _look(BLUE, "*"),
-    "parent trained on, equal FLOPs": _look(BLUE, "*"),
-    "parent trained on, equal tokens": _look(BLUE, "*", "--") | HOLLOW,
+    "parent trained on": _look(PURPLE, "*"),
+    "parent trained on, equal FLOPs": _look(PURPLE, "*"),
+    "parent trained on, equal tokens": _look(PURPLE, "*", "--") | HOLLOW,
     "Transformer, 300B tokens": _look(BLACK, "o", "--"),
     "Transformer, 30B tokens": _look(GREY, "o", "--"),
     "grown, 60B a stage": _look(PURPLE, "^"),
-    "grown, 30B a stage": _look(VERMILION, "^"),
-    "grown, 15B a stage": _look(ORANGE, "^"),
-    "Net2Net by padding": _look(ORANGE, "v"),
+    "grown, 30B a stage": _look(BLUE, "^"),
+    "grown, 15B a stage": _look(SKY, "^"),
+    "Net2Net by padding": _look(VERMILION, "v"),
     "Net2Net (2015)": _look(BROWN, "P"),
-    "HyperCloning": _look(SKY, "X"),
-    "Tokenformer, zero keys, tau kept": _look(GREEN, "D"),
+    "HyperCloning": _look(PINK, "X"),
+    "Tokenformer, zero keys, tau kept": _look(SKY, "D"),
     "Tokenformer, zero keys, tau sqrt(n)": _look(PURPLE, "P"),
     "Tokenformer, not grown": _look(BLUE, "s"),
     "Transformer, not grown": _look(BLACK, "o"),
     "Linear, plain": _look(BLACK, "o"),
-    "Linear, DWA": _look(GREY, "s"),
+    "Linear, DWA": _look(ORANGE, "s"),
     "Pattention, plain": _look(BLUE, "^"),
-    "Pattention, DWA": _look(SKY, "D"),
+    "Pattention, DWA": _look(PURPLE, "D"),
     "sizes": _look(BLACK, "o"),
     "scores": _look(BLUE, "o"),
     "norms": _look(GREEN, "o"),
-    "growth": _look(ORANGE, "o"),
-    "depth": _look(PURPLE, "o"),
+    "growth": _look(SKY, "o"),
+    "depth": _look(ORANGE, "o"),
     "floor": _look(GREY, "o"),
     "self-attention": _look(BLACK, "o"),
     "recurrent": _look(VERMILION, "s", "--"),
@@ -172,12 +168,12 @@ class Label(NamedTuple):
     colour: str
 
 
-def wrapped(name: object) -> str:
-    """Return a name wrapped to the width of the labels beside a panel."""
-    return "\n".join(textwrap.fill(line, EDGE) for line in str(name).split("\n"))
+def wrapped(name: object, letters: int = EDGES[0]) -> str:
+    """Return a name in lines of at most so many letters, as the labels beside a panel."""
+    return "\n".join(textwrap.fill(line, letters) for line in str(name).split("\n"))
 
 
-def label_at_edge(axes: Axes, labels: Sequence[Label]) -> None:
+def label_at_edge(axes: Axes, labels: Sequence[Label], letters: int = EDGES[0]) -> None:
     """Write names right of the panel, moved up or down so that they do not overlap.
 
     A dotted line connects a text to its point if it is not beside it. Call this last, when the limits are final.
@@ -187,7 +183,7 @@ def label_at_edge(axes: Axes, labels: Sequence[Label]) -> None:
         return
     axes.autoscale_view()  # otherwise the limits are computed only when the figure is rendered
     dots = axes.figure.dpi / 72
-    texts = [wrapped(label.text) for label in labels]
+    texts = [wrapped(label.text, letters) for label in labels]
     # the label of a point outside the panel moves to the edge
     ends = np.sort(axes.get_xlim()), np.sort(axes.get_ylim())
     points = [(np.clip(label.x, *ends[0]), np.clip(label.y, *ends[1])) for label in labels]

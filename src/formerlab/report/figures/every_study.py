@@ -7,7 +7,10 @@ last step, as the mean over seeds. Arms of claims that are the best of several r
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import seaborn as sns
+from matplotlib.colors import to_hex
 from pandas import DataFrame, Series
 
 from formerlab.report.drawings import plot, shown_columns
@@ -15,6 +18,7 @@ from formerlab.report.families import families
 from formerlab.report.names import data_set
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.runs import GROWN, at_end, recorded, seed_notes, summary, validation_losses, variant
+from formerlab.report.style import look
 from formerlab.results.read import Results, flatten
 
 RATE = "optimizer.lr"
@@ -24,13 +28,15 @@ TOLD = (
 )
 """Keys of a spec that distinguish models of the same name, the most informative first."""
 _LINES = ("-", "--", ":", "-.")
+MOST = 6
+"""Maximum number of curves in a panel."""
 
 
 def told_apart(firsts: Sequence[dict[str, Any]], scale: str) -> DataFrame:
     """Return a row per family with its panel, variant, name and plot style, given the record of its first run.
 
     A panel is a data set, a depth, and whether runs start from a parent. The name says how a family differs from others
-    of its variant in the panel. Lines are dashed and markers hollow from the second family of a variant on.
+    of its variant in the panel.
     """
     flat, panels = [flatten({"spec": record["spec"]}) for record in firsts], []
     for record in firsts:
@@ -48,27 +54,49 @@ def told_apart(firsts: Sequence[dict[str, Any]], scale: str) -> DataFrame:
             if values[alike].astype(str).nunique() > 1:
                 label = "" if isinstance(values[alike[0]], str) else key.rpartition(".")[2].replace("_", " ") + " "
                 known.loc[alike, "family"] += [f", {label}{value}" for value in values[alike]]
-    nth = known.groupby(["panel", "variant"]).cumcount()
-    known["_linestyle"] = nth.mod(len(_LINES)).map(dict(enumerate(_LINES)))
-    return known.assign(_markerfacecolor=nth.gt(0).map({True: "white", False: None}))
+    return styled(known, "family")
+
+
+def styled(rows: DataFrame, by: str) -> DataFrame:
+    """Add plot styles. The series `by` of a variant in a panel have its colour; from the second on, it is lighter, the
+    line dashed and the marker hollow.
+    """
+    firsts = rows.drop_duplicates(["panel", by])[["panel", "variant", by]]
+    of_variant = firsts.groupby(["panel", "variant"])[by]
+    nth, counts = of_variant.cumcount(), of_variant.transform("size")
+    shades = [to_hex(sns.light_palette(look(name)["color"], 2 * count, reverse=True)[at])
+              for name, at, count in zip(firsts["variant"], nth, counts, strict=True)]  # fmt: skip
+    firsts = firsts.assign(_color=shades, _linestyle=nth.mod(len(_LINES)).map(dict(enumerate(_LINES))),
+                           _markerfacecolor=nth.gt(0).map({True: "white", False: None}))  # fmt: skip
+    return rows.merge(firsts, "left", ["panel", "variant", by])
 
 
 @plot(every_study=True, reads="eval.csv", draw=sheet(
-    Panel("step", "loss_nats", by="family", kind="band", each="panel", log="xy", style="variant",
+    Panel("step", "loss_nats", by="_series", unit="run", kind="band", each="_panel", log="xy", style="variant",
           xlabel="training step", ylabel="validation loss (nats)"),
     height=2.2
 ))  # fmt: skip
 def curves(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     """Training curves: validation loss against the training step for every run of the study, as the mean over seeds;
-    both axes are logarithmic. Each depth has a panel, and runs that start from a parent have their own. To see: whether
+    both axes are logarithmic. Each depth has a panel, and runs that start from a parent have their own; a panel with
+    more than six models is split. A model that was trained for several lengths has a line for each. To see: whether
     curves still fall at the end of training, and whether a run that is lower at the end was lower from early on.
     """
     by_seed = validation_losses(results, study, runs).query("step > 0")
     means = by_seed.groupby(["run", "step"], sort=False)["loss_nats"].agg(loss_nats="mean", seeds="size").reset_index()
     known = {record["run"]: record for record in results.records() if record["study"] == study}
     told = told_apart([known[run] for run in means["run"].unique()], results.scale)
+    told = told.drop(columns=["_color", "_linestyle", "_markerfacecolor"])
     means = means.assign(source="ours").merge(told.assign(run=means["run"].unique()))
-    return means.sort_values(["panel", "run", "step"])
+    means = means.sort_values(["panel", "run", "step"])
+    means["_series"] = means["family"].str.replace(r", steps \d+", "", regex=True)  # the x axis shows the length
+    series = means.drop_duplicates(["panel", "_series"])
+    count = series.groupby("panel")["panel"].transform("size")
+    parts = np.ceil(count / MOST)
+    part = series.groupby("panel").cumcount() // np.ceil(count / parts) + 1
+    numbers = " (" + part.astype(int).astype(str) + " of " + parts.astype(int).astype(str) + ")"
+    series = series.assign(_panel=series["panel"] + numbers.where(parts > 1, ""))[["panel", "_series", "_panel"]]
+    return styled(means.merge(series, "left"), "_series")
 
 
 def at_the_edge(rows: DataFrame) -> list[str]:
@@ -126,4 +154,4 @@ def rates(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     told = told_apart([records[name] for name in firsts], results.scale).set_index(firsts.index)
     rows = pd.concat([means, seeds]).join(told, on="number").sort_values(["panel", "number", "lr"], ignore_index=True)
     columns = shown_columns("source panel family variant lr chosen inside part run seed loss_nats[] seeds diverged")
-    return rows[[*columns, "_linestyle", "_markerfacecolor"]]
+    return rows[[*columns, "_color", "_linestyle", "_markerfacecolor"]]

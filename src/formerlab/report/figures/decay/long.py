@@ -3,16 +3,26 @@
 from functools import partial
 
 import numpy as np
+import seaborn as sns
+from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.drawings import plot
-from formerlab.report.figures.decay.loss import looks
 from formerlab.report.panel import Panel, sheet
-from formerlab.report.studies.pruning import CONFIGURATION, decoding, model_of, one_model, ordered, size_of
+from formerlab.report.studies.pruning import (
+    CONFIGURATION,
+    decoding,
+    model_of,
+    one_model,
+    ordered,
+    size_of,
+)
+from formerlab.report.style import GREY, WIDEST
 from formerlab.results.read import Results
 
 STUDY = "decay"
 _LINES = ("--", ":", "-.")
+TICK = "\N{CHECK MARK}"
 _cases = partial(Panel, "length", each="_case", ticks="{:g}".format, xlabel="prompt length (tokens)")
 
 
@@ -57,19 +67,35 @@ def _sizes(rows: DataFrame) -> list[str]:
     return [size_of(budget) for budget in rows.loc[rows["policy"] != "full", "budget"].unique()]
 
 
-@plot(reads="passkey.csv", runs="long-*", needs="long-*", draw=sheet(
-    Panel("length", "log_prob", by="_series", each="_at", log="x", ticks=lambda value: f"{value / 1024:g}k",
-          xlabel="tokens of the text", ylabel="log-probability of\nthe number (nats)"),
-    notes=lambda rows: [f"Caches retain {' or '.join(_sizes(rows))} of the text."] * bool(_sizes(rows)),
-    columns=1, order="depth"
-))  # fmt: skip
+def draw_passkey(data: DataFrame) -> Figure:
+    """Draw a heat map per position of the number, with a row per policy and a column per length of the text."""
+    names, places = data["_series"].unique(), sorted(data["depth"].unique())
+    caches = f" Caches retain {' or '.join(_sizes(data))} of the text." * bool(_sizes(data))
+    note = f"n = {data['numbers'].max()} number in each cell, no intervals; a tick: it was found.{caches}"
+    figure = Figure((WIDEST, 1.1 + 0.2 * len(names)), layout="constrained", label=note)
+    figure.supxlabel(note, x=0.01, ha="left", color=GREY, fontsize=7)
+    lowest = data["log_prob"].min()
+    for axes, place in zip(figure.subplots(1, len(places), sharey=True, squeeze=False)[0], places, strict=True):
+        rows = data[data["depth"] == place]
+        rows = rows.assign(length=rows["length"] / 1024, found=rows["found"].eq(1).map({True: TICK, False: ""}))
+        numbers, marks = (rows.pivot(index="_series", columns="length", values=value).reindex(names)
+                          for value in ("log_prob", "found"))  # fmt: skip
+        last = place == places[-1]
+        sns.heatmap(numbers, vmin=lowest, vmax=0, cmap="viridis", annot=marks, fmt="", ax=axes, cbar=last,
+                    cbar_kws={"label": "log-probability (nats)"} if last else None)  # fmt: skip
+        axes.set(title=f"Number at {place:.0%}", xlabel="tokens of the text", ylabel="")
+        axes.set_xticklabels([f"{length:g}k" for length in numbers], rotation=0)
+    return figure
+
+
+@plot(reads="passkey.csv", runs="long-*", needs="long-*", draw=draw_passkey)
 def decay_passkey(results: Results, runs: list[str]) -> DataFrame:
     """Retrieval of a number from a long and monotonous text (passkey retrieval, arXiv:2305.16300), by policy. The
-    number occurs once and is asked for at the end of the text. Lines show its log-probability against the length of the
-    text, with a panel for each position of the number. The label of a policy counts the numbers found (every token is
-    the most probable one) over all lengths and panels. A policy must retain the number before it reads the question. To
-    see: which lines stay near the full cache, which is the bound, and whether a number inside a window of recent tokens
-    is found because of its position.
+    number occurs once and is asked for at the end of the text. Colours are its log-probability by policy and length of
+    the text, with a panel for each position of the number. A tick marks a number that was found: every token is the
+    most probable one. The label of a policy counts them over all panels. A policy must retain the number before it
+    reads the question. To see: which rows look like the full cache, which is the bound, and whether a number inside a
+    window of recent tokens is found because of its position.
     """
     rows = one_model(results.rows("passkey.csv", STUDY, runs))
     cells = rows.groupby([*CONFIGURATION, "length", "depth"], sort=False, dropna=False)
@@ -78,9 +104,4 @@ def decay_passkey(results: Results, runs: list[str]) -> DataFrame:
     table = ordered(scores.merge(totals.reset_index(), on=CONFIGURATION)).assign(source="ours")
     sizes = ", " + table["budget"].map(size_of) if len(_sizes(table)) > 1 else ""
     counts = ": " + table["all_found"].astype(str) + " of " + table["all_numbers"].astype(str)
-    return table.assign(
-        _series=table["configuration"] + sizes + counts,
-        _at=table["depth"].map("Number {:.0%} into the text".format),
-        _look=looks(table),
-        _data_set="",
-    )
+    return table.assign(_series=table["configuration"] + sizes + counts)

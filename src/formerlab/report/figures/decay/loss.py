@@ -68,9 +68,9 @@ def decay_budget(results: Results, runs: list[str]) -> DataFrame:
 
 
 @plot(reads="prune.csv", runs="decoder released-*", draw=sheet(
-    Panel("increase_nats", "_pruned", by="_pruned", kind="forest", each="_cell", zero=0.0, far=1.5,
-          xlabel="loss above the full cache's (nats per token)"),
-    notes=pruning.interval_notes, order="run budget _rank"
+    Panel("increase_nats", "_pruned", by="_pruned", kind="forest", each="_cell", zero=0.0, far=1.5, once=True,
+          xlabel="nats per token"),
+    notes=pruning.interval_notes, columns=3, order="run budget _rank"
 ))  # fmt: skip
 def decay_baselines(results: Results, runs: list[str]) -> DataFrame:
     """Caches in current use, and the other algorithms called H2O, against the full cache (line): increase in held-out
@@ -82,10 +82,10 @@ def decay_baselines(results: Results, runs: list[str]) -> DataFrame:
     """
     table = pruning.configurations(results, STUDY, runs)
     rows = with_half_recent(results, table[~table["policy"].isin(ARTICLE_ALONE)])
-    sizes = rows["budget"].map(pruning.size_of) + " of the tokens retained"
+    sizes = rows["budget"].map(pruning.size_of) + " of the tokens"
     rank = rows[rows["part"] == "mean"].groupby("configuration")["increase_nats"].mean().rank()
     return rows.assign(
-        _cell=rows["run"] + ": " + sizes if rows["run"].nunique() > 1 else sizes,
+        _cell=rows["run"] + ": " + sizes if rows["run"].nunique() > 1 else "Added loss, " + sizes,
         _pruned=rows["configuration"].mask(rows["policy"] == "full"),
         _rank=rows["configuration"].map(rank),
         _look=looks(rows),

@@ -113,20 +113,22 @@ def draw_scores(data: DataFrame) -> Figure:
     dark = [to_hex(colormaps["viridis"](0.85 * alpha)) for alpha in important["alpha"]]
     missed = important.assign(_title=None, _of_alpha=important["_alpha"], _share=100 * smooth, _color=dark, _marker="")
     return sheet(
-        Panel("query", "_value", by="group", kind="band", each="_title", log="y", xlabel="query", ylabel="score"),
         Panel("query", "_share", by="_of_alpha", kind="band", title="Important tokens missed", xlabel="query",
-              ylabel="not among the best 40 % (%)"),
-        notes=lambda rows: [f"{n_seeds(rows['seeds'].unique())}."], height=1.6,
+              ylabel="outside the best 40 % (%)"),
+        Panel("query", "_value", by="group", kind="band", each="_title", log="y", name="legend", xlabel="query",
+              ylabel="score", finish=lambda axes, rows: axes.set_ylim(LOWEST, 0.1)),
+        notes=lambda rows: [f"{n_seeds(rows['seeds'].unique())}; bands: middle 80 % of the tokens."],
+        columns=3, height=1.6,
     )(pd.concat([data, missed], ignore_index=True))  # fmt: skip
 
 
 @plot(reads="prune_score_trajectories.csv", runs="decoder released-*", draw=draw_scores)
 def decay_scores(results: Results, runs: list[str]) -> DataFrame:
     """Attention to important and unimportant tokens, query by query, after Fig. 5 of the Decay article (an image
-    without values), from unpruned attention over layers and heads. First panels: scores at each alpha, as the mean and
-    a band of the middle 80 % of tokens, cut at 0.00001. Important tokens are the tenth of the tokens in the first half
-    of the text that receive the most attention from the second half. Last panel: how often an important token is not
-    among the best 40 % of all tokens so far, and would be evicted, as the mean over 5 queries. To see: whether
+    without values), from unpruned attention over layers and heads. First panel: how often an important token is not
+    among the best 40 % of all tokens so far, and would be evicted, as the mean over 5 queries. Important tokens are the
+    tenth of the tokens in the first half of the text that receive the most attention from the second half. Other
+    panels: scores at each alpha, as the mean and a band of the middle 80 % of tokens, cut at 0.00001. To see: whether
     attention alone (alpha 0) misses important tokens during short dips, and whether a small alpha bridges these dips.
     """
     rows = one_model(results.rows("prune_score_trajectories.csv", STUDY, runs))

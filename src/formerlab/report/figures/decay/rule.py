@@ -1,8 +1,9 @@
 """Example of how Decay scores and evicts tokens, computed from the rule itself (Decay article, Fig 1 and 2)."""
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
+import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
@@ -12,14 +13,14 @@ from pandas import DataFrame
 from formerlab.report.drawings import plot
 from formerlab.report.marks import heat
 from formerlab.report.studies.pruning import PUBLISHED_ALPHA
-from formerlab.report.style import BLUE, GREY, ORANGE, VERMILION, WIDEST, Label, label_at_edge
+from formerlab.report.style import BLACK, BLUE, GREEN, GREY, NARROW, VERMILION, Label, label_at_edge
 from formerlab.results.read import Results
 
 TOKENS, CHANGE, NAME, BUDGET = 16, 8, 2, 6
 """Length of the example, token at which its topic changes, token that matters to the end, and cache budget, in tokens.
 """
 ALPHAS = (1.0, PUBLISHED_ALPHA)
-FOLLOWED = ((0, "first\ntopic", GREY), (NAME, "the\nname", ORANGE), (CHANGE, "second\ntopic", BLUE))
+FOLLOWED = ((0, "old\ntopic", GREY), (NAME, "name", VERMILION), (CHANGE, "new\ntopic", BLUE))
 """Tokens whose scores are plotted: index, label, colour."""
 
 Numbers: TypeAlias = NDArray[np.float64]
@@ -62,55 +63,32 @@ def pruned(logits: Numbers, alpha: float, budget: int) -> NDArray[np.bool_]:
     return seen
 
 
-RULE = f"""1. The query attends to the
-    retained tokens and itself,
-    with weights p.
-2. Each score becomes
-    S  =  alpha S + p
-3. Over {BUDGET} tokens,
-    the one with the lowest
-    score is evicted.
-alpha = 1 is the plain sum,
-alpha = 0 the last attention."""
-
-
 def draw(data: DataFrame) -> Figure:
-    """Draw the attention and the rule on the left, and a row per alpha: scores by query, and retained tokens."""
-    figure = Figure((WIDEST, 5.0), label="An example made to show the rule; nothing is measured.")
-    margins = {"left": 0.07, "right": 0.92, "bottom": 0.1, "top": 0.93, "wspace": 0.75, "hspace": 0.5}
-    axes = figure.subplots(2, 3, gridspec_kw=margins).flat
-    _draw_square(axes[0], data[data["alpha"] == ALPHAS[0]], "attention", "Attention", cmap="Blues", vmax=0.5)
-    axes[0].text(NAME + 0.7, 0.8, "the\nname", color=ORANGE, va="center", fontsize=7)
-    axes[0].text(CHANGE - 0.2, 1.2, "here the\ntopic changes", color=VERMILION, va="center", fontsize=7)
-    axes[3].set_axis_off()
-    axes[3].set_title("The rule, at each query")
-    axes[3].text(0, 0.97, RULE, va="top", fontsize=7.5, linespacing=1.3, transform=axes[3].transAxes)
-    for row, alpha in enumerate(ALPHAS):
-        rows, (scores, kept) = data[data["alpha"] == alpha], axes[3 * row + 1 : 3 * row + 3]
-        _draw_scores(scores, rows, "alpha 1: sums never fade" if alpha == 1 else f"alpha {alpha:g}: sums fade")
-        colours = ListedColormap(["#e9e9e9", BLUE])
-        _draw_square(kept, rows, "seen", "Retained (grey: evicted)", cmap=colours, vmax=1)
+    """Draw a column per alpha: the scores by query, and below them the retained tokens."""
+    figure = Figure((NARROW, 4.1), label="An example made to show the rule; nothing is measured.")
+    margins = {"left": 0.13, "right": 0.87, "bottom": 0.1, "top": 0.93, "wspace": 0.85, "hspace": 0.6}
+    for (scores, retained), alpha in zip(figure.subplots(2, 2, gridspec_kw=margins).T, ALPHAS, strict=True):
+        rows = data[data["alpha"] == alpha]
+        _draw_scores(scores, rows, "No decay: alpha 1" if alpha == 1 else f"Decay: alpha {alpha:g}")
+        heat(retained, rows, "key", "query", "seen", vmin=0, vmax=1, cmap=ListedColormap(["#e9e9e9", GREEN]))
+        retained.axvline(CHANGE - 0.5, color=BLACK, linestyle=":", linewidth=1)
         after_change = rows[rows["query"] >= CHANGE]
         fraction = (after_change["attention"] * after_change["seen"]).sum() / after_change["attention"].sum()
-        note = f"these have\n{100 * fraction:.0f} % of the\nattention after\nthe change"
-        kept.text(CHANGE - 0.2, 0.0, note, va="top", fontsize=7.5)
+        title = f"{BUDGET} tokens: retains {100 * fraction:.0f} %\nof the later attention"
+        retained.set(title=title, xlabel="token", ylabel="query (time runs down)", aspect="equal")
+    for axes in figure.axes[1::2]:
+        axes.set_ylabel("")
     return figure
-
-
-def _draw_square(axes: Axes, rows: DataFrame, column: str, title: str, **image: Any) -> None:
-    heat(axes, rows, "key", "query", column, vmin=0, **image)
-    axes.set(title=title, xlabel="token", ylabel="query (time runs down)", aspect="equal")
-    axes.axvline(CHANGE - 0.5, color=VERMILION, linestyle=":", linewidth=1)
 
 
 def _draw_scores(axes: Axes, rows: DataFrame, title: str) -> None:
     labels = []
     for key, name, colour in FOLLOWED:
         points = rows[rows["key"] == key].sort_values("query")
-        axes.plot(points["query"], points["score"], color=colour, marker=".")
+        sns.lineplot(points, x="query", y="score", color=colour, marker=".", markeredgecolor=colour, ax=axes)
         labels.append(Label(points["query"].iloc[-1], points["score"].iloc[-1], name, colour))
-    axes.axvline(CHANGE - 0.5, color=VERMILION, linestyle=":", linewidth=1)
-    axes.set(title=title, xlabel="query", ylabel="score S, without eviction", xticks=range(0, TOKENS, 4))
+    axes.axvline(CHANGE - 0.5, color=BLACK, linestyle=":", linewidth=1)
+    axes.set(title=title, xlabel="query", ylabel="score S = alpha S + p", xticks=range(0, TOKENS, 5))
     axes.set_ylim(bottom=0)
     label_at_edge(axes, labels)
 
@@ -118,10 +96,10 @@ def _draw_scores(axes: Axes, rows: DataFrame, title: str) -> None:
 @plot(runs="decoder released-*", draw=draw)
 def decay_rule(results: Results, runs: list[str]) -> DataFrame:
     """How Decay selects the tokens that a cache retains, with and without forgetting, after Fig. 1 and 2 of the Decay
-    article. The rule itself computes this example of 16 tokens. Left: the attention with a full cache. Middle: the
-    scores of three tokens, by query. Right: the tokens that each query sees, which are those in a cache of six and its
-    own. To see: without forgetting (top), the first topic has gathered so much score that no token of the second can
-    replace it. With forgetting (bottom), the cache evicts the first topic, retains the second, and keeps the name. The
+    article. The rule itself computes this example of 16 tokens. Above: the scores S of three tokens, by query; each
+    query adds its attention p. Below: the tokens that each query sees (grey: evicted). The topic changes at the dotted
+    line. To see: without forgetting (left), the old topic has gathered so much score that no token of the new topic can
+    replace it. With forgetting (right), the cache evicts the old topic, retains the new one, and keeps the name. The
     masks of a trained model are in decay_masks.
     """
     logits, rows = example(), []

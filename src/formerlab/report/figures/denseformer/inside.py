@@ -33,13 +33,13 @@ def draw_architecture(data: DataFrame) -> Figure:
     """Draw a row of blocks per variant, with an arc from every source of an average."""
     groups, layers = list(data.groupby("variant", sort=False)), int(data["layers"].iloc[0])
     shown = min(layers, SHOWN)
-    note = f"The first {shown} of {layers} blocks." if shown < layers else ""
+    note = f"The first {shown} of {layers} blocks; titles count their weights." if shown < layers else ""
     lines = -(-len(groups) // 2)
     figure = Figure((WIDEST, 1.55 * lines), layout="constrained", label=note)
     for number, (name, rows) in enumerate(groups, start=1):
         panel = figure.add_subplot(lines, 2, number)
         _draw_averages(panel, rows[rows["after_block"] <= shown], shown, look(str(name))["color"])
-        panel.set_title(f"{name}: {len(rows)} weights in {rows['after_block'].nunique()} averages")
+        panel.set_title(f"{name}: {(rows['after_block'] <= shown).sum()} weights in {shown} blocks")
     return figure
 
 

@@ -18,11 +18,12 @@ from formerlab.report.runs import (
     differences,
     held_out_losses,
     labelled,
+    n_seeds,
     seed_notes,
     summary,
     with_seeds,
 )
-from formerlab.report.style import GREY
+from formerlab.report.style import GREY, NARROW
 from formerlab.report.tables import denseformer as tables
 from formerlab.results.read import Results
 from formerlab.results.schema import FORWARD
@@ -35,16 +36,21 @@ _beside_table_1 = partial(
 )  # fmt: skip
 
 
-@plot(reads="test.csv", runs="depth.kind=identity depth.kind=dwa", draw=sheet(
-    _beside_table_1("layers", xlabel="depth (blocks)", ticks="{:.0f}".format),
-    wanted=[TRANSFORMER, f"{DENSEFORMER} 1x1"], height=2.6
+@plot(reads="test.csv", runs="depth.kind=identity depth.kind=dwa", within=True, draw=sheet(
+    Panel("layers", "_gain", by="_of_text", where={"source": "ours"}, style="variant", name="legend", zero=0.0,
+          title="Gain over plain", ticks="{:.0f}".format, xlabel="depth (blocks)",
+          ylabel="lower loss (nats per token)"),
+    _beside_table_1("layers", y="_loss", by="_series", style="variant", title="Loss, {_text}", xlabel="depth (blocks)",
+                    ticks="{:.0f}".format, perplexity=False),
+    wanted=[TRANSFORMER, f"{DENSEFORMER} 1x1"], columns=3, height=2.0
 ))  # fmt: skip
 def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of plain Transformers and DenseFormers against depth, after Table 1 of DenseFormer
-    (arXiv:2402.02622); k x p is dilation k and period p. Bars of a DenseFormer are intervals of its difference to the
-    plain Transformer of its depth, paired by seed. To see: how much lower the loss of a DenseFormer is than that of the
-    plain Transformer of its depth, and which depth the plain one needs to reach it. If the plain line does not fall
-    with depth, part of the gain is easier optimisation. Published: 378 to 676 million parameters (OWT2, 40k steps).
+    (arXiv:2402.02622); k x p is dilation k and period p. Left: the gain of a DenseFormer over the plain Transformer of
+    its depth and text, paired by seed. Middle: the losses on the text with the most depths. To see: how much
+    lower the loss of a DenseFormer is than that of the plain Transformer of its depth, and which depth the plain one
+    needs to reach it. If the plain line does not fall with depth, part of the gain is easier optimisation. Published:
+    378 to 676 million parameters (OWT2, 40k steps).
     """
     losses, pairs = held_out_losses(results, STUDY, runs), tables.gains(results, runs)
     means, pairs = by_run(losses), pairs[pairs["interval"] == INTERVALS["student"]].set_index("run")
@@ -54,7 +60,22 @@ def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
         means[f"loss_nats_{end}"] = paired.where(means["paired"], means[f"loss_nats_{end}"])
         means[f"perplexity_{end}"] = np.exp(means[f"loss_nats_{end}"])
     ours = with_seeds(means.sort_values(["variant", "layers"]), losses, ("source", "variant", "layers"))
-    return pd.concat([ours, tables.published_depths().assign(part="mean")], ignore_index=True)
+    rows = pd.concat([ours, tables.published_depths().assign(part="mean")], ignore_index=True)
+    texts = losses.drop_duplicates("run").set_index("run")["data.name"]
+    rows["_text"] = rows["run"].map(texts).map(lambda name: data_set(name, None, results.scale), na_action="ignore")
+    theirs = rows["source"].eq("published")
+    main = rows[~theirs].groupby("_text")["layers"].nunique().idxmax()
+    depths = rows.groupby(["_text", "variant"], dropna=False)["layers"].transform("nunique")
+    of_main = rows["_text"].eq(main)
+    plotted = theirs | of_main & (depths.gt(1) | (depths[of_main].max() == 1))
+    rows["_series"] = rows["variant"].where(plotted)
+    rows["_of_text"] = rows["variant"].where(plotted, (rows["variant"] + ", " + rows["_text"]).mask(of_main))
+    rows["_marker"] = np.where(theirs | rows["_text"].eq(main), None, "D")
+    of_mean = rows["part"].eq("mean") & ~theirs
+    for end in ("", "_low", "_high"):
+        rows[f"_gain{end}"] = rows["run"].map(pairs[f"gain_nats{end}"]).where(of_mean)
+    rows["_of_text"] = rows["_of_text"].where(rows["_gain"].notna())
+    return rows.assign(_loss=rows["loss_nats"])
 
 
 def _front(speed: "pd.Series[float]", loss: "pd.Series[float]") -> list[bool]:
@@ -78,14 +99,17 @@ def _mark_depths(axes: Axes, rows: DataFrame) -> None:
 
 
 @plot(reads="test.csv speed.csv", draw=sheet(
-    _beside_table_1("batches_per_s", xlabel=f"forward passes of {{{FORWARD}_sequences:.0f}} sequences a second",
-                    finish=_mark_depths),
+    _beside_table_1("batches_per_s", y="_loss", title="{setting}", finish=_mark_depths,
+                    xlabel=f"forward passes of {{{FORWARD}_sequences:.0f}} sequences a second"),
+    notes=lambda rows: [f"{n_seeds(rows['seeds'])}; bars: 95 % interval of the gain over the Transformer, paired by "
+                        "seed; quartiles of speed."],
     height=2.6
 ))  # fmt: skip
 def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss against the speed of a full forward pass, after Fig. 3 of DenseFormer (arXiv:2402.02622). Each
     point is a model, the number below it its depth in blocks, the dotted line the Pareto front. Speeds are medians over
-    repetitions, measured in turns; horizontal bars are their quartiles. To see: whether the front consists of
+    repetitions, measured in turns; horizontal bars are their quartiles. Vertical bars are those of the gain over the
+    plain Transformer of the same depth, paired by seed. To see: whether the front consists of
     DenseFormers, and how much faster a DenseFormer is than a plain Transformer that reaches its loss, if there is one.
     """
     ours = tables.gains(results, runs)
@@ -93,18 +117,23 @@ def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
     for end, time in (("", ""), ("_low", "_high"), ("_high", "_low")):
         ours[f"batches_per_s{end}"] = 1 / ours[f"{FORWARD}_time_s{time}"]
     ours["front"] = _front(ours["batches_per_s"], ours["loss_nats"])
+    for end, gain in (("", ""), ("_low", "_high"), ("_high", "_low")):
+        ours[f"_loss{end}"] = ours["loss_nats"] + ours["gain_nats"].fillna(0.0) - ours[f"gain_nats{gain}"].fillna(0.0)
     ours = with_seeds(ours, held_out_losses(results, STUDY), ("source", "variant", "layers", "batches_per_s"))
     theirs = tables.published_depths().rename(columns={"inference_batches_per_s": "batches_per_s"})
     theirs = theirs.assign(front=_front(theirs["batches_per_s"], theirs["perplexity"]), part="mean")
     columns = f"source part run variant layers batches_per_s[] {FORWARD}_sequences loss_nats[] perplexity seeds seed"
-    return pd.concat([ours, theirs], ignore_index=True).reindex(columns=shown_columns(f"{columns} diverged front"))
+    columns = shown_columns(f"{columns} diverged front _loss[]")
+    return pd.concat([ours[ours["part"] == "mean"], ours[ours["part"] == "seed"].assign(_loss=np.nan), theirs],
+                     ignore_index=True).reindex(columns=columns)  # fmt: skip
 
 
 @plot(reads="test.csv",
       runs=("depth.kind=identity", "depth.kind=dwa depth.dilation=1 depth.period=1", "long-plain-*", "long-dwa-1x1-*"),
       needs="long-dwa-1x1-*", within=True, draw=sheet(
     Panel("difference_nats", "_label", by="_label", kind="forest", zero=0.0,
-          xlabel="plain minus DenseFormer (nats per token)")
+          title="Loss that DenseFormer 1x1 saves", xlabel="nats per token"),
+    width=NARROW
 ))  # fmt: skip
 def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of the plain Transformer minus that of DenseFormer 1x1 of the same depth, for each depth, text and
@@ -118,7 +147,15 @@ def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
     texts = dense["data.name"].map(lambda name: f", {data_set(name, None, results.scale)}")
     pairs = dense.assign(series=dense["variant"] + dense["layers"].map(", {:.0f} blocks".format) + texts)
     rows = differences(losses, pairs[["series", "tokens", "run", "plain"]], "plain", "run")
-    return labelled(rows, float(np.log(18.61 / 17.84)), "1x1 at 48 blocks (Table 1)")
+    rows = labelled(rows, float(np.log(18.61 / 17.84)), "1x1 at 48 blocks (Table 1)")
+    if rows.empty:
+        return rows
+    label = (
+        rows["_label"]
+        .str.removeprefix(f"{DENSEFORMER} 1x1, ")
+        .map(lambda words: words if "\n" in words else "\n".join(words.rsplit(", ", 1)))
+    )
+    return rows.assign(_label=label, _look=rows["source"].replace("ours", f"{DENSEFORMER} 1x1"))
 
 
 def _published_sparsity() -> DataFrame:
@@ -133,34 +170,37 @@ def _published_sparsity() -> DataFrame:
 
 
 _forest = partial(Panel, y="_label", by="_look", kind="forest", zero=0.0, name="none")
-_sparse = partial(_forest, _BEHIND, title="{setting}", xlabel="loss minus that of 1 x 1 (nats per token)")
+_sparse = partial(_forest, _BEHIND, title="{setting}: loss", xlabel="nats per token above 1 x 1")
 _time = partial(_forest, "_slower", title="{setting}: time", xlabel="forward pass, % slower than 1 x 1")
 
 
 @plot(reads="test.csv", runs="depth.kind=identity depth.kind=dwa",
-      needs=("depth.dilation=[!1]* depth.period=1", "depth.dilation=1[0-9]* depth.period=1"), draw=sheet(
-    _sparse(where={"source": "ours"}),
-    _time(where={"source": "ours"}),
-    _sparse(where={"source": "published"}, title="48 blocks"),
+      needs=("depth.dilation=[!1]* depth.period=1", "depth.dilation=1[0-9]* depth.period=1"), within=True, draw=sheet(
+    _sparse(where={"source": "ours"}, each="_model"),
+    _sparse(where={"source": "published"}, title="48 blocks: loss"),
+    _time(where={"source": "ours"}, each="_model", title="{_model}: time"),
     _time(where={"source": "published"}, title="48 blocks: time"),
-    notes=lambda rows: seed_notes(rows.drop(columns="interval")), order="dilation period"
+    notes=lambda rows: [f"{seed_notes(rows.drop(columns='interval'))[0][:-1]}; a star: period = 1 mod dilation."],
+    columns=3, order="layers dilation period"
 ))  # fmt: skip
 def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
     """Sparse averages over depth against the dense average (1 x 1) of the same depth, by dilation k x period p, after
-    Fig. 4, 11 and 12 of DenseFormer (arXiv:2402.02622). Left: held-out loss minus that of 1 x 1, paired by seed. Right:
-    time of a full forward pass, if it was measured; bars there are quartiles of the repetitions. A star marks p = 1 mod
-    k, where each average reads the block that follows the previous average. Below: Tables 1 and 4, as differences of ln
-    perplexity. To see: which bars are right of zero, where the sparse average is worse, and whether the time that it
-    saves is worth the loss.
+    Fig. 4, 11 and 12 of DenseFormer (arXiv:2402.02622). Above: held-out loss minus that of 1 x 1, paired by seed.
+    Below: time of a full forward pass, if it was measured; bars there are quartiles of the repetitions. A star marks
+    p = 1 mod k, where each average reads the block that follows the previous average. Published: Tables 1 and 4, as
+    differences of ln perplexity. To see: which bars are right of zero, where the sparse average is worse, and whether
+    the time that it saves is worth the loss.
     """
     ours = tables.gains(results, runs)
     ours["dilation"], ours["period"] = ours["spec.model.depth.dilation"], ours["spec.model.depth.period"]
     ours = ours.dropna(subset=["dilation", _GAIN])
-    ours = ours[ours["layers"] == ours["layers"].mode().max()].merge(tables.speeds(results), on="run", how="left")
-    dense = ours[(ours["dilation"] == 1) & (ours["period"] == 1)]
-    if dense.empty:
+    models, whole = ["data.name", "layers"], ours["dilation"].eq(1) & ours["period"].eq(1)
+    dense = ours[whole].drop_duplicates(models).set_index(models)["run"].rename("dense")
+    ours = ours.join(dense, on=models, how="inner").merge(tables.speeds(results), on="run", how="left")
+    ours = ours[ours.groupby("dense")["run"].transform("size") > 1]
+    if ours.empty:
         return DataFrame()
-    against = dict.fromkeys(ours["run"], str(dense["run"].iloc[0]))
+    against = ours.set_index("run")["dense"].to_dict()
     behind = summary(held_out_losses(results, STUDY), "loss_nats", ["run"], against, _BEHIND)
     of_seed = behind["part"] == "seed"
     seeds = behind[of_seed].merge(ours[["run", "layers", "dilation", "period"]], on="run")
@@ -169,10 +209,16 @@ def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
     rows: DataFrame = pd.concat([ours, _published_sparsity()], ignore_index=True)
     rows["follows"] = (rows["dilation"] > 1) & (rows["period"] % rows["dilation"] == 1)
     columns = f"source part run layers dilation period follows {_GAIN}[] {_BEHIND}[] {_TIME}[] interval seeds seed"
+    texts = (
+        ours.drop_duplicates("run").set_index("run")["data.name"].map(lambda name: data_set(name, None, results.scale))
+    )
     rows = rows.reindex(columns=shown_columns(columns))
+    rows["_model"] = rows["run"].map(texts) + rows["layers"].map(", {:.0f} blocks".format)
     label = rows["dilation"].map("{:.0f}".format) + " x " + rows["period"].map("{:.0f}".format)
     rows["_label"] = label + rows["follows"].map({True: " *", False: ""})
     whole = rows["source"].map(rows[rows["dilation"].eq(1) & rows["period"].eq(1)].groupby("source")[_TIME].first())
     for end in ("", "_low", "_high"):
         rows[f"_slower{end}"] = 100 * (rows[f"{_TIME}{end}"] / whole - 1)
-    return rows.assign(_look=rows[["_slower", _BEHIND]].notna().any(axis=1).map({True: "ours", False: None}))
+    return rows.assign(
+        _look=rows[["_slower", _BEHIND]].notna().any(axis=1).map({True: f"{DENSEFORMER} 1x1", False: None})
+    )

@@ -20,6 +20,7 @@ from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
 from formerlab.report.runs import GROWN, TOKENFORMER, TRAINED_ON, differences, held_out_losses, short
 from formerlab.report.studies.tokenformer import (
+    FROM_SCRATCH,
     STUDY,
     chains,
     down_to_zero,
@@ -27,7 +28,7 @@ from formerlab.report.studies.tokenformer import (
     from_scratch,
     series_points,
 )
-from formerlab.report.style import GREY, PUBLISHED_INK, look
+from formerlab.report.style import GREY, NARROW, PUBLISHED_INK, look
 from formerlab.results.read import Results
 
 _loss_panel = partial(Panel, y="loss_nats", ylabel="held-out loss (nats per token)")
@@ -64,21 +65,24 @@ def _with_published(ours: DataFrame, *curves: tuple[str, str]) -> DataFrame:
     return rows.assign(_linestyle=started.map({True: "", False: None}))
 
 
-def _join_to_parents(axes: Axes, rows: DataFrame, by: str, x: str = "flops_cumulative") -> None:
+def _join_to_parents(axes: Axes, rows: DataFrame, by: str) -> None:
     """Join each run that started from another run to that run, in the colour of its series."""
     means = rows[rows["seed"].isna()].drop_duplicates("run").set_index("run")
     for run, parent, series in zip(means.index, means["parent"], means[by], strict=True):
         if parent in means.index:
-            axes.plot(*means.loc[[parent, run], [x, "loss_nats"]].to_numpy(float).T, color=look(series)["color"],
+            axes.plot(*means.loc[[parent, run], ["_at", "loss_nats"]].to_numpy(float).T, color=look(series)["color"],
                       linewidth=1, zorder=1)  # fmt: skip
 
 
 def _costs(column: str, label: str, title: str) -> Callable[[DataFrame], Figure]:
     """Return a function that plots our points against `column`, and the published points against TPU hours."""
     theirs = {"x": "tpu_v4_hours", "xlabel": "training cost (TPU v4 hours)", "title": "124M to 1.4B parameters"}
-    join = partial(_join_to_parents, by="series", x=column)
+    join = partial(_join_to_parents, by="series")
     panel = _loss_panel(column, by="series", log="x", xlabel=label, title=title, finish=join, published=theirs)
     return sheet(panel, columns=1, height=2.8)
+
+
+_LOWEST = "Transformer from scratch"
 
 
 @plot(reads="test.csv", within=True, draw=_costs("flops_cumulative", "cumulative FLOPs", "{setting}: whole chains"))
@@ -88,12 +92,16 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     FLOPs of the chain. Lines join a run to the runs that started from it, and the sizes of models from scratch. Points
     of equal cost are plotted side by side. All losses are on one test text. If the learning rates of some runs fell to
     zero, only these runs are shown. To see: growing saves cost if its point is below and to the left of models trained
-    from scratch, and helps if it is below the parent that was trained further, at equal FLOPs. tokenformer_scaling has
-    the envelope of Transformers from scratch. The published models are a thousand times larger, and their Transformers
-    are single models, so only the shape compares.
+    from scratch, and helps if it is below the parent that was trained further, at equal FLOPs. The black line joins the
+    Transformers from scratch with the lowest loss at their cost; tokenformer_scaling has all of them. The published
+    models are a thousand times larger, and their Transformers are single models, so only the shape compares.
     """
+    ours, losses = series_points(results, runs), down_to_zero(results, runs)
+    if losses["run"].str.startswith(FROM_SCRATCH).any():
+        lowest = from_scratch(losses).query("lowest").assign(series=_LOWEST, part="mean", source="ours")
+        ours = pd.concat([ours, lowest.reindex(columns=ours.columns)], ignore_index=True)
     return _with_published(
-        series_points(results, runs),
+        ours,
         ("Fig 3", "Transformer, 300B tokens"),
         ("Fig 4", "Transformer, 30B tokens"),
         ("Fig 3", "grown, 60B a stage"),
@@ -135,9 +143,9 @@ def _named(data: DataFrame) -> DataFrame:
     names = dict.fromkeys(shown["parent"].dropna(), "before growth")
     for run, variant, equal in shown[["run", "variant", "equal"]].fillna("").to_numpy():
         names[run] = SHOWN[variant] + f", equal {equal}" * bool(equal)
-    sizes = data["parameters_non_embedding"].map(lambda size: f"{short(size, 3)} parameters", na_action="ignore")
+    sizes = data["parameters_non_embedding"].map(lambda size: f"Transformer, {short(size, 3)}", na_action="ignore")
     known = sorted(scratch["parameters_non_embedding"].unique())
-    shades = dict(zip(known, map(to_hex, colormaps["PuRd"](np.linspace(0.45, 1, len(known)))), strict=True))
+    shades = dict(zip(known, map(to_hex, colormaps["Greys"](np.linspace(0.45, 1, len(known)))), strict=True))
     own = data["run"].isin(set(scratch["run"]) - set(names))
     model = data["run"].map(names).where(~own, sizes)
     return data.assign(
@@ -186,16 +194,24 @@ STAGES = (27, 260)
 """Tokens per new parameter of the published stages: 15 billion from 757M to 1.31B, 60 billion from 124M to 354M."""
 
 
+_WAYS = {
+    f"{GROWN}: random keys, tau sqrt(n)": "random keys (as published)",
+    f"{GROWN}: zero keys, tau kept": "zero keys (function kept)",
+}
+
+
 def _mark_paper(axes: Axes, rows: DataFrame) -> None:
     axes.axvspan(*STAGES, color=PUBLISHED_INK, alpha=0.12, linewidth=0, zorder=0)
     across = axes.get_xaxis_transform()
-    axes.text(STAGES[1], 0.97, "PUBLISHED stages ", ha="right", va="top", transform=across, color=PUBLISHED_INK)
+    axes.text(STAGES[1], 0.97, "stages of\nthe paper ", ha="right", va="top", transform=across, color=PUBLISHED_INK)
 
 
 @plot(reads="test.csv", runs="annealed-random-* annealed-zero-* annealed-trained-on-*", needs="annealed-trained-on-*",
       draw=sheet(
-    Panel("tokens_per_new_parameter", "difference_nats", log="x", zero=0.0, xlabel="tokens per new parameter",
-          ylabel="grown minus trained on\n(nats per token)", finish=_mark_paper)
+    Panel("tokens_per_new_parameter", "difference_nats", by="_way", style="variant", name="legend", log="x", zero=0.0,
+          title="Below 0, growing helps", xlabel="tokens of the stage per new parameter", finish=_mark_paper,
+          ylabel="loss, grown minus continued\n(nats per token)"),
+    width=NARROW, height=1.9
 ))  # fmt: skip
 def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of a grown Tokenformer minus that of its parent trained further for the same FLOPs, against the
@@ -223,4 +239,5 @@ def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
         new = stage["parameters_non_embedding"] - records["parameters_non_embedding"][stage["spec.init"]]
         pairs.append({"variant": stage["variant"], "run": run, "rival": controls.index[own][0]})
         pairs[-1]["tokens_per_new_parameter"] = stage["tokens"] / new
-    return differences(losses, DataFrame(pairs), "run", "rival")
+    rows = differences(losses, DataFrame(pairs), "run", "rival")
+    return rows.assign(_way=rows["variant"].replace(_WAYS)) if len(rows) else rows
