@@ -121,6 +121,15 @@ def test_without_a_run_to_compare_it_names_the_ones_it_wants(tmp_path, monkeypat
     assert "like depth.dilation=[!1]* depth.period=1 or" in said[0]
 
 
+def test_a_pdf_that_is_not_wanted_is_neither_written_nor_left_from_before(tmp_path):
+    make_run(tmp_path / "results", "decay", "decoder")
+    file = tmp_path / "decay_rule.pdf"
+    for pdf in (True, False):
+        written = write.draw("decay_rule", Results(tmp_path / "results"), tmp_path, pdf=pdf)
+        assert (file.exists(), file in written) == (pdf, pdf)
+    assert all(path.exists() for path in written)
+
+
 def test_columns_are_words_with_marks():
     assert shown_columns("run loss_nats[] perplexity[]± minus~Full") == [
         *("run", "loss_nats", "loss_nats_low", "loss_nats_high"),

@@ -33,7 +33,8 @@ def add_parsers(commands: Any) -> None:
     text = "succeed even if a figure fails; `status` lists it, and snakemake renders it again"
     parser.add_argument("--go-on", action="store_true", help=text)
 
-    add_command(commands, figures, configured=False)
+    parser = add_command(commands, figures, configured=False)
+    parser.add_argument("--pdf", action="store_true", help="write each figure as PDF too, which takes as long again")
     add_command(commands, exact, text=STAGES["exact"].text)
     parser = add_command(commands, claims)
     parser.add_argument("--out", type=Path, help="folder for claims.csv and .html; default: show the verdicts")
@@ -92,7 +93,7 @@ def figures(arguments: argparse.Namespace) -> None:
             root for root in scale_folders if has_runs(root)
         ]  # verdicts take longest, so they are submitted first
         verdicts = [pool.submit(_write_verdicts, root, out / root.name) for root in scales]
-        written = draw_all(rows, out, pool=pool)
+        written = draw_all(rows, out, pool=pool, pdf=arguments.pdf)
         written += [path for verdict in verdicts for path in verdict.result()]
     print(f"{len(written)} files in {out}")
 
@@ -173,9 +174,9 @@ def _write_claims(results: "Results", out: Path, root: Path = Path()) -> list[Pa
 def _write_verdicts(root: Path, out: Path) -> list[Path]:
     """Write the verdicts of a scale, and the list of its runs with their costs."""
     from formerlab.report.ledger import write_ledger
-    from formerlab.results.read import Results
+    from formerlab.results.read import read_once
 
-    return _write_claims(Results(root), out) + write_ledger(Results(root), out)
+    return _write_claims(read_once(root), out) + write_ledger(read_once(root), out)
 
 
 def headline(arguments: argparse.Namespace) -> None:

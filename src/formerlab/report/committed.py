@@ -22,8 +22,14 @@ KEPT = {"figure": ("png", "csv"), "table": ("md", "csv")}
 _HEAD = """# Figures and tables of the committed rows
 
 Written by `make readme`, not by hand. Everything here is drawn from the rows in `results/cached`; `make figures`
-draws it again, in PDF too. Scale `overnight` are small models, mostly on CPUs, `pilot` the search for their rates,
-`pretrained` a released model. [docs/verdicts.md](../docs/verdicts.md) says what follows for the claims of the papers.
+draws it again, `make figures PDF=1` in PDF too. Scale `overnight` are small models, mostly on CPUs, `pilot` the search
+for their rates, `pretrained` a released model. [docs/verdicts.md](../docs/verdicts.md) says what follows for the claims
+of the papers.
+
+A colour is one thing in all figures: Transformers are black, Tokenformers blue (a parent that trains further is pink),
+DenseFormers orange, Decay green, H2O vermilion. Published values are hollow, on a tinted ground. The line below a
+figure says how many seeds or windows it shows and what its bars are. Figures are 7 inches wide, two columns of a paper,
+or 3.5 inches, one column.
 """
 
 
@@ -62,7 +68,7 @@ def refresh(root: Path, *, look_only: bool = False) -> list[str]:
             if not (all(there) and _says(files[0], drawing) and same_rows(files[-1], rows)) if wanted else any(there):
                 found.append(str(files[0].relative_to(root)))
                 if wanted and not look_only:
-                    write(drawing, results, files[0].parent, rows)
+                    write(drawing, results, files[0].parent, rows, pdf=False)
                 for file in () if look_only or wanted else files:
                     file.unlink(missing_ok=True)
     page = root / INDEX
@@ -111,4 +117,4 @@ def _entries(root: Path, drawing: Drawing) -> Iterator[str]:
     if found and drawing.kind == "table":
         yield f"- {words}: {'; '.join(found)}"
     elif found:
-        yield "\n\n".join(filter(None, [f"### {words}", pages.to_see(drawing.caption), *found])) + "\n"
+        yield "\n\n".join([f"### {words}", *found, escape(drawing.caption, quote=False)]) + "\n"

@@ -1,7 +1,7 @@
 """Render figures and tables from rows, and write them with their captions. The same rows give the same bytes.
 
-A figure is a PDF, a PNG and a CSV of the rows it shows. A table is a CSV with every digit, and Markdown and HTML for
-readers. Markdown and HTML have separate blocks for our and published values; in the CSV, the column `source`
+A figure is a PNG, a CSV of the rows it shows, and a PDF if wanted. A table is a CSV with every digit, and Markdown and
+HTML for readers. Markdown and HTML have separate blocks for our and published values; in the CSV, the column `source`
 distinguishes them.
 """
 
@@ -27,7 +27,7 @@ from formerlab.report import pages
 from formerlab.report.drawings import Drawing, catalogue, declaration, failure_of, rows_of, shown_columns
 from formerlab.report.names import RELEASED, data_set
 from formerlab.report.style import SETTINGS, empty
-from formerlab.results.read import Objection, Results, has_runs
+from formerlab.results.read import Objection, Results, has_runs, read_once
 
 DOTS_PER_INCH = 150
 """Resolution of the PNG, sharp at the size at which pages show it."""
@@ -36,18 +36,18 @@ COMMAND = "\n\nCommand: "
 """Separates a caption with its notes from the command that renders the figure or table."""
 
 
-def draw(name: str, results: Results, out: Path, *, where_rows: bool = False) -> list[Path]:
+def draw(name: str, results: Results, out: Path, *, where_rows: bool = False, pdf: bool = True) -> list[Path]:
     """Render one figure or table into the folder `out` and return the written files.
 
     Without rows of ours, the files name the missing rows. With `where_rows`, no files are written in this case and
-    earlier files are removed.
+    earlier files are removed. Without `pdf`, an earlier PDF is removed.
     """
     if name not in catalogue():
         raise UserError(f"no figure or table is called {name!r}{near_misses(name, list(catalogue()))}")
     drawing = catalogue()[name]
     rows = rows_of(drawing, results)
     if rows["source"].eq("ours").any() or not where_rows:
-        return write(drawing, results, out, rows)
+        return write(drawing, results, out, rows, pdf=pdf)
     for file in drawing.outputs:
         (out / file).unlink(missing_ok=True)
     return []
@@ -64,16 +64,17 @@ def draw_each(
     return [name for name, files in drawn.items() if files is None]
 
 
-def draw_all(tree_root: Path, out_root: Path, *, pool: Executor | None = None) -> list[Path]:
+def draw_all(tree_root: Path, out_root: Path, *, pool: Executor | None = None, pdf: bool = True) -> list[Path]:
     """Render every figure and table for each scale below `tree_root` (results/<tree>) into `out_root`/<scale>.
 
-    A figure or table without rows has no files there. The processes of a `pool` take the studies in order of decreasing
-    size of their rows.
+    A figure or table without rows has no files there, and a figure has a PDF only with `pdf`. The processes of a `pool`
+    take the studies in order of decreasing size of their rows.
     """
     roots = [root for root in sorted(tree_root.glob("*/")) if has_runs(root)]
     shares = [(root, study) for root in roots for study in sorted({one.study for one in catalogue().values()})]
     shares.sort(key=lambda share: -sum(file.stat().st_size for file in share[0].joinpath(share[1]).glob("*.*")))
-    parts = (pool.map if pool else map)(_share, *zip(*shares, strict=True), repeat(out_root)) if shares else ()
+    each = pool.map if pool else map
+    parts = each(_share, *zip(*shares, strict=True), repeat(out_root), repeat(pdf)) if shares else ()
     found = {f"{root.name}: {name}": files
              for (root, _), part in zip(shares, parts, strict=True) for name, files in part.items()}  # fmt: skip
     for root in roots:
@@ -87,10 +88,10 @@ def draw_all(tree_root: Path, out_root: Path, *, pool: Executor | None = None) -
     return written
 
 
-def _share(root: Path, study: str, out_root: Path) -> dict[str, list[Path] | None]:
+def _share(root: Path, study: str, out_root: Path, pdf: bool) -> dict[str, list[Path] | None]:
     """Render the figures and tables of a study at a scale that have rows."""
     names = [name for name, one in catalogue().items() if one.study == study]
-    return _drawn(Results(root), out_root / root.name, names, where_rows=True)
+    return _drawn(read_once(root), out_root / root.name, names, where_rows=True, pdf=pdf)
 
 
 def _drawn(results: Results, out: Path, names: Iterable[str], **how: bool) -> dict[str, list[Path] | None]:
@@ -132,11 +133,13 @@ def _fill_in(drawing: Drawing, out: Path) -> None:
             write_text(path, "source\n" if path.suffix == ".csv" else f"{words}\n")
 
 
-def write(drawing: Drawing, results: Results, out: Path, rows: DataFrame) -> list[Path]:
+def write(drawing: Drawing, results: Results, out: Path, rows: DataFrame, *, pdf: bool = True) -> list[Path]:
     """Write the files of a figure or table with the rows of `rows_of` into `out`; return their paths."""
     paths, notes = [out / name for name in drawing.outputs], ""
     if drawing.kind == "figure":
-        notes = _write_pictures(drawing, results, paths[:2], rows)
+        if not pdf:
+            paths.pop(0).unlink(missing_ok=True)  # it would show the rows of before
+        notes = _write_pictures(drawing, results, paths[:-2], rows)
     else:
         for path, text in zip(paths[1:3], _texts(drawing, results, rows), strict=True):
             write_text(path, text)

@@ -232,6 +232,12 @@ class ExportedStudy:
         }
 
 
+@cache
+def read_once(root: Path) -> Results:
+    """Return the results in `root`. A process reads the rows once, so they must not change while it runs."""
+    return Results(root)
+
+
 def has_runs(root: Path) -> bool:
     """Return whether a scale (results/<tree>/<scale>) has finished runs, live or exported."""
     return any(True for form in (f"*/*/seed*/{RUN}", f"*/{RECORDS}", f".*.old/{RECORDS}") for _ in root.glob(form))
