@@ -10,6 +10,7 @@ from formerlab.__main__ import main
 from formerlab.errors import EXIT_STOPPED_EARLY, EXIT_USER_ERROR
 from formerlab.integrations.huggingface import generative, pruned_lm
 
+WORDS = ["--tasks", "frequent_words", "--lengths", "1024", "--examples", "1"]
 METRICS = ("string_match", "string_match_part")
 
 
@@ -84,9 +85,14 @@ def test_a_task_decides_from_the_floor_on():
         (["--policies", "decoy"], "--policies"),
         (["--policies", "ideal"], "deal"),
         (["--budgets", "0"], "--budgets"),
+        ([*WORDS, "--budgets", "0.0001"], "budget 0.0001: less than one entry of a prompt"),
+        ([*WORDS, "--chat-template"], "the tokenizer has no chat template"),
+        ([*WORDS, "--policies", "head_adaptive(h2o)"], "evicts in simulation only"),
+        ([*WORDS, "--policies", "pyramid(h2o) layers=9"], "the model has 2 layers; give layers=2"),
     ],
 )
-def test_mistakes_are_one_line(folder, tmp_path, capsys, words, message):
+def test_mistakes_are_one_line_before_the_first_answer(folder, tmp_path, capsys, monkeypatch, words, message):
+    monkeypatch.setattr(pruned_lm, "task_scores", lambda *_, **__: pytest.fail("an answer was asked"))
     assert main(["answer-tasks", folder, "--out", str(tmp_path / "rows.csv"), *words]) == EXIT_USER_ERROR
     (error,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert message in error

@@ -61,9 +61,10 @@ def measure_tasks(source: ReleasedModel, settings: GenerativeTasks, out: Path, *
 
     Finished tasks are stored in the folder `<out>.rows`, so a stopped run continues after its last finished task. A row
     is computed again if the weights, the examples (from text, tokenizer and seed), the code or the versions of lm_eval
-    and transformers changed. Raises UserError for a model, a task, a length or a policy that cannot run.
+    and transformers changed. Before the first answer, raises UserError for a model, a task, a length, a policy or a
+    prompt that cannot run.
     """
-    from formerlab.integrations.huggingface.pruned_lm import PrunedLM, task_scores
+    from formerlab.integrations.huggingface.pruned_lm import PrunedLM, check_requests, task_scores
 
     arguments, dtype = source.arguments(), source.dtype and getattr(torch, source.dtype)
     model = load_causal_lm(arguments, device=device, dtype=dtype)
@@ -75,18 +76,21 @@ def measure_tasks(source: ReleasedModel, settings: GenerativeTasks, out: Path, *
     context = PrunedLM(model, tokenizer, context=source.context).max_length
     tasks = _load(settings, tokenizer, context)
     examples = [[*islice(task.eval_docs, settings.examples)] for loaded in tasks for task in loaded["tasks"].values()]
+    lms = [PrunedLM(model, tokenizer, *configuration, context=context, batch=batch) for configuration in compared]
     options: dict[str, Any] = {"limit": settings.examples, "chat_template": settings.chat_template}
+    for loaded in tasks:
+        check_requests(lms, loaded, **options)
     versions = version("lm_eval"), version("transformers"), torch.__version__
     inputs = source.to_dict(), device, batch, settings.shots, options
     stored = StoredRows(Path(f"{out}.rows"), files_state(source), *versions, *inputs, code_of=_code_of)
     rows, done = Rows(), 0
     with Progress(len(compared) * sum(map(len, examples)), source_path(arguments), unit="answer") as progress:
-        for configuration in compared:
-            lm = PrunedLM(model, tokenizer, *configuration, context=context, batch=batch, progress=progress)
+        for configuration, lm in zip(compared, lms, strict=True):
+            lm.progress = progress
             for loaded, asked in zip(tasks, examples, strict=True):
                 answer = partial(task_scores, lm, loaded, **options)
                 digest = sha256(repr(asked).encode()).hexdigest()
-                scores = stored.rows(answer, *configuration.alone(settings), [*loaded["tasks"]], digest)
+                scores = stored.rows(answer, *configuration.single_policy(settings), [*loaded["tasks"]], digest)
                 rows += [(*configuration.cells(), *score) for score in scores]
                 progress.reach(done := done + len(asked))
     write_rows(out, COLUMNS, rows)

@@ -3,7 +3,8 @@
 This module imports lm_eval; import it only inside functions.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import Any, NamedTuple
 
 import lm_eval
@@ -48,7 +49,7 @@ class PrunedLM(HFLM):  # type: ignore[misc]
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
         """Return the answer to each request. Raises UserError for a request that the model cannot answer."""
         for request in requests:
-            self._check(*request.args)
+            self.check(*request.args)
         with prune(self.model, self.policy, self.budget):
             answers: list[str] = super().generate_until(requests, disable_tqdm=True)
         return answers
@@ -59,8 +60,8 @@ class PrunedLM(HFLM):  # type: ignore[misc]
             self.progress.advance(len(context))
         return generated
 
-    def _check(self, prompt: str, options: dict[str, Any]) -> None:
-        """Check the settings of a request, and the length of its prompt with the answer."""
+    def check(self, prompt: str, options: dict[str, Any]) -> None:
+        """Raise UserError for settings of a request, or a length of its prompt, that the model cannot answer."""
         stops, room = options.get("until") or [], next((options[key] for key in LENGTH_KEYS if key in options), None)
         if not stops and room is None:
             raise UserError("until: the stop list is empty and max_gen_toks is not set; give at least one of them")
@@ -84,6 +85,27 @@ class PrunedLM(HFLM):  # type: ignore[misc]
     loglikelihood = loglikelihood_rolling = _refuse
 
 
+def check_requests(
+    lms: Sequence[PrunedLM], tasks: dict[str, Any], *, limit: int | None = None, chat_template: bool = False
+) -> None:
+    """Raise UserError if one of the models cannot answer one of the first `limit` requests of each loaded task."""
+    _check_template(lms[0], chat_template)
+    template = {"apply_chat_template": True, "chat_template": lms[0].apply_chat_template} if chat_template else {}
+    with quiet():
+        for task in tasks["tasks"].values():
+            task.set_fewshot_seed(FEWSHOT_SEED)
+            task.build_all_requests(limit=limit, **template)
+    for task, lm in product(tasks["tasks"].values(), lms):
+        for request in task.instances:
+            lm.check(*request.args)
+
+
+def _check_template(lm: HFLM, chat_template: bool) -> None:
+    """Raise UserError if prompts need a chat template that the tokenizer does not have."""
+    if chat_template and not getattr(lm.tokenizer, "chat_template", None):
+        raise UserError("the tokenizer has no chat template; leave out the option")
+
+
 class TaskScore(NamedTuple):
     """One metric of one example of a generative task."""
 
@@ -101,8 +123,7 @@ def task_scores(
 
     `chat_template` wraps each prompt as a message to the model, in the form of its tokenizer.
     """
-    if chat_template and not getattr(lm.tokenizer, "chat_template", None):
-        raise UserError("the tokenizer has no chat template; leave out the option")
+    _check_template(lm, chat_template)
     options = {"limit": limit, "apply_chat_template": chat_template, "bootstrap_iters": 0, "log_samples": True}
     with quiet():
         for task in tasks["tasks"].values():
