@@ -34,7 +34,7 @@ TOPICS = {
         "training/optimizer.py",
         "tasks/translation.py",
         "evaluation/translation",
-        "calibration.py",
+        "statistics.py",
         "report/studies/tokenformer.py",
         "evaluation/timing/complexity.py",
     ),

@@ -1,4 +1,4 @@
-"""Intervals over seeds and over examples."""
+"""Intervals over seeds and over examples, and the calibration error."""
 
 import math
 
@@ -13,6 +13,7 @@ from formerlab.report.runs import minus
 from formerlab.statistics import (
     Interval,
     bootstrap_means,
+    expected_calibration_error,
     mean_ends,
     over_examples,
     standard_error,
@@ -149,3 +150,25 @@ def test_a_mean_over_rows_weighs_them_and_has_no_value_where_one_is_no_number():
     assert means["a"] == pytest.approx(2.5)
     assert np.isnan(means["b"])
     assert np.isinf(means["c"])
+
+
+def by_definition(confidence, correct, bins):
+    error = 0.0
+    for place in range(bins):
+        inside = (confidence > place / bins) & (confidence <= (place + 1) / bins)
+        if inside.any():
+            error += inside.mean() * abs(correct[inside].mean() - confidence[inside].mean())
+    return error
+
+
+@pytest.mark.parametrize("bins", [1, 7, 15])
+def test_the_calibration_error_is_its_definition(bins):
+    random = np.random.default_rng(0)
+    confidence, correct = random.uniform(0.01, 1, 500), random.random(500) < 0.7
+    expected = by_definition(confidence, correct, bins)
+    assert expected_calibration_error(confidence, correct, bins) == pytest.approx(expected)
+
+
+def test_a_calibrated_classifier_has_none_and_a_sure_wrong_one_has_all():
+    assert expected_calibration_error([0.75] * 4, [1, 1, 1, 0]) == pytest.approx(0)
+    assert expected_calibration_error([1.0] * 3, [0, 0, 0]) == 1

@@ -188,3 +188,15 @@ def standard_error(values: Float[np.ndarray, "*metrics seeds examples"]) -> Floa
     within = values.mean(axis=-2).var(axis=-1) / examples
     between = values.mean(axis=-1).var(axis=-1, ddof=1) / seeds if seeds > 1 else 0.0
     return np.asarray(np.sqrt(within + between))
+
+
+def expected_calibration_error(confidence: ArrayLike, correct: ArrayLike, bins: int = 15) -> float:
+    """Return the mean of |accuracy - confidence| over bins of equal width (arXiv:1706.04599, eq. 3).
+
+    Bins are weighted by their number of predictions and include their upper end. Both arguments have one value per
+    prediction: the probability of the predicted class, and whether it is correct.
+    """
+    confidences, hits = np.asarray(confidence, dtype=float), np.asarray(correct, dtype=float)
+    places = np.clip(np.ceil(confidences * bins).astype(int) - 1, 0, bins - 1)
+    gaps = np.bincount(places, weights=hits - confidences, minlength=bins)
+    return float(np.abs(gaps).sum() / len(confidences))

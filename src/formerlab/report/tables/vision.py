@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.calibration import expected_calibration_error
 from formerlab.report.drawings import table
 from formerlab.report.published import TOKENFORMER, published_rows
 from formerlab.report.runs import by_run, floors, paired, recorded
 from formerlab.results.read import Results
+from formerlab.statistics import expected_calibration_error
 
 STUDY = "vision"
 
