@@ -79,7 +79,7 @@ def test_snakemake_is_given_targets_and_profiles_that_exist(page):
         re.findall(r"^rule (\w+):", "".join(p.read_text() for p in (ROOT / "workflow/rules").glob("*.smk")), re.M)
     )
     targets = rules | {path.stem for path in (ROOT / "workflow/studies").glob("*.yaml")}
-    taking = {"--quiet", "--cores", "--config", "--profile", "--jobs", "--omit-from", "--configfile"}
+    taking = {"--quiet", "--cores", "--config", "--profile", "--report", "--jobs", "--omit-from", "--configfile"}
     for words in commands(page, "snakemake"):
         values = {index + 1 for index, word in enumerate(words) if word in taking}
         values |= {index for index, word in enumerate(words) if "=" in word}

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import pandas as pd
@@ -235,7 +236,7 @@ def labelled(rows: DataFrame, scale: str) -> DataFrame:
 
     `regime` is `<data set>, <schedule>`. The run of a baseline is `<baseline> on <data set>`.
     """
-    labels = {}
+    labels: dict[str, Any] = {}
     if "regime" in rows:
         split = [str(text).partition(", ") for text in rows["regime"].fillna("")]
         labels["regime"] = ["".join((data_set(name, None, scale), *schedule)) for name, *schedule in split]
