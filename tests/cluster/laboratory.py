@@ -11,7 +11,7 @@ from fixtures.checkout import Checkout
 from prompt import ask_often
 
 from formerlab.files import sha256
-from formerlab.plan import loaded
+from formerlab.plan import source_hashes
 from formerlab.plan.locate import read_plan
 
 TINY = """
@@ -138,7 +138,7 @@ class Laboratory(Checkout):
         """Return the bits of a run that nothing disturbs, trained here and now."""
         alone = self.root / "alone"
         path = self.root / "alone.json"
-        path.write_text(json.dumps(self.plan | {"results": str(alone), "sources": loaded.AT_START}))
+        path.write_text(json.dumps(self.plan | {"results": str(alone), "sources": source_hashes.AT_START}))
         words = [sys.executable, "-m", "formerlab", "train", run, "--plan", str(path)]
         quiet = self.environment | {"PYTHONPATH": str(Path(__file__).parents[2] / "src")}
         done = subprocess.run(words, cwd=self.root, env=quiet, capture_output=True, text=True)

@@ -8,7 +8,7 @@ from fixtures.project import change
 
 from formerlab.commands.context import as_planned
 from formerlab.errors import UserError
-from formerlab.plan import loaded
+from formerlab.plan import source_hashes
 from formerlab.plan.staleness import Staleness
 
 RUN, CHILD = "small/plain/seed0", "small/child/seed0"
@@ -65,15 +65,15 @@ def test_a_module_that_is_gone_is_refused(plan):
 
 
 def test_code_that_was_edited_while_it_was_imported_is_refused(plan, monkeypatch):
-    monkeypatch.setattr(loaded, "AT_START", edited(loaded.AT_START, LOOP))
+    monkeypatch.setattr(source_hashes, "AT_START", edited(source_hashes.AT_START, LOOP))
     assert work(plan) == f"train {RUN}: {LOOP} was edited during its start; start it again"
 
 
 @pytest.fixture
 def edit_later(monkeypatch):
     """Return a function that makes a file of the package appear edited."""
-    now = loaded.digests()
-    return lambda file: monkeypatch.setattr(loaded, "digests", lambda: edited(now, file))
+    now = source_hashes.current()
+    return lambda file: monkeypatch.setattr(source_hashes, "current", lambda: edited(now, file))
 
 
 def test_an_edit_after_the_import_changes_nothing(plan, edit_later):

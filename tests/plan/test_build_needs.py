@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from formerlab.plan import loaded
+from formerlab.plan import source_hashes
 from formerlab.plan.build import build_plan
 
 ROOT = Path(__file__).parents[2]
@@ -31,7 +31,7 @@ print(json.dumps({"plan": plan, "heavy": [name for name in heavy if name in sys.
 @pytest.fixture
 def copied(tmp_path):
     """Only configuration and package, in a folder without data and results."""
-    package = [path for ending in loaded.ENDINGS for path in (ROOT / "src").rglob(f"*{ending}")]
+    package = [path for ending in source_hashes.ENDINGS for path in (ROOT / "src").rglob(f"*{ending}")]
     for path in [ROOT / "config.yaml", *(ROOT / "workflow").glob("s*/*.yaml"), *package]:
         copy = tmp_path / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)

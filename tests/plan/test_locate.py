@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from formerlab.errors import UserError
-from formerlab.plan import loaded, locate
+from formerlab.plan import locate, source_hashes
 from formerlab.plan.locate import ensure_plan, plan_path, read_plan, typed
 
 MAKE = locate._make
@@ -140,7 +140,7 @@ def test_what_the_command_line_names_is_watched_too(project, given, file):
 
 def test_the_name_follows_the_code(project, monkeypatch, tmp_path_factory):
     package = tmp_path_factory.mktemp("package")
-    monkeypatch.setattr(loaded, "PACKAGE", package)
+    monkeypatch.setattr(source_hashes, "PACKAGE", package)
     names = set()
     for text in ("a = 1", "a = 2"):
         (package / "module.py").write_text(text)

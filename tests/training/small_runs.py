@@ -11,7 +11,7 @@ from formerlab.errors import StoppedEarly
 from formerlab.files import sha256
 from formerlab.layers import LayerNorm, Pattention
 from formerlab.models import Decoder
-from formerlab.plan import loaded
+from formerlab.plan import source_hashes
 from formerlab.tasks import LanguageModeling
 from formerlab.training.optimizer import AdamW
 from formerlab.training.run import Run
@@ -62,7 +62,7 @@ def write_plan(run: Run, data: Path, folder: Path, **job: object) -> Path:
         "data": {"text": prepared | {"out": str(data), "tokenizer": None}},
         "train": {run.id: {"keep_optimizer": False, "threads": 1} | job},
         "code": {job["code"]: ["formerlab.training.stage"]},
-        "sources": loaded.AT_START,
+        "sources": source_hashes.AT_START,
     }
     (folder / "plan.json").write_text(json.dumps(plan))
     return folder / "plan.json"

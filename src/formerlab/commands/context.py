@@ -12,7 +12,7 @@ import yaml
 from formerlab.commands.gpus import explaining_memory, locked_gpus
 from formerlab.errors import UserError, near_misses, some
 from formerlab.files import variable
-from formerlab.plan import code, loaded
+from formerlab.plan import code, source_hashes
 from formerlab.plan.locate import PLAN_VARIABLE, ensure_plan, read_plan
 from formerlab.plan.staleness import Staleness
 from formerlab.results.notes import noted
@@ -119,7 +119,7 @@ def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[bool]:
         if not first:
             return
         staleness = Staleness(plan)
-        edited = loaded.differing(loaded.AT_START, loaded.digests())
+        edited = source_hashes.differing(source_hashes.AT_START, source_hashes.current())
         imported = sys.modules.keys() & set(modules) - modules_before
         if late := sorted(file for file in edited if code.module_of(file) in imported):
             staleness.record(stage, name).unlink(missing_ok=True)
@@ -131,15 +131,15 @@ def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[bool]:
 
 def _check_code(job: str, sources: dict[str, str], planned: str, modules: list[str]) -> None:
     """Raise UserError if the code of a job changed after it was planned, or while this process started."""
-    current = loaded.digests()
-    if sources == loaded.AT_START == current:
+    current = source_hashes.current()
+    if sources == source_hashes.AT_START == current:
         return
     try:
         same, files = code.hash_of(modules) == planned, code.files_of(modules)
     except (OSError, SyntaxError):  # a module is gone or half written
         same, files = False, {*sources, *current}
     if not same:
-        changed = some(sorted(loaded.differing(sources, current) & files))
+        changed = some(sorted(source_hashes.differing(sources, current) & files))
         raise UserError(f"{job}: its code has changed since it was planned ({changed}); {AGAIN}, or undo the change")
-    if edited := loaded.differing(loaded.AT_START, current) & files:
+    if edited := source_hashes.differing(source_hashes.AT_START, current) & files:
         raise UserError(f"{job}: {some(sorted(edited))} was edited during its start; start it again")

@@ -12,7 +12,7 @@ from formerlab.data.manifest import FILE_HASHES, MANIFEST, files_state
 from formerlab.data.text.tokenizer import ReleasedTokenizer
 from formerlab.errors import UserError, near_misses, resembling
 from formerlab.files import fingerprint
-from formerlab.plan import loaded
+from formerlab.plan import source_hashes
 from formerlab.plan.code import HASHED, code_hash, entries_of_training
 from formerlab.plan.cost import (
     loader_resources,
@@ -126,7 +126,7 @@ def build_plan(root: Path, command_line: Job) -> dict[str, Any]:
     plan["jobs"] = fingerprint([sorted(plan[stage]) for stage in RECORDS])
     hashes = {job["code"] for stage in RECORDS for job in plan[stage].values()}
     plan["code"] = {code: list(HASHED[code]) for code in sorted(hashes)}
-    plan["sources"] = loaded.AT_START
+    plan["sources"] = source_hashes.AT_START
     for name, study in plan["studies"].items():
         study["totals"] = totals([job["cost"] for job in (train | load).values() if job["study"] == name])
     plan["totals"] = totals([job["cost"] for job in made_runs(plan).values()])

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WITHOUT_EFFECT = frozenset(
     f"{PACKAGE}.{name}"
     for name in (
-        *("errors", "progress", "torchvision_shim", "plan.code", "plan.loaded"),
+        *("errors", "progress", "torchvision_shim", "plan.code", "plan.source_hashes"),
         *("results.schema", "results.stages", "training.provenance", "training.runtime"),
     )
 )

@@ -20,7 +20,7 @@ import yaml
 from formerlab.errors import UserError
 from formerlab.file_search import files_below, matches
 from formerlab.files import stamp
-from formerlab.plan import loaded
+from formerlab.plan import source_hashes
 from formerlab.yaml_files import FAST
 
 PLAN_VARIABLE = "FORMERLAB_PLAN"
@@ -44,7 +44,8 @@ def plan_path(root: Path, command_line: dict[str, Any]) -> Path:
     for path in watched:
         digest.update(f"\n{path.name}:".encode())
         digest.update(path.read_bytes() if path.is_file() else b"-")
-    for state in (loaded.digests(), sys.version_info[:2], os.environ.get("FORMERLAB_DATA"), *_data_stamps(root, trees)):
+    environment = source_hashes.current(), sys.version_info[:2], os.environ.get("FORMERLAB_DATA")
+    for state in (*environment, *_data_stamps(root, trees)):
         digest.update(f"\n{state}".encode())
     return root / ".formerlab" / "plans" / f"{digest.hexdigest()[:16]}.json"
 
@@ -91,9 +92,9 @@ def ensure_plan(root: Path, command_line: dict[str, Any]) -> Path:
     of another checkout.
     """
     checkout_package = root / "src" / "formerlab"
-    if checkout_package.is_dir() and not checkout_package.samefile(loaded.PACKAGE):
+    if checkout_package.is_dir() and not checkout_package.samefile(source_hashes.PACKAGE):
         raise UserError(
-            f"{root}: the active environment runs the code in {loaded.PACKAGE}; run `make setup` here, then use "
+            f"{root}: the active environment runs the code in {source_hashes.PACKAGE}; run `make setup` here, then use "
             ".venv/bin/python or activate .venv"
         )
     for _ in range(3):

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[1]
 ENDINGS = (".py", ".cpp", ".h", ".csv", ".yaml")
 
 
-def digests() -> dict[str, str]:
+def current() -> dict[str, str]:
     """Return the current hash of every source file and table of the package, by path relative to the package."""
     hashes = {}
     for folder, folders, names in os.walk(PACKAGE):
@@ -30,4 +30,4 @@ def differing(a: dict[str, str], b: dict[str, str]) -> set[str]:
     return {file for file in a.keys() | b.keys() if a.get(file) != b.get(file)}
 
 
-AT_START = digests()
+AT_START = current()
