@@ -91,6 +91,11 @@ def test_the_measured_cache_size_of_adaptive_heads_is_the_budget():
     simulation, tokens = Simulation(HeadAdaptive(policy=H2O(), safeguard=0.0), 0.4), torch.arange(TIME)[None] % 11
     Toy(4, rotary=False)(tokens, attend=simulation)
     assert simulation.realised_budget.tolist() == pytest.approx([resolve_budget(0.4, TIME) / TIME])
+    q, k, v = tensors(time=20)
+    k[:, 1] *= 1000  # the other head retains all of its keys
+    simulation = Simulation(HeadAdaptive(policy=Knorm(), safeguard=0.0), 10)
+    simulation(0, q, k, v)
+    assert simulation.realised_budget.tolist() == pytest.approx([0.5, 0.5])
 
 
 @pytest.mark.parametrize("safeguard", [0.0, 0.3, 1.0])
