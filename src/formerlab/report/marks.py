@@ -126,10 +126,9 @@ def _plot(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, x: str
             span = {f"{axis}min": f"{column}_low", f"{axis}max": f"{column}_high"}
             bars = so.Band(color=colour, alpha=0.15) if panel.kind == "band" else so.Range(color=colour, linewidth=1.1)
             plot = plot.add(bars, data=points, orient="y" if axis == "x" else "x", **shared, **span)
+        lines: Any = points[panel.unit].factorize()[0] if panel.unit else 0
         if panel.kind == "forest" or style["linestyle"] == "":  # points that are not joined are lines of one point
-            lines = np.arange(len(points))
-        else:
-            lines = points[panel.unit].factorize()[0] if panel.unit else np.zeros(len(points))
+            lines = range(len(points))
         curve = so.Line(color=colour, marker=style["marker"], linestyle=style["linestyle"] or "-", linewidth=1.4,
                         fillcolor=style.get("markerfacecolor", colour), pointsize=4.5, edgewidth=1)  # fmt: skip
         plot = plot.add(curve, data=points.assign(_line=lines), group="_line", **shared)
@@ -149,7 +148,7 @@ def _lines(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame) -> li
     at = "_at" if panel.kind == "line" else panel.x
     _plot(axes, panel, known, seeds, at, panel.y)
     for line in axes.get_lines() if panel.kind == "band" else ():  # a marker on every point hides the curve
-        line.set_markevery(max(1, len(line.get_xdata()) // 8))
+        line.set_markevery(max(1, np.size(line.get_xdata()) // 8))
     labels = []
     for name, points in known.sort_values(at, kind="stable").groupby(panel.by, sort=False):
         style = panel.look(str(name), points)

@@ -19,9 +19,9 @@ from scipy.optimize import isotonic_regression
 
 from formerlab.report.names import color_and_marker
 
-BLACK, TAN, LEAF, YELLOW = "#222222", "#B5651D", "#66A61E", "#D9B500"
-BLUE, ORANGE, GREEN, VERMILION, PURPLE, BROWN, PINK, GREY, _, SKY = sns.color_palette("colorblind").as_hex()
-"""The colour-blind palette of seaborn, without its yellow, which is too light for text."""
+BLACK, TAN, LEAF, YELLOW, PINK = "#222222", "#B5651D", "#66A61E", "#D9B500", "#A0307A"
+BLUE, ORANGE, GREEN, VERMILION, PURPLE, BROWN, _, GREY, _, SKY = sns.color_palette("colorblind").as_hex()
+"""The colour-blind palette of seaborn, without its yellow and pink, which are too light for text."""
 
 SETTINGS: dict[Any, Any] = {
     **sns.plotting_context("paper", font_scale=8 / 9.6),

@@ -164,6 +164,6 @@ def tokenformer_length(results: Results, runs: list[str]) -> DataFrame:
         _per_token=rows["flops"] / rows["length"],
         _data_set="",
         _marker="",
-        _color=dashed.map({True: BLACK, False: VERMILION}),
+        _color=dashed.map({True: BLACK, False: BLUE}),
         _linestyle=dashed.map({True: "--", False: None}),
     )
