@@ -19,7 +19,7 @@ GROUPS = {
     "depth": "vit-dwa tokenformer-dwa",
     "floor": "",
 }
-"""Groups of runs that answer one question and share a colour."""
+"""Groups of runs that answer one question and share a marker."""
 PUBLISHED = {"sizes": "Table 2", "scores": "Table 4", "norms": "Table 5"}
 _COLUMNS = shown_columns("source part group run seed model top1_percent[] seeds diverged")
 
@@ -32,7 +32,7 @@ _COLUMNS = shown_columns("source part group run seed model top1_percent[] seeds 
 def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
     """Top-1 accuracy of every run on test images, after Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168).
     Parameter-matched is a Tokenformer with as many parameters as the ViT; the linear probe classifies the pixels.
-    Black: models; blue: score functions and their norms; green: norms of blocks; orange: growth; purple: averages over
+    Black: Vision Transformers; blue: Tokenformers (diamonds: norms of blocks, triangles: growth); orange: averages over
     depth; grey: the linear probe. To see: whether the parameter-matched Tokenformer reaches the ViT, whether exp is
     worse than GeLU, and whether parameters of the norms matter. The published values on ImageNet-1K are from single
     runs: compare differences and not levels.
@@ -51,7 +51,9 @@ def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
         _rank=found["group"].map({name: number for number, name in enumerate(GROUPS)}),
         _order=found["run"].map({run: number for number, run in enumerate(tables.NAMES)}),
         _label=[fill(name, 26) for name in found["model"]],
-        _look=found["group"].mask(found["group"].eq("other"), found["model"].str.replace(r" \(.*", "", regex=True)),
+        _look=found["group"]
+        .mask(found["group"].eq("sizes") & found["model"].str.lower().str.startswith("tokenformer"), "scores")
+        .mask(found["group"].eq("other"), found["model"].str.replace(r" \(.*", "", regex=True)),
     )
 
 

@@ -59,7 +59,9 @@ def _title(run: str, rows: DataFrame) -> str:
 @plot(reads="prune_questions.csv", runs="decoder* released-*", draw=sheet(
     Panel("_difference", "_name", by="_series", kind="forest", each="_title", zero=0.0, name="legend",
           xlabel="accuracy minus Full's (points)", alike="x"),
-    notes=lambda rows: [], wanted=("H2O", "Decay", "Local"), order="source run _order"
+    notes=lambda rows: [f"{n_seeds(rows['seeds'])}, {rows['questions'].min():.0f} to {rows['questions'].max():.0f} "
+                        "questions; bars: 95 % interval over questions, paired."],
+    wanted=("H2O", "Decay", "Local"), order="source run _order"
 ))  # fmt: skip
 def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
     """Zero-shot accuracy of a pruned cache minus that of the full cache, after Fig. 4a and Table 2 of the Decay
@@ -92,7 +94,8 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
     Panel("alpha", "_difference", by="_series", each="_title", zero=0.0, name="legend", empty="_level",
           xlabel="alpha", ylabel="minus Full's (points)", style="policy", finish=mark_alpha, alike="y"),
     notes=lambda rows: [
-        f"Budget {size_of(rows['budget'].iloc[0], ' of the tokens')}; {n_seeds([rows['seeds'].max()])}."
+        f"Budget {size_of(rows['budget'].iloc[0], ' of the tokens')}; {n_seeds([rows['seeds'].max()])}; bars and band: "
+        "95 % interval, paired by question."
     ],
     wanted=["H2O"], columns=3, height=1.4
 ))  # fmt: skip

@@ -187,7 +187,7 @@ def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
 @plot(reads="flow.csv", runs="depth.kind=identity depth.kind=dwa", draw=sheet(
     Panel("place", "_value", kind="band", each="matrix", name="legend", xlabel="rank (share of all)",
           ylabel="singular value / largest"),
-    notes=lambda rows: [], columns=3, height=1.5
+    notes=lambda rows: [f"{n_seeds(rows['seeds'])}; bands: lowest to highest seed."], columns=3, height=1.5
 ))  # fmt: skip
 def denseformer_spectra(results: Results, runs: list[str]) -> DataFrame:
     """Singular values of the trained weights, divided by the largest of each matrix and averaged over blocks, after
