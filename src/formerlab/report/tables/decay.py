@@ -24,7 +24,7 @@ STUDY = "decay"
 def decay_table(results: Results, runs: list[str]) -> DataFrame:
     """Held-out perplexity of every eviction policy at every budget. Loss minus Full is paired: the same windows of
     the same model, with the 95 % interval over windows, and over seeds where there are several, in brackets; with
-    one seed it speaks of this model alone. Compare policies at equal realised budget. The table decay_answers_table
+    one seed it speaks of this model alone. Compare policies at equal measured cache size. The table decay_answers_table
     has accuracies at every budget, decay_suites_table those at 40 % beside the published.
     """
     return pruning.configurations(results, STUDY, runs)
@@ -110,9 +110,9 @@ RECENT = {"local": 1.0, "streaming_llm": 1.0, "full": None}
        columns="source run configuration budget recent_share selected_share realised_budget seeds windows")  # fmt: skip
 def decay_ratio_table(results: Results, runs: list[str]) -> DataFrame:
     """How the methods divide the tokens they may keep, after Table 1 of the Decay article (Full 100 %; H2O 20 %
-    recent and 20 % selected; Decay 0 % and 40 %), and the realised budget: the share of keys and values held at the
-    end, counted. One rounding for all: the total is rounded half up, the recent part down, the rest is selected.
-    The query's own key comes on top. Comparisons are fair where realised budgets agree within 1 %; the official
+    recent and 20 % selected; Decay 0 % and 40 %), and the measured cache size: the fraction of keys and values retained
+    at the end. One rounding for all: the total is rounded half up, the recent part down, the rest is selected.
+    The query's own key comes on top. Comparisons are fair where cache sizes agree within 1 %; the official
     masks of H2O keep fewer keys, since their halves overlap.
     """
     ours = pruning.configurations(results, STUDY, runs)
@@ -186,7 +186,7 @@ def decay_one_shot_table(results: Results, runs: list[str]) -> DataFrame:
     """One-shot compression, as kvpress and SnapKV do it: the first half of each window is read as a prompt without
     pruning, a part of its keys is kept once, and the loss is that of the second half. Compare nothing here with the
     tables of step-by-step eviction, whose prompts are pruned while they are read: at the same ratio this is the easier
-    task. Budgets are shares of the prompt. Loss minus Full is paired, with its 95 % interval over windows and seeds.
+    task. Budgets are fractions of the prompt. Loss minus Full is paired, with its 95 % interval over windows and seeds.
     """
     found = beside(results.rows("prune_one_shot.csv", STUDY, runs), ["run"], "full", "increase_nats")
     return ordered(found.assign(perplexity=np.exp(found["loss_nats"])))
@@ -198,7 +198,8 @@ def decay_one_shot_table(results: Results, runs: list[str]) -> DataFrame:
 def decay_precision_table(results: Results, runs: list[str]) -> DataFrame:
     """What computing in the model's own precision (bfloat16 or float16) does to accuracies: the same questions under
     the same policies, once more in float32. The difference, of the model's precision minus float32, is paired, with its
-    95 % interval over questions; judged_alike is the share of the questions that both answer rightly or both wrongly.
+    95 % interval over questions; judged_alike is the fraction of the questions that both answer rightly or both
+    wrongly.
     """
     rows, keys = answers(results, STUDY, runs), [*CONFIGURATION, "task"]
     precise = rows["run"].str.startswith("float32-")
@@ -220,10 +221,10 @@ def decay_precision_table(results: Results, runs: list[str]) -> DataFrame:
 def decay_decode_table(results: Results, runs: list[str]) -> DataFrame:
     """Decoding behind the longest prompt that was measured, with whole and pruned caches. Ratio: speed over that of
     Full, our whole cache, in the same repetition; in brackets: quartiles of the repetitions, no confidence
-    interval. Prompt: seconds in which it was read, and that time over Full's. Cache: keys and values held, also as
-    a share of Full's; metadata: scores and positions, which a pruned cache keeps beside them. Measured alone on the
-    machine, in turns, on an untrained model of that shape, or a released one: nothing learned matters to speed. A
-    ratio on one machine says little about another, and one on a CPU nothing about a GPU.
+    interval. Prompt: seconds in which it was read, and that time over Full's. Cache: retained keys and values, also
+    as a fraction of Full's; metadata: scores and positions, which a pruned cache keeps beside them. Measured alone
+    on the machine, in turns, on an untrained model of that shape, or a released one: nothing learned matters to speed.
+    A ratio on one machine says little about another, and one on a CPU nothing about a GPU.
     """
     rows = pruning.decoding(results, STUDY, runs)
     if rows.empty:

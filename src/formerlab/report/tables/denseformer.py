@@ -115,8 +115,8 @@ STATIC = ("dwa", "last_k", "connect_to_last", "random_sparse", "softmax")
 def denseformer_patterns(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of every way to mix the outputs of earlier blocks, after Tables 4 and 7 of DenseFormer
     (arXiv:2402.02622). Gain is the loss of the plain Transformer of the same depth and batch minus that of the run,
-    paired by seed, with its 95 % interval over seeds (with one seed over windows). Sparsity is the exact share of
-    the weights of 1x1 that are absent, where every added parameter is one weight. The embedding enters Last-K
+    paired by seed, with its 95 % interval over seeds (with one seed over windows). Sparsity is the exact fraction
+    of the weights of 1x1 that are absent, where every added parameter is one weight. The embedding enters Last-K
     always, as one of the last K, or never: the paper allows each reading. Softmax weights, Attention Residuals,
     MUDD, Hyper-Connections and random patterns are not of the paper. After ±: the published standard error.
     """
@@ -161,10 +161,11 @@ def _published_delay() -> DataFrame:
 @table(reads="test.csv", runs="plain-* dwa-4x5-* late-*", published=_published_delay,
        columns="source run layers start_share perplexity[] -loss_nats gain_nats[] -interval kept seeds")  # fmt: skip
 def denseformer_delay(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out loss where the mixing weights of DenseFormer 4x5 wait at the identity for a share of the steps,
-    after Table 5 of DenseFormer (arXiv:2402.02622). Gain is the loss of the plain Transformer minus that of the
-    run, paired by seed, with its 95 % interval. Kept is the mean gain as a share of that of the run whose weights
-    learn from the first step. The paper gives no intervals for delayed starts; its shares are recomputed in nats.
+    """Held-out loss where the mixing weights of DenseFormer 4x5 wait at the identity for a fraction of the steps,
+    after Table 5 of DenseFormer (arXiv:2402.02622). Gain is the loss of the plain Transformer minus the loss of
+    the run, paired by seed, with its 95 % interval. Kept is the mean gain as a fraction of the gain of the run whose
+    weights learn from the first step. The paper gives no intervals for delayed starts; its gains are recomputed in
+    nats.
     """
     ours = gains(results, runs)
     starts = ours.get("spec.optimizer.mixing_start_step", pd.Series(0.0, ours.index)).fillna(0.0)
@@ -184,7 +185,7 @@ def denseformer_equal_time(results: Results, runs: list[str]) -> DataFrame:
     """A plain Transformer that trains for as long as a DenseFormer, after Table 3 of DenseFormer
     (arXiv:2402.02622). Its steps are those of the DenseFormer times the ratio of the two times of a step, measured
     beside each other, and its learning rate follows a schedule of its own length. The plain Transformer with as many
-    steps stands above it: what the added steps bring by themselves. Gain is the loss of a plain run minus that of the
+    steps is above it and shows what the added steps bring. Gain is the loss of a plain run minus the loss of the
     DenseFormer, paired by seed, with its 95 % interval. Training time is that of the steps alone, as the runs
     themselves had it, other jobs beside them. After ±: the published standard error.
     """
@@ -214,7 +215,7 @@ def denseformer_speed(results: Results, runs: list[str]) -> DataFrame:
     measured in turns in one process, so that the load of the machine falls on all: medians over repetitions, in
     brackets the quartiles. Beside them the ratio of the time to that of the plain Transformer of the same depth:
     below 1 is faster. A forward pass is a batch of sequences without gradients, 64 in the paper, which names no GPU
-    and does not report decoding. Peak memory, the most that tensors hold at one time, stands in the CSV.
+    and does not report decoding. Peak memory, the most that tensors hold at one time, is in the CSV.
     """
     records, timed = recorded(results, STUDY, runs), speeds(results)
     rows = timed.merge(records.drop_duplicates("run")[["run", "variant", "layers", "parameters"]], on="run")

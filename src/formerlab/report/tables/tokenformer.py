@@ -175,7 +175,7 @@ PUBLISHED = "grown-random-sqrt-2"
        needs="grown-random-*-2 grown-zero-*-2")  # fmt: skip
 def tokenformer_ablation(results: Results, runs: list[str]) -> DataFrame:
     """Ways to grow, at the end of the first stage. All are from the same parent on the same batches (Tokenformer,
-    arXiv:2410.23168, sections 3.3 and 4.1); beside them the parent itself trained on, for the stage's FLOPs
+    arXiv:2410.23168, sections 3.3 and 4.1); beside them the parent trained further, for the stage's FLOPs
     (trained-on-2) and for its tokens (trained-on-tokens-2). Start minus parent: validation loss before the first
     step, minus the parent's at its end; zero where growth keeps the function. Loss minus published: held-out loss
     minus that of the published recipe (random keys, tau = sqrt(n), fresh optimizer, all tokens trained); below zero
@@ -263,7 +263,7 @@ def tokenformer_modern(results: Results, runs: list[str]) -> DataFrame:
        columns="source run variant -parent parameters_non_embedding -tokens tokens_cumulative -flops flops_cumulative "
                "loss_nats[] -bits_per_byte flops_ratio[] envelope seeds")  # fmt: skip
 def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
-    """What grown models, and parents that were trained on, cost beside Transformers from scratch (Tokenformer,
+    """What grown models, and parents that were trained further, cost beside Transformers from scratch (Tokenformer,
     arXiv:2410.23168). FLOPs ratio: a run's cumulative FLOPs, its ancestors' included, by those at which the lower
     envelope of Transformers from scratch (those finished of three sizes and three lengths, every one with its own
     full schedule, by its mean over seeds) reaches the same held-out loss, interpolated in logarithms; 0.5 would be half

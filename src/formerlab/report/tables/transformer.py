@@ -56,7 +56,7 @@ def _published_bleu() -> DataFrame:
                "bleu_en_fr perplexity -parameters flops seeds")  # fmt: skip
 def transformer_bleu(results: Results, runs: list[str]) -> DataFrame:
     """Translations of the test split and what training cost, after Table 2 of arXiv:1706.03762. The column
-    sacrebleu is the score to compare with others; its signature stands in translate.json of each run.
+    sacrebleu is the score to compare with others; its signature is in translate.json of each run.
     compound_split is tokenised, with hyphenated compounds split, as the 2017 paper reports (there with Moses'
     tokenizer and a tweaked reference: up to 1.5 BLEU more than sacreBLEU); tokenized_lowercase is what most
     tutorials report. exact is the share of translations equal to the reference, which means something on the

@@ -111,9 +111,9 @@ def vision_sizes(results: Results, runs: list[str]) -> DataFrame:
 @table(reads="test.csv", runs="score-* tokenformer", needs="score-*",
        published=partial(published_accuracies, "Table 4"), columns=COLUMNS)  # fmt: skip
 def vision_scores(results: Results, runs: list[str]) -> DataFrame:
-    """What stands in place of softmax in the parameter attention, after Table 4 of Tokenformer (arXiv:2410.23168).
+    """Scores in place of softmax in the parameter attention, after Table 4 of Tokenformer (arXiv:2410.23168).
     Its rows change activation and norm, and from the second to the third also their order, so the same two in the
-    other order stand here too. GeLU with the L1 norm is in neither official code; ours is GeLU, the sum of absolute
+    other order are here too. GeLU with the L1 norm is in neither official code; ours is GeLU, the sum of absolute
     values, times n. Points are paired by seed; brackets: 95 % Student t interval over seeds, with one seed a paired
     bootstrap over images.
     """
