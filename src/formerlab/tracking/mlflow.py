@@ -6,7 +6,6 @@ identifies an MLflow run. An MLflow run is updated only if the tag `formerlab.co
 content. This tag is written last, so the next sync repeats an interrupted update.
 """
 
-import json
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, urlencode
 
 from formerlab.errors import UserError, reason
 from formerlab.files import locked
@@ -37,17 +37,12 @@ _ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
-VIEW = "formerlab"
-"""Name of the view of each experiment, which shows the configurations by held-out loss and the cost of runs."""
-_COLUMNS = ("test/loss_nats", "training/TFLOP_with_ancestors", "training/minutes", "weights/million_parameters")
-"""Metrics that the view VIEW shows as columns."""
 LAYOUT = "layout 2, "
 """Version of the names of metrics and folders of artifacts; MLflow runs of another version are written again."""
 TRAINING_VIEW = "workflowType=machine_learning"
 """Query of the URL for the training view; otherwise MLflow's page opens its view for agents."""
-_CURVES = ("valid/loss_nats", "train/loss_nats")
-"""Metrics of the first charts; MLflow adds a chart for every other metric below them."""
-
+CONFIGURATIONS = "tags.`formerlab.level` != 'run'"
+"""Filter of the page of a study. Sorted by a metric, MLflow lists all runs flat, so the filter leaves out the seeds."""
 
 _DAMAGED = ("disk image is malformed", "file is not a database")
 """Messages of SQLite for a damaged file."""
@@ -146,30 +141,15 @@ def client_of(uri: str) -> tuple[Any, Path | None]:
 
 
 def pages(uri: str, scale: str, studies: Sequence[str]) -> dict[str, str]:
-    """Return the path of the UI that opens the view VIEW, for each tracked study."""
+    """Return the path of each tracked study in the UI: its configurations, by increasing held-out loss."""
+    by_loss = {"searchFilter": CONFIGURATIONS, "orderByKey": "metrics.`test/loss_nats`", "orderByAsc": "true"}
+    query = f"{urlencode(by_loss, quote_via=quote)}&{TRAINING_VIEW}"
     client, _ = client_of(uri)
     experiments = {study: client.get_experiment_by_name(f"formerlab/{scale}/{study}") for study in studies}
     return {
-        study: f"/#/experiments/{experiment.experiment_id}/runs?viewStateShareKey={VIEW}&{TRAINING_VIEW}"
+        study: f"/#/experiments/{experiment.experiment_id}/runs?{query}"
         for study, experiment in experiments.items()
         if experiment
-    }
-
-
-def _view() -> dict[str, Any]:
-    """Return the state of an experiment's page (sorting, columns and charts) in the format of MLflow's UI."""
-    card = {"type": "LINE", "metricSectionId": "loss", "runsCountToCompare": 10, "deleted": False, "isGenerated": True}
-    card |= {"xAxisKey": "step", "xAxisScaleType": "linear", "scaleType": "linear", "yAxisKey": "metric", "range": {}}
-    card |= {"yAxisExpressions": [], "lineSmoothness": 0, "useGlobalXaxisKey": True, "useGlobalLineSmoothing": True}
-    section = {"uuid": "loss", "name": "loss", "display": True, "isReordered": True, "columns": len(_CURVES)}
-    return {
-        "orderByKey": "metrics.`test/loss_nats`",
-        "orderByAsc": True,
-        "searchFilter": "tags.`formerlab.level` != 'run'",  # sorted by a metric, MLflow lists all runs flat
-        "selectedColumns": [f"metrics.`{name}`" for name in _COLUMNS],
-        "compareRunCharts": [card | {"uuid": name, "metricKey": name, "displayName": name} for name in _CURVES],
-        "compareRunSections": [section],
-        "isAccordionReordered": True,
     }
 
 
@@ -204,20 +184,20 @@ class _Store:
             f"field to see every seed. The row *{study}: figures, tables, claims* has the figures as artifacts."
         )
         tags = {"mlflow.experimentKind": "custom_model_development", "mlflow.note.content": note}
-        for key, value in (tags | {f"mlflow.sharedViewState.{VIEW}": json.dumps(_view())}).items():
+        for key, value in tags.items():
             self._client.set_experiment_tag(self._experiment, key, value)
         self._runs = {}
         for run in self._client.search_runs([self._experiment], max_results=50_000):  # the limit of MLflow
             key = run.data.tags.get("formerlab.key", "")
             if key and key in self._runs:  # a restored experiment includes its deleted runs
-                self._remove(run)
+                self._client.delete_run(run.info.run_id)
             self._runs.setdefault(key, run)
 
     def upsert(self, names: Sequence[str], content: str, build: Callable[[], Entry], parent: str = "") -> str:
         """Create or update the MLflow run of an entry and return its id; `content` is the hash of the entry.
 
         An MLflow run is updated in place if it only gains points. MLflow cannot delete metrics and parameters, so an
-        MLflow run with other values is removed and written again.
+        MLflow run with other values moves to the trash, which `mlflow gc` empties, and is written again.
         """
         key, content = "/".join([self._prefix, *names]), LAYOUT + content
         existing = self._runs.get(key)
@@ -236,7 +216,7 @@ class _Store:
             and existing.data.metrics.items() <= values
         )
         if existing is not None and not only_grown:
-            self._remove(existing)
+            self._client.delete_run(existing.info.run_id)
             existing = None
         run = existing or self._client.create_run(self._experiment, start_time=entry.started_ms)
         identity = str(run.info.run_id)
@@ -256,18 +236,6 @@ class _Store:
         if self._client.get_run(identity).data.tags.get("formerlab.weights") != digest:
             self._client.log_artifact(identity, str(path))
             self._client.set_tag(identity, "formerlab.weights", digest)
-
-    def _remove(self, run: Any) -> None:
-        """Delete an MLflow run: permanently and with its artifacts in a local database, into the trash on a server.
-
-        The command `mlflow gc` would also remove experiments that users deleted.
-        """
-        from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-
-        self._client.delete_run(run.info.run_id)
-        if self._database:
-            get_artifact_repository(run.info.artifact_uri).delete_artifacts()  # type: ignore[no-untyped-call]
-            self._client._tracking_client.store._hard_delete_run(run.info.run_id)
 
     def _write(self, identity: str, entry: Entry, tags: dict[str, str], later_ms: int) -> None:
         """Write an entry to the MLflow run `identity`, with the times of its points moved by `later_ms`."""
