@@ -20,12 +20,12 @@ def test_greedy_tokens_are_those_of_full_forward_passes(model):
 def test_top_k_and_temperature_shape_the_draws():
     logits = torch.tensor([1.0, 3.0, 2.0, 0.0])
     generator = torch.Generator().manual_seed(0)
-    drawn = [draw(logits, 0.5, 2, generator) for _ in range(2000)]
+    drawn = [int(draw(logits, 0.5, 2, generator)) for _ in range(2000)]
     share = drawn.count(1) / len(drawn)
     assert set(drawn) == {1, 2}
     assert share == pytest.approx(torch.tensor([6.0, 4.0]).softmax(0)[0].item(), abs=0.03)
-    assert {draw(logits, 0.0, None, generator) for _ in range(5)} == {1}
-    assert {draw(logits, 100.0, None, generator) for _ in range(200)} == {0, 1, 2, 3}
+    assert {int(draw(logits, 0.0, None, generator)) for _ in range(5)} == {1}
+    assert {int(draw(logits, 100.0, None, generator)) for _ in range(200)} == {0, 1, 2, 3}
 
 
 def test_pieces_join_to_the_text_and_the_seed_decides(model, tokenizer):
@@ -89,7 +89,7 @@ def test_the_space_between_prompt_and_text_stays(family, model, monkeypatch):
     words, decoder = FAMILIES[family]
     tokenizer = Tokenizer(models.WordLevel({"<|endoftext|>": 0, words[0]: 1, words[1]: 2}, unk_token=words[0]))
     tokenizer.decoder = decoder
-    monkeypatch.setattr("formerlab.evaluation.language.generate.draw", lambda *_: 2)
+    monkeypatch.setattr("formerlab.evaluation.language.generate.draw", lambda *_: torch.tensor(2))
     pieces: list[str] = []
     assert generate(model, tokenizer, "the", tokens=3, stream=pieces.append) == " cat cat cat"
     assert "".join(pieces) == " cat cat cat"

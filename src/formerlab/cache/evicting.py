@@ -17,7 +17,7 @@ from formerlab.cache.torch_engine import evict, load_numba
 from formerlab.errors import UserError
 from formerlab.kernels import EMPTY
 from formerlab.layers.position import PositionEncoding
-from formerlab.layers.shapes import Heads, KeyHeads
+from formerlab.layers.shapes import Heads, KeyHeads, Start
 
 ROOM = 64  # initial slots, if the budget allows as many
 SIMD = 16  # slots per vector register; buffers are multiples of it
@@ -63,7 +63,7 @@ class Store:
             self.state.vacant = self.state.vacant[rows]
         self.sink = [keys[rows] for keys in self.sink]
 
-    def advance(self, policy: Eviction, q: Heads, k: KeyHeads, v: KeyHeads, now: int, initial: Scores | None) -> Heads:
+    def advance(self, policy: Eviction, q: Heads, k: KeyHeads, v: KeyHeads, now: Start, initial: Scores | None) -> Heads:
         """Add the token at position `now` into an empty slot, evict if needed, and return its attention output."""
         taken = self.state.admit(now)
         into = taken.expand(-1, k.shape[1], -1)
@@ -193,11 +193,15 @@ class PrunedCache:
             first = store.state.positions.topk(keys.shape[2], largest=False).indices.expand(-1, keys.shape[1], -1)
             store.keys.scatter_(2, first[..., None].expand_as(keys), turned.view_as(keys))
         store.length += 1
+        return self.advance(layer, store, q, k, v, now)
+
+    def advance(self, layer: int, store: Store, q: Heads, k: KeyHeads, v: KeyHeads, now: Start) -> Heads:
+        """Add the token at position `now` to a layer with an empty slot, evict, and return its attention output."""
         head_groups = store.state.positions.shape[1]
         initial = self.policy.entering(k, head_groups, layer, store.state.scores, now)
         if initial is not None:
             initial = initial.expand(k.shape[0], head_groups, 1)
-        if store.step is not None:
+        if store.step is not None and isinstance(now, int):
             return store.step(q, k, v, now, initial)
         return store.advance(self.policy, q, k, v, now, initial)
 
@@ -210,6 +214,11 @@ class PrunedCache:
     def length(self) -> int:
         """Number of tokens so far, including evicted ones, which is the position of the next token."""
         return min((store.length for store in self._layers.values()), default=0)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every further token evicts one."""
+        return 0 < self.length >= self._capacity
 
     def kept(self, layer: int) -> Int[Tensor, "batch key_heads kept"]:
         """Return the positions of the layer's retained keys in ascending order."""

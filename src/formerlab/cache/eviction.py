@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from formerlab.cache.policies.policy import Layer, Logits, Prompt, Protecting, on_device, precise
 from formerlab.kernels import EMPTY
-from formerlab.layers.shapes import Heads
+from formerlab.layers.shapes import Heads, Start
 
 Scores = Float[Tensor, "batch head_groups slots"]
 Positions = Int[Tensor, "batch head_groups slots"]
@@ -50,20 +50,24 @@ class CacheState:
     vacant: Chosen | None = None
     """An empty slot of every head group, if it is known."""
 
-    def admit(self, position: int) -> Chosen:
+    def admit(self, position: Start) -> Chosen:
         """Assign an empty slot of every head group to the key at this position, and return the slots."""
         slot = self.positions.argmax(-1, keepdim=True) if self.vacant is None else self.vacant
-        self.positions.scatter_(-1, slot, position)
+        if isinstance(position, int):
+            self.positions.scatter_(-1, slot, position)
+        else:
+            self.positions.scatter_(-1, slot, position.int().expand_as(slot))
         self.vacant = None
         return slot
 
-    def evict(self, now: int, priority: Scores) -> Chosen | None:
+    def evict(self, now: Start, priority: Scores) -> Chosen | None:
         """Evict the key of lowest priority in every head group beyond its capacity; ties evict the oldest key.
 
         Candidates are the positions sink <= k <= now - recent, including the query's own key if recent is 0. Returns
-        the emptied slots (an empty slot for a head group below its capacity), or None if all are below capacity.
+        the emptied slots (an empty slot for a head group below its capacity), or None if all are below capacity. If
+        `now` is a tensor, the cache is full.
         """
-        if now < self.least:
+        if isinstance(now, int) and now < self.least:
             return None
         unprotected = isinstance(self.sink, int) and isinstance(self.recent, int) and self.sink == self.recent == 0
         if not unprotected or self.positions.shape[-1] != self.least + 1:  # otherwise every slot is a candidate
@@ -72,7 +76,7 @@ class CacheState:
                 protected |= self.positions < self.sink
             priority = priority.masked_fill(protected, torch.inf)
         slot = self.positions.masked_fill(priority > priority.amin(-1, keepdim=True), EMPTY).argmin(-1, keepdim=True)
-        if now < self.most:
+        if isinstance(now, int) and now < self.most:
             full = torch.as_tensor(now >= self.capacity, device=slot.device)
             slot = slot.where(full, self.positions.argmax(-1, keepdim=True))
         self.positions.scatter_(-1, slot, EMPTY)
@@ -132,16 +136,16 @@ class Eviction(Protecting):
         """Return the initial scores of keys; None means 0."""
         return None
 
-    def entering(self, k: Keys, head_groups: int, layer: int, like: Tensor, start: int = 0) -> Tensor | None:
+    def entering(self, k: Keys, head_groups: int, layer: int, like: Tensor, start: Start = 0) -> Tensor | None:
         """Return the initial scores of the keys at positions start, start + 1, ... in the dtype of `like`."""
         if type(self).initial_scores is Eviction.initial_scores:
             return None
-        positions = torch.arange(start, start + k.shape[2], device=k.device)
+        positions = start + torch.arange(k.shape[2], device=k.device)
         with torch.autocast(k.device.type, enabled=False):
             initial = self.initial_scores(positions, head_groups, k, layer)
         return None if initial is None else initial.to(like.dtype)
 
-    def eviction_priority(self, state: CacheState, keys: Keys | None, now: int) -> Scores:
+    def eviction_priority(self, state: CacheState, keys: Keys | None, now: Start) -> Scores:
         """Return the priorities for the eviction after query `now`; the key of lowest priority is evicted."""
         return state.scores
 

@@ -22,11 +22,15 @@ class Buffer:
         """Append keys and values; the buffer doubles when it is full."""
         end = self.length + k.shape[2]
         if end > self.keys.shape[2]:
-            room = (0, 0, 0, max(end, 2 * self.keys.shape[2]) - self.keys.shape[2])
-            self.keys, self.values = F.pad(self.keys, room), F.pad(self.values, room)
+            self.reserve(max(end, 2 * self.keys.shape[2]))
         self.keys[:, :, self.length : end] = k
         self.values[:, :, self.length : end] = v
         self.length = end
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for `capacity` tokens in total."""
+        room = (0, 0, 0, max(0, capacity - self.keys.shape[2]))
+        self.keys, self.values = F.pad(self.keys, room), F.pad(self.values, room)
 
 
 class KVCache:

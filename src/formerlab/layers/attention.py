@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from formerlab.layers.position import PositionEncoding
-from formerlab.layers.shapes import Heads, KeyHeads, Stream
+from formerlab.layers.shapes import Heads, KeyHeads, Start, Stream
 
 
 @runtime_checkable
@@ -46,7 +46,7 @@ class Attention(nn.Module):
         self.output = build(width, residual=True)
         self.query_norm, self.key_norm = (norm.build(self.d_head) if norm else nn.Identity() for _ in range(2))
 
-    def forward(self, x: Stream, position: PositionEncoding, attend: Attend, layer: int, start: int) -> Stream:
+    def forward(self, x: Stream, position: PositionEncoding, attend: Attend, layer: int, start: Start) -> Stream:
         """Attend from tokens at positions start, start + 1, ..."""
         q, k, v = (self._split(projection(x)) for projection in (self.query, self.key, self.value))
         q, k = self.query_norm(q), self.key_norm(k)

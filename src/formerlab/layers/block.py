@@ -10,6 +10,7 @@ from formerlab.layers.depth.identity import Stream
 from formerlab.layers.depth.union import DepthMixer
 from formerlab.layers.position import PositionEncoding
 from formerlab.layers.projection import FeedForward, Projection
+from formerlab.layers.shapes import Start
 
 Add = Callable[[int, Stream, Stream], Stream]
 """The residual addition: (sub-layer index, x, update) -> residual stream; see `Mixer.add`."""
@@ -36,7 +37,7 @@ class Block(nn.Module):
         self.dropout = dropout
 
     def forward(
-        self, x: Stream, position: PositionEncoding, attend: Attend, layer: int, start: int, add: Add = residual
+        self, x: Stream, position: PositionEncoding, attend: Attend, layer: int, start: Start, add: Add = residual
     ) -> Stream:
         """Apply the block to tokens at positions start, start + 1, ..., with `add` for both residual additions."""
         update = self.dropout(self.attention(self.attention_norm(x), position, attend, layer, start))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from formerlab.kernels import rotary_cpu
 from formerlab.layers.autocast import func_transform_active
-from formerlab.layers.shapes import Heads, Stream
+from formerlab.layers.shapes import Heads, Start, Stream
 from formerlab.spec import Spec, Std
 
 
@@ -87,11 +87,11 @@ class PositionEncoding(nn.Module):
     def reset_parameters(self) -> None:
         """Draw learned rows and compute tables; this class has neither."""
 
-    def embed(self, x: Stream, start: int) -> Stream:
+    def embed(self, x: Stream, start: Start) -> Stream:
         """Add positions start, start + 1, ... to embedded tokens."""
         return x
 
-    def rotate(self, x: Heads, start: int) -> Heads:
+    def rotate(self, x: Heads, start: Start) -> Heads:
         """Encode positions start, start + 1, ... in queries or keys."""
         return x
 
@@ -104,6 +104,13 @@ def sinusoids(context: int, width: int, base: float = 10000.0) -> Float[Tensor, 
     return torch.stack((angles.sin(), angles.cos()), dim=-1).flatten(1)[:, :width]
 
 
+def rows_at(table: Float[Tensor, "context channels"], start: Start, count: int) -> Float[Tensor, "count channels"]:
+    """Return the rows start, start + 1, ..., without reading `start` on the host if it is a tensor."""
+    if isinstance(start, int):
+        return table[start : start + count]
+    return table.index_select(0, start + torch.arange(count, device=table.device))
+
+
 class AddedRows(PositionEncoding):
     """Base of the modules that add one row per position to the embedding."""
 
@@ -113,8 +120,8 @@ class AddedRows(PositionEncoding):
         """Return the longest sequence and the width, for `print(model)`."""
         return "{}, {}".format(*self.rows.shape)
 
-    def embed(self, x: Stream, start: int) -> Stream:
-        return x + self.rows[start : start + x.shape[1]].to(x.dtype)
+    def embed(self, x: Stream, start: Start) -> Stream:
+        return x + rows_at(self.rows, start, x.shape[1]).to(x.dtype)
 
 
 class LearnedRows(AddedRows):
@@ -174,14 +181,14 @@ class RotaryEncoding(PositionEncoding):
         context, channels = self.cosine.shape
         return f"{context}, {self.rotated} of {channels} channels, base={self.base:g}, interleaved={self.interleaved}"
 
-    def rotate(self, x: Heads, start: int) -> Heads:
+    def rotate(self, x: Heads, start: Start) -> Heads:
         """Rotate the first `rotated` channels of every head and pass the others through.
 
-        Raises ValueError for positions beyond the context.
+        Raises ValueError for positions beyond the context, if `start` is a number.
         """
-        if (end := start + x.shape[2]) > len(self.cosine):
+        if isinstance(start, int) and (end := start + x.shape[2]) > len(self.cosine):
             raise ValueError(f"{end} positions exceed the context of {len(self.cosine)}; build the encoding for more")
-        cosine, sine = (table[start : start + x.shape[2]] for table in (self.cosine, self.sine))
+        cosine, sine = (rows_at(table, start, x.shape[2]) for table in (self.cosine, self.sine))
         if torch.compiler.is_compiling() or func_transform_active():  # both derive the gradient themselves
             return self.rotate_pairs(x, cosine, sine)
         rotated: Tensor = _Rotation.apply(x, cosine, sine, self, False)  # type: ignore[no-untyped-call]

@@ -21,6 +21,7 @@ from formerlab.layers.mlp import Mlp
 from formerlab.layers.norm import LayerNorm, Norm, RMSNorm
 from formerlab.layers.position import Position, Rotary, check_rotation
 from formerlab.layers.projection import FeedForward, Projection
+from formerlab.layers.shapes import Start
 from formerlab.spec import Layers, Size, Spec, Std, is_none
 
 
@@ -158,7 +159,7 @@ class DecoderModel(nn.Module):
         tokens: Int[Tensor, "batch time"],
         *,
         attend: Attend = causal_attention,
-        start: int = 0,
+        start: Start = 0,
         last: int | None = None,
         targets: Int[Tensor, "batch time"] | None = None,
     ) -> Float[Tensor, "batch kept vocabulary"] | Float[Tensor, ""]:
@@ -166,9 +167,9 @@ class DecoderModel(nn.Module):
 
         `last` restricts the logits to the last tokens. With `targets` (the next token of each token), the result is the
         mean negative log-likelihood in nats, in at least float32, computed without storing logits. Raises ValueError if
-        the positions exceed the context.
+        the positions exceed the context, which is not checked if `start` is a tensor.
         """
-        if start + tokens.shape[1] > self.spec.context:
+        if isinstance(start, int) and start + tokens.shape[1] > self.spec.context:
             raise ValueError(f"{start + tokens.shape[1]} tokens exceed the model's context of {self.spec.context}")
         x = self.dropout(self.position.embed(F.embedding(tokens, self.embedding), start))
         x, history = self.mixer.begin(x)

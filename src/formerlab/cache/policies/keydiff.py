@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from formerlab.cache.eviction import CacheState, Eviction, Keys, Scores
 from formerlab.cache.policies.policy import precise
+from formerlab.layers.shapes import Start
 
 
 class KeyDiff(Eviction):
@@ -21,7 +22,7 @@ class KeyDiff(Eviction):
     kind: Literal["keydiff"] = "keydiff"
     needs = ("keys",)
 
-    def eviction_priority(self, state: CacheState, keys: Keys | None, now: int) -> Scores:
+    def eviction_priority(self, state: CacheState, keys: Keys | None, now: Start) -> Scores:
         assert keys is not None
         direction = F.normalize(precise(keys), dim=-1)
         held = torch.where((state.positions <= now).unsqueeze(-1), direction, 0.0)

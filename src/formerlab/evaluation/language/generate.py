@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from formerlab.cache import KVCache
+from formerlab.cache.static import StaticStep, is_static
 from formerlab.data.text.tokenizer import END_OF_TEXT
 from formerlab.errors import UserError
 from formerlab.files import is_utf8
@@ -106,26 +107,36 @@ def sample(
 ) -> Iterator[int]:
     """Yield `tokens` token ids after `prompt`; each step feeds only the newest token, and the cache has all others."""
     attend = KVCache() if attend is None else attend
-    generator = torch.Generator().manual_seed(seed)
     device = model.embedding.device
-    inputs, start = torch.tensor([prompt]).to(device, non_blocking=True), 0
-    for _ in range(tokens):
+    generator = torch.Generator(device).manual_seed(seed)
+    inputs, start, step = torch.tensor([prompt]).to(device, non_blocking=True), 0, None
+    for count in range(tokens):
         with evaluating(model):
-            logits = model(inputs, attend=attend, start=start, last=1)[0, -1].float().cpu()
+            if step is None and device.type == "cuda" and isinstance(model, DecoderModel) and is_static(attend):
+                step = StaticStep(model, attend, tokens - count)
+            logits = model(inputs, attend=attend, start=start, last=1)[0, -1] if step is None else step(inputs)[0]
+            token = draw(logits.float(), temperature, top_k, generator)
         start += inputs.shape[1]
-        token = draw(logits, temperature, top_k, generator)
-        yield token
-        inputs = torch.tensor([[token]]).to(device, non_blocking=True)
+        if (number := int(token)) < 0:
+            check_finite(logits)
+        yield number
+        inputs = token.view(1, 1)
 
 
 def draw(
     logits: Float[Tensor, " vocabulary"], temperature: float, top_k: int | None, generator: torch.Generator
-) -> int:
-    """Draw a token id from softmax(logits / temperature), restricted to the `top_k` largest logits if it is given."""
-    check_finite(logits.max())  # the maximum is NaN if any logit is; single logits may be -inf
+) -> Int[Tensor, ""]:
+    """Draw a token id from softmax(logits / temperature), restricted to the `top_k` largest logits if it is given.
+
+    Returns -1 if a logit is NaN or all are infinite. The host does not wait for the result. The draw is the one of
+    `torch.multinomial`, which waits.
+    """
     if temperature == 0:
-        return int(logits.argmax())
-    values, ids = logits.topk(min(top_k or len(logits), len(logits)))
-    # Subtract the largest logit first, so that a temperature close to zero gives -inf for the others and no overflow.
-    probabilities = ((values - values[0]).double() / temperature).softmax(dim=0).float()
-    return int(ids[torch.multinomial(probabilities, 1, generator=generator)])
+        token = logits.argmax()
+    else:
+        values, ids = logits.topk(min(top_k or len(logits), len(logits)))
+        # Subtract the largest logit first: a temperature close to zero gives -inf for the others, without overflow.
+        probabilities = ((values - values[0]).double() / temperature).softmax(dim=0).float()
+        noise = torch.empty_like(probabilities).exponential_(generator=generator)
+        token = ids.gather(0, (probabilities / noise).argmax(0, keepdim=True))[0]
+    return token.where(logits.max().isfinite(), -1)  # the maximum is NaN if any logit is; single logits may be -inf

@@ -1,0 +1,91 @@
+"""A decoding step of constant shapes, which torch.compile traces as one graph and a CUDA graph replays.
+
+A cache in use counts its tokens in Python. Here the position is a tensor on the device, keys and values are written
+into preallocated buffers, and masks are computed from the position, so that no step reads a number on the host.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from formerlab.cache.evicting import PrunedCache
+from formerlab.cache.kv import Buffer, KVCache
+from formerlab.layers.attention import Attend
+from formerlab.layers.shapes import Heads, KeyHeads
+from formerlab.models.decoder import DecoderModel
+
+WARM_UP = 2  # steps before the capture of a CUDA graph, which load libraries and allocate their memory
+
+
+def is_static(cache: Attend) -> bool:
+    """Return whether the next steps of this cache have constant shapes: a `KVCache`, or a `PrunedCache` that is full.
+
+    Policies that renumber the retained keys are not supported.
+    """
+    if isinstance(cache, PrunedCache):
+        return cache.is_full and not cache.policy.reindexes_positions
+    return type(cache) is KVCache and cache.length > 0
+
+
+class StaticStep:
+    """Feed a model one token per sequence and return the next logits; `cache` has read the prompt (`is_static`).
+
+    There is room for `tokens` steps. The keys and values are those of `cache`, so `cache` stays usable.
+    """
+
+    compute: Callable[[], Float[Tensor, "batch vocabulary"]]
+    """The work of a step, which may be replaced by its compiled form."""
+
+    @torch.inference_mode(False)  # the buffers must stay writable outside inference mode
+    @torch.no_grad()
+    def __init__(self, model: DecoderModel, cache: KVCache | PrunedCache, tokens: int) -> None:
+        self.model, self.cache, self.compute = model, cache, self._compute
+        self.layers: dict[int, Any] = cache._layers
+        for layer in self.layers.values():
+            if isinstance(layer, Buffer):
+                layer.reserve(layer.length + tokens)
+            else:
+                layer.state.vacant = layer.state.positions.argmax(-1, keepdim=True)
+        first = self.layers[0].keys
+        self.token = torch.zeros(len(first), 1, dtype=torch.int64, device=first.device)
+        self.position = torch.full((), cache.length, device=first.device)
+        self.steps, self.graph = 0, None if first.device.type != "cuda" else torch.cuda.CUDAGraph()
+
+    def __call__(self, token: Int[Tensor, "batch 1"]) -> Float[Tensor, "batch vocabulary"]:
+        """Feed the token; on a GPU the next step overwrites the result."""
+        self.token.copy_(token)
+        if self.graph is None or self.steps < WARM_UP:
+            self.logits = self.compute()
+        else:
+            if self.steps == WARM_UP:
+                with torch.cuda.graph(self.graph):
+                    self.logits = self.compute()
+            self.graph.replay()
+        self.steps += 1
+        for layer in self.layers.values():
+            layer.length += 1
+        return self.logits
+
+    def _compute(self) -> Float[Tensor, "batch vocabulary"]:
+        logits = self.model(self.token, attend=self._attend, start=self.position)[:, -1]
+        self.position.add_(1)
+        return logits
+
+    def _attend(self, index: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
+        layer = self.layers[index]
+        if not isinstance(layer, Buffer):
+            state = layer.state
+            scores, vacant = state.scores, state.vacant
+            out: Tensor = self.cache.advance(index, layer, q, k, v, self.position)
+            state.scores, state.vacant = scores.copy_(state.scores), vacant.copy_(state.vacant)
+            return out
+        layer.keys.index_copy_(2, self.position.view(1), k)
+        layer.values.index_copy_(2, self.position.view(1), v)
+        seen = torch.arange(layer.keys.shape[2], device=q.device) <= self.position
+        return F.scaled_dot_product_attention(
+            q, layer.keys, layer.values, attn_mask=seen.view(1, -1), enable_gqa=q.shape[1] != k.shape[1]
+        )

@@ -1,0 +1,106 @@
+"""Decoding steps of constant shapes: the tokens of the ordinary path, one graph, no wait for the device."""
+
+import copy
+import functools
+
+import jaxtyping
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+from torch._dynamo.utils import counters
+
+from formerlab.cache import H2O, TOVA, Decay, KeyDiff, Knorm, KVCache, Local, PrunedCache, Random, StreamingLLM
+from formerlab.cache.static import StaticStep, is_static
+from formerlab.evaluation.language.generate import draw
+from formerlab.layers import DepthWeightedAverage, Learned, Pattention, Rotary
+from formerlab.models import Decoder
+
+PATTENTION = {"projection": Pattention(tokens=12), "feedforward": Pattention(tokens=40)}
+MODELS = {
+    "transformer": {"key_heads": 2},
+    "tokenformer": PATTENTION | {"position": Learned()},
+    "denseformer": {"depth": DepthWeightedAverage(), "position": Rotary(fraction=0.5, interleaved=True)},
+}
+POLICIES = Local(), StreamingLLM(sink=2), H2O(), Decay(recent=0.5, sink=1), TOVA(), Knorm(), KeyDiff(), Random()
+CACHES = {"full": KVCache} | {policy.kind: functools.partial(PrunedCache, policy, 6) for policy in POLICIES}
+CASES = [(model, "full") for model in MODELS] + [(model, "decay") for model in MODELS]
+CASES += [("transformer", policy.kind) for policy in POLICIES if policy.kind != "decay"]
+PROMPT, TOKENS = 9, 40
+
+
+@pytest.fixture
+def unchecked_shapes():
+    """Shape checks are not for the compiler to trace."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def decoder(kind, device="cpu"):
+    """Return a model whose attention is uneven enough for pruning to matter."""
+    spec = Decoder(vocabulary=64, layers=2, width=16, heads=4, context=64, embedding_std=0.5, **MODELS[kind])
+    model = spec.build(seed=1).eval().requires_grad_(False)
+    for weights in model.blocks.parameters():
+        weights *= 20 if "projection" not in MODELS[kind] else 2
+    for number, weights in enumerate(model.mixer.parameters(), start=1):
+        weights.copy_(torch.arange(1.0, len(weights) + 1) / number)  # not the identity they start at
+    return model.to(device)
+
+
+def continued(model, cache, static, temperature=0.0, prepare=lambda step: None):
+    """Return the tokens of two sequences after a prompt, and their logits."""
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randint(64, (2, PROMPT), generator=generator)
+    logits = model(tokens, attend=cache, last=1)[:, -1]
+    if static:
+        assert is_static(cache)
+        prepare(step := StaticStep(model, cache, TOKENS))
+    seen = []
+    for _ in range(TOKENS):
+        tokens = torch.stack([draw(row, temperature, None, generator) for row in logits])[:, None]
+        logits = step(tokens) if static else model(tokens, attend=cache, start=cache.length)[:, -1]
+        seen.append((tokens, logits))
+    return (torch.cat(parts) for parts in zip(*seen, strict=True))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("kind", "cache"), CASES)
+def test_the_tokens_are_those_of_the_ordinary_path(kind, cache, temperature):
+    model, caches = decoder(kind), [CACHES[cache]() for _ in range(2)]
+    ways = [continued(model, one, static, temperature) for static, one in enumerate(caches)]
+    (tokens, logits), (expected, wanted) = reversed(ways)
+    assert torch.equal(tokens, expected)
+    torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=1e-4)
+    ordinary, used = caches
+    assert ordinary.length == used.length == PROMPT + TOKENS
+    assert ordinary.bytes() == used.bytes()
+    if cache != "full":
+        assert torch.equal(ordinary.kept(1), used.kept(1))
+
+
+def test_a_cache_that_a_static_step_used_goes_on_as_usual():
+    model, cache = decoder("transformer"), CACHES["decay"]()
+    list(continued(model, cache, True))
+    other = copy.deepcopy(cache)
+    token = torch.tensor([[5], [6]])
+    expected = model(token, attend=cache, start=cache.length)[:, -1]
+    torch.testing.assert_close(StaticStep(model, other, 1)(token), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize(("kind", "cache"), [case for case in CASES if case[1] != "random"])
+def test_many_tokens_are_one_graph(kind, cache):
+    torch.compiler.reset()
+    counters.clear()
+    counter = CompileCounter()
+
+    def compiled(step):
+        step.compute = torch.compile(step.compute, backend=counter, fullgraph=True, dynamic=False)
+
+    tokens, _ = continued(decoder(kind), CACHES[cache](), True, prepare=compiled)
+    expected, _ = continued(decoder(kind), CACHES[cache](), False)
+    assert torch.equal(tokens, expected)
+    assert counter.frame_count == 1
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+    assert not counters["recompiles"]
