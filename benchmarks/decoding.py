@@ -1,11 +1,11 @@
 """Decoding with a cache that evicts, against our own full cache and transformers' DynamicCache.
 
-    python benchmarks/decoding.py [--prompt 1024] [--batch 1] [--budgets 0.4 0.1] [--device cuda]
+    python benchmarks/decoding.py [--prompt 1024] [--batch 1] [--budgets 0.4 0.1] [--device cuda] [--compile]
 
 Tokens per second after a prompt, cache bytes, and seconds to read the prompt. The same tokens are fed to all variants,
 in slices in turn; the ratios are those of the slices. DynamicCache runs in our decoder, so that nothing but the cache
 differs, and once more in transformers' own model of the same size (GPT-NeoX). DynamicCache takes new memory for every
-token, so the allocator matters.
+token, so the allocator matters. Static variants take steps of constant shapes (`cache/static.py`), which a GPU replays.
 """
 
 import argparse
@@ -48,6 +48,20 @@ class Transformers:
         return sum(x.numel() * x.element_size() for layer in self.cache.layers for x in (layer.keys, layer.values))
 
 
+def feeding(name, model, cache, count, compiled):
+    """Return a function that feeds a token of every sequence at a position."""
+    import torch
+
+    from formerlab.cache.static import StaticStep
+
+    if "static" not in name:
+        return lambda token, now: model(token, attend=cache, start=now)
+    step = StaticStep(model, cache, count)
+    if compiled:
+        step.compute = torch.compile(step.compute, fullgraph=True, dynamic=False)
+    return lambda token, now: step(token)
+
+
 def measure(options):
     """Return seconds per token of every variant, its cache and the seconds that it took to read the prompt."""
     import torch
@@ -63,8 +77,10 @@ def measure(options):
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(spec.vocabulary, (options.batch, total), generator=generator).to(options.device)
     caches = {"DynamicCache": DynamicAttend(), "full cache": KVCache(capacity=total)}
+    caches["full cache, static"] = KVCache()
     for budget in options.budgets:
         caches[f"Decay {budget:.0%}"] = PrunedCache(Decay(), budget)
+        caches[f"Decay {budget:.0%}, static"] = PrunedCache(Decay(), budget)
     models = dict.fromkeys(caches, model)
     if options.transformers:
         models["transformers' model"] = caches["transformers' model"] = Transformers(spec, options.device)
@@ -74,11 +90,14 @@ def measure(options):
         reading[name] = seconds(prompt, tokens.device)
 
     def decode(name):
-        place = [options.prompt]
+        place, feed = (
+            [options.prompt],
+            feeding(name, models[name], caches[name], total - options.prompt, options.compile),
+        )
 
         def run():
             for now in range(place[0], place[0] + options.slice):
-                models[name](tokens[:, now : now + 1], attend=caches[name], start=now)
+                feed(tokens[:, now : now + 1], now)
             place[0] += options.slice
             return options.slice * options.batch
 
@@ -99,6 +118,7 @@ def main():
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--vocabulary", type=int, default=8192)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--compile", action="store_true", help="compile the static steps")
     parser.add_argument("--transformers", action="store_true", help="transformers' own model as well")
     parser.add_argument("--default-allocator", action="store_true", help="malloc as it is, as most programs run")
     options = parser.parse_args()
@@ -123,6 +143,10 @@ def main():
     for bar in bars:
         if bar.variant in times:
             print(f"  {bar.verdict(ratio(times[bar.yardstick], times[bar.variant]))}")
+    for name in times:
+        if (eager := name.removesuffix(", static")) != name:
+            median, low, high = ratio(times[eager], times[name])
+            print(f"  {name}: {median:.2f} [{low:.2f}, {high:.2f}] x the speed without static steps")
 
 
 if __name__ == "__main__":

@@ -140,7 +140,8 @@ def decoding(options: Options) -> Lines:
     """Yield the time of a decoded token with whole and pruned caches, and with transformers' static one, compiled."""
     size = tenth({"prompt": 1024, "slices": 4, "slice": 16, "vocabulary": 8192}, {"prompt": 102, "slice": 2})
     for batch in (1, 16):
-        given = argparse.Namespace(**size, batch=batch, budgets=[0.4], device=DEVICE, transformers=True)
+        words = {"budgets": [0.4], "device": DEVICE, "compile": False, "transformers": True}
+        given = argparse.Namespace(**size, batch=batch, **words)
         with torch.inference_mode():
             times, caches, _ = measure(given)
         for name, seconds in times.items():

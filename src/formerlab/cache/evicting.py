@@ -63,12 +63,12 @@ class Store:
             self.state.vacant = self.state.vacant[rows]
         self.sink = [keys[rows] for keys in self.sink]
 
-    def advance(self, policy: Eviction, q: Heads, k: KeyHeads, v: KeyHeads, now: Start, initial: Scores | None) -> Heads:
+    def advance(
+        self, policy: Eviction, q: Heads, k: KeyHeads, v: KeyHeads, now: Start, initial: Scores | None
+    ) -> Heads:
         """Add the token at position `now` into an empty slot, evict if needed, and return its attention output."""
         taken = self.state.admit(now)
-        into = taken.expand(-1, k.shape[1], -1)
-        self.keys.scatter_(2, into[..., None].expand_as(k), k)
-        self.values.scatter_(3, into[:, :, None].expand(-1, -1, v.shape[3], -1), v.transpose(-1, -2))
+        self._write(taken.expand(-1, k.shape[1], -1), k, v)
         queries, keys = by_group(q * q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]), self.keys.unsqueeze(2)
         logits = (queries @ keys.transpose(-1, -2)).squeeze(3)
         empty = (self.state.positions == EMPTY).unsqueeze(2)
@@ -76,6 +76,17 @@ class Store:
         policy.rescore(self.state, attention, taken, initial)
         self.state.evict(now, policy.eviction_priority(self.state, self.keys, now))
         return (attention.unsqueeze(3).to(v.dtype) @ self.values.unsqueeze(2).transpose(-1, -2)).flatten(1, 2)
+
+    def _write(self, slot: Int[Tensor, "batch key_heads 1"], k: KeyHeads, v: KeyHeads) -> None:
+        """Write the key and the value of one token of every key head into a slot."""
+        if torch.compiler.is_compiling():  # the compiler would copy whole buffers for `scatter_`
+            batch, heads, channels = (torch.arange(size, device=k.device) for size in v.squeeze(2).shape)
+            rows = batch[:, None], heads, slot.squeeze(2)
+            self.keys.index_put_(rows, k.squeeze(2))
+            self.values.index_put_((batch[:, None, None], heads[:, None], channels, slot), v.squeeze(2))
+            return
+        self.keys.scatter_(2, slot[..., None].expand_as(k), k)
+        self.values.scatter_(3, slot[:, :, None].expand(-1, -1, v.shape[3], -1), v.transpose(-1, -2))
 
 
 class PrunedCache:

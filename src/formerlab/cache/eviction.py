@@ -53,10 +53,7 @@ class CacheState:
     def admit(self, position: Start) -> Chosen:
         """Assign an empty slot of every head group to the key at this position, and return the slots."""
         slot = self.positions.argmax(-1, keepdim=True) if self.vacant is None else self.vacant
-        if isinstance(position, int):
-            self.positions.scatter_(-1, slot, position)
-        else:
-            self.positions.scatter_(-1, slot, position.int().expand_as(slot))
+        write(self.positions, slot, position)
         self.vacant = None
         return slot
 
@@ -79,7 +76,7 @@ class CacheState:
         if isinstance(now, int) and now < self.most:
             full = torch.as_tensor(now >= self.capacity, device=slot.device)
             slot = slot.where(full, self.positions.argmax(-1, keepdim=True))
-        self.positions.scatter_(-1, slot, EMPTY)
+        write(self.positions, slot, EMPTY)
         self.vacant = slot
         return slot
 
@@ -87,6 +84,16 @@ class CacheState:
         """Add empty slots up to a total of `capacity`."""
         missing = (0, capacity - self.positions.shape[-1])
         self.positions, self.scores = F.pad(self.positions, missing, value=EMPTY), F.pad(self.scores, missing)
+
+
+def write(numbers: Tensor, slot: Chosen, value: float | Tensor) -> None:
+    """Write a value into one slot of every head group, in place."""
+    if torch.compiler.is_compiling():  # the compiler would copy all numbers for `scatter_`
+        numbers.copy_(torch.where(torch.arange(numbers.shape[-1], device=slot.device) == slot, value, numbers))
+    elif isinstance(value, Tensor):
+        numbers.scatter_(-1, slot, value.to(numbers.dtype).expand_as(slot))
+    else:
+        numbers.scatter_(-1, slot, value)
 
 
 class Pruned(NamedTuple):
@@ -167,7 +174,7 @@ class Eviction(Protecting):
 
     def rescore(self, state: CacheState, attention: Attention, own: Chosen, initial: InitialScores | None) -> None:
         """Update the scores with a query's attention; `own` is the slot of its key, `initial` the key's first score."""
-        state.scores.scatter_(-1, own, 0.0 if initial is None else initial)
+        write(state.scores, own, 0.0 if initial is None else initial)
         state.scores = self.score(state.scores, self.reduce_over_heads(attention))
 
     def trace(
