@@ -109,9 +109,10 @@ def side_by_side(item: str, cases: dict[str, dict[str, str]], options: Options) 
 
 
 def tokenformer(options: Options) -> Lines:
-    """Yield a step of the Tokenformer of 354M with and without inductor's multi-kernels, and its longest kernels."""
+    """Yield a step of the Tokenformer of 354M as usual, with multi-kernels and with ours, and its longest kernels."""
     if options.case is None:
-        cases = {"as usual": {}, "TORCHINDUCTOR_MULTI_KERNEL=1": {"TORCHINDUCTOR_MULTI_KERNEL": "1"}}
+        variables = {"TORCHINDUCTOR_MULTI_KERNEL": "1"}, {"FORMERLAB_NORM_GELU": "triton"}
+        cases = {"as usual": {}} | {"=".join(*pair.items()): pair for pair in variables}
         yield from side_by_side("tokenformer", cases, options)
         return
     full = {"vocabulary": 50304, "layers": 12, "width": 768, "heads": 12, "context": 1024}

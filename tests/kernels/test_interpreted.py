@@ -9,6 +9,7 @@ import torch
 from formerlab.cache import H2O, TOVA, Decay, Knorm, Local, StreamingLLM, torch_engine
 from formerlab.cache import resolve_budget as count
 from formerlab.cache.policies.policy import Prompt
+from formerlab.layers.score import SMALLEST_NORM, l2_gelu
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -146,3 +147,30 @@ def test_a_simulation_on_a_gpu_takes_the_kernel_where_it_can(triton, monkeypatch
     assert torch_engine.choose(Decay(), there) is torch_engine.run
     assert "pruned attention runs in plain torch" in caplog.text
     kernels.usable.cache_clear()
+
+
+def check_norm_and_gelu(tokens, spread, dtype):
+    """Compare with the formula and its gradient in double precision."""
+    from formerlab.kernels import norm_gelu
+
+    assert norm_gelu.fits(torch.empty(2, tokens, dtype=dtype))
+    tau, eps = spread * math.sqrt(tokens), torch.finfo(dtype).eps
+    products, upstream = (torch.randn(4, tokens).to(dtype) for _ in range(2))
+    products[1] = 0
+    exact = products.double().requires_grad_()
+    wanted = l2_gelu(exact, tau)
+    (slope,) = torch.autograd.grad((wanted * upstream).sum(), exact)
+    factor, scores = norm_gelu.normalise_and_activate(products, tau, SMALLEST_NORM)
+    again, gradient = norm_gelu.scores_and_gradient((upstream * factor).to(dtype), products, tau)
+    assert torch.equal(scores, again)
+    assert all(tensor[1].eq(0).all() for tensor in (products, factor, scores, gradient))
+    assert (scores - wanted).norm() <= 8 * eps * wanted.norm()
+    size = (upstream * factor).norm()  # of dS as it comes in; parts of it cancel
+    assert (gradient - slope).norm() <= 8 * eps * (slope.norm() + size)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("tokens", [1, 5, 64, 2176])
+def test_norm_and_gelu_are_the_formula_and_its_gradient(interpreted, tokens, dtype):
+    for spread in (0.3, 8.0):  # a large tau spreads Z far into the tails of the normal distribution
+        interpreted(check_norm_and_gelu, tokens, spread, dtype)

@@ -4,10 +4,12 @@ The default score, l2_gelu, has a memory-efficient implementation. It stores hal
 pass as an MLP of the same shape: the normalised products Z = tau A / ||A|| with A = x K^T, and tau / ||A|| per row. The
 backward pass recomputes the scores gelu(Z) and uses the closed form of the gradient. The plain formula is
 `score.l2_gelu` between two matrix products. On a CPU with a C++ compiler, a kernel fuses norm and GeLU; on a GPU,
-torch.compile fuses them. The choice never depends on timings, so a resumed run executes the same code.
+torch.compile fuses them, or Triton kernels (`kernels/norm_gelu.py`) if FORMERLAB_NORM_GELU=triton. The choice never
+depends on timings, so a resumed run executes the same code.
 """
 
 import math
+import os
 from typing import Any, Literal
 
 import torch
@@ -126,6 +128,11 @@ Keys = Float[Tensor, "tokens d_in"]
 Values = Float[Tensor, "tokens d_out"]
 Y = Float[Tensor, "*batch d_out"]
 
+TRITON: Any = None
+"""The module of Triton kernels. They have not been measured on a GPU, so they run only on request."""
+if os.environ.get("FORMERLAB_NORM_GELU") == "triton" and torch.cuda.is_available():
+    from formerlab.kernels import norm_gelu as TRITON
+
 ALIGNED = 64
 """Parameter tokens are padded to a multiple of this on tensor cores, because unaligned rows take a slower path."""
 
@@ -136,8 +143,9 @@ def lean_pattention(x: X, keys: Keys, values: Values, tau: float) -> Y:
     Autocast casts the operands as for a matrix product. Second derivatives are not supported.
     """
     x, keys, values = autocast_operands(x, keys, values)
-    if _uses_tensor_cores(x):  # zero keys have zero products: they change neither the norm nor the sum
-        keys, values = (F.pad(tokens, (0, 0, 0, -len(tokens) % ALIGNED)) for tokens in (keys, values))
+    missing = -len(keys) % ALIGNED
+    if missing and _uses_tensor_cores(x):  # zero keys have zero products: they change neither the norm nor the sum
+        keys, values = (F.pad(tokens, (0, 0, 0, missing)) for tokens in (keys, values))
     y: Tensor = _Pattention.apply(x.reshape(-1, x.shape[-1]), keys, values, tau)  # type: ignore[no-untyped-call]
     return y.view(*x.shape[:-1], values.shape[1])
 
@@ -166,10 +174,17 @@ class _Pattention(torch.autograd.Function):
         return grad_products @ keys, grad_products.T @ x, scores.T @ grad, None
 
 
+def _kernels(scores: Scores) -> Any:
+    """Return the module of fused kernels for these scores, or None if torch or its compiler computes them."""
+    if TRITON is not None and scores.device.type == "cuda" and TRITON.fits(scores):
+        return TRITON
+    return norm_gelu_cpu if not torch.compiler.is_compiling() and norm_gelu_cpu.fits(scores) else None
+
+
 def _normalise_and_activate(products: Scores, tau: float) -> tuple[Scores, RowFactor, Scores]:
     """Return Z = tau A / ||A|| in the memory of A, tau / ||A|| and gelu(Z)."""
-    if not torch.compiler.is_compiling() and norm_gelu_cpu.fits(products):  # the compiler makes a kernel of its own
-        return products, *norm_gelu_cpu.normalise_and_activate(products, tau, SMALLEST_NORM)
+    if (kernels := _kernels(products)) is not None:
+        return products, *kernels.normalise_and_activate(products, tau, SMALLEST_NORM)
     factor = row_factor(products, tau)
     z = products.mul_(factor)
     return z, factor, F.gelu(z)
@@ -181,8 +196,9 @@ def _scores_and_gradient(grad: Scores, z: Scores, tau: float) -> tuple[Scores, S
     dS already contains the factor tau / ||A||, so this is the gradient of Appendix A,
     dA = (tau / ||A||) (g - A^ (A^ . g)) with A^ = A / ||A|| = Z / tau.
     """
-    if not torch.compiler.is_compiling() and norm_gelu_cpu.fits(z):
-        return norm_gelu_cpu.scores_and_gradient(grad, z, tau)
+    if (kernels := _kernels(z)) is not None:
+        scores, gradient = kernels.scores_and_gradient(grad, z, tau)
+        return scores, gradient
     scores = z * torch.special.ndtr(z) if torch.compiler.is_compiling() else F.gelu(z)
     # The formula with ndtr keeps the compiler from saving gelu(Z) of the forward pass.
     g: Tensor = torch.ops.aten.gelu_backward.grad_input(grad, z, grad_input=grad)
