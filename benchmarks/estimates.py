@@ -7,29 +7,35 @@ the steps as they are written; the plan estimates compiled ones, which keep the 
 `kept`: bytes of a token that the compiler's partition keeps for the backward pass, in all blocks of published models.
 `moved`: bytes of a token that the kernels of a training step read and write beyond those of the plain model, after
 inductor's fusion, in six blocks; the plan's hours of a depth mixer follow from its estimate of them.
-`launches`: operations of a decoded token, each of which a GPU starts; the plan has no estimate of them.
+`launches`: operations of a decoded token, each of which a GPU starts, and the kernels of a compiled static step
+(`cache/static.py`) after inductor's fusion for a CPU, where a norm takes two; the plan has no estimate of them.
 
 Nothing here takes a time: how fast the bytes move, and how long a start takes, only a GPU can tell.
 """
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 import jaxtyping
 import torch
-from functorch.compile import min_cut_rematerialization_partition
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 from torch._inductor.compile_fx import record_original_output_strides
 from torch._inductor.debug import DebugContext
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.fx_passes.post_grad import post_grad_passes
 from torch._inductor.graph import GraphLowering
+from torch._inductor.scheduler import NopKernelSchedulerNode
 from torch._inductor.virtualized import V
 from torch._subclasses import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from formerlab.cache import Decay, KVCache, PrunedCache
+from formerlab.cache.static import StaticStep
+from formerlab.layers import Pattention
 from formerlab.layers.block import activation_elements
 from formerlab.models import Decoder, Translator
 from formerlab.plan.build import build_plan
@@ -135,6 +141,35 @@ def launches(cache, layers, **parts) -> int:
     return counted.count
 
 
+def static_launches(cache, **parts) -> int:
+    """Return the kernels and products of a compiled static step after a prompt of nine tokens."""
+    counts = []
+
+    def lowered(graph, inputs):
+        record_original_output_strides(graph)
+        fake = TracingContext.get().fake_mode
+        with V.set_fake_mode(fake):
+            post_grad_passes(graph, True)
+            kernels = GraphLowering(graph, is_inference=True)
+            with V.set_graph_handler(kernels), V.set_debug_handler(DebugContext()):
+                kernels.run(*inputs)
+                kernels._update_scheduler()
+        counts.append(sum(not isinstance(node, NopKernelSchedulerNode) for node in kernels.scheduler.nodes))
+        return make_boxed_func(graph.forward)
+
+    settings = {"decompositions": select_decomp_table(), "keep_inference_input_mutations": True}
+    backend = aot_autograd(fw_compiler=lowered, **settings)
+    torch._dynamo.reset()
+    jaxtyping.config.update("jaxtyping_disable", True)
+    with torch.no_grad():
+        model = Decoder(vocabulary=64, width=32, heads=2, context=64, **parts).build().eval().requires_grad_(False)
+        model(torch.zeros(1, 9, dtype=torch.int64), attend=cache)
+        step = StaticStep(model, cache, 1)
+        step.compute = torch.compile(step.compute, backend=backend, fullgraph=True, dynamic=False)
+        step(torch.zeros(1, 1, dtype=torch.int64))
+    return counts[0]
+
+
 MEMORY = [f"tokenformer/{kind}-1" for kind in ("transformer", "tokenformer")]
 MEMORY += [f"tokenformer/transformer-{size}" for size in (2, 4)] + ["denseformer/plain-48", "vision/tokenformer-large"]
 MEMORY += ["transformer/base"]
@@ -166,6 +201,12 @@ def rows(parts, runs):
         for cache in (KVCache(), PrunedCache(Decay(), 2)):
             held = launches(cache, 48, depth=models[name].depth)
             yield "launches", f"{name}-48, {type(cache).__name__}", "", None, held
+    patterns = {"projection": Pattention(tokens=64), "feedforward": Pattention(tokens=128)}
+    for name, parts_of in (("plain", {}), ("Pattention", patterns)) if "launches" in parts else ():
+        for cache in (KVCache, partial(PrunedCache, Decay(), 2)):
+            two, four = (static_launches(cache(), layers=layers, **parts_of) for layers in (2, 4))
+            held = (four - two) / 2
+            yield "launches", f"{name}, static {type(cache()).__name__}", "a layer", None, held
 
 
 def main() -> None:

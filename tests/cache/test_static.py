@@ -6,6 +6,7 @@ import functools
 import jaxtyping
 import pytest
 import torch
+from estimates import static_launches
 from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
 
@@ -104,3 +105,13 @@ def test_many_tokens_are_one_graph(kind, cache):
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
     assert not counters["recompiles"]
+
+
+@pytest.mark.usefixtures("unchecked_shapes")
+@pytest.mark.parametrize(
+    ("kind", "cache"), [("transformer", KVCache), ("denseformer", functools.partial(PrunedCache, Decay(), 2))]
+)
+def test_a_compiled_step_starts_few_kernels_a_layer(kind, cache):
+    """A copy of a buffer of keys or values would be a kernel of its own."""
+    two, four = (static_launches(CACHES[cache](), layers=layers, **MODELS[kind]) for layers in (2, 4))
+    assert (four - two) / 2 <= 17

@@ -86,7 +86,7 @@ class CacheState:
         self.positions, self.scores = F.pad(self.positions, missing, value=EMPTY), F.pad(self.scores, missing)
 
 
-def write(numbers: Tensor, slot: Chosen, value: float | Tensor) -> None:
+def write(numbers: Tensor, slot: Chosen, value: int | float | Tensor) -> None:
     """Write a value into one slot of every head group, in place."""
     if torch.compiler.is_compiling():  # the compiler would copy all numbers for `scatter_`
         numbers.copy_(torch.where(torch.arange(numbers.shape[-1], device=slot.device) == slot, value, numbers))
