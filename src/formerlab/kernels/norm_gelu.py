@@ -64,12 +64,14 @@ def forward(a, factor, scores, tau, smallest, tokens, head: tl.constexpr, tail: 
     tl.store(factor + row, scale)
     z = (first * scale).to(a.dtype.element_ty)
     tl.store(a + tl.arange(0, head), z)
-    tl.store(scores + tl.arange(0, head), _gelu(z.to(tl.float32)).to(a.dtype.element_ty))
+    rounded = z.to(tl.float32)
+    tl.store(scores + tl.arange(0, head), (rounded * _cdf(rounded)).to(a.dtype.element_ty))
     if tail:
         place = head + tl.arange(0, tail)
         z = (second * scale).to(a.dtype.element_ty)
         tl.store(a + place, z, mask=place < tokens)
-        tl.store(scores + place, _gelu(z.to(tl.float32)).to(a.dtype.element_ty), mask=place < tokens)
+        rounded = z.to(tl.float32)
+        tl.store(scores + place, (rounded * _cdf(rounded)).to(a.dtype.element_ty), mask=place < tokens)
 
 
 @triton.jit
@@ -79,15 +81,18 @@ def backward(grad, z, scores, inverse, tokens, head: tl.constexpr, tail: tl.cons
     grad, z, scores = grad + row * tokens, z + row * tokens, scores + row * tokens
     place = tl.arange(0, head)
     first = tl.load(z + place).to(tl.float32)
-    slope = tl.load(grad + place).to(tl.float32) * _slope(first)
+    cdf = _cdf(first)
+    slope = tl.load(grad + place).to(tl.float32) * (cdf + first * _density(first))
     projection = tl.sum(slope * first, 0)
-    tl.store(scores + place, _gelu(first).to(z.dtype.element_ty))
+    tl.store(scores + place, (first * cdf).to(z.dtype.element_ty))
     if tail:
         place = head + tl.arange(0, tail)
         second = tl.load(z + place, mask=place < tokens, other=0.0).to(tl.float32)
-        second_slope = tl.load(grad + place, mask=place < tokens, other=0.0).to(tl.float32) * _slope(second)
+        cdf = _cdf(second)
+        incoming = tl.load(grad + place, mask=place < tokens, other=0.0).to(tl.float32)
+        second_slope = incoming * (cdf + second * _density(second))
         projection += tl.sum(second_slope * second, 0)
-        tl.store(scores + place, _gelu(second).to(z.dtype.element_ty), mask=place < tokens)
+        tl.store(scores + place, (second * cdf).to(z.dtype.element_ty), mask=place < tokens)
     projection *= inverse
     tl.store(grad + tl.arange(0, head), (slope - first * projection).to(z.dtype.element_ty))
     if tail:
@@ -96,12 +101,11 @@ def backward(grad, z, scores, inverse, tokens, head: tl.constexpr, tail: tl.cons
 
 
 @triton.jit
-def _gelu(z):
-    """Return z cdf(z) of the normal distribution."""
-    return 0.5 * z * (1 + tl.erf(z * HALF_ROOT))
+def _cdf(z):
+    """Return the distribution function of the normal distribution; GeLU is z cdf(z), its derivative cdf + z density."""
+    return 0.5 * (1 + tl.erf(z * HALF_ROOT))
 
 
 @triton.jit
-def _slope(z):
-    """Return the derivative of `_gelu`."""
-    return 0.5 * (1 + tl.erf(z * HALF_ROOT)) + z * DENSITY * tl.exp(-0.5 * z * z)
+def _density(z):
+    return DENSITY * tl.exp(-0.5 * z * z)
