@@ -28,6 +28,15 @@ def test_top_k_and_temperature_shape_the_draws():
     assert {int(draw(logits, 100.0, None, generator)) for _ in range(200)} == {0, 1, 2, 3}
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_draw_is_that_of_multinomial(seed):
+    logits = torch.randn(300)
+    drawn = draw(logits, 0.8, 40, torch.Generator().manual_seed(seed))
+    values, ids = logits.topk(40)
+    probabilities = (values.double() / 0.8).softmax(0).float()
+    assert drawn == ids[torch.multinomial(probabilities, 1, generator=torch.Generator().manual_seed(seed))]
+
+
 def test_pieces_join_to_the_text_and_the_seed_decides(model, tokenizer):
     pieces: list[str] = []
     text = generate(model, tokenizer, "the cat", tokens=30, seed=1, stream=pieces.append)

@@ -170,7 +170,7 @@ def check_norm_and_gelu(tokens, spread, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("tokens", [1, 5, 64, 2176])
+@pytest.mark.parametrize("tokens", [5, 64, 2176])
 def test_norm_and_gelu_are_the_formula_and_its_gradient(interpreted, tokens, dtype):
     for spread in (0.3, 8.0):  # a large tau spreads Z far into the tails of the normal distribution
         interpreted(check_norm_and_gelu, tokens, spread, dtype)

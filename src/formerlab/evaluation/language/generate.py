@@ -108,7 +108,7 @@ def sample(
     """Yield `tokens` token ids after `prompt`; each step feeds only the newest token, and the cache has all others."""
     attend = KVCache() if attend is None else attend
     device = model.embedding.device
-    generator = torch.Generator(device).manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     inputs, start, step = torch.tensor([prompt]).to(device, non_blocking=True), 0, None
     for count in range(tokens):
         with evaluating(model):
@@ -128,8 +128,8 @@ def draw(
 ) -> Int[Tensor, ""]:
     """Draw a token id from softmax(logits / temperature), restricted to the `top_k` largest logits if it is given.
 
-    Returns -1 if a logit is NaN or all are infinite. The host does not wait for the result. The draw is the one of
-    `torch.multinomial`, which waits.
+    Returns -1 if a logit is NaN or all are infinite. The host does not wait for the logits. The draw equals that of
+    `torch.multinomial`, which waits, on a CPU, where the generator is; so a seed draws the same on every device.
     """
     if temperature == 0:
         token = logits.argmax()
@@ -137,6 +137,6 @@ def draw(
         values, ids = logits.topk(min(top_k or len(logits), len(logits)))
         # Subtract the largest logit first: a temperature close to zero gives -inf for the others, without overflow.
         probabilities = ((values - values[0]).double() / temperature).softmax(dim=0).float()
-        noise = torch.empty_like(probabilities).exponential_(generator=generator)
+        noise = torch.empty(len(ids)).exponential_(generator=generator).to(ids.device, non_blocking=True)
         token = ids.gather(0, (probabilities / noise).argmax(0, keepdim=True))[0]
     return token.where(logits.max().isfinite(), -1)  # the maximum is NaN if any logit is; single logits may be -inf
