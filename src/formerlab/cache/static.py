@@ -5,7 +5,7 @@ into preallocated buffers, and masks are computed from the position, so that no 
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from jaxtyping import Float, Int
@@ -21,7 +21,7 @@ from formerlab.models.decoder import DecoderModel
 WARM_UP = 2  # steps before the capture of a CUDA graph, which load libraries and allocate their memory
 
 
-def is_static(cache: Attend) -> bool:
+def is_static(cache: Attend) -> TypeGuard[KVCache | PrunedCache]:
     """Return whether the next steps of this cache have constant shapes: a `KVCache`, or a `PrunedCache` that is full.
 
     Policies that renumber the retained keys are not supported.
@@ -43,7 +43,8 @@ class StaticStep:
     @torch.inference_mode(False)  # the buffers must stay writable outside inference mode
     @torch.no_grad()
     def __init__(self, model: DecoderModel, cache: KVCache | PrunedCache, tokens: int) -> None:
-        self.model, self.cache, self.compute = model, cache, self._compute
+        self.model, self.compute = model, self._compute
+        self.cache: Any = cache
         self.layers: dict[int, Any] = cache._layers
         for layer in self.layers.values():
             if isinstance(layer, Buffer):
@@ -71,7 +72,7 @@ class StaticStep:
         return self.logits
 
     def _compute(self) -> Float[Tensor, "batch vocabulary"]:
-        logits = self.model(self.token, attend=self._attend, start=self.position)[:, -1]
+        logits: Tensor = self.model(self.token, attend=self._attend, start=self.position)[:, -1]
         self.position.add_(1)
         return logits
 

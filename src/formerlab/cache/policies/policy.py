@@ -14,7 +14,7 @@ from torch import Tensor
 from formerlab.cache.budget import AnyBudget, part, plain_budget, resolve_budget
 from formerlab.errors import UserError
 from formerlab.layers.position import PositionEncoding
-from formerlab.layers.shapes import Heads, KeyHeads
+from formerlab.layers.shapes import Heads, KeyHeads, Start
 from formerlab.spec import AnyCount, Spec
 
 P = TypeVar("P", bound="Protecting")
@@ -92,7 +92,7 @@ class Prompt:
 class UnknownRotation(PositionEncoding):
     """The position encoding of a model whose rotation of queries and keys is unknown."""
 
-    def rotate(self, x: Heads, start: int) -> Heads:
+    def rotate(self, x: Heads, start: Start) -> Heads:
         """Raise NotImplementedError."""
         raise NotImplementedError("the rotation is not known")
 

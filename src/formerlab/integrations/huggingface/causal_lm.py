@@ -22,7 +22,7 @@ from formerlab.cache.policies.policy import UnknownRotation
 from formerlab.errors import UserError
 from formerlab.layers.attention import Attend, causal_attention
 from formerlab.layers.position import PositionEncoding
-from formerlab.layers.shapes import Heads, KeyHeads, Stream
+from formerlab.layers.shapes import Heads, KeyHeads, Start, Stream
 from formerlab.released import sizes_of
 from formerlab.tasks.scoring import check_finite
 
@@ -95,9 +95,9 @@ class BorrowedRotation(PositionEncoding):
         super().__init__()
         self.rotary, self.interleaved = rotary, interleaved
 
-    def rotate(self, x: Heads, start: int) -> Heads:
+    def rotate(self, x: Heads, start: Start) -> Heads:
         """Rotate the first r channels of every head; the rotary module determines r."""
-        cosine, sine = self.rotary(x, torch.arange(start, start + x.shape[2], device=x.device)[None])
+        cosine, sine = self.rotary(x, start + torch.arange(x.shape[2], device=x.device)[None])
         rotated, unrotated = x[..., : cosine.shape[-1]], x[..., cosine.shape[-1] :]
         if self.interleaved:
             across = torch.stack((-rotated[..., 1::2], rotated[..., 0::2]), dim=-1).flatten(-2)
@@ -109,7 +109,7 @@ class BorrowedRotation(PositionEncoding):
 class FixedPositions(PositionEncoding):
     """Positions that cannot be separated from the keys, such as position embeddings."""
 
-    def embed(self, x: Stream, start: int) -> Stream:
+    def embed(self, x: Stream, start: Start) -> Stream:
         """Raise NotImplementedError, because the wrapped model embeds positions itself."""
         raise NotImplementedError("the wrapped model embeds positions itself")
 

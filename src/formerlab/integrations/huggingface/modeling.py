@@ -17,7 +17,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from formerlab.errors import ArgumentError, UserError
 from formerlab.integrations.huggingface.causal_lm import current_attend
 from formerlab.layers.position import PositionEncoding
-from formerlab.layers.shapes import Heads, KeyHeads, Stream
+from formerlab.layers.shapes import Heads, KeyHeads, Start, Stream
 from formerlab.models.decoder import Decoder, DecoderModel
 
 MODEL_TYPE = "formerlab"
@@ -98,10 +98,10 @@ class RowPositions(PositionEncoding):
             rows.append(torch.cat((padding, encode(tokens, max(first, 0))), axis))
         return torch.cat(rows)
 
-    def embed(self, x: Stream, start: int) -> Stream:
+    def embed(self, x: Stream, start: Start) -> Stream:
         return self._by_row(x, 1, self.encoding.embed)
 
-    def rotate(self, x: Heads, start: int) -> Heads:
+    def rotate(self, x: Heads, start: Start) -> Heads:
         return self._by_row(x, 2, self.encoding.rotate)
 
 
