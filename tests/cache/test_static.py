@@ -79,6 +79,20 @@ def test_the_tokens_are_those_of_the_ordinary_path(kind, cache, temperature):
         assert torch.equal(ordinary.kept(1), used.kept(1))
 
 
+def test_a_cache_is_static_once_it_is_full():
+    model, cache = (
+        decoder("transformer"),
+        PrunedCache(Decay(), 64),
+    )  # whose first slots are as many, without one for the next key
+    seen = []
+    for token in torch.randint(64, (80, 1, 1)):
+        seen.append(is_static(cache))
+        model(token, attend=cache, start=cache.length)
+    assert seen == [False] * 65 + [True] * 15
+    assert not is_static(KVCache())
+    assert not is_static(PrunedCache(StreamingLLM(sink=2, positions="reindexed"), 6, position=model.position))
+
+
 def test_a_cache_that_a_static_step_used_goes_on_as_usual():
     model, cache = decoder("transformer"), CACHES["decay"]()
     list(continued(model, cache, True))

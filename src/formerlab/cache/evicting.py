@@ -228,8 +228,9 @@ class PrunedCache:
 
     @property
     def is_full(self) -> bool:
-        """Whether every further token evicts one."""
-        return 0 < self.length >= self._capacity
+        """Whether every further token evicts one in all layers, which have a slot for it."""
+        counts = [(store, self.policy.capacity(store.budget)) for store in self._layers.values()]
+        return bool(counts) and all(most <= store.length and most < store.capacity for store, most in counts)
 
     def kept(self, layer: int) -> Int[Tensor, "batch key_heads kept"]:
         """Return the positions of the layer's retained keys in ascending order."""
