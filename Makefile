@@ -55,8 +55,8 @@ released: $(VENV)/.released ## a released language model with a pruned cache: ac
 evidence: $(READY) ## one study of scale overnight, the most wanted runs first: STUDY=tokenformer (docs/evidence.md)
 	@$(BIN)/python scripts/evidence.py $(if $(STUDY),$(STUDY),$(error name a study: make evidence STUDY=tokenformer)) $(if $(SCALE),--scale $(SCALE))
 
-figures: $(READY) ## redraw every figure and table from the cached results, training nothing; PDF=1 writes PDF too
-	@$(FORMERLAB) figures $(if $(PDF),--pdf)
+figures: $(READY) ## redraw the committed figures and tables, or all of SCALE, from the cached rows; PDF=1 writes PDF too
+	@$(FORMERLAB) figures $(SCALE) $(if $(PDF),--pdf)
 
 readme: $(READY) ## after new rows: write what they say into README.md, docs and figures, which are committed
 	@$(FORMERLAB) readme

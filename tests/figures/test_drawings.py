@@ -130,6 +130,13 @@ def test_a_pdf_that_is_not_wanted_is_neither_written_nor_left_from_before(tmp_pa
     assert all(path.exists() for path in written)
 
 
+@UNSAVED
+def test_only_what_is_wanted_is_drawn(tmp_path):
+    make_run(tmp_path / "live" / "one", "decay", "decoder")
+    written = draw_all(tmp_path / "live", tmp_path / "out", wanted=lambda one, scale: one.name == "decay_rule")
+    assert {path.stem for path in written} == {"decay_rule"}
+
+
 def test_columns_are_words_with_marks():
     assert shown_columns("run loss_nats[] perplexity[]± minus~Full") == [
         *("run", "loss_nats", "loss_nats_low", "loss_nats_high"),

@@ -34,6 +34,7 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--go-on", action="store_true", help=text)
 
     parser = add_command(commands, figures, configured=False)
+    parser.add_argument("scale", nargs="?", help="every figure and table of this scale; default: the committed ones")
     parser.add_argument("--pdf", action="store_true", help="write each figure as PDF too, which takes as long again")
     add_command(commands, exact, text=STAGES["exact"].text)
     parser = add_command(commands, claims)
@@ -79,12 +80,15 @@ def draw(arguments: argparse.Namespace) -> None:
 
 
 def figures(arguments: argparse.Namespace) -> None:
-    """Render every figure and table from committed rows, without training."""
+    """Render the committed figures and tables, or all of one scale, from the cached rows, without training."""
+    from formerlab.report.committed import is_kept
     from formerlab.report.write import draw_all
     from formerlab.results.read import has_runs
 
     rows, out = Path("results/cached"), Path("figures/cached")
-    scale_folders = sorted(rows.glob("*/")) if Path("workflow", "studies").is_dir() else []
+    in_checkout = Path("workflow", "studies").is_dir()
+    scale_folders = sorted(rows.glob(f"{arguments.scale or '*'}/")) if in_checkout else []
+    wanted = partial(_is_of, arguments.scale) if arguments.scale else partial(is_kept, Path()) if in_checkout else None
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread per process; there is a process for every core
     # A figure has many small objects that live until it is saved, so frequent garbage collection is slow.
     collect_rarely = partial(gc.set_threshold, 200_000)
@@ -93,7 +97,7 @@ def figures(arguments: argparse.Namespace) -> None:
             root for root in scale_folders if has_runs(root)
         ]  # verdicts take longest, so they are submitted first
         verdicts = [pool.submit(_write_verdicts, root, out / root.name) for root in scales]
-        written = draw_all(rows, out, pool=pool, pdf=arguments.pdf)
+        written = draw_all(rows, out, pool=pool, pdf=arguments.pdf, wanted=wanted)
         written += [path for verdict in verdicts for path in verdict.result()]
     print(f"{len(written)} files in {out}")
 
@@ -169,6 +173,10 @@ def _write_claims(results: "Results", out: Path, root: Path = Path()) -> list[Pa
     if warning := results.warning():
         print(f"claims: {warning}", file=sys.stderr)
     return paths
+
+
+def _is_of(wanted: str, _: object, scale: str) -> bool:
+    return wanted == scale
 
 
 def _write_verdicts(root: Path, out: Path) -> list[Path]:

@@ -114,28 +114,28 @@ def _plot(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, x: str
     """
     named = {str(name): points for name, points in means.groupby(panel.by, sort=False)}
     looks = {name: panel.look(name, points) for name, points in named.items()}
-    of_series = seeds[panel.by].astype(str)
-    intervals = [(axis, column) for axis, column in (("x", panel.x), ("y", panel.y))
-                 if f"{column}_low" in means and means[f"{column}_low"].notna().any()]  # fmt: skip
+    means, seeds = (rows.assign(_series=rows[panel.by].astype(str)) for rows in (means, seeds))
+    seeds, shared = seeds[seeds["_series"].isin(named)], {"x": x, "y": y, "legend": False}
+    plot = so.Plot().scale(color=so.Nominal({name: style["color"] for name, style in looks.items()}))
+    for axis, column in (("x", panel.x), ("y", panel.y)):
+        if f"{column}_low" in means and means[f"{column}_low"].notna().any():
+            span = {f"{axis}min": f"{column}_low", f"{axis}max": f"{column}_high", "orient": "xy".replace(axis, "")}
+            bars = so.Band(alpha=0.15) if panel.kind == "band" else so.Range(linewidth=1.1)
+            plot = plot.add(bars, data=means, color="_series", **shared, **span)
     # A layer per series, since seaborn tries all combinations of several mapped properties, which takes minutes.
-    plot = so.Plot()
     for name in sorted(named, key=lambda name: looks[name]["linestyle"] == "--"):  # dashes lie on solid lines
-        style, points, dots = looks[name], named[name], seeds[of_series == name]
-        colour, shared = style["color"], {"x": x, "y": y, "legend": False}
-        for axis, column in intervals:
-            span = {f"{axis}min": f"{column}_low", f"{axis}max": f"{column}_high"}
-            bars = so.Band(color=colour, alpha=0.15) if panel.kind == "band" else so.Range(color=colour, linewidth=1.1)
-            plot = plot.add(bars, data=points, orient="y" if axis == "x" else "x", **shared, **span)
+        style, points = looks[name], named[name]
         lines: Any = points[panel.unit].factorize()[0] if panel.unit else 0
         if panel.kind == "forest" or style["linestyle"] == "":  # points that are not joined are lines of one point
             lines = range(len(points))
-        curve = so.Line(color=colour, marker=style["marker"], linestyle=style["linestyle"] or "-", linewidth=1.4,
-                        fillcolor=style.get("markerfacecolor", colour), pointsize=4.5, edgewidth=1)  # fmt: skip
+        curve = so.Line(color=style["color"], marker=style["marker"], linestyle=style["linestyle"] or "-",
+                        fillcolor=style.get("markerfacecolor", style["color"]), linewidth=1.4, pointsize=4.5,
+                        edgewidth=1)  # fmt: skip
         plot = plot.add(curve, data=points.assign(_line=lines), group="_line", **shared)
-        if len(dots) and panel.kind == "band":
-            plot = plot.add(so.Line(color=colour, linewidth=0.5, alpha=0.6), data=dots, group="seed", **shared)
-        elif len(dots):
-            plot = plot.add(so.Dots(color=colour, marker=".", pointsize=3, fillalpha=0.7), data=dots, **shared)
+    if len(seeds) and panel.kind == "band":
+        plot = plot.add(so.Line(linewidth=0.5, alpha=0.6), data=seeds, color="_series", group="seed", **shared)
+    elif len(seeds):
+        plot = plot.add(so.Dots(marker=".", pointsize=3, fillalpha=0.7), data=seeds, color="_series", **shared)
     plot.on(axes).plot()
     axes.set(xlabel="", ylabel="", xscale="linear", yscale="linear")  # seaborn leaves scales without a name
 

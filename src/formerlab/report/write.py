@@ -8,7 +8,7 @@ distinguishes them.
 import io
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor
 from itertools import repeat
 from pathlib import Path
@@ -33,6 +33,8 @@ from formerlab.results.read import Objection, Results, has_runs, read_once
 DOTS_PER_INCH = 150
 """Resolution of the PNG, sharp at the size at which pages show it."""
 subset.Options._drop_tables_default += ("GSUB", "GPOS", "GDEF", "MATH")  # unused in a PDF, but slow to subset
+Wanted = Callable[[Drawing, str], bool]
+"""Returns whether a figure or table of a scale is rendered."""
 COMMAND = "\n\nCommand: "
 """Separates a caption with its notes from the command that renders the figure or table."""
 
@@ -65,17 +67,20 @@ def draw_each(
     return [name for name, files in drawn.items() if files is None]
 
 
-def draw_all(tree_root: Path, out_root: Path, *, pool: Executor | None = None, pdf: bool = True) -> list[Path]:
+def draw_all(
+    tree_root: Path, out_root: Path, *, pool: Executor | None = None, pdf: bool = True, wanted: Wanted | None = None
+) -> list[Path]:
     """Render every figure and table for each scale below `tree_root` (results/<tree>) into `out_root`/<scale>.
 
-    A figure or table without rows has no files there, and a figure has a PDF only with `pdf`. The processes of a `pool`
-    take the studies in order of decreasing size of their rows.
+    A figure or table without rows has no files there, and a figure has a PDF only with `pdf`. `wanted` selects figures
+    and tables; by default all are rendered. The processes of a `pool` take the studies in order of decreasing size of
+    their rows.
     """
     roots = [root for root in sorted(tree_root.glob("*/")) if has_runs(root)]
     shares = [(root, study) for root in roots for study in sorted({one.study for one in catalogue().values()})]
     shares.sort(key=lambda share: -sum(file.stat().st_size for file in share[0].joinpath(share[1]).glob("*.*")))
     each = pool.map if pool else map
-    parts = each(_share, *zip(*shares, strict=True), repeat(out_root), repeat(pdf)) if shares else ()
+    parts = each(_share, *zip(*shares, strict=True), repeat(out_root), repeat(pdf), repeat(wanted)) if shares else ()
     found = {f"{root.name}: {name}": files
              for (root, _), part in zip(shares, parts, strict=True) for name, files in part.items()}  # fmt: skip
     for root in roots:
@@ -89,9 +94,10 @@ def draw_all(tree_root: Path, out_root: Path, *, pool: Executor | None = None, p
     return written
 
 
-def _share(root: Path, study: str, out_root: Path, pdf: bool) -> dict[str, list[Path] | None]:
+def _share(root: Path, study: str, out_root: Path, pdf: bool, wanted: Wanted | None) -> dict[str, list[Path] | None]:
     """Render the figures and tables of a study at a scale that have rows."""
-    names = [name for name, one in catalogue().items() if one.study == study]
+    of_study = {name: one for name, one in catalogue().items() if one.study == study}
+    names = [name for name, one in of_study.items() if wanted is None or wanted(one, root.name)]
     return _drawn(read_once(root), out_root / root.name, names, where_rows=True, pdf=pdf)
 
 

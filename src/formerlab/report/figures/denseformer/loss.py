@@ -64,13 +64,13 @@ def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
     texts = losses.drop_duplicates("run").set_index("run")["data.name"]
     rows["_text"] = rows["run"].map(texts).map(lambda name: data_set(name, None, results.scale), na_action="ignore")
     theirs = rows["source"].eq("published")
-    main = rows[~theirs].groupby("_text")["layers"].nunique().idxmax()
+    main = str(rows[~theirs].groupby("_text")["layers"].nunique().idxmax())
     depths = rows.groupby(["_text", "variant"], dropna=False)["layers"].transform("nunique")
     of_main = rows["_text"].eq(main)
     plotted = theirs | of_main & (depths.gt(1) | (depths[of_main].max() == 1))
     rows["_series"] = rows["variant"].where(plotted)
     rows["_of_text"] = rows["variant"].where(plotted, (rows["variant"] + ", " + rows["_text"]).mask(of_main))
-    rows["_marker"] = np.where(theirs | rows["_text"].eq(main), None, "D")
+    rows["_marker"] = (theirs | of_main).map({True: None, False: "D"})
     of_mean = rows["part"].eq("mean") & ~theirs
     for end in ("", "_low", "_high"):
         rows[f"_gain{end}"] = rows["run"].map(pairs[f"gain_nats{end}"]).where(of_mean)
@@ -123,9 +123,8 @@ def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
     theirs = tables.published_depths().rename(columns={"inference_batches_per_s": "batches_per_s"})
     theirs = theirs.assign(front=_front(theirs["batches_per_s"], theirs["perplexity"]), part="mean")
     columns = f"source part run variant layers batches_per_s[] {FORWARD}_sequences loss_nats[] perplexity seeds seed"
-    columns = shown_columns(f"{columns} diverged front _loss[]")
     return pd.concat([ours[ours["part"] == "mean"], ours[ours["part"] == "seed"].assign(_loss=np.nan), theirs],
-                     ignore_index=True).reindex(columns=columns)  # fmt: skip
+                     ignore_index=True).reindex(columns=shown_columns(f"{columns} diverged front _loss[]"))  # fmt: skip
 
 
 @plot(reads="test.csv",
