@@ -199,7 +199,7 @@ def test_what_was_drawn_before_stays_where_a_drawing_fails(tmp_path, monkeypatch
 
 
 def test_a_full_disk_ends_drawing(tmp_path, monkeypatch):
-    def full(*_):
+    def full(*_, **__):
         raise NoRoom(tmp_path / "out/decay_table.csv")
 
     make_decay(tmp_path / "results")
