@@ -154,7 +154,9 @@ def test_numbers_are_counted_by_length_and_place(tmp_path):
     assert (data["numbers"] == 2).all()
     assert (data[["all_found", "all_numbers"]] == [3, 4]).all(axis=None)
     assert data["log_prob"].tolist() == pytest.approx([-0.1, -0.1])
-    assert "Full: 3 of 4" in {text.get_text() for text in decay_passkey.draw(data.reset_index()).axes[0].texts}
+    assert "Full: 3 of 4" in {
+        text.get_text() for text in decay_passkey.draw(data.reset_index()).axes[0].get_yticklabels()
+    }
 
 
 def windows(losses):
