@@ -113,6 +113,17 @@ def test_the_table_of_the_readme_is_sorted_by_verdict_and_keeps_its_order_within
     assert [line.split(" | ")[1] for line in lines] == expected
 
 
+def test_the_readme_says_that_the_rules_of_all_its_claims_changed_and_marks_altered_verdicts(found):
+    registry = read_claims()
+    shown = [claim for claim in registry.claims if claim.id in FIRST_SCREEN]
+    assert all(any(registry.revisions(claim)) for claim in shown), "README says so of every claim"
+    altered = {claim.id for claim in shown if registry.altered(claim)}
+    assert {"tokenformer-growth-beats-continuing", "denseformer-better-at-equal-depth"} <= altered
+    assert "decay-beats-h2o" not in altered, "undecided became cannot_tell, which is another word alone"
+    lines = first_screen({"overnight": found}).splitlines()
+    assert sum(" † | " in line for line in lines) == len(altered) < len(shown)
+
+
 def test_every_number_has_a_meaning_and_no_card_shows_a_symbol_of_the_registry(found):
     """Names of quantities, arms and items are shown as words; what a claim presupposes has words of its own."""
     for claim in read_claims().claims:

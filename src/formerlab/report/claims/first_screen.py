@@ -38,7 +38,7 @@ FIRST_SCREEN = {
         "loss of the plain model - loss of DenseFormer, nats", "> 0", "0.042"),
     "decay-needs-no-recent-window": Line(
         "Decay needs no part of the cache for recent tokens.",
-        "accuracy lost without that part - a quarter of what H2O loses, points", "≤ 0", "no number", ".1f", _percent),
+        "accuracy that Decay loses without that part, minus a quarter of H2O's loss, points", "≤ 0", "no number", ".1f", _percent),
     "tokenformer-growth-saves-cost": Line(
         "Growing a Tokenformer costs at most half of a Transformer from scratch with equal loss.",
         "training FLOPs of all stages / FLOPs from scratch", "≤ 0.5", "0.36", ".1f"),
@@ -67,17 +67,17 @@ FIRST_SCREEN = {
 def first_screen(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
     """Return the claims of FIRST_SCREEN as a Markdown table in the order of ORDER, given the verdicts by scale.
 
-    † marks a criterion that was changed, or a claim that was added, after rows existed; ‡ marks changed statistics.
+    † marks a claim whose verdict was altered when its criterion or statistics changed after results existed.
     """
     by_id = {verdict.claim.id: verdict for verdict in best(by_scale)}
     rows = []
     for name in sorted(FIRST_SCREEN, key=lambda name: ORDER.index(by_id[name].outcome)):
-        verdict, line, revisions = by_id[name], FIRST_SCREEN[name], read_claims().revisions(by_id[name].claim)
+        verdict, line = by_id[name], FIRST_SCREEN[name]
         cases = verdict.claim.criterion.combine == "tested"  # then all items with numbers are shown
         items = [item for item in verdict.items if item.names and (cases or item.outcome == verdict.outcome)]
         numbers = [f"{item_name(item)} " * (len(items) > 1) + shown(item, line) for item in items]
-        marks = " †" * bool(revisions.criterion or revisions.added) + " ‡" * bool(revisions.statistics)
-        word = f"{SIGNS[verdict.outcome]} {verdict.outcome.replace('_', ' ')}{marks}"
+        mark = " †" * read_claims().altered(verdict.claim)
+        word = f"{SIGNS[verdict.outcome]} {verdict.outcome.replace('_', ' ')}{mark}"
         row = {"verdict": word, "claim": line.claim, "number": line.number, "claimed": line.claimed}
         rows.append(row | {"published": line.published, "ours": ", ".join(numbers)})
     return pipes(DataFrame(rows))

@@ -58,6 +58,10 @@ class Scales(Registered):
     why: str
 
 
+FORMER = {"holds": "agrees", "fails": "contradicts", "undecided": "cannot_tell", "indicative": "cannot_tell"}
+"""Words of verdicts before version 3, and the words that replaced them for measured claims."""
+
+
 class Condition(Registered):
     """A condition on the runs of a claim: limits of a quantity's mean over seeds."""
 
@@ -138,6 +142,12 @@ class ClaimRegistry(Registered):
                 elif called & {*POOLED.get(subject, re.findall(r"(\w+)\(\)", subject))}:
                     statistics.append(change.version)
         return Revisions(added, *(tuple(sorted({*which} - {added})) for which in (changed, statistics)))
+
+    def altered(self, claim: Claim) -> bool:
+        """Return whether a later version gave results that existed another verdict, renamed words aside."""
+        texts = [by.get(claim.id, "") for change in self.changes for by in change.verdicts.values()]
+        words = [re.findall(r"\w+", text)[:2] for text in texts if text]
+        return any(FORMER.get(before, before) != after for before, after in words)
 
 
 class Revisions(NamedTuple):
