@@ -194,8 +194,8 @@ def answers(model: DecoderModel, questions: Questions, sweep: PruneSweep, stored
         for done, configuration in enumerate(compared, 1):
             attend_for = partial(configuration.attend, position=model.position)
             answer_all = partial(questions.answers, model, **batches, attend_for=attend_for, progress=progress)
-            inputs = (*configuration.single_policy(sweep), "questions", sweep.question_limit, *batches.values())
-            scores = stored.rows(answer_all, *inputs)
+            settings, *inputs = configuration.single_policy(sweep)
+            scores = stored.rows(answer_all, settings, *inputs, "questions", sweep.question_limit, *batches.values())
             rows += [(*configuration.cells(), realised, *score) for *score, realised in scores]
             progress.reach(done * len(questions.encoded))
     return rows
