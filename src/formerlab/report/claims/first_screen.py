@@ -38,7 +38,7 @@ FIRST_SCREEN = {
         "loss of the plain model - loss of DenseFormer, nats", "> 0", "0.042"),
     "decay-needs-no-recent-window": Line(
         "Decay needs no part of the cache for recent tokens.",
-        "accuracy that Decay loses without that part, minus a quarter of H2O's loss, points", "≤ 0", "no number", ".1f",
+        "accuracy lost by dropping that part: Decay's minus a quarter of H2O's, points", "≤ 0", "no number", ".1f",
         _percent),
     "tokenformer-growth-saves-cost": Line(
         "Growing a Tokenformer costs at most half of a Transformer from scratch with equal loss.",
