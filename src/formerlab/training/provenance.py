@@ -54,9 +54,7 @@ def versions(*further: str) -> dict[str, str]:
     """Return the versions of Python, of the packages that a result depends on, and of `further` installed packages."""
     packages = ("formerlab", "torch", "numpy", "pydantic", "tokenizers", "safetensors", *further)
     installed = {package: item.version for package in packages for item in distributions(name=package)}
-    return (
-        {"python": platform.python_version()} | installed | {"torch": str(torch.__version__)}
-    )  # +cu130, +cpu
+    return {"python": platform.python_version()} | installed | {"torch": str(torch.__version__)}  # +cu130, +cpu
 
 
 def device_name(device: torch.device) -> str:
