@@ -280,9 +280,12 @@ def test_sparse_averages_are_shown_beside_the_dense_one_and_its_time(place):
     assert theirs.loc["DenseFormer 4x1", "minus_dense_nats"] == pytest.approx(np.log(17.86 / 17.84))
     assert theirs.loc["DenseFormer 4x1", "forward_time_s"] < theirs.loc["DenseFormer 1x1", "forward_time_s"]
     ours = rows[rows["source"] == "ours"]
-    gains = ours[ours["part"] == "mean"].set_index("run")["gain_nats"]
-    behind = ours[ours["part"] == "mean"].set_index("run")["minus_dense_nats"]
-    assert behind.to_numpy() == pytest.approx((gains["dwa-1x1-16"] - gains).to_numpy())
+    means = ours[ours["part"] == "mean"]
+    dense = means[means["run"].str.contains("1x1|whole-dwa")].set_index("layers")["gain_nats"]
+    assert set(dense.index) == set(means["layers"]) == {8, 16}
+    assert means["minus_dense_nats"].to_numpy() == pytest.approx(
+        (means["layers"].map(dense) - means["gain_nats"]).to_numpy()
+    )
 
 
 def test_arms_are_paired_with_the_whole_cache(tmp_path):

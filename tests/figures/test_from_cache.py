@@ -12,8 +12,18 @@ from formerlab.report.write import same_rows
 from formerlab.results.read import has_runs
 
 ROOT = Path(__file__).resolve().parents[2]
-BLOCK = "import sys\nsys.modules['torch'] = None\n"
-"""Every process that starts runs sitecustomize.py, also the workers of a pool; None makes `import torch` fail."""
+BLOCK = """
+import sys
+
+class NoTorch:
+    @staticmethod
+    def find_spec(name, *_):
+        if name == "torch":
+            raise ModuleNotFoundError("import of torch halted")
+
+sys.meta_path.insert(0, NoTorch)
+"""
+"""Every process that starts runs sitecustomize.py, also the workers of a pool. scipy looks for torch in sys.modules."""
 
 
 @pytest.mark.slow

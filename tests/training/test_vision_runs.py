@@ -210,5 +210,7 @@ def test_shared_memory_that_is_too_small_is_named_before_a_worker_starts(digits,
         TrainingImages, "workers", property(lambda images: 2, lambda images, value: None), raising=False
     )
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=1000))
-    with pytest.raises(UserError, match=r"/dev/shm has 0.0 MB free, 2 worker processes need .*--shm-size.*threads: 1"):
+    with pytest.raises(
+        UserError, match=r"/dev/shm has 0.0 MB free, but 2 worker processes need .*--shm-size.*threads: 1"
+    ):
         trained(RUN, digits, tmp_path)

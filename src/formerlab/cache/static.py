@@ -5,29 +5,27 @@ into preallocated buffers, and masks are computed from the position, so that no 
 """
 
 from collections.abc import Callable
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from formerlab.cache.evicting import PrunedCache
 from formerlab.cache.kv import Buffer, KVCache
-from formerlab.layers.attention import Attend
 from formerlab.layers.shapes import Heads, KeyHeads
 from formerlab.models.decoder import DecoderModel
 
 WARM_UP = 2  # steps before the capture of a CUDA graph, which load libraries and allocate their memory
 
 
-def is_static(cache: Attend) -> TypeGuard[KVCache | PrunedCache]:
+def is_static(cache: Any) -> bool:
     """Return whether the next steps of this cache have constant shapes: a `KVCache`, or a `PrunedCache` that is full.
 
     Policies that renumber the retained keys are not supported.
     """
-    if isinstance(cache, PrunedCache):
-        return cache.is_full and not cache.policy.reindexes_positions
+    if hasattr(cache, "is_full"):  # a PrunedCache, whose import would make this module depend on every policy
+        return bool(cache.is_full and not cache.policy.reindexes_positions)
     return type(cache) is KVCache and cache.length > 0
 
 
@@ -42,9 +40,8 @@ class StaticStep:
 
     @torch.inference_mode(False)  # the buffers must stay writable outside inference mode
     @torch.no_grad()
-    def __init__(self, model: DecoderModel, cache: KVCache | PrunedCache, tokens: int) -> None:
-        self.model, self.compute = model, self._compute
-        self.cache: Any = cache
+    def __init__(self, model: DecoderModel, cache: Any, tokens: int) -> None:
+        self.model, self.cache, self.compute = model, cache, self._compute
         self.layers: dict[int, Any] = cache._layers
         for layer in self.layers.values():
             if isinstance(layer, Buffer):
