@@ -15,7 +15,7 @@ WORDS = COMMON_WORDS.split()
 
 
 def sentence(random):
-    """Return a sentence of five to fifteen words, some of which occur only once."""
+    """Return a sentence of five to fifteen words; some of them occur only once."""
     words = [random.choice(WORDS) for _ in range(random.randint(5, 15))]
     words.append(f"w{random.randrange(10**6)}")
     return " ".join(words).capitalize() + random.choice(".!?")

@@ -27,7 +27,7 @@ def write(path, lines):
 
 
 def files(folder, **changes):
-    """Return a data set of 300 line pairs, some of which are empty or long."""
+    """Return a data set of 300 line pairs; some of them are empty or long."""
     source = [f"{WORDS[i % 10]} {WORDS[i // 10 % 10]} {i}" for i in range(300)]
     target = [f"{i} {WORDS[i // 10 % 10]}" for i in range(300)]
     source[7], target[9], source[11] = "", "  ", "lang " * 40

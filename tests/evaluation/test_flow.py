@@ -36,7 +36,7 @@ def test_what_only_reads_the_embedding_has_cosine_one():
 
 def test_zero_weights_are_dropped_for_nothing_and_others_are_not():
     model = MODEL.model_copy(update={"depth": DepthWeightedAverage()}).build(0)
-    rows = rows_of_model(model)  # 9 weights, three of which are 1
+    rows = rows_of_model(model)  # 9 weights; three are 1
     assert rows[PRUNED, 0.5] == (5, rows[PRUNED, 0.0][1])
     with torch.no_grad():
         for alpha in model.mixer.alphas.values():

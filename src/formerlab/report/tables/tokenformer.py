@@ -263,7 +263,7 @@ def tokenformer_modern(results: Results, runs: list[str]) -> DataFrame:
        columns="source run variant -parent parameters_non_embedding -tokens tokens_cumulative -flops flops_cumulative "
                "loss_nats[] -bits_per_byte flops_ratio[] envelope seeds")  # fmt: skip
 def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
-    """What grown models, and parents that were trained further, cost beside Transformers from scratch (Tokenformer,
+    """Cost of grown models, and of parents that were trained further, beside Transformers from scratch (Tokenformer,
     arXiv:2410.23168). FLOPs ratio: a run's cumulative FLOPs, its ancestors' included, by those at which the lower
     envelope of Transformers from scratch (those finished of three sizes and three lengths, every one with its own
     full schedule, by its mean over seeds) reaches the same held-out loss, interpolated in logarithms; 0.5 would be half
