@@ -93,9 +93,8 @@ def figures(arguments: argparse.Namespace) -> None:
     # A figure has many small objects that live until it is saved, so frequent garbage collection is slow.
     collect_rarely = partial(gc.set_threshold, 200_000)
     with ProcessPoolExecutor(mp_context=get_context("spawn"), initializer=collect_rarely) as pool:
-        scales = [
-            root for root in scale_folders if has_runs(root)
-        ]  # verdicts take longest, so they are submitted first
+        # verdicts take longest, so they are submitted first
+        scales = [root for root in scale_folders if has_runs(root)]
         verdicts = [pool.submit(_write_verdicts, root, out / root.name) for root in scales]
         written = draw_all(rows, out, pool=pool, pdf=arguments.pdf, wanted=wanted)
         written += [path for verdict in verdicts for path in verdict.result()]

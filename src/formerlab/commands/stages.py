@@ -131,9 +131,8 @@ def measure(stage: Stage, arguments: argparse.Namespace) -> None:
     """Run a measurement of the plan, then write the record with its inputs and code."""
     plan, name = load_plan(arguments), arguments.name
     job = job_of(plan, stage.name, name)
-    os.environ["OMP_NUM_THREADS"] = str(
-        plan["threads"]
-    )  # Snakemake's value is higher for a timing job, which runs alone
+    # Snakemake's value is higher for a timing job, which runs alone
+    os.environ["OMP_NUM_THREADS"] = str(plan["threads"])
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences torch's profiler, which counts memory
     import torch
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+from pandas import Series
 
 from formerlab.yaml_files import read_scale
 
@@ -66,6 +67,11 @@ def data_set(name: str, released: str | None, scale: str) -> str:
     """Return the label that the scale's file gives a data set; for a released model, its name ends in the model's."""
     own = name.removesuffix(released).strip("-") or "text" if released else name
     return _labels(scale).get(own, own)
+
+
+def data_sets(names: "Series[str]", scale: str) -> "Series[str]":
+    """Return the labels of data sets, and missing values for missing names."""
+    return names.map(lambda name: data_set(name, None, scale), na_action="ignore")
 
 
 @cache

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import torch
 from jaxtyping import Bool, Float
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field
 from torch import Tensor
 
 from formerlab.cache.budget import EVERYTHING, part
@@ -35,18 +35,23 @@ from formerlab.layers.position import PositionEncoding
 from formerlab.spec import Layers, Size
 
 Mask = Bool[Tensor, "batch key_heads time time"]
-Scoring = Annotated[
-    H2O | Decay | TOVA | KeyDiff | Knorm | Random | SnapKV | ExpectedAttention, Field(discriminator="kind")
-]
-"""The policies that score keys."""
 
 
-def check_scoring(policy: Policy) -> None:
-    """Raise ValueError for a policy whose keys cannot be divided: it protects a prompt, or is an official mask."""
+def check_scoring(policy: Policy) -> Policy:
+    """Return the policy. Raises ValueError for one whose keys cannot be divided: official masks, protected prompts."""
     if isinstance(policy, Eviction) and not policy.is_online:
         raise ValueError(f"policy={policy!r}: an official mask divides its own budget; use variant='accumulated'")
     if isinstance(policy, Protecting) and policy.protect is not None:
         raise ValueError(f"policy={policy!r}: only the policy alone protects a prompt; leave protect out")
+    return policy
+
+
+Scoring = Annotated[
+    H2O | Decay | TOVA | KeyDiff | Knorm | Random | SnapKV | ExpectedAttention,
+    Field(discriminator="kind"),
+    AfterValidator(check_scoring),
+]
+"""The policies that score keys."""
 
 
 class HeadAdaptive(Policy):
@@ -63,11 +68,6 @@ class HeadAdaptive(Policy):
     """The policy that scores the keys."""
     safeguard: float = Field(default=0.2, ge=0.0, le=1.0)
     """Fraction of the budget that every head retains, rounded down."""
-
-    @model_validator(mode="after")
-    def _check(self) -> "HeadAdaptive":
-        check_scoring(self.policy)
-        return self
 
     @property
     def scorer(self) -> Policy:
@@ -142,11 +142,6 @@ class Chunks(OneShot):
     size: Size = 10
     """Number of adjacent keys in a block."""
 
-    @model_validator(mode="after")
-    def _check(self) -> "Chunks":
-        check_scoring(self.policy)
-        return self
-
     def check_position(self, position: PositionEncoding | None) -> PositionEncoding | None:
         return self.policy.check_position(position)
 
@@ -184,11 +179,6 @@ class Pyramid(Policy):
     """Number of layers of the model."""
     last: float = Field(default=0.05, gt=0.0, le=1.0)
     """Budget of the last layer as a fraction of the mean budget."""
-
-    @model_validator(mode="after")
-    def _check(self) -> "Pyramid":
-        check_scoring(self.policy.scorer)
-        return self
 
     @property
     def scorer(self) -> Policy:

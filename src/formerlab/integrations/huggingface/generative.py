@@ -80,6 +80,7 @@ def measure_tasks(source: ReleasedModel, settings: GenerativeTasks, out: Path, *
     options: dict[str, Any] = {"limit": settings.examples, "chat_template": settings.chat_template}
     for loaded in tasks:
         check_requests(lms, loaded, **options)
+    digests = [sha256(repr(asked).encode()).hexdigest() for asked in examples]
     versions = version("lm_eval"), version("transformers"), torch.__version__
     inputs = source.to_dict(), device, batch, settings.shots, options
     stored = StoredRows(Path(f"{out}.rows"), files_state(source), *versions, *inputs, code_of=_code_of)
@@ -87,9 +88,8 @@ def measure_tasks(source: ReleasedModel, settings: GenerativeTasks, out: Path, *
     with Progress(len(compared) * sum(map(len, examples)), source_path(arguments), unit="answer") as progress:
         for configuration, lm in zip(compared, lms, strict=True):
             lm.progress = progress
-            for loaded, asked in zip(tasks, examples, strict=True):
+            for loaded, asked, digest in zip(tasks, examples, digests, strict=True):
                 answer = partial(task_scores, lm, loaded, **options)
-                digest = sha256(repr(asked).encode()).hexdigest()
                 scores = stored.rows(answer, *configuration.single_policy(settings), [*loaded["tasks"]], digest)
                 rows += [(*configuration.cells(), *score) for score in scores]
                 progress.reach(done := done + len(asked))

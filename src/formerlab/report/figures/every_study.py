@@ -33,7 +33,7 @@ MOST = 6
 
 
 def told_apart(firsts: Sequence[dict[str, Any]], scale: str) -> DataFrame:
-    """Return a row per family with its panel, variant, name and plot style, given the record of its first run.
+    """Return a row per family with its panel, variant and name, given the record of its first run.
 
     A panel is a data set, a depth, and whether runs start from a parent. The name says how a family differs from others
     of its variant in the panel.
@@ -54,7 +54,7 @@ def told_apart(firsts: Sequence[dict[str, Any]], scale: str) -> DataFrame:
             if values[alike].astype(str).nunique() > 1:
                 label = "" if isinstance(values[alike[0]], str) else key.rpartition(".")[2].replace("_", " ") + " "
                 known.loc[alike, "family"] += [f", {label}{value}" for value in values[alike]]
-    return styled(known, "family")
+    return known
 
 
 def styled(rows: DataFrame, by: str) -> DataFrame:
@@ -86,7 +86,6 @@ def curves(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     means = by_seed.groupby(["run", "step"], sort=False)["loss_nats"].agg(loss_nats="mean", seeds="size").reset_index()
     known = {record["run"]: record for record in results.records() if record["study"] == study}
     told = told_apart([known[run] for run in means["run"].unique()], results.scale)
-    told = told.drop(columns=["_color", "_linestyle", "_markerfacecolor"])
     means = means.assign(source="ours").merge(told.assign(run=means["run"].unique()))
     means = means.sort_values(["panel", "run", "step"])
     means["_series"] = means["family"].str.replace(r", steps \d+", "", regex=True)  # the x axis shows the length
@@ -151,7 +150,7 @@ def rates(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     means["inside"] = means["lr"].gt(grid["lr"].transform("min")) & means["lr"].lt(grid["lr"].transform("max"))
     seeds = rows[rows["part"] == "seed"].merge(means[[*keys, "chosen", "inside"]])
     firsts = found.drop_duplicates("number").set_index("number")["id"]
-    told = told_apart([records[name] for name in firsts], results.scale).set_index(firsts.index)
+    told = styled(told_apart([records[name] for name in firsts], results.scale), "family").set_index(firsts.index)
     rows = pd.concat([means, seeds]).join(told, on="number").sort_values(["panel", "number", "lr"], ignore_index=True)
     columns = shown_columns("source panel family variant lr chosen inside part run seed loss_nats[] seeds diverged")
     return rows[[*columns, "_color", "_linestyle", "_markerfacecolor"]]

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.drawings import plot
-from formerlab.report.names import data_set
+from formerlab.report.names import data_sets
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.runs import DENSEFORMER, TRANSFORMER, n_seeds, recorded, summary
 from formerlab.report.style import GREY, WIDEST, arrow, box, look
@@ -116,8 +116,8 @@ def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
     grouped = chosen.groupby(["variant", "run", "layers", "data.name", "destination", "source_block"])["weight"]
     means = grouped.agg(weight="mean", weight_sd="std", seeds="count").reset_index()
     means = means.sort_values(["variant", "layers", "run", "destination", "source_block"], ignore_index=True)
-    text = means.pop("data.name").map(lambda name: f", {data_set(name, None, results.scale)}")
-    blocks = means["layers"].map(", {:.0f} blocks".format)
+    text = data_sets(means.pop("data.name"), results.scale)
+    blocks = means["layers"].map(", {:.0f} blocks, ".format)
     title = means["variant"].str.removeprefix(f"{DENSEFORMER} ") + blocks + text
     return means.assign(source="ours", _title=title, _rank=means["variant"].ne(f"{DENSEFORMER} 1x1"))
 

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from pandas import DataFrame
 
 from formerlab.report.drawings import plot, shown_columns
-from formerlab.report.names import data_set
+from formerlab.report.names import data_sets
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.runs import (
     DENSEFORMER,
@@ -47,9 +47,9 @@ _beside_table_1 = partial(
 def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss of plain Transformers and DenseFormers against depth, after Table 1 of DenseFormer
     (arXiv:2402.02622); k x p is dilation k and period p. Left: the gain of a DenseFormer over the plain Transformer of
-    its depth and text, paired by seed. Middle: the losses on the text with the most depths. To see: how much
-    lower the loss of a DenseFormer is than that of the plain Transformer of its depth, and which depth the plain one
-    needs to reach it. If the plain line does not fall with depth, part of the gain is easier optimisation. Published:
+    its depth and text, paired by seed. Middle: the losses on the text with the most runs. To see: how much lower
+    the loss of a DenseFormer is than that of the plain Transformer of its depth, and which depth the plain one needs to
+    reach it. If the plain line does not fall with depth, part of the gain is easier optimisation. Published:
     378 to 676 million parameters (OWT2, 40k steps).
     """
     losses, pairs = held_out_losses(results, STUDY, runs), tables.gains(results, runs)
@@ -62,9 +62,9 @@ def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
     ours = with_seeds(means.sort_values(["variant", "layers"]), losses, ("source", "variant", "layers"))
     rows = pd.concat([ours, tables.published_depths().assign(part="mean")], ignore_index=True)
     texts = losses.drop_duplicates("run").set_index("run")["data.name"]
-    rows["_text"] = rows["run"].map(texts).map(lambda name: data_set(name, None, results.scale), na_action="ignore")
+    rows["_text"] = data_sets(rows["run"].map(texts), results.scale)
     theirs = rows["source"].eq("published")
-    main = str(rows[~theirs].groupby("_text")["layers"].nunique().idxmax())
+    main = str(rows["_text"].value_counts().idxmax())
     depths = rows.groupby(["_text", "variant"], dropna=False)["layers"].transform("nunique")
     of_main = rows["_text"].eq(main)
     plotted = theirs | of_main & (depths.gt(1) | (depths[of_main].max() == 1))
@@ -143,8 +143,8 @@ def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
     losses["plain"] = losses["run"].map(tables.plains(losses))
     dense = losses[losses["variant"].str.startswith(DENSEFORMER)].dropna(subset="plain").drop_duplicates("run")
     dense = dense.sort_values(["layers", "variant", "tokens"]).astype({"tokens": float})
-    texts = dense["data.name"].map(lambda name: f", {data_set(name, None, results.scale)}")
-    pairs = dense.assign(series=dense["variant"] + dense["layers"].map(", {:.0f} blocks".format) + texts)
+    texts = data_sets(dense["data.name"], results.scale)
+    pairs = dense.assign(series=dense["variant"] + dense["layers"].map(", {:.0f} blocks, ".format) + texts)
     rows = differences(losses, pairs[["series", "tokens", "run", "plain"]], "plain", "run")
     rows = labelled(rows, float(np.log(18.61 / 17.84)), "1x1 at 48 blocks (Table 1)")
     if rows.empty:
@@ -208,9 +208,7 @@ def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
     rows: DataFrame = pd.concat([ours, _published_sparsity()], ignore_index=True)
     rows["follows"] = (rows["dilation"] > 1) & (rows["period"] % rows["dilation"] == 1)
     columns = f"source part run layers dilation period follows {_GAIN}[] {_BEHIND}[] {_TIME}[] interval seeds seed"
-    texts = (
-        ours.drop_duplicates("run").set_index("run")["data.name"].map(lambda name: data_set(name, None, results.scale))
-    )
+    texts = data_sets(ours.drop_duplicates("run").set_index("run")["data.name"], results.scale)
     rows = rows.reindex(columns=shown_columns(columns))
     rows["_model"] = rows["run"].map(texts) + rows["layers"].map(", {:.0f} blocks".format)
     label = rows["dilation"].map("{:.0f}".format) + " x " + rows["period"].map("{:.0f}".format)

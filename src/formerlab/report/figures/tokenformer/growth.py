@@ -7,7 +7,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.drawings import plot
-from formerlab.report.names import data_set
+from formerlab.report.names import data_sets
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published, published_rows
@@ -147,7 +147,7 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
     """
     losses = held_out_losses(results, STUDY, runs)
     families = families_at_best_rates(results, runs)
-    families["text"] = families["data.name"].map(lambda name: data_set(name, None, results.scale))
+    families["text"] = data_sets(families["data.name"], results.scale)
     families["series"] = "minus " + families["arm"] + " Transformer, " + families["text"]
     rivals = families[families["chosen"] & families["arm"].ne("matched")].dropna(subset="tokenformer")
     rivals = rivals.sort_values(["text", "arm", "tokens"]).rename(columns={"run": "rival", "tokenformer": "run"})
