@@ -4,12 +4,14 @@ import re
 from collections.abc import Hashable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
-from pandas import Series
 
 from formerlab.yaml_files import read_scale
+
+if TYPE_CHECKING:  # the plan reads the labels, and it loads no pandas
+    from pandas import Series
 
 TABLE = Path(__file__).with_suffix(".yaml")
 
