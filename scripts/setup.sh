@@ -78,7 +78,7 @@ try:
     import torchvision  # noqa: F401
 except RuntimeError:
     print(
-        "setup: torchvision is made for another build of torch. formerlab takes care of it;",
-        "code of your own imports formerlab.integrations.huggingface before transformers",
+        "setup: torchvision is made for another build of torch. `import formerlab` makes it importable;",
+        "in your own code, import formerlab before model classes of transformers or timm",
     )
 PYTHON

@@ -4,13 +4,9 @@ transformers has no entry points for models, so importing this package registers
 and `AutoModelForCausalLM`.
 """
 
-from formerlab.torchvision_shim import ensure_torchvision_imports
+from transformers import AutoConfig, AutoModelForCausalLM
 
-ensure_torchvision_imports()  # before any module of this package imports a model class
-
-from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
-
-from formerlab.integrations.huggingface.modeling import MODEL_TYPE, FormerlabConfig, FormerlabForCausalLM  # noqa: E402
+from formerlab.integrations.huggingface.modeling import MODEL_TYPE, FormerlabConfig, FormerlabForCausalLM
 
 AutoConfig.register(MODEL_TYPE, FormerlabConfig, exist_ok=True)
 AutoModelForCausalLM.register(FormerlabConfig, FormerlabForCausalLM, exist_ok=True)
