@@ -11,13 +11,13 @@ from formerlab.report.tables.combined import MODELS, cells, contrasts
 from formerlab.results.read import Results
 
 PLANTED = {
-    "Pattention": 0.05,
-    "DWA": -0.03,
+    "parameter tokens": 0.05,
+    "averages": -0.03,
     "H2O": 0.01,
     "Decay": 0.02,
-    "Pattention x DWA": 0.04,
-    "DWA x H2O": -0.006,
-    "Pattention x DWA x Decay": 0.008,
+    "parameter tokens with averages, beyond the sum": 0.04,
+    "averages with H2O, beyond the sum": -0.006,
+    "parameter tokens and averages with Decay, beyond the sum": 0.008,
 }
 
 

@@ -91,10 +91,11 @@ def test_models_of_one_name_are_told_apart_by_their_specs(tmp_path):
     rows = rates(Results(tmp_path))
     assert set(rows["family"]) == {
         *("Transformer, rmsnorm", "Transformer, none"),
-        *("random keys, tau sqrt(n)", "Tokenformer, trained on"),
+        *("random keys, tau sqrt(n)", "Tokenformer, trained further"),
     }
     assert (
-        rows.groupby("family")["panel"].first().to_dict()["Tokenformer, trained on"] == "text, 4 blocks, from a parent"
+        rows.groupby("family")["panel"].first().to_dict()["Tokenformer, trained further"]
+        == "text, 4 blocks, from a parent"
     )
 
 

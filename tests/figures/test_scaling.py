@@ -55,7 +55,7 @@ def test_a_chain_pays_for_its_ancestors_and_is_compared_at_equal_loss(tmp_path):
     rows = tokenformer_envelope.rows(results, ("*",)).set_index("run")
     assert rows.loc["grown-random-sqrt-2", "flops_ratio"] == pytest.approx(0.5)
     assert rows.loc["grown-random-sqrt-2", "tokens_cumulative"] == 600
-    assert rows.loc["trained-on-2", "variant"] == "Tokenformer, trained on"
+    assert rows.loc["trained-on-2", "variant"] == "Tokenformer, trained further"
     assert rows.loc["trained-on-2", "envelope"] == "beyond its ends"
     assert np.isnan(rows.loc["trained-on-2", "flops_ratio"])
     arm = Arm(run="grown-random-sqrt-2", envelope=("envelope-*",))

@@ -21,7 +21,7 @@ from formerlab.statistics import Interval, over_examples, student, weighted_mean
 TRANSFORMER, TOKENFORMER = (all_names()["projection"][kind].label for kind in ("linear", "pattention"))
 DENSEFORMER = "DenseFormer"
 GROWN = "grown"
-TRAINED_ON = "trained on"
+TRAINED_FURTHER = "trained further"
 """Label of a run that starts from another run without growth."""
 
 WIDER = {"net2net_pad": "Net2Net by padding", "net2net": "Net2Net", "hypercloning": "HyperCloning"}
@@ -43,7 +43,7 @@ def variant(record: Mapping[Any, Any]) -> str:
         return f"{GROWN}: {_growth(record)}"
     mixer = called("mixer", record, "spec.model.depth.")
     name = mixer or called("projection", record, "spec.model.projection.") or TRANSFORMER
-    return f"{name}, {TRAINED_ON}" if isinstance(record.get("spec.init"), str) else name
+    return f"{name}, {TRAINED_FURTHER}" if isinstance(record.get("spec.init"), str) else name
 
 
 def _growth(record: Mapping[Any, Any]) -> str:

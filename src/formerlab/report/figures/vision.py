@@ -59,11 +59,11 @@ def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
 
 _PARENT = "tokenformer-small"
 GROWTH = {
-    "grown-random-sqrt": "grown: random keys, tau sqrt(n)\n(the published way)",
-    "grown-zero-keep": "grown: zero keys, tau kept",
-    "trained-on": "the parent, trained on\n(not grown, equal FLOPs)",
-    "tokenformer-short": "from scratch,\nsteps of the stage alone",
-    "tokenformer": "from scratch, full steps",
+    "grown-random-sqrt": "grown as published",
+    "grown-zero-keep": "grown with zero keys",
+    "trained-on": "parent trained further,\nequal FLOPs",
+    "tokenformer-short": "final size from scratch,\nsteps of the stage",
+    "tokenformer": "final size from scratch",
 }
 
 
@@ -89,7 +89,7 @@ def vision_growth(results: Results, runs: list[str]) -> DataFrame:
         mean |= {"compared_with": _PARENT}
         cost = held_out(measured, run, "flops_cumulative").mean()
         shared = {"source": "ours", "run": run, "model": GROWTH[run], "parent": _PARENT}
-        shared |= {"_below": -mean[tables.COMPARED], "_look": GROWTH[run].split("\n")[0]}
+        shared |= {"_below": -mean[tables.COMPARED], "_look": GROWTH[run].replace("\n", " ")}
         shared |= {"_label": f"{GROWTH[run]}\n{cost / 1e12:.2g} TFLOP"}
         rows.append(shared | mean | {"part": "mean", "flops_cumulative": cost, "seeds": len(points)})
         above = minus(points, parents).items()

@@ -188,9 +188,9 @@ def interval_notes(table: DataFrame) -> list[str]:
     seeds, fewest, most = int(table["seeds"].max()), int(table["windows"].min()), int(table["windows"].max())
     windows = f"{most}" if fewest == most else f"{fewest} to {most}"
     models = "of this one model only" if seeds == 1 else "and over seeds where there are several"
-    bars = f"bars: 95 % interval of the paired difference to Full, over {windows} windows {models}"
+    bars = f"bars: 95 % interval of the paired difference to the full cache, over {windows} windows {models}"
     if table["increase_nats_low"].isna().all():
-        bars = "no rows of Full, so no paired interval"
+        bars = "no rows of the full cache, so no paired interval"
     dots = "; small dots: seeds" if "part" in table and (table["part"] == "seed").any() else ""
     return [f"{n_seeds(table['seeds'])}; {bars}{dots}."]
 

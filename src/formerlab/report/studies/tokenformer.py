@@ -10,7 +10,7 @@ from pandas import DataFrame
 from formerlab.report.claims.envelope import on_envelope
 from formerlab.report.runs import (
     GROWN,
-    TRAINED_ON,
+    TRAINED_FURTHER,
     at_end,
     by_run,
     chain,
@@ -30,12 +30,17 @@ SERIES = {
     "Transformer, tokens of a stage": "transformer-short-{size}",
     "Tokenformer from scratch": "tokenformer-scratch-{size} annealed-scratch-{size}",
     "grown, half the tokens": "grown-half-{size}",
-    "grown (as published)": "grown-random-sqrt-{size} annealed-random-sqrt-{size}",
+    "grown as published": "grown-random-sqrt-{size} annealed-random-sqrt-{size}",
     "grown, twice the tokens": "grown-double-{size}",
-    "parent trained on, equal FLOPs": "trained-on-{size} annealed-trained-on-{size}",
-    "parent trained on, equal tokens": "trained-on-tokens-{size}",
+    "parent trained further, equal FLOPs": "trained-on-{size} annealed-trained-on-{size}",
+    "parent trained further, equal tokens": "trained-on-tokens-{size}",
 }
 """Series that a figure joins by a line, with the name patterns of their runs; `{size}` is a size or a stage length."""
+WAYS_TO_GROW = {
+    f"{GROWN}: random keys, tau sqrt(n)": "grown as published",
+    f"{GROWN}: zero keys, tau kept": "grown with zero keys",
+}
+"""Labels of the two main ways to grow."""
 LENGTHS = ("short", "medium", "long")
 """Lengths of one stage from one parent; medium has 4 times and long has 8 times the tokens of short."""
 WAYS = ("grown-random-*-2", "grown-zero-*-2", "annealed-zero-keep-*")
@@ -122,7 +127,10 @@ def series_points(results: Results, runs: Sequence[str], *, chains: bool = True)
     known = {run for frame in frames for run in frame["run"]}
     ways = points[[run not in known and any(fnmatchcase(run, way) for way in WAYS) for run in points["run"]]]
     for others in (own, ways) if chains else (own,):
-        frames += [rows.assign(series=variant) for variant, rows in others.groupby("variant", sort=False)]
+        frames += [
+            rows.assign(series=WAYS_TO_GROW.get(str(variant), variant))
+            for variant, rows in others.groupby("variant", sort=False)
+        ]
     means = pd.concat(frames, ignore_index=True)
     return with_seeds(means, losses, [name for name in map(str, means) if not name.startswith(_OF_SEEDS)])
 
@@ -137,7 +145,7 @@ def equal_to_grown(points: DataFrame) -> dict[str, str]:
     `points` has a row per run, indexed by run, with `parent`, `variant`, `tokens` and `flops`.
     """
     grown, found = points[points["variant"].str.startswith(GROWN)], {}
-    for run, own in points[points["variant"].str.endswith(TRAINED_ON)].iterrows():
+    for run, own in points[points["variant"].str.endswith(TRAINED_FURTHER)].iterrows():
         rivals = grown[grown["parent"] == own["parent"]]
         alike = {word: rivals[column].between(0.95 * own[column], 1.05 * own[column], inclusive="neither").any()
                  for word, column in (("tokens", "tokens"), ("FLOPs", "flops"))}  # fmt: skip

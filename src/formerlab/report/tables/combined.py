@@ -1,7 +1,8 @@
 """The combined study, which is ours alone: losses of its twelve cells, and their factorial contrasts.
 
-The factors are projection (Linear or Pattention), depth mixer (none or DWA) and cache (Full, H2O or Decay). With
-y(p, d, c) the held-out loss of a seed, p and d being -1 or +1, and cost(c) = y(.., c) - y(.., Full) that of pruning:
+The factors are projection (linear layers or parameter tokens), averages over depth (none or 1x1) and cache (full, H2O
+or Decay). y(p, d, c) is the held-out loss of a seed, p and d being -1 or +1; cost(c) = y(.., c) - y(.., full) is that
+of pruning:
 
 - a main effect of projection or mixer is the mean over the other of a difference, at the whole cache;
 - an interaction of the two is a difference of differences, zero where they add up;
@@ -24,14 +25,16 @@ from formerlab.statistics import student, weighted_means
 
 STUDY = "combined"
 MODELS = {
-    "linear-plain": ("Linear, plain", -1, -1),
-    "linear-dwa": ("Linear, DWA", -1, 1),
-    "pattention-plain": ("Pattention, plain", 1, -1),
-    "pattention-dwa": ("Pattention, DWA", 1, 1),
+    "linear-plain": ("linear layers", -1, -1),
+    "linear-dwa": ("linear layers, averages", -1, 1),
+    "pattention-plain": ("parameter tokens", 1, -1),
+    "pattention-dwa": ("parameter tokens, averages", 1, 1),
 }
-"""Run to its name, and to the signs of projection and depth mixer."""
+"""Run to its label, and to the signs of projection and averages."""
 PRUNED = {"h2o": "H2O", "decay": "Decay"}
-"""Policies beside the whole cache."""
+"""Policies beside the full cache."""
+BEYOND = "beyond the sum"
+"""The last words of the label of an interaction."""
 
 
 def cells(results: Results, runs: Sequence[str] = ("*",)) -> DataFrame:
@@ -48,12 +51,13 @@ def effects(cells: DataFrame) -> DataFrame:
     whole = DataFrame(cells.xs("full", axis=1, level="policy"))
     cost = {name: DataFrame(cells.xs(kind, axis=1, level="policy")) - whole for kind, name in PRUNED.items()}
     p, d = (pd.Series({run: said[sign] for run, said in MODELS.items()}) for sign in (1, 2))
-    found = {"Pattention": whole * p / 2, "DWA": whole * d / 2} | {name: added / 4 for name, added in cost.items()}
-    found["Pattention x DWA"] = whole * p * d
+    found = {"parameter tokens": whole * p / 2, "averages": whole * d / 2}
+    found |= {name: added / 4 for name, added in cost.items()}
+    found[f"parameter tokens with averages, {BEYOND}"] = whole * p * d
     for name, added in cost.items():
-        found[f"Pattention x {name}"] = added * p / 2
-        found[f"DWA x {name}"] = added * d / 2
-        found[f"Pattention x DWA x {name}"] = added * p * d
+        found[f"parameter tokens with {name}, {BEYOND}"] = added * p / 2
+        found[f"averages with {name}, {BEYOND}"] = added * d / 2
+        found[f"parameter tokens and averages with {name}, {BEYOND}"] = added * p * d
     return DataFrame({name: terms.sum(axis=1) for name, terms in found.items()})
 
 
@@ -71,7 +75,7 @@ def levels(cells: DataFrame) -> DataFrame:
 def contrasts(cells: DataFrame) -> DataFrame:
     """Return a row per effect."""
     return DataFrame(
-        {"kind": "interaction" if " x " in str(name) else "main", "name": name}
+        {"kind": "interaction" if str(name).endswith(BEYOND) else "main", "name": name}
         | ends("effect_nats", student(values))
         | {"seeds": len(values)}
         for name, values in effects(cells).items()
@@ -80,9 +84,10 @@ def contrasts(cells: DataFrame) -> DataFrame:
 
 @table(reads="prune.csv", columns="source kind name loss_nats[] effect_nats[] seeds")
 def combined_table(results: Results, runs: list[str]) -> DataFrame:
-    """Linear or Pattention x plain or DWA x Full, H2O or Decay at 40 % of the tokens: held-out loss of every cell, main
-    effects, and interactions as differences of differences, zero where two ideas add up (of pruning: of what it costs).
-    Brackets: 95 % Student t interval over seeds, each contrast computed by seed, not corrected for their number.
+    """Linear layers or parameter tokens, without or with averages over depth (1x1), with the full cache, H2O or Decay
+    at 40 % of the tokens: held-out loss of every combination, main effects, and interactions as differences of
+    differences, zero where two ideas add up (of pruning: of what it costs). Brackets: 95 % Student t interval over
+    seeds, each contrast computed by seed, not corrected for their number.
     """
     found = cells(results, runs)
     table = levels(found)

@@ -220,9 +220,9 @@ def decay_precision_table(results: Results, runs: list[str]) -> DataFrame:
                "prompt_ratio -cache_megabytes cache_share metadata_megabytes repetitions")  # fmt: skip
 def decay_decode_table(results: Results, runs: list[str]) -> DataFrame:
     """Decoding behind the longest prompt that was measured, with whole and pruned caches. Ratio: speed over that of
-    Full, our whole cache, in the same repetition; in brackets: quartiles of the repetitions, no confidence
-    interval. Prompt: seconds in which it was read, and that time over Full's. Cache: retained keys and values, also
-    as a fraction of Full's; metadata: scores and positions, which a pruned cache keeps beside them. Measured alone
+    Full, our whole cache, in the same repetition; in brackets: quartiles of the repetitions, no confidence interval.
+    Prompt: seconds in which it was read, and that time over the full cache's. Cache: retained keys and values, also as
+    a fraction of the full cache; metadata: scores and positions, which a pruned cache keeps beside them. Measured alone
     on the machine, in turns, on an untrained model of that shape, or a released one: nothing learned matters to speed.
     A ratio on one machine says little about another, and one on a CPU nothing about a GPU.
     """

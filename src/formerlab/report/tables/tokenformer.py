@@ -12,7 +12,7 @@ from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published, published_rows
 from formerlab.report.runs import (
     TOKENFORMER,
-    TRAINED_ON,
+    TRAINED_FURTHER,
     TRANSFORMER,
     at_end,
     by_run,
@@ -189,7 +189,7 @@ def tokenformer_ablation(results: Results, runs: list[str]) -> DataFrame:
     for record in grown.drop_duplicates("run").to_dict("records"):
         run, final = record["run"], held_out(losses, record["run"])
         grew = isinstance(record["spec.growth.keys"], str)
-        row = {"run": run} | (growth_by_tokens(record) if grew else {"keys": f"not grown, {TRAINED_ON}"})
+        row = {"run": run} | (growth_by_tokens(record) if grew else {"keys": f"not grown, {TRAINED_FURTHER}"})
         row |= ends("start_minus_parent_nats", student(minus(held_out(first_step, run), parent)))
         row |= ends("loss_nats", student(final)) | paired(losses, run, PUBLISHED, "loss_minus_published_nats")
         rows.append(row | {"seeds": len(final)})

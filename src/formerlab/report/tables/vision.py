@@ -20,18 +20,18 @@ STUDY = "vision"
 NAMES = {
     "vit": "ViT",
     "vit-wider": "ViT, a third more parameters",
-    "tokenformer-matched": "Tokenformer, parameter-matched",
+    "tokenformer-matched": "Tokenformer, same number of parameters",
     "tokenformer": "Tokenformer: L2 norm, then GeLU; norms without parameters",
     "score-exp-l1": "exp, then L1 norm (softmax times n)",
     "score-gelu-l1": "GeLU, then L1 norm times n (our definition)",
     "score-gelu-l2": "GeLU, then L2 norm",
     "norm-bias": "norms with bias",
     "norm-gain-bias": "norms with gain and bias",
-    "tokenformer-small": "a quarter of the tokens",
-    "tokenformer-short": "all tokens, on the steps of a stage alone",
-    "trained-on": "a quarter of the tokens, trained on, not grown",
-    "grown-random-sqrt": "grown: random keys, tau sqrt(n)",
-    "grown-zero-keep": "grown: zero keys, tau kept",
+    "tokenformer-small": "parent: a quarter of the parameter tokens",
+    "tokenformer-short": "final size from scratch, steps of the stage",
+    "trained-on": "parent trained further, equal FLOPs",
+    "grown-random-sqrt": "grown as published",
+    "grown-zero-keep": "grown with zero keys",
     "vit-dwa": "ViT with averages over depth",
     "tokenformer-dwa": "Tokenformer with averages over depth",
 }
@@ -135,8 +135,8 @@ def vision_norms(results: Results, runs: list[str]) -> DataFrame:
 @table(reads="test.csv floors.csv", runs="tokenformer* grown-* trained-on vit vit-dwa", needs="grown-* *-dwa",
        columns=COLUMNS)  # fmt: skip
 def vision_growth_table(results: Results, runs: list[str]) -> DataFrame:
-    """Tokenformers that grow on images, beside their parent trained on for the FLOPs of the stage and those trained
-    from scratch, and models with averages over depth. Neither is published for images; the methods are those of
+    """Tokenformers that grow on images, beside their parent trained further for the FLOPs of the stage and those
+    trained from scratch, and models with averages over depth. Neither is published for images; the methods are those of
     Tokenformer (arXiv:2410.23168, section 3.3) and DenseFormer (arXiv:2402.02622). Points are paired by seed;
     brackets: 95 % Student t interval over seeds, with one seed a paired bootstrap over images.
     """

@@ -50,15 +50,15 @@ def _beside(full: DataFrame, run: str, task: str) -> str:
 
 
 def _title(run: str, rows: DataFrame) -> str:
-    """Return the panel title of a run: the model, the budget, and the realised budget if rows have it."""
+    """Return the panel title of a run: the model, the budget, and the measured cache size if rows have it."""
     percentages = sorted(set((100 * rows["realised_budget"].dropna()).map("{:.1f}".format)))
-    realised = f", realised {' to '.join(percentages)} %" if percentages else ""
-    return f"{model_of(run)}, budget {size_of(rows['budget'].iloc[0])}{realised}"
+    measured = f", measured {' to '.join(percentages)} %" if percentages else ""
+    return f"{model_of(run)}, budget {size_of(rows['budget'].iloc[0])}{measured}"
 
 
 @plot(reads="prune_questions.csv", runs="decoder* released-*", draw=sheet(
     Panel("_difference", "_name", by="_series", kind="forest", each="_title", zero=0.0, name="legend",
-          xlabel="accuracy minus Full's (points)", alike="x"),
+          xlabel="points minus the full cache", alike="x"),
     notes=lambda rows: [f"{n_seeds(rows['seeds'])}, {rows['questions'].min():.0f} to {rows['questions'].max():.0f} "
                         "questions; bars: 95 % interval over questions, paired."],
     wanted=("H2O", "Decay", "Local"), order="source run _order"
@@ -69,8 +69,8 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
     recent), Decay (alpha 0.2, no recent part) and Local retain 40 % of the tokens, or the nearest budget. The suites
     are read from local files, with our own prompts; answers to embedded questions are scored by mutual information. The
     label of each suite gives the accuracy with the full cache. Bars are 95 % intervals, paired by question; the article
-    gives no intervals, and no alpha for LLaMA-2-7B-chat. To see: how much accuracy H2O loses against Full, and how much
-    of it Decay recovers; a model near chance loses nothing by pruning, so it shows nothing about pruning.
+    gives no intervals, and no alpha for LLaMA-2-7B-chat. To see: how much accuracy H2O loses against the full cache,
+    and how much of it Decay recovers; a model near chance loses nothing by pruning, so it shows nothing about pruning.
     """
     rows = answers(results, STUDY, runs)
     table = accuracies(at_budget(rows[as_published(rows) | rows["policy"].isin(["local", "full"])]))
@@ -92,7 +92,7 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
 
 @plot(reads="prune_questions.csv", runs="decoder released-*", draw=sheet(
     Panel("alpha", "_difference", by="_series", each="_title", zero=0.0, name="legend", empty="_level",
-          xlabel="alpha", ylabel="minus Full's (points)", style="policy", finish=mark_alpha, alike="y"),
+          xlabel="alpha", ylabel="points minus the\nfull cache", style="policy", finish=mark_alpha, alike="y"),
     notes=lambda rows: [
         f"Budget {size_of(rows['budget'].iloc[0], ' of the tokens')}; {n_seeds([rows['seeds'].max()])}; bars and band: "
         "95 % interval, paired by question."

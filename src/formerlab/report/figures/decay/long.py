@@ -35,7 +35,7 @@ def _notes(rows: DataFrame) -> list[str]:
 @plot(reads="decode.csv", draw=sheet(
     _cases("tokens_per_s", by="configuration", style="policy", log="xy", ylabel="decoded tokens\nper second"),
     _cases("cache_bytes", by="_size", log="xy", ylabel="keys and values\n(bytes)"),
-    _cases("prompt_ratio", by="configuration", style="policy", log="x", ylabel="prompt time\nover Full's"),
+    _cases("prompt_ratio", by="configuration", style="policy", log="x", ylabel="prompt time over\nthe full cache"),
     notes=_notes, columns=0, height=1.7
 ))  # fmt: skip
 def decay_decode(results: Results, runs: list[str]) -> DataFrame:

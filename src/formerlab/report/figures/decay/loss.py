@@ -39,14 +39,14 @@ def looks(rows: DataFrame) -> "Series[str]":
 @plot(reads="prune.csv", runs="decoder* released-* wikitext-* long-*", draw=sheet(
     Panel("_percent", "increase_nats", by="_pruned", each="run", log="y",
           title="{setting}: {windows:.0f} windows of {window_tokens:.0f} tokens",
-          xlabel="retained tokens, realised budget (%)",
+          xlabel="measured cache size (% of the tokens)",
           ylabel="loss above that of the full\ncache (nats per token)"),
     notes=pruning.interval_notes, wanted=[pruning.NAMES[name] for name in ARTICLE], columns=1, height=1.9,
     order="_after"
 ))  # fmt: skip
 def decay_budget(results: Results, runs: list[str]) -> DataFrame:
     """Increase in the held-out loss of a decoder with a pruned cache, against the fraction of retained tokens, for each
-    eviction policy. Budgets are realised ones, and the query's own key comes on top. Policies with the same budget are
+    eviction policy. Cache sizes are measured, and the query's own key comes on top. Policies with the same budget are
     plotted side by side. Decay has the published alpha of 0.2 if that was run, once as published and once with half of
     the budget for recent tokens, as in H2O. The rule of SpAtten sees later queries, which no real decoder cache can. No
     perplexities were published. To see: which policy has the lowest loss as the budget shrinks, and whether the bars of

@@ -18,10 +18,11 @@ from formerlab.report.drawings import plot
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
-from formerlab.report.runs import GROWN, TOKENFORMER, TRAINED_ON, differences, held_out_losses, short
+from formerlab.report.runs import GROWN, TOKENFORMER, TRAINED_FURTHER, differences, held_out_losses, short
 from formerlab.report.studies.tokenformer import (
     FROM_SCRATCH,
     STUDY,
+    WAYS_TO_GROW,
     chains,
     down_to_zero,
     equal_to_grown,
@@ -85,7 +86,11 @@ def _costs(column: str, label: str, title: str) -> Callable[[DataFrame], Figure]
 _LOWEST = "Transformer from scratch"
 
 
-@plot(reads="test.csv", within=True, draw=_costs("flops_cumulative", "cumulative FLOPs", "{setting}: whole chains"))
+@plot(
+    reads="test.csv",
+    within=True,
+    draw=_costs("flops_cumulative", "cumulative FLOPs", "{setting}: cost with all ancestors"),
+)
 def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     """Held-out loss against training cost, after Fig. 1 and 3 of Tokenformer (arXiv:2410.23168), in FLOPs of matrix
     products and attention. The cost of a grown model includes all its ancestors; Tokenformers from scratch have the
@@ -129,11 +134,7 @@ def tokenformer_stages(results: Results, runs: list[str]) -> DataFrame:
     )
 
 
-SHOWN = {
-    f"{GROWN}: random keys, tau sqrt(n)": "grown: random keys, tau sqrt(n)",
-    f"{GROWN}: zero keys, tau kept": "grown: zero keys, tau kept",
-    f"{TOKENFORMER}, {TRAINED_ON}": "parent trained on",
-}
+SHOWN = {**WAYS_TO_GROW, f"{TOKENFORMER}, {TRAINED_FURTHER}": f"parent {TRAINED_FURTHER}"}
 """Variants of chains that are plotted, and their labels. The table has the other variants."""
 
 
@@ -194,12 +195,6 @@ STAGES = (27, 260)
 """Tokens per new parameter of the published stages: 15 billion from 757M to 1.31B, 60 billion from 124M to 354M."""
 
 
-_WAYS = {
-    f"{GROWN}: random keys, tau sqrt(n)": "random keys (as published)",
-    f"{GROWN}: zero keys, tau kept": "zero keys (function kept)",
-}
-
-
 def _mark_paper(axes: Axes, rows: DataFrame) -> None:
     axes.axvspan(*STAGES, color=PUBLISHED_INK, alpha=0.12, linewidth=0, zorder=0)
     across = axes.get_xaxis_transform()
@@ -240,4 +235,4 @@ def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
         pairs.append({"variant": stage["variant"], "run": run, "rival": controls.index[own][0]})
         pairs[-1]["tokens_per_new_parameter"] = stage["tokens"] / new
     rows = differences(losses, DataFrame(pairs), "run", "rival")
-    return rows.assign(_way=rows["variant"].replace(_WAYS)) if len(rows) else rows
+    return rows.assign(_way=rows["variant"].replace(WAYS_TO_GROW)) if len(rows) else rows

@@ -16,6 +16,7 @@ from formerlab.report.studies.tokenformer import (
     METHODS,
     STAGES,
     STUDY,
+    WAYS_TO_GROW,
     before_growth,
     equal_to_grown,
     families_at_best_rates,
@@ -24,10 +25,6 @@ from formerlab.report.studies.tokenformer import (
 )
 from formerlab.results.read import Results
 
-_SAID = {
-    f"{GROWN}: random keys, tau sqrt(n)": "the published way",
-    f"{GROWN}: zero keys, tau kept": "keeps the function",
-}
 _LOSS = "loss_minus_parent_nats"
 
 
@@ -36,10 +33,11 @@ def _label(variant: str, equal: str | None) -> str:
     model.
     """
     if equal is not None:
-        return "the parent, trained on" + (f"\n(not grown, equal {equal})" if equal else "\n(not grown)")
+        return "parent trained further" + f",\nequal {equal}" * bool(equal)
     keys, tau, *changes = variant.removeprefix(f"{GROWN}: ").split(", ")
-    said = [f"({_SAID[variant]})"] if variant in _SAID else [", ".join(changes)] if changes else []
-    return "\n".join([f"{keys}, {tau}", *said])
+    if variant in WAYS_TO_GROW:
+        return f"{WAYS_TO_GROW[variant]}\n({keys}, {tau})"
+    return "\n".join([f"{keys}, {tau}", *([", ".join(changes)] if changes else [])])
 
 
 _minus_parent = partial(Panel, by="label", zero=0.0)
@@ -95,7 +93,7 @@ def tokenformer_growth(results: Results, runs: list[str]) -> DataFrame:
     return rows.assign(
         _tera=rows["flops_of_stage"] / 1e12,
         _rank=rows["label"].map(rank),
-        _look=rows["variant"].mask(rows["equal"].eq("tokens"), "parent trained on, equal tokens"),
+        _look=rows["variant"].mask(rows["equal"].eq("tokens"), "parent trained further, equal tokens"),
     )
 
 
