@@ -99,7 +99,7 @@ def test_a_claim_is_told_of_from_the_first_scale_that_tests_it(found):
     tested = [verdict for verdict in best({"laptop": untested, "overnight": found}) if verdict.scale == "overnight"]
     assert "decay-half-recent-beats-h2o" in {verdict.claim.id for verdict in tested}
     lines = first_screen({"laptop": untested, "overnight": found}).splitlines()
-    assert lines[0] == "| verdict | claim | number | claimed | published | ours |"
+    assert lines[0] == "| verdict | claim, and the number that decides it | ours | published | main objection |"
     assert sum(line.startswith("|") for line in lines) - 2 == len(FIRST_SCREEN)
     assert not any("**fails**" in line for line in lines), "no measured claim fails"
 
@@ -108,9 +108,9 @@ def test_the_table_of_the_readme_is_sorted_by_verdict_and_keeps_its_order_within
     names = list(FIRST_SCREEN)
     outcomes = {name: ORDER[3 - place % 4] for place, name in enumerate(names)}
     mixed = [replace(verdict, outcome=outcomes.get(verdict.claim.id, verdict.outcome)) for verdict in found]
-    expected = [FIRST_SCREEN[name].claim for word in ORDER for name in names if outcomes[name] == word]
+    expected = [f"**{FIRST_SCREEN[name].claim}**" for word in ORDER for name in names if outcomes[name] == word]
     lines = [line for line in first_screen({"laptop": mixed}).splitlines()[2:] if line.startswith("|")]
-    assert [line.split(" | ")[1] for line in lines] == expected
+    assert [line.split(" | ")[1].partition("<br>")[0] for line in lines] == expected
 
 
 def test_the_readme_says_that_the_rules_of_all_its_claims_changed_and_marks_altered_verdicts(found):
