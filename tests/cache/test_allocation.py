@@ -218,7 +218,7 @@ def test_mistakes_are_one_line():
             Pyramid(policy=wrong, layers=2)
     with pytest.raises(UserError, match=r"HeadAdaptive.*run it as a Simulation or as a CompressedCache"):
         PrunedCache(HeadAdaptive(policy=H2O()), 8)
-    with pytest.raises(UserError, match="budget 8: Pyramid leaves layer 29 no key; give a larger budget or last"):
+    with pytest.raises(UserError, match="budget 8: Pyramid gives layer 29 no key; increase the budget or `last`"):
         PrunedCache(Pyramid(policy=H2O(), layers=30), 8)
     with pytest.raises(UserError, match="the model has more than 2 layers"):
         PrunedCache(Pyramid(policy=H2O(), layers=2), 30)(2, q, k, v)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formerlab.cache import H2O, Decay, PrunedCache, Simulation, StreamingLLM, resolve_budget
-from formerlab.cache.budget import EVERYTHING
+from formerlab.cache.budget import UNLIMITED
 from formerlab.errors import UserError
 
 
@@ -18,7 +18,7 @@ from formerlab.errors import UserError
         (0.5, 5, 3),
         (0.29, 50, 15),
         (0.4, 1, 0),
-        (1.0, 7, EVERYTHING),
+        (1.0, 7, UNLIMITED),
         (1, 7, 1),
         (6, 3, 6),
         (0.025, 20, 1),
@@ -60,5 +60,5 @@ def test_a_narrow_ratio_is_the_number_that_it_prints_as(budget):
 
 @pytest.mark.parametrize("budget", [np.bool_(True), np.array([16]), np.float32("nan"), np.int64(0), True])
 def test_what_is_no_budget_is_refused(budget):
-    with pytest.raises(UserError, match="give a count of entries"):
+    with pytest.raises(UserError, match="give a count of keys"):
         resolve_budget(budget, 50)

@@ -189,7 +189,7 @@ REORDERED |= {"everything": KVCache, "compressed": lambda: CompressedCache(SnapK
 @pytest.mark.parametrize("make", REORDERED.values(), ids=REORDERED)
 def test_sequences_that_change_places_go_on_as_if_they_had_always_stood_there(make, worthwhile, monkeypatch):
     """Beam search: the step after a change reads buffers that a compiled step may hold on to."""
-    monkeypatch.setattr(evicting, "WORTHWHILE", worthwhile)
+    monkeypatch.setattr(evicting, "COMPILE_THRESHOLD", worthwhile)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(3, heads, 14, 16, generator=generator, dtype=torch.float64) for heads in (4, 2, 2))
     rows, moved, placed = torch.tensor([2, 0, 2]), make(), make()
@@ -308,7 +308,7 @@ def test_realised_budget_is_the_share_held(policy, tokens):
 @pytest.mark.parametrize("scored_by", ["torch", "compiled"])
 @pytest.mark.parametrize("make", [KVCache, lambda: PrunedCache(H2O(), 9), lambda: CompressedCache(H2O(), 9)])
 def test_a_cache_that_began_in_inference_mode_goes_on_outside(make, scored_by, monkeypatch):
-    monkeypatch.setattr(evicting, "WORTHWHILE", 0 if scored_by == "compiled" else 10**9)
+    monkeypatch.setattr(evicting, "COMPILE_THRESHOLD", 0 if scored_by == "compiled" else 10**9)
     q, k, v = torch.randn(3, 1, 2, 30, 8)
     outs = []
     for begin in (torch.inference_mode, torch.no_grad):

@@ -168,7 +168,7 @@ ONCE = [policy for policy in VARIANTS if isinstance(policy, OneShot)]
     "policy", [*ONCE, Chunks(policy=H2O()), HeadAdaptive(policy=SnapKV()), Pyramid(policy=SnapKV(), layers=2)], ids=repr
 )
 def test_a_policy_that_chooses_once_has_no_rule_for_single_steps(policy):
-    message = rf"{type(policy).__name__}.*compresses once, after a whole prompt.*CompressedCache"
+    message = rf"{type(policy).__name__}.*compresses only once, after the prompt.*CompressedCache"
     for make in (Simulation, PrunedCache):
         with pytest.raises(UserError, match=message):
             make(policy, 4)

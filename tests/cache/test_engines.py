@@ -127,18 +127,18 @@ def test_threads_and_slices_share_the_sequences_in_torch(policy, monkeypatch):
     lengths = [70, 20, 50, 3, 64]
     given = prompt(policy, 0.3, lengths, *tensors(5, 4, 2, 70, 16))
     alone = torch_engine.run(policy, given)
-    monkeypatch.setattr(torch_engine, "LARGEST", 1)
+    monkeypatch.setattr(torch_engine, "MAX_LOGITS", 1)
     same(alone, torch_engine.run(policy, given), lengths)
     torch.set_num_threads(3)
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         same(alone, torch_engine.run(policy, given), lengths)
 
 
-@pytest.mark.parametrize(("free", "numbers"), [(80e9, 2**30), (8e9, 250_000_000), (1e6, torch_engine.LARGEST)])
+@pytest.mark.parametrize(("free", "numbers"), [(80e9, 2**30), (8e9, 250_000_000), (1e6, torch_engine.MAX_LOGITS)])
 def test_on_a_gpu_the_torch_engine_takes_as_many_sequences_as_memory_allows(free, numbers, monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free), int(80e9)))
     assert torch_engine.chunk_size(torch.device("cuda")) == numbers
-    assert torch_engine.chunk_size(torch.device("cpu")) == torch_engine.LARGEST
+    assert torch_engine.chunk_size(torch.device("cpu")) == torch_engine.MAX_LOGITS
 
 
 def test_on_rocm_pruned_attention_runs_in_torch(monkeypatch):
@@ -156,7 +156,7 @@ def test_compiled_decoding_equals_torch(policy, d_head, numba_engine, monkeypatc
     tokens = [slice(token, token + 1) for token in range(40)]
     outs = []
     for least in (0, 10**9):
-        monkeypatch.setattr(evicting, "WORTHWHILE", least)
+        monkeypatch.setattr(evicting, "COMPILE_THRESHOLD", least)
         cache = PrunedCache(policy, 9)
         outs.append(torch.cat([cache(0, q[:, :, now], k[:, :, now], v[:, :, now]) for now in tokens], 2))
         assert (cache._layers[0].step is not None) == (least == 0)
@@ -203,8 +203,8 @@ def test_a_rule_that_compiled_code_does_not_know_runs_in_torch(policy, numba_eng
     """In a simulation, and step by step; a declaration that a subclass inherits says nothing about its own rule."""
     q, k, v = tensors(2, 4, 2, 90, 16, torch.float32)
     given = prompt(policy, 30, [90, 90], q, k, v)
-    for part in (torch_engine, evicting):
-        monkeypatch.setattr(part, "WORTHWHILE", 0)
+    monkeypatch.setattr(torch_engine, "NUMBA_THRESHOLD", 0)
+    monkeypatch.setattr(evicting, "COMPILE_THRESHOLD", 0)
     assert torch_engine.choose(Decay(), given) is numba_engine.run
     assert torch_engine.choose(policy, given) is torch_engine.run
     cache = PrunedCache(policy, 30)
@@ -232,7 +232,7 @@ def test_large_work_is_compiled_and_small_work_is_not(numba_engine, monkeypatch)
     q, k, v = tensors(2, 4, 4, 40, 16)
     given = prompt(Decay(), 0.4, [40, 40], q, k, v)
     assert torch_engine.choose(Decay(), given) is torch_engine.run
-    monkeypatch.setattr(torch_engine, "WORTHWHILE", 2 * 4 * 40 * 16)
+    monkeypatch.setattr(torch_engine, "NUMBA_THRESHOLD", 2 * 4 * 40 * 16)
     assert torch_engine.choose(Decay(), given) is numba_engine.run
     assert torch_engine.choose(KeyDiff(), given) is torch_engine.run, "it decides by more than a sum of attention"
     half = [x.bfloat16() for x in (q, k, v)]
@@ -243,7 +243,7 @@ def test_without_numba_torch_takes_over_and_the_log_says_so(monkeypatch, caplog)
     torch_engine.load_numba.cache_clear()
     monkeypatch.setitem(sys.modules, "formerlab.cache.numba_engine", None)
     monkeypatch.delattr("formerlab.cache.numba_engine", raising=False)
-    monkeypatch.setattr(torch_engine, "WORTHWHILE", 0)
+    monkeypatch.setattr(torch_engine, "NUMBA_THRESHOLD", 0)
     q, k, v = tensors(2, 4, 4, 40, 16)
     with caplog.at_level(logging.INFO, "formerlab.cache"):
         assert torch_engine.choose(Decay(), prompt(Decay(), 0.4, [40, 40], q, k, v)) is torch_engine.run

@@ -144,7 +144,7 @@ def test_where_a_protected_prompt_has_no_meaning_is_one_line():
     with pytest.raises(UserError, match=r"^SnapKV.*compression evicts keys of the prompt"):
         CompressedCache(SnapKV(protect="prompt"), 8)
     for options in ({"sink": 1}, {"protect": "prompt"}):
-        with pytest.raises(ValidationError, match="knows no sink and no protect"):
+        with pytest.raises(ValidationError, match="does not support sink and protect"):
             H2O(variant="local_statistics", **options)
 
 

@@ -51,7 +51,7 @@ def test_one_token_at_a_time_gives_the_logits_of_the_whole(seed):
     encoded, cache = model.encode(source, real), KVCache(9)
     steps = []
     for time in range(9):
-        steps.append(model.decode(target[:, time : time + 1], encoded, time, cache.take))
+        steps.append(model.decode(target[:, time : time + 1], encoded, time, cache.append))
     torch.testing.assert_close(torch.cat(steps, dim=1), model(source, real, target), rtol=1e-4, atol=1e-5)
 
 

@@ -72,8 +72,8 @@ def test_cells_tell_policies_apart(policy, cells):
 @pytest.mark.parametrize(
     ("settings", "given", "message"),
     [
-        (PruneSweep, {"policies": (SnapKV(),)}, "SnapKV.*compresses once"),
-        (Passkey, {"policies": (SnapKV(),)}, "SnapKV.*compresses once"),
+        (PruneSweep, {"policies": (SnapKV(),)}, "SnapKV.*compresses only once"),
+        (Passkey, {"policies": (SnapKV(),)}, "SnapKV.*compresses only once"),
         (PruneSweep, {"one_shot": (SpAtten(),)}, "SpAtten.*cannot compress"),
         (PruneSweep, {"one_shot": (StreamingLLM(positions="reindexed"),)}, "compression keeps positions"),
     ],

@@ -286,8 +286,8 @@ def test_values_narrower_than_keys_are_held_as_they_are(monkeypatch):
             assert torch.equal(generated(model, text), own)
     with prune(model, Decay(alpha=0.2), 6):
         in_torch, logits = generated(model, text), model(text).logits
-        for engine in (torch_engine, evicting):
-            monkeypatch.setattr(engine, "WORTHWHILE", 0)
+        monkeypatch.setattr(torch_engine, "NUMBA_THRESHOLD", 0)
+        monkeypatch.setattr(evicting, "COMPILE_THRESHOLD", 0)
         assert torch.equal(generated(model, text), in_torch)
     with torch.no_grad():
         by_head = CausalLM(model)(text, attend=Headwise([[0.2] * 4] * 2, 6, torch.tensor([20])))

@@ -1,6 +1,6 @@
 """KV-cache pruning: eviction policies, their simulation by attention masks, and caches that evict.
 
-`CachePolicy` is the union of all policies; a new policy is one class and its name in this union.
+`CachePolicy` is the union of all policies; to add a policy, write its class and add it to this union.
 """
 
 from typing import Annotated

@@ -13,9 +13,9 @@ from pydantic import Field
 
 from formerlab.errors import UserError
 
-EVERYTHING = 10**7
-"""The largest count of keys; no sequence is longer."""
-Budget = Annotated[int, Field(ge=1, le=EVERYTHING)] | Annotated[float, Field(gt=0, le=1)]
+UNLIMITED = 10**7
+"""The largest budget in keys; no sequence is longer."""
+Budget = Annotated[int, Field(ge=1, le=UNLIMITED)] | Annotated[float, Field(gt=0, le=1)]
 """A count of keys (int) or a fraction of the sequence length (float): 1 is one key, 1.0 is the whole sequence."""
 
 
@@ -48,12 +48,11 @@ def plain_budget(budget: AnyBudget) -> Any:
 
 
 def resolve_budget(budget: AnyBudget, length: int) -> int:
-    """Return round_half_up(ratio * length), or the given count: the keys retained between steps (official codes floor).
+    """Return round_half_up(ratio * length), or the given count: the keys retained between steps.
 
-    A ratio of 1.0 disables pruning, also of tokens that are generated later.
-
-    The ratio is the decimal number that it prints as: 0.29 of 50 is 14.5 and rounds up to 15, whereas binary floating
-    point gives 14. A ratio may give a very short sequence no key; its queries then see only their own key.
+    The official codes round down. A ratio of 1.0 disables pruning, including pruning of tokens that are generated
+    later. The ratio is the decimal number that it prints as: 0.29 of 50 is 14.5 and rounds up to 15, whereas binary
+    floating point gives 14. The result may be 0 for a very short sequence; its queries then see only their own key.
 
     Raises UserError for a count below 1 or a ratio outside (0, 1].
     """
@@ -61,15 +60,15 @@ def resolve_budget(budget: AnyBudget, length: int) -> int:
     if isinstance(budget, int) and not isinstance(budget, bool) and budget >= 1:
         return budget
     if isinstance(budget, float) and budget == 1:
-        return EVERYTHING
+        return UNLIMITED
     if isinstance(budget, float) and 0 < budget < 1:
         return int((_decimal(budget) * int(length)).quantize(Decimal(1), rounding=ROUND_HALF_UP))
-    raise UserError(f"budget {budget!r}: give a count of entries (an int, at least 1) or a ratio (a float in (0, 1])")
+    raise UserError(f"budget {budget!r}: give a count of keys (an int, at least 1) or a ratio (a float in (0, 1])")
 
 
-def part(share: float, total: int) -> int:
-    """Return floor(share * total), the number of recent keys in a budget; the other keys are chosen by score."""
-    return int(_decimal(share) * total)
+def floor_fraction(fraction: float, total: int) -> int:
+    """Return floor(fraction * total) in decimal arithmetic."""
+    return int(_decimal(fraction) * total)
 
 
 def _decimal(number: float) -> Decimal:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from formerlab.cache.budget import AnyBudget, resolve_budget
 from formerlab.cache.eviction import CacheState, Eviction, Scores, decides_by_score
 from formerlab.cache.kv import bytes_of
-from formerlab.cache.policies.policy import Policy, Prompt, by_group, check_configuration, places, precise
+from formerlab.cache.policies.policy import Policy, Prompt, by_group, check_configuration, marked_indices, precise
 from formerlab.cache.simulation import Simulation
 from formerlab.cache.torch_engine import evict, load_numba
 from formerlab.errors import UserError
@@ -19,9 +19,9 @@ from formerlab.kernels import EMPTY
 from formerlab.layers.position import PositionEncoding
 from formerlab.layers.shapes import Heads, KeyHeads, Start
 
-ROOM = 64  # initial slots, if the budget allows as many
-SIMD = 16  # slots per vector register; buffers are multiples of it
-WORTHWHILE = 2**15  # elements of a layer's keys above which loading the compiled step pays
+INITIAL_SLOTS = 64  # fewer if the budget is smaller
+SIMD = 16  # slots per vector register; buffer sizes are multiples of it
+COMPILE_THRESHOLD = 2**15  # elements of a layer's keys above which loading the compiled step pays
 
 
 @dataclass
@@ -37,9 +37,9 @@ class Store:
     length: int = 0
     """Number of tokens so far, including evicted ones."""
     sink: list[KeyHeads] = field(default_factory=list)
-    """The original first keys, for policies that rotate them again for every query."""
+    """The first keys as they entered, for policies that rotate them again for every query."""
     step: Callable[[Heads, KeyHeads, KeyHeads, int, Scores | None], Heads] | None = None
-    """The compiled step on the current buffers, if there is one."""
+    """The compiled step on the current buffers; None runs the torch step."""
 
     @property
     def capacity(self) -> int:
@@ -49,32 +49,32 @@ class Store:
     def grow(self, capacity: int) -> None:
         """Add empty slots up to at least `capacity`."""
         capacity = -(-capacity // SIMD) * SIMD
-        room = capacity - self.capacity
-        self.keys, self.values = F.pad(self.keys, (0, 0, 0, room)), F.pad(self.values, (0, room))
+        added = capacity - self.capacity
+        self.keys, self.values = F.pad(self.keys, (0, 0, 0, added)), F.pad(self.values, (0, added))
         self.state.grow(capacity)
 
     def reorder(self, rows: Int[Tensor, " batch"]) -> None:
         """Replace sequence i by sequence `rows[i]` in place; raise ValueError if the batch size changes."""
         if len(rows) != len(self.keys):
             raise ValueError(f"{len(rows)} rows for a batch of {len(self.keys)}, which cannot change")
-        for held in (self.keys, self.values, self.state.positions, self.state.scores):
-            held.copy_(held[rows])
+        for buffer in (self.keys, self.values, self.state.positions, self.state.scores):
+            buffer.copy_(buffer[rows])
         if self.state.vacant is not None:
             self.state.vacant = self.state.vacant[rows]
         self.sink = [keys[rows] for keys in self.sink]
 
     def advance(
-        self, policy: Eviction, q: Heads, k: KeyHeads, v: KeyHeads, now: Start, initial: Scores | None
+        self, policy: Eviction, q: Heads, k: KeyHeads, v: KeyHeads, position: Start, initial: Scores | None
     ) -> Heads:
-        """Add the token at position `now` into an empty slot, evict if needed, and return its attention output."""
-        taken = self.state.admit(now)
-        self._write(taken.expand(-1, k.shape[1], -1), k, v)
+        """Write the token at `position` into an empty slot, evict if needed, and return its attention output."""
+        slot = self.state.admit(position)
+        self._write(slot.expand(-1, k.shape[1], -1), k, v)
         queries, keys = by_group(q * q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]), self.keys.unsqueeze(2)
         logits = (queries @ keys.transpose(-1, -2)).squeeze(3)
         empty = (self.state.positions == EMPTY).unsqueeze(2)
         attention = logits.to(self.state.scores.dtype).masked_fill(empty, -torch.inf).softmax(-1)
-        policy.rescore(self.state, attention, taken, initial)
-        self.state.evict(now, policy.eviction_priority(self.state, self.keys, now))
+        policy.rescore(self.state, attention, slot, initial)
+        self.state.evict(position, policy.eviction_priority(self.state, self.keys, position))
         return (attention.unsqueeze(3).to(v.dtype) @ self.values.unsqueeze(2).transpose(-1, -2)).flatten(1, 2)
 
     def _write(self, slot: Int[Tensor, "batch key_heads 1"], k: KeyHeads, v: KeyHeads) -> None:
@@ -98,8 +98,8 @@ class PrunedCache:
     policies that re-index the retained keys need it. For inference only: gradients do not flow through the cache. All
     sequences of a batch have the same length.
 
-    Raises UserError for a policy that needs more than the retained keys, for an invalid budget, and for a ratio without
-    `length` if the first call has a single token.
+    Raises UserError for a policy that needs evicted keys, for an invalid budget, and for a ratio without `length` if
+    the first call has a single token.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class PrunedCache:
         if policy.is_ragged:
             raise UserError(f"{policy!r} evicts in simulation only; run it as a Simulation or as a CompressedCache")
         if not (isinstance(policy, Eviction) and policy.is_online):
-            raise UserError(f"{policy!r} cannot evict: it looks at more than a cache holds; run it as a Simulation")
+            raise UserError(f"{policy!r} cannot evict: it needs evicted keys; run it as a Simulation")
         self.policy = policy
         self.budget = budget
         self.position = policy.check_position(position)
@@ -127,12 +127,12 @@ class PrunedCache:
             self._begin(q.shape[2])
         if layer not in self._layers:
             if q.shape[2] > 1:
-                return self._read(layer, q, k, v)
+                return self._prune_prompt(layer, q, k, v)
             self._layers[layer] = self._empty(layer, 0, k, v)
-        held = self._layers[layer]
-        tokens = (slice(token, token + 1) for token in range(q.shape[2]))
-        steps = [self._step(layer, held, q[:, :, one], k[:, :, one], v[:, :, one]) for one in tokens]
-        return steps[0] if len(steps) == 1 else torch.cat(steps, 2)
+        store = self._layers[layer]
+        tokens = zip(*(x.split(1, 2) for x in (q, k, v)), strict=True)
+        outputs = [self._step(layer, store, *token) for token in tokens]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
 
     def _settle(self, length: int) -> None:
         """Resolve the budget to a count of at least one key."""
@@ -140,7 +140,7 @@ class PrunedCache:
         self._budget = max(1, resolve_budget(self.budget, length))
 
     def _begin(self, length: int) -> None:
-        """Resolve what depends on the number of tokens in the first call, the prompt."""
+        """Resolve the budget and the protected tokens from the length of the prompt, which is the first call."""
         if not self._settled:
             if length == 1:
                 raise UserError(
@@ -154,7 +154,7 @@ class PrunedCache:
             self.policy.check_budget(self._budget)
         self._sink = self.policy.protected(self._budget)[0] if self.policy.reindexes_positions else 0
 
-    def _read(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
+    def _prune_prompt(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         """Prune a whole prompt by simulation and store the retained keys and values."""
         batch, time, budget = q.shape[0], q.shape[2], self._layer_budget(self._budget, layer)
         prompt = Prompt(q, k, v, [budget] * batch, [time] * batch, layer)
@@ -162,7 +162,7 @@ class PrunedCache:
         if self.policy.reindexes_positions:  # recompute with new positions; the retained keys do not change
             out = Simulation(self.policy, budget, position=self.position)(layer, q, k, v)
         count = min(self.policy.capacity(budget), time)
-        kept = places(last >= time, count)
+        kept = marked_indices(last >= time, count)
         store = self._layers[layer] = self._empty(layer, count, k, v)
         store.keys[:, :, :count] = k.take_along_dim(kept[..., None], 2)
         store.values[..., :count] = v.take_along_dim(kept[..., None], 2).transpose(-1, -2)
@@ -170,51 +170,51 @@ class PrunedCache:
         store.length, store.sink = time, [k[:, :, : self._sink]]
         return out
 
-    def _empty(self, layer: int, held: int, k: KeyHeads, v: KeyHeads) -> Store:
-        """Return a store with at least `held` + 1 slots."""
+    def _empty(self, layer: int, count: int, k: KeyHeads, v: KeyHeads) -> Store:
+        """Return an empty store with at least `count` + 1 slots."""
         batch, key_heads, _, d_head = k.shape
         budget = self._layer_budget(self._budget, layer)
         state = self.policy.empty_state([budget] * batch, key_heads, 0, precise(k.new_empty(0)))
         keys, values = k.new_zeros(batch, key_heads, 0, d_head), v.new_zeros(batch, key_heads, v.shape[3], 0)
         store = Store(keys, values, state, budget)
-        self._grow(store, max(held + 1, ROOM))
+        self._grow(store, max(count + 1, INITIAL_SLOTS))
         return store
 
     def _grow(self, store: Store, slots: int) -> None:
         """Add slots up to the budget, and compile a step for the new buffers if that pays."""
         store.grow(min(slots, self.policy.capacity(store.budget) + 1))
-        compiled, alike = None, store.keys.shape[3] == store.values.shape[2]  # numba needs d_key = d_value
-        large = store.keys.device.type == "cpu" and store.keys.numel() >= WORTHWHILE
-        if large and alike and decides_by_score(self.policy):
-            compiled = load_numba()
-        if compiled is not None and store.keys.dtype in compiled.DTYPES:
+        engine, same_widths = None, store.keys.shape[3] == store.values.shape[2]  # numba needs d_key = d_value
+        large = store.keys.device.type == "cpu" and store.keys.numel() >= COMPILE_THRESHOLD
+        if large and same_widths and decides_by_score(self.policy):
+            engine = load_numba()
+        if engine is not None and store.keys.dtype in engine.DTYPES:
             budgets = [store.budget] * store.keys.shape[0]
-            store.step = compiled.Step(self.policy, store.keys, store.values, store.state, budgets)
+            store.step = engine.Step(self.policy, store.keys, store.values, store.state, budgets)
 
     def _step(self, layer: int, store: Store, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
-        now, most = store.length, self.policy.capacity(store.budget)
-        needed = min(now, most) + 1
+        position, most = store.length, self.policy.capacity(store.budget)
+        needed = min(position, most) + 1
         if needed > store.capacity:
             self._grow(store, max(needed, 2 * store.capacity))
-        if now < self._sink:
+        if position < self._sink:
             store.sink.append(k)
-        if self._sink and now > most and self.position is not None:
+        if self._sink and position > most and self.position is not None:
             keys = torch.cat(store.sink, 2)
-            turned = self.position.rotate(keys.flatten(1, 2).unsqueeze(2), now - most)
+            rotated = self.position.rotate(keys.flatten(1, 2).unsqueeze(2), position - most)
             first = store.state.positions.topk(keys.shape[2], largest=False).indices.expand(-1, keys.shape[1], -1)
-            store.keys.scatter_(2, first[..., None].expand_as(keys), turned.view_as(keys))
+            store.keys.scatter_(2, first[..., None].expand_as(keys), rotated.view_as(keys))
         store.length += 1
-        return self.advance(layer, store, q, k, v, now)
+        return self.advance(layer, store, q, k, v, position)
 
-    def advance(self, layer: int, store: Store, q: Heads, k: KeyHeads, v: KeyHeads, now: Start) -> Heads:
-        """Add the token at position `now` to a layer with an empty slot, evict, and return its attention output."""
+    def advance(self, layer: int, store: Store, q: Heads, k: KeyHeads, v: KeyHeads, position: Start) -> Heads:
+        """Add the token at `position` to a layer with an empty slot, evict, and return its attention output."""
         head_groups = store.state.positions.shape[1]
-        initial = self.policy.entering(k, head_groups, layer, store.state.scores, now)
+        initial = self.policy.cast_initial_scores(k, head_groups, layer, store.state.scores, position)
         if initial is not None:
             initial = initial.expand(k.shape[0], head_groups, 1)
-        if store.step is not None and isinstance(now, int):
-            return store.step(q, k, v, now, initial)
-        return store.advance(self.policy, q, k, v, now, initial)
+        if store.step is not None and isinstance(position, int):
+            return store.step(q, k, v, position, initial)
+        return store.advance(self.policy, q, k, v, position, initial)
 
     def reorder(self, rows: Int[Tensor, " batch"]) -> None:
         """Replace sequence i by sequence `rows[i]`, as in beam search."""
@@ -228,26 +228,26 @@ class PrunedCache:
 
     @property
     def is_full(self) -> bool:
-        """Whether every further token evicts one in all layers, which have a slot for it."""
+        """Whether all layers retain their budget and have one free slot, so that every new token evicts one key."""
         counts = [(store, self.policy.capacity(store.budget)) for store in self._layers.values()]
         return bool(counts) and all(most <= store.length and most < store.capacity for store, most in counts)
 
     def kept(self, layer: int) -> Int[Tensor, "batch key_heads kept"]:
         """Return the positions of the layer's retained keys in ascending order."""
         store = self._layers[layer]
-        positions = store.state.positions.sort(-1).values[..., : self._held(store)]
+        positions = store.state.positions.sort(-1).values[..., : self._count(store)]
         return positions.expand(-1, store.keys.shape[1], -1)
 
-    def _held(self, store: Store) -> int:
+    def _count(self, store: Store) -> int:
         """Return the number of keys that each head retains."""
         return min(store.length, self.policy.capacity(store.budget))
 
     def bytes(self) -> int:
         """Return the bytes of the keys and values retained between steps."""
-        held = ((store, self._held(store)) for store in self._layers.values())
-        return sum(bytes_of(store.keys[:, :, :count], store.values[..., :count]) for store, count in held)
+        counts = ((store, self._count(store)) for store in self._layers.values())
+        return sum(bytes_of(store.keys[:, :, :count], store.values[..., :count]) for store, count in counts)
 
     def metadata_bytes(self) -> int:
-        """Return the bytes of scores and positions, which are additional to `bytes`."""
+        """Return the bytes of scores and positions, which `bytes` does not include."""
         states = (store.state for store in self._layers.values())
         return sum(bytes_of(state.scores, state.positions) for state in states)

@@ -15,22 +15,22 @@ from formerlab.layers.shapes import Heads, Start
 
 Scores = Float[Tensor, "batch head_groups slots"]
 Positions = Int[Tensor, "batch head_groups slots"]
-Chosen = Int[Tensor, "batch head_groups 1"]
+Slot = Int[Tensor, "batch head_groups 1"]
 Counts = Int[Tensor, "batch 1 1"]
 Attention = Float[Tensor, "batch key_heads groups slots"]
 Keys = Float[Tensor, "batch key_heads slots d_head"]
 InitialScores = Float[Tensor, "batch head_groups 1"]
 Times = Int[Tensor, " time"]
-Entering = Float[Tensor, "#batch head_groups time"]
+PromptScores = Float[Tensor, "#batch head_groups time"]
 VECTOR = 16  # elements; torch's softmax does not vectorise shorter rows
 
 
 @dataclass
 class CacheState:
-    """The retained keys of one layer. Each head group (the query heads of a key head, or all heads) retains one set.
+    """The retained keys of one layer, one set per head group (the query heads of a key head, or all heads).
 
     There are more slots than retained keys. An evicted key leaves an empty slot, and the next key is written into it,
-    so keys never move. The order of the slots has no meaning: `positions` holds the position of each key.
+    so keys never move. The order of the slots has no meaning; `positions` gives the position of each key.
     """
 
     positions: Positions
@@ -38,7 +38,7 @@ class CacheState:
     scores: Scores
     """Score of the token in each slot; undefined for empty slots."""
     capacity: int | Counts
-    """Cache budget in keys, one number for all sequences or one per sequence."""
+    """Cache budget in keys: one number for all sequences, or one per sequence."""
     sink: int | Counts
     """Number of first positions that are never evicted."""
     recent: int | Counts
@@ -47,34 +47,34 @@ class CacheState:
     """Smallest capacity of the batch."""
     most: int
     """Largest capacity of the batch."""
-    vacant: Chosen | None = None
-    """An empty slot of every head group, if it is known."""
+    vacant: Slot | None = None
+    """An empty slot of every head group, or None before it is searched."""
 
-    def admit(self, position: Start) -> Chosen:
+    def admit(self, position: Start) -> Slot:
         """Assign an empty slot of every head group to the key at this position, and return the slots."""
         slot = self.positions.argmax(-1, keepdim=True) if self.vacant is None else self.vacant
         write(self.positions, slot, position)
         self.vacant = None
         return slot
 
-    def evict(self, now: Start, priority: Scores) -> Chosen | None:
+    def evict(self, query: Start, priority: Scores) -> Slot | None:
         """Evict the key of lowest priority in every head group beyond its capacity; ties evict the oldest key.
 
-        Candidates are the positions sink <= k <= now - recent, including the query's own key if recent is 0. Returns
-        the emptied slots (an empty slot for a head group below its capacity), or None if all are below capacity. If
-        `now` is a tensor, the cache is full.
+        `query` is the position of the newest token. Candidates are the positions sink <= k <= query - recent, including
+        the query's own key if recent is 0. Returns the emptied slots (any empty slot for a head group below its
+        capacity), or None if all are below capacity. If `query` is a tensor, the cache must be full.
         """
-        if isinstance(now, int) and now < self.least:
+        if isinstance(query, int) and query < self.least:
             return None
         unprotected = isinstance(self.sink, int) and isinstance(self.recent, int) and self.sink == self.recent == 0
         if not unprotected or self.positions.shape[-1] != self.least + 1:  # otherwise every slot is a candidate
-            protected = self.positions > now - self.recent
+            protected = self.positions > query - self.recent
             if not isinstance(self.sink, int) or self.sink:
                 protected |= self.positions < self.sink
             priority = priority.masked_fill(protected, torch.inf)
         slot = self.positions.masked_fill(priority > priority.amin(-1, keepdim=True), EMPTY).argmin(-1, keepdim=True)
-        if isinstance(now, int) and now < self.most:
-            full = torch.as_tensor(now >= self.capacity, device=slot.device)
+        if isinstance(query, int) and query < self.most:
+            full = torch.as_tensor(query >= self.capacity, device=slot.device)
             slot = slot.where(full, self.positions.argmax(-1, keepdim=True))
         write(self.positions, slot, EMPTY)
         self.vacant = slot
@@ -82,18 +82,18 @@ class CacheState:
 
     def grow(self, capacity: int) -> None:
         """Add empty slots up to a total of `capacity`."""
-        missing = (0, capacity - self.positions.shape[-1])
-        self.positions, self.scores = F.pad(self.positions, missing, value=EMPTY), F.pad(self.scores, missing)
+        padding = (0, capacity - self.positions.shape[-1])
+        self.positions, self.scores = F.pad(self.positions, padding, value=EMPTY), F.pad(self.scores, padding)
 
 
-def write(numbers: Tensor, slot: Chosen, value: int | float | Tensor) -> None:
+def write(buffer: Tensor, slot: Slot, value: int | float | Tensor) -> None:
     """Write a value into one slot of every head group, in place."""
-    if torch.compiler.is_compiling():  # the compiler would copy all numbers for `scatter_`
-        numbers.copy_(torch.where(torch.arange(numbers.shape[-1], device=slot.device) == slot, value, numbers))
+    if torch.compiler.is_compiling():  # the compiler would copy the whole buffer for `scatter_`
+        buffer.copy_(torch.where(torch.arange(buffer.shape[-1], device=slot.device) == slot, value, buffer))
     elif isinstance(value, Tensor):
-        numbers.scatter_(-1, slot, value.to(numbers.dtype).expand_as(slot))
+        buffer.scatter_(-1, slot, value.to(buffer.dtype).expand_as(slot))
     else:
-        numbers.scatter_(-1, slot, value)
+        buffer.scatter_(-1, slot, value)
 
 
 class Pruned(NamedTuple):
@@ -112,11 +112,11 @@ class Eviction(Protecting):
     p[k]); (4) if the cache holds more keys than the budget, evict the key of lowest S among sink <= k <= q - recent
     (Decay article, eq. 5; A2SF, arXiv:2407.20485, eq. 5 and 6).
 
-    A policy of this kind evicts at most one key per step and head group.
+    At most one key is evicted per step and head group.
     """
 
     scope: Literal["group", "layer"] = "group"
-    """Heads that retain the same keys, by the sum of their attention: the GQA group of a key head, or all heads."""
+    """Heads that retain the same keys, scored by their summed attention: the GQA group of a key head, or all heads."""
 
     @property
     def is_online(self) -> bool:
@@ -125,9 +125,9 @@ class Eviction(Protecting):
 
     @property
     def linear(self) -> tuple[float, float] | None:
-        """(decay, gain) if `score` is decay S + gain p in every slot, which compiled engines can run; otherwise None.
+        """(decay, gain) if `score` is decay S + gain p in every slot, as compiled engines require; otherwise None.
 
-        A class that overrides `score` also overrides `linear`; otherwise it runs in the torch engine.
+        A class that overrides `score` without overriding `linear` runs in the torch engine.
         """
         return 1.0, 0.0
 
@@ -139,12 +139,14 @@ class Eviction(Protecting):
         """Return (capacity, protected first positions, protected last positions) for each budget, for the engines."""
         return [(min(self.capacity(budget), EMPTY), *self.protected(budget)) for budget in budgets]
 
-    def initial_scores(self, positions: Times, head_groups: int, keys: Keys | None, layer: int) -> Entering | None:
-        """Return the initial scores of keys; None means 0."""
+    def initial_scores(self, positions: Times, head_groups: int, keys: Keys | None, layer: int) -> PromptScores | None:
+        """Return the scores that the keys at these positions enter the cache with; None means 0."""
         return None
 
-    def entering(self, k: Keys, head_groups: int, layer: int, like: Tensor, start: Start = 0) -> Tensor | None:
-        """Return the initial scores of the keys at positions start, start + 1, ... in the dtype of `like`."""
+    def cast_initial_scores(
+        self, k: Keys, head_groups: int, layer: int, like: Tensor, start: Start = 0
+    ) -> Tensor | None:
+        """Return `initial_scores` of the keys at positions start, start + 1, ... in the dtype of `like`."""
         if type(self).initial_scores is Eviction.initial_scores:
             return None
         positions = start + torch.arange(k.shape[2], device=k.device)
@@ -152,8 +154,8 @@ class Eviction(Protecting):
             initial = self.initial_scores(positions, head_groups, k, layer)
         return None if initial is None else initial.to(like.dtype)
 
-    def eviction_priority(self, state: CacheState, keys: Keys | None, now: Start) -> Scores:
-        """Return the priorities for the eviction after query `now`; the key of lowest priority is evicted."""
+    def eviction_priority(self, state: CacheState, keys: Keys | None, query: Start) -> Scores:
+        """Return the priorities for the eviction after position `query`; the key of lowest priority is evicted."""
         return state.scores
 
     def reduce_over_heads(self, heads: Attention) -> Scores:
@@ -167,39 +169,38 @@ class Eviction(Protecting):
         shape = len(budgets), 1 if self.scope == "layer" else key_heads, capacity
         positions = torch.full(shape, EMPTY, dtype=torch.int32, device=scores.device)
         capacities, *protected = zip(*self.bounds(budgets), strict=True)
-        held, sink, recent = (_count(counts, scores.device) for counts in (capacities, *protected))
-        return CacheState(
-            positions, scores.new_zeros(shape), held, sink, recent, least=min(capacities), most=max(capacities)
-        )
+        capacity_tensor, sink, recent = (_count(counts, scores.device) for counts in (capacities, *protected))
+        least, most = min(capacities), max(capacities)
+        return CacheState(positions, scores.new_zeros(shape), capacity_tensor, sink, recent, least, most)
 
-    def rescore(self, state: CacheState, attention: Attention, own: Chosen, initial: InitialScores | None) -> None:
-        """Update the scores with a query's attention; `own` is the slot of its key, `initial` the key's first score."""
-        write(state.scores, own, 0.0 if initial is None else initial)
+    def rescore(self, state: CacheState, attention: Attention, slot: Slot, initial: InitialScores | None) -> None:
+        """Update the scores with a query's attention; `slot` and `initial` are the slot and first score of its key."""
+        write(state.scores, slot, 0.0 if initial is None else initial)
         state.scores = self.score(state.scores, self.reduce_over_heads(attention))
 
     def trace(
         self, logits: Logits, budgets: Sequence[int], keys: Keys | None, layer: int
     ) -> tuple[Int[Tensor, "batch head_groups time"], Float[Tensor, "batch head_groups time"]]:
-        """Simulate eviction query by query; return `last` and `scores` of `Pruned`."""
+        """Simulate eviction query by query; return the fields `last` and `scores` of `Pruned`."""
         batch, key_heads, groups, time, _ = logits.shape
-        logits = F.pad(precise(logits), (0, 1), value=-torch.inf)  # the extra column stands for empty slots
+        logits = F.pad(precise(logits), (0, 1), value=-torch.inf)  # the last column is for empty slots
         capacity = max(min(max(map(self.capacity, budgets)), time) + 1, VECTOR)
         state = self.empty_state(budgets, key_heads, capacity, logits)
         head_groups = state.positions.shape[1]
         initial = self.initial_scores(torch.arange(time, device=logits.device), head_groups, keys, layer)
-        start, held = None, None
+        first_score, slot_keys = None, None
         last = torch.full((batch, head_groups, time + 1), time, dtype=torch.int32, device=logits.device)
         for query in range(time):
-            own = state.admit(query)
+            own_slot = state.admit(query)
             if initial is not None:
-                start = initial[..., query : query + 1].to(logits.dtype).expand(own.shape)
+                first_score = initial[..., query : query + 1].to(logits.dtype).expand(own_slot.shape)
             columns = state.positions.clamp(max=time).long()
             index = columns[:, :, None].expand(-1, key_heads, groups, -1)
             attention = logits[:, :, :, query].gather(-1, index).softmax(-1)
-            self.rescore(state, attention, own, start)
+            self.rescore(state, attention, own_slot, first_score)
             if "keys" in self.needs and keys is not None:  # undefined for empty slots
-                held = keys.take_along_dim(columns.clamp(max=time - 1)[..., None], 2)
-            slot = state.evict(query, self.eviction_priority(state, held, query))
+                slot_keys = keys.take_along_dim(columns.clamp(max=time - 1)[..., None], 2)
+            slot = state.evict(query, self.eviction_priority(state, slot_keys, query))
             if slot is not None:
                 last.scatter_(-1, columns.gather(-1, slot), query)
         scores = state.scores.new_zeros(last.shape).scatter_(-1, state.positions.clamp(max=time).long(), state.scores)
@@ -208,13 +209,13 @@ class Eviction(Protecting):
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
         batch, key_heads, _, time, _ = layer.logits.shape
         last, _ = self.trace(layer.logits, layer.budgets, layer.keys, layer.index)
-        return found(last).expand(batch, key_heads, time, time)
+        return visible_mask(last).expand(batch, key_heads, time, time)
 
 
-def found(last: Int[Tensor, "batch head_groups time"]) -> Bool[Tensor, "batch head_groups time time"]:
+def visible_mask(last: Int[Tensor, "batch head_groups time"]) -> Bool[Tensor, "batch head_groups time time"]:
     """Return the mask of keys that each query sees, given the last query that sees each key."""
-    now = torch.arange(last.shape[-1], device=last.device)[:, None]
-    return (now >= now.T) & (now <= last[:, :, None])
+    query = torch.arange(last.shape[-1], device=last.device)[:, None]
+    return (query >= query.T) & (query <= last[:, :, None])
 
 
 Engine = Callable[[Eviction, Prompt], Pruned]
@@ -222,28 +223,28 @@ Engine = Callable[[Eviction, Prompt], Pruned]
 
 
 def _count(counts: Sequence[int], device: torch.device) -> int | Int[Tensor, "batch 1 1"]:
-    """Return one number if all counts are equal, because it compares faster than a tensor."""
+    """Return a number if all counts are equal, because a number compares faster than a tensor."""
     if len(set(counts)) == 1:
         return counts[0]
     return on_device(counts, device).int()[:, None, None]
 
 
 def coefficients(policy: Eviction) -> tuple[float, float] | None:
-    """Return the policy's `linear`, or None if a subclass overrides `score` without `linear`, or overrides `rescore` or
+    """Return the policy's `linear`, or None if its class overrides `score` without `linear`, or overrides `rescore` or
     `reduce_over_heads`.
     """
     bases = type(policy).__mro__
     declared, defined = (next(i for i, cls in enumerate(bases) if name in vars(cls)) for name in ("linear", "score"))
-    if declared > defined or _replaces(policy, "rescore", "reduce_over_heads"):
+    if declared > defined or _overrides(policy, "rescore", "reduce_over_heads"):
         return None
     return policy.linear
 
 
 def decides_by_score(policy: Eviction) -> bool:
     """Return whether the eviction depends only on a score decay S + gain p, which compiled engines can run."""
-    return coefficients(policy) is not None and not _replaces(policy, "eviction_priority", "empty_state", "trace")
+    return coefficients(policy) is not None and not _overrides(policy, "eviction_priority", "empty_state", "trace")
 
 
-def _replaces(policy: Eviction, *names: str) -> bool:
+def _overrides(policy: Eviction, *names: str) -> bool:
     """Return whether the policy overrides one of these methods of `Eviction`."""
     return any(getattr(type(policy), name) is not getattr(Eviction, name) for name in names)

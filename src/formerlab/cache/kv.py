@@ -12,7 +12,7 @@ from formerlab.layers.shapes import AnyHeads, Heads, KeyHeads
 
 @dataclass
 class Buffer:
-    """Keys and values of one layer, with spare capacity."""
+    """Keys and values of one layer, with spare capacity for new tokens."""
 
     keys: Float[Tensor, "batch key_heads capacity d_head"]
     values: Float[Tensor, "batch key_heads capacity d_value"]
@@ -28,9 +28,9 @@ class Buffer:
         self.length = end
 
     def reserve(self, capacity: int) -> None:
-        """Make room for `capacity` tokens in total."""
-        room = (0, 0, 0, max(0, capacity - self.keys.shape[2]))
-        self.keys, self.values = F.pad(self.keys, room), F.pad(self.values, room)
+        """Increase the capacity to at least `capacity` tokens."""
+        padding = (0, 0, 0, max(0, capacity - self.keys.shape[2]))
+        self.keys, self.values = F.pad(self.keys, padding), F.pad(self.values, padding)
 
 
 class KVCache:
@@ -47,45 +47,45 @@ class KVCache:
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def take(self, layer: int, k: AnyHeads, v: AnyHeads) -> tuple[AnyHeads, AnyHeads]:
-        """Append keys and values of a layer; return all keys and values of the layer."""
+    def append(self, layer: int, k: AnyHeads, v: AnyHeads) -> tuple[AnyHeads, AnyHeads]:
+        """Append keys and values to a layer; return all keys and values of the layer."""
         if layer not in self._layers:
             shape = *k.shape[:2], max(self._capacity, k.shape[2]), k.shape[3]
             self._layers[layer] = Buffer(k.new_zeros(shape), v.new_zeros(*shape[:3], v.shape[3]))
-        held = self._layers[layer]
-        held.append(k, v)
-        return held.keys[:, :, : held.length], held.values[:, :, : held.length]
+        buffer = self._layers[layer]
+        buffer.append(k, v)
+        return buffer.keys[:, :, : buffer.length], buffer.values[:, :, : buffer.length]
 
     @torch.inference_mode(False)  # the buffers must stay writable outside inference mode
     @torch.no_grad()
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         """Append keys and values; return softmax(q k^T / sqrt(d_head)) v over the keys up to each query."""
-        keys, values = self.take(layer, k, v)
-        prompt = q.shape[2] == keys.shape[2]  # a square causal mask; a single token sees everything and needs no mask
+        keys, values = self.append(layer, k, v)
+        prompt = q.shape[2] == keys.shape[2]  # a square causal mask; a single token sees all keys and needs no mask
         mask = self.mask(layer, q, keys)
         return F.scaled_dot_product_attention(
             q, keys, values, attn_mask=mask, is_causal=prompt, enable_gqa=q.shape[1] != k.shape[1]
         )
 
     def mask(self, layer: int, q: Heads, keys: KeyHeads) -> Tensor | None:
-        """Return the mask (..., new, held) of the keys that the new queries see, or None if no mask is needed."""
-        new, held = q.shape[2], keys.shape[2]
-        return torch.ones(new, held, dtype=torch.bool, device=q.device).tril(held - new) if 1 < new < held else None
+        """Return the mask (..., queries, keys) of the keys that the new queries see, or None if no mask is needed."""
+        new, count = q.shape[2], keys.shape[2]
+        return torch.ones(new, count, dtype=torch.bool, device=q.device).tril(count - new) if 1 < new < count else None
 
     def reorder(self, rows: Int[Tensor, " batch"]) -> None:
         """Replace sequence i by sequence `rows[i]`, as in beam search."""
-        for held in self._layers.values():
-            held.keys, held.values = held.keys[rows], held.values[rows]
+        for buffer in self._layers.values():
+            buffer.keys, buffer.values = buffer.keys[rows], buffer.values[rows]
 
     @property
     def length(self) -> int:
         """Number of tokens in the cache, which is the position of the next token."""
-        return min((held.length for held in self._layers.values()), default=0)
+        return min((buffer.length for buffer in self._layers.values()), default=0)
 
     def bytes(self) -> int:
         """Return the bytes of the keys and values, without spare capacity."""
-        parts = (held[:, :, : own.length] for own in self._layers.values() for held in (own.keys, own.values))
-        return bytes_of(*parts)
+        buffers = self._layers.values()
+        return bytes_of(*(x[:, :, : buffer.length] for buffer in buffers for x in (buffer.keys, buffer.values)))
 
 
 def bytes_of(*tensors: Tensor) -> int:

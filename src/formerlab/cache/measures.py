@@ -1,4 +1,4 @@
-"""Measures of retained keys, one value per sequence without padding, for the rows of the pruning study."""
+"""Statistics of the retained keys, one value per sequence without padding, for the rows of the pruning study."""
 
 import torch
 from jaxtyping import Float
@@ -13,28 +13,28 @@ def kept_measures(visible: SquareMask) -> dict[str, Float[Tensor, " batch"]]:
     """Return the fractions of retained keys in the first 40 %, the first 10 % and the last 40 % of the positions before
     a query, and the mean position of retained keys (0 is the first, 1 the last).
 
-    Retained keys are the keys that a query sees besides its own. The means run over heads and over queries in the
-    second half of each sequence that see any; NaN without such a query. A position that straddles a mark counts in
-    part, so an even choice, or no pruning, gives an early fraction of exactly 0.4 and a mean position of 0.5. (Claim
-    decay-h2o-keeps-first-tokens; Decay article, Fig. 3.)
+    Retained keys are the keys that a query sees besides its own. The means run over heads and over the queries in the
+    second half of each sequence that see a retained key; NaN without such a query. A position that straddles a boundary
+    counts fractionally, so a uniform choice, or no pruning, gives an early fraction of exactly 0.4 and a mean position
+    of 0.5. (Claim decay-h2o-keeps-first-tokens; Decay article, Fig. 3.)
     """
     position = torch.arange(visible.shape[-1], device=visible.device)
     query = position[:, None]
-    marks = [(share * query.double() - position).clamp(0, 1) for share in (0.4, 0.1, 0.6)]
-    weights = torch.stack([*marks, (position.double() + 0.5) / query.clamp(min=1)], dim=-1)
+    inside = [(fraction * query.double() - position).clamp(0, 1) for fraction in (0.4, 0.1, 0.6)]
+    weights = torch.stack([*inside, (position.double() + 0.5) / query.clamp(min=1)], dim=-1)
     kept = (visible & (position < query)).double()
     count = kept.sum(-1)
     counted = (2 * position >= len(position)) & (count > 0)
     means = torch.einsum("bhqk,qkm->mbhq", kept, weights) / count.clamp(min=1)
-    early, early_10, not_recent, place = (means * counted).sum((2, 3)) / counted.sum((1, 2))
-    return {"early_share": early, "early_share_10": early_10, "mean_position": place, "recent_share": 1 - not_recent}
+    early, early_10, not_recent, mean = (means * counted).sum((2, 3)) / counted.sum((1, 2))
+    return {"early_share": early, "early_share_10": early_10, "mean_position": mean, "recent_share": 1 - not_recent}
 
 
 def ideal_attention(full_probabilities: Square, budget: Budget) -> Square:
-    """Return the unpruned probabilities with all keys set to zero that the ideal policy does not retain.
+    """Return the unpruned probabilities of the keys that the ideal policy retains, and zero for all other keys.
 
     The ideal policy retains, for each query, its own key and the `budget` earlier keys of largest unpruned probability.
-    It is the best policy at this budget, because it can take an evicted key back.
+    It is the best policy at this budget, because each query chooses among all earlier keys.
     """
     time, device = full_probabilities.shape[-1], full_probabilities.device
     past = torch.ones(time, time, dtype=torch.bool, device=device).tril(-1)

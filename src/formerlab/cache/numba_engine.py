@@ -26,7 +26,7 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
     out = torch.empty_like(q)
     last = torch.full((batch, head_groups, time), time, dtype=torch.int32)
     scores = v.new_zeros(batch, head_groups, time)
-    initial = policy.entering(k, head_groups, prompt.layer, v)
+    initial = policy.cast_initial_scores(k, head_groups, prompt.layer, v)
     width = 0 if initial is None else time
     initial = (scores if initial is None else initial)[..., :width].expand(batch, head_groups, width).contiguous()
     most = min(max(policy.capacity(budget) for budget in prompt.budgets), time)
@@ -56,7 +56,7 @@ class Step:
         self._large = 2 * keys.numel() >= LARGE
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state of a copy without numpy arrays, which would not share memory with the copied tensors."""
+        """Return the state for a copy, without the numpy arrays, because copied arrays would not share its memory."""
         return {name: value for name, value in self.__dict__.items() if name != "_held"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -85,6 +85,6 @@ def _threads(units: int) -> int:
 
 
 # Starting numba's threads may change torch's number of threads, because both can use OpenMP.
-_before = torch.get_num_threads()
+_torch_threads = torch.get_num_threads()
 numba.set_num_threads(1)
-torch.set_num_threads(_before)
+torch.set_num_threads(_torch_threads)

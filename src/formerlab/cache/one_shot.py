@@ -1,4 +1,4 @@
-"""One-shot compression: a KV cache that is compressed once, after the prompt."""
+"""One-shot compression: a KV cache that evicts keys once, after the prompt."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,8 +15,8 @@ from formerlab.cache.policies.policy import (
     Prompt,
     by_group,
     check_configuration,
+    marked_indices,
     masked_softmax,
-    places,
     precise,
 )
 from formerlab.errors import UserError
@@ -24,20 +24,20 @@ from formerlab.kernels import EMPTY
 from formerlab.layers.position import PositionEncoding
 from formerlab.layers.shapes import Heads, KeyHeads
 
-QUERIES = 128  # queries whose attention is in memory at a time
+QUERY_CHUNK = 128  # queries whose attention is in memory at a time
 
 
 class CompressedCache(KVCache):
     """An attention function that reads the prompt without pruning and then retains `budget` of its keys and values.
 
-    Later tokens see the retained keys and each other. Nothing is evicted after the prompt, so the cache grows with
-    every token. A ratio is a fraction of the prompt length, with at least one key. Keys keep their original positions.
-    Heads that retain fewer keys than others (`HeadAdaptive`) have empty slots, which attention masks.
-    `position` is the model's position encoding; only policies that use queries before rotation need it. For inference
-    only: gradients do not flow through the cache. All sequences of a batch have the same length.
+    Later tokens see the retained keys and each other. Later keys are never evicted, so the cache grows with every
+    token. A ratio is a fraction of the prompt length, with at least one key. Keys keep their original positions. Heads
+    that retain fewer keys than others (`HeadAdaptive`) have empty slots, which attention masks. `position` is the
+    model's position encoding; only policies that use queries before rotation need it. For inference only: gradients do
+    not flow through the cache. All sequences of a batch have the same length.
 
-    Step-by-step eviction also prunes while the prompt is read and while decoding, which is a harder task at the same
-    budget. Report the two modes in separate tables.
+    Step-by-step eviction also prunes while the prompt is read and while decoding, which is harder at the same budget.
+    Report the two modes in separate tables.
 
     Raises UserError for a policy that has no score for the keys of a prompt, for an unsuitable `position`, and for an
     invalid budget.
@@ -70,29 +70,29 @@ class CompressedCache(KVCache):
         if layer in self._kept:
             return super().__call__(layer, q, k, v)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
-        marked, count = self._choose(layer, q, k, v)
+        marked, count = self._select(layer, q, k, v)
         if self.policy.layer_policy.is_ragged:
             counts = marked.sum(-1, keepdim=True)
             count = int(counts.max())
             self._empty[layer] = torch.arange(count, device=q.device) >= counts
-        kept = places(marked, count)
-        self.take(layer, *(x.take_along_dim(kept[..., None], 2) for x in (k, v)))
+        kept = marked_indices(marked, count)
+        self.append(layer, *(x.take_along_dim(kept[..., None], 2) for x in (k, v)))
         self._kept[layer] = kept.masked_fill(self._empty[layer], EMPTY) if layer in self._empty else kept
         return out
 
-    def _choose(
+    def _select(
         self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads
     ) -> tuple[Bool[Tensor, "batch key_heads time"], int]:
-        """Mark the retained keys: protected keys, and keys of largest importance; return also their mean number."""
+        """Return a mask of the retained keys (protected keys and keys of largest importance) and their mean count."""
         policy, scorer = self.policy.layer_policy, self.policy.scorer
         assert isinstance(scorer, OneShot | Eviction)
         batch, _, time, _ = q.shape
         count = min(self.policy.layer_budget(max(1, resolve_budget(self.budget, time)), layer), time)
         importance = importance_of(scorer, Prompt(q, k, v, [count] * batch, [time] * batch, layer), self.position)
         sink, recent = scorer.protected(count)
-        place, held = torch.arange(time, device=q.device), min(scorer.capacity(count), time)
-        importance = importance.masked_fill((place < sink) | (place >= time - recent), torch.inf)
-        return policy.select(importance, held).expand(-1, k.shape[1], -1), held
+        positions, capacity = torch.arange(time, device=q.device), min(scorer.capacity(count), time)
+        importance = importance.masked_fill((positions < sink) | (positions >= time - recent), torch.inf)
+        return policy.select(importance, capacity).expand(-1, k.shape[1], -1), capacity
 
     def mask(self, layer: int, q: Heads, keys: KeyHeads) -> Tensor | None:
         visible = super().mask(layer, q, keys)
@@ -104,10 +104,10 @@ class CompressedCache(KVCache):
 
     def bytes(self) -> int:
         """Return the bytes of the retained keys and values, without spare capacity and empty slots."""
-        empty = sum(
-            int(slots.sum()) * bytes_of(held.keys[0, 0, :1], held.values[0, 0, :1])
-            for slots, held in ((slots, self._layers[layer]) for layer, slots in self._empty.items())
-        )
+        empty = 0
+        for layer, slots in self._empty.items():
+            buffer = self._layers[layer]
+            empty += int(slots.sum()) * bytes_of(buffer.keys[0, 0, :1], buffer.values[0, 0, :1])
         return super().bytes() - empty
 
     def reorder(self, rows: Int[Tensor, " batch"]) -> None:
@@ -117,7 +117,7 @@ class CompressedCache(KVCache):
 
     @property
     def length(self) -> int:
-        """Number of tokens so far, including dropped ones, which is the position of the next token."""
+        """Number of tokens so far, including evicted ones, which is the position of the next token."""
         return min(self._lengths.values(), default=0)
 
     def kept(self, layer: int) -> Int[Tensor, "batch key_heads kept"]:
@@ -126,7 +126,7 @@ class CompressedCache(KVCache):
 
 
 def importance_of(policy: Policy, prompt: Prompt, position: PositionEncoding | None) -> Importance:
-    """Return the score of each key of a prompt, of a one-shot policy or of a step-by-step policy without eviction."""
+    """Return the score of each key of a prompt; a step-by-step policy scores the prompt without eviction."""
     if isinstance(policy, OneShot):
         return policy.importance(prompt, position)
     assert isinstance(policy, Eviction), "CompressedCache refuses such a policy"
@@ -137,7 +137,7 @@ def accumulated(policy: Eviction, prompt: Prompt) -> Importance:
     """Return the scores of a step-by-step policy after the last query of a prompt without eviction.
 
     For S <- decay S + gain p the score is gain times the sum over q of decay^(T - 1 - q) p[q, k], a weighted column sum
-    of the attention (the codes of H2O and A2SF compute it for long prompts).
+    of the attention, as in the codes of H2O and A2SF for long prompts.
     """
     rule = coefficients(policy)
     assert rule is not None, "CompressedCache refuses such a policy"
@@ -145,12 +145,12 @@ def accumulated(policy: Eviction, prompt: Prompt) -> Importance:
     time, key_heads = prompt.k.shape[2], prompt.k.shape[1]
     state = policy.empty_state(prompt.budgets, key_heads, time, precise(prompt.k.new_empty(0)))
     state.positions.copy_(torch.arange(time, device=state.positions.device))
-    initial = policy.entering(prompt.k, state.positions.shape[1], prompt.layer, state.scores)
+    initial = policy.cast_initial_scores(prompt.k, state.positions.shape[1], prompt.layer, state.scores)
     age = torch.arange(time, 0, -1, device=prompt.k.device, dtype=state.scores.dtype)
     if initial is not None:
         state.scores += initial * decay**age
-    for start in range(0, time, QUERIES):
-        end = min(start + QUERIES, time)
+    for start in range(0, time, QUERY_CHUNK):
+        end = min(start + QUERY_CHUNK, time)
         if gain * decay ** (time - end):  # skip weights that underflow
             weights = gain * decay ** (age[start:end] - 1)
             rows = attention_rows(prompt, start, end)

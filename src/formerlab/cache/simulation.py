@@ -33,23 +33,23 @@ SquareMask = Bool[Tensor, "batch heads time time"]
 
 
 class SimulatedLayer(NamedTuple):
-    """One simulated layer, for figures and measures."""
+    """Attention of one simulated layer, for figures and statistics."""
 
     logits: Square
     probabilities: Square
     visible: SquareMask
     keys: KeyHeads
 
-    def under(
+    def simulate(
         self, policy: Policy, budget: AnyBudget, state: State | None = None, layer: int = 0
     ) -> tuple[Square, SquareMask]:
-        """Return the result of `simulate` for the same logits under another policy."""
+        """Return the result of `simulate` with the same logits under another policy."""
         groups = self.logits.shape[1] // self.keys.shape[1]
         return simulate(policy, self.logits, budget, groups=groups, keys=self.keys, state=state, layer=layer)
 
 
 Observer = Callable[[int, SimulatedLayer], None]
-"""A function that is called with the index of each layer and its simulation."""
+"""A function that is called with the index and the simulation of each layer."""
 
 
 def simulate(
@@ -69,24 +69,23 @@ def simulate(
         policy: the cache policy.
         logits: causal attention logits (batch, heads, time, time); entries of later keys are ignored.
         budget: number of keys (int) or fraction of each sequence's true length (float); see `resolve_budget`.
-        lengths: true lengths in a right-padded batch, default no padding. Padding is neither seen nor counted, and its
-            rows are zero.
+        lengths: true lengths in a right-padded batch, default no padding. Padding is masked as key and as query.
         groups: query heads per key head; heads i groups, ..., (i + 1) groups - 1 share key head i.
         keys: keys (batch, key_heads, time, d_head), for policies that need them.
         state: shared between the layers of a forward pass (SpAtten). Pass the same dict, initially empty, to every
             layer in turn; the call updates it.
         layer: index of the layer, from 0.
 
-    Gradients flow through the probabilities, not through the choice of keys. For policies that re-index the retained
-    keys, the logits must already contain the new positions; `Simulation` takes care of that.
+    Gradients flow through the probabilities only, because the choice of keys is not differentiable. For policies that
+    re-index the retained keys, the logits must already contain the new positions; `Simulation` computes them.
 
-    Raises ValueError for inputs that do not fit or are missing, and UserError for an invalid budget, a one-shot policy
-    and a policy with protect="prompt", which needs a `Simulation`.
+    Raises ValueError for missing or inconsistent inputs, and UserError for an invalid budget, a one-shot policy and a
+    policy with protect="prompt", which needs a `Simulation`.
     """
     check_configuration(policy, budget)
     _check_prompt(policy)
-    for name, given in (("keys", keys), ("state", state)):
-        if name in policy.scorer.needs and given is None:
+    for name, value in (("keys", keys), ("state", state)):
+        if name in policy.scorer.needs and value is None:
             raise ValueError(f"{type(policy).__name__} needs {name}: pass {name}=... to simulate")
     if groups < 1 or logits.shape[1] % groups:
         raise ValueError(f"groups={groups} does not divide the {logits.shape[1]} heads of the logits")
@@ -106,18 +105,18 @@ def simulate(
 
 def _check_prompt(policy: Policy) -> None:
     """Raise UserError if the policy protects a prompt whose length is unknown."""
-    if isinstance(policy, Protecting) and policy.lacks_prompt:
+    if isinstance(policy, Protecting) and policy.needs_prompt_length:
         raise UserError(f"{policy!r}: the length of the prompt is unknown; use Simulation(..., prompt=length)")
 
 
 class Simulation:
     """An attention function that simulates pruning in one forward pass over whole sequences.
 
-    Use: `model(tokens, attend=Simulation(policy, budget, lengths))`. The object holds the state shared between layers,
-    so create a new one for every forward pass. Step-by-step eviction runs in `engine` (default: the fastest possible),
-    unless `observe` is given (it is called with every layer's masks) or a gradient is needed. `position` is the model's
-    position encoding; only policies that re-index the retained keys need it. `prompt` is the number of
-    tokens of the prompt at the start of every sequence; only policies with protect="prompt" need it.
+    Use: `model(tokens, attend=Simulation(policy, budget, lengths))`. The object stores state that the layers share, so
+    create a new one for every forward pass. Step-by-step eviction runs in `engine` (default: the fastest). If `observe`
+    is given, which is called with the masks of every layer, or if a gradient is needed, it runs in torch with masks.
+    `position` is the model's position encoding; only policies that re-index the retained keys need it. `prompt` is the
+    number of prompt tokens at the start of every sequence; only policies with protect="prompt" need it.
 
     Raises UserError for an invalid budget, for a one-shot policy, and for protect="prompt" without `prompt`.
     """
@@ -142,12 +141,12 @@ class Simulation:
         self.position = policy.check_position(position)
         self.engine = engine
         self._state: State = {}
-        self._realised: dict[int, Float[Tensor, " batch"]] = {}
+        self._cache_sizes: dict[int, Float[Tensor, " batch"]] = {}
 
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
         """Return softmax(q k^T / sqrt(d_head)) v over the keys that each query sees under the policy."""
-        if layer in self._realised:
-            raise ValueError(f"layer {layer} was simulated before: make a new Simulation for every forward pass")
+        if layer in self._cache_sizes:
+            raise ValueError(f"layer {layer} was simulated already; create a new Simulation for every forward pass")
         lengths = true_lengths(self.lengths, q.shape[0], q.shape[2])
         budgets = [self.policy.layer_budget(resolve_budget(self.budget, length), layer) for length in lengths]
         prompt = Prompt(q, k, v, budgets, lengths, layer)
@@ -155,9 +154,9 @@ class Simulation:
             self.policy.check_budget(min(prompt.budgets))
         gradient = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
         policy = self._layer_policy
-        steps = isinstance(policy, Eviction) and policy.is_online and not policy.reindexes_positions
-        by_engine = steps and self.observe is None and not gradient
-        out, self._realised[layer] = (self._by_engine if by_engine else self._by_mask)(prompt)
+        stepwise = isinstance(policy, Eviction) and policy.is_online and not policy.reindexes_positions
+        by_engine = stepwise and self.observe is None and not gradient
+        out, self._cache_sizes[layer] = (self._by_engine if by_engine else self._by_mask)(prompt)
         if self.lengths is None:
             return out
         padding = torch.arange(q.shape[2], device=q.device) >= on_device(lengths, q.device)[:, None]
@@ -172,8 +171,8 @@ class Simulation:
             return out, q.new_ones(len(lengths), dtype=torch.float64)
         out, last, _ = evict(policy, prompt, self.engine)
         true = on_device(lengths, q.device)[:, None, None]
-        held = (last >= true) & (torch.arange(q.shape[2], device=q.device) < true)
-        return out, held.double().sum(-1).mean(1) / true[:, 0, 0]
+        retained = (last >= true) & (torch.arange(q.shape[2], device=q.device) < true)
+        return out, retained.double().sum(-1).mean(1) / true[:, 0, 0]
 
     def _by_mask(self, prompt: Prompt) -> tuple[Heads, Float[Tensor, " batch"]]:
         q, k, v, budgets, lengths = prompt.q, prompt.k, prompt.v, prompt.budgets, prompt.lengths
@@ -192,35 +191,35 @@ class Simulation:
         true = on_device(lengths, q.device)
         last = visible[torch.arange(len(lengths), device=q.device), :, true - 1].sum(-1)
         most = [min(self.policy.capacity(count), length) for count, length in zip(budgets, lengths, strict=True)]
-        everything = (last == true[:, None]).all(1, keepdim=True)
-        held = torch.where(everything, on_device(most, q.device)[:, None], last - 1)
-        return out.flatten(1, 2), held.double().mean(1) / true
+        sees_all = (last == true[:, None]).all(1, keepdim=True)
+        retained = torch.where(sees_all, on_device(most, q.device)[:, None], last - 1)
+        return out.flatten(1, 2), retained.double().mean(1) / true
 
     def _reindexed(
         self, logits: Tensor, queries: Tensor, keys: KeyHeads, budgets: list[int], position: PositionEncoding
     ) -> Float[Tensor, "batch key_heads groups time time"]:
         """Return the logits with the sink of each sequence moved directly before the sliding window.
 
-        At query q of a cache of b = `budgets` keys, e = max(0, q - b) positions are missing between sink and window.
-        Only relative positions matter, so the keys of the sink are rotated by e more positions. `queries` are scaled.
+        At query q with a budget of b keys, e = max(0, q - b) positions are evicted between sink and window. Only
+        relative positions matter, so the keys of the sink are rotated by e more positions. `queries` are scaled.
         """
         assert isinstance(self.policy, Eviction)
         sink, time = [self.policy.protected(count)[0] for count in budgets], logits.shape[-1]
-        first, held = on_device(sink, logits.device), on_device(budgets, logits.device)
-        missing = (torch.arange(time, device=logits.device) - held[:, None]).clamp(min=0)
+        first, capacity = on_device(sink, logits.device), on_device(budgets, logits.device)
+        evicted = (torch.arange(time, device=logits.device) - capacity[:, None]).clamp(min=0)
         steps = max(time - min(budgets), 1)
         logits = logits.clone()
         for key in range(min(max(sink), time)):
-            places = position.rotate(keys[:, :, key : key + 1].expand(-1, -1, steps, -1), 0)
-            index = missing[:, None, :, None].expand(-1, keys.shape[1], -1, keys.shape[3])
-            column = (queries * places.gather(2, index).unsqueeze(2)).sum(-1)
+            rotated = position.rotate(keys[:, :, key : key + 1].expand(-1, -1, steps, -1), 0)
+            index = evicted[:, None, :, None].expand(-1, keys.shape[1], -1, keys.shape[3])
+            column = (queries * rotated.gather(2, index).unsqueeze(2)).sum(-1)
             logits[..., key] = torch.where((key < first)[:, None, None, None], column, logits[..., key])
         return logits
 
     @property
     def realised_budget(self) -> Float[Tensor, " batch"]:
-        """Measured cache size: retained keys at the end of each sequence over its length, mean over layers and heads.
+        """Measured cache size: retained keys after the last eviction of each sequence, as a fraction of its length.
 
-        Counted after the eviction that follows the last query; for Full it is 1.
+        The mean over layers and heads; 1 for Full.
         """
-        return torch.stack(list(self._realised.values())).mean(0)
+        return torch.stack(list(self._cache_sizes.values())).mean(0)

@@ -1,7 +1,7 @@
-"""A decoding step of constant shapes, which torch.compile traces as one graph and a CUDA graph replays.
+"""A decoding step with constant shapes, which torch.compile traces as one graph and a CUDA graph replays.
 
-A cache in use counts its tokens in Python. Here the position is a tensor on the device, keys and values are written
-into preallocated buffers, and masks are computed from the position, so that no step reads a number on the host.
+Other caches count their tokens in Python. Here the position is a tensor on the device, keys and values are written into
+preallocated buffers, and masks are computed from the position, so that no step reads a number on the host.
 """
 
 from collections.abc import Callable
@@ -30,13 +30,14 @@ def is_static(cache: Any) -> bool:
 
 
 class StaticStep:
-    """Feed a model one token per sequence and return the next logits; `cache` has read the prompt (`is_static`).
+    """Feed a model one token per sequence and return the next logits, with a cache that has read the prompt.
 
-    There is room for `tokens` steps. The keys and values are those of `cache`, so `cache` stays usable.
+    `cache` must satisfy `is_static`. The step works on the buffers of `cache`, extended by `tokens` slots, so `cache`
+    stays usable. At most `tokens` steps can follow.
     """
 
     compute: Callable[[], Float[Tensor, "batch vocabulary"]]
-    """The work of a step, which may be replaced by its compiled form."""
+    """The computation of a step; assign its compiled form to compile it."""
 
     @torch.inference_mode(False)  # the buffers must stay writable outside inference mode
     @torch.no_grad()
@@ -83,7 +84,7 @@ class StaticStep:
             return out
         layer.keys.index_copy_(2, self.position.view(1), k)
         layer.values.index_copy_(2, self.position.view(1), v)
-        seen = torch.arange(layer.keys.shape[2], device=q.device) <= self.position
+        mask = torch.arange(layer.keys.shape[2], device=q.device)[None] <= self.position
         return F.scaled_dot_product_attention(
-            q, layer.keys, layer.values, attn_mask=seen.view(1, -1), enable_gqa=q.shape[1] != k.shape[1]
+            q, layer.keys, layer.values, attn_mask=mask, enable_gqa=q.shape[1] != k.shape[1]
         )

@@ -1,4 +1,4 @@
-"""Simulate step-by-step eviction over a whole sequence with the engine that fits: Triton, numba, or this torch loop."""
+"""Simulate step-by-step eviction over whole sequences with the fastest suitable engine: Triton, numba or this loop."""
 
 import functools
 import logging
@@ -9,23 +9,23 @@ from types import ModuleType
 import torch
 
 from formerlab import kernels
-from formerlab.cache.eviction import Engine, Eviction, Pruned, decides_by_score, found
+from formerlab.cache.eviction import Engine, Eviction, Pruned, decides_by_score, visible_mask
 from formerlab.cache.policies.policy import Prompt, by_group, masked_softmax
 
 log = logging.getLogger(__name__)
 
-WORTHWHILE = 2**17
+NUMBA_THRESHOLD = 2**17
 """Pairs of query and retained key, over batch and heads, above which loading the numba engine pays."""
-LARGEST = 2**26
+MAX_LOGITS = 2**26
 """Upper limit of logits in memory in the torch engine on a CPU (at least one sequence)."""
-LARGEST_ON_GPU = 2**30
-"""The same on a GPU with enough free memory, which small chunks would leave idle."""
+MAX_LOGITS_ON_GPU = 2**30
+"""The same limit on a GPU with enough free memory; small chunks would leave a GPU idle."""
 BYTES_PER_LOGIT = 32
 """Free memory that a logit needs: the logit, its probability and masks, some of them twice."""
 
 
 def evict(policy: Eviction, prompt: Prompt, engine: Engine | None = None) -> Pruned:
-    """Simulate eviction with an engine (default: the fastest possible); a CPU computes half precision in float32."""
+    """Simulate eviction with an engine (default: the fastest); a CPU computes half precision in float32."""
     narrow = prompt.q.device.type == "cpu" and prompt.q.dtype.itemsize == 2  # numba has no half precision
     wide = replace(prompt, q=prompt.q.float(), k=prompt.k.float(), v=prompt.v.float()) if narrow else prompt
     pruned = (engine or choose(policy, wide))(policy, wide)
@@ -40,9 +40,9 @@ def choose(policy: Eviction, prompt: Prompt) -> Engine:
     elif prompt.q.device.type == "cpu":
         counts = zip(prompt.budgets, prompt.lengths, strict=True)
         pairs = heads * sum(length * min(policy.capacity(budget), length) for budget, length in counts)
-        engine = load_numba() if pairs >= WORTHWHILE else None
-    alike = prompt.v.shape == prompt.k.shape  # compiled engines need d_key = d_value (unlike in DeepSeek)
-    if engine is None or not alike or prompt.k.dtype not in engine.DTYPES or not decides_by_score(policy):
+        engine = load_numba() if pairs >= NUMBA_THRESHOLD else None
+    same_widths = prompt.v.shape == prompt.k.shape  # compiled engines need d_key = d_value (unlike in DeepSeek)
+    if engine is None or not same_widths or prompt.k.dtype not in engine.DTYPES or not decides_by_score(policy):
         return run
     chosen: Engine = engine.run
     return chosen
@@ -76,24 +76,24 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
     """
     batch, heads, time, _ = prompt.q.shape
     threads = torch.get_num_threads() if prompt.q.device.type == "cpu" else 1
-    some = max(1, min(-(-batch // threads), chunk_size(prompt.q.device) // (heads * time * time)))
-    parts = [prompt.of(slice(first, first + some)) for first in range(0, batch, some)]
+    rows = max(1, min(-(-batch // threads), chunk_size(prompt.q.device) // (heads * time * time)))
+    chunks = [prompt.select(slice(first, first + rows)) for first in range(0, batch, rows)]
     with ThreadPoolExecutor(threads) as pool:
-        done = list((pool.map if threads > 1 else map)(functools.partial(_walk, policy), parts))
-    return Pruned(*(torch.cat(tensors) for tensors in zip(*done, strict=True)))
+        results = list((pool.map if threads > 1 else map)(functools.partial(_run_chunk, policy), chunks))
+    return Pruned(*(torch.cat(tensors) for tensors in zip(*results, strict=True)))
 
 
 def chunk_size(device: torch.device) -> int:
     """Return the largest number of logits that the torch engine computes at a time."""
     if device.type != "cuda":
-        return LARGEST
-    return max(LARGEST, min(LARGEST_ON_GPU, torch.cuda.mem_get_info(device)[0] // BYTES_PER_LOGIT))
+        return MAX_LOGITS
+    return max(MAX_LOGITS, min(MAX_LOGITS_ON_GPU, torch.cuda.mem_get_info(device)[0] // BYTES_PER_LOGIT))
 
 
-def _walk(policy: Eviction, prompt: Prompt) -> Pruned:
+def _run_chunk(policy: Eviction, prompt: Prompt) -> Pruned:
     q, k, v = prompt.q, prompt.k, prompt.v
     with torch.no_grad(), torch.autocast(q.device.type, enabled=False):
         logits = by_group(q * q.shape[-1] ** -0.5, q.shape[1] // k.shape[1]) @ k.unsqueeze(2).transpose(-1, -2)
         last, scores = policy.trace(logits, prompt.budgets, k, prompt.layer)
-        attention = masked_softmax(logits, found(last).unsqueeze(2)).to(v.dtype)
+        attention = masked_softmax(logits, visible_mask(last).unsqueeze(2)).to(v.dtype)
         return Pruned((attention @ v.unsqueeze(2)).flatten(1, 2), last, scores)

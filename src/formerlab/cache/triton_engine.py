@@ -17,7 +17,7 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
     out = torch.empty_like(q)
     last = torch.full((batch, head_groups, time), time, dtype=torch.int32, device=q.device)
     scores = q.new_zeros(batch, head_groups, time, dtype=torch.float32)
-    initial = policy.entering(prompt.k, head_groups, prompt.layer, scores)
+    initial = policy.cast_initial_scores(prompt.k, head_groups, prompt.layer, scores)
     initial = None if initial is None else initial.expand(batch, head_groups, time).contiguous()
     bounds = [(n, *own) for n, own in zip(prompt.lengths, policy.bounds(prompt.budgets), strict=True)]
     slots = pruned_attention.slots_for(min(max(capacity for _, capacity, *_ in bounds), time))

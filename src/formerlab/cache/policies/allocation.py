@@ -1,4 +1,4 @@
-"""Policies that divide a cache among layers, heads or blocks of keys, and leave the scores to another policy."""
+"""Policies that divide a cache among layers, heads or blocks of keys, scored by another policy."""
 
 from typing import Annotated, Literal
 
@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from pydantic import AfterValidator, Field
 from torch import Tensor
 
-from formerlab.cache.budget import EVERYTHING, part
+from formerlab.cache.budget import UNLIMITED, floor_fraction
 from formerlab.cache.eviction import CacheState, Eviction, Scores
 from formerlab.cache.one_shot import importance_of
 from formerlab.cache.policies.decay import Decay
@@ -38,11 +38,11 @@ Mask = Bool[Tensor, "batch key_heads time time"]
 
 
 def check_scoring(policy: Policy) -> Policy:
-    """Return the policy. Raises ValueError for one whose keys cannot be divided: official masks, protected prompts."""
+    """Return the policy. Raises ValueError for an official mask and for a policy that protects the prompt."""
     if isinstance(policy, Eviction) and not policy.is_online:
-        raise ValueError(f"policy={policy!r}: an official mask divides its own budget; use variant='accumulated'")
+        raise ValueError(f"policy={policy!r}: an official mask has its own budget rule; use variant='accumulated'")
     if isinstance(policy, Protecting) and policy.protect is not None:
-        raise ValueError(f"policy={policy!r}: only the policy alone protects a prompt; leave protect out")
+        raise ValueError(f"policy={policy!r}: an inner policy cannot protect a prompt; leave protect out")
     return policy
 
 
@@ -51,16 +51,16 @@ Scoring = Annotated[
     Field(discriminator="kind"),
     AfterValidator(check_scoring),
 ]
-"""The policies that score keys."""
+"""Policies that score keys for a division among layers, heads or blocks."""
 
 
 class HeadAdaptive(Policy):
     """Divide the budget of a layer among its heads by score: heads x budget keys of largest S, at least
     floor(safeguard budget) in each head (AdaKV, arXiv:2407.11550, Algorithm 1).
 
-    The total equals that of an equal division. `policy` scores the keys and protects its sink and recent tokens in
-    every head. A one-shot policy chooses once (`CompressedCache`). A stepwise policy evicts the keys of lowest score
-    over all heads after every query, in simulation only.
+    The layer retains as many keys as with an equal division. `policy` scores the keys and protects its sink and recent
+    tokens in every head. A one-shot policy selects keys once (`CompressedCache`). A stepwise policy evicts the keys of
+    lowest score over all heads after every query, in simulation only.
     """
 
     kind: Literal["head_adaptive"] = "head_adaptive"
@@ -85,55 +85,55 @@ class HeadAdaptive(Policy):
 
     def select(self, importance: Importance, count: int) -> Bool[Tensor, "batch head_groups time"]:
         """Mark head groups x `count` keys: the largest floor(safeguard count) of each group, then of all groups."""
-        safe = torch.full(importance.shape[:-1], part(self.safeguard, count), device=importance.device)
-        scores = importance.masked_fill(largest(importance, safe), torch.inf).flatten(1)
+        minimum = torch.full(importance.shape[:-1], floor_fraction(self.safeguard, count), device=importance.device)
+        scores = importance.masked_fill(largest(importance, minimum), torch.inf).flatten(1)
         total = torch.full(scores.shape[:-1], count * importance.shape[1], device=scores.device)
         return largest(scores, total).view_as(importance)
 
     def visible(self, layer: Layer) -> Mask:
-        """Evict query by query; slot k of the state holds key k."""
+        """Evict query by query; slot k of the state is for key k."""
         policy = self.policy
         assert isinstance(policy, Eviction), "check_configuration refuses other policies"
         batch, key_heads, _, time, _ = layer.logits.shape
         state = policy.empty_state(layer.budgets, key_heads, time, precise(layer.logits.new_empty(0)))
-        safe = torch.tensor([part(self.safeguard, budget) for budget in layer.budgets], device=layer.logits.device)
-        groups, seen = state.positions.shape[1], []
-        places = torch.arange(time, device=layer.logits.device)
-        initial = policy.initial_scores(places, groups, layer.keys, layer.index)
+        device = layer.logits.device
+        minimum = torch.tensor([floor_fraction(self.safeguard, budget) for budget in layer.budgets], device=device)
+        groups, visible = state.positions.shape[1], []
+        initial = policy.initial_scores(torch.arange(time, device=device), groups, layer.keys, layer.index)
         for query in range(time):
             state.positions[..., query] = query
-            held = state.positions != EMPTY
-            seen.append(held)
-            attention = masked_softmax(layer.logits[:, :, :, query], held.unsqueeze(2))
-            own = torch.full((batch, groups, 1), query, device=held.device)
-            start = None if initial is None else initial[..., query : query + 1].to(state.scores.dtype)
-            policy.rescore(state, attention, own, None if start is None else start.expand(own.shape))
+            filled = state.positions != EMPTY
+            visible.append(filled)
+            attention = masked_softmax(layer.logits[:, :, :, query], filled.unsqueeze(2))
+            slot = torch.full((batch, groups, 1), query, device=device)
+            first_score = None if initial is None else initial[..., query : query + 1].to(state.scores.dtype)
+            policy.rescore(state, attention, slot, None if first_score is None else first_score.expand(slot.shape))
             priority = policy.eviction_priority(state, layer.keys, query)
             for _ in range(groups):
-                _evict_one(state, priority, query, safe)
-        return torch.stack(seen, 2).expand(batch, key_heads, time, time)
+                _evict_one(state, priority, query, minimum)
+        return torch.stack(visible, 2).expand(batch, key_heads, time, time)
 
 
-def _evict_one(state: CacheState, priority: Scores, now: int, safe: Tensor) -> None:
-    """Evict the key of lowest priority over all heads of each sequence that holds more than its total.
+def _evict_one(state: CacheState, priority: Scores, query: int, minimum: Tensor) -> None:
+    """In each sequence above its total budget, evict the key of lowest priority over all heads.
 
-    Of equal priorities the oldest key goes, then the one of the first head.
+    Ties evict the oldest key, then the key of the first head. `minimum` is the number of keys that every head retains.
     """
-    held = state.positions != EMPTY
-    counts, groups = held.sum(-1), held.shape[1]
-    above = counts.sum(-1) > groups * torch.as_tensor(state.capacity, device=held.device).flatten()
-    free = held & (state.positions >= state.sink) & (state.positions <= now - state.recent)
-    free &= (counts > safe[:, None]).unsqueeze(-1)
-    order = priority.masked_fill(~free, torch.inf).transpose(1, 2).flatten(1)
+    filled = state.positions != EMPTY
+    counts, groups = filled.sum(-1), filled.shape[1]
+    above = counts.sum(-1) > groups * torch.as_tensor(state.capacity, device=filled.device).flatten()
+    candidates = filled & (state.positions >= state.sink) & (state.positions <= query - state.recent)
+    candidates &= (counts > minimum[:, None]).unsqueeze(-1)
+    order = priority.masked_fill(~candidates, torch.inf).transpose(1, 2).flatten(1)
     lowest = (order == order.amin(-1, keepdim=True)).byte().argmax(-1)[above]
     state.positions[above.nonzero().flatten(), lowest % groups, lowest // groups] = EMPTY
 
 
 class Chunks(OneShot):
-    """Score keys by block: S of every key is the mean of its block of `size` keys, so that blocks stay together
+    """Score keys by block: S of every key is the mean of its block of `size` keys, so that whole blocks are retained
     (ChunkKV, arXiv:2502.00299, section 3.2).
 
-    `policy` scores the keys of a prompt. One block is retained in part if the budget is no multiple of `size`.
+    `policy` scores the keys of a prompt. If the budget is not a multiple of `size`, one block is retained partially.
     """
 
     kind: Literal["chunks"] = "chunks"
@@ -168,8 +168,9 @@ class Pyramid(Policy):
     """Divide the cache among layers: layer l of L retains budget (2 - last - 2 (1 - last) l / (L - 1)) keys
     (PyramidKV, arXiv:2406.02069, section 4.2, with last = 1 / beta).
 
-    Lower layers retain more. Rounding keeps the total at L x budget, and the budget 1.0 prunes nothing. A layer cannot
-    retain more than the text, so above a ratio of about 0.5 the lowest layers leave part of the total unused.
+    Lower layers retain more keys. Rounding keeps the total at L x budget, and a budget of 1.0 disables pruning. A layer
+    cannot retain more keys than the text has tokens, so above a ratio of about 0.5 the lowest layers use less than
+    their budget.
     """
 
     kind: Literal["pyramid"] = "pyramid"
@@ -197,16 +198,16 @@ class Pyramid(Policy):
     def layer_budget(self, budget: int, layer: int) -> int:
         """Return the budget of a layer. Raises UserError if it is below one key, and for a layer beyond `layers`."""
         if layer >= self.layers:
-            raise UserError(f"{self!r}: the model has more than {self.layers} layers; give layers=their number")
-        if budget >= EVERYTHING or self.layers == 1:
+            raise UserError(f"{self!r}: the model has more than {self.layers} layers; set layers to their number")
+        if budget >= UNLIMITED or self.layers == 1:
             return budget
         count = self._below(budget, layer + 1) - self._below(budget, layer)
         if count < 1:
-            raise UserError(f"budget {budget}: Pyramid leaves layer {layer} no key; give a larger budget or last")
+            raise UserError(f"budget {budget}: Pyramid gives layer {layer} no key; increase the budget or `last`")
         return count
 
     def _below(self, budget: int, layers: int) -> int:
-        """Return the rounded total of the first `layers` layers."""
+        """Return the rounded total budget of the first `layers` layers."""
         slope = (1 - self.last) * (layers - 1) / (self.layers - 1)
         return int(budget * layers * (2 - self.last - slope) + 0.5)
 

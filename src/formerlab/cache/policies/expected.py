@@ -1,4 +1,4 @@
-"""Expected Attention: scores keys by the attention of queries distributed like those of the prompt."""
+"""Expected Attention: scores keys by the expected attention of queries that are distributed like the prompt's."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from formerlab.cache.one_shot import QUERIES
+from formerlab.cache.one_shot import QUERY_CHUNK
 from formerlab.cache.policies.policy import Importance, OneShot, Prompt, UnknownRotation, by_group, precise
 from formerlab.errors import UserError
 from formerlab.layers.position import PositionEncoding, RotaryEncoding
@@ -17,20 +17,20 @@ from formerlab.spec import AnyCount, Size
 class ExpectedAttention(OneShot):
     """S[k] = (softmax over k of k.mu / sqrt(d) + k^T C k / (2 d)) ||v_k||_2 (arXiv:2510.00636).
 
-    The exponent is the logarithm of the mean of exp(q.k / sqrt(d)) over Gaussian queries. Their mean mu and covariance
-    C are those of the prompt's queries before rotation, without the first `sink`, rotated by the mean rotation of the
+    The exponent is the logarithm of the mean of exp(q.k / sqrt(d)) over Gaussian queries. mu and C are the mean and
+    covariance of the prompt's queries before rotation, without the first `sink`, rotated by the mean rotation of the
     next `future` positions (up to the model's context). Scores are averaged over the query heads of a key head, and the
     sink is retained. One-shot only, because the statistics need a complete prompt.
     """
 
     kind: Literal["expected_attention"] = "expected_attention"
     future: Size = 512
-    """Number of positions after the prompt at which queries are expected."""
+    """Number of positions after the prompt over which the rotation is averaged."""
     sink: AnyCount = 4
-    """Number of first tokens that are always retained; their queries do not enter the statistics."""
+    """Number of first tokens that are always retained; the statistics exclude their queries."""
 
     def importance(self, prompt: Prompt, position: PositionEncoding | None) -> Importance:
-        assert position is not None, "the cache has checked it"
+        assert position is not None, "CompressedCache calls check_position first"
         q, k, v = map(precise, (prompt.q, prompt.k, prompt.v))  # squares of queries exceed float16
         time, d_head = k.shape[2:]
         sink = min(self.sink, time - 1)
@@ -38,8 +38,8 @@ class ExpectedAttention(OneShot):
         mean = queries.mean(2, keepdim=True)
         centred = queries - mean
         covariance = centred.transpose(-1, -2) @ centred / centred.shape[2]
-        turn = rotations(position, time, self.future, q).mean(0)
-        mean, covariance = mean @ turn, turn.T @ covariance @ turn
+        rotation = rotations(position, time, self.future, q).mean(0)
+        mean, covariance = mean @ rotation, rotation.T @ covariance @ rotation
         groups = q.shape[1] // k.shape[1]
         keys = k[:, :, sink:].unsqueeze(2)
         logits = (by_group(mean, groups) @ keys.transpose(-1, -2)).squeeze(3) / d_head**0.5
@@ -49,11 +49,11 @@ class ExpectedAttention(OneShot):
 
     def check_position(self, position: PositionEncoding | None) -> PositionEncoding:
         if position is None:
-            raise UserError(f"{self!r} looks at queries before their rotation; pass position=model.position")
+            raise UserError(f"{self!r} needs queries before their rotation; pass position=model.position")
         if isinstance(position, UnknownRotation):
             raise UserError(
-                f"{self!r} looks at queries before their rotation, which in this model is of an unknown kind; use "
-                "SnapKV, or a policy that decides step by step, such as Decay"
+                f"{self!r} needs queries before their rotation, but the rotation of this model is unknown; use SnapKV, "
+                "or a step-by-step policy such as Decay"
             )
         return position
 
@@ -66,14 +66,14 @@ def rotations(
         context = position.cosine.shape[0]
         start = min(start, context - 1)
         count = min(count, context - start)
-    unit = torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
-    return position.rotate(unit[None, :, None].expand(-1, -1, count, -1), start)[0].transpose(0, 1)
+    identity = torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
+    return position.rotate(identity[None, :, None].expand(-1, -1, count, -1), start)[0].transpose(0, 1)
 
 
 def unrotated(q: Heads, position: PositionEncoding) -> Heads:
     """Return the queries before their rotation."""
-    parts = []
-    for start in range(0, q.shape[2], QUERIES):
-        part = q[:, :, start : start + QUERIES].unsqueeze(3)
-        parts.append((part @ rotations(position, start, part.shape[2], q).transpose(-1, -2)).squeeze(3))
-    return torch.cat(parts, 2)
+    chunks = []
+    for start in range(0, q.shape[2], QUERY_CHUNK):
+        chunk = q[:, :, start : start + QUERY_CHUNK].unsqueeze(3)
+        chunks.append((chunk @ rotations(position, start, chunk.shape[2], q).transpose(-1, -2)).squeeze(3))
+    return torch.cat(chunks, 2)

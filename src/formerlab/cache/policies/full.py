@@ -19,6 +19,6 @@ class Full(Eviction):
         return sys.maxsize
 
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
-        """Return the causal mask, which equals the result of stepping through the prompt."""
+        """Return the causal mask, which equals the mask of step-by-step eviction without a budget."""
         batch, key_heads = layer.logits.shape[:2]
         return layer.causal.expand(batch, key_heads, -1, -1)

@@ -32,9 +32,9 @@ class H2O(Eviction):
     @model_validator(mode="after")
     def _check(self) -> "H2O":
         if self.variant != "accumulated" and self.scope != "group":
-            raise ValueError(f"variant={self.variant} knows no scope={self.scope}; leave scope out")
+            raise ValueError(f"variant={self.variant} does not support scope={self.scope}; leave scope out")
         if self.variant != "accumulated" and (self.sink or self.protect):
-            raise ValueError(f"variant={self.variant} knows no sink and no protect; leave them out")
+            raise ValueError(f"variant={self.variant} does not support sink and protect; leave them out")
         return self
 
     @property
@@ -55,30 +55,30 @@ class H2O(Eviction):
         windows = [self.protected(budget)[1] for budget in layer.budgets]
         recent = on_device(windows, layer.logits.device)[:, None, None]
         heavy = layer.budget_tensor[:, None, None] - recent
-        now = torch.arange(layer.logits.shape[-1], device=layer.logits.device)
-        band = (now[:, None] - now <= recent)[:, None]
+        positions = torch.arange(layer.logits.shape[-1], device=layer.logits.device)
+        band = (positions[:, None] - positions <= recent)[:, None]
         hitters = _local_hitters if self.variant == "local_statistics" else _global_hitters
         return hitters(layer, heavy) | band
 
 
 def _local_hitters(layer: Layer, heavy: Counts) -> Mask:
-    """Heavy hitters as in FMInference/H2O (ac75c2a), utils_lm_eval/modify_opt.py.
+    """Return the heavy hitters as in FMInference/H2O (ac75c2a), utils_lm_eval/modify_opt.py.
 
     The first `heavy` queries see all keys, and their unpruned attention rows are summed. A later query selects the
     heavy - 1 largest sums and itself; its unpruned row is added, and the sums of all other keys, including recent keys,
     are reset to 0. The heavy and the recent keys therefore overlap, and a new key competes with its first score.
     """
     attention = layer.attention(layer.causal)
-    seen = layer.causal.expand_as(attention).clone()
+    visible = layer.causal.expand_as(attention).clone()
     total = attention[:, :, 0]
-    for now in range(1, attention.shape[-1]):
-        best = largest(total[..., :now], (heavy[..., 0] - 1).clamp(min=0))
-        seen[:, :, now, :now] = best | (heavy > now)
-        total = (total + attention[:, :, now]) * seen[:, :, now]
-    return seen
+    for query in range(1, attention.shape[-1]):
+        best = largest(total[..., :query], (heavy[..., 0] - 1).clamp(min=0))
+        visible[:, :, query, :query] = best | (heavy > query)
+        total = (total + attention[:, :, query]) * visible[:, :, query]
+    return visible
 
 
 def _global_hitters(layer: Layer, heavy: Counts) -> Mask:
-    """Heavy hitters as in FMInference/H2O (ac75c2a), utils_lm_eval/modify_llama.py: largest unpruned column sums."""
+    """Return the largest unpruned column sums, as FMInference/H2O (ac75c2a), utils_lm_eval/modify_llama.py, does."""
     attention = layer.attention(layer.causal)
     return largest(attention.sum(2), heavy[..., 0])[:, :, None].expand_as(attention)

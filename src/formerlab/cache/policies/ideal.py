@@ -10,11 +10,11 @@ from formerlab.cache.policies.policy import Layer, Policy, largest
 
 
 class Ideal(Policy):
-    """Each query sees itself and the `budget` earlier keys of its own largest probabilities; nothing is ever removed
+    """Each query sees its own key and the `budget` earlier keys of largest probability; no key is ever evicted
     (arXiv:2407.20485, Table 2).
 
     This is the oracle of A2SF and the reference of `distance_to_ideal`. A cache cannot run it, because a query may need
-    a key that an earlier query left out.
+    a key that an earlier query did not use.
     """
 
     kind: Literal["ideal"] = "ideal"

@@ -11,21 +11,20 @@ from formerlab.layers.shapes import Start
 
 
 class KeyDiff(Eviction):
-    """The key most like the mean direction goes: priority = -cos(k, mean over the held keys of k / ||k||_2)
+    """Evict the key most similar to the mean direction: priority = -cos(k, mean over the retained keys of k / ||k||_2)
     (arXiv:2504.15364, section 3).
 
-    The paper compresses after every block of 128 tokens of a prompt. Here the block is one token, and the mean runs
-    over the retained keys. Cosines are rounded to 16 binary places, because two keys have equal cosines with their mean
-    and rounding errors must not decide.
+    The paper compresses a prompt after every block of 128 tokens; here the block is one token. Cosines are rounded to
+    16 binary places: two keys have equal cosines with their mean, and rounding errors must not break the tie.
     """
 
     kind: Literal["keydiff"] = "keydiff"
     needs = ("keys",)
 
-    def eviction_priority(self, state: CacheState, keys: Keys | None, now: Start) -> Scores:
+    def eviction_priority(self, state: CacheState, keys: Keys | None, query: Start) -> Scores:
         assert keys is not None
         direction = F.normalize(precise(keys), dim=-1)
-        held = torch.where((state.positions <= now).unsqueeze(-1), direction, 0.0)
-        anchor = F.normalize(held.sum(2, keepdim=True), dim=-1)
-        likeness = ((direction * anchor).sum(-1) * 2**16).round() / 2**16
-        return self.reduce_over_heads(-likeness.unsqueeze(2)).to(state.scores.dtype)
+        retained = torch.where((state.positions <= query).unsqueeze(-1), direction, 0.0)
+        mean = F.normalize(retained.sum(2, keepdim=True), dim=-1)
+        similarity = ((direction * mean).sum(-1) * 2**16).round() / 2**16
+        return self.reduce_over_heads(-similarity.unsqueeze(2)).to(state.scores.dtype)

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field, PrivateAttr
 from torch import Tensor
 
-from formerlab.cache.budget import AnyBudget, part, plain_budget, resolve_budget
+from formerlab.cache.budget import AnyBudget, floor_fraction, plain_budget, resolve_budget
 from formerlab.errors import UserError
 from formerlab.layers.position import PositionEncoding
 from formerlab.layers.shapes import Heads, KeyHeads, Start
@@ -46,18 +46,18 @@ class Layer:
 
     @property
     def budget_tensor(self) -> Int[Tensor, " batch"]:
-        """The budgets, shaped to broadcast."""
+        """The budgets as a tensor on the device of the logits."""
         return on_device(self.budgets, self.logits.device)
 
     @property
     def causal(self) -> Bool[Tensor, "time time"]:
-        """Keys no later than the query."""
+        """The causal mask (query, key)."""
         time = self.logits.shape[-1]
         return torch.ones(time, time, dtype=torch.bool, device=self.logits.device).tril()
 
     @property
     def real(self) -> Bool[Tensor, "batch time"]:
-        """Positions that are not padding."""
+        """Mask of the real tokens, False at padding."""
         device = self.logits.device
         return torch.arange(self.logits.shape[-1], device=device) < on_device(self.lengths, device)[:, None]
 
@@ -83,8 +83,8 @@ class Prompt:
     """True length of each sequence."""
     layer: int = 0
 
-    def of(self, rows: slice) -> "Prompt":
-        """Return the sequences of this slice."""
+    def select(self, rows: slice) -> "Prompt":
+        """Return a slice of the sequences."""
         q, k, v = self.q[rows], self.k[rows], self.v[rows]
         return Prompt(q, k, v, self.budgets[rows], self.lengths[rows], self.layer)
 
@@ -114,7 +114,7 @@ class Policy(Spec, ABC):
         return False
 
     def check_position(self, position: PositionEncoding | None) -> PositionEncoding | None:
-        """Return the position encoding; raise UserError if the policy re-indexes keys and it does not support that."""
+        """Return the position encoding; raise UserError if the policy needs another encoding."""
         if not self.reindexes_positions:
             return position
         if position is None:
@@ -129,7 +129,7 @@ class Policy(Spec, ABC):
 
     @property
     def scorer(self) -> "Policy":
-        """The policy that scores the keys, which differs if this policy divides the cache among layers or heads."""
+        """The policy that scores the keys: the inner policy if this policy divides the cache, otherwise this policy."""
         return self
 
     @property
@@ -165,14 +165,14 @@ class Policy(Spec, ABC):
 class Protecting(Policy):
     """Base of the policies of a cache: the first and the most recent tokens can be protected from eviction.
 
-    The protected tokens count towards the budget. A count of keys below `sink` is refused. Under a ratio, a sequence so
-    short that its budget is below `sink` retains its first tokens only.
+    The protected tokens count towards the budget. A count of keys below `sink` is refused. If a ratio gives a short
+    sequence fewer keys than `sink`, only its first tokens are retained.
     """
 
     sink: AnyCount = Field(default=0, exclude_if=not_)
     """Number of first tokens that are never evicted."""
     recent: float = Field(default=0.0, ge=0.0, le=1.0, exclude_if=not_)
-    """Fraction of the budget reserved for the most recent tokens, rounded down; at most what `sink` leaves."""
+    """Fraction of the budget reserved for the most recent tokens, rounded down; at most the budget minus `sink`."""
     protect: Literal["prompt"] | None = Field(default=None, exclude_if=not_)
     """prompt: never evict the tokens of the first call of a cache, so that only generated tokens are evicted. `recent`
     is then a fraction of the budget without the prompt."""
@@ -181,7 +181,7 @@ class Protecting(Policy):
     def protected(self, budget: int) -> tuple[int, int]:
         """Return the numbers of first and last positions that are not evicted, together at most `budget`."""
         first = min(max(self.sink, self._prompt), budget)
-        return first, min(part(self.recent, max(0, budget - self._prompt)), budget - first)
+        return first, min(floor_fraction(self.recent, max(0, budget - self._prompt)), budget - first)
 
     def check_budget(self, budget: int) -> None:
         first = max(self.sink, self._prompt)
@@ -192,7 +192,7 @@ class Protecting(Policy):
             )
 
     def after_prompt(self: P, length: int) -> P:
-        """Return the policy after a prompt of `length` tokens, which it retains if `protect` says so."""
+        """Return a copy that protects a prompt of `length` tokens, or the policy itself without `protect`."""
         if self.protect is None:
             return self
         policy = self.model_copy()
@@ -200,7 +200,7 @@ class Protecting(Policy):
         return policy
 
     @property
-    def lacks_prompt(self) -> bool:
+    def needs_prompt_length(self) -> bool:
         """Whether the policy protects a prompt of unknown length."""
         return self.protect is not None and not self._prompt
 
@@ -226,7 +226,7 @@ def check_configuration(policy: object, budget: AnyBudget, *, stepwise: bool = T
         name = policy.__name__ if isinstance(policy, type) else "Decay"
         raise UserError(f"policy={policy!r}: give an instance of a policy of formerlab.cache, such as {name}()")
     if stepwise and isinstance(policy.scorer, OneShot):
-        raise UserError(f"{policy!r} compresses once, after a whole prompt; run it as a CompressedCache")
+        raise UserError(f"{policy!r} compresses only once, after the prompt; run it as a CompressedCache")
     resolve_budget(budget, 1)
     budget = plain_budget(budget)
     if isinstance(budget, int):
@@ -257,13 +257,13 @@ def masked_softmax(
 def largest(scores: Float[Tensor, "*shape time"], count: Int[Tensor, "*#shape"]) -> Bool[Tensor, "*shape time"]:
     """Mark the `count` largest scores of each row; ties prefer the newer key."""
     order = scores.flip(-1).argsort(dim=-1, descending=True, stable=True)
-    chosen = torch.arange(scores.shape[-1], device=scores.device) < count.unsqueeze(-1)
-    marked = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, chosen.expand_as(order).contiguous())
+    selected = torch.arange(scores.shape[-1], device=scores.device) < count.unsqueeze(-1)
+    marked = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, selected.expand_as(order).contiguous())
     return marked.flip(-1)
 
 
-def places(marked: Bool[Tensor, "*shape time"], count: int) -> Int[Tensor, "*shape count"]:
-    """Return the indices of the marks in ascending order, without synchronising; every row has `count` marks."""
+def marked_indices(marked: Bool[Tensor, "*shape time"], count: int) -> Int[Tensor, "*shape count"]:
+    """Return the indices of the `count` marks of each row in ascending order, without synchronising."""
     return marked.byte().argsort(dim=-1, descending=True, stable=True)[..., :count]
 
 

@@ -6,34 +6,33 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from formerlab.cache.eviction import Entering, Eviction, Keys, Times
+from formerlab.cache.eviction import Eviction, Keys, PromptScores, Times
 from formerlab.seeding import mixed_seed
 from formerlab.spec import Seed
 
-LOW = 2**32 - 1
+LOW_BITS = 2**32 - 1
 
 
 class Random(Eviction):
     """S[k] uniform in [0, 1), drawn when the key enters, so that every set of `budget` keys is equally likely
     (a baseline since H2O, arXiv:2306.14048).
 
-    The draw is a function of (seed, layer, head group, position), so it is equal in simulation, cache and all
-    sequences.
+    The draw is a function of (seed, layer, head group, position), so simulation, cache and all sequences draw equally.
     """
 
     kind: Literal["random"] = "random"
     seed: Seed = 0
     """Seed of the draw."""
 
-    def initial_scores(self, positions: Times, head_groups: int, keys: Keys | None, layer: int) -> Entering | None:
+    def initial_scores(self, positions: Times, head_groups: int, keys: Keys | None, layer: int) -> PromptScores | None:
         heads = torch.arange(head_groups, device=positions.device)[:, None]
-        bits = _scrambled(_scrambled(positions.long() ^ mixed_seed("cache", self.seed, layer)) + heads * 0x9E3779B9)
+        bits = _hash(_hash(positions.long() ^ mixed_seed("cache", self.seed, layer)) + heads * 0x9E3779B9)
         return (bits >> 8).unsqueeze(0).float() / 2**24  # exact in float32
 
 
-def _scrambled(x: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
+def _hash(x: Int[Tensor, "*shape"]) -> Int[Tensor, "*shape"]:
     """Mix the low 32 bits by a bijection (T. Mueller's integer hash)."""
-    x = x & LOW
+    x = x & LOW_BITS
     for _ in range(2):
-        x = ((x >> 16) ^ x) * 0x45D9F3B & LOW
+        x = ((x >> 16) ^ x) * 0x45D9F3B & LOW_BITS
     return (x >> 16) ^ x

@@ -15,12 +15,13 @@ class SnapKV(OneShot):
     """S[k] = mean over the last `window` queries of p[q, k], pooled over neighbours of k (arXiv:2404.14469, section 4).
 
     The window itself is retained. Scores are averaged over the query heads of a key head. One-shot only, because the
-    window is the end of a complete prompt. On short prompts the window is cut to half of the budget.
+    window is the end of a complete prompt. The window is at most half of the budget, and at
+    least one query.
     """
 
     kind: Literal["snapkv"] = "snapkv"
     window: Size = 64
-    """Number of queries at the end of the prompt whose attention is used."""
+    """Number of queries at the end of the prompt whose attention gives the scores."""
     kernel: Size = 5
     """Number of neighbouring positions in the pooling; odd."""
 
@@ -45,5 +46,5 @@ class SnapKV(OneShot):
         return sink, max(recent, min(self._window(budget), budget - sink))
 
     def _window(self, budget: int) -> int:
-        """Return the number of queries at the end of the prompt that are used under a budget."""
+        """Return the size of the window under a budget."""
         return min(budget, max(1, min(self.window, budget // 2)))

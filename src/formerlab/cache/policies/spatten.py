@@ -11,14 +11,14 @@ from formerlab.cache.policies.policy import Layer, Policy, largest
 
 
 class SpAtten(Policy):
-    """A_l[k] = sum over layers 1..l, all heads and all queries of p; the largest are passed on (arXiv:2012.09852,
-    section 3).
+    """A_l[k] = sum over layers 1..l, all heads and all queries of p; layer l + 1 sees the keys of largest A_l
+    (arXiv:2012.09852, section 3).
 
-    All heads share one set of tokens. Pruning is a cascade: a token that layer l drops is absent from every later
-    layer, so the first layer is not pruned. (A2SF, arXiv:2407.20485, eq. 1, states the score.) The method is written
-    for encoders: the sum runs over ALL queries, so in a decoder the choice uses the future. Queries of dropped tokens
-    still see their own key, because every position makes a prediction. If all layers have the same budget, as in
-    `Simulation`, the scores of the first layer decide.
+    All heads retain the same tokens. Pruning is a cascade: a token that layer l drops is absent from every later layer,
+    and the first layer is not pruned. (A2SF, arXiv:2407.20485, eq. 1, states the score.) The method was designed for
+    encoders: the sum runs over ALL queries, so in a decoder the choice uses the future. Queries of dropped tokens still
+    see their own key, because every position makes a prediction. If all layers have the same budget, as in
+    `Simulation`, the scores of the first layer determine the retained tokens.
     """
 
     kind: Literal["spatten"] = "spatten"
@@ -26,13 +26,13 @@ class SpAtten(Policy):
     needs: ClassVar[tuple[str, ...]] = ("state",)
 
     def capacity(self, budget: int) -> int:
-        """Return an unlimited capacity; the mask alone decides."""
+        """Return an unlimited capacity, because the mask prunes."""
         return sys.maxsize
 
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
-        """Return the tokens that earlier layers passed on, and update the state for the next layer.
+        """Return the mask of the tokens that earlier layers retained, and update the state for the next layer.
 
-        `state["score"]` is A (batch, time), and `state["alive"]` marks the tokens that are passed on (batch, time).
+        `state["score"]` is A (batch, time), and `state["alive"]` (batch, time) marks the tokens of the next layer.
         """
         state = layer.state if layer.state is not None else {}
         alive = state.get("alive", layer.real)
@@ -40,6 +40,6 @@ class SpAtten(Policy):
         visible = ((alive[:, None] & layer.causal) | itself)[:, None]
         received = layer.attention(visible).sum((1, 2))
         state["score"] = state["score"] + received if "score" in state else received
-        passed = largest(state["score"].masked_fill(~alive, -torch.inf), layer.budget_tensor)
-        state["alive"] = passed & alive
+        best = largest(state["score"].masked_fill(~alive, -torch.inf), layer.budget_tensor)
+        state["alive"] = best & alive
         return visible.expand(-1, layer.logits.shape[1], -1, -1)

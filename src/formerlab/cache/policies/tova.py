@@ -6,7 +6,8 @@ from formerlab.cache.eviction import Eviction, Scores
 
 
 class TOVA(Eviction):
-    """S[k] <- p[k], summed over all heads of a layer, which retain one set (arXiv:2401.06104, version 1, section 3.4).
+    """S[k] <- p[k], summed over the heads of a layer, which retain the same keys (arXiv:2401.06104, version 1, section
+    3.4).
 
     The sum gives the same ranking as the paper's mean. The newest key is never evicted.
     """

@@ -7,13 +7,13 @@ from formerlab.spec import AnyCount
 
 
 class Window(Eviction):
-    """Retain the first `sink` tokens, and the most recent tokens with the rest of the budget."""
+    """Retain the first `sink` tokens, and the most recent tokens with the remaining budget."""
 
     sink: AnyCount = 0
     """Number of first tokens that are never evicted."""
 
     def protected(self, budget: int) -> tuple[int, int]:
-        """Protect all keys except the one that leaves the window."""
+        """Return `sink` and the size of the window, so that only a key that leaves the window can be evicted."""
         sink, _ = super().protected(budget)
         return sink, budget - sink
 
@@ -21,7 +21,7 @@ class Window(Eviction):
 class Local(Window):
     """Query q sees q - budget, ..., q: the band mask, the baseline of H2O (arXiv:2306.14048, section 5) and Decay.
 
-    There is no attention sink: quality collapses once token 0 leaves the window.
+    Without an attention sink, quality collapses as soon as token 0 leaves the window.
     """
 
     kind: Literal["local"] = "local"
@@ -36,7 +36,7 @@ class StreamingLLM(Window):
     """Number of first tokens that are never evicted."""
     positions: Literal["kept", "reindexed"] = "kept"
     """kept: positions in the text, as in a masked forward pass. reindexed: positions in the cache, so that the sink
-    directly precedes the window (as in the paper; for rotary positions only)."""
+    directly precedes the window (as in the paper; rotary positions only)."""
 
     @property
     def reindexes_positions(self) -> bool:

@@ -57,7 +57,7 @@ def head_distances(
     def observe(layer: int, attention: SimulatedLayer) -> None:
         key_heads = attention.keys.shape[1]
         for alpha in alphas:
-            pruned, _ = attention.under(Decay(alpha=alpha), budget)
+            pruned, _ = attention.simulate(Decay(alpha=alpha), budget)
             rows, full = (square.flatten(0, 1).unsqueeze(1) for square in (pruned, attention.probabilities))
             distance = distance_to_ideal(rows, ideal_attention(full, budget)).view(len(pruned), key_heads, -1).mean(2)
             collected[alpha, layer].append(distance)

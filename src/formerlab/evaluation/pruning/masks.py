@@ -49,7 +49,7 @@ def mask_measures(
         budgets = {configuration.budget for configuration in configurations}  # one sort of every row per budget
         ideals = {budget: ideal_attention(attention.probabilities, budget).double() for budget in budgets}
         for configuration in configurations:
-            pruned, visible = attention.under(*configuration, states[configuration], layer)
+            pruned, visible = attention.simulate(*configuration, states[configuration], layer)
             pruned, ideal = pruned.double(), ideals[configuration.budget]
             skipped = {"distance_to_ideal": 0, "distance_to_ideal_without_first": 1}
             distances = {metric: distance_to_ideal(pruned, ideal, skip=skip) for metric, skip in skipped.items()}
@@ -76,7 +76,7 @@ def mask_dumps(windows: Windows, budgets: Sequence[Budget]) -> Iterator[Row]:
         middle = len(layers) // 2
         for budget in budgets:
             for policy in DUMPED:
-                _, visible = layers[middle].under(policy, budget)
+                _, visible = layers[middle].simulate(policy, budget)
                 for query, row in enumerate(visible[0, 0].tolist()):
                     seen_keys = "".join("1" if key else "0" for key in row)
                     yield *Configuration(policy, budget).cells(), middle, 0, query, seen_keys

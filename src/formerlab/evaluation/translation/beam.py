@@ -99,7 +99,7 @@ def beam_search(
     newest = torch.full((count * beam, 1), end, device=device)
     cache, words = KVCache(longest_limit + 1), torch.arange(model.spec.vocabulary, device=device)
     for length in range(1, longest_limit + 2):  # tokens of a hypothesis that ends in this step, including the end
-        logits = model.decode(newest, encoded, cache.length, cache.take)[:, -1]
+        logits = model.decode(newest, encoded, cache.length, cache.append)[:, -1]
         log_probs = torch.log_softmax(logits.float(), dim=-1).view(len(live), beam, -1)
         if length > min(limits):  # hypotheses at the limit can only end
             full = longest[live] < length
