@@ -140,7 +140,7 @@ def test_broken_files_are_named(tmp_path, kind):
 
 def test_utf_16_without_its_first_mark_is_named(tmp_path):
     (tmp_path / "a.txt").write_bytes("text".encode("utf-16-le"))
-    with pytest.raises(UserError, match=r"a\.txt: cannot be read .*BOM"):
+    with pytest.raises(UserError, match=r"a\.txt: (cannot be read|not utf-16).*BOM"):
         list(read_text(tmp_path / "a.txt", "utf-16", "file"))
 
 

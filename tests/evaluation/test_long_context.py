@@ -105,8 +105,8 @@ def test_the_harness_asks_the_prompt_whose_length_was_counted(text, count):
 def test_mistakes_are_named(text, count, tmp_path):
     with pytest.raises(UserError, match="lengths: 100 is not in 512 to 8192"):
         next(examples("needle_single", 100, 1, count, text))
-    with pytest.raises(UserError, match="--text: 300 words are too few for needle_single at 1024 tokens"):
-        next(examples("needle_single", 1024, 1, count, Text(text.words[:300])))
+    with pytest.raises(UserError, match="--text: 90 words are too few for needle_single at 1024 tokens"):
+        next(examples("needle_single", 1024, 1, count, Text(text.words[:90])))
     with pytest.raises(UserError, match="lengths: 512 tokens leave no room for an example of common_words"):
         next(examples("common_words", 512, 1, lambda text: 2 * count(text), text))
     with pytest.raises(UserError, match="not a readable UTF-8 file"):
