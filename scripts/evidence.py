@@ -80,7 +80,7 @@ class Evidence:
         for name in sorted(read, key=lambda name: bool(self.plan["data"][name]["tokenizer"])):  # lenders first
             if staleness.check("data", name).current:
                 continue
-            if line := self.plan["data"][name]["lacks"]:
+            if line := self.plan["data"][name]["data_problem"]:
                 raise UserError(line)
             if not self.call("data", name):
                 raise UserError(f"data set {name} cannot be prepared")

@@ -282,7 +282,7 @@ def damaged(live, cached):
         (kept_data, "different versions of data 'text'"),
         (damaged, "plain-4/seed1/test.csv"),
         (
-            lambda *_: {"objection": objecting(train="no code")},
+            lambda *_: {"staleness_reason": objecting(train="no code")},
             r"no complete run to export \(denseformer/.*: no code\)",
         ),
         (lambda live, cached: {"cached_root": cached.parent / "paper"}, "scale 'paper' differs from"),

@@ -45,7 +45,7 @@ def tree(root):
 )
 def test_what_shows_does_not_write(words, committed, monkeypatch, capsys):
     monkeypatch.chdir(committed)
-    monkeypatch.setattr(Staleness, "objection", lambda *_: "")  # the rows are older than the code
+    monkeypatch.setattr(Staleness, "staleness_reason", lambda *_: "")  # the rows are older than the code
     before = tree(committed)
     status = main(words)
     assert tree(committed) == before

@@ -117,7 +117,7 @@ def test_every_stage_takes_it_as_a_finished_run(done):
         staleness = Staleness(plan)
         stages = ("data", "load", "zeroshot", "prune")
         assert {staleness.check(stage, name).state for stage in stages for name in plan[stage]} == {"finished"}
-        results = Results(done.root / plan["results"], staleness.objection)
+        results = Results(done.root / plan["results"], staleness.staleness_reason)
     records = results.runs("small")
     assert list(records["run"]) == ["released-llama", "released-opt"]
     assert set(records["flops"]) == {0}

@@ -54,7 +54,7 @@ def test_ones_own_machine_and_measurements_are_taken_and_named(project):
     assert mine["basis"] == "as configured; speed as scale.flops_per_s"
     assert mine["too_large"] == dict.fromkeys(run.rpartition("/")[0] for run in mine["train"])
     text = table(mine)
-    assert "too large for one mine, also for several (raise accumulate): small/plain, small/parent" in text
+    assert "too large for one mine, and for several (raise accumulate): small/plain, small/parent" in text
     assert "did you mean H100" in project.mistake(set={"scale.hardware": "H10"})
 
 
@@ -124,7 +124,7 @@ def test_a_scale_s_gpus_are_taken_as_far_as_a_run_can_share_its_parts_out(projec
     batch = {f"small.runs.{run}.task.batch": 120 for run in parts}
     several = accumulate | batch | {"scale.gpus": 8}
     assert project.mistake(set=several).startswith(
-        "small/parent/seed0: scale.gpus=8 cannot share task.accumulate=1 micro-batches and would leave one GPU; set acc"
+        "small/parent/seed0: scale.gpus=8 cannot share task.accumulate=1 micro-batches, so only one GPU would be used; "
     )
     several["small.runs.parent.gpus"] = 1
     for nodes, wanted in {1: (4, 1, 5, 6, 8), 2: (4, 1, 2, 6, 8)}.items():

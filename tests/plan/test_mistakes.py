@@ -108,7 +108,7 @@ MISTAKES = [
         "data.text.tokenizer: none.json: no such tokenizer file",
     ),
     # Names, patterns, grids.
-    (STUDY, "runs: {plain: {name: other}}", "small.runs.plain.name: got 'other', but its study sets it; remove it"),
+    (STUDY, "runs: {plain: {name: other}}", "small.runs.plain.name: got 'other', but the plan sets it; remove it"),
     (CONFIG, "studies: [smal]", "studies: no study 'smal'; did you mean small?"),
     (STUDY, "defaults: {data: txt}", "small.runs.plain.data: no data set 'txt' at this scale; did you mean text?"),
     (CONFIG, "set: {small.runs.plian.steps: 3}", "set: small.runs.plian: no such run; did you mean plain?"),

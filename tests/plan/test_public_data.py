@@ -48,7 +48,7 @@ def test_without_the_variable_one_line_names_it_and_the_source_and_nothing_is_pr
     monkeypatch.delenv(DATA_VARIABLE)
     plan = project.plan()
     assert plan["data"]["text"]["spec"]["source"]["paths"] == [f"${DATA_VARIABLE}/books"], "no path of a machine"
-    line = plan["data"]["text"]["lacks"]
+    line = plan["data"]["text"]["data_problem"]
     assert table(plan).endswith(line)
     start = (
         f"data.text: ${DATA_VARIABLE} is not set; set it to the folder that contains books as {PUBLIC_MANIFEST} lists"

@@ -94,10 +94,10 @@ def test_given_weights_count_whichever_code_made_them_but_not_of_other_settings_
 def test_rows_are_objected_to_for_their_own_stage_and_where_nobody_planned_them(plan):
     change(plan, "zeroshot", RUN, code_hash="old")
     staleness = Staleness(plan)
-    assert staleness.objection("train", RUN) == ""
-    assert staleness.objection("zeroshot", RUN) == "changed since: code"
-    assert staleness.objection("zeroshot", "small/child/seed0") == UNPLANNED
-    assert staleness.objection("train", "other/run/seed0") == UNPLANNED
+    assert staleness.staleness_reason("train", RUN) == ""
+    assert staleness.staleness_reason("zeroshot", RUN) == "changed since: code"
+    assert staleness.staleness_reason("zeroshot", "small/child/seed0") == UNPLANNED
+    assert staleness.staleness_reason("train", "other/run/seed0") == UNPLANNED
 
 
 def test_the_list_of_what_is_stale_is_younger_than_all_of_it_and_written_once(plan, tmp_path):

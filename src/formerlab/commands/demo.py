@@ -65,7 +65,7 @@ def _run(arguments: argparse.Namespace) -> int:
             write_report(plan, report)
         except Exception as error:  # a failed report must not hide the results
             print(f"warning: {report} was not written ({error}); tables and figures are not affected", file=sys.stderr)
-        print(f"\n{headline(results, Staleness(plan).objection)}")
+        print(f"\n{headline(results, Staleness(plan).staleness_reason)}")
         rows = {
             "figures and tables": plan["figures"] + "/",
             "rows of all runs": plan["results"] + "/",

@@ -74,7 +74,7 @@ def draw(arguments: argparse.Namespace) -> None:
     from formerlab.report.write import draw_each
 
     plan = load_plan(arguments)
-    failed = draw_each(arguments.names, Path(plan["results"]), Path(plan["figures"]), Staleness(plan).objection)
+    failed = draw_each(arguments.names, Path(plan["results"]), Path(plan["figures"]), Staleness(plan).staleness_reason)
     if failed and not arguments.go_on:
         raise UserError(f"{', '.join(failed)} could not be rendered, for the reasons above")
 
@@ -136,7 +136,7 @@ def _results(plan: Plan) -> "Results":
     """Return the rows of a plan's scale that are up to date."""
     from formerlab.results.read import Results
 
-    return Results(Path(plan["results"]), Staleness(plan).objection)
+    return Results(Path(plan["results"]), Staleness(plan).staleness_reason)
 
 
 def readme(arguments: argparse.Namespace) -> None:
@@ -191,7 +191,7 @@ def headline(arguments: argparse.Namespace) -> None:
     from formerlab.report.headline import headline as text
 
     plan = load_plan(arguments)
-    print(text(Path(plan["results"]), Staleness(plan).objection))
+    print(text(Path(plan["results"]), Staleness(plan).staleness_reason))
 
 
 def track(arguments: argparse.Namespace) -> None:
@@ -228,7 +228,7 @@ def export(arguments: argparse.Namespace) -> None:
     seeds: dict[str, set[int]] = {}
     for job in plan["train"].values():
         seeds.setdefault(f"{job['study']}/{job['run']}", set()).add(job["seed"])
-    outcome = copy(live, cached, Staleness(plan).objection, seeds)
+    outcome = copy(live, cached, Staleness(plan).staleness_reason, seeds)
     for run_id in outcome["diverged"]:
         print(f"diverged: {run_id}")
     for name, reason in outcome["unfinished"].items():

@@ -55,8 +55,8 @@ def data(arguments: argparse.Namespace) -> None:
 
     plan = load_plan(arguments)
     job = job_of(plan, "data", arguments.name)
-    if job["lacks"]:
-        raise UserError(job["lacks"])
+    if job["data_problem"]:
+        raise UserError(job["data_problem"])
     with as_planned(plan, "data", arguments.name):
         spec: Any = TypeAdapter(Data).validate_python(job["spec"])
         prepare(arguments.name, spec, Path(job["out"]), code_hash=job["code"])

@@ -61,7 +61,7 @@ class Measured:
     suites: dict[str, tuple[Suite, str | None]] = field(default_factory=dict)
     """Question suites that the model answers, each with its fingerprint at planning time."""
     belongs_to: tuple[Any, ...] = ()
-    """Hashes of everything except the code that the rows depend on: weights, data, suites."""
+    """Hashes of the weights, the data and the suites, on which the rows depend."""
     code_of: Callable[[Measurement], str] = repr
     """Returns the hash of the code that the stage runs for given settings."""
     notes: dict[str, Any] = field(default_factory=dict)

@@ -26,7 +26,7 @@ MAX_RETRIES = 3
 
 
 class Attempts:
-    """The attempts at jobs by this Snakemake; `folder(stage, name)` returns the folder of a job's note."""
+    """Attempts at the jobs of this Snakemake process; `folder(stage, name)` returns the folder of a job's note."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
@@ -129,7 +129,7 @@ def already_running(jobs_of_plan: Mapping[tuple[str, str], str | None], folder_o
     if not busy:
         return None
     worker, job = next(iter(busy.items()))
-    further = f" and {len(busy) - 1} more of its jobs ({', '.join(list(busy)[1:])})" if len(busy) > 1 else ""
+    further = f"; also running or queued: {', '.join(list(busy)[1:])}" if len(busy) > 1 else ""
     slurm = [worker.removeprefix("Slurm job ") for worker in busy if worker.startswith("Slurm job ")]
     stop = f"stop it with `scancel {' '.join(slurm)}` (work is saved)" if slurm else "stop it"
     return f"{job} is already running: {worker}{further}. Wait for it or {stop}, then run the same command again"
@@ -138,9 +138,9 @@ def already_running(jobs_of_plan: Mapping[tuple[str, str], str | None], folder_o
 def remove_stale_locks(folder: Path) -> TextIO | None:
     """Remove the locks that a killed Snakemake left below `folder`, unless another Snakemake runs there.
 
-    Returns an open file; keep it open until this Snakemake ends. Each Snakemake has a shared lock on this file, so a
-    Snakemake that can lock it exclusively is the only one. Locks from another machine stay, because some network file
-    systems do not show locks across machines. Returns None if the folder is read-only or its file system has no locks.
+    Returns an open file that must stay open until this Snakemake ends, or None if the folder is read-only or its file
+    system has no locks. Every Snakemake holds a shared lock on this file, so an exclusive lock succeeds only if no
+    other Snakemake runs. Locks from another machine stay, because some network file systems do not share locks.
     """
     locks = list((folder / "locks").glob("*.lock"))
     with suppress(OSError):  # a read-only folder, or a file system without locks

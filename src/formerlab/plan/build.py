@@ -116,7 +116,7 @@ def build_plan(root: Path, command_line: Job) -> dict[str, Any]:
     available = {name for name, job in data.items() if job["source"] or (root / job["out"] / MANIFEST).exists()}
     _check_files(plan, available, sources)
     for name, job in plan["data"].items():
-        job["lacks"] = check_public_data(name, scale.data[name], root, prepared=name in available)
+        job["data_problem"] = check_public_data(name, scale.data[name], root, prepared=name in available)
     plan["draw"] = _group_drawings(_drawing_jobs(plan, scale.labels), by_study=scale.draw_by_study)
     plan["exact"] = {CLAIMS: {"code": code_hash("formerlab.evaluation.exact")}}
     specs: list[Study | StudyScale] = [*sources.studies.values(), *scale.studies.values()]
@@ -135,7 +135,7 @@ def build_plan(root: Path, command_line: Job) -> dict[str, Any]:
 
 
 def _data_jobs(sources: Sources, root: Path, folder: str) -> dict[str, Any]:
-    """Return the job of every data set; `source` is None for files that are not mounted, which are not checked."""
+    """Return the job of every data set; `source` is the fingerprint of its files, or None if they are not mounted."""
     jobs: dict[str, Any] = {}
     for name, spec in sources.scale.data.items():
         out = f"{folder}/{name}"
@@ -149,9 +149,9 @@ def _data_jobs(sources: Sources, root: Path, folder: str) -> dict[str, Any]:
 
 
 def _check_files(plan: Job, available: Container[str], sources: Sources) -> None:
-    """Raise UserError for missing files of data sets, released models and suites that the user's files name.
+    """Raise UserError if a file that config.yaml, an overlay or the command line names is missing.
 
-    Files that the scale names may be added later. Data sets in `available`, which are mounted or already prepared, are
+    Files that the scale names may be added later. Data sets in `available` are mounted or already prepared, so they are
     not checked.
     """
     scale = sources.scale
@@ -210,11 +210,11 @@ def _drawing_jobs(plan: dict[str, Any], labels: dict[str, str]) -> dict[str, Any
             if files := _inputs(drawing, job, plan):
                 inputs += files
                 seeds.setdefault(f"{job['study']}/{job['run']}", []).append(str(job["seed"]))
-        if inputs:  # rows of a study instead of a run
+        if inputs:  # timings are rows of the whole study
             files = [f"{stage}.csv" for stage in TIMED if drawing.study in plan[stage]]
             inputs += [f"{plan['results']}/{drawing.study}/{file}" for file in files if file in drawing.reads]
         rows = {path.rpartition("/")[2] for path in inputs} - {"run.json"}
-        if rows or (inputs and set(drawing.reads) == {"run.json"}):  # other figures need rows, not records alone
+        if rows or (inputs and set(drawing.reads) == {"run.json"}):  # a record alone is enough if nothing else is read
             jobs[name] = {
                 "study": drawing.study,
                 "inputs": inputs,

@@ -78,11 +78,11 @@ def module_of(file: str) -> str:
 
 
 def closure(entries: Iterable[str], chosen: frozenset[str]) -> set[str]:
-    """Return the modules that `entries` import, directly or indirectly, given the modules whose specs are `chosen`.
+    """Return the modules that `entries` import, directly or indirectly; the specs of a job are in the modules `chosen`.
 
-    Any other module with specs is included only if a chosen module uses such a spec in a function body or as a base
-    class, or if a function is imported from it. A spec that occurs only as a default value, in a union or in an
-    annotation is never built.
+    A module that defines specs and is not chosen is included in two cases: a chosen module uses one of its specs in a
+    function body or as a base class, or a function is imported from it. A spec that occurs only as a default value, in
+    a union or in an annotation is never built.
     """
     closed: set[str] = set()
     waiting = [*entries, *chosen]
@@ -161,7 +161,7 @@ def _text(node: object) -> str:
 
 @functools.cache
 def _tables(module: str) -> tuple[Path, ...]:
-    """Return the tables and C++ sources in the folder of a module that its code names."""
+    """Return the tables and C++ sources that a module names in its code and that are in the same folder."""
     files = [file for file in sorted(_path(module).parent.iterdir()) if file.suffix in (".csv", ".yaml", ".cpp", ".h")]
     text = ast.unparse(_tree(module)) if files else ""
     return tuple(file for file in files if file.name in text)

@@ -30,14 +30,15 @@ CPUS_PER_GPU = 12
 WORKER_BYTES = 450 * 2**20
 """Memory of a worker process, which imports torch and timm."""
 STEPS_IN_MEMORY = AHEAD + 4
-"""Steps whose images are in memory: prefetched, in training, and one in preparation (pieces, batch, pinned batch)."""
+"""Copies of a batch of images in host memory: `AHEAD` prefetched, one in training, and three of the batch that is being
+prepared (chunks of the workers, concatenated, pinned)."""
 NOISE_FACTOR = 1.2
 """Bytes of an augmented image divided by the bytes of its pixels: random erasing adds noise in float32."""
 LOGIT_BYTES = 12
-"""Peak bytes per logit of a translator: 8 for log-probability and gradient in float32, and 4 for the logit, as two
-copies in bfloat16 or one in float32."""
+"""Peak bytes per logit of a translator: 8 for the log-probability and its gradient (float32), and 4 for the logit (one
+float32 copy or two bfloat16 copies)."""
 CHECKPOINT_ELEMENTS = 3 * 3
-"""Float32 values per parameter on disk: weight and two moments, in three checkpoints while one is being written."""
+"""Float32 values per parameter on disk: weight and two moments in each of three checkpoints (one is being written)."""
 BYTES_PER_TOKEN = 3
 """Approximate bytes of text per token, used if only the bytes are known."""
 PARALLEL_EFFICIENCY = 0.9
@@ -51,7 +52,7 @@ Cost = dict[str, Any]
 def memory_bytes(run: Run, hardware: Hardware, shards: int = 1) -> int:
     """Return the peak memory of a processor in training, in bytes: state, activations of a micro-batch, and overhead.
 
-    With several shards the state is split over as many processors; some tensors are gathered while they are used.
+    With several shards the state is split over that many processors, and some tensors are gathered when they are used.
     """
     model = run.model
     elements = model.activation_elements()  # per token, or image, of a micro-batch
@@ -103,10 +104,10 @@ def processes_of(run: Run, scale: Scale, hardware: Hardware, requested: int | No
     if requested is None and gpus == 1 < scale.gpus:
         uneven = f"scale.gpus={scale.gpus} cannot share task.accumulate={micro_batches} micro-batches"
         remedy = "set accumulate to a multiple of the GPUs, or gpus: 1 for this run"
-        raise UserError(f"{run.id}: {uneven} and would leave one GPU; {remedy}")
+        raise UserError(f"{run.id}: {uneven}, so only one GPU would be used; {remedy}")
     if micro_batches % gpus or gpus % nodes:
         evenly = f"divide task.accumulate={micro_batches} micro-batches evenly on nodes={nodes}"
-        remedy = "set gpus to a divisor of accumulate, multiple of nodes"
+        remedy = "set gpus to a divisor of accumulate and a multiple of nodes"
         raise UserError(f"{run.id}: gpus={requested} cannot {evenly}; {remedy}")
     sharded, reason = scale.sharded, unsupported_by_sharding(run, carried=carried)
     if sharded and reason:
@@ -132,10 +133,10 @@ def too_large_runs(runs: list[Run], hardware: Hardware) -> dict[str, int | None]
 def loader_resources(
     run: Run, data: DataSpec, hours: float, gpus: int, *, threads: int, flexible: bool
 ) -> dict[str, int]:
-    """Return `threads` of a process, and `loader_bytes`, the host memory of its worker processes and batches.
+    """Return the CPU `threads` of each process, and `loader_bytes`, the host memory of its workers and image batches.
 
-    The argument `threads` is the number of the scale. If it is `flexible`, it is raised up to `CPUS_PER_GPU`, so that
-    image loading is as fast as training in the predicted time of the run (`hours`) on `gpus`.
+    The argument `threads` is the scale's number. If `flexible`, it is raised to at most `CPUS_PER_GPU`, so that image
+    loading keeps up with training, which is predicted to take `hours` on `gpus` GPUs.
     """
     images, images_per_s = 0.0, _images_per_s(run, data)
     if images_per_s:
@@ -178,7 +179,7 @@ def run_cost(run: Run, scale: Scale, hardware: Hardware, gpus: int, shards: int)
 
 
 def loading_cost(run: ReleasedRun, hardware: Hardware) -> Cost:
-    """Return the cost of loading a released model and evaluating it on held-out text, in the form of `run_cost`."""
+    """Return the cost of loading a released model and evaluating it on held-out text, with keys as in `run_cost`."""
     parameters, stored = run.model.params(), BYTES_WEIGHT if run.measured_in == "float32" else BYTES_WEIGHT // 2
     memory = int(hardware.memory_base_mb * 2**20) + parameters * stored
     trained = {"parameters": parameters, "tokens": 0, "flops": 0, "memory_bytes": memory, "disk_bytes": 0}
@@ -186,7 +187,7 @@ def loading_cost(run: ReleasedRun, hardware: Hardware) -> Cost:
 
 
 def evaluation_tokens(run: Run, scale: Scale) -> int:
-    """Return the tokens of all validations and of the final test; 0 for tasks in which they depend on the data."""
+    """Estimate the tokens of all validations and the final test of a language model; 0 for other tasks."""
     if not isinstance(run.task, LanguageModeling):
         return 0
     times = 1 + ceil(run.steps / run.evaluate_every)
@@ -197,23 +198,25 @@ def evaluation_tokens(run: Run, scale: Scale) -> int:
 def hours(run: Run, scale: Scale, hardware: Hardware, count: int = 1) -> float:
     """Return the hours of a run on `count` processors: matrix products, overheads, evaluation and start-up.
 
-    With `checkpoint_activations` a step has a second forward pass, counted for the whole model.
+    With `checkpoint_activations` each step includes a second forward pass of the whole model.
     """
     rate = scale.flops_per_s or _rate(run, hardware, run.precision)
     trained, evaluated = run.tokens, evaluation_tokens(run, scale)
-    overhead = (blocks(run.model) * hardware.block_us + hardware.part_us) / 1e6
+    overhead_s = (blocks(run.model) * hardware.block_us + hardware.micro_batch_us) / 1e6
     speedup = count * (PARALLEL_EFFICIENCY if count > 1 else 1.0)
     tokens = trained / speedup + evaluated / TRAINING_PASSES  # every process validates; training is split
     recomputed = (TRAINING_PASSES + 1) / TRAINING_PASSES if run.checkpoint_activations else 1.0
-    products = (recomputed * run.flops / speedup + evaluated * run.forward_flops) / rate
-    starting = hardware.start_s + (hardware.compile_s * blocks(run.model) if run.compile else 0.0)
-    moved = run.model.depth.bytes_moved(run.model.layers, run.model.width) if isinstance(run.model, Decoder) else 0
-    mixing = tokens * moved / (BANDWIDTH_FRACTION * hardware.memory_gb_per_s * 1e9)
-    return (starting + products + mixing + tokens / run.task.micro_batch_tokens * overhead) / 3600
+    matmul_s = (recomputed * run.flops / speedup + evaluated * run.forward_flops) / rate
+    start_s = hardware.start_s + (hardware.compile_s * blocks(run.model) if run.compile else 0.0)
+    mixer_bytes = (
+        run.model.depth.bytes_moved(run.model.layers, run.model.width) if isinstance(run.model, Decoder) else 0
+    )
+    mixer_s = tokens * mixer_bytes / (BANDWIDTH_FRACTION * hardware.memory_gb_per_s * 1e9)
+    return (start_s + matmul_s + mixer_s + tokens / run.task.micro_batch_tokens * overhead_s) / 3600
 
 
 def _rate(run: AnyRun, hardware: Hardware, precision: str) -> float:
-    """Return the FLOP/s for the model of a run, which depend on the kind of its projections."""
+    """Return the FLOP/s that the model of a run reaches; models with Pattention have their own utilisation."""
     kinds = {getattr(getattr(run.model, part, None), "kind", None) for part in ("projection", "feedforward")}
     return hardware.flops_per_s(precision, pattention="pattention" in kinds)
 

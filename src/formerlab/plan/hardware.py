@@ -15,8 +15,8 @@ NonNegative = Annotated[float, Field(ge=0.0, le=1e9)]
 class Hardware(Spec):
     """The numbers of a processor for the estimates of time and memory.
 
-    Time = FLOPs / (peak x utilisation) + block_us per block and micro-batch + part_us per micro-batch. The constants
-    cover the work besides matrix products, which dominates in small models.
+    Time = FLOPs / (peak x utilisation) + block_us per block and micro-batch + micro_batch_us per micro-batch. The two
+    constants cover all work except matrix products; in small models this work takes most of the time.
     """
 
     memory_gb: Positive
@@ -32,10 +32,10 @@ class Hardware(Spec):
     `utilisation`."""
     block_us: NonNegative = 250.0
     """Time of a block, forward and backward, without its matrix products, in microseconds."""
-    part_us: NonNegative = 4000.0
+    micro_batch_us: NonNegative = 4000.0
     """Time of everything else per micro-batch, in microseconds: embedding, loss, optimizer, metrics."""
     cache_us: NonNegative = 2.0
-    """Time per token and layer under a cache policy with many sequences at a time, in microseconds."""
+    """Time per token and layer under a cache policy, for large batches, in microseconds."""
     memory_gb_per_s: Positive = 1000.0
     """Memory bandwidth in 10^9 bytes per second; depth mixers reach 0.8 of it (assumed)."""
     start_s: NonNegative = 90.0
@@ -76,7 +76,7 @@ TABLE: dict[str, dict[str, Any]] = {
     "CPU": {
         "basis": "one thread of an AMD EPYC, measured in float32; memory and bfloat16_tflops assumed",
         **{"memory_gb": 16.0, "memory_gb_per_s": 20.0, "float32_tflops": 0.1, "bfloat16_tflops": 0.1},
-        **{"utilisation": 0.75, "block_us": 2400.0, "part_us": 7000.0, "cache_us": 60.0, "start_s": 2.2},
+        **{"utilisation": 0.75, "block_us": 2400.0, "micro_batch_us": 7000.0, "cache_us": 60.0, "start_s": 2.2},
         **{"memory_base_mb": 38.0, "memory_factor": 1.6},
     },
 }
@@ -84,9 +84,9 @@ TABLE: dict[str, dict[str, Any]] = {
 
 def find_hardware(config: Tree, name: str) -> Hardware:
     """Return a processor of the table, with the key `hardware` of the configuration merged over the table."""
-    configured, table = config.part("hardware"), {}
+    configured, table = config.subtree("hardware"), {}
     for processor in dict.fromkeys([*TABLE, *configured]):
-        defaults, changes = dict(TABLE.get(processor, {})), configured.part(processor)
+        defaults, changes = dict(TABLE.get(processor, {})), configured.subtree(processor)
         if replaced := sorted(defaults.keys() & changes.keys()):
             defaults["basis"] = f"{defaults['basis']}; {', '.join(replaced)} as configured"
         below = Tree(defaults, "hardware table" if defaults else changes.file)

@@ -1,8 +1,8 @@
 """Find the plan of a configuration, and create it if it is missing. This module imports neither torch nor pydantic.
 
-A plan file is named by the fingerprint of everything it depends on: configuration, command-line values, source of the
-package, and state of the data files. An existing plan is therefore valid, running jobs keep their plan when the
-configuration changes, and reading the Snakefile costs only the hashing of a few files.
+The name of a plan file is the fingerprint of everything that the plan depends on: configuration, command-line values,
+source of the package, and state of the data files. An existing plan is therefore valid, running jobs keep their plan
+when the configuration changes, and reading the Snakefile costs only the hashing of a few files.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ FILES = frozenset(("paths", "shots_from", "train", "valid", "validation", "test"
 
 
 def plan_path(root: Path, command_line: dict[str, Any]) -> Path:
-    """Return the path of this configuration's plan, which may not exist yet; `command_line` overrides its files."""
+    """Return the path of the plan for the files below `root`, overridden by `command_line`; it may not exist yet."""
     trees = [command_line, _read(root / "config.yaml")]
     watched = [root / "config.yaml", root / "workflow/data.yaml", *sorted((root / "workflow").glob("s*/*.yaml"))]
     if overlay := command_line.get("overlay", trees[1].get("overlay")):
@@ -57,7 +57,7 @@ def root_of(plan: Path) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file, or {} for an invalid file, which the planning reports."""
+    """Return the mapping in a YAML file, or {} if the file is invalid; planning reports the error."""
     try:
         tree = yaml.load(path.read_bytes(), Loader=FAST)  # faster than `read_yaml`, which explains errors
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
@@ -111,11 +111,13 @@ def ensure_plan(root: Path, command_line: dict[str, Any]) -> Path:
 def _make(root: Path, command_line: dict[str, Any], path: Path) -> None:
     """Write the plan in another process, because planning imports torch."""
     values = json.dumps(command_line, default=str)
-    words = [sys.executable, "-m", "formerlab", "plan", "--command-line", values, "--write", str(path)]
-    done = subprocess.run(words, cwd=root, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-        raise UserError(lines[-1].removeprefix("error: ") if lines else f"planning failed: {done.stderr.strip()}")
+    command = [sys.executable, "-m", "formerlab", "plan", "--command-line", values, "--write", str(path)]
+    result = subprocess.run(
+        command, cwd=root, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    if result.returncode:
+        lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+        raise UserError(lines[-1].removeprefix("error: ") if lines else f"planning failed: {result.stderr.strip()}")
 
 
 def read_plan(path: Path) -> dict[str, Any]:

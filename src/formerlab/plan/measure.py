@@ -1,7 +1,7 @@
-"""The measurements of a plan: of single finished runs, or timings of all runs of a study in one job.
+"""Build the measurement jobs of a plan: one job per finished run, or one job that times all runs of a study.
 
-The key `measure` of a study, with the scale's key merged over it, has the settings of each stage, `runs` (patterns of
-the measured runs) and `by_run` (settings that differ for some runs).
+The key `measure` of a study maps each stage to its settings, `runs` (patterns of the measured runs) and `by_run`
+(settings that differ for some runs). The scale's key `measure` is merged over it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -52,7 +52,7 @@ class RequestedMeasurement:
     def settings(self, run: str = "") -> Any:
         """Return the settings of a run, including the `by_run` settings of all patterns that match its name."""
         kind: type[Spec] = self.stage.measuring[1]
-        of_run = [self.tree.part("by_run", pattern) for pattern in self.measured.by_run if fnmatchcase(run, pattern)]
+        of_run = [self.tree.subtree("by_run", pattern) for pattern in self.measured.by_run if fnmatchcase(run, pattern)]
         common = self.tree.without(*MeasuredRuns.model_fields)
         return parse(kind, merge_all([common, *of_run], self.subject), self.subject)
 

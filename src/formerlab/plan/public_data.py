@@ -29,7 +29,7 @@ Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class ManyFiles(Spec):
-    """A folder of too many files to list."""
+    """A folder with too many files to list each of them."""
 
     files: Count
     """Number of files, at any depth."""
@@ -56,7 +56,7 @@ class PublicData(Spec):
 def read_manifest(root: Path) -> dict[str, PublicData]:
     """Return the public data sets by name. Raises UserError if the manifest is invalid."""
     tree = Tree(read_yaml(root, PUBLIC_MANIFEST), PUBLIC_MANIFEST)
-    return {name: parse(PublicData, tree.part(name), name) for name in tree}
+    return {name: parse(PublicData, tree.subtree(name), name) for name in tree}
 
 
 def check_public_data(name: str, data: DataSpec, root: Path, *, prepared: bool) -> str | None:
@@ -115,6 +115,6 @@ def _problem(named: str, below: Path, manifest: dict[str, PublicData], cache: Pa
 
 
 def listing_hash(hashes: dict[str, str], folder: str) -> str:
-    """Return the SHA-256 of the lines that sha256sum prints for the files of a folder; `hashes` are by path."""
+    """Return the SHA-256 of the lines that sha256sum prints for a folder; `hashes` maps paths of files to SHA-256."""
     lines = sorted((path.removeprefix(f"{folder}/").encode(), sha) for path, sha in hashes.items())
     return hashlib.sha256(b"".join(sha.encode() + b"  " + path + b"\n" for path, sha in lines)).hexdigest()

@@ -42,21 +42,27 @@ PATTERNS: tuple[tuple[str, ...], ...] = tuple(
 def run_trees(name: str, sources: Sources) -> Mapping[str, Tree]:
     """Return the tree of every run of a study, including runs that the scale leaves out."""
     study, scale = sources.study_trees[name], sources.at_scale(name)
-    common = [sources.scale_tree.part("defaults"), study.part("defaults"), scale.part("defaults")]
+    common = [sources.scale_tree.subtree("defaults"), study.subtree("defaults"), scale.subtree("defaults")]
     trees: dict[str, Tree] = {}
-    for template in study.part("runs"):
-        for run, of_study, exact in _instances(study.part("runs", template), scale.part("runs", template), template):
+    for template in study.subtree("runs"):
+        for run, of_study, exact in _instances(
+            study.subtree("runs", template), scale.subtree("runs", template), template
+        ):
             if run in trees:
                 raise UserError(f"{study.file}: runs.{template}: run {run!r} is defined twice; remove one")
-            patterns = (pattern for pattern in scale.part("runs") if pattern != template and fnmatchcase(run, pattern))
-            special = [of_study, *(scale.part("runs", pattern) for pattern in patterns), exact]
-            subject, overrides = f"{name}.runs.{run}", [tree.part(name) for tree in sources.overrides]
+            patterns = (
+                pattern for pattern in scale.subtree("runs") if pattern != template and fnmatchcase(run, pattern)
+            )
+            special = [of_study, *(scale.subtree("runs", pattern) for pattern in patterns), exact]
+            subject, overrides = f"{name}.runs.{run}", [tree.subtree(name) for tree in sources.overrides]
             if merge_all(special, subject).get(RELEASED) is None:
-                over = [part for tree in overrides for part in (tree.only(RUN_KEYS), tree.part("runs", run))]
+                over = [part for tree in overrides for part in (tree.only(RUN_KEYS), tree.subtree("runs", run))]
                 trees[run] = merge_all([*common, *special, *over], subject)
             else:  # common keys configure training; a released model uses only the data
                 general = [tree.only({"data"}) for tree in (*common, *overrides)]
-                trees[run] = merge_all([*general, *special, *(tree.part("runs", run) for tree in overrides)], subject)
+                trees[run] = merge_all(
+                    [*general, *special, *(tree.subtree("runs", run) for tree in overrides)], subject
+                )
     _check_patterns(name, list(trees), sources)
     return trees
 
@@ -85,7 +91,7 @@ def _instances(study: Tree, scale: Tree, template: str) -> Iterator[tuple[str, T
 def _check_patterns(study: str, names: list[str], sources: Sources) -> None:
     """Raise UserError for a pattern that matches no run of the study, and for overrides of a missing run."""
     study_tree, scale = sources.study_trees[study], sources.at_scale(study)
-    templates = [*names, *study_tree.part("runs")]
+    templates = [*names, *study_tree.subtree("runs")]
     checked = [(study_tree, "", path) for path in PATTERNS]
     checked += [(scale, f"studies.{study}.", path) for path in (*PATTERNS, ("only",), ("given",), ("runs",))]
     for tree, above, path in checked:
@@ -99,7 +105,7 @@ def _check_patterns(study: str, names: list[str], sources: Sources) -> None:
         key = f"{scale.file_of('only')}: studies.{study}.only"
         raise UserError(f"{key}: {only[0]!r} matches no run at this scale{near_misses(only[0], names)}")
     for tree in sources.overrides:
-        for name in tree.part(study, "runs"):
+        for name in tree.subtree(study, "runs"):
             if name not in names:
                 raise UserError(f"{tree.file}: {study}.runs.{name}: no such run{near_misses(name, names)}")
 
@@ -200,9 +206,9 @@ def _entry_name(tree: Tree, key: str, names: Iterable[str], noun: str, subject: 
 def _parse_run(study: str, name: str, tree: Tree, scale: Scale) -> Run:
     subject, tree = f"{study}.runs.{name}", tree.without(*ExecutionKeys.model_fields)
     for key in Run.model_fields.keys() - RUN_KEYS & tree.keys():
-        raise UserError(f"{tree.file_of(key)}: {subject}.{key}: got {tree[key]!r}, but its study sets it; remove it")
+        raise UserError(f"{tree.file_of(key)}: {subject}.{key}: got {tree[key]!r}, but the plan sets it; remove it")
     data = _entry_name(tree, "data", scale.data, "data set", subject)
-    data_keys = scale.data[data].run_defaults(tree.part("task"))
+    data_keys = scale.data[data].run_defaults(tree.subtree("task"))
     by_file = Tree({"study": study, "name": name} | data_keys, study_file(study))
     run = parse(Run, merge(by_file, tree, subject), subject)
     if run.task.reads != scale.data[data].kind:
@@ -238,7 +244,7 @@ def _with_parents_first(runs: dict[str, Run], trees: Mapping[str, Tree]) -> list
 
 
 def _check_carried(run: Run, parent: Run, tree: Tree) -> None:
-    """Raise UserError if a carried optimizer differs from the optimizer of the parent in its parameter groups."""
+    """Raise UserError if a run that continues with the moments of its parent has another kind of optimizer."""
     if (new := run.optimizer.kind) != (old := parent.optimizer.kind):
         raise UserError(
             f"{tree.file_of('optimizer', 'kind')}: runs.{run.name}.optimizer.kind: {new!r} cannot continue with the "
@@ -247,7 +253,10 @@ def _check_carried(run: Run, parent: Run, tree: Tree) -> None:
 
 
 def _grown(ordered: list[Run], trees: Mapping[str, Tree], scale: Scale) -> Iterator[Run]:
-    """Yield the runs, and set the tau of grown runs. Raises UserError if a run cannot continue from its parent."""
+    """Yield the runs, with the models that growth or continued training gives (they have the parent's tau).
+
+    Raises UserError if a run cannot continue from its parent.
+    """
     done: dict[str, Run] = {}
     for run in ordered:
         if run.init is not None:

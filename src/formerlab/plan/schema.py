@@ -66,14 +66,14 @@ class Config(Spec):
     scale: Name = "laptop"
     """Sizes and data of the runs: a file of workflow/scales."""
     studies: Studies | None = None
-    """Studies to run: files of workflow/studies; null means the studies of the scale's file, or all studies if it has
-    none, in the order of their papers."""
+    """Studies to run: files of workflow/studies. null means the studies in the scale's file, or all studies if it lists
+    no study, in the order of their papers."""
     seeds: Seeds | None = None
     """Seeds of every run; null means the seeds of the scale."""
     device: Literal["cpu", "cuda"] | None = None
     """Device for training; null means the scale's device."""
     threads: Processors | None = None
-    """CPU threads of a job; null means the scale's number, or as many as a GPU job needs to load its images."""
+    """CPU threads of a job; null means the scale's number, and more for a GPU job that loads images."""
     data: dict[Name, dict[str, Any]] = {}
     """Your own data: keys merged over the scale's data sets of the same name."""
     suites: dict[Name, dict[str, Any]] = {}
@@ -138,7 +138,7 @@ class StudyScale(Measures):
     """Patterns of run names that exist at this scale, by descending priority; scripts/evidence.py runs them in this
     order."""
     given: tuple[str, ...] = ()
-    """Patterns of parent runs with committed weights, which stay up to date if the code changes."""
+    """Patterns of parent runs whose weights are committed; these runs stay up to date if the code changes."""
     seeds: Seeds | None = None
     """Seeds, if they differ from the scale's."""
     defaults: dict[str, Any] = {}
@@ -169,10 +169,10 @@ class Scale(Spec):
     """Measured speed of matrix products in training, in FLOP/s of one job; null means the speed of `hardware`."""
     gpus: Processors = 1
     """Maximum number of GPUs (on a CPU, processes) of one run. A run uses the largest number that divides its
-    task.accumulate micro-batches; a run that would use only one must set `gpus: 1`. Results depend on it only through
-    the order of sums."""
+    task.accumulate micro-batches; a run that would use only one must set `gpus: 1`. The number changes results only by
+    rounding."""
     nodes: Processors = 1
-    """Machines of a run in a cluster job, with equally many GPUs on each; without a cluster there is one machine."""
+    """Machines of a run in a cluster job, each with the same number of GPUs; 1 without a cluster."""
     sharded: bool | None = None
     """Split weights, gradients and moments of a run over its GPUs; null means only if the run does not fit on one."""
     runtime_minutes: int = Field(default=1440, gt=0, le=10**6)

@@ -19,7 +19,8 @@ from formerlab.results.stages import MEASURED, TIMED
 
 OTHER_STAGES = ("data", *TIMED, *MEASURED, "draw")
 SPARE_RETRIES = 3
-"""Submissions of a cluster job for lost nodes, memory errors and preemption, added to twice the predicted number."""
+"""Submissions of a cluster job that are allowed for lost nodes, memory errors and preemption, in addition to twice the
+predicted number."""
 COLUMNS = ("run", "parameters", "tokens", "FLOPs", "memory", "disk", "time", "starts from")
 
 
@@ -43,12 +44,12 @@ def table(plan: dict[str, Any], *, seeds: bool = False) -> str:
         if costs := [job["cost"] for job in plan[stage].values() if "cost" in job]:
             tokens, flops, hours = (sum(cost[key] for cost in costs) for key in ("tokens", "flops", "hours"))
             lines.append(f"{stage} reads {short(tokens)} tokens with {flops:.2e} FLOPs: {duration(hours)}")
-    lines += [*(line for job in plan["data"].values() if (line := job["lacks"])), *plan.get("unread", ())]
+    lines += [*(line for job in plan["data"].values() if (line := job["data_problem"])), *plan.get("unread", ())]
     return "\n".join(lines)
 
 
 def _rows(jobs: dict[str, Any], seeds: bool) -> list[tuple[str, ...]]:
-    """Return a row per run with the number of seeds and the cost of one, or a row per seed."""
+    """Return a row per run with the number of seeds and the cost of one seed, or a row per seed."""
     groups: dict[str, list[str]] = {}
     for run_id in jobs:
         groups.setdefault(run_id if seeds else run_id.rpartition("/")[0], []).append(run_id)
@@ -81,7 +82,7 @@ def _hardware(plan: dict[str, Any]) -> list[str]:
     for run, gpus in plan["too_large"].items():
         by_need.setdefault(gpus, []).append(run)
     for count, runs in by_need.items():
-        remedy = f"fits on {count} with sharding (gpus: {count})" if count else "also for several (raise accumulate)"
+        remedy = f"fits on {count} with sharding (gpus: {count})" if count else "and for several (raise accumulate)"
         lines.append(f"too large for one {plan['hardware']}, {remedy}: {', '.join(runs)}")
     need, limit = submissions(plan), duration(plan["runtime_minutes"] / 60)
     return [
@@ -161,7 +162,7 @@ def failed_drawings(plan: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def report(plan: dict[str, Any], *, problems_only: bool = False) -> str:
-    """Return the job states as aligned text, with counts; `problems_only` lists failed, killed and stopped jobs."""
+    """Return job states as aligned text, with counts; `problems_only` lists only failed, killed and stopped jobs."""
     rows = states(plan)
     listed = [row for row in rows if not problems_only or row[2] in ("failed", "killed", "stopped")]
     if problems_only and not listed:

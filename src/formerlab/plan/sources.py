@@ -46,11 +46,11 @@ class Sources:
 
     def at_scale(self, study: str, *path: str) -> Tree:
         """Return the scale's settings below a path of a study."""
-        return self.scale_tree.part("studies", study, *path)
+        return self.scale_tree.subtree("studies", study, *path)
 
     def settings(self, study: str, *path: str) -> Tree:
         """Return a study's settings below a path, with the scale's settings merged over them."""
-        return merge(self.study_trees[study].part(*path), self.at_scale(study, *path), ".".join((study, *path)))
+        return merge(self.study_trees[study].subtree(*path), self.at_scale(study, *path), ".".join((study, *path)))
 
 
 def study_file(name: str) -> str:
@@ -81,7 +81,7 @@ def read_sources(root: Path, command_line: dict[str, Any]) -> Sources:
         raise UserError(f"{config_tree.file_of('scale')}: scale: no scale {config.scale!r}{near}")
     scale_tree = _as_text(read_tree(root, f"workflow/scales/{config.scale}.yaml"))
     input_trees = [tree.only({key for key in ("data", "suites", "released") if tree.get(key)}) for tree in overrides]
-    for tree in (*input_trees, *(Tree(tree.part("scale"), f"{tree.file}: scale") for tree in of_files)):
+    for tree in (*input_trees, *(Tree(tree.subtree("scale"), f"{tree.file}: scale") for tree in of_files)):
         scale_tree = _as_text(merge(scale_tree, tree))
     scale = parse(Scale, scale_tree)
     studies = config.studies or tuple(name for name in study_names(root) if name in (scale.studies or existing_studies))
@@ -96,17 +96,20 @@ def read_sources(root: Path, command_line: dict[str, Any]) -> Sources:
     scale = scale.model_copy(update={"data": with_vocabularies(scale.data, scale_tree, scale.released)})
     tracked = {name: read_tree(root, study_file(name)) for name in studies}
     trees = {
-        name: merge_all([tree, *(Tree(o.part("study", name), f"{o.file}: study.{name}") for o in overrides)], name)
+        name: merge_all([tree, *(Tree(o.subtree("study", name), f"{o.file}: study.{name}") for o in overrides)], name)
         for name, tree in tracked.items()
     }
     parsed = {name: parse(Study, tree) for name, tree in trees.items()}
-    added = {name: frozenset(trees[name].part("runs").keys() - tracked[name].part("runs").keys()) for name in trees}
+    added = {
+        name: frozenset(trees[name].subtree("runs").keys() - tracked[name].subtree("runs").keys()) for name in trees
+    }
     return Sources(config, scale, parsed, config_tree, scale_tree, trees, overrides, added)
 
 
 def _overrides(root: Path, command_line: dict[str, Any]) -> list[Tree]:
-    """Return the keys of config.yaml, of the overlay and of the command line, then the `set` of each, in order of
-    increasing priority. All accept the same keys, nested or dotted, except that an overlay cannot name an overlay.
+    """Return all overrides by increasing priority: first the keys of config.yaml, of the overlay and of the command
+    line, then the keys below `set` of each. All accept the same keys, nested or dotted, but an overlay cannot name an
+    overlay.
     """
     files = [read_tree(root, "config.yaml"), Tree(command_line, "command line")]
     if (overlay := parse(Config, merge_all([tree.only({"overlay"}) for tree in files])).overlay) is not None:
@@ -116,11 +119,11 @@ def _overrides(root: Path, command_line: dict[str, Any]) -> list[Tree]:
     for tree in files:
         parse(Config, tree.only({"set"}))
     keys = [part for tree in files for part in _nested(tree.without("overlay", "set"), tree.file)]
-    return [*keys, *(part for tree in files for part in _nested(tree.part("set"), f"{tree.file}: set"))]
+    return [*keys, *(part for tree in files for part in _nested(tree.subtree("set"), f"{tree.file}: set"))]
 
 
 def _nested(tree: Tree, file: str) -> list[Tree]:
-    """Convert dotted keys to nested mappings, except in names of processors.
+    """Convert dotted keys to nested mappings, except below `hardware`, because names of processors may contain dots.
 
     Returns two trees: one with the key `hardware` and the name of the scale, and one with all other keys.
     """
@@ -129,8 +132,8 @@ def _nested(tree: Tree, file: str) -> list[Tree]:
 
 
 def _as_text(tree: Tree) -> Tree:
-    """Return a scale with the key `kind` in every data set; the default is text."""
-    data = tree.part("data")
+    """Return the tree of a scale with `kind: text` added to every data set that has no `kind`."""
+    data = tree.subtree("data")
     kinds = {name: {"kind": "text"} for name, spec in data.items() if isinstance(spec, Tree) and "kind" not in spec}
     return merge(Tree({"data": kinds} if kinds else {}, tree.file), tree)
 
@@ -183,20 +186,20 @@ def sizes_of(model: str, source: ReleasedModel, file: str) -> Sizes:
 
 
 def tokenizer_chain(name: str, data: DataSets, tree: Tree | None = None) -> list[str]:
-    """Return the data set, the owner of its tokenizer, the owner of that data set's tokenizer, and so on.
+    """Return the data sets from `name` to the one with a tokenizer of its own; each uses the tokenizer of the next.
 
     Raises UserError if an owner does not exist or the chain has a cycle.
     """
     names = [name]
     while isinstance(tokenizer := getattr(data[names[-1]], "tokenizer", None), TokenizerOf):
         file = tree.file_of("data", names[-1], "tokenizer") if tree else ""
-        key, lender = f"{file}: data.{names[-1]}.tokenizer.data", tokenizer.data
+        key, owner = f"{file}: data.{names[-1]}.tokenizer.data", tokenizer.data
         texts = [text for text, spec in data.items() if isinstance(spec, TextData)]
-        if lender not in texts:
-            raise UserError(f"{key}: no data set {lender!r} of text at this scale{near_misses(lender, texts)}")
-        names.append(lender)
-        if lender in names[:-1]:
-            raise UserError(f"{key}: {lender!r} closes a cycle ({' -> '.join(names)}); choose another")
+        if owner not in texts:
+            raise UserError(f"{key}: no data set {owner!r} of text at this scale{near_misses(owner, texts)}")
+        names.append(owner)
+        if owner in names[:-1]:
+            raise UserError(f"{key}: {owner!r} closes a cycle ({' -> '.join(names)}); choose another")
     return names
 
 

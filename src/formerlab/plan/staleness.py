@@ -1,8 +1,8 @@
-"""Staleness check: compare the records of products with the plan. This module imports neither torch nor pydantic.
+"""Staleness check: compare the records of jobs with the plan. This module imports neither torch nor pydantic.
 
-`status`, the DAG, the stages and all readers of rows use this check, so they agree, even about copied files. A product
-is stale if its record differs from the plan in configuration or code, if its data or parent were replaced, or if its
-data or parent are stale.
+`status`, the DAG, the stages and all readers of rows use this check, so they agree, even about copied files. The output
+of a job is stale if its record differs from the plan in configuration or code, if its data or parent were replaced, or
+if its data or parent are stale.
 """
 
 import hashlib
@@ -35,8 +35,8 @@ def made_runs(plan: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {run: job for stage in MAKING for run, job in plan[stage].items()}
 
 
-class ProductState(NamedTuple):
-    """The state of a product according to its record."""
+class OutputState(NamedTuple):
+    """The state of a job's output according to its record."""
 
     state: str
     """finished, diverged, stale, missing, or failed if the record cannot be read."""
@@ -47,35 +47,35 @@ class ProductState(NamedTuple):
 
     @property
     def current(self) -> bool:
-        """Whether the product is up to date with the plan."""
+        """Whether the output is up to date with the plan."""
         return self.state in ("finished", "diverged")
 
 
 class Staleness:
-    """The states of the products of one plan, each computed at its first use."""
+    """The states of the outputs of one plan, each computed at its first use."""
 
     def __init__(self, plan: dict[str, Any]) -> None:
         self.plan = plan
-        self._states: dict[tuple[str, str], ProductState] = {}
+        self._states: dict[tuple[str, str], OutputState] = {}
         self._read: dict[Path, Any] = {}
 
-    def check(self, stage: str, name: str) -> ProductState:
-        """Return the state of the product of a job."""
+    def check(self, stage: str, name: str) -> OutputState:
+        """Return the state of a job's output."""
         if (stage, name) not in self._states:
             self._states[stage, name] = self._compare(stage, name)
         return self._states[stage, name]
 
     def stale(self) -> dict[tuple[str, str], str]:
-        """Return the products that exist but differ from the plan, as {(stage, name): reason}."""
+        """Return the outputs that exist but differ from the plan, as {(stage, name): reason}."""
         states = {(stage, name): self.check(stage, name) for stage in RECORDS for name in self.plan[stage]}
         return {job: detail for job, (state, detail) in states.items() if state in ("stale", "failed")}
 
     def write_stale(self, folder: Path, failures: Sequence[Path] = ()) -> Path | None:
-        """Write the stale products with reasons, and the notes of failed figures (`failures`), to a file in `folder`.
+        """Write the stale outputs with reasons, and the notes of failed figures (`failures`), to a file in `folder`.
 
-        The file is younger than the products and notes, so Snakemake reruns every rule that reads it. It is named by a
-        hash of its content, so no other process writes it again, which would change its time. Returns the path of the
-        file, or None if nothing is stale or failed.
+        The file is newer than the outputs and notes, so Snakemake reruns every rule that reads it. Its name is a hash
+        of its content, so another process does not write it again and change its time. Returns the path of the file, or
+        None if nothing is stale or failed.
         """
         now, lines = time.time(), [f"{note}\n" for note in failures]
         stamps = [note.stat().st_mtime_ns for note in failures]
@@ -90,16 +90,16 @@ class Staleness:
             write_text(path, "".join(lines))
         return path if lines else None
 
-    def objection(self, stage: str, name: str) -> str:
-        """Return why the rows of a job are not up to date; empty if they are."""
+    def staleness_reason(self, stage: str, name: str) -> str:
+        """Return the reason why the rows of a job are not up to date, or "" if they are up to date."""
         stage = maker(self.plan, name) if stage in MAKING else stage
         if name not in self.plan[stage]:
             return UNPLANNED
-        product = self.check(stage, name)
-        return "" if product.current else product.detail or product.state
+        output = self.check(stage, name)
+        return "" if output.current else output.detail or output.state
 
     def dependencies(self, stage: str, name: str) -> list[tuple[str, str]]:
-        """Return the jobs, as (stage, name), whose products a job reads."""
+        """Return the jobs, as (stage, name), whose outputs a job reads."""
         if stage in (*TIMED, "exact"):
             return []
         if stage == "data":
@@ -112,7 +112,7 @@ class Staleness:
         return [*bases, *([("speed", job["study"])] if job.get("equal_time") else [])]
 
     def folder(self, stage: str, name: str) -> Path:
-        """Return the folder of a job's product."""
+        """Return the folder of a job's output."""
         if stage == "data":
             return Path(self.plan["data"][name]["out"])
         return Path(self.plan["results"], "" if stage == "exact" else name)
@@ -121,13 +121,13 @@ class Staleness:
         """Return the path of a job's record."""
         return self.folder(stage, name) / RECORDS[stage]
 
-    def _compare(self, stage: str, name: str) -> ProductState:
+    def _compare(self, stage: str, name: str) -> OutputState:
         path = self.record(stage, name)
         record = self._content(path)
         if record is None:
-            return ProductState("missing")
+            return OutputState("missing")
         if isinstance(record, UserError):
-            return ProductState("failed", str(record))
+            return OutputState("failed", str(record))
         wrong = set()
         for keys, (label, value) in self._expected(stage, name).items():
             recorded: Any = record
@@ -141,8 +141,8 @@ class Staleness:
             reasons.append(f"no {OPTIMIZER}, which another run continues with")
         reasons += _damaged_files(stage, path.parent, record)
         bases = {base: self.check(*base) for base in self.dependencies(stage, name)}
-        reasons += [f"{base[1]} is {product.state}" for base, product in bases.items() if not product.current]
-        return ProductState("stale", "; ".join(reasons)) if reasons else ProductState(record.get("status", "finished"))
+        reasons += [f"{base[1]} is {output.state}" for base, output in bases.items() if not output.current]
+        return OutputState("stale", "; ".join(reasons)) if reasons else OutputState(record.get("status", "finished"))
 
     def _expected(self, stage: str, name: str) -> Expected:
         """Return the values that the record must have to be up to date."""
@@ -188,7 +188,7 @@ class Staleness:
 
 
 def _damaged_files(stage: str, folder: Path, record: dict[str, Any]) -> list[str]:
-    """Return the files of a product that are missing or have a wrong size, as messages."""
+    """Return a message for each file of an output that is missing or damaged."""
     stated, weights = record.get("rows_sha256"), folder / WEIGHTS
     files = stated if isinstance(stated, dict) else ()
     missing = [f"{file} is missing" for file in files if not (folder / file).exists()]

@@ -7,7 +7,7 @@ from pandas import DataFrame
 from formerlab.report.drawings import catalogue, rows_of
 from formerlab.report.pages import plain
 from formerlab.report.studies.pruning import at_budget, main_configurations
-from formerlab.results.read import Objection, Results
+from formerlab.results.read import Results, StalenessReason
 
 BLOCKS = {
     "Transformer: translation of the test sentences":
@@ -27,9 +27,9 @@ BLOCKS = {
 NOTE = "[low, high]: 95 % interval, over seeds if there are at least two, otherwise over test windows of one model."
 
 
-def headline(root: Path, objection: Objection | None = None) -> str:
+def headline(root: Path, staleness_reason: StalenessReason | None = None) -> str:
     """Return the main numbers of every study with finished runs in `root` (results/<tree>/<scale>), as aligned text."""
-    results = Results(root, objection)
+    results = Results(root, staleness_reason)
     parts = [f"{title} (scale {results.scale})\n\n{plain(table)}" for title, table in tables(results).items()]
     parts = [*parts, NOTE] if parts else [f"{root}: no study has finished runs yet"]
     return "\n\n".join(filter(None, [*parts, results.warning()])) + "\n"

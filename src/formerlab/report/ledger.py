@@ -26,9 +26,10 @@ SHOWN = (
 
 def ledger(results: Results) -> DataFrame:
     """Return a row per finished run and seed, including runs that are not as planned; missing keys are empty."""
-    objection = results.objection
+    staleness_reason = results.staleness_reason
     records = [
-        flatten(record) | {"plan": (objection("train", record["id"]) or "as planned") if objection else ""}
+        flatten(record)
+        | {"plan": (staleness_reason("train", record["id"]) or "as planned") if staleness_reason else ""}
         for record in results.all_records.values()
     ]
     rows = DataFrame(records).reindex(columns=list(COLUMNS))

@@ -28,7 +28,7 @@ from formerlab.report import pages
 from formerlab.report.drawings import Drawing, catalogue, declaration, failure_of, rows_of, shown_columns
 from formerlab.report.names import RELEASED, data_set
 from formerlab.report.style import SETTINGS, empty
-from formerlab.results.read import Objection, Results, has_runs, read_once
+from formerlab.results.read import Results, StalenessReason, has_runs, read_once
 
 DOTS_PER_INCH = 150
 """Resolution of the PNG, sharp at the size at which pages show it."""
@@ -57,13 +57,18 @@ def draw(name: str, results: Results, out: Path, *, where_rows: bool = False, pd
 
 
 def draw_each(
-    names: Iterable[str], root: Path, out: Path, objection: Objection | None = None, *, where_rows: bool = False
+    names: Iterable[str],
+    root: Path,
+    out: Path,
+    staleness_reason: StalenessReason | None = None,
+    *,
+    where_rows: bool = False,
 ) -> list[str]:
     """Render several figures and tables from the rows in `root` (results/<tree>/<scale>); return the names that fail.
 
     With `where_rows`, those without rows of ours are skipped. Raises NoRoom if the disk is full.
     """
-    drawn = _drawn(Results(root, objection), out, names, where_rows=where_rows)
+    drawn = _drawn(Results(root, staleness_reason), out, names, where_rows=where_rows)
     return [name for name, files in drawn.items() if files is None]
 
 

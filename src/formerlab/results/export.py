@@ -18,7 +18,7 @@ from pandas import DataFrame
 from formerlab.errors import UserError
 from formerlab.files import RECORD_HASH, locked, record_hash, replacing, write_text
 from formerlab.results import read
-from formerlab.results.read import KEYS, Objection, Record, Results
+from formerlab.results.read import KEYS, Record, Results, StalenessReason
 from formerlab.results.schema import EXACT, UNPLANNED
 from formerlab.results.stages import MAKING, STAGES, TABLES, WRITER
 
@@ -29,14 +29,17 @@ Stages = dict[str, dict[str, Any]]
 
 
 def export(
-    live_root: Path, cached_root: Path, objection: Objection | None = None, seeds: Mapping[str, Set[int]] | None = None
+    live_root: Path,
+    cached_root: Path,
+    staleness_reason: StalenessReason | None = None,
+    seeds: Mapping[str, Set[int]] | None = None,
 ) -> dict[str, Any]:
     """Export the rows of finished runs, without weights, from results/live/<scale> to results/cached/<scale>.
 
     A run is exported if all its seeds are finished and every file can be read. `seeds` gives the planned seeds by
     study/run; the default is all seeds that any run of the study has. An exported run replaces its previous export with
     all seeds; other exported runs, for example from another machine, stay. Each study is replaced atomically. Runs for
-    which `objection` returns a reason (stale runs) are not exported.
+    which `staleness_reason` returns a reason (stale runs) are not exported.
 
     Returns ids of runs as `exported`, `diverged` (these are exported too) and `unfinished` (with the reason), and
     `left_out`, the measurements that were not exported. Raises UserError for damaged files and if scales or versions of
@@ -46,7 +49,7 @@ def export(
         raise UserError(
             f"{cached_root}: scale '{cached_root.name}' differs from {live_root}; export to {live_root.name} instead"
         )
-    results = Results(live_root, objection)
+    results = Results(live_root, staleness_reason)
     for old in cached_root.glob(".*.old"):
         with _locked_folders(cached_root / old.name[1:].removesuffix(".old")):
             pass  # restores the study of a killed export
@@ -81,7 +84,7 @@ def _unfinished(
     folders = {"/".join(path.parts[-3:]) for path in (results.root / study).glob("*/seed*/")}
     reasons = {}
     for name in sorted(folders - {record["id"] for record in records}):
-        reason = results.objection("train", name) if results.objection is not None else ""
+        reason = results.staleness_reason("train", name) if results.staleness_reason is not None else ""
         reasons[name] = "not finished" if reason in ("", "missing") else reason
     seeds = defaultdict(set)
     for record in records:

@@ -26,7 +26,7 @@ from formerlab.results.schema import CLAIMS, COLUMNS
 from formerlab.results.stages import MAKING, STAGES, TABLES, WRITER
 
 Record = dict[str, Any]
-Objection = Callable[[str, str], str]
+StalenessReason = Callable[[str, str], str]
 """A function of a stage and a run or study that returns the reason to leave out its rows, or an empty string."""
 
 RUN, RECORDS = "run.json", "records.jsonl"
@@ -43,15 +43,15 @@ class Results:
     """The finished runs in `results/<tree>/<scale>`; a run is finished if its run.json exists.
 
     Live and exported studies have the same interface. A diverged run is finished too, with the status "diverged". Rows
-    are left out if `objection` returns a reason, for example stale rows (plan/staleness.py). Cached rows are read
-    without this check.
+    for which `staleness_reason` returns a reason (plan/staleness.py) are left out. Cached rows are read without this
+    check.
     """
 
-    def __init__(self, root: Path, objection: Objection | None = None) -> None:
+    def __init__(self, root: Path, staleness_reason: StalenessReason | None = None) -> None:
         """Open the results in `root`; raise UserError if the folder is missing or an export was interrupted."""
         if not root.is_dir():
             raise UserError(f"{root}: no such folder; run the DAG for this scale first")
-        self.root, self.objection = root, objection
+        self.root, self.staleness_reason = root, staleness_reason
         self.scale, self.tree = root.resolve().name, root.resolve().parent.name
         self._left_out: dict[tuple[str, str], str] = {}
         self._frames: dict[Path, DataFrame] = {}
@@ -120,7 +120,7 @@ class Results:
     def all_records(self) -> dict[str, Record]:
         """The contents of every run.json by id, including runs that are left out, in the same order.
 
-        Raises UserError for a run.json that cannot be read, unless `objection` returns a reason to leave it out.
+        Raises UserError for a run.json that cannot be read, unless `staleness_reason` returns a reason to leave it out.
         """
         records = []
         for path in self.root.glob(f"*/*/seed*/{RUN}"):
@@ -150,9 +150,9 @@ class Results:
         return read_record(path) if path.is_file() and not self._is_left_out(path.name, owner or CLAIMS) else {}
 
     def _is_left_out(self, file: str, name: str) -> bool:
-        """Return whether a file of a run or study is left out because of an objection to its stage."""
+        """Return whether a file of a run or study is left out because the rows of its stage are stale."""
         stage = WRITER.get(file, "")
-        reason = self.objection(stage, name) if self.objection is not None and stage else ""
+        reason = self.staleness_reason(stage, name) if self.staleness_reason is not None and stage else ""
         if reason:
             self._left_out[stage, name] = reason
         return bool(reason)

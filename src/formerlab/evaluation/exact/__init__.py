@@ -23,4 +23,4 @@ CHECKS: dict[str, Callable[[], dict[str, float]]] = {
     "decay-simulation-equals-eviction": identities.simulation_equals_eviction,
     "decay-cache-memory": counts.cache_memory,
 }
-"""The check of each claim, by claim id. It returns numbers by name; `item/name` is a number of one item of for_each."""
+"""The check of each claim, by claim id. It returns numbers by name, or by `item/name` for an item of `for_each`."""

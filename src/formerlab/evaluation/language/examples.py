@@ -35,7 +35,7 @@ FORMATS: dict[Form, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "contexts": (means("acc"), {"doc_to_text": _gold, "doc_to_target": "ending"}),
     # as in lambada_openai
     "cloze": ([*means("acc"), PERPLEXITY], LAST_WORD),
-    # as in blimp, but without a space before the sentence, which begins a document
+    # as in blimp, but the sentence begins the document, so no space precedes it
     "pairs": (means("acc"), {"doc_to_text": "", "doc_to_target": _gold, "target_delimiter": ""}),
 }
 """Metrics and task fields by format, as in the harness's tasks."""
@@ -44,8 +44,9 @@ FORMATS: dict[Form, tuple[list[dict[str, Any]], dict[str, Any]]] = {
 def read_examples(paths: Sequence[Path], form: Form, prompt: str = "{query}") -> list[Example]:
     """Return the examples of all files, sorted by a hash of their ids.
 
-    The first n examples are therefore a sample of all files, and equal on every machine. The id is the row's `id`, the
-    `UID` and `pairID` of BLiMP, or file and line; it must be unique. Raises UserError with the line of an invalid row.
+    The first n examples are therefore a random sample of all files, the same on every machine. The id is the row's
+    `id`, the `UID` and `pairID` of BLiMP, or file and line; it must be unique. Raises UserError with the line of an
+    invalid row.
     """
     examples: dict[str, Example] = {}
     for path in paths:
@@ -78,7 +79,7 @@ def check_prompt(prompt: str) -> str:
 
 
 def _fill(prompt: str, row: Row) -> str:
-    """Fill the fields of a prompt. Raises ValueError for null, lists and NaN, which Python would format as words."""
+    """Fill the fields of a prompt. Raises ValueError if a field is missing or is neither text nor a finite number."""
     for _, key, _, _ in string.Formatter().parse(prompt):
         if key is not None:
             if key not in row:
@@ -93,7 +94,7 @@ def _fill(prompt: str, row: Row) -> str:
 def make_example(form: Form, row: Row, prompt: str) -> Example:
     """Convert a row to an example of its format.
 
-    In the format `contexts` the choices are texts before a common ending: `continuation`, or the end of `sentence`.
+    In the format `contexts` each choice precedes the same ending: `continuation`, or the text after `_` in `sentence`.
     """
     if form == "pairs":
         return {"choices": [_text(row, "sentence_good"), _text(row, "sentence_bad")], "gold": 0}

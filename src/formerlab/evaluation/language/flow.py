@@ -1,7 +1,7 @@
 """The stage `flow`: information flow over the depth of a trained model (arXiv:2402.02622, section 5).
 
-It measures the cosine similarity of each block's input with the embedding, the loss after the smallest mixing weights
-are pruned, and the singular values of the weight matrices (Fig. 13).
+It measures the cosine similarity of each block's input and the embedding, the loss after the mixing weights of smallest
+magnitude are pruned, and the singular values of the weight matrices (Fig. 13).
 """
 
 from collections import defaultdict
@@ -37,7 +37,7 @@ class Flow(Measurement):
     windows: Count = 256
     """Number of windows, evenly spaced over the held-out stream."""
     shares: tuple[Fraction, ...] = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
-    """Fractions of the mixing weights that are pruned, smallest first (Fig. 7: 0 to 50 %)."""
+    """Fractions of the mixing weights that are pruned, in order of magnitude (Fig. 7: 0 to 50 %)."""
 
     def tokens_read(self, run: AnyRun, questions: int) -> int:
         return (1 + len(self.shares)) * self.windows * int(getattr(getattr(run, "task", None), "context", 0))
@@ -52,10 +52,10 @@ def measure(run: Measured, settings: Flow) -> None:
 def flow(model: DecoderModel, task: LanguageModeling, stream: Stream, settings: Flow) -> Iterator[list[Cell]]:
     """Yield the rows of one model.
 
-    `cosine_with_embedding` at place i is the cosine similarity of Y_i with the embedding X_0, mean over tokens. Y_i is
-    the input of block i + 1 or, after the last block, of the final norm. `pruned_loss_nats` at place s is the loss when
-    the fraction s of the mixing weights, smallest first, is zero; `kept` counts the other weights. It is measured only
-    for depth-weighted averages with unconstrained weights.
+    `cosine_with_embedding` at place i is the cosine similarity of Y_i and the embedding X_0, mean over tokens. Y_i is
+    the input of block i + 1; the last Y_i is the input of the final norm. `pruned_loss_nats` at place s is the loss
+    when the fraction s of the mixing weights, those of smallest magnitude, is set to zero; `kept` counts the others. It
+    is measured only for depth-weighted averages with unconstrained weights.
     """
     windows = spread_windows(stream, task.context, settings.windows)
 
@@ -90,7 +90,7 @@ def cosines(model: DecoderModel, work: Callable[[], object]) -> Iterator[tuple[i
 
 @contextmanager
 def _pruned(mixer: DepthWeightedAverageLayer, fraction: float) -> Iterator[int]:
-    """Set this fraction of the mixing weights, smallest first, to zero within the context; yield the number left."""
+    """Set this fraction of the mixing weights, the smallest in magnitude, to zero; yield the number of others."""
     alphas: list[nn.Parameter] = list(mixer.alphas.values())
     original = parameters_to_vector(alphas).detach()
     count = round(fraction * len(original))
@@ -112,10 +112,10 @@ MATRICES = {
 
 
 def singular_values(model: DecoderModel) -> Iterator[tuple[str, float, float]]:
-    """Yield the singular values of the embedding and of the blocks' matrices, divided by the largest, mean over blocks.
+    """Yield (matrix name, relative rank, singular value) for the embedding and the MATRICES of the blocks.
 
-    Each item is matrix name, relative rank (0 is the largest, 1 the smallest) and value. Projections without a weight
-    matrix, such as Pattention, are left out.
+    The rank is 0 for the largest value and 1 for the smallest. Values are divided by the largest value of the matrix,
+    then averaged over blocks. Projections without a weight matrix, such as Pattention, are left out.
     """
     matrices: dict[str, list[Tensor]] = {}
     for name, paths in MATRICES.items():

@@ -40,13 +40,14 @@ def generate(
 ) -> str:
     """Continue `prompt` by at most `tokens` tokens and return the new text.
 
-    Generation stops at the end of the document or of the model's context; in the second case `tell` is called with one
-    line. The context does not slide, which would need another cache and, for learned positions, other embeddings.
+    Generation stops at the token that ends the document, or when the model's context is full; in the second case `tell`
+    is called with a one-line message.
 
     `temperature` 0 takes the most probable token; `top_k` samples from the k most probable tokens. `attend` is an empty
     cache, such as an evicting one (default: a full cache). `end_of_text` is the id of the token that ends a document
     (default: the id of `<|endoftext|>`). `stream` is called with each new piece of text.
-    Raises UserError if the prompt is longer than the model's context, and for invalid options.
+    Raises UserError if the prompt is longer than the model's context, for invalid options, and for logits that are not
+    finite.
     """
     _check_options(tokens, temperature, top_k, seed)
     check_text("prompt", prompt)
@@ -105,7 +106,7 @@ def sample(
     seed: int = 0,
     attend: Attend | None = None,
 ) -> Iterator[int]:
-    """Yield `tokens` token ids after `prompt`; each step feeds only the newest token, and the cache has all others."""
+    """Yield `tokens` token ids after `prompt`. The cache has the earlier tokens, so each step feeds only the newest."""
     attend = KVCache() if attend is None else attend
     device = model.embedding.device
     generator = torch.Generator().manual_seed(seed)
@@ -128,8 +129,8 @@ def draw(
 ) -> Int[Tensor, ""]:
     """Draw a token id from softmax(logits / temperature), restricted to the `top_k` largest logits if it is given.
 
-    Returns -1 if a logit is NaN or all are infinite. The host does not wait for the logits. The draw equals that of
-    `torch.multinomial`, which waits, on a CPU, where the generator is; so a seed draws the same on every device.
+    Returns -1 if a logit is NaN or +inf, or if all are -inf. The result equals `torch.multinomial` with the CPU
+    `generator`, so a seed gives the same noise on every device, but the host does not wait for the logits.
     """
     if temperature == 0:
         token = logits.argmax()

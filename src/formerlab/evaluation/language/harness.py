@@ -110,8 +110,8 @@ def _label_fault(task: Any, row: dict[str, Any]) -> str | None:
     return None
 
 
-def prepared(tasks: dict[str, Any], limit: int | None) -> dict[str, Any]:
-    """Build the requests of every task with the same few-shot examples each time, and return the tasks by name.
+def build_requests(tasks: dict[str, Any], limit: int | None) -> dict[str, Any]:
+    """Build the requests of every task, with the same few-shot examples in every call; return the tasks by name.
 
     Raises UserError for a task that is not answered by log-probabilities, and for an invalid row.
     """
@@ -143,8 +143,8 @@ def quiet() -> Iterator[None]:
 class Encoder(TemplateLM):  # type: ignore[misc]
     """Tokenizes context and continuation as the harness does.
 
-    The token `end_of_text` replaces an empty context (as in `acc_mutual_info`). With `leading_token` it precedes every
-    context.
+    The token `end_of_text` replaces an empty context (as in `acc_mutual_info`). With `leading_token`, every context
+    begins with this token.
     """
 
     def __init__(self, tokenizer: Tokenizer, end_of_text: int, *, leading_token: bool = False) -> None:
@@ -153,7 +153,7 @@ class Encoder(TemplateLM):  # type: ignore[misc]
 
     @property
     def eot_token_id(self) -> int:
-        """Id of the token that ends a document, which replaces an empty context."""
+        """Id of the token that replaces an empty context."""
         return self.end_of_text
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:

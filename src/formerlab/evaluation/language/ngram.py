@@ -4,8 +4,7 @@
 
 The discounts D of the counts 1, 2 and 3 or more are estimated from the counts of counts, and gamma(h) is the discounted
 mass over c(h). Below the highest order, c counts the different preceding tokens. The recursion ends at the uniform
-distribution. The package index has no library that counts tokens at this speed: NLTK has one discount and uses
-dictionaries, and KenLM must be compiled.
+distribution. This module exists because NLTK has only one discount and is slow, and KenLM must be compiled.
 """
 
 from collections.abc import Sequence

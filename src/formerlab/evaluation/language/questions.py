@@ -53,10 +53,10 @@ class Question(NamedTuple):
 class Questions:
     """All examples of some tasks of the harness (a TaskDict), with tokenized requests.
 
-    lm-evaluation-harness defines contexts, continuations and metrics. `limit` is the number of examples of each task,
-    from the first. `end_of_text` (default: the id of `<|endoftext|>`) replaces an empty context, and it precedes every
-    context of the tasks that `leading` names. Raises UserError for a task that is not answered by log-probabilities;
-    `lm_eval --model hf` can run such tasks on an exported folder.
+    lm-evaluation-harness defines contexts, continuations and metrics. Only the first `limit` examples of each task are
+    used. `end_of_text` (default: the id of `<|endoftext|>`) replaces an empty context, and it precedes every context of
+    the tasks that `leading` names. Raises UserError for a task that is not answered by log-probabilities; `lm_eval
+    --model hf` can run such tasks on an exported folder.
     """
 
     def __init__(
@@ -68,12 +68,12 @@ class Questions:
         limit: int | None = None,
         leading: Sequence[str] = (),
     ) -> None:
-        from formerlab.evaluation.language.harness import Encoder, prepared
+        from formerlab.evaluation.language.harness import Encoder, build_requests
 
         end = end_of_text_id(tokenizer) if end_of_text is None else end_of_text
         self.questions: list[Question] = []
         self.encoded: list[Any] = []
-        for name, task in prepared(tasks, limit).items():
+        for name, task in build_requests(tasks, limit).items():
             first, closed = len(self.encoded), task.OUTPUT_TYPE == "multiple_choice"
             for doc_id, group in groupby(task.instances, key=lambda instance: instance.doc_id):
                 instances = list(group)
@@ -92,7 +92,7 @@ class Questions:
         return dict(+counts)
 
     def answers(self, model: DecoderModel, **options: Any) -> Iterator[QuestionScore]:
-        """Yield every metric of every example; `options` are the options of the function `answers`."""
+        """Yield every metric of every example; `options` are passed to the function `answers`."""
         answered = answers(model, self.encoded, **options)
         for question in self.questions:
             task, of_question = question.task, [answered[request] for request in question.requests]

@@ -1,7 +1,7 @@
 """Question suites in addition to the embedded questions: local files, or tasks of lm-evaluation-harness.
 
-A suite of local files is not the harness's task, even with the same questions, because prompts and rows differ.
-Therefore its name ends in `_local`, it has its own version, and it is never listed with published numbers.
+A suite of local files has its own prompts and rows, so its accuracy is not comparable with the harness's task, even for
+the same questions. Its name therefore ends in `_local`, and it has its own version.
 """
 
 import glob
@@ -75,7 +75,7 @@ class _Suite(Spec):
         raise NotImplementedError
 
     def config(self, name: str, folder: Path) -> dict[str, Any] | str:
-        """Return the configuration for `load_tasks`; keep `folder`, which may get files, until the tasks are loaded."""
+        """Return the configuration for `load_tasks`, which reads the files that this method writes to `folder`."""
         raise NotImplementedError
 
     def state(self) -> str | None:
@@ -139,7 +139,7 @@ class LocalSuite(_Suite):
 
 
 class HarnessSuite(_Suite):
-    """A task of lm-evaluation-harness, with local copies of its data set, or the data set of the hub or its cache."""
+    """A task of lm-evaluation-harness; its data set is read from local copies, the hub, or the hub's cache."""
 
     kind: Literal["harness"] = "harness"
     task: str
@@ -178,7 +178,7 @@ class HarnessSuite(_Suite):
 
 
 def _definition(name: str, task: str) -> Path:
-    """Return the file in which the harness defines a task; the harness's index of 14 000 files takes far longer."""
+    """Return the file that defines a task of the harness, without building the harness's slow index of all tasks."""
     import lm_eval.tasks
 
     task_line = re.compile(rf"^task: *[\"']?{re.escape(task)}[\"']? *$", re.MULTILINE)
