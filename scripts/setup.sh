@@ -78,7 +78,7 @@ try:
     import torchvision  # noqa: F401
 except RuntimeError:
     print(
-        "setup: torchvision is made for another build of torch. `import formerlab` makes it importable;",
-        "in your own code, import formerlab before model classes of transformers or timm",
+        "setup: torchvision is made for another build of torch, which formerlab works around;",
+        "in your own code, `from formerlab import prune` comes before model classes of transformers",
     )
 PYTHON

@@ -12,7 +12,7 @@ import torch
 
 import formerlab
 from formerlab.cache import Decay
-from formerlab.errors import UserError
+from formerlab.errors import UserError, missing_package
 from tests.huggingface.foreign import build, tokens
 
 ROOT = Path(__file__).parents[1]
@@ -88,6 +88,10 @@ def without(package, code):
     """Run code in a process where a package is not installed; return its status, output and errors."""
     hidden = f"import sys; sys.modules[{package!r}] = None\n{code}"
     return subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True)
+
+
+def test_an_import_error_without_a_package_keeps_its_message():
+    assert missing_package(ModuleNotFoundError("no LlamaModel")) == "cannot be imported: no LlamaModel"
 
 
 def test_a_missing_package_is_one_line_that_names_its_extra(tmp_path):

@@ -1,15 +1,8 @@
 """formerlab: four papers that rethink the Transformer, reproduced on one harness.
 
 This module is the public API. Its names are imported on first use, so `import formerlab` is fast and does not load
-torch. It also makes a torchvision of another build of torch importable. `import formerlab.integrations.timm` and
-`.huggingface` register our models with timm and transformers.
+torch. `import formerlab.integrations.timm` and `.huggingface` register our models with timm and transformers.
 """
-
-import sys
-
-from formerlab.torchvision_shim import TorchvisionFinder
-
-sys.meta_path.insert(0, TorchvisionFinder)
 
 TYPE_CHECKING = False  # type checkers know this name; importing typing would be slower
 if TYPE_CHECKING:

@@ -44,8 +44,10 @@ EXTRAS = {
 
 
 def missing_package(error: ModuleNotFoundError) -> str:
-    """Return a message that names the missing package and the extra that installs it."""
-    package = str(error.name).partition(".")[0]
+    """Return a message that names the missing package and the extra that installs it, or repeats another error."""
+    if error.name is None:  # transformers raises it for a model class whose own imports fail
+        return f"cannot be imported: {reason(error)}"
+    package = error.name.partition(".")[0]
     extra = EXTRAS.get(package, "pipeline")
     return f"needs the package {package}, which is not installed; pip install 'formerlab[{extra}]' brings it"
 

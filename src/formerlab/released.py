@@ -70,6 +70,9 @@ class _Released(Spec):
         """Return `sizes`, or read them from the model's config. Raises UserError if the model cannot be read."""
         if self.sizes is not None:
             return self.sizes
+        from formerlab.torchvision_shim import ensure_torchvision_imports
+
+        ensure_torchvision_imports()
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 

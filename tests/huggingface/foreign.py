@@ -2,6 +2,8 @@
 
 import torch
 
+from formerlab.torchvision_shim import ensure_torchvision_imports
+
 VOCABULARY, CONTEXT = 290, 64
 SIZES = {
     "vocab_size": VOCABULARY,
@@ -22,6 +24,7 @@ SPECIAL = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
 
 def build(kind, **changes):
     """Return a model in double precision: llama has two query heads per key head, opt learned positions."""
+    ensure_torchvision_imports()
     import transformers
 
     kinds = {

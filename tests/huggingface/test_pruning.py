@@ -38,6 +38,7 @@ from formerlab.integrations.huggingface.modeling import FIELD, FormerlabConfig, 
 from formerlab.integrations.huggingface.pruning import prune
 from formerlab.layers import Learned, Rotary
 from formerlab.models import Decoder
+from formerlab.torchvision_shim import ensure_torchvision_imports
 
 KINDS = ("opt", "llama", "qwen2", "neox")
 GREEDY = {"max_new_tokens": 10, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -224,6 +225,7 @@ def letters():
 
 
 def test_a_pipeline_and_a_streamer_generate_the_pruned_tokens(models):
+    ensure_torchvision_imports()
     from transformers import pipeline
 
     model, tokenizer = models["llama"], letters()

@@ -5,7 +5,9 @@ import torch
 
 from formerlab.layers import Learned, Linear, Mlp, RMSNorm, Rotary
 from formerlab.models import Decoder
+from formerlab.torchvision_shim import ensure_torchvision_imports
 
+ensure_torchvision_imports()
 transformers = pytest.importorskip("transformers")
 
 SIZES = {"vocabulary": 23, "layers": 3, "width": 24, "heads": 2, "context": 16}

@@ -8,11 +8,15 @@ take timm's keyword arguments (num_classes, img_size, in_chans, global_pool, dro
 from typing import Any
 
 import torch
-from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 
 from formerlab.models.published import PUBLISHED
 from formerlab.models.vision import POOLS, VisionTransformer, VisionTransformerModel
+from formerlab.torchvision_shim import ensure_torchvision_imports
+
+ensure_torchvision_imports()
+
+from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD  # noqa: E402
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model  # noqa: E402
 
 NAMES = {
     "tokenformer_base_patch16_224": "tokenformer-b16",

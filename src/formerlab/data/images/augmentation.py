@@ -18,6 +18,7 @@ from torch import Tensor
 
 from formerlab.data.images.store import ImageSet, centre_crop
 from formerlab.spec import AnyCount, Spec
+from formerlab.torchvision_shim import ensure_torchvision_imports
 
 NUMBER = r"\d+(\.\d+)?"
 POLICY = (
@@ -89,6 +90,7 @@ def augment_by_timm(
     The transform is split: its steps before normalisation give the pixels, its random eraser gives boxes and noise.
     Normalisation is deterministic and follows on the device.
     """
+    ensure_torchvision_imports()
     from timm.data.random_erasing import RandomErasing
     from timm.data.transforms import MaybePILToTensor, MaybeToTensor
     from torchvision.transforms import Compose
@@ -201,6 +203,7 @@ def isolated_randomness() -> Iterator[Any]:
 @functools.cache
 def timm_transform(augmentation: TimmAugmentation, side: int, mean: tuple[float, ...], std: tuple[float, ...]) -> Any:
     """Return timm's training transform, from a PIL image to a normalised tensor."""
+    ensure_torchvision_imports()
     from timm.data.auto_augment import posterize
     from timm.data.transforms_factory import create_transform
 

@@ -6,6 +6,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from formerlab.data.images.augmentation import Pictures, isolated_randomness
+from formerlab.torchvision_shim import ensure_torchvision_imports
 
 
 class Mix(NamedTuple):
@@ -34,6 +35,7 @@ class Mix(NamedTuple):
 
 def draw_mix(mixup: float, cutmix: float, smoothing: float, classes: int, side: int, seed: int) -> Mix:
     """Draw the parameters of one step, with the same random draws as timm's Mixup."""
+    ensure_torchvision_imports()
     from timm.data.mixup import Mixup, cutmix_bbox_and_lam
 
     with isolated_randomness() as reseed:

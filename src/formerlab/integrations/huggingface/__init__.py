@@ -4,9 +4,13 @@ transformers has no entry points for models, so importing this package registers
 and `AutoModelForCausalLM`.
 """
 
-from transformers import AutoConfig, AutoModelForCausalLM
+from formerlab.torchvision_shim import ensure_torchvision_imports
 
-from formerlab.integrations.huggingface.modeling import MODEL_TYPE, FormerlabConfig, FormerlabForCausalLM
+ensure_torchvision_imports()  # before any module of this package imports a model class
+
+from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
+
+from formerlab.integrations.huggingface.modeling import MODEL_TYPE, FormerlabConfig, FormerlabForCausalLM  # noqa: E402
 
 AutoConfig.register(MODEL_TYPE, FormerlabConfig, exist_ok=True)
 AutoModelForCausalLM.register(FormerlabConfig, FormerlabForCausalLM, exist_ok=True)
