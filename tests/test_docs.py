@@ -42,7 +42,7 @@ def commands(page, name):
     """Yield the words after each call of `name` in a page."""
     for line in code(page):
         for part in re.split(r"&&|\||;| > ", line.partition(" #")[0]):
-            call = re.search(rf"(?:^|\s){re.escape(name)}(?:\s+(.*))?$", part.strip())
+            call = re.search(rf"(?:^|(?<!from)\s){re.escape(name)}(?:\s+(.*))?$", part.strip())
             if call and not part.strip().startswith("#"):
                 yield shlex.split(call[1].replace("...", "") if call[1] else "", posix=True)
 
