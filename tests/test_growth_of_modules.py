@@ -130,7 +130,7 @@ def shell():
     ("model", "options", "message"),
     [
         (nn.Linear(2, 2), {}, "cannot grow a Linear: it has no Pattention layer"),
-        (net(), {"tokens": {"first": 3}}, "cannot grow first from 12 tokens to 3: growth never removes any"),
+        (net(), {"tokens": {"first": 3}}, "cannot grow first from 12 tokens to 3: growth never removes tokens"),
         (net(), {"tokens": {"second": 30}}, "cannot grow second: the Pattentions of this module are first, rest.2"),
         (net(), {"factor": 0.5}, "cannot grow by factor=0.5: growth never removes tokens; use a factor of at least 1"),
         (damaged("shared"), {}, "cannot grow other: it shares keys with first"),

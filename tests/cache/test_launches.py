@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from formerlab.cache import Decay, KVCache, PrunedCache
 from formerlab.layers import DepthWeightedAverage
-from formerlab.layers.depth.attention_residuals import AttentionResiduals, in_few_launches
+from formerlab.layers.depth.attention_residuals import AttentionResiduals, stacked_attention
 
 LAYERS, LONG = 12, 48
 
@@ -31,4 +31,4 @@ def test_attention_over_depth_takes_few_launches_at_any_depth_and_is_the_same():
     keys, query = tuple(F.rms_norm(value, (8,)) for value in values), torch.randn(8)
     weights = torch.stack([(key * query).sum(-1) for key in keys]).softmax(0)
     wanted = sum(weight[..., None] * value for weight, value in zip(weights, values, strict=True))
-    torch.testing.assert_close(in_few_launches(values, keys, query), wanted)
+    torch.testing.assert_close(stacked_attention(values, keys, query), wanted)

@@ -377,7 +377,7 @@ def test_a_rotation_that_is_not_recognised_is_refused_where_it_is_needed(kind, c
     monkeypatch.setattr(config, "jaxtyping_disable", True)  # values of DeepSeek are narrower than keys
     model = build(kind, **changes).float()
     for policy, message in (
-        (ExpectedAttention(), r"^ExpectedAttention\(.* unknown kind; use SnapKV, or .* such as Decay$"),
+        (ExpectedAttention(), r"^ExpectedAttention\(.* is unknown; use SnapKV, or .* such as Decay$"),
         (StreamingLLM(positions="reindexed"), "the rotation of this model is unknown; use positions='kept'"),
     ):
         with pytest.raises(UserError, match=message), prune(model, policy, 6):

@@ -12,7 +12,7 @@ from torch import nn
 
 from formerlab.data import load_stream
 from formerlab.errors import UserError
-from formerlab.growth.optimizer import hold_old_tokens
+from formerlab.growth.optimizer import limit_old_tokens
 from formerlab.growth.stage import Growth, grown_spec
 from formerlab.layers import Mlp, Pattention
 from formerlab.tasks.task import DataPosition
@@ -174,7 +174,7 @@ def held(old_tokens):
     module = Tokens()
     optimizer = AdamW(lr=0.02, weight_decay=0.3).build(module)
     parent = {"keys": module.keys[:OLD].detach().clone(), "embedding": module.embedding.detach().clone()}
-    hold_old_tokens(optimizer, module, parent, old_tokens)
+    limit_old_tokens(optimizer, module, parent, old_tokens)
     return module, optimizer, parent
 
 

@@ -48,11 +48,11 @@ def plain_budget(budget: AnyBudget) -> Any:
 
 
 def resolve_budget(budget: AnyBudget, length: int) -> int:
-    """Return round_half_up(ratio * length), or the given count: the keys retained between steps.
+    """Return round_half_up(ratio * length), or the count: the keys retained between steps (official codes: floor).
 
-    The official codes round down. A ratio of 1.0 disables pruning, including pruning of tokens that are generated
-    later. The ratio is the decimal number that it prints as: 0.29 of 50 is 14.5 and rounds up to 15, whereas binary
-    floating point gives 14. The result may be 0 for a very short sequence; its queries then see only their own key.
+    A ratio of 1.0 disables pruning, including pruning of tokens that are generated later. The ratio is the decimal
+    number that it prints as: 0.29 of 50 is 14.5 and rounds up to 15, whereas binary floating point gives 14. The result
+    may be 0 for a very short sequence; its queries then see only their own key.
 
     Raises UserError for a count below 1 or a ratio outside (0, 1].
     """

@@ -1,4 +1,4 @@
-"""`formerlab.grow`: copy a model in the user's own code and add parameter tokens."""
+"""`formerlab.grow`: copy a model, also of user code, and add parameter tokens."""
 
 import copy
 import math
@@ -35,8 +35,8 @@ def grow(
 
     The token count of every Pattention is multiplied by `factor` (default 2) and rounded. Alternatively, `tokens` gives
     counts per kind of layer ({"projection": 1024, "feedforward": 4096}) for a model of this package, or per path of a
-    Pattention ({"encoder.0.up": 256}) for any other module; layers that it leaves out keep their counts. A decoder or
-    vision transformer inside another module grows by `factor` only, together with its spec.
+    Pattention ({"encoder.0.up": 256}) for any other module; layers without an entry keep their counts. A decoder or
+    vision transformer inside another module grows only by `factor`, together with its spec.
 
     Old keys and values become the leading rows. New rows are drawn from the seed and the name of the layer, with the
     distribution of initial values. Everything else is copied in its current state.
@@ -50,7 +50,7 @@ def grow(
     _refuse_wrapped(model)
     growth, factor = Growth(keys=init, tau=tau), _check_sizes(model, factor, tokens)
     if type(model) not in (DecoderModel, VisionTransformerModel):
-        return _grow_foreign(model, factor, growth, tokens, seed)
+        return _grow_user_module(model, factor, growth, tokens, seed)
     spec: Any = model.spec
     child = grown_spec(spec, _with_tokens(spec, factor, tokens), growth)
     if tokens is not None:
@@ -99,10 +99,10 @@ def _check_sizes(model: nn.Module, factor: int | float | None, tokens: Any) -> i
     return factor
 
 
-def _grow_foreign(
+def _grow_user_module(
     model: AnyModule, factor: int | float, growth: Growth, tokens: dict[str, int] | None, seed: int
 ) -> AnyModule:
-    """Grow a module that is not a model of this package; models of this package inside it grow with their specs."""
+    """Grow a user's module; models of this package inside it grow with their specs."""
     kind = type(model).__name__
     if hasattr(getattr(model, "config", None), "spec"):
         raise UserError(f"cannot grow a {kind}: its config also stores the sizes; grow its decoder instead")
@@ -124,15 +124,17 @@ def _grow_layers(
     """Return a copy of a module with grown Pattention layers; `tokens` maps the paths of layers to counts."""
     if not (layers := _layers(model)):
         kind = type(model).__name__
-        raise UserError(f"cannot grow a {kind}: it has no Pattention layer to which tokens could be added")
+        raise UserError(f"cannot grow a {kind}: it has no Pattention layer")
     _check_layers(layers, tokens)
     grown = copy.deepcopy(model)
-    grown.zero_grad()  # deepcopy copies the gradients, too
+    grown.zero_grad()  # deepcopy also copies the gradients
     for name, layer in layers.items():
         old = len(layer.keys)
         new = round(old * factor) if tokens is None else int(tokens.get(name, old))
         if new < old:
-            raise UserError(f"cannot grow {name} from {old} tokens to {new}: growth never removes any; raise the count")
+            raise UserError(
+                f"cannot grow {name} from {old} tokens to {new}: growth never removes tokens; raise the count"
+            )
         if tokens is None and new == old and factor > 1:
             raise UserError(f"cannot grow {name} by factor={factor}: the count stays {old}; use a larger factor")
         _extend(cast(PattentionLayer, grown.get_submodule(name)), new, growth, mixed_seed(seed, name))
@@ -152,7 +154,9 @@ def _check_layers(layers: dict[str, PattentionLayer], tokens: dict[str, int] | N
         for weight_name in ("keys", "values"):
             weight = layer._parameters.get(weight_name)
             if weight is None or type(weight.data) is not Tensor:
-                raise UserError(f"cannot grow {name}: its {weight_name} are computed or sharded; grow it before that")
+                raise UserError(
+                    f"cannot grow {name}: its {weight_name} are computed or sharded; grow the plain layer first"
+                )
             if weight in owners:
                 raise UserError(f"cannot grow {name}: it shares {weight_name} with {owners[weight]}; untie them first")
             owners[weight] = name
@@ -164,13 +168,13 @@ def _extend(layer: PattentionLayer, tokens: int, growth: Growth, seed: int) -> N
     old, d_in = layer.keys.shape
     spec = layer.spec.model_copy(update={"tokens": tokens, "tau": layer.tau if growth.tau == "keep" else None})
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(seed)  # gives the values of a model that is built with this seed
+        torch.default_generator.manual_seed(seed)  # as in a model that is built with this seed
         initial = spec.build(d_in, layer.values.shape[1], layers=layer.layers)
     if growth.keys == "zero":
         initial.keys[old:] = 0.0
-    for name, drawn in initial.named_parameters():
+    for name, new_weight in initial.named_parameters():
         old_weight = layer.get_parameter(name)
-        rows = torch.cat([old_weight.detach(), drawn.detach()[old:].to(old_weight)])
+        rows = torch.cat([old_weight.detach(), new_weight.detach()[old:].to(old_weight)])
         setattr(layer, name, nn.Parameter(rows, requires_grad=old_weight.requires_grad))
     layer.spec, layer.tau = spec, spec.scale
 

@@ -14,7 +14,7 @@ def grow_optimizer_state(parent_state: dict[str, Any], optimizer: torch.optim.Op
     """Extend the moments of a parent's AdamW state dict by zero rows, for `optimizer.load_state_dict`.
 
     `optimizer` is the child's optimizer, with the same parameters in the same groups; it keeps its learning rates and
-    other settings. AdamW counts steps per tensor, and the count is kept: old rows continue without a break, and the
+    other settings. AdamW counts steps per tensor, and the counts are carried over: old rows continue exactly, and the
     first update of a new entry has size lr (1 - beta1) / sqrt(1 - beta2) instead of lr.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -33,7 +33,7 @@ def _extended(value: Tensor, parameter: Tensor) -> Tensor:
     return extended
 
 
-def hold_old_tokens(
+def limit_old_tokens(
     optimizer: torch.optim.Optimizer, model: nn.Module, parent_state: dict[str, Tensor], old_tokens: OldTokens
 ) -> None:
     """Apply `old_tokens` to the rows of keys and values that exist in `parent_state`.
@@ -52,22 +52,22 @@ def hold_old_tokens(
     }
     old_rows: dict[nn.Parameter, Tensor] = {}
 
-    def remember(*_: object) -> None:
+    def copy_rows(*_: object) -> None:
         old_rows.update({parameter: parameter.detach()[:old].clone() for parameter, old in rows.items()})
 
-    def shorten(*_: object) -> None:
+    def scale_update(*_: object) -> None:
         for parameter, old in rows.items():
-            start, moved = old_rows[parameter], parameter.detach()[:old]
-            moved.copy_(start if old_tokens == "freeze" else torch.lerp(start, moved, old_tokens))
+            start, updated = old_rows[parameter], parameter.detach()[:old]
+            updated.copy_(start if old_tokens == "freeze" else torch.lerp(start, updated, old_tokens))
 
-    optimizer.register_step_pre_hook(remember)
-    optimizer.register_step_post_hook(shorten)
+    optimizer.register_step_pre_hook(copy_rows)
+    optimizer.register_step_post_hook(scale_update)
     if old_tokens == "freeze":
         for parameter, old in rows.items():
-            hook = partial(_without_gradient, old)
+            hook = partial(_zero_old_gradients, old)
             parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
 
-def _without_gradient(old: int, parameter: Tensor) -> None:
+def _zero_old_gradients(old: int, parameter: Tensor) -> None:
     if parameter.grad is not None:
         parameter.grad[:old] = 0.0

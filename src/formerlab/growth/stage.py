@@ -48,11 +48,11 @@ class Growth(Spec):
     keys: InitialKeys = "random"
     """New keys: drawn from the distribution of initial values, or zero."""
     tau: TauRule = "sqrt"
-    """tau: the square root of the new token count, or the parent's value (also over several growth stages)."""
+    """tau: the square root of the new token count, or the parent's value, also over several growth stages."""
     optimizer: Literal["fresh", "carry"] = "fresh"
     """AdamW's moments: fresh, or carried over with zeros for the new rows (`grow_optimizer_state`)."""
     old_tokens: OldTokens = "train"
-    """Old rows of keys and values: trained, frozen, or trained at this fraction of the learning rate."""
+    """Old rows of keys and values: train, freeze, or a fraction of the learning rate at which they train."""
     noise: float = Field(default=0.0, ge=0.0, le=10.0)
     """Noise on copied weights (net2net, hypercloning): standard deviation relative to the root mean square of the
     matrix. It cancels in every sum, so the function stays. Without noise, copies have equal gradients and stay
@@ -78,13 +78,13 @@ def grown_spec(parent: Spec, child: Spec, growth: Growth) -> Growable:
     """Return the child's spec with tau set by `growth`.
 
     Raises UserError if this kind of model cannot grow, if the child differs from the parent in more than initial values
-    and the sizes that the method grows (token counts or widths), if a size is smaller, or if the child names another
+    and the sizes that the method grows (token counts or widths), if a size is smaller, or if the child sets another
     tau.
     """
     parent, child = growable(parent), growable(child)
-    free = TOKEN_KEYS if growth.method == "tokens" else WIDTH_KEYS
+    ignored = TOKEN_KEYS if growth.method == "tokens" else WIDTH_KEYS
     rule = "growth only adds Pattention tokens" if growth.method == "tokens" else f"{growth.method} only adds width"
-    for key, old, new in _differences(parent.to_dict(), child.to_dict(), free):
+    for key, old, new in _differences(parent.to_dict(), child.to_dict(), ignored):
         raise UserError(f"cannot grow {key}={old} into {key}={new}: {rule}; make them equal")
     if growth.method == "tokens":
         grown: Growable = with_tau(parent, child, growth.tau)
@@ -108,7 +108,7 @@ def continued_spec(parent: SomeModel, child: SomeModel) -> SomeModel:
 def with_tau(parent: AnyModel, child: AnyModel, rule: TauRule) -> Any:
     """Return the child's spec with tau by the rule.
 
-    Raises UserError if the child names another tau, has fewer tokens than the parent, or has no Pattention.
+    Raises UserError if the child sets another tau, has fewer tokens than the parent, or has no Pattention.
     """
     grown = {}
     for name, new in pattentions(child).items():
@@ -120,8 +120,8 @@ def with_tau(parent: AnyModel, child: AnyModel, rule: TauRule) -> Any:
             )
         tau = old.scale if rule == "keep" else None
         if new.tau not in (None, tau):
-            gives = "the square root of the token count" if tau is None else tau
-            raise UserError(f"cannot grow {name} with tau={new.tau}: the rule tau={rule} gives {gives}; leave tau out")
+            value = "the square root of the token count" if tau is None else tau
+            raise UserError(f"cannot grow {name} with tau={new.tau}: the rule tau={rule} gives {value}; leave tau out")
         grown[name] = new.model_copy(update={"tau": tau})
     if not grown:
         kinds = f"projection.kind={parent.projection.kind}, feedforward.kind={parent.feedforward.kind}"
@@ -134,8 +134,8 @@ def grow_into(parent_state: dict[str, Tensor], parent: Spec, child: Spec, growth
 
     With method = tokens, old keys and values become the leading rows, and all other weights are copied. New rows have
     the values of `child.build(seed)`, so they follow the initial distribution of the grown layer (for init = fan_in,
-    values with 1/sqrt(new token count)); keys = zero sets the new keys to zero. For the other methods see
-    `growth/width.py`. Raises UserError as `grown_spec` does.
+    values with 1/sqrt(new token count)); keys = zero sets the new keys to zero. See `growth/width.py` for the other
+    methods. Raises UserError as `grown_spec` does.
     """
     model = grown_spec(parent, child, growth).build(seed).to(next(iter(parent_state.values())))
     if isinstance(model, DecoderModel) and isinstance(parent, Decoder) and growth.method != "tokens":
@@ -157,11 +157,11 @@ def pattentions(spec: AnyModel) -> dict[str, Pattention]:
 
 
 def _differences(
-    old: dict[str, Any], new: dict[str, Any], free: frozenset[str], prefix: str = ""
+    old: dict[str, Any], new: dict[str, Any], ignored: frozenset[str], prefix: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (key, old value, new value) of every difference between two plain specs, except in the keys `free`."""
+    """Yield (key, old value, new value) of every difference between two plain specs, except in `ignored` keys."""
     for key in {**old, **new}:
         if isinstance(old.get(key), dict) and isinstance(new.get(key), dict):
-            yield from _differences(old[key], new[key], free, f"{prefix}{key}.")
-        elif key not in free and old.get(key) != new.get(key):
+            yield from _differences(old[key], new[key], ignored, f"{prefix}{key}.")
+        elif key not in ignored and old.get(key) != new.get(key):
             yield f"{prefix}{key}", old.get(key), new.get(key)

@@ -1,11 +1,11 @@
 """Width growth of a Transformer, the baselines of Tokenformer's growth: two forms of Net2Net, and HyperCloning.
 
-A unit is a channel of the residual stream, an attention head (the channels per head stay) or a hidden unit of a
+A unit is a channel of the residual stream, an attention head (with a constant number of channels) or a hidden unit of a
 feed-forward. Each unit of the wider model is a copy of a unit of the old model. A layer that reads units then sums over
-every copy, so its weights are divided by the number of copies. The methods differ in the units that they copy:
+all copies, so its weights are divided by the number of copies. The methods differ in the units that they copy:
 
 - net2net_pad, the form that Tokenformer's paper compares with (arXiv:2410.23168, eq. 13): no copies. The old matrix
-  becomes the top left block of the new one, and all other entries are drawn. The function changes.
+  becomes the top left block of the new matrix, and all other entries are drawn. The function changes.
 - net2net, as its authors define it (arXiv:1511.05641, section 2.3 and Algorithm 1): units chosen at random.
 - hypercloning (arXiv:2409.12903, section 3, symmetric expansion): all units in order; integer factors only.
 
@@ -16,8 +16,8 @@ unit is drawn once before any unit is drawn again. A tied embedding cannot be di
 norm are divided instead, which requires a gain; HyperCloning's code scales the tied head by a constant.
 
 Copies have equal gradients and would stay equal. `noise` separates them: it is normal, relative to the root mean square
-of the matrix, and sums to zero over the copies of every input, so the function stays (the noisy expansion of
-arXiv:2409.12903; its 10 dB are 0.32 here).
+of the matrix, and sums to zero over the copies of every input, so the function does not change (the noisy expansion of
+arXiv:2409.12903; its 10 dB correspond to 0.32 here).
 """
 
 import functools
@@ -55,8 +55,8 @@ DIMENSIONS: dict[str, tuple[Dimension, Dimension | None]] = {
     **{f"{name}.bias": ((0, writes), None) for name, (writes, _) in MATRICES.items()},
 }
 """For each suffix of a weight's name: the dimension and units of its outputs, which are copied, and of its inputs,
-which are copied and divided by the number of copies. The untied head and depth mixers without a width are handled
-apart."""
+which are copied and divided by the number of copies. `_grown_weight` handles the untied head and depth mixers without a
+width."""
 
 
 def check_width(parent: Decoder, child: Decoder, method: WidthMethod) -> None:
@@ -108,10 +108,10 @@ def widen(
             if method == "net2net_pad":
                 weight[tuple(slice(size) for size in old.shape)] = old
             else:
-                weight.copy_(_copied(name, old, model.spec, parent, method, noise, seeds))
+                weight.copy_(_grown_weight(name, old, model.spec, parent, method, noise, seeds))
 
 
-def _copied(
+def _grown_weight(
     name: str, old: Tensor, child: Decoder, parent: Decoder, method: WidthMethod, noise: float, seeds: Seeds
 ) -> Tensor:
     """Return the grown value of one weight."""
@@ -142,9 +142,9 @@ def _divided(weight: Tensor, dimension: int, sources: Tensor, noise: float, seed
     sources, copies = sources.to(weight.device), _copies(sources).to(weight)
     new = weight.index_select(dimension, sources) / copies
     if noise:
-        drawn = torch.randn(new.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(new)
-        sums = torch.zeros_like(weight).index_add_(dimension, sources, drawn)
-        new = new + noise * new.square().mean().sqrt() * (drawn - sums.index_select(dimension, sources) / copies)
+        normal = torch.randn(new.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(new)
+        sums = torch.zeros_like(weight).index_add_(dimension, sources, normal)
+        new = new + noise * new.square().mean().sqrt() * (normal - sums.index_select(dimension, sources) / copies)
     return new
 
 
@@ -152,12 +152,12 @@ def _sources(units: Units, parent: Decoder, child: Decoder, method: WidthMethod,
     """Return, for every channel or hidden unit of the child, the index of the parent's unit that it copies."""
     index = ("channels", "heads", "hidden").index(units)
     _, old, new = _widths(parent, child)[index]
-    turns = -(-new // old)
-    order = [torch.arange(old)] * turns
+    repeats = -(-new // old)
+    orders = [torch.arange(old)] * repeats
     if method == "net2net":
         generator = torch.Generator().manual_seed(seed)
-        order[1:] = [torch.randperm(old, generator=generator) for _ in range(turns - 1)]
-    sources = torch.cat(order)[:new]
+        orders[1:] = [torch.randperm(old, generator=generator) for _ in range(repeats - 1)]
+    sources = torch.cat(orders)[:new]
     if units != "heads":
         return sources
     d_head = parent.width // parent.heads
@@ -165,7 +165,7 @@ def _sources(units: Units, parent: Decoder, child: Decoder, method: WidthMethod,
 
 
 def _widths(parent: Decoder, child: Decoder) -> list[tuple[str, int, int]]:
-    """Return (key, parent's size, child's size) of everything that grows."""
+    """Return (key, parent's size, child's size) of every size that can grow."""
     widths = [("width", parent.width, child.width), ("heads", parent.heads, child.heads)]
     if isinstance(parent.feedforward, Mlp) and isinstance(child.feedforward, Mlp):
         hidden = [spec.feedforward.width(spec.width) for spec in (parent, child) if isinstance(spec.feedforward, Mlp)]

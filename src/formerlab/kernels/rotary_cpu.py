@@ -14,8 +14,8 @@ def fits(x: Tensor, table: Tensor) -> bool:
     return plain and x.dtype in TYPES and table.dtype == torch.float32 and _library() is not None
 
 
-def rotate(x: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: bool, back: bool) -> Tensor:
-    """Return x (batch, heads, time, d_head) with every pair of channels rotated, or rotated back with `back`.
+def rotate(x: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: bool, inverse: bool) -> Tensor:
+    """Return x (batch, heads, time, d_head) with every pair of channels rotated, by the negative angle if `inverse`.
 
     Pairs are (2i, 2i + 1) if `interleaved`, otherwise (i, i + r/2); the remaining channels are copied. The tables are
     contiguous float32: `cosine` (time, d_head) and `sine` (time, r/2).
@@ -24,7 +24,7 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: bool, back: 
     kernel = getattr(_library(), f"rotate_{TYPES[x.dtype]}")
     pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, out, cosine, sine))
     sizes = map(ctypes.c_long, (*x.shape, sine.shape[1], *x.stride()[:3], *out.stride()[:3]))
-    kernel(*pointers, *sizes, int(interleaved), ctypes.c_float(-1.0 if back else 1.0), torch.get_num_threads())
+    kernel(*pointers, *sizes, int(interleaved), ctypes.c_float(-1.0 if inverse else 1.0), torch.get_num_threads())
     return out
 
 

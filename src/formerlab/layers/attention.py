@@ -1,4 +1,4 @@
-"""Multi-head self-attention; the caller chooses what each query may see."""
+"""Multi-head self-attention with an attention function that the caller passes."""
 
 import functools
 from typing import Any, Protocol, runtime_checkable
@@ -31,7 +31,7 @@ def causal_attention(layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
 class Attention(nn.Module):
     """Concatenated heads of softmax(q k^T / sqrt(d_head)) v, projected (arXiv:1706.03762, section 3.2.2).
 
-    All four projections are of the kind `spec.projection`. Grouped-query attention (fewer key heads than heads) follows
+    `spec.projection` builds all four projections. Grouped-query attention (fewer key heads than heads) follows
     arXiv:2305.13245, section 2.2. With `query_key_norm`, queries and keys are normalised per head before the position
     encoding (arXiv:2302.05442, section 2).
     """
@@ -40,14 +40,14 @@ class Attention(nn.Module):
         """Build the projections of one block; `spec` is the spec of a Decoder or VisionTransformer."""
         super().__init__()
         width, self.d_head = spec.width, spec.width // spec.heads
-        grouped, norm = getattr(spec, "kv_width", width), getattr(spec, "query_key_norm", None)
+        kv_width, norm = getattr(spec, "kv_width", width), getattr(spec, "query_key_norm", None)
         build = functools.partial(spec.projection.build, width, layers=spec.layers)
-        self.query, self.key, self.value = build(width), build(grouped), build(grouped)
+        self.query, self.key, self.value = build(width), build(kv_width), build(kv_width)
         self.output = build(width, residual=True)
         self.query_norm, self.key_norm = (norm.build(self.d_head) if norm else nn.Identity() for _ in range(2))
 
     def forward(self, x: Stream, position: PositionEncoding, attend: Attend, layer: int, start: Start) -> Stream:
-        """Attend from tokens at positions start, start + 1, ..."""
+        """Return the attention output of tokens at positions start, start + 1, ..."""
         q, k, v = (self._split(projection(x)) for projection in (self.query, self.key, self.value))
         q, k = self.query_norm(q), self.key_norm(k)
         out = attend(layer, position.rotate(q, start), position.rotate(k, start), v)

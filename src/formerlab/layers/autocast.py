@@ -1,4 +1,4 @@
-"""Helpers for autograd functions of our own: casts under autocast, and a check for torch.func transforms."""
+"""Helpers for custom autograd functions: casts under autocast, and a check for torch.func transforms."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -19,7 +19,7 @@ def autocast_enabled(tensor: Tensor) -> bool:
 def func_transform_active() -> bool:
     """Return whether a torch.func transform (vmap, grad, jvp, ...) or forward-mode AD is active.
 
-    Transforms can trace torch's own operations only, so our autograd functions and kernels use the plain formula then.
+    Transforms can trace only torch operations, so custom autograd functions and kernels use the plain formula then.
     """
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
@@ -33,5 +33,5 @@ def autocast_operands(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Cast tensors as autocast casts the operands of a matrix product; float64 tensors are returned unchanged."""
     if not autocast_enabled(tensors[0]) or tensors[0].dtype == torch.float64:
         return tensors
-    lowered = torch.get_autocast_dtype(tensors[0].device.type)
-    return tuple(tensor.to(lowered) for tensor in tensors)
+    dtype = torch.get_autocast_dtype(tensors[0].device.type)
+    return tuple(tensor.to(dtype) for tensor in tensors)

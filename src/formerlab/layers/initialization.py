@@ -21,9 +21,9 @@ Module = TypeVar("Module", bound=nn.Module)
 def initialise(module: nn.Module, seed: int | None = None) -> None:
     """Call `reset_parameters` of a module and of all its submodules.
 
-    With a seed, each submodule draws from its own stream of random numbers, given by the seed and the qualified name of
-    the submodule, and torch's generators keep their state. Without a seed, all draw from torch's generators in turn.
-    Call this after `to_empty` on a model that was built on the meta device.
+    With a seed, each submodule draws from a generator that is seeded by the seed and the submodule's qualified name,
+    and torch's generators keep their state. Without a seed, all submodules draw from torch's generators in order. Call
+    this after `to_empty` on a model that was built on the meta device.
     """
     named = dict(module.named_modules()).items()
     submodules = [(name, layer) for name, layer in named if callable(getattr(layer, "reset_parameters", None))]
@@ -58,11 +58,11 @@ def without_values() -> Iterator[None]:
 
     torch itself imports its compiler to draw values on the meta device, which takes two seconds.
     """
-    with torch.device("meta"), _WithoutDrawing():
+    with torch.device("meta"), _SkipRandomInit():
         yield
 
 
-class _WithoutDrawing(TorchFunctionMode):
+class _SkipRandomInit(TorchFunctionMode):
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if getattr(function, "__name__", "") in ("normal_", "uniform_", "trunc_normal_", "kaiming_uniform_"):

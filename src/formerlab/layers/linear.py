@@ -13,7 +13,7 @@ class Linear(LayerSpec):
     """y = x W^T (+ b): the linear projection (arXiv:1706.03762, section 3.2.2).
 
     Initial values are normal with standard deviation `std`, divided by sqrt(2 layers) if the projection writes to the
-    residual stream (GPT-2's convention; DenseFormer's official code, arXiv:2402.02622, does the same).
+    residual stream (as in GPT-2 and in DenseFormer's official code, arXiv:2402.02622).
     """
 
     kind: Literal["linear"] = "linear"

@@ -11,10 +11,10 @@ from torch.nn import functional as F
 from formerlab.layers.autocast import autocast_operands, func_transform_active
 
 CHUNK_LOGITS = 2**25
-"""Upper limit of logits in memory at a time (at least one row)."""
+"""Largest number of logits in memory at a time (at least one row)."""
 
 COMPILED_LOGITS = 2**31 - 1
-"""Upper limit of logits of one product in a compiled graph, whose kernels count elements in 32 bits."""
+"""Largest number of logits of one product in a compiled graph, whose kernels index elements in 32 bits."""
 
 
 def linear_cross_entropy(
@@ -29,17 +29,17 @@ def linear_cross_entropy(
     same method with another order of summation, so its results differ in the last bits.
     """
     if len(targets) != len(x):
-        raise ValueError(f"{len(targets)} targets for {len(x)} rows: give each row one target, the next token")
+        raise ValueError(f"{len(targets)} targets for {len(x)} rows: give one target per row, the next token")
     x, weight = autocast_operands(x, weight)
-    if torch.compiler.is_compiling() or func_transform_active():  # the compiler fuses it itself
+    if torch.compiler.is_compiling() or func_transform_active():  # the compiler fuses these products itself
         rows = max(1, COMPILED_LOGITS // len(weight))
         sums = [
             F.cross_entropy(F.linear(chunk, weight).to(_wide(weight)), chunk_targets, reduction="sum")
             for chunk, chunk_targets in zip(torch.split(x, rows), torch.split(targets, rows), strict=True)
         ]
         return torch.stack(sums).sum() / len(x)
-    learns = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    loss: Tensor = _LinearCrossEntropy.apply(x, weight, targets, learns)  # type: ignore[no-untyped-call]
+    needs_grad = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    loss: Tensor = _LinearCrossEntropy.apply(x, weight, targets, needs_grad)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -49,22 +49,22 @@ def _wide(tensor: Tensor) -> torch.dtype:
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, learns: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, needs_grad: bool) -> Tensor:
         total = torch.zeros((), dtype=_wide(x), device=x.device)
         grad_x, grad_weight = torch.empty_like(x), torch.zeros_like(weight, dtype=_wide(weight))
         rows = max(1, CHUNK_LOGITS // len(weight))
         for start in range(0, len(x), rows):
             chunk, chunk_targets = x[start : start + rows], targets[start : start + rows, None]
             logits = chunk @ weight.T
-            logs = torch.log_softmax(logits, dim=-1, dtype=total.dtype)
-            total -= logs.gather(1, chunk_targets).sum()
-            if learns:
-                slope = torch.exp(logs, out=logs)
-                slope.scatter_add_(1, chunk_targets, slope.new_full(chunk_targets.shape, -1.0))
-                slope = slope.to(x.dtype)
-                torch.mm(slope, weight, out=grad_x[start : start + rows])
-                grad_weight += slope.T @ chunk
-        if learns:
+            log_probs = torch.log_softmax(logits, dim=-1, dtype=total.dtype)
+            total -= log_probs.gather(1, chunk_targets).sum()
+            if needs_grad:
+                grad_logits = torch.exp(log_probs, out=log_probs)
+                grad_logits.scatter_add_(1, chunk_targets, grad_logits.new_full(chunk_targets.shape, -1.0))
+                grad_logits = grad_logits.to(x.dtype)
+                torch.mm(grad_logits, weight, out=grad_x[start : start + rows])
+                grad_weight += grad_logits.T @ chunk
+        if needs_grad:
             ctx.save_for_backward(grad_x, grad_weight)
             ctx.rows, ctx.dtype = len(x), weight.dtype
         return total / len(x)

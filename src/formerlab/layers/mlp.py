@@ -55,7 +55,7 @@ class MlpLayer(nn.Module):
         self.inner = linear.build(d_in, hidden)
         self.gate = linear.build(d_in, hidden) if spec.activation == "swiglu" else None
         self.outer = linear.build(hidden, d_out, layers=layers, residual=residual)
-        self.dropout: nn.Module = nn.Identity()  # of the hidden units; the translator may set one
+        self.dropout: nn.Module = nn.Identity()  # for the hidden units; the translator replaces it
 
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
         inner: Tensor = self.inner(x)

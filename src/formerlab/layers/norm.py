@@ -65,7 +65,7 @@ class NormLayer(nn.Module):
             nn.init.zeros_(self.bias)
 
     def extra_repr(self) -> str:
-        """Return the width and what is learned, for `print(model)`."""
+        """Return the kind, the width and the learned parameters, for `print(model)`."""
         kind = "LayerNorm" if self.centred else "RMSNorm"
         return f"{kind}, {self.width}, eps={self.eps}, gain={self.gain is not None}, bias={self.bias is not None}"
 

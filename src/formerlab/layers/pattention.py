@@ -65,7 +65,7 @@ class Pattention(LayerSpec):
         return 2 * self.tokens * (d_in + d_out)
 
 
-class AnyName(nn.ModuleDict):
+class UnreservedModuleDict(nn.ModuleDict):
     """A ModuleDict that accepts the names of its own methods as keys."""
 
     def __setitem__(self, key: str, module: nn.Module) -> None:
@@ -86,7 +86,7 @@ class PattentionLayer(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Make `keys` and `values` work with torch.nn.utils.parametrize, whose ModuleDict reserves both names."""
-        super().__setattr__(name, AnyName() if name == "parametrizations" else value)
+        super().__setattr__(name, UnreservedModuleDict() if name == "parametrizations" else value)
 
     def reset_parameters(self) -> None:
         (tokens, d_in), d_out = self.keys.shape, self.values.shape[1]
@@ -102,7 +102,7 @@ class PattentionLayer(nn.Module):
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         """Save tau, which is not a tensor, in the metadata of the state dict."""
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        if hasattr(destination, "_metadata"):  # a plain dictionary has none
+        if hasattr(destination, "_metadata"):  # a plain dictionary has no metadata
             destination._metadata[prefix[:-1]]["tau"] = self.tau
 
     def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *args: Any) -> None:
@@ -143,9 +143,9 @@ def lean_pattention(x: X, keys: Keys, values: Values, tau: float) -> Y:
     Autocast casts the operands as for a matrix product. Second derivatives are not supported.
     """
     x, keys, values = autocast_operands(x, keys, values)
-    missing = -len(keys) % ALIGNED
-    if missing and _uses_tensor_cores(x):  # zero keys have zero products: they change neither the norm nor the sum
-        keys, values = (F.pad(tokens, (0, 0, 0, missing)) for tokens in (keys, values))
+    padding = -len(keys) % ALIGNED
+    if padding and _uses_tensor_cores(x):  # the products of zero keys are zero and do not change norm or sum
+        keys, values = (F.pad(tokens, (0, 0, 0, padding)) for tokens in (keys, values))
     y: Tensor = _Pattention.apply(x.reshape(-1, x.shape[-1]), keys, values, tau)  # type: ignore[no-untyped-call]
     return y.view(*x.shape[:-1], values.shape[1])
 

@@ -85,7 +85,7 @@ class PositionEncoding(nn.Module):
     """The module of `NoPosition` and the base of the others: `embed` and `rotate` return their input."""
 
     def reset_parameters(self) -> None:
-        """Draw learned rows and compute tables; this class has neither."""
+        """Draw learned rows or compute tables; this class has no rows and no tables."""
 
     def embed(self, x: Stream, start: Start) -> Stream:
         """Add positions start, start + 1, ... to embedded tokens."""
@@ -189,7 +189,7 @@ class RotaryEncoding(PositionEncoding):
         if isinstance(start, int) and (end := start + x.shape[2]) > len(self.cosine):
             raise ValueError(f"{end} positions exceed the context of {len(self.cosine)}; build the encoding for more")
         cosine, sine = (rows_at(table, start, x.shape[2]) for table in (self.cosine, self.sine))
-        if torch.compiler.is_compiling() or func_transform_active():  # both derive the gradient themselves
+        if torch.compiler.is_compiling() or func_transform_active():  # both differentiate the plain formula
             return self.rotate_pairs(x, cosine, sine)
         rotated: Tensor = _Rotation.apply(x, cosine, sine, self, False)  # type: ignore[no-untyped-call]
         return rotated
@@ -213,14 +213,14 @@ class _Rotation(torch.autograd.Function):
     """A rotation; its gradient is the inverse rotation, so only the tables are saved."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cosine: Tensor, sine: Tensor, encoding: RotaryEncoding, back: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, cosine: Tensor, sine: Tensor, encoding: RotaryEncoding, inverse: bool) -> Tensor:
         ctx.save_for_backward(cosine, sine)
-        ctx.encoding, ctx.back = encoding, back
+        ctx.encoding, ctx.inverse = encoding, inverse
         if rotary_cpu.fits(x, cosine):
-            return rotary_cpu.rotate(x, cosine, sine, interleaved=encoding.interleaved, back=back)
-        return encoding.rotate_pairs(x, cosine, -sine if back else sine)
+            return rotary_cpu.rotate(x, cosine, sine, interleaved=encoding.interleaved, inverse=inverse)
+        return encoding.rotate_pairs(x, cosine, -sine if inverse else sine)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        back: Tensor = _Rotation.apply(grad, *ctx.saved_tensors, ctx.encoding, not ctx.back)  # type: ignore[no-untyped-call]
-        return back, None, None, None, None
+        grad_x: Tensor = _Rotation.apply(grad, *ctx.saved_tensors, ctx.encoding, not ctx.inverse)  # type: ignore[no-untyped-call]
+        return grad_x, None, None, None, None

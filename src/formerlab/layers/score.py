@@ -14,7 +14,7 @@ RowFactor = Float[Tensor, "*batch 1"]
 
 SMALLEST_NORM = 1e-12
 """A row with a smaller norm is treated as zero: its scores and its gradient are zero, and the division 0/0 is avoided.
-The official GPU code has no such guard; the TPU code adds 1e-5 or 1e-8 to every norm."""
+The official GPU code does not check for zero norms; the TPU code adds 1e-5 or 1e-8 to every norm."""
 
 
 def row_factor(rows: Scores, scale: float, order: int = 2) -> RowFactor:
@@ -44,8 +44,8 @@ def gelu_l2(products: Scores, tau: float) -> Scores:
 def gelu_l1(products: Scores, tau: float) -> Scores:
     """S = tau^2 g / ||g||_1 with g = gelu(A): row 2 of Table 4 (arXiv:2410.23168).
 
-    Neither official code contains it, so the exact form is our choice: GeLU first, then the L1 norm, with tau^2 = n for
-    the factor n of the softmax.
+    The official codes do not contain this score, so its exact form is our choice: GeLU first, then the L1 norm, with
+    tau^2 = n for the factor n of the softmax.
     """
     return normalised(F.gelu(products), tau * tau, order=1)
 

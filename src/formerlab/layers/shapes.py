@@ -6,12 +6,12 @@ from torch import Tensor
 Stream = Float[Tensor, "batch time width"]
 """The residual stream."""
 Heads = Float[Tensor, "batch heads time d_head"]
-"""Queries, or keys and values of a model in which every head has its own."""
+"""Queries, or keys and values with one key head per query head."""
 KeyHeads = Float[Tensor, "batch key_heads keys d_head"]
-"""Keys or values; with grouped-query attention a model has fewer key heads than heads."""
+"""Keys or values; grouped-query attention has fewer key heads than query heads."""
 AnyHeads = Float[Tensor, "_ heads _ _"]
-"""Queries, keys or values of cross-attention: (batch, heads, time, d_head); only the number of heads is shared."""
+"""Queries, keys or values of cross-attention (batch, heads, time, d_head), with equal numbers of heads only."""
 Mask = Bool[Tensor, "_ 1 1 _"]
 """True at keys that are tokens, False at padding: (batch, 1, 1, keys)."""
 Start = int | Int[Tensor, ""]
-"""Position of the first token: a number, or a tensor on the device, so that a decoding step does not depend on it."""
+"""Position of the first token: a number, or a tensor on the device, so that one captured step serves all positions."""

@@ -22,16 +22,16 @@ class MultiHead(nn.Module):
         width, keys, values = spec.width, spec.heads * spec.effective_d_key, spec.heads * spec.effective_d_value
         self.heads, self.dropout = spec.heads, spec.attention_dropout
 
-        def built(d_in: int, d_out: int, residual: bool = False) -> nn.Module:
+        def build(d_in: int, d_out: int, residual: bool = False) -> nn.Module:
             projection = spec.projection
-            if spec.initial == "xavier" and isinstance(projection, Linear):  # any other projection as it is
+            if spec.initial == "xavier" and isinstance(projection, Linear):  # other kinds keep their initial values
                 initial = {"std": xavier_std(d_in, d_out), "scale_residual": False}
                 projection = projection.model_copy(update=initial)
             layer: nn.Module = projection.build(d_in, d_out, layers=spec.layers, residual=residual)
             return layer
 
-        self.query, self.key = built(width, keys), built(width, keys)
-        self.value, self.output = built(width, values), built(values, width, residual=True)
+        self.query, self.key = build(width, keys), build(width, keys)
+        self.value, self.output = build(width, values), build(values, width, residual=True)
 
     def queries(self, x: Stream, position: PositionEncoding | None = None, start: int = 0) -> AnyHeads:
         """Return the queries of tokens at positions start, start + 1, ...; cross-attention has no positions."""
@@ -49,17 +49,17 @@ class MultiHead(nn.Module):
         """Return the projected attention of the queries over the memory.
 
         In beam search, several rows of queries (hypotheses of a sentence, with one query each) share one row of the
-        memory; they are computed in one attention call, so that the memory is not copied.
+        memory; one attention call computes them together, so that the memory is not copied.
         """
         k, v = memory
-        group = len(q) // len(k)
-        if group > 1:
-            q = q.reshape(len(k), group, *q.shape[1:3], -1).squeeze(3).transpose(1, 2)
+        hypotheses = len(q) // len(k)
+        if hypotheses > 1:
+            q = q.reshape(len(k), hypotheses, *q.shape[1:3], -1).squeeze(3).transpose(1, 2)
         out = F.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, dropout_p=self.dropout if self.training else 0.0, is_causal=causal
         )
-        if group > 1:
-            out = out.transpose(1, 2).reshape(len(k) * group, self.heads, 1, -1)
+        if hypotheses > 1:
+            out = out.transpose(1, 2).reshape(len(k) * hypotheses, self.heads, 1, -1)
         mixed: Tensor = self.output(out.transpose(1, 2).flatten(2))
         return mixed
 
@@ -75,5 +75,5 @@ class MultiHead(nn.Module):
 
 
 def xavier_std(d_in: int, d_out: int) -> float:
-    """Return sqrt(2 / (d_in + d_out)) (Glorot and Bengio 2010, equation 12), as drawn in the original code."""
+    """Return sqrt(2 / (d_in + d_out)) (Glorot and Bengio 2010, equation 12), as in the original code."""
     return math.sqrt(2 / (d_in + d_out))

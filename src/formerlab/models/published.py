@@ -64,7 +64,7 @@ PUBLISHED: dict[str, Decoder | Translator | VisionTransformer] = {
     "tokenformer-354m": _tokenformer(12, 768, 12, 2140),
     "tokenformer-757m": _tokenformer(12, 768, 12, 4850),
     "tokenformer-1.4b": _tokenformer(12, 768, 12, 8620),
-    # Blocks, dilation x period. Width 768 gives the published parameter counts; the 512 in the text does not.
+    # Blocks, dilation x period. The text says width 512, but the published parameter counts follow from width 768.
     **{f"denseformer-{layers}-plain": _denseformer(layers, None) for layers in (48, 64, 72, 84, 90)},
     **{
         f"denseformer-{layers}-{dilation}x{period}": _denseformer(layers, (dilation, period))

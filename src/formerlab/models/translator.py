@@ -1,4 +1,4 @@
-"""The encoder-decoder of the original Transformer, with the layers of the decoder and post-LN or pre-LN blocks."""
+"""The encoder-decoder of the original Transformer, with the layers of `Decoder` and post-LN or pre-LN blocks."""
 
 import math
 from collections.abc import Callable
@@ -28,11 +28,11 @@ from formerlab.spec import Layers, Size, Spec, Std
 
 Tokens = Int[Tensor, "batch time"]
 Extend = Callable[[int, AnyHeads, AnyHeads], tuple[AnyHeads, AnyHeads]]
-"""Appends keys and values to the cache of a layer while decoding: (layer, k, v) -> all keys and values so far."""
+"""Function that appends keys and values to a layer's cache: (layer, k, v) -> all keys and values so far."""
 Order = Literal["post", "pre"]
 """post: LN(x + sublayer(x)) (arXiv:1706.03762, section 3.1). pre: x + sublayer(LN(x)) (arXiv:2002.04745, Figure 1b)."""
 Lengths = int | NDArray[np.int64]
-"""Number of tokens of one sentence, or an array with the numbers of many."""
+"""Number of tokens of a sentence, or an array with one number per sentence."""
 
 
 class Translator(Spec):
@@ -62,20 +62,20 @@ class Translator(Spec):
     norm: Norm = LayerNorm()
     """Norm around every sub-layer."""
     order: Order = "post"
-    """Position of the norms: after the addition, as published, or before the sub-layer, plus one after each stack."""
+    """Position of the norms: after the addition, as published, or before the sub-layer and once after each stack."""
     projection: Projection = Linear()
     """Query, key, value and output projections of attention."""
     feedforward: FeedForward = Mlp(activation="relu", bias=True)
     """Feed-forward network."""
     depth: DepthMixer = Identity()
-    """Depth mixer, one in each stack."""
+    """Depth mixer; each stack has one."""
     tied: bool = True
-    """Share one matrix between source, target and logits; otherwise there are three."""
+    """Share one matrix between source embedding, target embedding and logits; otherwise each has its own."""
     embedding_std: Std | None = None
     """Standard deviation of the initial embedding; default width^-1/2."""
     initial: Literal["xavier", "parts"] = "xavier"
-    """Initial values of linear layers. xavier: variance 2 / (d_in + d_out). parts: as `projection` and `feedforward`
-    define them."""
+    """Initial values of linear layers. xavier: variance 2 / (d_in + d_out). parts: the initial values that `projection`
+    and `feedforward` define."""
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     """Dropout of both embeddings and of the output of every sub-layer (P_drop)."""
     attention_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
@@ -162,8 +162,8 @@ class Connection(nn.Module):
         """Return the residual stream after the sub-layer; `add` is the residual addition."""
         if self.order == "pre":
             return add(x, self.dropout(sublayer(self.norm(x))))
-        after: Stream = self.norm(add(x, self.dropout(sublayer(x))))
-        return after
+        normed: Stream = self.norm(add(x, self.dropout(sublayer(x))))
+        return normed
 
 
 class EncoderBlock(nn.Module):
@@ -213,8 +213,8 @@ class DecoderBlock(nn.Module):
     ) -> Stream:
         """Apply the block to target tokens at positions start, start + 1, ...
 
-        `source` holds the keys and values of the encoder's output. With `extend`, x has one token per row, which sees
-        all earlier tokens in the cache.
+        `source` is the keys and values of the encoder's output. With `extend`, x has one token per row, which attends
+        to all earlier tokens in the cache.
         """
 
         def attend(x: Stream) -> Stream:
@@ -271,7 +271,7 @@ class TranslatorModel(nn.Module):
         self.dropout = nn.Dropout(spec.dropout)
         self.encoder = nn.ModuleList(EncoderBlock(spec) for _ in range(spec.layers))
         self.decoder = nn.ModuleList(DecoderBlock(spec) for _ in range(spec.layers))
-        self.mixer = MixerOfStacks(spec)
+        self.mixer = EncoderDecoderMixer(spec)
         pre = spec.order == "pre"
         self.encoder_norm = spec.norm.build(width) if pre else nn.Identity()
         self.decoder_norm = spec.norm.build(width) if pre else nn.Identity()
@@ -307,7 +307,7 @@ class TranslatorModel(nn.Module):
     ) -> Float[Tensor, "rows time vocabulary"]:
         """Return next-token logits of target tokens at positions start, start + 1, ...
 
-        With `extend`, each row holds the newest token only, and each source sentence may have several rows.
+        With `extend`, each row contains only the newest token, and each source sentence may have several rows.
         """
         embedding = self.embedding if self.target_embedding is None else self.target_embedding
         x = self._embed(target, embedding, self.target_position, start)
@@ -326,7 +326,7 @@ class TranslatorModel(nn.Module):
         return embedded
 
 
-class MixerOfStacks(nn.Module):
+class EncoderDecoderMixer(nn.Module):
     """The depth mixers of encoder and decoder."""
 
     def __init__(self, spec: Translator) -> None:
@@ -338,9 +338,9 @@ class MixerOfStacks(nn.Module):
     def weights(self) -> list[tuple[int, int, float]]:
         """Return (destination, source, weight) of every mixing weight.
 
-        0 is the source embedding and i the encoder's block i; N + 1 is the target embedding and N + 1 + i the decoder's
-        block i.
+        0 is the source embedding, i is block i of the encoder, N + 1 is the target embedding, and N + 1 + i is block i
+        of the decoder.
         """
         offset = self.layers + 1
-        later = [(i + offset, j + offset, weight) for i, j, weight in self.decoder.weights()]
-        return [*self.encoder.weights(), *later]
+        decoder_weights = [(i + offset, j + offset, weight) for i, j, weight in self.decoder.weights()]
+        return [*self.encoder.weights(), *decoder_weights]

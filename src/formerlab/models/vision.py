@@ -24,15 +24,15 @@ from formerlab.spec import Layers, Size, Spec, Std
 Images = Float[Tensor, "batch channels rows columns"]
 Tokens = Float[Tensor, "batch time width"]
 POOLS = {"token": "token", "avg": "average", "average": "average", "": ""}
-"""timm's names of poolings; with the empty string the head is applied to every token."""
+"""Pooling by its name in timm; an empty string applies the head to every token."""
 
 
 class VisionTransformer(Spec):
     """Patches and a class token, learned positions, pre-norm blocks, final norm, linear head (arXiv:2010.11929, eq. 1).
 
     Tokenformer's vision models (arXiv:2410.23168, Table 9) have projection = feedforward = pattention, a non-parametric
-    norm in the blocks and a parametric final norm. The patch projection has a bias, as in published ViTs, and attention
-    is not masked.
+    norm in the blocks and a parametric final norm. The patch projection has a bias, as in published ViTs. Attention has
+    no mask.
     """
 
     kind: Literal["vision_transformer"] = "vision_transformer"
@@ -213,11 +213,11 @@ class VisionTransformerModel(nn.Module):
 
     @property
     def global_pool(self) -> str:
-        """Pooling under its name in timm: token, avg, or an empty string."""
+        """Name of the pooling in timm: token, avg, or an empty string."""
         return "avg" if self.pool == "average" else self.pool
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """Replace the head by a new one for `num_classes` classes; 0 removes the head."""
+        """Replace the head by a new head for `num_classes` classes; 0 removes the head."""
         self.pool = self.pool if global_pool is None else POOLS[global_pool]
         self.num_classes = num_classes
         self.head = nn.Identity()

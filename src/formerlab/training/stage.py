@@ -19,7 +19,7 @@ from formerlab.data.images.batches import stop_waiting
 from formerlab.data.manifest import read_manifest, verify_all
 from formerlab.errors import UserError
 from formerlab.files import read_record, sha256, write_text
-from formerlab.growth.optimizer import grow_optimizer_state, hold_old_tokens
+from formerlab.growth.optimizer import grow_optimizer_state, limit_old_tokens
 from formerlab.growth.stage import continued_spec, grow_into, grown_spec
 from formerlab.kernels.native import keep_memory, kernel_path
 from formerlab.layers.initialization import without_values
@@ -177,7 +177,7 @@ def initial_state(run: Run, parent: Path | None, record: Record | None, content:
     model = processes.place_model(model, device, run.precision)
     state = State(model, run.optimizer.build(model), started=provenance.now())
     if growth is not None:
-        hold_old_tokens(state.optimizer, model, weights, growth.old_tokens)
+        limit_old_tokens(state.optimizer, model, weights, growth.old_tokens)
     if content is not None:
         state.restore(content)
     elif parent is not None and growth is not None and growth.optimizer == "carry":

@@ -17,10 +17,10 @@ class AttentionResiduals(DepthSpec):
     (arXiv:2603.15031, eq. 1-6).
 
     l counts sub-layers (attention and feed-forward are one each), v_0 is the embedded tokens, v_i = f_i(norm(h_i)) is
-    the output of sub-layer i without a residual connection, and w_l is a learned pseudo-query. h_l replaces the
-    residual addition before sub-layer l, and the final norm reads one more h. block_size S = 1 is Full AttnRes. S > 1
-    is Block AttnRes: S sub-layers are summed to one source b_n, and h_l attends over b_0 = v_0, the sums of earlier
-    blocks and the partial sum of its own block.
+    the output of sub-layer i without a residual connection, and w_l is a learned pseudo-query. h_l is the input of
+    sub-layer l in place of the residual stream; one more h is the input of the final norm. block_size S = 1 is Full
+    AttnRes. S > 1 is Block AttnRes: S sub-layers are summed to one source b_n, and h_l attends over b_0 = v_0, the sums
+    of earlier blocks and the partial sum of the current block.
 
     Variant: one query per sub-layer, without heads; queries do not depend on the input; keys are normalised without a
     learned gain, which would only rescale w. The queries start at zero, as in the paper, so a fresh model averages its
@@ -42,7 +42,7 @@ class AttentionResiduals(DepthSpec):
         return (2 * 2 + 4) * sum(len(self.sources(index)) for index in range(1, 2 * layers + 1)) * width
 
 
-def in_few_launches(values: tuple[Tensor, ...], keys: tuple[Tensor, ...], query: Tensor) -> Tensor:
+def stacked_attention(values: tuple[Tensor, ...], keys: tuple[Tensor, ...], query: Tensor) -> Tensor:
     """Return the attention over sources with a constant number of kernel launches, for decoding."""
     weights = (torch.stack(keys) * query).sum(dim=-1, keepdim=True).softmax(dim=0)
     return (weights * torch.stack(values)).sum(dim=0)
@@ -51,7 +51,7 @@ def in_few_launches(values: tuple[Tensor, ...], keys: tuple[Tensor, ...], query:
 Sources = dict[int, tuple[Tensor, Tensor]]
 """The history: for each sub-layer, the partial sum of its block, and the normalised partial sum.
 
-Entries are set by index, so that activation checkpointing can compute a block again.
+Entries are set by index, so that activation checkpointing can recompute a block.
 """
 
 
@@ -80,7 +80,7 @@ class AttentionResidualsLayer(Mixer, of=AttentionResiduals):
         values, keys = zip(*(history[i] for i in self.spec.sources(index)), strict=True)
         query = self.queries[index - 1].to(keys[0].dtype)
         if value.device.type != "cpu" and value.numel() <= LAUNCH_BOUND and not torch.is_grad_enabled():
-            return in_few_launches(values, keys, query).to(x.dtype)
+            return stacked_attention(values, keys, query).to(x.dtype)
         weights = torch.stack([(key * query).sum(dim=-1) for key in keys]).softmax(dim=0).unsqueeze(-1)
         mixed = weights[-1] * value
         for weight, earlier in zip(weights[:-1], values[:-1], strict=True):

@@ -44,7 +44,7 @@ class Dilated(Averages):
         return {i: list(range(i % self.dilation, i + 1, self.dilation)) for i in destinations}
 
     def saved_elements(self, width: int) -> int:
-        """Count a float32 vector beside the stream, two bfloat16 numbers each, for every average."""
+        """Count one float32 vector for every average: two bfloat16 elements per channel."""
         return 2 * width // self.period
 
 

@@ -23,10 +23,10 @@ SCALE = 0.01
 class DynamicHyperConnections(HyperConnections):
     """H <- A_r(H)^T H + B(H)^T T(A_m(H)^T H): dynamic Hyper-Connections (arXiv:2409.19606, eq. 8-13).
 
-    The weights of a token are [A_m(H), A_r(H), B(H)^T] = s tanh(norm(H) W) + [A_m, A_r, B^T], one row per stream; one
-    scalar s for A_m and A_r and one for B start at 0.01. W starts at zero. The static term starts as in
-    `StaticHyperConnections`, so a fresh model equals the static one. W and s have weight decay, the static term has
-    none (section 4). The norm is a LayerNorm of every stream without gain and bias, as in the paper's models.
+    The weights of a token are [A_m(H), A_r(H), B(H)^T] = s tanh(norm(H) W) + [A_m, A_r, B^T], one row per stream. A_m
+    and A_r share one scalar s, B has another, and both start at 0.01. W starts at zero. The static term starts as in
+    `StaticHyperConnections`, so a fresh model equals the static one. Weight decay applies to W and s only (section 4).
+    The norm is a LayerNorm of every stream without gain and bias, as in the paper's models.
     """
 
     kind: Literal["dynamic_hyper_connections"] = "dynamic_hyper_connections"

@@ -6,9 +6,9 @@ pass of the node runs when all dY_q with q >= j are known, and computes in one p
 
     dX_j = sum over q of alpha_qj dY_q        and        d alpha_qj = <dY_q, X_j>  for every q with j in S_q.
 
-A chain of scalar signals enforces this order: the node of X_j takes the signal of the node before it and returns its
-own. Autograd therefore visits the nodes from the last to the first, and X_0 last, when the gradients of all weights are
-complete. Each node saves its own X_j only.
+A chain of scalar signals enforces this order: each node takes the signal of the previous node as an input and returns a
+signal for the next node. Autograd therefore visits the nodes from the last to the first. X_0 is last, when the
+gradients of all weights are complete. Each node saves only its X_j.
 """
 
 import functools
@@ -50,11 +50,11 @@ class FusedHistory:
     """The history of one forward pass: the outputs that later averages read."""
 
     def __init__(self, layout: Layout, weights: Flat, x: Stream) -> None:
-        self.layout, self.gather = layout, Gather(layout, weights)
+        self.layout, self.backward = layout, BackwardState(layout, weights)
         self.stored: dict[int, Stream] = {0: x} if 0 in layout.readers else {}
         self.signal: Signal | None = None
         if torch.is_grad_enabled():
-            self.signal = Start.apply(x, weights, self.gather)  # type: ignore[no-untyped-call]
+            self.signal = EmbeddingNode.apply(x, weights, self.backward)  # type: ignore[no-untyped-call]
 
     def mix(self, index: int, x: Stream) -> Stream:
         """Return Y_index and store X_index until the last average that reads it."""
@@ -65,7 +65,7 @@ class FusedHistory:
         if self.signal is None:
             mixed = self.average(index)
         else:
-            mixed, self.signal = Column.apply(x, self.signal, self, index)  # type: ignore[no-untyped-call]
+            mixed, self.signal = BlockNode.apply(x, self.signal, self, index)  # type: ignore[no-untyped-call]
         for source in self.layout.table.get(index, []):
             if readers[source][-1][0] == index:  # the last reader
                 del self.stored[source]
@@ -78,11 +78,11 @@ class FusedHistory:
         sources, first = self.layout.table[index], self.layout.offsets[index]
         streams, end = [self.stored[j] for j in sources], first + len(sources)
         if self.signal is None and streams[0].device.type != "cpu" and streams[0].numel() <= LAUNCH_BOUND:
-            return _in_one_product(streams, self.gather.flat[first:end])
-        return weighted_sum(streams, self.gather.weights[first:end])
+            return _stacked_sum(streams, self.backward.flat[first:end])
+        return weighted_sum(streams, self.backward.weights[first:end])
 
 
-def _in_one_product(streams: list[Stream], weights: Flat) -> Stream:
+def _stacked_sum(streams: list[Stream], weights: Flat) -> Stream:
     """Return the weighted sum with two kernel launches for any number of streams; the sum is at least float32."""
     wide = torch.promote_types(streams[0].dtype, torch.float32)
     with without_autocast(weights):
@@ -90,12 +90,12 @@ def _in_one_product(streams: list[Stream], weights: Flat) -> Stream:
     return total.to(streams[0].dtype).view_as(streams[0])
 
 
-class Gather:
+class BackwardState:
     """Backward-pass state that the nodes of one graph share; it also stores the mixing weights."""
 
     def __init__(self, layout: Layout, weights: Flat) -> None:
         self.layout, self.flat = layout, weights.detach()
-        self.learns = weights.requires_grad and torch.is_grad_enabled()
+        self.needs_weight_gradient = weights.requires_grad and torch.is_grad_enabled()
         self.gradients: dict[int, Tensor] = {}
         """dY_q of the destinations visited so far in this backward pass."""
         self.products: dict[int, Weight] = {}
@@ -106,7 +106,9 @@ class Gather:
         """Python floats on the CPU; tensors on other devices, to avoid a synchronisation."""
         return self.flat.tolist() if self.flat.device.type == "cpu" else list(self.flat.unbind())
 
-    def column(self, index: int, x: Stream | None, gradient: Stream | None, signal: Signal | None) -> Stream | None:
+    def source_gradient(
+        self, index: int, x: Stream | None, gradient: Stream | None, signal: Signal | None
+    ) -> Stream | None:
         """Return dX_index, given dY_index; x is needed only for the gradients of the weights."""
         if signal is None:  # the first node of a backward pass: clear the state of an earlier pass
             self.gradients.clear()
@@ -122,13 +124,13 @@ class Gather:
         out, products = weighted_sum_and_products(gradients, weights, x, direct)
         self.products.update(zip((position for _, position in readers), products, strict=False))
         for q, _ in readers:
-            if self.layout.table[q][0] == index:  # no earlier source needs it
+            if self.layout.table[q][0] == index:  # no earlier source needs this gradient
                 del self.gradients[q]
         return out
 
     def weight_gradient(self) -> Flat | None:
         """Return the gradient of all weights at the end of a backward pass, or None if they are frozen."""
-        if not self.learns:
+        if not self.needs_weight_gradient:
             return None
         products = [self.products.get(position, 0.0) for position in range(self.layout.size)]
         self.products.clear()
@@ -137,14 +139,14 @@ class Gather:
         return torch.stack([torch.as_tensor(product, device=self.flat.device) for product in products]).to(self.flat)
 
 
-class Start(Function):
+class EmbeddingNode(Function):
     """The node of X_0, which ends a backward pass with dX_0 and the gradient of all weights."""
 
     @staticmethod
-    def forward(ctx: Any, x: Stream, weights: Flat, gather: Gather) -> Signal:
+    def forward(ctx: Any, x: Stream, weights: Flat, state: BackwardState) -> Signal:
         """Return the first signal."""
-        ctx.gather = gather
-        ctx.save_for_backward(x if gather.learns and 0 in gather.layout.readers else None)
+        ctx.state = state
+        ctx.save_for_backward(x if state.needs_weight_gradient and 0 in state.layout.readers else None)
         ctx.set_materialize_grads(False)
         return torch.zeros((), device=x.device)
 
@@ -153,24 +155,24 @@ class Start(Function):
     def backward(ctx: Any, signal: Signal | None) -> tuple[Stream | None, Flat | None, None]:
         """Return dX_0 and the gradient of all weights."""
         (x,) = ctx.saved_tensors
-        return ctx.gather.column(0, x, None, signal), ctx.gather.weight_gradient(), None
+        return ctx.state.source_gradient(0, x, None, signal), ctx.state.weight_gradient(), None
 
 
-class Column(Function):
+class BlockNode(Function):
     """The node of X_j: Y_j in the forward pass; dX_j and the gradients of its weights in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Stream, signal: Signal, history: FusedHistory, index: int) -> tuple[Stream, Signal]:
         """Return Y_index and the next signal."""
-        ctx.gather, ctx.index = history.gather, index
-        ctx.save_for_backward(x if history.gather.learns else None)
+        ctx.state, ctx.index = history.backward, index
+        ctx.save_for_backward(x if history.backward.needs_weight_gradient else None)
         ctx.set_materialize_grads(False)
         return history.average(index), torch.zeros((), device=x.device)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, gradient: Stream | None, signal: Signal | None) -> tuple[Any, ...]:
-        """Return dX_index and the signal of the node below."""
+        """Return dX_index and the gradient of the incoming signal."""
         (x,) = ctx.saved_tensors
-        below = torch.zeros((), device=ctx.gather.flat.device)
-        return ctx.gather.column(ctx.index, x, gradient, signal), below, None, None
+        grad_signal = torch.zeros((), device=ctx.state.flat.device)
+        return ctx.state.source_gradient(ctx.index, x, gradient, signal), grad_signal, None, None

@@ -68,9 +68,9 @@ class StaticHyperConnections(HyperConnections):
 
 
 History = dict[int, tuple[Streams, Weights]]
-"""For each sub-layer, the streams before it and its weights.
+"""For each sub-layer, its input streams and its weights.
 
-Entries are set by index, so that activation checkpointing can compute a block again.
+Entries are set by index, so that activation checkpointing can recompute a block.
 """
 
 
@@ -121,7 +121,7 @@ class StaticHyperConnectionsLayer(HyperConnectionsLayer, of=StaticHyperConnectio
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Set eq. 14: sub-layer k reads stream k mod n, leaves every stream as it is, and writes to all equally."""
+        """Set eq. 14: sub-layer k reads stream k mod n, keeps every stream unchanged, and adds its output to all."""
         for index, table in enumerate(self.static, start=1):
             table.zero_()
             table[index % len(table), 0] = 1.0

@@ -88,7 +88,7 @@ class Mixer(nn.Module):
         return ", ".join(f"{name}: {' x '.join(map(str, weight.shape))}" for name, weight in parameters)
 
     def reset_parameters(self) -> None:
-        """Set or draw the initial weights; this class has none."""
+        """Set or draw the initial weights; this class has no weights."""
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of parameters without weight decay."""
@@ -102,15 +102,15 @@ class Mixer(nn.Module):
         """Return the residual stream after sub-layer `index`: by default x + update.
 
         Sub-layers count from 1 to 2 x layers: the attention of block i is 2i - 1, its feed-forward 2i. x is the input
-        of the sub-layer before its norm and `update` the output of the sub-layer. Raises ValueError for an `index` out
-        of range if the result depends on it.
+        of the sub-layer before its norm and `update` the output of the sub-layer. Mixers whose result depends on
+        `index` raise ValueError if it is out of range.
         """
         return x + update
 
     def mix(self, index: int, x: Stream, history: History) -> Stream:
         """Return Y_index, the input of block index + 1, given the raw output X_index of block `index` (1 to layers).
 
-        Raises ValueError for an `index` out of range if the result depends on it.
+        Mixers whose result depends on `index` raise ValueError if it is out of range.
         """
         return x
 

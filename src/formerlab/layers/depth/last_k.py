@@ -22,5 +22,5 @@ class LastK(Averages):
 
     def table(self, layers: int) -> dict[int, list[int]]:
         first = 0 if self.embedding == "window" else 1
-        always = [0] if self.embedding == "always" else []
-        return {i: [*always, *range(max(first, i - self.outputs + 1), i + 1)] for i in range(1, layers + 1)}
+        embedding = [0] if self.embedding == "always" else []
+        return {i: [*embedding, *range(max(first, i - self.outputs + 1), i + 1)] for i in range(1, layers + 1)}

@@ -30,10 +30,10 @@ class ManifoldHyperConnections(HyperConnections):
     logistic(alpha_post x' phi_post + b_post) and H_res = SinkhornKnopp(alpha_res mat(x' phi_res) + b_res). H_res is
     doubly stochastic up to the finite number of iterations. The gain of the norm is part of phi (section 4.3.1).
 
-    The paper leaves the following open; we choose as in `StaticHyperConnections`. The streams start as copies, and the
+    The paper does not specify the following; we follow `StaticHyperConnections`. The streams start as copies, and the
     final norm reads their sum. phi starts at zero, b_post at 0 (H_post = 1), b_pre so that H_pre is near e_(k mod n),
-    and b_res as `start` says. phi and alpha have weight decay, b has none. A doubly stochastic matrix does not change
-    equal streams, so a fresh model computes the plain model's function up to scales that the norms remove.
+    and b_res according to `start`. Weight decay applies to phi and alpha only. A doubly stochastic matrix does not
+    change equal streams, so a fresh model computes the plain model's function up to scales that the norms remove.
     """
 
     kind: Literal["manifold_hyper_connections"] = "manifold_hyper_connections"
@@ -43,7 +43,7 @@ class ManifoldHyperConnections(HyperConnections):
     iterations: Layers = 20
     """t_max: number of normalisations of columns and rows."""
     start: Literal["identity", "mixing"] = "identity"
-    """H_res of a fresh model: close to the identity, or far enough from it to learn (see `CARRIES`)."""
+    """H_res of a fresh model: close to the identity, or far enough from it that b_res can learn (see `CARRIES`)."""
     eps: Epsilon = 1e-5
     """Added to the mean square in RMSNorm."""
 

@@ -27,7 +27,7 @@ class DynamicDense(Dilated):
     """Added to the mean square in RMSNorm."""
 
     def bytes_moved(self, layers: int, width: int) -> int:
-        """Add the traffic of the norm before the weights to the traffic of the averages.
+        """Add the traffic of the norm that precedes the small network to the traffic of the averages.
 
         The bfloat16 norm is written once and read twice (by the product and by the gradient of its weight), and its
         gradient is written and read. In float32, X_i and its gradient are read, and the sum of the gradients is

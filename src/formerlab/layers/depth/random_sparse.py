@@ -26,6 +26,6 @@ class RandomSparse(Averages):
 
     def table(self, layers: int) -> dict[int, list[int]]:
         pairs = [(i, j) for i in range(1, layers + 1) for j in range(i)]
-        drawn = sorted(pairs, key=lambda pair: mixed_seed(self.seed, *pair))[: round(self.density * len(pairs))]
-        pattern = sorted(drawn)
+        shuffled = sorted(pairs, key=lambda pair: mixed_seed(self.seed, *pair))
+        pattern = sorted(shuffled[: round(self.density * len(pairs))])
         return {i: [*(j for q, j in pattern if q == i), i] for i in sorted({i for i, _ in pattern})}

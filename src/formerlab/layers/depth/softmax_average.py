@@ -14,8 +14,8 @@ class SoftmaxAverage(Dilated):
 
     The weights are static as in DenseFormer, but form a convex combination, so a fresh model differs from the plain
     Transformer. The logits start at 1 for the block's own output and at 0 for the others, as in the official code of
-    ELC-BERT; its `zero` variant is own = 0. In ELC-BERT the average replaces the residual connection around attention;
-    here the blocks keep their residual connections.
+    ELC-BERT, whose `zero` variant is own = 0. In ELC-BERT the average replaces the residual connection around
+    attention; here the blocks keep their residual connections.
     """
 
     kind: Literal["softmax"] = "softmax"
