@@ -34,14 +34,14 @@ def test_the_file_is_unchanged():
 
 def test_what_later_versions_changed_is_marked():
     marks = {claim.id: mark for claim in BOOK.claims if (mark := BOOK.revisions(claim).note)}
-    assert (
-        marks["tokenformer-continued-training-lower"] == "changed in versions 2, 3; statistics changed in versions 3, 4"
-    )
+    statistics = "statistics changed in versions 3, 4"
+    assert marks["tokenformer-continued-training-lower"] == f"criterion changed in versions 2, 3; {statistics}"
     assert marks["tokenformer-growth-gap-shrinks-with-stage"] == (
-        "added in version 3; changed in version 4; statistics changed in version 4"
+        "added in version 3; criterion changed in version 4; statistics changed in version 4"
     )
-    assert marks["decay-beats-h2o"] == "changed in version 3; statistics changed in versions 2, 3"
-    assert marks["decay-mask-closer-to-ideal"] == "changed in versions 3, 4; statistics changed in versions 2, 3"
+    statistics = "statistics changed in versions 2, 3"
+    assert marks["decay-beats-h2o"] == f"criterion changed in version 3; {statistics}"
+    assert marks["decay-mask-closer-to-ideal"] == f"criterion changed in versions 3, 4; {statistics}"
     assert {claim.id for claim in BOOK.claims if claim.id not in marks} == {
         c.id for c in BOOK.claims if c.kind == "exact"
     }

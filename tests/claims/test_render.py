@@ -72,8 +72,9 @@ def test_every_claim_is_there_headlines_first_and_kinds_are_never_added_up(found
 @pytest.mark.parametrize(
     ("scale", "run", "expected"),
     [
-        ("overnight", "decoder", "agrees at overnight, this model alone"),
+        ("overnight", "decoder", "agrees at scale overnight, this model alone"),
         ("pretrained", "some-released-model", "agrees for some-released-model"),
+        ("pretrained", "masks-smollm2-135m-instruct", "agrees for SmolLM2-135M-Instruct"),
         ("laptop", "decoder", "not tested"),
     ],
 )

@@ -35,6 +35,7 @@ PHRASES = {
     "still_learning": ("fall of the validation loss of {of} in the second half of training: {value} nats", "{:.3f}"),
     "overfit": ("validation loss minus training loss of {of}: {value} nats", "{:.3g}"),
     "search_share": ("the learning rate of {of} was searched on {value} of the training tokens", "{:.0%}"),
+    "rates_searched_apart": ("the number of learning rates that were searched for {of} differs by {value}", "{:.0%}"),
     "rate_inside": ("the learning rate of {of} is not the best of its search or lies at its end", "{:.0f}"),
     "loss_by_pruning": ("loss that {of} adds to the full cache: {value} nats", "{:.3g}"),
     "epochs_apart": ("of {of}, one arm reads its text {value} more often than the other", "{:.0%}"),

@@ -163,7 +163,7 @@ class Revisions(NamedTuple):
     @property
     def note(self) -> str:
         """The versions in words; empty if there are none."""
-        notes = ("changed", self.criterion), ("statistics changed", self.statistics)
+        notes = ("criterion changed", self.criterion), ("statistics changed", self.statistics)
         parts = [f"{word} in version{'s' * (len(which) > 1)} {', '.join(map(str, which))}"
                  for word, which in notes if which]  # fmt: skip
         return "; ".join([f"added in version {self.added}", *parts] if self.added else parts)

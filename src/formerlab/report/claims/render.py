@@ -11,6 +11,7 @@ from formerlab.files import write_text
 from formerlab.report import pages
 from formerlab.report.claims.registry import ClaimArms, read_claims
 from formerlab.report.claims.verdict import Item, Outcome, Verdict, verdicts
+from formerlab.report.names import RELEASED
 from formerlab.results.read import Results
 
 KINDS = {"measured": "decided by trained models", "exact": "decided by arithmetic and algebra, without training"}
@@ -70,13 +71,14 @@ def worded(outcome: str, verdict: Verdict) -> str:
     if outcome == "not_tested" or verdict.claim.kind == "exact":
         return word
     if verdict.scale == "pretrained":
-        return f"{word} for {', '.join(verdict.runs)}"
+        models = [RELEASED.get(next(filter(run.endswith, RELEASED), ""), run) for run in verdict.runs]
+        return f"{word} for {', '.join(dict.fromkeys(models))}"
     alone = max(item.seeds for item in verdict.items) == 1 and any(item.examples for item in verdict.items)
     qualifier = ", this model alone" if alone else ""
     qualifier += ", this held-out text alone" if any(item.one_text for item in verdict.counted) else ""
     tested = [item.item for item in verdict.counted if item.item]
     cases = f" ({', '.join(tested)})" if verdict.claim.criterion.combine == "tested" else ""
-    return f"{word} at {verdict.scale}{cases}{qualifier}"
+    return f"{word} at scale {verdict.scale}{cases}{qualifier}"
 
 
 def html(judged: Sequence[Verdict], scale: str) -> str:
@@ -116,13 +118,13 @@ def all_block(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
 
 
 def card(verdict: Verdict) -> str:
-    """Return a claim as one Markdown list entry: statement, verdict, published, ours, what was run, why."""
+    """Return a claim as one Markdown list entry: statement, published, ours, why it is not tested, what was run."""
     cells, claim = _row(verdict), verdict.claim
-    keys = {"verdict": "word", "published": "published", "ours": "ours", "run": "what was run", "why": "why"}
+    keys = {"published": "published", "ours": "ours", "why": "why", "verdict": "word", "run": "what was run"}
     lines = [f"{name.capitalize()}: {cells[key].replace(chr(10), '. ')}" for name, key in keys.items() if cells[key]]
-    p = f", p after Holm's correction {cells['p (Holm)']}" if cells["p (Holm)"] else ""
-    marked = "<br>".join(map(pages.markdown, lines))
-    return f"- **{pages.markdown(claim.statement)}** `{claim.id}`{pages.markdown(p)}<br>{marked}"
+    p = f"; p after Holm's correction {cells['p (Holm)']}" if cells["p (Holm)"] else ""
+    lines = [*map(pages.markdown, lines), f"Registered as `{claim.id}`{pages.markdown(p)}"]
+    return f"- **{pages.markdown(claim.statement)}**<br>{'<br>'.join(lines)}"
 
 
 def counts(judged: Sequence[Verdict]) -> str:
@@ -150,7 +152,7 @@ def _row(verdict: Verdict) -> dict[str, str]:
         "ours": _ours(verdict),
         "what was run": "\n".join(dict.fromkeys(item.ran for item in items if item.ran)),
         "word": worded(verdict.outcome, verdict) + (f" [{changed}]" if changed else ""),
-        "why": "\n".join(_reasons(items)),
+        "why": "\n".join(_reasons(items, claim.arms)),
         "p (Holm)": "" if verdict.holm_p is None else "< 0.001" if verdict.holm_p < 0.001 else f"{verdict.holm_p:.3f}",
         "source": claim.source,
         "runs": ", ".join(verdict.runs),
@@ -170,16 +172,21 @@ def _ours(verdict: Verdict) -> str:
     return "; ".join(parts)
 
 
-def _reasons(items: Sequence[Item]) -> list[str]:
-    """Return each reason why items are not tested, with the items that it concerns if it does not concern all."""
+def _reasons(items: Sequence[Item], arms: Mapping[str, str]) -> list[str]:
+    """Return each reason why items are not tested, with the items that it concerns if it does not concern all.
+
+    The meaning of the arms that the reasons name in one word follows.
+    """
     by_reason: dict[str, list[str]] = {}
     for item in items:
         for reason in filter(None, item.reason.split("; ")):
             by_reason.setdefault(reason, []).append(item_name(item))
-    return [
+    lines = [
         _sentence(reason if len(names) == len(items) else f"{', '.join(names)}: {reason}")
         for reason, names in by_reason.items()
     ]
+    named = [f"'{arm}' = {text}" for arm, text in arms.items() if any(f"'{arm}'" in line for line in lines)]
+    return [*lines, *([f"Arms: {'; '.join(named)}"] if named else [])]
 
 
 def _sentence(text: str) -> str:

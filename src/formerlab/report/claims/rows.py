@@ -76,7 +76,7 @@ class Rows:
         pattern = arm.run or arm.best_of or ""
         candidates = [name for name in self.all_runs()["run"].unique() if fnmatchcase(name, pattern)]
         if not candidates:
-            raise MissingRowsError(f"the run {pattern} has not been made")
+            raise MissingRowsError(f"a planned run ({pattern}) has not been made")
 
         def validation(run: str) -> tuple[bool, float]:
             return self._diverged(run), float(self._validation(run, "last_step").to_numpy().mean())
@@ -101,7 +101,7 @@ class Rows:
             rows = self.results.rows_of("speed.csv", self.study)
             rows = rows[(rows["run"] == arm.run) & (rows["measure"] == arm.measure)]
             if rows.empty:
-                raise MissingRowsError(f"{arm.run} has not been timed")
+                raise MissingRowsError(f"a planned run ({arm.run}) has not been timed")
             self.used.add(str(arm.run))
             return Level(f"{metric} {arm.measure} {arm.run}", rows.set_index("repetition")[metric].astype(float))
         run = self.run(arm)
