@@ -1,5 +1,5 @@
-# The DAG of all studies. It decides nothing: the plan says which jobs exist, the judge which of their products are what
-# the plan asks for, and the rules run the others.
+# The DAG of all studies. The plan lists the jobs, the staleness check finds outputs that are up to date, and the rules run
+# the other jobs.
 import os
 import signal
 import sys
@@ -15,17 +15,17 @@ from formerlab.plan.attempts import remove_stale_locks
 from formerlab.plan.staleness import Staleness, made_runs
 from formerlab.plan.locate import PLAN_VARIABLE, ensure_plan, read_plan, typed
 
-# The rules call python by its plain name; where no environment is active, it is the one beside Snakemake's.
+# The rules call `python`. If no environment is active, this is the python next to Snakemake.
 BESIDE = str(Path(sys.executable).parent)
 if BESIDE not in os.get_exec_path():
     os.environ.update(PATH=os.pathsep.join([BESIDE, *os.get_exec_path()]))
 
-# Jobs work from the very plan that they were submitted with, however long they wait and whatever is edited meanwhile:
-# the environment hands it on, also to the Snakemake that runs inside a cluster job, which reads no configuration.
+# A job uses the plan with which it was submitted, even if files are edited while it waits. An environment variable
+# passes the plan on, also to the Snakemake that runs inside a cluster job and reads no configuration.
 ROOT = Path(workflow.basedir)
 if workflow.is_main_process:
-    LIVES = remove_stale_locks(Path(".snakemake"))
-    try:  # `config` holds what the command line says beside config.yaml, which the plan reads itself
+    HELD_LOCK = remove_stale_locks(Path(".snakemake"))
+    try:  # `config` contains the values of the command line; the plan reads config.yaml itself
         os.environ[PLAN_VARIABLE] = str(ensure_plan(ROOT, typed(config)))
     except UserError as error:
         raise WorkflowError(f"{error}") from None
@@ -41,11 +41,11 @@ except UserError as error:
     raise WorkflowError(f"{error}") from None
 RESULTS, FIGURES, LOGS = PLAN["results"], PLAN["figures"], f"logs/{PLAN['scale']}"
 
-# A prefix takes the place of Snakemake's own, without which a stage that fails or stops would pass for done in front of
-# `| keep`. What a stage says is kept in its log; a cluster job says it to Slurm's log as well, while the terminal shows
-# the whole (logger plugin formerlab) and how the log of a job that fails ends.
-ASIDE = ">/dev/null" if workflow.is_main_process else ""
-shell.prefix(f'set -euo pipefail; keep() (exec tee -i "$1" {ASIDE}); ')
+# This prefix replaces Snakemake's, so it repeats `pipefail`: otherwise a stage that fails in front of `| keep` would
+# look finished. `keep` writes the output of a stage to its log, and in a cluster job also to Slurm's log. The terminal
+# shows the progress of the whole DAG (logger plugin formerlab) and the end of the log of a failed job.
+REDIRECT = ">/dev/null" if workflow.is_main_process else ""
+shell.prefix(f'set -euo pipefail; keep() (exec tee -i "$1" {REDIRECT}); ')
 
 
 wildcard_constraints:
@@ -65,13 +65,13 @@ rule all:
         f"{RESULTS}/mlflow.json",
 
 
-# A closed terminal ends Snakemake as Ctrl-C does: jobs are stopped, which saves their work, and its lock is freed.
+# A closed terminal ends Snakemake like Ctrl-C: jobs save their work and stop, and the lock is released.
 if workflow.is_main_process:
-    for number, usual in (
+    for number, default_handler in (
         (signal.SIGINT, signal.default_int_handler),
         (signal.SIGHUP, signal.SIG_DFL),  # not under nohup
     ):
-        if signal.getsignal(number) == usual:
+        if signal.getsignal(number) == default_handler:
             signal.signal(number, interrupt)
 
 
@@ -85,7 +85,7 @@ include: "workflow/rules/track.smk"
 
 
 onstart:
-    start_nothing_twice()
+    refuse_running_jobs()
     here = "--here" if workflow.local_exec else ""
     shell("python -m formerlab check {here}")
 
@@ -95,5 +95,5 @@ onerror:
 
 
 onsuccess:
-    track_if_left_out()
+    track_after_training()
     count_failed_drawings()

@@ -3,8 +3,8 @@
 
     python examples/one_decoder.py [TEXT] [--steps 300]
 
-It trains a small model on the bytes of a text (without one, on the source of Python's standard library), grows it to
-twice its parameter tokens, trains further, and prunes its cache. Two minutes on two CPU cores.
+The script trains a small model on the bytes of a text (default: the source of Python's standard library), grows it to
+twice its parameter tokens, trains it further, and prunes its cache. It takes two minutes on two CPU cores.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from formerlab.models import Decoder
 CONTEXT, BATCH = 128, 16
 
 # Projections are attention to parameter tokens (Tokenformer), and every block reads an average of all earlier blocks
-# (DenseFormer). Any other projection, norm, position or mixer of formerlab.layers stands in the same fields.
+# (DenseFormer). The same fields accept any other projection, norm, position or mixer of formerlab.layers.
 SPEC = Decoder(
     vocabulary=256,  # bytes
     layers=4,
@@ -38,7 +38,7 @@ SPEC = Decoder(
 
 
 def read(path: Path | None) -> tuple[Tensor, Tensor]:
-    """Return a text as bytes: nine tenths to train on, the last tenth held out."""
+    """Return a text as bytes, (bytes,): the first nine tenths for training and the last tenth held out."""
     standard_library = Path(sysconfig.get_path("stdlib"))
     files = [path] if path else sorted(standard_library.glob("*.py"))
     text = torch.frombuffer(bytearray(b"\n".join(file.read_bytes() for file in files)), dtype=torch.uint8).long()
@@ -47,13 +47,13 @@ def read(path: Path | None) -> tuple[Tensor, Tensor]:
 
 
 def windows(text: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """Return random stretches of a text, (count, CONTEXT + 1)."""
+    """Return random windows of a text, (count, CONTEXT + 1)."""
     starts = torch.randint(len(text) - CONTEXT, (count, 1), generator=generator)
     return text[starts + torch.arange(CONTEXT + 1)]
 
 
 def train(model: nn.Module, text: Tensor, steps: int) -> None:
-    """Minimise the mean negative log-likelihood of the next byte with AdamW, the rate falling to zero."""
+    """Minimise the mean negative log-likelihood of the next byte with AdamW; the learning rate falls to zero."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=steps)
     generator = torch.Generator().manual_seed(0)
@@ -71,21 +71,21 @@ def train(model: nn.Module, text: Tensor, steps: int) -> None:
 
 @torch.no_grad()
 def held_out(model: nn.Module, text: Tensor, attend: Attend = causal_attention) -> float:
-    """Return the loss on fixed held-out windows, nats per byte; `attend` says which keys a query may see."""
+    """Return the loss on fixed held-out windows, nats per byte; `attend` determines the keys that a query sees."""
     batch = windows(text, 64, torch.Generator().manual_seed(1))
     return float(model(batch[:, :-1], targets=batch[:, 1:], attend=attend))
 
 
 def parsed(description: str | None) -> argparse.Namespace:
-    """Return what the command line says: a text, and how long to train."""
+    """Parse the command line: the text and the number of training steps."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", nargs="?", type=Path, help="a text file")
-    parser.add_argument("--steps", type=int, default=300, help="optimizer steps each time that a model is trained")
+    parser.add_argument("--steps", type=int, default=300, help="optimizer steps of each training")
     return parser.parse_args()
 
 
 def main() -> None:
-    """Train, grow, train on, prune."""
+    """Train, grow, train further, and prune."""
     arguments = parsed(__doc__)
     training, test = read(arguments.text)
     rows: dict[str, float] = {}
@@ -96,7 +96,7 @@ def main() -> None:
     rows["trained"] = held_out(model, test)
 
     print("grown to twice its parameter tokens, and trained further")
-    larger = grow(model, factor=2)  # zero keys, tau kept: the same function, and the new tokens learn
+    larger = grow(model, factor=2)  # zero keys and the same tau keep the function of the model; the new tokens learn
     rows["grown, not trained further"] = held_out(larger, test)
     train(larger, training, arguments.steps)
     rows["grown, trained further"] = held_out(larger, test)

@@ -3,7 +3,7 @@
 
     python examples/prune_a_model.py MODEL "Once upon a time" [--budget 0.4]
 
-MODEL is a folder that `save_pretrained` wrote, with its tokenizer, or a name on the hub.
+MODEL is a folder that `save_pretrained` wrote, including the tokenizer, or a name on the hub.
 """
 
 import argparse
@@ -20,7 +20,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("prompt")
-    parser.add_argument("--budget", type=float, default=0.4, help="share of the prompt's keys that stay")
+    parser.add_argument("--budget", type=float, default=0.4, help="fraction of the prompt's keys that are retained")
     parser.add_argument("--tokens", type=int, default=40, help="tokens to generate")
     arguments = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Train a small decoder on a text file, with the layers of formerlab and PyTorch alone.
+"""Train a small decoder on a text file, using only the layers of formerlab and PyTorch.
 
     python examples/train.py README.md [--steps 300] [--projection linear|pattention] [--depth plain|dwa]
 
-The model predicts bytes. It prints the held-out loss in nats per byte, and continues the text at the end.
+The model predicts bytes. The script prints the held-out loss in nats per byte, and a continuation of the text.
 """
 
 import argparse
@@ -19,7 +19,7 @@ WIDTH, HEADS, LAYERS, CONTEXT, BATCH = 64, 4, 4, 128, 16
 
 
 class Block(nn.Module):
-    """Pre-norm attention and feed-forward; `projection` makes every layer from d_in to d_out channels."""
+    """Pre-norm attention and feed-forward; `projection` builds the layers from d_in to d_out channels."""
 
     def __init__(self, projection: Linear | Pattention) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def loss(model: Decoder, windows: Tensor) -> Tensor:
 
 @torch.no_grad()
 def continued(model: Decoder, text: bytes, count: int) -> str:
-    """Append `count` sampled bytes to a text."""
+    """Return a text with `count` sampled bytes appended."""
     tokens = list(text)
     for _ in range(count):
         logits = model(torch.tensor([tokens[-CONTEXT:]]))[0, -1]  # (256,)

@@ -2,7 +2,7 @@
 
     python scripts/draw_overview.py
 
-`make readme` calls it; tests/test_docs.py holds its numbers to those of README.
+`make readme` calls this script; tests/test_docs.py checks that its numbers equal those of README.
 """
 
 from html import escape
@@ -32,7 +32,7 @@ PANELS = (
     ),
     ("A cache that forgets", "Decay", BLUE, "decay-beats-h2o", "accuracy minus that of H2O, points"),
 )
-"""Title, paper, colour, the claim whose verdict stands below, and what its number is."""
+"""Title, paper, colour, claim whose verdict is shown, and meaning of its number."""
 
 
 def text(x: float, y: float, words: str, size: int = 13, colour: str = "#1f2328", more: str = "") -> str:
@@ -46,59 +46,59 @@ def box(x: float, y: float, width: float, height: float, colour: str, fill: str 
 
 
 def decoder() -> list[str]:
-    """Draw the stack on the left; what each axis exchanges has the axis' colour."""
-    found = [text(92, 62, "one decoder", 14, more='text-anchor="middle" font-weight="bold"')]
+    """Draw the stack on the left; the parts that an axis exchanges have its colour."""
+    shapes = [text(92, 62, "one decoder", 14, more='text-anchor="middle" font-weight="bold"')]
     for row, name in enumerate(("block 3", "block 2", "block 1")):
         y = 78 + row * 62
-        found += [box(32, y, 120, 50, GREY, "#f6f7f9"), text(92, y + 14, name, 11, GREY, 'text-anchor="middle"')]
+        shapes += [box(32, y, 120, 50, GREY, "#f6f7f9"), text(92, y + 14, name, 11, GREY, 'text-anchor="middle"')]
         for left, colour, fill, word in ((40, BLUE, "#e3eefb", "attend"), (94, RED, "#fbe9e3", "project")):
             label = text(left + 25, y + 35, word, 11, colour, 'text-anchor="middle"')
-            found += [box(left, y + 20, 50, 22, colour, fill), label]
-    found += [
+            shapes += [box(left, y + 20, 50, 22, colour, fill), label]
+    shapes += [
         f'<path d="M152 {y} C 186 {y} 186 {y - 62} 152 {y - 62}" stroke="{GREEN}" fill="none"/>' for y in (165, 227)
     ]
-    found += [f'<path d="M152 232 C 206 222 206 108 152 98" stroke="{GREEN}" fill="none"/>']
-    return [*found, text(92, 282, "tokens in", 11, GREY, 'text-anchor="middle"')]
+    shapes += [f'<path d="M152 232 C 206 222 206 108 152 98" stroke="{GREEN}" fill="none"/>']
+    return [*shapes, text(92, 282, "tokens in", 11, GREY, 'text-anchor="middle"')]
 
 
 def tokens(x: float) -> list[str]:
-    """Draw rows of K and V, the new ones dashed."""
-    found = [text(x, 88, "y = gelu(tau x Kᵀ / ‖x Kᵀ‖) V", 12, RED)]
+    """Draw rows of K and V; new rows are dashed."""
+    shapes = [text(x, 88, "y = gelu(tau x Kᵀ / ‖x Kᵀ‖) V", 12, RED)]
     for row in range(6):
         dashed = 'stroke-dasharray="3 2"' if row > 3 else ""
         fill = "none" if row > 3 else "#fbe9e3"
-        found += [box(x + column, 112 + row * 17, 70, 12, RED, fill, dashed) for column in (0, 84)]
-    return [*found, text(x + 164, 140, "keys, values", 11), text(x + 164, 202, "grow: add rows", 11)]
+        shapes += [box(x + column, 112 + row * 17, 70, 12, RED, fill, dashed) for column in (0, 84)]
+    return [*shapes, text(x + 164, 140, "keys, values", 11), text(x + 164, 202, "grow: add rows", 11)]
 
 
 def averages(x: float) -> list[str]:
-    """Draw outputs of blocks and what the last average reads."""
-    found = [text(x, 88, "Yᵢ = Σⱼ αᵢⱼ Xⱼ", 12, GREEN)]
+    """Draw the outputs of the blocks and the arcs that the last average reads."""
+    shapes = [text(x, 88, "Yᵢ = Σⱼ αᵢⱼ Xⱼ", 12, GREEN)]
     for block in range(5):
         centre = x + 22 + block * 46
-        found += [box(centre - 14, 180, 28, 24, GREEN, "#e2f3ec"), text(centre - 7, 196, f"X{'₀₁₂₃₄'[block]}", 12)]
+        shapes += [box(centre - 14, 180, 28, 24, GREEN, "#e2f3ec"), text(centre - 7, 196, f"X{'₀₁₂₃₄'[block]}", 12)]
         if block < 4:
             end, height = x + 206, 178 - (4 - block) * 30
-            found.append(
+            shapes.append(
                 f'<path d="M{centre} 180 C {centre} {height} {end} {height} {end} 180" stroke="{GREEN}" fill="none"/>'
             )
-    return found
+    return shapes
 
 
 def cache(x: float) -> list[str]:
-    """Draw keys of a cache, evicted ones pale."""
-    found = [text(x, 88, "Sₖ ← α Sₖ + pₖ, the lowest score goes", 12, BLUE)]  # noqa: RUF001
+    """Draw the keys of a cache; evicted keys are pale."""
+    shapes = [text(x, 88, "Sₖ ← α Sₖ + pₖ, the lowest score goes", 12, BLUE)]  # noqa: RUF001
     heights = (44, 8, 12, 40, 6, 20, 9, 30, 48)
     for key, height in enumerate(heights):
-        kept = height > 15
-        more = "" if kept else 'stroke-dasharray="3 2" opacity="0.55"'
-        found.append(box(x + key * 25, 180 - height, 18, height, BLUE, "#9cc3ec" if kept else "none", more))
-        found.append(box(x + key * 25, 184, 18, 18, BLUE, "#e3eefb" if kept else "none", more))
-    return found
+        retained = height > 15
+        more = "" if retained else 'stroke-dasharray="3 2" opacity="0.55"'
+        shapes.append(box(x + key * 25, 180 - height, 18, height, BLUE, "#9cc3ec" if retained else "none", more))
+        shapes.append(box(x + key * 25, 184, 18, 18, BLUE, "#e3eefb" if retained else "none", more))
+    return shapes
 
 
 def drawing() -> str:
-    """Return the picture."""
+    """Return the SVG file."""
     verdicts = {verdict.claim.id: verdict for verdict in best(verdicts_by_scale(ROOT))}
     parts = [box(0.5, 0.5, 999, 309, "#d8dbe0", "white"), *decoder()]
     for column, (title, paper, colour, claim, meaning) in enumerate(PANELS):

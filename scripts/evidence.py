@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Run one study of a scale in the order in which its runs are wanted, and bring out what is finished as it ends.
+"""Run one study of a scale in order of the priority of its runs, and export the rows of each run when it is finished.
 
     scripts/evidence.py STUDY [--runs PATTERN ...] [--missing] [--workers 2] [--to CHECKOUT] [--commit]
                         [--scale NAME] [--set KEY=VALUE] [--plan FILE]
 
-What is finished is not done again, and a run that was stopped goes on, so the same command resumes; with --missing it
-goes on from the rows alone, on a machine that has nothing else. Every worker trains one run at a time, followed by the
-run's measurements; a run waits for its parent. After each run the rows of all complete runs are exported to
-results/cached below CHECKOUT (this one, unless named: another one keeps the tree that the runs come from clean), where
-other runs keep theirs, and with --commit committed there. Weights that the scale calls given come from
-results/weights/*-<study>-weights.zip. All of it runs at the lowest priority; times are measured by
-commands of their own (python -m formerlab speed STUDY), last, on a machine that must be idle.
+The same command resumes: finished work is skipped, and a stopped run continues. With --missing, runs that already have
+rows in CHECKOUT are skipped too, on a machine without other results. Each worker trains one run at a time and then runs
+its measurements; a run waits for its parent. After each run the rows of all complete runs are exported to
+results/cached below CHECKOUT, where the rows of other runs stay; with --commit they are committed there. The default is
+this checkout; with another one, the checkout that trains stays clean. Weights of the runs that the scale lists as
+`given` come from results/weights/*-<study>-weights.zip. All processes have the lowest priority. Timings need an idle
+machine, so run them last, with separate commands (python -m formerlab speed STUDY).
 """
 
 import argparse
@@ -32,7 +32,7 @@ from formerlab.results.stages import ALONE, MEASURED
 
 
 class Evidence:
-    """The jobs of a study that are left, shared by the workers."""
+    """The remaining jobs of a study, shared by the workers."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.study, self.patterns = arguments.study, arguments.runs
@@ -45,8 +45,8 @@ class Evidence:
         trained = [job["run"] for job in self.plan["train"].values() if job["study"] == self.study]
         for pattern in self.patterns:
             if not any(fnmatch(run, pattern) for run in trained):
-                what = f"--runs: {pattern!r} matches no run that {self.study} trains at scale {self.scale}"
-                raise UserError(f"{what}{near_misses(pattern, trained)}")
+                problem = f"--runs: {pattern!r} matches no run that {self.study} trains at scale {self.scale}"
+                raise UserError(f"{problem}{near_misses(pattern, trained)}")
         self.results = Path(self.plan["results"])
         self.environment = os.environ | {PLAN_VARIABLE: str(path), "OMP_NUM_THREADS": str(self.plan["threads"])}
         self.changed = threading.Condition()
@@ -54,11 +54,11 @@ class Evidence:
         self.failed: set[str] = set()
 
     def runs(self) -> dict[str, Any]:
-        """Return the training jobs that are asked for, and what they start from, the most wanted first."""
+        """Return the requested training jobs and their ancestors, by descending priority."""
         jobs = {name: job for name, job in self.plan["train"].items() if job["study"] == self.study}
         wanted = {name for name, job in jobs.items() if any(fnmatch(job["run"], pattern) for pattern in self.patterns)}
         cached = self.to / "results" / "cached" / self.scale
-        if self.missing and cached.is_dir():  # where the rows of this call will go
+        if self.missing and cached.is_dir():  # the rows of this call will be exported here
             wanted -= {record["id"] for record in Results(cached).records()}
         for name in list(wanted):
             while name := jobs[name]["init"]:
@@ -66,18 +66,18 @@ class Evidence:
         return {name: job for name, job in jobs.items() if name in wanted}
 
     def prepare(self) -> None:
-        """Unpack the weights that are given and not there, and prepare the data."""
+        """Unpack the given weights that are missing, and prepare the data."""
         given = {name for name, job in self.runs().items() if job["given"]}
         given = {name for name in given if not (self.results / name / "run.json").exists()}
         for path in sorted(Path("results", "weights").glob(f"*-{self.study}-weights.zip")):
             with zipfile.ZipFile(path) as archive:
                 files = [name for name in archive.namelist() if name.rpartition("/")[0] in given]
-                files.sort(key=lambda name: name.endswith("run.json"))  # last: it says that the weights are there
+                files.sort(key=lambda name: name.endswith("run.json"))  # last, because it marks complete weights
                 archive.extractall(self.results, files)
         staleness = Staleness(self.plan)
         read = {job["data"] for job in self.runs().values()}
-        read |= {lender for name in read if (lender := self.plan["data"][name]["tokenizer"])}
-        for name in sorted(read, key=lambda name: bool(self.plan["data"][name]["tokenizer"])):  # lenders first
+        read |= {owner for name in read if (owner := self.plan["data"][name]["tokenizer"])}
+        for name in sorted(read, key=lambda name: bool(self.plan["data"][name]["tokenizer"])):  # tokenizer owners first
             if staleness.check("data", name).current:
                 continue
             if line := self.plan["data"][name]["data_problem"]:
@@ -86,19 +86,19 @@ class Evidence:
                 raise UserError(f"data set {name} cannot be prepared")
 
     def call(self, stage: str, name: str) -> bool:
-        """Carry out a stage in a process of its own; say whether it ended well."""
-        words = [sys.executable, "-m", "formerlab", stage, name]
+        """Run a stage in a separate process; return whether it succeeded."""
+        command = [sys.executable, "-m", "formerlab", stage, name]
         log = Path("logs", self.scale, stage, f"{name}.log")
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "a") as file:
-            ended = subprocess.run(words, env=self.environment, stdout=file, stderr=file)
-        print(f"{stage} {name}: {'done' if ended.returncode == 0 else f'failed, see {log}'}", flush=True)
-        return ended.returncode == 0
+            result = subprocess.run(command, env=self.environment, stdout=file, stderr=file)
+        print(f"{stage} {name}: {'done' if result.returncode == 0 else f'failed, see {log}'}", flush=True)
+        return result.returncode == 0
 
     def next(self) -> tuple[str, list[tuple[str, str]]] | None:
-        """Return the most wanted run that is neither done nor under way, with its stages that are left.
+        """Return the next run by priority that is neither finished nor running, with its remaining stages.
 
-        Waits where all that is left hangs on runs under way; None where nothing is left.
+        Waits while all remaining runs depend on running ones; returns None if no run remains.
         """
         with self.changed:
             while True:
@@ -109,12 +109,12 @@ class Evidence:
                     stages = [
                         stage for stage in ("train", *MEASURED) if name in self.plan[stage] and stage not in ALONE
                     ]
-                    left = [(stage, name) for stage in stages if not staleness.check(stage, name).current]
-                    if not left:
+                    remaining = [(stage, name) for stage in stages if not staleness.check(stage, name).current]
+                    if not remaining:
                         continue
                     if not job["init"] or staleness.check("train", job["init"]).current:
                         self.running.add(name)
-                        return name, left
+                        return name, remaining
                     if job["init"] in self.failed:
                         self.failed.add(name)
                     else:
@@ -124,25 +124,25 @@ class Evidence:
                 self.changed.wait()
 
     def work(self) -> None:
-        """Do what is left, until nothing is."""
-        while (found := self.next()) is not None:
-            name, stages = found
+        """Run the remaining runs and their measurements."""
+        while (run := self.next()) is not None:
+            name, stages = run
             done = all(self.call(stage, name) for stage, _ in stages)
             with self.changed:
                 self.running.discard(name)
                 if not done:
                     self.failed.add(name)
                 else:
-                    self.bring_out(name)
+                    self.export(name)
                 self.changed.notify_all()
 
-    def bring_out(self, name: str) -> None:
-        """Export the rows, and commit them where asked to."""
+    def export(self, name: str) -> None:
+        """Export the rows of all complete runs, and commit them with --commit."""
         cached = self.to / "results" / "cached"
-        words = [sys.executable, "-m", "formerlab", "export", "--to", str(cached)]
-        exported = subprocess.run(words, env=self.environment, capture_output=True, text=True)
-        if exported.returncode:
-            print(exported.stderr.strip().splitlines()[-1] if exported.stderr.strip() else "export failed", flush=True)
+        command = [sys.executable, "-m", "formerlab", "export", "--to", str(cached)]
+        result = subprocess.run(command, env=self.environment, capture_output=True, text=True)
+        if result.returncode:
+            print(result.stderr.strip().splitlines()[-1] if result.stderr.strip() else "export failed", flush=True)
         elif self.commit:
             folder = str((cached / self.scale / self.study).resolve())
             git = ["git", "-C", str(self.to)]
@@ -153,15 +153,15 @@ class Evidence:
 
 
 def main() -> int:
-    """Run the study; the status is 1 where something failed."""
+    """Run the study; return 1 if any job failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study")
-    parser.add_argument("--runs", nargs="+", metavar="PATTERN", default=["*"], help="these alone, as in 'long-*'")
+    parser.add_argument("--runs", nargs="+", metavar="PATTERN", default=["*"], help="only these runs, such as 'long-*'")
     parser.add_argument("--missing", action="store_true", help="leave out runs that have rows in CHECKOUT")
     add_configuration(parser, scale="overnight")
-    parser.add_argument("--workers", type=int, default=2, help="runs at a time, each on one core; default: 2")
-    parser.add_argument("--to", type=Path, default=Path(), help="checkout whose results/cached takes the rows")
-    parser.add_argument("--commit", action="store_true", help="commit the rows there as they come")
+    parser.add_argument("--workers", type=int, default=2, help="number of runs at a time, each on one core; default: 2")
+    parser.add_argument("--to", type=Path, default=Path(), help="export to results/cached of this checkout")
+    parser.add_argument("--commit", action="store_true", help="commit the exported rows there")
     arguments = parser.parse_args()
     os.nice(19)
     try:

@@ -1,34 +1,34 @@
 #!/usr/bin/env bash
-# Use a machine with a GPU for a given time, unattended: measure, train; pack what came out.
+# Use a machine with a GPU for a given time, unattended: benchmark, train and pack the results.
 #
-#   scripts/gpu_queue.sh SECONDS OUT [SCALE]     (SCALE: workstation unless given)
+#   scripts/gpu_queue.sh SECONDS OUT [SCALE]     (SCALE: default workstation)
 #
-# 1. What the machine lacks comes from the folder CARRIED (default: carried), where there is one: packages from its
-#    wheels, and what its *.tar and *.tar.gz hold, from the root of the checkout on: prepared data sets
-#    (results/live/SCALE/data) and what an earlier call packed. torch is the machine's own. To fill it, elsewhere:
+# 1. Missing packages and data come from the folder CARRIED (default: carried), if it exists: its wheels are installed, and
+#    its *.tar and *.tar.gz are unpacked into the checkout: prepared data sets (results/live/SCALE/data) and results that
+#    an earlier call packed. torch is not installed. To fill the folder on another machine:
 #      pip download --no-deps --only-binary=:all: --python-version 3.12 --dest carried -r <(grep -vE '^(torch|triton|nvidia)' requirements.lock)
-#    Beside torch 2.11, transformers, pandas and numba it takes babel, pydantic, pydantic-core, annotated-types,
-#    typing-inspection and filelock alone, and lm-eval with what that needs for suites; several GPUs need torch 2.13.
-#    A package that is missing still is named before anything runs.
-# 2. What a GPU is wanted for (benchmarks/gpu.py): tests of kernels, ceilings, kernels, steps, decoding and failures, in
-#    PROGRAMME_S seconds. It is not done again where OUT has its lines already.
-# 3. In the time that is left, the jobs that `python -m formerlab plan --shell` says are missing: timings first, then the first seed of every
-#    study, each run with its measurements, before the second of any. Training stops itself, checkpointed, before the
-#    time is up, and the next call goes on with it.
-# Into the folder OUT go few files:
-#   rows.tar.gz     every row, record and sidecar of finished jobs (no weights)
-#   resume-*.tar    checkpoints of unfinished runs and weights that other missing jobs need, in parts of at most PART_MB
-#   gpu.txt         a line for every number of the programme, as soon as it is measured
-#   gpu.log         its errors; tests.log has what the tests of the kernels said
-#   log             what was run, how long it took, how it ended
-# To go on elsewhere, put the first two into CARRIED.
+#    A machine with torch 2.11, transformers, pandas and numba needs only babel, pydantic, pydantic-core, annotated-types,
+#    typing-inspection and filelock, and for suites also lm-eval with its dependencies; several GPUs need torch 2.13. The
+#    script names packages that are still missing before it starts a job.
+# 2. The GPU benchmark (benchmarks/gpu.py) runs for PROGRAMME_S seconds: tests of kernels, peak rates, kernels, training
+#    steps, decoding and failures. It is skipped if OUT already has its lines.
+# 3. In the remaining time, the missing jobs of `python -m formerlab plan --shell` run: timings, then the first seed of
+#    every run with its measurements, then the second seed, and so on. Training saves a checkpoint and stops before the
+#    time is up; the next call continues it.
+# The folder OUT gets these files:
+#   rows.tar.gz     all rows, records and sidecar files of finished jobs (no weights)
+#   resume-*.tar    checkpoints of unfinished runs, and weights that missing jobs need, in archives of at most PART_MB
+#   gpu.txt         a line for every number of the benchmark, written as soon as it is measured
+#   gpu.log         errors of the benchmark; tests.log has the output of the kernel tests
+#   log             the jobs with their durations and exit statuses
+# To continue on another machine, copy the first two into CARRIED.
 set -uo pipefail
 
 budget=${1:?usage: scripts/gpu_queue.sh SECONDS OUT [SCALE]}
 out=${2:?usage: scripts/gpu_queue.sh SECONDS OUT [SCALE]}
 scale=${3:-workstation}
-margin=${MARGIN_S:-60}    # seconds kept for packing
-part_mb=${PART_MB:-15}    # largest part of resume-*.tar, MB
+margin=${MARGIN_S:-60}    # seconds reserved for packing
+part_mb=${PART_MB:-15}    # largest size of a resume-*.tar, MB
 programme_s=${PROGRAMME_S:-560}
 carried=${CARRIED:-carried}
 python=${PYTHON:-python3}
@@ -39,11 +39,11 @@ mkdir -p "$out"
 note() { printf '%6ds  %s\n' "$((SECONDS - started))" "$*" | tee -a "$out/log"; }
 left() { echo $((budget - margin - (SECONDS - started))); }
 
-# Run a command until the deadline at most (seconds from the start).
+# Run a command, at most until the deadline (seconds from the start).
 until_second() {
-    local rest=$(($1 - (SECONDS - started)))
-    ((rest > 0)) || return 124
-    timeout --signal=TERM --kill-after=30 "$rest" "${@:2}" </dev/null
+    local remaining=$(($1 - (SECONDS - started)))
+    ((remaining > 0)) || return 124
+    timeout --signal=TERM --kill-after=30 "$remaining" "${@:2}" </dev/null
 }
 
 unpack() {
@@ -63,7 +63,7 @@ pack() {
     find "$results" -type f \( -name '*.csv' -o -name '*.json' -o -name '*.yaml' \) ! -path "$results/data/*" -print0 |
         tar czf "$out/rows.tar.gz" --null -T -
     rm -f "$out"/resume-*.tar
-    # A part holds as many files as fit; a file that is larger than a part travels in one of its own.
+    # An archive has as many files as fit; a larger file gets an archive of its own.
     find "$results" -type f \( -name '*.pt' -o -name '*.safetensors' \) -printf '%s %p\n' | sort -n |
         awk -v limit="$((part_mb * 1000000))" '{ if (!part || size + $1 > limit) { part++; size = 0 } size += $1; print part, substr($0, index($0, $2)) }' |
         while read -r part path; do tar rf "$out/resume-$part.tar" "$path"; done
@@ -74,35 +74,35 @@ measure() {
     [ ! -e "$out/gpu.txt" ] || return 0
     local seconds=$(($(left) < programme_s ? $(left) : programme_s))
     "$python" benchmarks/gpu.py --seconds "$seconds" --out "$out" </dev/null
-    note "the programme ended with status $?; every line is in gpu.txt"
+    note "the benchmark ended with status $?; every line is in gpu.txt"
 }
 
-# The stages that need a model: timings of studies, then seed by seed what is trained already and lacks a measurement,
-# and each other run followed by its measurements.
-by_worth() {
+# Select the stages that need a model and sort them: timings first, then by seed; within a seed, missing measurements of
+# finished runs come first, and each other run is followed by its measurements.
+by_priority() {
     grep '^python -m formerlab ' | grep -vE '^python -m formerlab (data|exact|draw|claims|runs|track)( |$)' |
         awk '{ seed = match($5, /seed[0-9]+$/) ? substr($5, RSTART + 4) : -1; if ($4 ~ /^(train|load)$/) place[$5] = NR; print seed, place[$5] + 0, NR, $4, $5 }' |
         sort -n -k1,1 -k2,2 -k3,3 | cut -d ' ' -f 4,5
 }
 
-# Without these no item and no job starts.
-complete() {
-    local lacking
-    lacking=$("$python" -c 'import importlib.util as u; print(*(n for n in "torch numpy pydantic annotated_types typing_inspection babel jaxtyping psutil filelock tqdm yaml tabulate safetensors tokenizers pytest hypothesis".split() if u.find_spec(n) is None))') || exit $?
-    [ -z "$lacking" ] || { note "this Python lacks $lacking: put wheels of them into $carried (top of this script)"; exit 2; }
+# Stop if a package is missing that all jobs need.
+check_packages() {
+    local missing
+    missing=$("$python" -c 'import importlib.util as u; print(*(n for n in "torch numpy pydantic annotated_types typing_inspection babel jaxtyping psutil filelock tqdm yaml tabulate safetensors tokenizers pytest hypothesis".split() if u.find_spec(n) is None))') || exit $?
+    [ -z "$missing" ] || { note "missing packages: $missing; put their wheels into $carried (see the top of this script)"; exit 2; }
 }
 
 trap 'pack; exit 143' TERM INT
 export PYTHONPATH="$PWD/src${PYTHONPATH:+:$PYTHONPATH}"
 unpack
-complete
+check_packages
 measure
 if (($(left) <= 0)); then note "out of time before the jobs"; pack; exit 0; fi
 plan=$("$python" -m formerlab plan --scale "$scale" --shell) || exit $?
 eval "$(grep '^export ' <<<"$plan")" # FORMERLAB_PLAN, quoted, and OMP_NUM_THREADS
 note "scale $scale, $(grep -c '^python' <<<"$plan") jobs missing, budget ${budget}s"
 
-by_worth <<<"$plan" | while read -r stage id; do
+by_priority <<<"$plan" | while read -r stage id; do
     if (($(left) <= 0)); then note "out of time before $stage $id"; break; fi
     options=()
     [ "$stage" = train ] && options=(--time-limit "$(left)" --margin 10)

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Install torch and torchvision at the versions of a lock file, as the build that fits this machine.
+# Install torch and torchvision at the versions of a lock file, in the build that fits this machine.
 #
-#   scripts/install_torch.sh .venv requirements.lock    (what scripts/setup.sh calls)
+#   scripts/install_torch.sh .venv requirements.lock    (called by scripts/setup.sh)
 #
-# TORCH_INDEX  the index to ask. By default, torch's index of CPU builds if this machine has no NVIDIA GPU and is no
-#              login node of Slurm, whose other nodes may have GPUs.
+# TORCH_INDEX  package index; default: torch's index of CPU builds, if this machine has neither an NVIDIA GPU nor Slurm
+#              (other nodes of a cluster may have GPUs).
 #
-# An index that does not answer within seconds, or that has no such version, is no failure: the lock is installed next,
-# and takes torch from the configured package index.
+# If the index does not answer within seconds or does not have the version, nothing is installed here; setup.sh then
+# installs torch from the configured package index.
 set -euo pipefail
 python=$1/bin/python lock=$2
 cpu_builds=https://download.pytorch.org/whl/cpu
@@ -24,19 +24,19 @@ if [[ -z $index ]]; then
         say "NVIDIA GPU found, torch $pin comes from the configured package index"
         exit
     elif command -v sbatch >/dev/null; then
-        say "Slurm found, torch $pin comes from the configured package index, for nodes with GPUs"
+        say "Slurm found (its nodes may have GPUs), torch $pin comes from the configured package index"
         exit
     fi
     index=$cpu_builds
 fi
 
-# Of pip's configuration, proxies and certificates count here; other indexes and folders of wheels do not.
-nothing=$(mktemp -d)
-trap 'rmdir "$nothing"' EXIT
+# Use the proxies and certificates of pip's configuration, but not its other indexes and folders of wheels.
+empty_folder=$(mktemp -d)
+trap 'rmdir "$empty_folder"' EXIT
 from_index() {
-    PIP_EXTRA_INDEX_URL=$index PIP_FIND_LINKS=$nothing "$@" --index-url "$index" --disable-pip-version-check
+    PIP_EXTRA_INDEX_URL=$index PIP_FIND_LINKS=$empty_folder "$@" --index-url "$index" --disable-pip-version-check
 }
-# The time limit of pip is for one read; a name server or a slow answer may take longer.
+# pip's timeout applies to a single read; a name server or a slow answer may take longer, so `timeout` limits the call.
 offers_torch() {
     local versions
     versions=$(from_index timeout --foreground 20 "$python" -m pip index versions torch --timeout 5 --retries 0 2>/dev/null)
@@ -46,6 +46,6 @@ if offers_torch && from_index "$python" -m pip install --no-input --progress-bar
     --constraint "$lock" torch torchvision; then
     say "torch $pin comes from $index"
 else
-    say "$index does not answer or has no torch $pin: it comes from the configured package index" \
-        "(3 GB if that offers the CUDA build alone)"
+    say "$index does not answer or has no torch $pin, so torch comes from the configured package index" \
+        "(3 GB if that offers only the CUDA build)"
 fi

@@ -1,4 +1,4 @@
-"""`snakemake --lint` without the advice that this workflow declines on purpose; fails if any other is left."""
+"""Run `snakemake --lint` and fail for any advice except the advice that this workflow declines."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ DECLINED = {
 
 
 def findings(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each piece of advice as where and what."""
+    """Yield each piece of advice as (location, advice)."""
     where = ""
     for line in text.splitlines():
         if line.startswith("Lints for "):
@@ -20,15 +20,15 @@ def findings(text: str) -> Iterator[tuple[str, str]]:
 
 
 def main() -> int:
-    """Print the findings that count."""
-    done = subprocess.run([sys.executable, "-m", "snakemake", "--lint"], capture_output=True, text=True)
-    found = list(findings(done.stdout + done.stderr))
-    if done.returncode and not found:
-        print(done.stdout + done.stderr, file=sys.stderr)
-        return done.returncode
-    counting = [f"{where}: {what}" for where, what in found if what not in DECLINED]
-    print("\n".join(counting) or f"workflow: good ({len(found)} declined, see {sys.argv[0]})")
-    return 1 if counting else 0
+    """Print the advice that is not declined; return 1 if there is any."""
+    result = subprocess.run([sys.executable, "-m", "snakemake", "--lint"], capture_output=True, text=True)
+    advice = list(findings(result.stdout + result.stderr))
+    if result.returncode and not advice:
+        print(result.stdout + result.stderr, file=sys.stderr)
+        return result.returncode
+    remaining = [f"{where}: {what}" for where, what in advice if what not in DECLINED]
+    print("\n".join(remaining) or f"workflow: good ({len(advice)} declined, see {sys.argv[0]})")
+    return 1 if remaining else 0
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Write the lock files anew from pyproject.toml (what `make lock` calls; needs the network, changes no environment).
+# Rewrite the lock files from pyproject.toml (called by `make lock`; needs the network, changes no environment).
 #
-#   scripts/lock.sh              pins stay as they are wherever pyproject.toml allows
+#   scripts/lock.sh              pins stay as they are if pyproject.toml allows it
 #   scripts/lock.sh --upgrade    every pin moves to the newest release
 #
-# uv resolves for every platform and Python from 3.11 at once. requirements.lock has what formerlab runs with;
-# requirements-develop.lock has what tests and development add. The CUDA libraries are left out: torch's own metadata
-# pins them, and a CPU build of torch must not bring them along. Triton is for the tests, at the release that the CUDA
-# build of torch pins: it needs no CUDA library to try kernels without a GPU.
+# uv resolves for all platforms and all Python versions from 3.11 at once. requirements.lock has the packages that
+# formerlab needs at run time, requirements-develop.lock the packages for tests and development. The CUDA libraries are
+# left out: torch's metadata pins them, and a CPU build of torch must not install them. Triton is for the tests, at the
+# release that the CUDA build of torch pins; it needs no CUDA library to test kernels without a GPU.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 work=$(mktemp -d)
@@ -16,7 +16,7 @@ trap 'rm -rf "$work"' EXIT
 "${PYTHON:-python3}" -m venv "$work/uv"
 "$work/uv/bin/python" -m pip install --disable-pip-version-check --quiet uv
 
-compile() { # OUTPUT [OPTION...]: pins that OUTPUT has already are preferred
+compile() { # OUTPUT [OPTION...]: existing pins in OUTPUT are preferred
     "$work/uv/bin/uv" pip compile pyproject.toml --extra pipeline --universal --python-version 3.11 \
         --annotation-style line --no-header --quiet --output-file "$@"
 }

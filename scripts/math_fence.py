@@ -1,4 +1,4 @@
-"""Formulas of the site: a fenced block `math` of LaTeX becomes MathML, which browsers draw without a script."""
+"""Formulas of the site: convert a fenced block `math` of LaTeX to MathML, which browsers render without a script."""
 
 from typing import Any
 
@@ -6,5 +6,5 @@ from latex2mathml.converter import convert
 
 
 def to_mathml(source: str, *_: Any, **__: Any) -> str:
-    """Return a formula as a block of MathML, which may be scrolled where the screen is narrow."""
+    """Return a formula as a block of MathML that scrolls on a narrow screen."""
     return f'<div class="math" style="overflow-x: auto">{convert(source, display="block")}</div>'

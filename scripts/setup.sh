@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Set up a Python environment with everything in requirements.lock, and formerlab itself from this folder.
 #
-#   scripts/setup.sh .venv               (what `make setup` calls)
+#   scripts/setup.sh .venv               (called by `make setup`)
 #
-# PYTHON       which Python makes the environment, python3 unless told
-# TORCH_INDEX  package index for torch and torchvision alone (scripts/install_torch.sh chooses one)
+# PYTHON       the Python that creates the environment; default: python3
+# TORCH_INDEX  package index for torch and torchvision only; default: chosen by scripts/install_torch.sh
 #
-# What is there already and matches the lock is kept, so a second call, or one after an interruption, needs only what
-# is missing; and a torch 2.13.0+cpu that pip finds, or that is installed, stands for the lock's torch 2.13.0.
+# Installed packages that match the lock stay, so a second or repeated call installs only missing packages. A build such
+# as torch 2.13.0+cpu satisfies the lock's torch 2.13.0.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 environment=${1:-.venv}
@@ -16,32 +16,32 @@ lock=requirements.lock
 say() { printf 'setup: %s\n' "$*" >&2; }
 
 make_environment() {
-    local python=${PYTHON:-python3} found
-    found=$("$python" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null) || {
+    local python=${PYTHON:-python3} version
+    version=$("$python" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>/dev/null) || {
         say "cannot run $python; formerlab needs Python 3.11 to 3.13, name one: make setup PYTHON=python3.12"
         exit 2
     }
-    case $found in
+    case $version in
         3.11.* | 3.12.* | 3.13.*) ;;
         *)
-            say "formerlab needs Python 3.11 to 3.13, $python is $found; name another: make setup PYTHON=python3.12"
+            say "formerlab needs Python 3.11 to 3.13, $python is $version; name another: make setup PYTHON=python3.12"
             exit 2
             ;;
     esac
-    say "making $environment with Python $found"
-    if [[ -d $environment/bin ]]; then  # links to a Python that is gone would stop venv
+    say "creating $environment with Python $version"
+    if [[ -d $environment/bin ]]; then  # venv fails if links point to a removed Python
         find -L "$environment/bin" -name 'python*' -type l -delete
     fi
     "$python" -m venv "$environment"
 }
 
-# What pip says about how other packages are built, and about places of its configuration that are empty, is left out.
+# Hide pip's warnings about the build of other packages and about missing locations in its configuration.
 pip_install() {
     "$environment/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off "$@" \
         2> >(grep --invert-match --extended-regexp '^ *DEPRECATION: |^WARNING: Location .* is ignored' >&2)
 }
 
-# Pip says several lines per package: count those of the lock and name the downloads that take a while.
+# Pip prints several lines per package; show the number of packages and the large downloads instead.
 show_progress() {
     local total count=0 line
     total=$(grep -c '==' "$lock")
@@ -57,7 +57,7 @@ show_progress() {
     done
 }
 
-# An environment names its folder in every script, so one that came here with a moved or copied checkout is made anew.
+# Every script of an environment contains its path, so the environment of a moved or copied checkout is created again.
 if [[ $environment != /* && -f $environment/pyvenv.cfg && -f $environment/.ready && $(<"$environment/.ready") != "$(pwd -P)" ]]; then
     rm -rf "$environment"
 fi
@@ -78,7 +78,7 @@ try:
     import torchvision  # noqa: F401
 except RuntimeError:
     print(
-        "setup: torchvision is made for another build of torch, which formerlab works around;",
-        "in your own code, `from formerlab import prune` comes before model classes of transformers",
+        "setup: torchvision was built for another build of torch; formerlab works around this.",
+        "In your own code, put `from formerlab import prune` before model classes of transformers",
     )
 PYTHON

@@ -152,15 +152,15 @@ def configuration() -> str:
 
 def _meanings(spec: type[Spec]) -> dict[str, str]:
     """Return the attribute docstrings of a spec and its bases, which Python does not keep, by name."""
-    found: dict[str, str] = {}
+    meanings: dict[str, str] = {}
     for cls in reversed([base for base in spec.__mro__ if issubclass(base, Spec)]):
         (body,) = ast.parse(inspect.getsource(cls)).body
         assert isinstance(body, ast.ClassDef)
         for field, text in zip(body.body, body.body[1:], strict=False):
             match field, text:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(meaning))):
-                    found[name] = " ".join(meaning.split())
-    return found
+                    meanings[name] = " ".join(meaning.split())
+    return meanings
 
 
 def _specs(annotation: Any) -> list[type[Spec]]:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Test the library and its integrations on one end of the ranges in pyproject.toml, in an environment of its own.
+# Test the library and its integrations at one end of the version ranges in pyproject.toml, in a separate environment.
 #
 #   scripts/test_range.sh oldest    every declared package at the lowest version of its range
 #   scripts/test_range.sh newest    every package at the newest release that the ranges allow
@@ -24,14 +24,14 @@ groups = [project["optional-dependencies"][extra] for extra in ("pipeline", "pru
 for line in sum(groups, project["dependencies"]):
     if lowest := re.match(r"([\w-]+)(?:\[\w+\])?>=([\w.]+)", line):
         print(f"{lowest[1]}=={lowest[2]}")
-print("sqlalchemy<2.1")  # old releases of mlflow import what 2.1 has no more
+print("sqlalchemy<2.1")  # old releases of mlflow import names that 2.1 removed
 PYTHON
         ;;
-    newest) # of pip itself, so that the constraints of its configuration count
+    newest) # pip finds the newest torch, so that the constraints of its configuration apply
         pip install --quiet --dry-run --ignore-installed --no-deps --report - 'torch>=2.8' |
             "$python" -c 'import json, sys; print("torch==" + json.load(sys.stdin)["install"][0]["metadata"]["version"])' >"$pins"
         ;;
-    *) echo "say oldest or newest" >&2; exit 2 ;;
+    *) echo "usage: scripts/test_range.sh oldest|newest" >&2; exit 2 ;;
 esac
 
 scripts/install_torch.sh "$environment" "$pins"
@@ -39,7 +39,7 @@ pip install --progress-bar off --upgrade --upgrade-strategy eager --constraint "
     { tail -n 20 "$environment/install.log" >&2; exit 1; }
 pip freeze | grep -iE '^(torch|torchvision|transformers|timm|lm_eval|datasets|mlflow|numpy|pandas|snakemake)=='
 
-# The options of pyproject.toml name a plugin that old releases of jaxtyping have not.
+# The options in pyproject.toml name a plugin that old releases of jaxtyping do not have.
 exec "$python" -m pytest -p no:cacheprovider -o addopts='-q --strict-markers' -m 'not slow' tests/layers tests/cache \
     tests/models tests/test_growth*.py tests/kernels tests/huggingface tests/training/test_optimizer.py tests/data/test_hub.py \
     tests/evaluation/test_zeroshot.py tests/evaluation/test_suites.py tests/test_tracking.py tests/test_torchvision_shim.py

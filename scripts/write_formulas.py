@@ -1,9 +1,9 @@
-"""Write docs/formulas.md: every formula with its source and its place, from the docstrings that state them.
+"""Write docs/formulas.md: every formula with its source and its location, from the docstrings.
 
     python scripts/write_formulas.py
 
-A public class or function whose docstring opens with a formula and names its source in parentheses is a row of the
-table of its topic; tests/test_formulas.py holds the page to the docstrings.
+A public class or function becomes a row of the table of its topic if its docstring begins with a formula and names its
+source in parentheses; tests/test_formulas.py checks that the page matches the docstrings.
 """
 
 import ast
@@ -47,7 +47,7 @@ Every variant's docstring opens with its formula and its source, and goes on wit
 This page is written from them by `scripts/write_formulas.py`.
 """
 SOURCE = re.compile(r"\(((?:[^()]|\([^()]*\))*(?:arXiv:\d|\beq\. \d|official)(?:[^()]|\([^()]*\))*)\)")
-"""Parentheses that name an article, an equation or an official code."""
+"""Matches parentheses that name an article, an equation or official code."""
 ARTICLE = re.compile(r"arXiv:(\d{4}\.\d{5})")
 
 
@@ -55,27 +55,27 @@ class Formula(NamedTuple):
     """A row of the page."""
 
     name: str
-    """Of the class or function."""
+    """Name of the class or function."""
     path: Path
     text: str
-    """The docstring up to its source."""
+    """The docstring before its source."""
     source: str
 
 
 def formulas(topic: str) -> Iterator[Formula]:
-    """Yield the rows of a topic, file by file as TOPICS has them, and within a file from the top down."""
+    """Yield the rows of a topic in the order of its files in TOPICS, and in source order within a file."""
     for place in TOPICS[topic]:
         path = PACKAGE / place
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             for node in ast.parse(file.read_text(encoding="utf-8")).body:
                 if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
                     opening = " ".join((ast.get_docstring(node) or "").partition("\n\n")[0].split())
-                    if found := SOURCE.search(opening):
-                        yield Formula(node.name, file, opening[: found.start()].strip(" ."), found[1])
+                    if match := SOURCE.search(opening):
+                        yield Formula(node.name, file, opening[: match.start()].strip(" ."), match[1])
 
 
 def row(formula: Formula) -> str:
-    """Return a line of the table: what is computed, who says so, where it stands."""
+    """Return a row of the table: name with link, formula, source."""
     text = formula.text.removeprefix("Return ").replace("|", "\\|")
     source = ARTICLE.sub(r"[\1](https://arxiv.org/abs/\1)", formula.source)
     place = f"[`{formula.name}`](../{formula.path.relative_to(ROOT)})"

@@ -119,7 +119,7 @@ def test_variables_of_other_programs_stop_no_command(name, value, project, capsy
     [
         (errors.UserError("a: b; c"), 2, "error: a: b; c\n"),
         (errors.StoppedEarly("saved after step 3"), 75, "saved after step 3\n"),
-        (KeyboardInterrupt(), 75, "interrupted; what was finished is safe"),
+        (KeyboardInterrupt(), 75, "interrupted; finished work is saved"),
         (BrokenPipeError(), 1, ""),
         (ZeroDivisionError("why"), 1, "ZeroDivisionError: why\n"),
     ],
@@ -204,7 +204,7 @@ def test_the_ui_of_a_server_is_the_servers(project, capsys):
 
 
 def test_a_file_in_the_way_of_a_folder_is_one_line(project, capsys):
-    assert refused(capsys, "init", "config.yaml/mine").startswith("config.yaml/mine: Not a directory; name another")
+    assert refused(capsys, "init", "config.yaml/mine").startswith("config.yaml/mine: Not a directory; choose another")
 
 
 def test_the_demo_makes_its_own_plan(project, capsys):

@@ -40,7 +40,7 @@ def study(tmp_path, monkeypatch):
             finish(plan, (stage, name))
             return True
 
-        def bring_out(self, name):
+        def export(self, name):
             called.append(("exported", name))
 
     def made(runs=("*",), **settings):

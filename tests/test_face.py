@@ -98,7 +98,7 @@ def test_a_missing_package_is_one_line_that_names_its_extra(tmp_path):
     done = without("transformers", "import formerlab; formerlab.prune")
     assert done.stderr.splitlines()[-1] == (
         "ImportError: formerlab.prune needs the package transformers, which is not installed; "
-        "pip install 'formerlab[prune]' brings it"
+        "pip install 'formerlab[prune]' installs it"
     )
     program = "from formerlab.__main__ import main; sys.exit(main(['export-huggingface', '.', '--out', 'out']))"
     done = without("transformers", program)

@@ -157,7 +157,7 @@ def test_it_stops_in_time_and_the_next_call_measures_nothing_twice(queue, tmp_pa
 def test_what_is_missing_is_named_before_anything_runs(tmp_path, queue):
     with pytest.raises(AssertionError):
         queue(60, LACKS="pydantic babel")
-    assert "this Python lacks pydantic babel: put wheels of them into carried" in (tmp_path / "out/log").read_text()
+    assert "missing packages: pydantic babel; put their wheels into carried" in (tmp_path / "out/log").read_text()
     assert "benchmarks/gpu.py" not in (tmp_path / "calls").read_text()
 
 

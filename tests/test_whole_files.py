@@ -76,9 +76,9 @@ def test_a_broken_json_file_is_one_line_with_a_remedy(content, tmp_path):
     ("text", "reason"),
     [
         ('{"a": 1, "b": {"c": 1, "c": 2}}', "'c' twice"),
-        ('{"a": [1, Infinity]}', "Infinity is no finite number"),
-        ('{"a": NaN}', "NaN is no finite number"),
-        ('{"a": -1e999}', "-1e999 is no finite number"),
+        ('{"a": [1, Infinity]}', "Infinity is not a finite number"),
+        ('{"a": NaN}', "NaN is not a finite number"),
+        ('{"a": -1e999}', "-1e999 is not a finite number"),
         ('{"a": 2, "record_sha256": "0123"}', "changed since its stage wrote it"),
     ],
 )
@@ -103,7 +103,7 @@ def test_a_record_is_guarded_by_its_hash_whatever_the_order_of_its_keys(tmp_path
         read_record(path)
     write_json(path, values)  # as older versions did
     assert read_record(path) == values
-    with pytest.raises(UserError, match=r"run.json: lacks tokens; delete it"):
+    with pytest.raises(UserError, match=r"run.json: has no key tokens; delete it"):
         read_record(path, "tokens")
     path.write_text("[]")
     with pytest.raises(UserError, match=r"run.json: is not a record; delete it"):

@@ -16,12 +16,12 @@ from formerlab.errors import EXIT_FAILED, EXIT_STOPPED_EARLY, EXIT_USER_ERROR, S
 from formerlab.files import NoRoom, found_no_room
 
 GROUPS = {
-    "a project": ("init", "demo", "plan", "status", "ui"),
-    "its results": ("report", "headline", "claims", "runs", "figures", "export", "readme", "reproduce"),
+    "projects": ("init", "demo", "plan", "status", "ui"),
+    "results": ("report", "headline", "claims", "runs", "figures", "export", "readme", "reproduce"),
     "models": ("generate", "answer-tasks"),
-    "other people's formats": ("export-huggingface", "import-tokenformer"),
+    "other formats": ("export-huggingface", "import-tokenformer"),
 }
-"""The commands for users, by topic. Commands that only Snakemake calls are not listed."""
+"""The commands for users, by topic, without the commands that only Snakemake calls."""
 
 REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
 """Missing permission, or a read-only disk."""
@@ -43,7 +43,9 @@ def build_parser() -> argparse.ArgumentParser:
     for title, names in GROUPS.items():
         lines += [f"\n{title}:", *(f"  {name:<20}{commands.choices[name].description}" for name in names)]
     stages_of_dag = textwrap.fill(" ".join(name for name in commands.choices if name not in listed), 100)
-    parser.epilog = "\n".join([*lines, f"\ncalled by Snakemake, `formerlab plan --shell` shows how:\n{stages_of_dag}"])
+    parser.epilog = "\n".join(
+        [*lines, f"\ncalled by Snakemake (`formerlab plan --shell` prints the calls):\n{stages_of_dag}"]
+    )
     return parser
 
 
@@ -61,7 +63,7 @@ def main(words: list[str] | None = None) -> int:
         _say(str(reason))
         return EXIT_STOPPED_EARLY
     except KeyboardInterrupt:
-        _say("interrupted; what was finished is safe, run the same command again to continue")
+        _say("interrupted; finished work is saved, run the same command again to continue")
         return EXIT_STOPPED_EARLY
     except BrokenPipeError:
         return EXIT_FAILED
@@ -90,9 +92,9 @@ def _mistake(error: Exception) -> str | None:
     if found_no_room(error):
         return str(NoRoom(Path(getattr(error, "filename", None) or "a file")))
     if isinstance(error, OSError) and error.errno in REFUSED and error.filename is not None:
-        return f"{error.filename}: {error.strerror}; give this user the right to it, or name another folder"
+        return f"{error.filename}: {error.strerror}; give this user access to it, or choose another folder"
     if isinstance(error, OSError) and error.errno in MISPLACED and error.filename is not None:
-        return f"{error.filename2 or error.filename}: {error.strerror}; name another file or folder"
+        return f"{error.filename2 or error.filename}: {error.strerror}; choose another file or folder"
     if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("formerlab"):
         return f"this {missing_package(error)}"
     return None

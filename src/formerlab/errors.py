@@ -49,7 +49,7 @@ def missing_package(error: ModuleNotFoundError) -> str:
         return f"cannot be imported: {reason(error)}"
     package = error.name.partition(".")[0]
     extra = EXTRAS.get(package, "pipeline")
-    return f"needs the package {package}, which is not installed; pip install 'formerlab[{extra}]' brings it"
+    return f"needs the package {package}, which is not installed; pip install 'formerlab[{extra}]' installs it"
 
 
 EXIT_FAILED = 1
@@ -76,10 +76,8 @@ def some(names: Sequence[str], most: int = 3) -> str:
 def resembling(word: str, known: list[str]) -> list[str]:
     """Return up to three of the known names that resemble a misspelt word."""
     names = sorted(set(known))
-    within = [name for name in names if word in re.split("[/:]", name)][
-        :3
-    ]  # for example the name of a run without study
-    return within or difflib.get_close_matches(word, names, n=3)
+    containing = [name for name in names if word in re.split("[/:]", name)]  # for example a run without its study
+    return containing[:3] or difflib.get_close_matches(word, names, n=3)
 
 
 def near_misses(word: str, known: list[str]) -> str:

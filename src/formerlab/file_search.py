@@ -20,22 +20,20 @@ def matches(pattern: str, root: Path | str = "") -> list[str]:
     `~` and `$NAME` are expanded. Existing names are taken literally, so that names of files and folders may contain
     brackets. Paths are relative to `root`, by default the working directory.
     """
-    base, rest = os.path.abspath(root), list(expanded(pattern).parts)
-    while rest and os.path.lexists(os.path.join(base, rest[0])):
-        base = os.path.join(base, rest.pop(0))
+    base, names = os.path.abspath(root), list(expanded(pattern).parts)
+    while names and os.path.lexists(os.path.join(base, names[0])):
+        base = os.path.join(base, names.pop(0))
     base = os.path.abspath(base)
-    if not rest:
+    if not names:
         return [base]
-    found = glob.glob(os.path.join(*rest), root_dir=base, recursive=True)
-    return sorted(os.path.join(base, match) for match in found)
+    return sorted(os.path.join(base, match) for match in glob.glob(os.path.join(*names), root_dir=base, recursive=True))
 
 
 def files_below(path: str, seen: set[tuple[int, int]] | None = None) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield path and status of a file, or of all files of a folder at any depth, hidden ones aside, in a fixed order.
+    """Yield path and status of a file, or of all files of a folder at any depth except hidden files, in a fixed order.
 
-    Links to folders are followed, after what lies beside them, but each folder is read once: it is among those `seen`
-    (device and inode) from then on. There may be hundreds of thousands of files, so each is looked at once. Raises
-    UserError for what cannot be read.
+    Links to folders are followed after the other entries of their folder. Each folder is read only once: `seen` has the
+    (device, inode) of the folders read so far. Raises UserError for an unreadable file or folder.
     """
     seen = set() if seen is None else seen
     try:
@@ -45,8 +43,8 @@ def files_below(path: str, seen: set[tuple[int, int]] | None = None) -> Iterator
         if not stat.S_ISDIR(status.st_mode) or (folder := (status.st_dev, status.st_ino)) in seen:
             return
         seen.add(folder)
-        with os.scandir(path) as found:
-            entries = [entry for entry in found if not entry.name.startswith(".")]
+        with os.scandir(path) as iterator:
+            entries = [entry for entry in iterator if not entry.name.startswith(".")]
         entries.sort(key=lambda entry: (entry.is_symlink(), entry.name))
         for entry in entries:
             if entry.is_file(follow_symlinks=False):
@@ -54,24 +52,24 @@ def files_below(path: str, seen: set[tuple[int, int]] | None = None) -> Iterator
             else:
                 yield from files_below(entry.path, seen)
     except OSError as error:
-        what = "a link to what is not there" if os.path.islink(path) else error.strerror
-        raise UserError(f"{path}: named by a data set or suite, but {what}; remove or restore it") from None
+        problem = "a link to a missing file" if os.path.islink(path) else error.strerror
+        raise UserError(f"{path}: named by a data set or suite, but {problem}; remove or restore it") from None
 
 
 def files_named(patterns: tuple[str, ...], key: str, ending: str = "") -> list[Path]:
-    """Return the files of all patterns, sorted; of a folder, its files with this ending.
+    """Return the files that the patterns match, sorted; a folder stands for its files with this ending.
 
     Raises UserError with the `key` for a pattern without files.
     """
     named: set[Path] = set()
     for pattern in patterns:
-        found = {
+        files = {
             Path(path)
             for match in matches(pattern)
             for path, _ in files_below(match)
             if path == match or path.endswith(ending)
         }
-        if not found:
+        if not files:
             raise UserError(f"{key}: no file at '{pattern}' (working directory {Path.cwd()})")
-        named |= found
+        named |= files
     return sorted(named)

@@ -27,7 +27,7 @@ _NO_ROOM_MESSAGES = re.compile(
 """Messages of a full disk from safetensors, torch and NumPy, which raise other exceptions than OSError."""
 RECORD_HASH = "record_sha256"
 """The key of a record with the hash of its other keys; records of older versions do not have it."""
-SECONDS_FOR_A_LOOK = 1.0
+LOCK_TIMEOUT_S = 1.0
 """Time to wait for a lock, because `is_locked` of another process holds it for a moment."""
 
 
@@ -81,7 +81,7 @@ def locked(path: Path, held_by: Callable[[], str]) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as held:
         try:
-            held.enter_context(FileLock(path, SECONDS_FOR_A_LOOK, poll_interval=0.02, fallback_to_soft=False))
+            held.enter_context(FileLock(path, LOCK_TIMEOUT_S, poll_interval=0.02, fallback_to_soft=False))
         except Timeout:
             raise UserError(held_by()) from None
         except OSError as error:
@@ -130,8 +130,8 @@ def write_record(path: Path, record: dict[str, Any]) -> None:
 
 def record_hash(record: dict[str, Any]) -> str:
     """Return the SHA-256 of a record without the hash itself, independent of the order of its keys."""
-    told = {key: value for key, value in record.items() if key != RECORD_HASH}
-    return hashlib.sha256(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    content = {key: value for key, value in record.items() if key != RECORD_HASH}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def parse_json(text: str, *, finite: bool = True) -> Any:
@@ -143,17 +143,17 @@ def parse_json(text: str, *, finite: bool = True) -> Any:
 
 
 def _checked(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    value = dict(pairs)
+    if len(value) < len(pairs):
         raise ValueError(f"{next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))!r} twice")
-    if RECORD_HASH in found and found[RECORD_HASH] != record_hash(found):
+    if RECORD_HASH in value and value[RECORD_HASH] != record_hash(value):
         raise ValueError("changed since its stage wrote it")
-    return found
+    return value
 
 
 def _finite(text: str) -> float:
     if not math.isfinite(number := float(text)):
-        raise ValueError(f"{text} is no finite number")
+        raise ValueError(f"{text} is not a finite number")
     return number
 
 
@@ -171,8 +171,8 @@ def read_record(path: Path, *keys: str) -> dict[str, Any]:
     """Read the record of a stage; raise UserError if it is not a mapping with these keys."""
     record = read_json(path)
     if not isinstance(record, dict) or (missing := [key for key in keys if key not in record]):
-        what = f"lacks {', '.join(missing)}" if isinstance(record, dict) else "is not a record"
-        raise UserError(f"{path}: {what}; delete it and run the stage that writes it again")
+        problem = f"has no key {', '.join(missing)}" if isinstance(record, dict) else "is not a record"
+        raise UserError(f"{path}: {problem}; delete it and run the stage that writes it again")
     return record
 
 

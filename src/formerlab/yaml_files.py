@@ -41,8 +41,8 @@ def read_yaml(root: Path, place: str) -> dict[str, Any]:
         tree = copy.deepcopy(_parsed(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         if place == "config.yaml":
-            here = f"config.yaml: not in {root.resolve()}"
-            raise UserError(f"{here}; run this in a project's folder; `formerlab init FOLDER` makes one") from None
+            problem = f"config.yaml: not in {root.resolve()}"
+            raise UserError(f"{problem}; run this in a project's folder; `formerlab init FOLDER` makes one") from None
         near = near_misses(path.name, [file.name for file in path.parent.glob("*.yaml")])
         raise UserError(f"{place}: no such file{near}") from None
     except yaml.MarkedYAMLError as error:

@@ -89,7 +89,7 @@ def test_a_link_to_what_is_not_there_is_named_in_one_line(project, texts, paths)
     project.lay_over(project.config, f"{{data: {{text: {{source: {{paths: ['{paths}']}}}}}}}}")
     with pytest.raises(UserError) as caught:
         ensure_plan(project.root, {})
-    remedy = "named by a data set or suite, but a link to what is not there; remove or restore it"
+    remedy = "named by a data set or suite, but a link to a missing file; remove or restore it"
     assert str(caught.value) == f"{texts}/gone.txt: {remedy}"
 
 

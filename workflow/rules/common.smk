@@ -1,4 +1,4 @@
-# The rules' questions to the plan and to the staleness.
+# Functions with which the rules read the plan and the staleness check.
 
 import re
 import shlex
@@ -13,7 +13,7 @@ from formerlab.report.drawings import failure_of
 ON_A_GPU = 1 if PLAN["device"] == "cuda" else 0
 STALENESS = Staleness(PLAN)
 ATTEMPTS = Attempts(STALENESS.folder)
-# Within a cluster job nothing is judged: it was submitted to run.
+# Inside a cluster job there is no staleness check, because the job was submitted to run.
 STALE = STALENESS.stale() if workflow.is_main_process else {}
 
 # A cluster ends a job at its runtime. Training stops before that, and the resubmitted job continues it. The margin
@@ -26,7 +26,7 @@ TIME_LIMIT = (
 
 
 def failed_drawings(job):
-    """Return the notes of the figures and tables of a job that could not be drawn, by name."""
+    """Return the error notes of the figures and tables of a job that failed, by name."""
     notes = {name: failure_of(Path(FIGURES), name) for name in job["drawings"]}
     return {name: note for name, note in notes.items() if note.exists()}
 
@@ -40,17 +40,17 @@ if workflow.is_main_process and (STALE or FAILURES):
 
 
 def name_of(wildcards):
-    """Return the name of a job within its stage: a run, a study, a data set."""
+    """Return the name of a job within its stage: a run, a study or a data set."""
     return str(wildcards[0]) if len(wildcards) else CLAIMS
 
 
 def one_of(units):
-    """Return a pattern for the names of some runs or studies, and for nothing else."""
+    """Return a pattern that matches exactly these runs or studies."""
     return "|".join(map(re.escape, units)) or "(?!)"
 
 
 def records(*stages):
-    """Return the records of all jobs of some stages, which are done for runs or for studies."""
+    """Return the records of all jobs of these stages; each job belongs to a run or a study."""
     return [
         f"{RESULTS}/{unit}/{STAGES[stage].record}"
         for stage in stages
@@ -59,53 +59,53 @@ def records(*stages):
 
 
 def reading(stage, *functions):
-    """Return a function that gives the inputs of a stage's job, chosen so that Snakemake runs the jobs that the judge
-    names: the records of the jobs before it, and what `functions` add.
+    """Return the input function of a stage: the records of the jobs that a job depends on, and files of `functions`.
 
-    What is stale also reads the list of all that is, which is younger: so it runs again, whoever made it. What is
-    current does not run for the times of files, which a copy changes. Anything else is missing, and runs.
+    With these inputs Snakemake runs exactly the jobs that are not up to date. A stale job also reads the list of stale
+    outputs, which is newer than its output. For a job that is up to date, modification times are ignored, because
+    copying changes them. The output of any other job is missing.
     """
 
     def files(wildcards):
         job = (stage, name_of(wildcards))
-        before = [
+        dependencies = [
             STALENESS.record(*base).relative_to(RESULTS)
             for base in STALENESS.dependencies(*job)
         ]
         added = [file for function in functions for file in function(wildcards)]
-        found = [*(f"{RESULTS}/{record}" for record in before), *added]
+        inputs = [*(f"{RESULTS}/{record}" for record in dependencies), *added]
         if job in STALE:
-            return [*found, STALE_LIST]
+            return [*inputs, STALE_LIST]
         current = workflow.is_main_process and STALENESS.check(*job).current
-        return [ancient(file) for file in found] if current else found
+        return [ancient(file) for file in inputs] if current else inputs
 
     return files
 
 
 def weights(wildcards):
-    """Return the weights of a finished run; those of a released model lie elsewhere."""
+    """Return the weights of a trained run; a released model has its weights elsewhere."""
     trained = wildcards.id not in PLAN["load"]
     return [f"{RESULTS}/{wildcards.id}/weights.safetensors"] if trained else []
 
 
 def all_cores(wildcards):
-    """Return all cores, so that no other job runs; a cluster is asked for a node instead."""
+    """Return all cores, so that no other job runs at the same time; a cluster job gets an exclusive node instead."""
     return workflow.cores if workflow.local_exec else PLAN["threads"]
 
 
 def timing_memory(stage):
-    """Return a function that gives the host memory of a job which times the runs of a study."""
+    """Return a function that returns the host memory, in MiB, of a job that times the runs of a study."""
 
     def needed(wildcards):
-        held = PLAN[stage][wildcards.study]["memory_bytes"]
-        return PLAN["memory_mb"] * 2 + held // 2**20
+        memory_bytes = PLAN[stage][wildcards.study]["memory_bytes"]
+        return PLAN["memory_mb"] * 2 + memory_bytes // 2**20
 
     return needed
 
 
 def memory(stage, first):
-    """Return a function that gives the host memory of a job in MiB: half of `first` more for every time that it was
-    killed for memory, up to three times."""
+    """Return a function that returns the host memory of a job in MiB: `first`, and half of it more for each time that
+    Slurm killed the job for its memory; at most three times `first`."""
 
     def requested(wildcards, attempt):
         kills = 0
@@ -117,63 +117,63 @@ def memory(stage, first):
 
 
 def common_memory(wildcards):
-    """Return the host memory of a job: the scale's own, and the weights of a released model."""
+    """Return the host memory of a job in MiB: the scale's memory, and the weights of a released model."""
     job = PLAN["load"].get(wildcards.get("id"))
-    held = job["cost"]["memory_bytes"] // 2**20 if job else 0
-    return 2 * PLAN["memory_mb"] + held
+    weights_mb = job["cost"]["memory_bytes"] // 2**20 if job else 0
+    return 2 * PLAN["memory_mb"] + weights_mb
 
 
 def training_memory(wildcards):
-    """Return the host memory that a run needs."""
+    """Return the host memory of a training run in MiB."""
     cost = PLAN["train"][wildcards.id]["cost"]
-    # On a GPU every process builds the weights on the host, and all read one mapped checkpoint (weights, moments).
+    # With GPUs, every process builds the weights on the host, and all share one memory-mapped checkpoint.
     need = (
-        cost["memory_bytes"] * on_a_node(wildcards)
+        cost["memory_bytes"] * processes_per_node(wildcards)
         if PLAN["device"] == "cpu"
-        else 4 * (3 + on_a_node(wildcards)) * cost["parameters"]
+        else 4 * (3 + processes_per_node(wildcards)) * cost["parameters"]
     )
-    loader = PLAN["train"][wildcards.id]["loader_bytes"] * on_a_node(wildcards)
+    loader = PLAN["train"][wildcards.id]["loader_bytes"] * processes_per_node(wildcards)
     return PLAN["memory_mb"] + (1.5 * need + loader) / 2**20
 
 
-def on_a_node(wildcards):
-    """Return the processes of a run on each of its machines."""
+def processes_per_node(wildcards):
+    """Return the number of processes of a run on each machine."""
     job = PLAN["train"][wildcards.id]
     return job["gpus"] // job["nodes"]
 
 
 def gpus(wildcards):
-    """Return the GPUs that a run asks for on one machine; on several, `spread` asks for them."""
+    """Return the number of GPUs of a run on one machine; for several machines, `slurm_gpus` requests them."""
     job = PLAN["train"][wildcards.id]
     return job["gpus"] if PLAN["device"] == "cuda" and job["nodes"] == 1 else 0
 
 
 def nodes(wildcards):
-    """Return the number of machines of a run. It is stated for one machine too: Slurm may otherwise spread the GPUs of
-    a job over several machines, and the run starts on the first alone.
+    """Return the number of machines of a run, also if it is one: otherwise Slurm may spread the GPUs of a job over
+    several machines, of which the run uses only the first.
     """
     return PLAN["train"][wildcards.id]["nodes"]
 
 
 def tasks(wildcards):
-    """Return the number of Slurm tasks of a run on several machines: torchrun starts in one on each machine."""
+    """Return the number of Slurm tasks of a run on several machines: one per machine, which starts torchrun."""
     return nodes(wildcards) if nodes(wildcards) > 1 else None
 
 
 def launcher(wildcards):
-    """Return the option with which the executor leaves the step of a job on several machines to its command."""
+    """Return the executor's option `mpi` for a run on several machines, whose command calls srun itself."""
     return "srun" if tasks(wildcards) else None
 
 
-def spread(wildcards):
-    """Return how many GPUs are asked for on each of several machines."""
+def slurm_gpus(wildcards):
+    """Return Slurm's option for the GPUs per machine of a run on several machines."""
     several = tasks(wildcards) and PLAN["device"] == "cuda"
-    return f"--gpus-per-node={on_a_node(wildcards)}" if several else None
+    return f"--gpus-per-node={processes_per_node(wildcards)}" if several else None
 
 
 def minutes(stage):
-    """Return a function that gives twice the predicted time of a job, at least 10 minutes and at most the limit of one
-    job; without a prediction it is that limit."""
+    """Return a function that returns the time limit of a job in minutes: twice the predicted time plus 10, at most the
+    limit of the scale; without a prediction, the limit of the scale."""
 
     def requested(wildcards):
         cost = PLAN[stage][wildcards.id].get("cost")
@@ -183,22 +183,22 @@ def minutes(stage):
     return requested
 
 
-# Every job replaces its files one by one, whole, and a stage refuses to work beside another process that does the same
-# work. Snakemake would delete them before the job starts and after it fails, even those of that other process.
+# A stage replaces each of its files atomically, and refuses to run if another process runs the same job. Snakemake
+# would delete these files before a job starts and after it fails, even while the other process writes them.
 async def keep_files(job, *arguments):
-    """Delete nothing, in place of the methods of Snakemake's jobs that delete files."""
+    """Delete nothing; replaces the methods of Snakemake's jobs that delete files."""
 
 
 Job.remove_existing_output = Job.cleanup = keep_files
 
 
-# `--until train` would end at every run, even at one that others grow from: Snakemake then finds jobs left that it
-# may not start, and reports a bug of its own. So it ends at the last run of a chain.
+# `--until train` would end at every run, even at the parent of another run. Snakemake would then find jobs that it may
+# not start, and report an internal error. With this patch it ends at the last run of a chain.
 ends_at = DAG.in_until
 
 
 def ends_at_last(dag, job):
-    """Return whether `--until` ends at a job, which it does not where a job of the same rule reads what this one makes."""
+    """Return whether `--until` ends at a job; it does not if another job of the same rule reads the job's output."""
     return ends_at(dag, job) and not any(
         reader.rule is job.rule for reader in dag.depending[job]
     )
@@ -207,18 +207,18 @@ def ends_at_last(dag, job):
 DAG.in_until = ends_at_last
 
 
-# Snakemake tries every failed job again, as often as `retries` says; this is the only way to stop it where each
-# attempt would end the same way. Jobs that are not stages run here, where all attempts are alike.
+# Snakemake repeats every failed job up to `retries` times; only this patch can stop it if every attempt would fail in
+# the same way. Jobs that are not stages run on this machine and are never repeated.
 retries_allowed = Job.restart_times.fget
 
 
 def retries_left(job):
-    """Return how often a job may be tried again; 0 where that is in vain."""
+    """Return how often a job may be retried; 0 if a retry would fail as well."""
     stage = job.rule.name
-    hopeful = stage in STAGES and ATTEMPTS.should_retry(
+    retry = stage in STAGES and ATTEMPTS.should_retry(
         stage, name_of(job.wildcards), job.attempt
     )
-    return retries_allowed(job) if hopeful else 0
+    return retries_allowed(job) if retry else 0
 
 
 if workflow.is_main_process:
@@ -226,10 +226,10 @@ if workflow.is_main_process:
 
 
 def submitted_before(job):
-    """Return the id of a job that an earlier call submitted and that waits by the executor's status command, or None.
+    """Return the id of a cluster job that an earlier call submitted and that still waits, or None.
 
-    Snakemake forgets the id when the job starts; its note then names the process. The executor for Slurm has no such
-    command."""
+    The executor's status command tells whether it waits; the executor for Slurm has no such command. Snakemake forgets
+    the id when the job starts; from then on the job's note names its process."""
     command = getattr(workflow.executor_settings, "status_cmd", None)
     for number in workflow.persistence.external_jobids(job) if command else ():
         answer = command_output("sh", "-c", f"{command} {shlex.quote(number)}")
@@ -238,8 +238,8 @@ def submitted_before(job):
     return None
 
 
-def start_nothing_twice():
-    """Stop where another process works on a job of this call, as after a Snakemake that was killed."""
+def refuse_running_jobs():
+    """Raise WorkflowError if another process runs a job of this call, for example after Snakemake was killed."""
     stages = {
         (job.rule.name, name_of(job.wildcards)): submitted_before(job)
         for job in workflow.dag.needrun_jobs()
@@ -249,15 +249,15 @@ def start_nothing_twice():
         raise WorkflowError(busy)
 
 
-def drawn_here():
-    """Return the jobs of this call that draw."""
+def drawing_jobs():
+    """Return the jobs of this call that render figures and tables."""
     rules = {job.rule.name for job in workflow.dag.jobs}
     return [job for name, job in PLAN["draw"].items() if f"draw_{name}" in rules]
 
 
-def track_if_left_out():
-    """Bring the runs into MLflow after a call that may have trained and leaves out the rule `track`, as one of a study
-    or of a figure does."""
+def track_after_training():
+    """Track the runs in MLflow after a call that may have trained runs but does not include the rule `track`, such as a
+    call for one study or figure."""
     rules_of_call = {job.rule.name for job in workflow.dag.jobs}
     left_out = "track" not in rules_of_call and rules_of_call & {*MAKING}
     if PLAN["tracking_uri"] and left_out:
@@ -265,27 +265,27 @@ def track_if_left_out():
 
 
 def count_failed_drawings():
-    """Stop with the number of figures and tables of this call that could not be drawn, if there are any."""
-    if failed := [name for job in drawn_here() for name in failed_drawings(job)]:
-        what = f"{len(failed)} of the figures and tables could not be drawn ({some(failed)})"
+    """Raise WorkflowError with the number of figures and tables of this call that failed, if any did."""
+    if failed := [name for job in drawing_jobs() for name in failed_drawings(job)]:
+        problem = f"{len(failed)} of the figures and tables could not be drawn ({some(failed)})"
         again = "the same command draws them again"
-        raise WorkflowError(f"{what}: python -m formerlab status says why; {again}")
+        raise WorkflowError(f"{problem}: python -m formerlab status says why; {again}")
 
 
-# SIGINT and SIGHUP; Snakemake itself notes SIGTERM, after which it waits for the jobs that run.
+# The received signals SIGINT and SIGHUP. Snakemake handles SIGTERM itself: it waits for running jobs.
 SIGNALS = []
 
 
 def interrupt(number, frame):
-    """End Snakemake as Ctrl-C does, and note the signal."""
+    """End Snakemake like Ctrl-C, and record the signal."""
     SIGNALS.append(number)
     raise KeyboardInterrupt
 
 
 def after_a_failure():
-    """Draw and list what there is of this call's products; after a signal, end at once."""
+    """Render the figures and tables of this call that have rows, and list failed jobs; after a signal, end at once."""
     if SIGNALS or workflow.scheduler._user_kill:
         print(SAFE, file=sys.stderr)
         return
-    names = [name for job in drawn_here() for name in job["drawings"]]
+    names = [name for job in drawing_jobs() for name in job["drawings"]]
     shell("python -m formerlab rescue --only {names:q} || true")

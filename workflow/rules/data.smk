@@ -1,4 +1,4 @@
-# Text to token streams, once per data set.
+# Prepare each data set once: token streams, sentence pairs or images.
 
 
 rule data:

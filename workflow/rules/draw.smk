@@ -1,5 +1,5 @@
-# Rows to figures and tables, in small jobs that run where Snakemake runs and never train anything. Each is named after
-# the first drawing it makes; all can be asked for by the names of their files.
+# Render figures and tables from rows, in small local jobs. A job is named after its first figure or table; request any
+# of them by the name of its file.
 
 for name, job in PLAN["draw"].items():
 
@@ -21,7 +21,7 @@ for name, job in PLAN["draw"].items():
             "FORMERLAB_LOG={log:q} python -m formerlab draw --go-on {params.names:q} 2>&1 | keep {log:q}"
 
 
-# Every finished run with its cost and its origin.
+# List every finished run with its cost and origin.
 rule runs:
     input:
         expand(f"{RESULTS}/{{id}}/run.json", id=made_runs(PLAN)),

@@ -1,6 +1,6 @@
-# Measurements: a rule for each such stage of the table (src/formerlab/results/stages.py).
+# Measurements: one rule for each measuring stage (src/formerlab/results/stages.py).
 
-# Of a trained model: questions, cache policies, translations, ...
+# Measurements of a finished run: questions, cache policies, translations, ...
 for name, stage in MEASURED.items():
 
     rule:
@@ -12,7 +12,7 @@ for name, stage in MEASURED.items():
             multiext(f"{RESULTS}/{{id}}/", *stage.written),
         log:
             f"{LOGS}/{name}/{{id}}.log",
-        priority: 1000000  # before further training: a sweep of policies left to the end would run alone
+        priority: 1000000  # before further training, because a long sweep at the end would run alone
         threads: PLAN["threads"]
         resources:
             mem_mb=memory(name, common_memory),
@@ -25,8 +25,8 @@ for name, stage in MEASURED.items():
             "python -m formerlab {params.stage} {wildcards.id} 2>&1 | keep {log:q}"
 
 
-# Speed of the runs of a study, and of decoding by length, measured alone on the machine. Such a job takes all cores
-# of Snakemake, so no other runs beside it. It has no inputs, so it comes first. On a cluster it has a node to itself.
+# Speed and decoding of the runs of a study, timed on an idle machine. Such a job takes all cores of Snakemake, so that
+# no other job runs at the same time. It has no inputs, so it runs first. On a cluster it gets an exclusive node.
 for name, stage in TIMED.items():
 
     rule:
@@ -38,7 +38,7 @@ for name, stage in TIMED.items():
             multiext(f"{RESULTS}/{{study}}/", *stage.written),
         log:
             f"{LOGS}/{name}/{{study}}.log",
-        priority: 100000000  # first, else it would wait for all runs
+        priority: 100000000  # first; otherwise it would wait for all runs
         threads: all_cores
         resources:
             mem_mb=memory(name, timing_memory(name)),
@@ -48,5 +48,5 @@ for name, stage in TIMED.items():
         params:
             stage=name,
         shell:
-            # The threads that are measured are those of any other job, and the stage asks the plan for them.
+            # The stage sets the number of threads that the plan gives to every job.
             "FORMERLAB_LOG={log:q} python -m formerlab {params.stage} {wildcards.study} 2>&1 | keep {log:q}"

@@ -1,4 +1,4 @@
-# Targets by name.
+# Named targets.
 
 
 rule data_only:

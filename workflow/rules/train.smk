@@ -1,4 +1,4 @@
-# One training run, or a released model. Both leave files of the same names.
+# A released model or a training run. Both write files of the same names.
 
 
 rule load:
@@ -21,7 +21,7 @@ rule load:
         "python -m formerlab load {wildcards.id} 2>&1 | keep {log:q}"
 
 
-# One training run. Its checkpoint lies beside its outputs, undeclared, so that a failed or stopped job goes on with it.
+# A training run. Its checkpoint is not a declared output, so a failed or stopped job continues from it.
 
 
 rule train:
@@ -34,7 +34,7 @@ rule train:
     wildcard_constraints:
         id=one_of(PLAN["train"]),
     priority: lambda wildcards: PLAN["train"][wildcards.id]["priority"]
-    threads: lambda wildcards: PLAN["train"][wildcards.id]["threads"] * on_a_node(wildcards)
+    threads: lambda wildcards: PLAN["train"][wildcards.id]["threads"] * processes_per_node(wildcards)
     resources:
         mem_mb=memory("train", training_memory),
         runtime=minutes("train"),
@@ -42,7 +42,7 @@ rule train:
         nodes=nodes,
         tasks=tasks,
         mpi=launcher,
-        slurm_extra=spread,
+        slurm_extra=slurm_gpus,
     shell:
         "FORMERLAB_LOG={log:q} OMP_NUM_THREADS={threads} "
         "python -m formerlab train {wildcards.id} "

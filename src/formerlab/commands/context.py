@@ -66,7 +66,7 @@ def given_values(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def find_plan(arguments: argparse.Namespace) -> Path:
-    """Return the plan of the argument --plan, otherwise of the environment, otherwise of the configuration."""
+    """Return the path of the plan: of --plan, otherwise of the environment, otherwise of the configuration."""
     overrides = given_values(arguments)
     if arguments.plan is not None:
         if arguments.set or arguments.overlay:
@@ -94,7 +94,7 @@ def job_of(plan: Plan, stage: str, name: str) -> dict[str, Any]:
 
 @contextmanager
 def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[bool]:
-    """Run a job with a note of its state and with locked GPUs; yield whether its product is already up to date.
+    """Run a job with a note of its state and with locked GPUs; yield whether its output is already up to date.
 
     Raises UserError with the differing files and a remedy if the code or inputs of the job differ from the plan, before
     it starts or at its end, and if another process runs the same job. The results of a job whose code was edited while
@@ -108,14 +108,14 @@ def as_planned(plan: dict[str, Any], stage: str, name: str) -> Iterator[bool]:
             if not staleness.check(*base).current:
                 remedy = f"run python -m formerlab {' '.join(base)} first"
                 raise UserError(f"{job}: {' '.join(base)} is {staleness.check(*base)}; {AGAIN}, or {remedy}")
-        product = staleness.check(stage, name)
-        if not product.current and stage not in ("train", "data"):  # these remove their records after reading inputs
+        output = staleness.check(stage, name)
+        if not output.current and stage not in ("train", "data"):  # these remove their records after reading inputs
             staleness.record(stage, name).unlink(missing_ok=True)  # an old record must not describe new files
-        if not product.current and product.state != "missing":
-            print(f"{job}: running again, because its result is {product}", file=sys.stderr)
+        if not output.current and output.state != "missing":
+            print(f"{job}: running again, because its result is {output}", file=sys.stderr)
         modules_before = set(sys.modules)
         with locked_gpus("cpu" if stage in WITHOUT_GPU else plan["device"]), explaining_memory(stage, name):
-            yield product.current
+            yield output.current
         if not first:
             return
         staleness = Staleness(plan)

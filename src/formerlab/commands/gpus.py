@@ -37,7 +37,7 @@ MEMORY_REMEDIES = {
     "train": "raise task.accumulate, set checkpoint_activations: true, or raise gpus with scale.sharded: true",
     "load": "choose a smaller model, or hardware with more memory",
 }
-"""Remedies by stage if it does not fit on a GPU; other stages have a batch size in their settings."""
+"""Remedies for a stage that does not fit on a GPU; other stages have a batch size in their settings."""
 FAILURE = "FORMERLAB_FAILURE"
 """Variable with the file to which the first failing process of a run writes its error."""
 SECONDS_TO_END = 5.0
@@ -158,7 +158,7 @@ def train_distributed(path: Path, job: dict[str, Any], arguments: argparse.Names
 
 
 def _fail_as(cause: dict[str, Any], failure: Path, out: Path) -> None:
-    """Write the note of a failed training and raise its error, in case the failing process could not do so."""
+    """Write the note of a failed training and raise its error, because the failing process may not have done so."""
     failure.unlink()
     with noted("train", out):
         if cause["mistake"]:

@@ -33,10 +33,7 @@ _AFTER = re.compile(rf"(?:after|of) ((?:Fig|Table)[^()]*?) of (?:the )?({'|'.joi
 
 @cache
 def verdicts_by_scale(root: Path) -> dict[str, list[Verdict]]:
-    """Return the verdicts at each scale with evidence.
-
-    Raises UserError if no scale has rows.
-    """
+    """Return the verdicts at each scale with evidence. Raises UserError if no scale has rows."""
     cached, scales = root / "results" / "cached", evidence_scales(root)
     if not scales:
         raise UserError(f"{cached}: no rows at any scale; export some first (make results-export)")
@@ -57,7 +54,7 @@ def stages_block() -> str:
 
 
 def papers_block(root: Path) -> str:
-    """Return a row for every figure and table that reproduces one of a paper, then the items without counterpart."""
+    """Return a table of our figures and tables that reproduce an item of a paper, and a list of the other items."""
     studies, runs, flops = study_names(root), {}, {}
     for scale in (path.stem for path in root.glob("workflow/scales/*.yaml")):
         if scale == Config.model_fields["scale"].default or read_scale(root, scale).get("evidence") is True:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 FILES = ("train.csv", "eval.csv", "test.csv", "depth.csv")
-"""Files of rows that are equal if a run is repeated; timing.csv is not."""
+"""Files of rows that are equal if a run is repeated, unlike timing.csv."""
 CIRCUMSTANCES = ("device", "threads", "processes", "code_hash", "data.fingerprint", "init.weights_sha256", "versions.")
 """Keys of a record, or their prefixes, that may explain why rows differ."""
 
@@ -49,7 +49,7 @@ def reproduce(arguments: argparse.Namespace) -> None:
     out = arguments.out or live.parent.parent / "reproduced" / live.name
     cached = live.parent.parent / "cached" / live.name
     if not has_runs(cached):
-        raise UserError(f"{cached}: no committed runs of scale {live.name}; --scale names another")
+        raise UserError(f"{cached}: no committed runs of scale {live.name}; choose another with --scale")
     records = Results(cached).all_records
     if arguments.id not in records:
         raise UserError(f"{cached}: no run {arguments.id!r}{near_misses(arguments.id, list(records))}")

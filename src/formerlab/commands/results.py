@@ -34,8 +34,10 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--go-on", action="store_true", help=text)
 
     parser = add_command(commands, figures, configured=False)
-    parser.add_argument("scale", nargs="?", help="every figure and table of this scale; default: the committed ones")
-    parser.add_argument("--pdf", action="store_true", help="write each figure as PDF too, which takes as long again")
+    parser.add_argument(
+        "scale", nargs="?", help="render all figures and tables of this scale; default: the committed ones"
+    )
+    parser.add_argument("--pdf", action="store_true", help="also write each figure as PDF, which doubles the time")
     add_command(commands, exact, text=STAGES["exact"].text)
     parser = add_command(commands, claims)
     parser.add_argument("--out", type=Path, help="folder for claims.csv and .html; default: show the verdicts")

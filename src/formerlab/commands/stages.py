@@ -21,7 +21,7 @@ from formerlab.results.stages import MEASURED, STAGES, TIMED, Stage
 from formerlab.results.write import hashes_of_rows, write_rows
 
 LARGEST_REUSED = 2**25
-"""Bytes of the largest block that malloc reuses while a run is measured; block sizes differ between policies."""
+"""Largest block, in bytes, that malloc keeps for reuse while a run is measured; block sizes differ between policies."""
 
 
 def add_parsers(commands: Any) -> None:
@@ -131,7 +131,7 @@ def measure(stage: Stage, arguments: argparse.Namespace) -> None:
     """Run a measurement of the plan, then write the record with its inputs and code."""
     plan, name = load_plan(arguments), arguments.name
     job = job_of(plan, stage.name, name)
-    # Snakemake's value is higher for a timing job, which runs alone
+    # Snakemake sets a higher value for a timing job, which reserves all cores.
     os.environ["OMP_NUM_THREADS"] = str(plan["threads"])
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # silences torch's profiler, which counts memory
     import torch

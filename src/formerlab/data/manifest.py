@@ -76,8 +76,8 @@ def read_manifest(out: Path) -> dict[str, Any]:
     return manifest
 
 
-def tokenizer_lender(out: Path) -> Path | None:
-    """Return the folder of the data set from which these prepared data borrow their tokenizer, or None."""
+def tokenizer_owner(out: Path) -> Path | None:
+    """Return the folder of the data set whose tokenizer these prepared data use, or None if they have their own."""
     tokenizer = read_manifest(out)["spec"].get("tokenizer") or {}
     return out.parent / tokenizer["data"] if tokenizer.get("kind") == "of" else None
 
@@ -98,8 +98,8 @@ def verify(out: Path, *, anew: bool = False) -> None:
 
 
 def verify_all(out: Path, *, anew: bool = False) -> None:
-    """Check prepared data and the data set that lends their tokenizer; a run is tested on the test text of both."""
-    for folder in filter(None, (out, tokenizer_lender(out))):
+    """Check prepared data and the data set that owns their tokenizer; a run is tested on the test text of both."""
+    for folder in filter(None, (out, tokenizer_owner(out))):
         verify(folder, anew=anew)
 
 

@@ -237,11 +237,11 @@ class _Store:
             self._client.log_artifact(identity, str(path))
             self._client.set_tag(identity, "formerlab.weights", digest)
 
-    def _write(self, identity: str, entry: Entry, tags: dict[str, str], later_ms: int) -> None:
-        """Write an entry to the MLflow run `identity`, with the times of its points moved by `later_ms`."""
+    def _write(self, identity: str, entry: Entry, tags: dict[str, str], shift_ms: int) -> None:
+        """Write an entry to the MLflow run `identity`; `shift_ms` is added to the times of its points."""
         from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
 
-        points = [Metric(name, _rounded(value), time_ms + later_ms, step)
+        points = [Metric(name, _rounded(value), time_ms + shift_ms, step)
                   for name, value, time_ms, step in entry.thinned().itertuples(index=False, name=None)]  # fmt: skip
         params = [Param(*item) for item in entry.params.items()]
         self._client.log_batch(identity, metrics=points, params=params, tags=[RunTag(*item) for item in tags.items()])

@@ -72,7 +72,7 @@ class Entry:
     def thinned(self) -> DataFrame:
         """Return at most MOST_POINTS points of each curve: every 1st, 2nd, 4th, ... point and the last.
 
-        Strides are powers of two: up to the old length of a growing curve, its points are a subset of the old points.
+        Strides are powers of two, so that a growing curve keeps a subset of its earlier points.
         """
         curves = self.points.groupby("name", sort=False)["step"]
         nth, count = curves.cumcount(), curves.transform("size")
@@ -146,7 +146,7 @@ def figure_of_run(figures: Path, record: Mapping[str, Any]) -> list[Path]:
 
 
 def configuration_entry(run: str, seeds: Sequence[Entry], figure: Sequence[Path]) -> Entry:
-    """Return the entry of a configuration: its params, means over seeds of the points that all seeds have, a figure."""
+    """Return the entry of a configuration: its parameters, a figure, and means of the points that all seeds have."""
     states, ends = {entry.status for entry in seeds}, [entry.finished_ms for entry in seeds]
     points = pd.concat([entry.points for entry in seeds]).groupby(["name", "step"], sort=False)
     means = points.agg(value=("value", "mean"), time_ms=("time_ms", "first"), seeds=("value", "size")).reset_index()

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, nn
 
-from formerlab.data.manifest import tokenizer_lender
+from formerlab.data.manifest import tokenizer_owner
 from formerlab.errors import StoppedEarly
 from formerlab.progress import Progress
 from formerlab.tasks.scoring import evaluating
@@ -129,9 +129,9 @@ def measure(run: Run, state: State, data: Path, hooks: Hooks, diverged: int | No
     A diverged run gets the loss of a uniform guess. Raises StoppedEarly if `hooks.stop` gives a reason; the state is
     saved, and finished groups are not measured again.
     """
-    lender_folder = tokenizer_lender(data) if run.task.reads == "text" else None
+    owner_folder = tokenizer_owner(data) if run.task.reads == "text" else None
     autocasts = state.device.type != "cpu" or processes.sharded()  # a CPU gains nothing
-    for table, folder in {"test": data, "lender_test": lender_folder}.items():
+    for table, folder in {"test": data, "lender_test": owner_folder}.items():
         if folder is None:
             continue
         held_out: Any = run.task.held_out(folder)

@@ -141,7 +141,7 @@ def test_a_damaged_image_is_named_and_nothing_stays(damage, storage, folders, tm
         (None, {"valid_share": 0.0}, "no image is left for 'valid'"),
         (None, {"source": ImageFolders(train="/nowhere")}, r"source.train: /nowhere is not a folder"),
         ("val/bird/x.png", {}, "no class 'bird' among the training images"),
-        ("train/cat/gone.png", {}, r"train/cat/gone\.png: named by .* but a link to what is not there"),
+        ("train/cat/gone.png", {}, r"train/cat/gone\.png: named by .* but a link to a missing file"),
     ],
 )
 def test_what_does_not_fit_is_refused(folders, tmp_path, change, wrong, message):

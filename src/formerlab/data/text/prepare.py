@@ -94,13 +94,13 @@ class TextData(DataSpec):
         }
 
     def borrowed_entries(self, out: Path) -> dict[str, Any]:
-        """Return the tokenizer entry of the lender's manifest. Raises UserError if the vocabulary sizes differ."""
+        """Return the tokenizer entry of the owner's manifest. Raises UserError if the vocabulary sizes differ."""
         if not isinstance(self.tokenizer, TokenizerOf):
             return {}
-        lender, spec = out.parent / self.tokenizer.data, self.tokenizer
-        tokenizer: dict[str, Any] = read_manifest(lender)["tokenizer"]
-        if (lent := tokenizer["vocabulary"]) != spec.vocabulary:
-            problem = f"data set {spec.data!r} was prepared with {lent} tokens"
+        owner, spec = out.parent / self.tokenizer.data, self.tokenizer
+        tokenizer: dict[str, Any] = read_manifest(owner)["tokenizer"]
+        if (vocabulary := tokenizer["vocabulary"]) != spec.vocabulary:
+            problem = f"data set {spec.data!r} was prepared with {vocabulary} tokens"
             raise UserError(f"tokenizer.vocabulary={spec.vocabulary}: {problem}; set the same number")
         return {"tokenizer": tokenizer}
 

@@ -136,7 +136,7 @@ def denseformer_parameters() -> dict[str, float]:
 
 
 def tokenformer_flops() -> dict[str, float]:
-    """Compare the FLOPs of a forward pass without logits with 2 N T + 4 L d T^2; return also the token-token FLOPs."""
+    """Compare the FLOPs of a forward pass without logits with 2 N T + 4 L d T^2; also return the token-token FLOPs."""
     numbers, worst = {}, 0.0
     for name, size in (("original", "124m"), ("grown", "757m")):
         spec = _tokenformer(size)
@@ -192,9 +192,9 @@ def complexity() -> dict[str, float]:
     """Return slopes of counted multiply-adds, and the largest deviation of path lengths from Table 1 of the paper.
 
     The table omits the projections of self-attention; `slope:self_attention_with_projections:n` includes them, for
-    lengths below the width. The table counts the step from the input into the state in the path of a recurrent layer.
-    It assumes dilated causal kernels, and r positions on each side. Two more numbers are path length / (n/k) for
-    kernels without dilation, and path length / (n/r) for r positions in total.
+    lengths below the width. For a recurrent layer, the table's path includes the step from the input to the state. It
+    assumes dilated causal kernels, and r positions on each side. Two more numbers are path length / (n/k) for kernels
+    without dilation, and path length / (n/r) for r positions in total.
     """
     lengths, widths, k, r = GRID.lengths, GRID.widths, GRID.kernel, GRID.neighbourhood
     numbers: dict[str, float] = {}

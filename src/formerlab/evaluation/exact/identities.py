@@ -34,7 +34,7 @@ def sinusoid_linear_shift() -> dict[str, float]:
 def zero_keys(tau: TauRule) -> dict[str, float]:
     """Return the largest logit change, relative to the logits' std, when zero keys double a model's parameter tokens.
 
-    With tau = "keep", return also the gradient norm of the new keys at the first step.
+    With tau = "keep", also return the gradient norm of the new keys at the first step.
     """
     spec = Decoder(
         vocabulary=97, layers=3, width=32, heads=4, context=24, embedding_std=0.5,

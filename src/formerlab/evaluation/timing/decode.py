@@ -1,8 +1,8 @@
 """The stage `decode`: speed and memory of decoding by context length, with full and pruned caches.
 
 Each repetition measures all caches in turn: a prompt of random tokens in one forward pass, then a few tokens one by
-one. Speed does not depend on trained weights, so the model of a run has its initial weights and a context that fits the
-longest text; released models are loaded.
+one. Speed does not depend on trained weights, so the model of a run has initial weights, and a context that is long
+enough for all prompts; released models are loaded.
 """
 
 from collections.abc import Callable, Sequence
