@@ -4,11 +4,11 @@ import pytest
 import torch
 from fixtures.rows import make_run, model, pattention
 
-from formerlab.cache import Decay
+from formerlab.cache import H2O, Decay
 from formerlab.cache.simulation import simulate
 from formerlab.layers import DepthWeightedAverage
 from formerlab.report.drawings import catalogue
-from formerlab.report.figures.decay.rule import ALPHAS, BUDGET, TOKENS, attention, decay_rule, example, pruned
+from formerlab.report.figures.decay.rule import ARMS, BUDGET, TOKENS, attention, decay_rule, example, pruned
 from formerlab.report.figures.denseformer.inside import averages
 from formerlab.report.figures.tokenformer.layer import tokenformer_layer
 from formerlab.results.read import Results
@@ -35,11 +35,12 @@ def test_tokens_of_a_stage_are_what_its_run_has_more_than_its_parent(tmp_path):
     assert added[2, "feed-forward"] == (96, 64)
 
 
-@pytest.mark.parametrize("alpha", [*ALPHAS, 0.8, 0.0])
-def test_the_example_is_pruned_as_the_policy_prunes(alpha):
+@pytest.mark.parametrize(("alpha", "recent"), [*(arm[:2] for arm in ARMS), (0.8, 0), (0.0, 0)])
+def test_the_example_is_pruned_as_the_policy_prunes(alpha, recent):
     logits = torch.tensor(example())[None, None]
-    weights, seen = simulate(Decay(alpha=alpha), logits, BUDGET)
-    drawn = pruned(example(), alpha, BUDGET)
+    policy = H2O(recent=recent / BUDGET) if recent else Decay(alpha=alpha)
+    weights, seen = simulate(policy, logits, BUDGET)
+    drawn = pruned(example(), alpha, BUDGET, recent)
     assert (drawn == seen[0, 0].numpy()).all()
     for query in range(TOKENS):
         assert weights[0, 0, query].numpy() == pytest.approx(attention(example(), drawn)[query])
@@ -48,7 +49,7 @@ def test_the_example_is_pruned_as_the_policy_prunes(alpha):
 def test_the_scores_of_the_example_are_those_of_the_policy(tmp_path):
     make_run(tmp_path, "decay", "decoder")
     rows = decay_rule.rows(Results(tmp_path), catalogue()["decay_rule"].runs)
-    for alpha, block in rows.groupby("alpha"):
+    for (alpha, _), block in rows.groupby(["alpha", "recent"]):
         scores = torch.zeros(1, 1, TOKENS, dtype=torch.float64)
         for query, of_query in block.groupby("query"):
             new = torch.zeros(1, 1, TOKENS, dtype=torch.float64)

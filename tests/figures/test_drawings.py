@@ -46,7 +46,7 @@ RENDERED = set({(drawing.study, drawing.kind): name for name, drawing in DRAWING
 """A figure and a table of every study. Of others, tests that draw again look at rows: one function saves pictures."""
 OF_SEEDS = {
     *("denseformer_depth", "denseformer_tradeoff", "denseformer_flow", "denseformer_sparsity", "vision_growth"),
-    *("tokenformer_gap", "transformer_bleu"),
+    *("tokenformer_gap", "transformer_bleu", "transformer_differences"),
     *(name for name in DRAWINGS if not any((ROOT / "figures/cached").glob(f"*/{name}.csv"))),
 }
 """What is drawn of three seeds here: of the others, tests/figures/test_committed.py draws the committed ones."""
@@ -273,6 +273,19 @@ def test_published_points_are_marked_and_complete(place):
     assert "(scale one, live results)" in ours
 
 
+def test_differences_are_beside_those_of_the_paper(place):
+    folder = place / "figures/live/one"
+    rows = pd.read_csv(folder / "transformer_differences.csv").set_index(["source", "run"])
+    assert rows.loc[("ours", "dropout-0"), "loss_minus_base_nats"].dropna().to_numpy() == pytest.approx(0.1, abs=0.05)
+    theirs = rows.loc[("published", "dropout-0"), ["loss_minus_base_nats", "bleu_minus_base"]].iloc[0]
+    assert theirs.tolist() == pytest.approx([np.log(5.77 / 4.92), 24.6 - 25.8])
+    rows = pd.read_csv(folder / "vision_accuracy.csv").set_index(["source", "question", "compared_with"])
+    sizes = rows.loc["published", "Tokenformer minus ViT"]["top1_points"]
+    assert sizes["ViT-B/16 (MAE recipe) 224px"].tolist() == pytest.approx([82.1 - 82.3, 82.5 - 82.3])
+    levels = rows.loc["ours"].xs(np.nan)["run"]
+    assert {"vit", "tokenformer", "linear probe on images"} <= set(levels)
+
+
 def test_sparse_averages_are_shown_beside_the_dense_one_and_its_time(place):
     rows = pd.read_csv(place / "figures" / "live" / "three" / "denseformer_sparsity.csv")
     theirs = rows[rows["source"] == "published"].set_index("run")
@@ -429,6 +442,7 @@ def test_translation_scores_are_those_of_the_corpus(place):
         ("denseformer_flow", "value", ["run", "measure", "place"]),
         ("denseformer_sparsity", "minus_dense_nats", ["run"]),
         ("vision_growth", "top1_points", ["run"]),
+        ("transformer_differences", "loss_minus_base_nats", ["run"]),
         ("tokenformer_gap", "difference_nats", ["run", "rival"]),
     ],
 )

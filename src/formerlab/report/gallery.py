@@ -26,7 +26,7 @@ from formerlab.results.read import Results
 
 FIRST = (
     *("tokenformer_stage_length", "tokenformer_cost", "denseformer_gain", "denseformer_depth", "decay_accuracy"),
-    *("decay_budget", "vision_accuracy", "combined_effects", "transformer_curves"),
+    *("decay_budget", "vision_accuracy", "combined_effects", "transformer_differences"),
 )
 """Figures for the top of the page: the first rendered one of each study, up to three."""
 STYLE = """

@@ -186,7 +186,7 @@ def _forest(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame) -> l
 
 
 def _limit(axes: Axes, panel: "Panel", means: DataFrame, rows: DataFrame) -> None:
-    """Set limits that leave out far values, which are written at the edge, and bars that would flatten the panel."""
+    """Set limits that leave out far values, which are written in words, and bars that would flatten the panel."""
     across = panel.kind == "forest"
     column = panel.x if across else panel.y
     values = rows[column].dropna().astype(float)
@@ -205,7 +205,7 @@ def _limit(axes: Axes, panel: "Panel", means: DataFrame, rows: DataFrame) -> Non
         axes.set_xlim(bottom - room, top + room)
         heights = [label.get_text() for label in axes.get_yticklabels()]
         for name, points in gone.groupby(panel.y, sort=False):
-            axes.text(top, heights.index(str(name)), f"{points[column].max():.2g} \u25b6", ha="right", va="center",
+            axes.text(top, heights.index(str(name)), f"off scale: {points[column].max():.2g}", ha="right", va="center",
                       color=panel.look(str(name), points)["color"])  # fmt: skip
         return
     axes.set_ylim(bottom - room, top + room + 1.6 * room * bool(len(gone)))

@@ -175,10 +175,11 @@ def _figure(
     head = 0.17 * max(-(-len(handles) // across) + bool(said), bool(first.bar)) + 0.2 * bool(first.bar)
     note = fill(note.partition(". ")[0].rstrip("."), int(whole / LETTER))
     foot = 0.14 * (note.count("\n") + bool(note))
-    total = head + sum(tops) + sum(heights) + 0.5 * len(lines) + foot
+    below = [0.5 + 0.13 * max(shown[at][0].xlabel.count("\n") for at in line) for line in lines]
+    total = head + sum(tops) + sum(heights) + sum(below) + foot
     figure, y = Figure(figsize=(whole, total)), total - head
     figure.text(0.012, 0.03 / total, note, va="bottom", color=GREY, fontsize=7)
-    for line, over, tall in zip(lines, tops, heights, strict=True):
+    for line, over, tall, under in zip(lines, tops, heights, below, strict=True):
         x, y = 0.0, y - over - tall
         for at, left, right in zip(line, lefts, rights, strict=False):
             axes = figure.add_axes(((x + left) / whole, y / total, width / whole, tall / total))
@@ -188,7 +189,7 @@ def _figure(
             axes.set_xlabel(filled(panel.xlabel, rows))
             axes.set_title(title, color=PUBLISHED_INK if title.startswith("PUBLISHED") else BLACK)
             x += left + width + right
-        y -= 0.5
+        y -= under
     figure.text(0.012, 1 - 0.06 / total, said, va="top", color=GREY)
     if first.alike:
         ends = [getattr(axes, f"get_{first.alike}lim")() for axes in figure.axes]

@@ -252,18 +252,25 @@ def summary(
     return found
 
 
-def differences(losses: DataFrame, pairs: DataFrame, a: str, b: str, name: str = "difference_nats") -> DataFrame:
-    """Return the difference of held-out losses for each row of `pairs`: the run in column `a` minus the run in column
-    `b`, by seed (`part` is `seed`), and the mean with Student's interval (`part` is `mean`).
+def differences(
+    losses: DataFrame,
+    pairs: DataFrame,
+    a: str,
+    b: str,
+    name: str = "difference_nats",
+    value: str = "loss_nats",
+    results: Results | None = None,
+) -> DataFrame:
+    """Return the difference of a value for each row of `pairs`: the run in column `a` minus the run in column `b`, by
+    seed (`part` is `seed`), and the mean with the interval of `paired` (`part` is `mean`).
     """
     found = []
     for pair in pairs.to_dict("records"):
         shared = {"source": "ours"} | pair
-        by_seed = minus(held_out(losses, pair[a]), held_out(losses, pair[b]))
-        found += [shared | {"part": "seed", "seed": seed, name: value} for seed, value in by_seed.items()]
-        if len(by_seed):
-            interval = student(by_seed)
-            found.append(shared | {"part": "mean", "seeds": interval.seeds} | ends(name, interval))
+        by_seed = minus(held_out(losses, pair[a], value), held_out(losses, pair[b], value))
+        found += [shared | {"part": "seed", "seed": seed, name: number} for seed, number in by_seed.items()]
+        if mean := paired(losses, pair[a], pair[b], name, value, results):
+            found.append(shared | {"part": "mean", "seeds": len(by_seed)} | mean)
     return DataFrame(found)
 
 

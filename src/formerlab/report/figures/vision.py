@@ -1,13 +1,11 @@
 """Figures of the vision study (Tokenformer, arXiv:2410.23168)."""
 
-from textwrap import fill
-
 import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.drawings import plot, shown_columns
 from formerlab.report.panel import Panel, sheet
-from formerlab.report.runs import held_out, minus, paired
+from formerlab.report.runs import differences, held_out
 from formerlab.report.tables import vision as tables
 from formerlab.results.read import Results
 
@@ -19,23 +17,76 @@ GROUPS = {
     "depth": "vit-dwa tokenformer-dwa",
     "floor": "",
 }
-"""Groups of runs that answer one question and share a marker."""
+"""Groups of runs that answer one question."""
 PUBLISHED = {"sizes": "Table 2", "scores": "Table 4", "norms": "Table 5"}
+_SIZES, _SCORES, _NORMS = "Tokenformer minus ViT", "Score function, minus exp + L1 norm", "Norms, minus gain and bias"
+_GROWTH, _DEPTH, _OTHER = "Growth, minus the parent", "Averages over depth, minus none", "Other models, minus ViT"
+_VIT, _EXP = "ViT-{}/16 (MAE recipe) 224px", "TokenFormer-{}/16 exp + L1 norm"
+_WITH_NORM = "TokenFormer-{}/16, LayerNorm "
+ASKED = (
+    (_SIZES, "same number of\nparameters", "tokenformer-matched", "vit", "TokenFormer-{}/16 (parameter matched)", _VIT),
+    (_SIZES, "more parameters\n(ours: a third)", "tokenformer", "vit", "TokenFormer-{}/16", _VIT),
+    (_SCORES, "GeLU, L1 norm", "score-gelu-l1", "score-exp-l1", "TokenFormer-{}/16 GeLU + L1 norm", _EXP),
+    (_SCORES, "GeLU, then L2 norm", "score-gelu-l2", "score-exp-l1", "", ""),
+    (
+        _SCORES,
+        "L2 norm, then GeLU\n(Tokenformer)",
+        "tokenformer",
+        "score-exp-l1",
+        "TokenFormer-{}/16 GeLU + L2 norm",
+        _EXP,
+    ),
+    (_NORMS, "bias alone", "norm-bias", "norm-gain-bias", f"{_WITH_NORM}bias only", f"{_WITH_NORM}gain and bias"),
+    (_NORMS, "no parameters", "tokenformer", "norm-gain-bias", f"{_WITH_NORM}none", f"{_WITH_NORM}gain and bias"),
+    (_GROWTH, "parent trained further,\nequal FLOPs", "trained-on", "tokenformer-small", "", ""),
+    (_GROWTH, "grown as published", "grown-random-sqrt", "tokenformer-small", "", ""),
+    (_GROWTH, "grown with zero keys", "grown-zero-keep", "tokenformer-small", "", ""),
+    (_DEPTH, "ViT", "vit-dwa", "vit", "", ""),
+    (_DEPTH, "Tokenformer", "tokenformer-dwa", "tokenformer", "", ""),
+)
+"""Question, label, run, the run it is compared with, and the published models of both; {} is their size, B or L."""
 _COLUMNS = shown_columns("source part group run seed model top1_percent[] seeds diverged")
+_PAIR = ["question", "model", "run", "compared_with"]
+
+
+def _published_differences() -> DataFrame:
+    printed = pd.concat([tables.published_accuracies(table) for table in PUBLISHED.values()])
+    level = printed.drop_duplicates("model").set_index("model")["top1_percent"].astype(float)
+    rows = []
+    for question, label, _, _, *models in ASKED:
+        for model, other in ([name.format(size) for name in models] for size in "BL"):
+            if model in level and other in level:
+                points = level[model] - level[other]
+                rows.append((question, label, model, other, points))
+    return DataFrame(rows, columns=[*_PAIR, tables.COMPARED]).assign(source="published", part="difference")
+
+
+def _differences(measured: DataFrame, results: Results) -> DataFrame:
+    """Return the differences that ASKED names, and those of all other models to the ViT, with the published ones."""
+    asked = DataFrame([row[:4] for row in ASKED], columns=_PAIR)
+    known = {*asked["run"], *asked["compared_with"], *(run for names in GROUPS.values() for run in names.split())}
+    models = tables.models(measured)
+    others = models[~models["run"].isin(known)].assign(question=_OTHER, compared_with="vit")
+    pairs = pd.concat([asked, others[_PAIR]], ignore_index=True)
+    ours = differences(measured, pairs, "run", "compared_with", tables.COMPARED, "top1_percent", results)
+    if ours.empty:
+        return ours
+    ours["part"] = ours["part"].replace("mean", "difference")
+    theirs = _published_differences()
+    return pd.concat([ours, theirs[theirs["question"].isin(ours["question"])]], ignore_index=True)
 
 
 @plot(reads="test.csv floors.csv", draw=sheet(
-    Panel("top1_percent", "_label", by="_label", kind="forest", xlabel="top-1 accuracy (%)",
-          published={"title": "ImageNet-1K"}),
-    order="_rank _order"
+    Panel(tables.COMPARED, "model", by="_series", kind="forest", each="question", zero=0.0, name="legend", alike="x",
+          xlabel="top-1 accuracy (points)"),
+    order="_rank"
 ))  # fmt: skip
 def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
-    """Top-1 accuracy of every run on test images, after Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168).
-    Parameter-matched is a Tokenformer with as many parameters as the ViT; the linear probe classifies the pixels.
-    Black: Vision Transformers; blue: Tokenformers (diamonds: norms of blocks, triangles: growth); orange: averages over
-    depth; grey: the linear probe. To see: whether the parameter-matched Tokenformer reaches the ViT, whether exp is
-    worse than GeLU, and whether parameters of the norms matter. The published values on ImageNet-1K are from single
-    runs: compare differences and not levels.
+    """Differences in top-1 accuracy on test images, after Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168), a panel
+    for each question, paired by seed, right of zero is better. Tokenformer minus ViT compares with the ViT of the same
+    size. Hollow: the paper's values on ImageNet-1K, each from a single run, for B/16 and L/16 where it has both. To
+    see: whether a Tokenformer with as many parameters reaches the ViT, whether exp is worse than GeLU, and whether a
+    grown model beats its parent. The accuracies themselves are in the CSV and in the tables.
     """
     measured = tables.accuracies(results, runs)
     groups = {run: name for name, names in GROUPS.items() for run in names.split()}
@@ -46,14 +97,16 @@ def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
     lowest = tables.image_floors(results, runs).assign(group="floor", part="mean")
     theirs = [tables.published_accuracies(table).assign(group=name) for name, table in PUBLISHED.items()]
     printed = pd.concat(theirs).assign(source="published")
-    found = pd.concat([ours, lowest, printed], ignore_index=True).reindex(columns=_COLUMNS)
-    return found.assign(
-        _rank=found["group"].map({name: number for number, name in enumerate(GROUPS)}),
-        _order=found["run"].map({run: number for number, run in enumerate(tables.NAMES)}),
-        _label=[fill(name, 26) for name in found["model"]],
-        _look=found["group"]
-        .mask(found["group"].eq("sizes") & found["model"].str.lower().str.startswith("tokenformer"), "scores")
-        .mask(found["group"].eq("other"), found["model"].str.replace(r" \(.*", "", regex=True)),
+    levels = pd.concat([ours, lowest, printed], ignore_index=True).reindex(columns=_COLUMNS)
+    rows = pd.concat([levels, _differences(measured, results)], ignore_index=True)
+    if "question" not in rows:
+        return levels
+    rank = {(question, label): number for number, (question, label, *_) in enumerate(ASKED)}
+    places = zip(rows["question"], rows["model"], strict=True)
+    return rows.assign(
+        _rank=[rank.get(place, len(rank)) for place in places],
+        _series=rows["source"].map({"ours": "ours", "published": "the paper's, ImageNet-1K"}),
+        _look=rows["question"].map({_DEPTH: "DenseFormer 1x1"}).fillna("Tokenformer"),
     )
 
 
@@ -79,19 +132,15 @@ def vision_growth(results: Results, runs: list[str]) -> DataFrame:
     further. No results are published for images; the method is that of Tokenformer (arXiv:2410.23168, section 3.3).
     """
     measured = tables.accuracies(results, runs)
-    if _PARENT not in set(measured["run"]):
-        return DataFrame()
-    rows = []
-    for run in GROWTH:
-        points, parents = (held_out(measured, one, "top1_percent") for one in (run, _PARENT))
-        if not (mean := paired(measured, run, _PARENT, tables.COMPARED, "top1_percent", results)):
-            continue  # not finished, or no seed in common
-        mean |= {"compared_with": _PARENT}
-        cost = held_out(measured, run, "flops_cumulative").mean()
-        shared = {"source": "ours", "run": run, "model": GROWTH[run], "parent": _PARENT}
-        shared |= {"_below": -mean[tables.COMPARED], "_look": GROWTH[run].replace("\n", " ")}
-        shared |= {"_label": f"{GROWTH[run]}\n{cost / 1e12:.2g} TFLOP"}
-        rows.append(shared | mean | {"part": "mean", "flops_cumulative": cost, "seeds": len(points)})
-        above = minus(points, parents).items()
-        rows += [shared | {"part": "seed", "seed": seed, tables.COMPARED: value} for seed, value in above]
-    return DataFrame(rows)
+    pairs = DataFrame({"run": list(GROWTH), "model": list(GROWTH.values()), "parent": _PARENT})
+    rows = differences(measured, pairs, "run", "parent", tables.COMPARED, "top1_percent", results)
+    if rows.empty:
+        return rows
+    costs = {run: held_out(measured, run, "flops_cumulative").mean() for run in GROWTH}
+    means = rows[rows["part"] == "mean"].set_index("run")[tables.COMPARED]
+    return rows.assign(
+        flops_cumulative=rows["run"].map(costs).where(rows["part"] == "mean"),
+        _below=-rows["run"].map(means),
+        _look=rows["model"].str.replace("\n", " "),
+        _label=rows["model"] + "\n" + rows["run"].map(costs).map(lambda cost: f"{cost / 1e12:.2g} TFLOP"),
+    )

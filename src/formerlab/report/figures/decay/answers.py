@@ -37,53 +37,56 @@ def published_accuracies() -> DataFrame:
 
 
 def _task(task: str) -> str:
-    return title(task).replace(MEAN, "mean of five").removesuffix(" (local)")
+    return title(task).removesuffix(" (local)").replace(MEAN, "mean").replace("average", "mean")
 
 
 def _beside(full: DataFrame, run: str, task: str) -> str:
-    """Return the label of a task: its name, the accuracy with the full cache, and whether that is at chance."""
+    """Return the label of a task: its name, the accuracy with the full cache in percent, and a star at chance."""
     if (run, task) not in full.index:
         return _task(task)
     accuracies_of_full: Any = full.loc[(run, task)]
-    note = ", chance" if accuracies_of_full.get("low", np.nan) <= np.nan_to_num(accuracies_of_full["chance"]) else ""
-    return f"{_task(task)}: {100 * accuracies_of_full['accuracy']:.0f} %{note}"
+    at_chance = accuracies_of_full.get("low", np.nan) <= np.nan_to_num(accuracies_of_full["chance"])
+    return f"{_task(task)} {100 * accuracies_of_full['accuracy']:.0f}{'*' * bool(at_chance)}"
 
 
-def _title(run: str, rows: DataFrame) -> str:
-    """Return the panel title of a run: the model, the budget, and the measured cache size if rows have it."""
-    percentages = sorted(set((100 * rows["realised_budget"].dropna()).map("{:.1f}".format)))
-    measured = f", measured {' to '.join(percentages)} %" if percentages else ""
-    return f"{model_of(run)}, budget {size_of(rows['budget'].iloc[0])}{measured}"
+def _accuracy_notes(rows: DataFrame) -> list[str]:
+    ours = rows[rows["source"] == "ours"]
+    sizes = " or ".join(dict.fromkeys(ours["budget"].map(size_of)))
+    measured = " to ".join(sorted(set((100 * ours["realised_budget"].dropna()).map("{:.1f}".format))))
+    return [
+        f"Cache of {sizes}{f' ({measured} % measured)' * bool(measured)}; {n_seeds(rows['seeds'])}, "
+        f"{rows['questions'].min():.0f} to {rows['questions'].max():.0f} questions; bars: 95 % interval over them, "
+        "paired; beside a suite: its accuracy with the full cache (%), a star: at chance."
+    ]
 
 
 @plot(reads="prune_questions.csv", runs="decoder* released-*", draw=sheet(
     Panel("_difference", "_name", by="_series", kind="forest", each="_title", zero=0.0, name="legend",
-          xlabel="points minus the full cache", alike="x"),
-    notes=lambda rows: [f"{n_seeds(rows['seeds'])}, {rows['questions'].min():.0f} to {rows['questions'].max():.0f} "
-                        "questions; bars: 95 % interval over questions, paired."],
-    wanted=("H2O", "Decay", "Local"), order="source run _order"
+          xlabel="accuracy minus\nfull cache (points)", alike="x"),
+    notes=_accuracy_notes, wanted=("H2O", "Decay", "Local"), columns=3, order="source run _order"
 ))  # fmt: skip
 def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
     """Zero-shot accuracy of a pruned cache minus that of the full cache, after Fig. 4a and Table 2 of the Decay
     article. Separate panels show the published values, which are from other models and other questions. H2O (half
     recent), Decay (alpha 0.2, no recent part) and Local retain 40 % of the tokens, or the nearest budget. The suites
-    are read from local files, with our own prompts; answers to embedded questions are scored by mutual information. The
-    label of each suite gives the accuracy with the full cache. Bars are 95 % intervals, paired by question; the article
-    gives no intervals, and no alpha for LLaMA-2-7B-chat. To see: how much accuracy H2O loses against the full cache,
-    and how much of it Decay recovers; a model near chance loses nothing by pruning, so it shows nothing about pruning.
+    are read from local files, with our own prompts; answers to embedded questions are scored by mutual information.
+    Bars are 95 % intervals, paired by question; the article gives no intervals, and no alpha for LLaMA-2-7B-chat. To
+    see: how much accuracy H2O loses against the full cache, and how much of it Decay recovers; a model near chance
+    loses nothing by pruning, so it shows nothing about pruning.
     """
     rows = answers(results, STUDY, runs)
     table = accuracies(at_budget(rows[as_published(rows) | rows["policy"].isin(["local", "full"])]))
     table = table.assign(series=labels(table["policy"]), chance=table["task"].map(chance(rows)))
     rows = pd.concat([table, published_accuracies()], ignore_index=True)
-    order = {task: number for number, task in enumerate((*SUITES, *(f"{suite}_local" for suite in SUITES)))}
+    suites = [MEAN, f"{MEAN} (local)", "average", *SUITES, *(f"{suite}_local" for suite in SUITES)]
+    order = {task: number for number, task in enumerate(suites)}
     is_full = rows["series"] == "Full"
-    full, pruned = rows[is_full].set_index(["run", "task"]), rows[rows["budget"] != 1].groupby("run")
+    full = rows[is_full].set_index(["run", "task"])
     return rows.assign(
         **(100 * rows[[*ENDS]]).add_prefix("_"),
         _name=[_beside(full, run, task) for run, task in zip(rows["run"], rows["task"], strict=True)],
         _order=rows["task"].map(order),
-        _title=rows["run"].map({run: _title(str(run), pruned_rows) for run, pruned_rows in pruned}),
+        _title=rows["run"].map(model_of),
         _series=rows["series"].mask(is_full),
         _look=rows["series"].str.lower(),
         _data_set="",
@@ -92,7 +95,7 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
 
 @plot(reads="prune_questions.csv", runs="decoder released-*", draw=sheet(
     Panel("alpha", "_difference", by="_series", each="_title", zero=0.0, name="legend", empty="_level",
-          xlabel="alpha", ylabel="points minus the\nfull cache", style="policy", finish=mark_alpha, alike="y"),
+          xlabel="alpha", ylabel="points minus\nfull cache", style="policy", finish=mark_alpha, alike="y"),
     notes=lambda rows: [
         f"Budget {size_of(rows['budget'].iloc[0], ' of the tokens')}; {n_seeds([rows['seeds'].max()])}; bars and band: "
         "95 % interval, paired by question."

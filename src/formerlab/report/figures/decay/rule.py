@@ -19,7 +19,8 @@ from formerlab.results.read import Results
 TOKENS, CHANGE, NAME, BUDGET = 16, 8, 2, 6
 """Length of the example, token at which its topic changes, token that matters to the end, and cache budget, in tokens.
 """
-ALPHAS = (1.0, PUBLISHED_ALPHA)
+ARMS = ((1.0, 0, "Plain sum"), (1.0, 3, "H2O"), (PUBLISHED_ALPHA, 0, "Decay"))
+"""Forgetting factor, tokens of the budget that are kept for the most recent keys, and label of each policy."""
 FOLLOWED = ((0, "old\ntopic", GREY), (NAME, "name", VERMILION), (CHANGE, "new\ntopic", BLUE))
 """Tokens whose scores are plotted: index, label, colour."""
 
@@ -45,11 +46,11 @@ def attention(logits: Numbers, seen: NDArray[np.bool_]) -> Numbers:
     return weights
 
 
-def pruned(logits: Numbers, alpha: float, budget: int) -> NDArray[np.bool_]:
+def pruned(logits: Numbers, alpha: float, budget: int, recent: int = 0) -> NDArray[np.bool_]:
     """Return which keys each query sees: the retained keys and its own. Over budget, the key of lowest score is then
-    evicted.
+    evicted, except the `recent` newest keys.
 
-    A test compares the result with the policy `Decay`.
+    A test compares the result with the policies `Decay` and `H2O`.
     """
     seen: NDArray[np.bool_] = np.zeros(logits.shape, dtype=bool)
     retained: list[int] = []
@@ -59,25 +60,27 @@ def pruned(logits: Numbers, alpha: float, budget: int) -> NDArray[np.bool_]:
         seen[query, retained] = True
         scores = alpha * scores + attention(logits[[query]], seen[[query]])[0]
         if len(retained) > budget:
-            retained.remove(min(retained, key=scores.__getitem__))
+            retained.remove(min(retained[: budget + 1 - recent], key=scores.__getitem__))
     return seen
 
 
 def draw(data: DataFrame) -> Figure:
-    """Draw a column per alpha: the scores by query, and below them the retained tokens."""
-    figure = Figure((NARROW, 4.1), label="An example made to show the rule; nothing is measured.")
-    margins = {"left": 0.13, "right": 0.87, "bottom": 0.1, "top": 0.93, "wspace": 0.85, "hspace": 0.6}
-    for (scores, retained), alpha in zip(figure.subplots(2, 2, gridspec_kw=margins).T, ALPHAS, strict=True):
-        rows = data[data["alpha"] == alpha]
-        _draw_scores(scores, rows, "No decay: alpha 1" if alpha == 1 else f"Decay: alpha {alpha:g}")
-        heat(retained, rows, "key", "query", "seen", vmin=0, vmax=1, cmap=ListedColormap(["#e9e9e9", GREEN]))
-        retained.axvline(CHANGE - 0.5, color=BLACK, linestyle=":", linewidth=1)
-        after_change = rows[rows["query"] >= CHANGE]
-        fraction = (after_change["attention"] * after_change["seen"]).sum() / after_change["attention"].sum()
-        title = f"{BUDGET} tokens: retains {100 * fraction:.0f} %\nof the later attention"
-        retained.set(title=title, xlabel="token", ylabel="query (time runs down)", aspect="equal")
-    for axes in figure.axes[1::2]:
-        axes.set_ylabel("")
+    """Draw the scores by query for each alpha, and below them the retained tokens of each policy."""
+    figure = Figure((NARROW, 3.4), label="An example made to show the rule; nothing is measured.")
+    above = figure.add_gridspec(1, 2, left=0.13, right=0.87, bottom=0.62, top=0.93, wspace=0.85)
+    below = figure.add_gridspec(1, len(ARMS), left=0.13, right=0.98, bottom=0.13, top=0.41, wspace=0.15)
+    alphas = dict.fromkeys(alpha for alpha, *_ in ARMS)
+    for place, alpha in zip(above, alphas, strict=True):
+        title = "Plain sum, H2O: alpha 1" if alpha == 1 else f"Decay: alpha {alpha:g}"
+        _draw_scores(figure.add_subplot(place), data[data["alpha"].eq(alpha) & data["recent"].eq(0)], title)
+    for place, (alpha, recent, name) in zip(below, ARMS, strict=True):
+        axes, rows = figure.add_subplot(place), data[data["alpha"].eq(alpha) & data["recent"].eq(recent)]
+        heat(axes, rows, "key", "query", "seen", vmin=0, vmax=1, cmap=ListedColormap(["#e9e9e9", GREEN]))
+        axes.axvline(CHANGE - 0.5, color=BLACK, linestyle=":", linewidth=1)
+        axes.set(title=name, xlabel="token", aspect="equal", xticks=(0, 5, 10, 15), yticks=(0, 5, 10, 15))
+        axes.tick_params(labelleft=name == ARMS[0][2])
+    for axes, label in ((figure.axes[0], "score S = alpha S + p"), (figure.axes[2], "query (down)")):
+        axes.set_ylabel(label)
     return figure
 
 
@@ -88,27 +91,29 @@ def _draw_scores(axes: Axes, rows: DataFrame, title: str) -> None:
         sns.lineplot(points, x="query", y="score", color=colour, marker=".", markeredgecolor=colour, ax=axes)
         labels.append(Label(points["query"].iloc[-1], points["score"].iloc[-1], name, colour))
     axes.axvline(CHANGE - 0.5, color=BLACK, linestyle=":", linewidth=1)
-    axes.set(title=title, xlabel="query", ylabel="score S = alpha S + p", xticks=range(0, TOKENS, 5))
+    axes.set(title=title, xlabel="query", ylabel="", xticks=range(0, TOKENS, 5))
     axes.set_ylim(bottom=0)
     label_at_edge(axes, labels)
 
 
 @plot(runs="decoder released-*", draw=draw)
 def decay_rule(results: Results, runs: list[str]) -> DataFrame:
-    """How Decay selects the tokens that a cache retains, with and without forgetting, after Fig. 1 and 2 of the Decay
-    article. The rule itself computes this example of 16 tokens. Above: the scores S of three tokens, by query; each
-    query adds its attention p. Below: the tokens that each query sees (grey: evicted). The topic changes at the dotted
-    line. To see: without forgetting (left), the old topic has gathered so much score that no token of the new topic can
-    replace it. With forgetting (right), the cache evicts the old topic, retains the new one, and keeps the name. The
-    masks of a trained model are in decay_masks.
+    """How a plain sum of attention, H2O and Decay select the tokens that a cache retains, after Fig. 1 and 2 of the
+    Decay article. The rules themselves compute this example of 16 tokens and a cache of 6; it shows how they work and
+    not how good they are. Above: the scores S of three tokens, by query; each query adds its attention p. Below: the
+    tokens that each query sees (grey: evicted). The topic changes at the dotted line. To see: under the plain sum the
+    old topic has gathered so much score that no token of the new topic can replace it. H2O scores alike but reserves
+    half of the cache for recent tokens; Decay forgets old attention. Both retain new tokens and the name. The masks of
+    a trained model are in decay_masks.
     """
     logits, rows = example(), []
     weights_by_query = attention(logits, np.tri(TOKENS, dtype=bool))
-    for alpha in ALPHAS:
-        seen, scores = pruned(logits, alpha, BUDGET), np.zeros(TOKENS)
+    for alpha, recent, name in ARMS:
+        seen, scores = pruned(logits, alpha, BUDGET, recent), np.zeros(TOKENS)
         for query, weights in enumerate(weights_by_query):
             scores = alpha * scores + weights
-            shared = {"source": "ours", "alpha": alpha, "budget": BUDGET, "query": query}
+            shared = {"source": "ours", "policy": name, "alpha": alpha, "recent": recent, "budget": BUDGET}
+            shared["query"] = query
             rows += [
                 shared | {"key": key, "attention": weights[key], "score": scores[key], "seen": int(seen[query, key])}
                 for key in range(query + 1)

@@ -20,6 +20,7 @@ from formerlab.report.runs import (
     labelled,
     n_seeds,
     seed_notes,
+    short,
     summary,
     with_seeds,
 )
@@ -130,14 +131,16 @@ def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
 @plot(reads="test.csv",
       runs=("depth.kind=identity", "depth.kind=dwa depth.dilation=1 depth.period=1", "long-plain-*", "long-dwa-1x1-*"),
       needs="long-dwa-1x1-*", within=True, draw=sheet(
-    Panel("difference_nats", "_label", by="_label", kind="forest", zero=0.0,
-          title="Loss that DenseFormer 1x1 saves", xlabel="nats per token"),
-    width=NARROW
+    Panel("difference_nats", "_label", by="_label", kind="forest", each="_text", zero=0.0, alike="x",
+          title="DenseFormer 1x1, test text: {_text}", xlabel="loss saved (nats per token)",
+          published={"each": "", "title": "Table 1"}),
+    width=NARROW, columns=1
 ))  # fmt: skip
 def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out loss of the plain Transformer minus that of DenseFormer 1x1 of the same depth, for each depth, text and
-    number of training tokens (arXiv:2402.02622), paired by seed. Every run has its own full schedule. To see: whether
-    the gain grows with depth, and whether it lasts when both train longer or only makes the first steps easier.
+    """Held-out loss of the plain Transformer minus that of DenseFormer 1x1 of the same depth, for each depth and number
+    of training tokens, with a panel per test text (arXiv:2402.02622), paired by seed. Every run has its own full
+    schedule. To see: whether the gain grows with depth, and whether it lasts when both train longer or only makes the
+    first steps easier.
     """
     losses = held_out_losses(results, STUDY, runs)
     losses["plain"] = losses["run"].map(tables.plains(losses))
@@ -149,12 +152,9 @@ def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
     rows = labelled(rows, float(np.log(18.61 / 17.84)), "1x1 at 48 blocks (Table 1)")
     if rows.empty:
         return rows
-    label = (
-        rows["_label"]
-        .str.removeprefix(f"{DENSEFORMER} 1x1, ")
-        .map(lambda words: words if "\n" in words else "\n".join(words.rsplit(", ", 1)))
-    )
-    return rows.assign(_label=label, _look=rows["source"].replace("ours", f"{DENSEFORMER} 1x1"))
+    words = rows["series"].str.extract(r"(?P<blocks>\d+ blocks)(?:, )?(?P<text>.*)")
+    sizes = [f", {short(count)} tokens" if count == count else "" for count in rows["tokens"]]
+    return rows.assign(_label=words["blocks"] + sizes, _text=words["text"], _look=f"{DENSEFORMER} 1x1")
 
 
 def _published_sparsity() -> DataFrame:
