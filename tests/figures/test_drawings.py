@@ -277,13 +277,11 @@ def test_differences_are_beside_those_of_the_paper(place):
     folder = place / "figures/live/one"
     rows = pd.read_csv(folder / "transformer_differences.csv").set_index(["source", "run"])
     assert rows.loc[("ours", "dropout-0"), "loss_minus_base_nats"].dropna().to_numpy() == pytest.approx(0.1, abs=0.05)
-    theirs = rows.loc[("published", "dropout-0"), ["loss_minus_base_nats", "bleu_minus_base"]].iloc[0]
+    theirs = rows.loc[("published", "dropout-0"), ["loss_minus_base_nats", "bleu_minus_base"]].to_numpy(float).ravel()
     assert theirs.tolist() == pytest.approx([np.log(5.77 / 4.92), 24.6 - 25.8])
-    rows = pd.read_csv(folder / "vision_accuracy.csv").set_index(["source", "question", "compared_with"])
-    sizes = rows.loc["published", "Tokenformer minus ViT"]["top1_points"]
-    assert sizes["ViT-B/16 (MAE recipe) 224px"].tolist() == pytest.approx([82.1 - 82.3, 82.5 - 82.3])
-    levels = rows.loc["ours"].xs(np.nan)["run"]
-    assert {"vit", "tokenformer", "linear probe on images"} <= set(levels)
+    rows = pd.read_csv(folder / "vision_accuracy.csv")
+    sizes = rows[rows["source"].eq("published") & rows["compared_with"].eq("ViT-B/16 (MAE recipe) 224px")]
+    assert sizes["top1_points"].tolist() == pytest.approx([82.1 - 82.3, 82.5 - 82.3])
 
 
 def test_sparse_averages_are_shown_beside_the_dense_one_and_its_time(place):
