@@ -76,12 +76,12 @@ def test_a_run_that_would_grow_from_it_is_refused(data, tmp_path):
 def late(request, monkeypatch):
     """Read numbers of steps at once, as on a CPU, or where a row is due, as on a GPU."""
     if request.param:
-        monkeypatch.setattr(stepping, "waiting_is_free", lambda device: False)
+        monkeypatch.setattr(stepping, "reads_without_sync", lambda device: False)
     return request.param
 
 
 def test_read_late_it_diverges_in_the_same_step_with_the_same_weights(diverged, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(stepping, "waiting_is_free", lambda device: False)
+    monkeypatch.setattr(stepping, "reads_without_sync", lambda device: False)
     rare = DIVERGING.model_copy(update={"log_every": 100, "evaluate_every": 100})
     assert trained(rare, data, tmp_path)["diverged_at_step"] == record_of(diverged)["diverged_at_step"]
     assert record_of(tmp_path)["tokens"] == record_of(diverged)["tokens"]
@@ -91,7 +91,7 @@ def test_read_late_it_diverges_in_the_same_step_with_the_same_weights(diverged, 
 
 
 def test_stopped_before_anybody_read_that_it_diverged_it_ends_as_diverged(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(stepping, "waiting_is_free", lambda device: False)
+    monkeypatch.setattr(stepping, "reads_without_sync", lambda device: False)
     rare, checks = DIVERGING.model_copy(update={"log_every": 100, "evaluate_every": 100}), count()
     monkeypatch.setattr(StopRequest, "__call__", lambda self: "a test" if next(checks) == 20 else None)
     record = trained(rare, data, tmp_path)

@@ -58,7 +58,7 @@ KINDS = {
 def test_where_numbers_are_read_late_the_bits_are_the_same(kind, monkeypatch):
     """As on a GPU: the optimizer decides there whether it takes a step."""
     at_once = done(KINDS[kind])
-    monkeypatch.setattr(stepping, "waiting_is_free", lambda device: False)
+    monkeypatch.setattr(stepping, "reads_without_sync", lambda device: False)
     assert same(at_once, done(KINDS[kind]))
 
 

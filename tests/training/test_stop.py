@@ -27,7 +27,7 @@ def test_a_time_limit_asks_to_stop_its_margin_before_or_what_a_step_and_its_save
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
     stop = StopRequest(time_limit_s=100, margin_s=30)
     for seconds in left:
-        stop.leave(seconds)
+        stop.raise_margin(seconds)
     now += 99.9 - margin
     assert stop() is None
     now += 0.1
@@ -37,5 +37,5 @@ def test_a_time_limit_asks_to_stop_its_margin_before_or_what_a_step_and_its_save
 @pytest.mark.parametrize(("limit", "margin"), [(30, 30), (0, 0)])
 def test_a_limit_that_leaves_no_time_is_refused(limit, margin):
     """Such a run would stop before its first step, again and again."""
-    with pytest.raises(UserError, match=f"time limit of {limit} s leaves no time before its margin of {margin} s"):
+    with pytest.raises(UserError, match=f"time limit of {limit} s is not longer than its margin of {margin} s"):
         StopRequest(limit, margin)

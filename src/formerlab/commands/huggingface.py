@@ -88,7 +88,7 @@ def export_huggingface(arguments: argparse.Namespace) -> None:
     from formerlab.data import load_tokenizer
     from formerlab.integrations.huggingface.export import CODE, card_of, save_folder
     from formerlab.models.decoder import DecoderModel
-    from formerlab.training.load import finished_run_folder, load_model
+    from formerlab.training.load import find_finished_run, load_model
 
     run_id, out = arguments.run, arguments.out
     if arguments.plan or given_values(arguments):
@@ -96,7 +96,7 @@ def export_huggingface(arguments: argparse.Namespace) -> None:
         job_of(plan, "train", run_id)
         folder = Path(plan["results"], run_id)
     else:
-        folder = finished_run_folder(run_id)
+        folder = find_finished_run(run_id)
     model, run = load_model(folder)
     if not isinstance(model, DecoderModel):
         raise UserError(f"{folder}: the model is a {run.model.kind}; only decoders can be exported")

@@ -71,10 +71,10 @@ def generate(arguments: argparse.Namespace) -> None:
     from formerlab.evaluation.language.generate import check_text
     from formerlab.evaluation.language.generate import generate as continue_prompt
     from formerlab.models.decoder import DecoderModel
-    from formerlab.training.load import data_of, finished_run_folder, load_model
+    from formerlab.training.load import data_of, find_finished_run, load_model
 
     check_text("prompt", arguments.prompt)
-    folder = finished_run_folder(arguments.checkpoint)
+    folder = find_finished_run(arguments.checkpoint)
     model, run = load_model(folder, "decoder")
     data = data_of(folder, run)
     print(arguments.prompt, end="", flush=True)

@@ -41,7 +41,7 @@ class AnyRun(Spec):
 
     @property
     def measured_in(self) -> str:
-        """Precision of matrix products when the model is evaluated; our own models use float32."""
+        """Precision of matrix products when the model is evaluated; float32 for models that this package trains."""
         return "float32"
 
 

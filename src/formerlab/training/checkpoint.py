@@ -1,7 +1,7 @@
 """Checkpoints of a run in progress: one atomically written file that records the identity of the run.
 
 Sharded tensors are gathered, so any number of processes can resume. The previous checkpoint is kept in case the last
-one is damaged.
+checkpoint is damaged.
 """
 
 import os
@@ -37,8 +37,8 @@ def save_checkpoint(path: Path, content: Content, belongs_to: dict[str, str]) ->
 
 def checkpoint_to_resume(path: Path, belongs_to: dict[str, str]) -> Content | None:
     """Return the checkpoint to resume from, or None; move aside a checkpoint that is damaged or of another run."""
-    with processes.first_in_turn():
-        if processes.rank() == 0:  # rank 0 only, because it may write already when the others arrive
+    with processes.rank_zero_first():
+        if processes.rank() == 0:  # rank 0 only, because it may already write when the other ranks arrive
             for temporary in path.parent.glob(".*.tmp"):
                 temporary.unlink()  # incomplete checkpoint of a killed process
         try:

@@ -18,10 +18,10 @@ def load(run: str | Path) -> nn.Module:
     `results/live` (or `live` of the folder that config.yaml or its overlay names as `results`).
     Raises UserError if the run does not exist, exists in several scales, or diverged.
     """
-    return load_model(finished_run_folder(run))[0]
+    return load_model(find_finished_run(run))[0]
 
 
-def finished_run_folder(run: str | Path) -> Path:
+def find_finished_run(run: str | Path) -> Path:
     """Return the folder of a finished run, given the folder or the id of the run. Raises UserError as `load` does.
 
     An id is searched below the `results` of config.yaml in the working directory.
@@ -31,8 +31,7 @@ def finished_run_folder(run: str | Path) -> Path:
         config = read_yaml(Path(), "config.yaml") if Path("config.yaml").is_file() else {}
         overlay = read_yaml(Path(), config["overlay"]) if config.get("overlay") else {}
         layers = (overlay.get("set") or {}, config.get("set") or {}, overlay, config)  # the precedence of a plan
-        named = [layer.get("results") for layer in layers]
-        results = next(filter(None, named), "results")
+        results = next(filter(None, (layer.get("results") for layer in layers)), "results")
         live = [path.parent for path in sorted(Path(results, "live").glob(f"*/{folder}/run.json"))]
         if len(live) > 1:
             raise UserError(f"{run}: several scales have this run; give the folder {' or '.join(map(str, live))}")
@@ -49,7 +48,7 @@ def load_model(folder: Path, kind: str | None = None) -> tuple[nn.Module, Run]:
     """
     record = load_record(folder)
     if record["status"] == "diverged":
-        raise UserError(f"{folder}: diverged in step {record['diverged_at_step']}; choose a run that did not")
+        raise UserError(f"{folder}: diverged in step {record['diverged_at_step']}; choose a run that finished")
     run = Run.model_validate(record["spec"])
     if kind not in (None, run.model.kind):
         raise UserError(f"{folder}: model.kind is {run.model.kind}, must be {kind}; choose another run")

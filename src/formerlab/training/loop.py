@@ -23,7 +23,7 @@ from formerlab.training.state import State
 from formerlab.training.step import Steps, precision
 
 BETWEEN_SAVES = 30.0
-"""Minimum ratio of the time between checkpoints to the time of saving one; saving takes at most 3 % of the time."""
+"""Minimum time between checkpoints, in multiples of the time to save one; saving takes at most 3 % of the time."""
 
 
 @dataclass
@@ -47,10 +47,10 @@ class Hooks:
         The call also updates `longest`, the longest time between two calls: a step, a validation, or a group of test
         examples. The first step is not counted, because it includes compilation.
         """
-        now, self._calls = time.monotonic(), self._calls + 1
+        called, self._calls = time.monotonic(), self._calls + 1
         if self._calls > 2:
-            self.longest = max(self.longest, now - self._last_call)
-        self._last_call = now
+            self.longest = max(self.longest, called - self._last_call)
+        self._last_call = called
         reason = self.stop()
         stops, self.due = processes.any_process(reason is not None, time.monotonic() >= self._next)
         return reason or ("another process was asked to stop" if stops else None)
@@ -62,10 +62,10 @@ class Hooks:
         began = time.monotonic()
         if _finite_weights(state.model):
             self.save(state)
-        now, least = time.monotonic(), self.checkpoint_seconds
-        self._next = now + (max(least, BETWEEN_SAVES * (now - began)) if least else 0.0)
+        ended, least = time.monotonic(), self.checkpoint_seconds
+        self._next = ended + (max(least, BETWEEN_SAVES * (ended - began)) if least else 0.0)
 
-    def leave(self, state: State, done: str, reason: str) -> NoReturn:
+    def save_and_stop(self, state: State, done: str, reason: str) -> NoReturn:
         """Save and raise StoppedEarly."""
         self.due = True
         self.write(state)
@@ -83,9 +83,9 @@ def train(
     finite at a step that writes metrics. The metrics of that step are dropped; if only the validation loss is not
     finite, its training metrics are still written. Weights that are not finite are never saved.
 
-    Each step is a pure function of (run, start, step): its batch, learning rate and dropout depend on nothing else. A
-    run that is interrupted and resumed therefore gives bit-identical results on the same device. `start` is the
-    position in the data at which the run's ancestors ended.
+    The batch, learning rate and dropout of a step depend only on (run, start, step), so a run that is interrupted and
+    resumed gives bit-identical results on the same device. `start` is the position in the data at which the run's
+    ancestors ended.
 
     Raises StoppedEarly after saving the state if `hooks.stop` returns a reason.
     """
@@ -95,25 +95,26 @@ def train(
     with closing(steps.batches), Progress(run.steps, f"train {run.id}", start=state.step) as progress:
         while state.step < run.steps:
             if (reason := hooks.reason_to_stop() or steps.fetch()) is not None:
-                if missed := steps.read().missed:  # steps whose results were not read yet
-                    return state.count(run, train_data, start, -missed)
-                hooks.leave(state, f"{run.id}: stopped after step {state.step} of {run.steps}", reason)
+                if skipped := steps.read().skipped:  # steps whose results were not read yet
+                    return state.count(run, train_data, start, -skipped)
+                hooks.save_and_stop(state, f"{run.id}: stopped after step {state.step} of {run.steps}", reason)
             step, last = state.step + 1, state.step + 1 == run.steps
             logged = last or step == 1 or step % run.log_every == 0
             evaluated = last or step % run.evaluate_every == 0
             steps.take()
-            outcome = steps.read() if steps.waits or logged or evaluated or hooks.due else None
+            outcome = steps.read() if steps.checks_at_once or logged or evaluated or hooks.due else None
             spent = time.perf_counter() - steps.began
             state.count(run, train_data, start, 1)
-            spoilt = (logged or evaluated) and not _finite_weights(state.model)
-            if outcome and (outcome.missed or spoilt):
-                return state.count(run, train_data, start, -(outcome.missed or 1))
+            bad_weights = (logged or evaluated) and not _finite_weights(state.model)
+            if outcome and (outcome.skipped or bad_weights):
+                return state.count(run, train_data, start, -(outcome.skipped or 1))
             state.training_time_s += spent
             run.task.after_step(state.model, state.step, run.steps, state.kept)
             if outcome and logged:
                 rate = run.optimizer.lr * run.schedule.factor(step - 1, run.steps)
                 speed = state.tokens / state.training_time_s
-                state.rows["train"].append([step, state.tokens, outcome.loss, rate, outcome.norm, *outcome.beside])
+                metrics = [step, state.tokens, outcome.loss, rate, outcome.norm, *outcome.task_metrics]
+                state.rows["train"].append(metrics)
                 state.rows["timing"].append([step, state.training_time_s, speed, peak_memory_bytes(state.device)])
                 progress.update(step, tokens_per_s=speed, loss=outcome.loss)
             if evaluated and not _validate(run, steps.model, state, valid):
@@ -126,11 +127,11 @@ def train(
 def measure(run: Run, state: State, data: Path, hooks: Hooks, diverged: int | None) -> None:
     """Measure the test split of the data, and the test split of the data set that the tokenizer comes from.
 
-    A diverged run gets the loss of a uniform guess. Raises StoppedEarly if `hooks.stop` gives a reason; the state is
+    A diverged run gets the loss of a uniform guess. Raises StoppedEarly if `hooks.stop` returns a reason; the state is
     saved, and finished groups are not measured again.
     """
     owner_folder = tokenizer_owner(data) if run.task.reads == "text" else None
-    autocasts = state.device.type != "cpu" or processes.sharded()  # a CPU gains nothing
+    autocasts = state.device.type != "cpu" or processes.sharded()  # autocast does not speed up one CPU process
     for table, folder in {"test": data, "lender_test": owner_folder}.items():
         if folder is None:
             continue
@@ -140,12 +141,12 @@ def measure(run: Run, state: State, data: Path, hooks: Hooks, diverged: int | No
             done[:] = [[list(row) for row in run.task.guessed_rows(run.model, held_out)]]
             continue
         groups: Any = run.task.test_groups(held_out)  # divided among the processes
-        with evaluating(state.model, nullcontext):  # once, rather than for every group
+        with evaluating(state.model, nullcontext):  # once for all groups
             while len(done) < len(groups):
                 if (reason := hooks.reason_to_stop()) is not None:
                     tested = f"{len(done)} of {len(groups)} groups done"
-                    hooks.leave(state, f"{run.id}: stopped during the test, {tested}", reason)
-                # A process without a group repeats the last one, because all processes must join in sums.
+                    hooks.save_and_stop(state, f"{run.id}: stopped during the test, {tested}", reason)
+                # A process without a group repeats the last group, because all processes must join in sums.
                 local_group = min(len(done) + processes.rank(), len(groups) - 1)
                 with precision(run, state.device) if autocasts else nullcontext():
                     rows = run.task.test_rows(state.model, held_out, groups[local_group])
@@ -158,7 +159,7 @@ def _finite_weights(model: nn.Module) -> bool:
 
 
 def _validate(run: Run, model: nn.Module, state: State, batches: Sequence[Any]) -> bool:
-    """Add one row per validation batch and per mixing weight; return False, adding none, if a loss is not finite."""
+    """Add a row per validation batch and per mixing weight; if a loss is not finite, add no row and return False."""
     with evaluating(state.model, torch.no_grad), precision(run, state.device):
         ready = (batch.to(state.device, non_blocking=True) for batch in batches)
         # Copied, because a CUDA graph overwrites the loss of one batch with the loss of the next.

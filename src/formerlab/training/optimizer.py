@@ -12,7 +12,7 @@ from formerlab.spec import AnyCount, Epsilon, Spec
 
 
 class FusedAdamW(torch.optim.AdamW):
-    """torch's AdamW with undecorated methods; torch's decorators import the compiler, which takes a second."""
+    """torch's AdamW without the decorators of its methods, which import the compiler and take a second."""
 
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
     zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
@@ -22,7 +22,7 @@ class FusedAdamW(torch.optim.AdamW):
 
 
 class MuonAndAdamW(FusedAdamW):
-    """AdamW, and torch's Muon for the parameter groups with a momentum."""
+    """torch's Muon for the parameter groups with a momentum, and AdamW for all other groups."""
 
     muon: torch.optim.Optimizer
 
@@ -32,15 +32,15 @@ class MuonAndAdamW(FusedAdamW):
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
-        """Step all groups; if `found_inf` is 1, no weight changes."""
-        groups, bad = self.param_groups, cast(Tensor | None, getattr(self, "found_inf", None))
+        """Step all groups, or leave all weights unchanged if `found_inf` is 1."""
+        groups, found_inf = self.param_groups, cast(Tensor | None, getattr(self, "found_inf", None))
         self.muon.state, self.muon.param_groups = self.state, [group for group in groups if "momentum" in group]
         weights = [weight for group in self.muon.param_groups for weight in group["params"]]
-        saved = [weight.clone() for weight in weights] if bad is not None else []
+        saved = [weight.clone() for weight in weights] if found_inf is not None else []
         inspect.unwrap(type(self.muon).step)(self.muon)
-        if bad is not None:
+        if found_inf is not None:
             for weight, old in zip(weights, saved, strict=True):
-                weight.copy_(torch.where(bad > 0, old, weight))
+                weight.copy_(torch.where(found_inf > 0, old, weight))
         self.param_groups = [group for group in groups if "momentum" not in group]
         _ADAMW_STEP(self)
         self.param_groups = groups
@@ -64,15 +64,15 @@ class AdamW(Spec):
     eps: Epsilon = 1.0e-8
     """Added to the square root of the second moment."""
     weight_decay: Annotated[float, Field(ge=0.0, le=10.0)] = 0.1
-    """Decoupled weight decay of matrices; vectors (gains, biases) have none."""
+    """Decoupled weight decay of matrices; vectors (gains, biases) are exempt."""
     decay_mixing: bool = True
     """Apply weight decay to the mixing weights of depth mixers, as DenseFormer's official code does, except where the
     paper of the mixer excludes them."""
     mixing_lr_factor: Annotated[float, Field(gt=0.0, le=1000.0)] = 1.0
     """Factor of the learning rate of mixing weights; 1 in DenseFormer's code."""
     mixing_start_step: AnyCount = 0
-    """First step that trains the mixing weights (arXiv:2402.02622, Table 5). Before it they keep their initial values,
-    without gradient, moments or weight decay, and do not enter the gradient norm."""
+    """First step that trains the mixing weights (arXiv:2402.02622, Table 5). In earlier steps they keep their initial
+    values, without gradient, moments or weight decay, and do not contribute to the gradient norm."""
     clip: Annotated[float, Field(ge=0.0, le=1e6)] = 1.0
     """Maximum gradient norm; 0 disables clipping."""
 
@@ -87,14 +87,16 @@ class AdamW(Spec):
     def groups(self, model: nn.Module) -> list[dict[str, Any]]:
         """Return the parameter groups: with weight decay, without weight decay, mixing weights.
 
-        A fourth group holds mixing weights that never have weight decay, if there are any.
+        If a mixer excludes weights from weight decay, they form a fourth group.
         """
         matrices, vectors, mixing, static = (list[nn.Parameter]() for _ in range(4))
         exempt = self.exempt(model)
         for name, parameter in model.named_parameters():
-            mixers = static if name in exempt else mixing
-            remaining = vectors if parameter.ndim < 2 or name in exempt else matrices
-            (mixers if name.startswith("mixer.") else remaining).append(parameter)
+            if name.startswith("mixer."):
+                group = static if name in exempt else mixing
+            else:
+                group = vectors if parameter.ndim < 2 or name in exempt else matrices
+            group.append(parameter)
         factor, decay = self.mixing_lr_factor, self.weight_decay
         rows = [(matrices, decay, 1.0), (vectors, 0.0, 1.0), (mixing, decay * self.decay_mixing, factor)]
         rows += [(static, 0.0, factor)] if static else []
@@ -106,9 +108,9 @@ class AdamW(Spec):
         return {f"mixer.{name}" for name in names}
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, factor: float) -> None:
-        """Set the learning rates of a step (from 0), and whether the step trains the mixing weights.
+        """Set the learning rates of step `step` (from 0), and whether the step trains the mixing weights.
 
-        `factor` is the schedule's factor. The result depends only on the step, so resuming needs no other state.
+        `factor` is the factor of the schedule. The result depends only on the step, so resuming needs no other state.
         """
         for group in optimizer.param_groups:
             group["lr"] = self.lr * factor * group["lr_factor"]
@@ -117,7 +119,7 @@ class AdamW(Spec):
 
 
 class LayerwiseAdamW(AdamW):
-    """AdamW for image models: no weight decay for class token and positions (arXiv:2111.06377, official code)."""
+    """AdamW for image models, without weight decay of class token and positions (arXiv:2111.06377, official code)."""
 
     kind: Literal["adamw_layerwise"] = "adamw_layerwise"  # type: ignore[assignment]
     layer_decay: float = Field(default=1.0, ge=1.0, le=1.0)
@@ -132,7 +134,7 @@ class Muon(AdamW):
     """W <- W - lr (0.2 sqrt(max(d_in, d_out)) O + decay W) for matrices of blocks, with the orthogonalised momentum O
     of torch.optim.Muon, and AdamW for all other parameters (arXiv:2502.16982, section 2.2).
 
-    The factor gives O the size of AdamW's update, so both use the same learning rate and weight decay.
+    The factor gives O the root mean square of AdamW's update, so both use the same learning rate and weight decay.
     """
 
     kind: Literal["muon"] = "muon"  # type: ignore[assignment]
@@ -144,13 +146,16 @@ class Muon(AdamW):
         if not hasattr(torch.optim, "Muon"):
             raise UserError(f"optimizer.kind: muon needs torch 2.9 or newer, this is {torch.__version__}; use adamw")
         blocks = ("blocks.", "encoder.", "decoder.")
-        of_blocks = {parameter for name, parameter in model.named_parameters() if name.startswith(blocks)}
+        in_blocks = {parameter for name, parameter in model.named_parameters() if name.startswith(blocks)}
         groups = self.groups(model)
         matrices = groups[0]["params"]
-        inside = [matrix for matrix in matrices if matrix in of_blocks]
-        groups[0]["params"] = [matrix for matrix in matrices if matrix not in of_blocks]
+        groups[0]["params"] = [matrix for matrix in matrices if matrix not in in_blocks]
         muon = torch.optim.Muon(
-            inside, self.lr, self.weight_decay, momentum=self.momentum, adjust_lr_fn="match_rms_adamw"
+            [matrix for matrix in matrices if matrix in in_blocks],
+            self.lr,
+            self.weight_decay,
+            momentum=self.momentum,
+            adjust_lr_fn="match_rms_adamw",
         )
         optimizer = MuonAndAdamW([*groups, muon.param_groups[0] | {"lr_factor": 1.0}], **self._settings)
         optimizer.muon = muon

@@ -1,4 +1,4 @@
-"""Training one run with several processes that torchrun starts, one per GPU.
+"""Train one run with several processes that torchrun starts, one per GPU.
 
 The processes divide the micro-batches of a step among them, sum the gradients and take the same optimizer step. Global
 batch, learning rate, dropout and data order do not depend on the number of processes, so losses differ only by the
@@ -26,8 +26,8 @@ from formerlab.training.run import Run
 from formerlab.training.runtime import SHARDED
 
 LONGEST_WAIT = timedelta(minutes=10)
-"""How long a process waits for the others, at most: while the first one hashes the data or writes a checkpoint. NCCL's
-own default; gloo's is 30 minutes."""
+"""Timeout of collectives, for example while rank 0 hashes the data or writes a checkpoint. NCCL's default is the same;
+gloo's default is 30 minutes."""
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def process_group(device: str) -> Iterator[str]:
     except StoppedEarly:
         distributed.destroy_process_group()
         raise
-    distributed.destroy_process_group()  # not after an error: it would wait for the other processes
+    distributed.destroy_process_group()  # skipped after an error, because it would wait for the other processes
 
 
 def world_size() -> int:
@@ -91,7 +91,7 @@ def unsupported_by_sharding(run: Run, *, carried: bool = False) -> str | None:
         "optimizer.kind=muon": isinstance(run.optimizer, Muon),
         "optimizer.mixing_start_step": run.optimizer.mixing_start_step > 0,
     }
-    return next((reason for reason, met in reasons.items() if met), None)
+    return next((reason for reason, applies in reasons.items() if applies), None)
 
 
 def place_model(model: nn.Module, device: str, precision: str) -> nn.Module:
@@ -100,7 +100,7 @@ def place_model(model: nn.Module, device: str, precision: str) -> nn.Module:
     A model on the meta device gets memory, but its parameters keep undefined values.
     """
     if sharded():
-        _split(model, device, precision)
+        _shard(model, device, precision)
     if any(weight.is_meta for weight in model.parameters()):
         model.to_empty(device=device)
         for module in model.modules():
@@ -109,10 +109,10 @@ def place_model(model: nn.Module, device: str, precision: str) -> nn.Module:
     return model.to(device)
 
 
-def _split(model: Any, device: str, precision: str) -> None:
+def _shard(model: Any, device: str, precision: str) -> None:
     """Shard the tensors of a model with FSDP2.
 
-    Each block of a decoder is one FSDP unit, and the remaining parameters are another. In bfloat16 runs the weights of
+    Each block of a decoder is one FSDP unit, and the remaining parameters form another. In bfloat16 runs the weights of
     a block are gathered in bfloat16; norms, the remaining parameters and the residual stream stay float32. Gradients
     are summed in float32.
     """
@@ -133,14 +133,14 @@ def _split(model: Any, device: str, precision: str) -> None:
             module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sums
 
 
-def summing_gradients(model: nn.Module, *, unused_parameters: bool) -> nn.Module:
+def wrap_in_ddp(model: nn.Module, *, unused_parameters: bool) -> nn.Module:
     """Wrap the model in DDP, so that the backward pass sums the gradients over processes.
 
     `unused_parameters` means that some parameters have no gradient in some steps. Sharded models need no wrapper.
     """
     if count() == 1 or sharded():
         return model
-    called = nn.parallel.DistributedDataParallel(
+    wrapped = nn.parallel.DistributedDataParallel(
         model, forward_sync_buffers=False, gradient_as_bucket_view=True, find_unused_parameters=unused_parameters
     )
 
@@ -149,12 +149,12 @@ def summing_gradients(model: nn.Module, *, unused_parameters: bool) -> nn.Module
         summed: torch.futures.Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
         return summed
 
-    called.register_comm_hook(None, total)  # sum instead of mean: losses are divided by the number of micro-batches
-    return called
+    wrapped.register_comm_hook(None, total)  # sum instead of mean: losses are divided by the number of micro-batches
+    return wrapped
 
 
 def micro_batch_context(model: nn.Module, *, last: bool) -> AbstractContextManager[None]:
-    """Return the context of a micro-batch: DDP sums gradients over processes after the last micro-batch only.
+    """Return the context of a micro-batch, in which DDP sums gradients over processes only after the last micro-batch.
 
     Sharded models sum after every micro-batch, because unsummed gradients would not be sharded.
     """
@@ -217,7 +217,7 @@ def gathered(rows: Any) -> list[Any]:
 
 
 @contextmanager
-def first_in_turn() -> Iterator[None]:
+def rank_zero_first() -> Iterator[None]:
     """Run the block in rank 0 first, then in the other processes."""
     if rank() > 0:
         distributed.barrier()

@@ -24,10 +24,10 @@ def now() -> str:
 
 @functools.cache
 def git_state() -> dict[str, str | None]:
-    """Return the commit, and a hash of the changes to tracked files, if there are any.
+    """Return the commit, and the hash of uncommitted changes to tracked files or None without changes.
 
-    Results and figures are ignored, because training does not read them. Both values are None if this file is not
-    tracked by a repository; an installed package may be inside the repository of another project.
+    Results and figures are ignored, because training does not read them. Both values are None if no repository tracks
+    this file, as in an installed package; the package may be inside the repository of another project.
     """
     file = Path(__file__).resolve()
     try:
@@ -50,9 +50,9 @@ def _git(folder: Path, *words: str) -> str:
     return subprocess.run(command, capture_output=True, check=True, text=True, errors="replace").stdout
 
 
-def versions(*further: str) -> dict[str, str]:
-    """Return the versions of Python, of the packages that a result depends on, and of `further` installed packages."""
-    packages = ("formerlab", "torch", "numpy", "pydantic", "tokenizers", "safetensors", *further)
+def versions(*packages: str) -> dict[str, str]:
+    """Return the versions of Python, of the packages that all results depend on, and of installed `packages`."""
+    packages = ("formerlab", "torch", "numpy", "pydantic", "tokenizers", "safetensors", *packages)
     installed = {package: item.version for package in packages for item in distributions(name=package)}
     return {"python": platform.python_version()} | installed | {"torch": str(torch.__version__)}  # +cu130, +cpu
 
@@ -82,11 +82,11 @@ def circumstances(device: str | torch.device, *packages: str) -> dict[str, Any]:
 def matmul_flops_per_s(device: str | torch.device = "cpu", precision: str = "float32") -> float:
     """Measure the peak speed of square matrix products on one device, in FLOP per second.
 
-    `precision` is float32 or bfloat16. The matrices are large enough to hide launch overhead. The result is the peak
-    with the current number of threads, and `model_flops_utilisation` uses it.
+    `precision` is float32 or bfloat16. The matrices are large enough to hide launch overhead. The result holds for the
+    current number of threads; `model_flops_utilisation` uses it.
     """
     device = torch.device(device)
-    size, in_a_row = (4096, 8) if device.type == "cuda" else (1024, 1)  # several products per synchronisation
+    size, products = (4096, 8) if device.type == "cuda" else (1024, 1)  # several products per synchronisation
     wait: Any = functools.partial(torch.cuda.synchronize, device) if device.type == "cuda" else int
     left, right = (torch.randn(size, size, device=device, dtype=getattr(torch, precision)) for _ in range(2))
     best, spent = float("inf"), 0.0
@@ -94,12 +94,12 @@ def matmul_flops_per_s(device: str | torch.device = "cpu", precision: str = "flo
     while spent < 0.05:
         wait()
         began = time.perf_counter()
-        for _ in range(in_a_row):
+        for _ in range(products):
             torch.matmul(left, right)
         wait()
         took = time.perf_counter() - began
         best, spent = min(best, took), spent + took
-    return in_a_row * 2 * size**3 / best
+    return products * 2 * size**3 / best
 
 
 def model_flops_utilisation(flops: float, seconds: float, flops_per_s: float, devices: int = 1) -> float:

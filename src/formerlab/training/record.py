@@ -55,15 +55,15 @@ class Reading(Spec):
     tokens: NonNegativeInt
     """Predicted tokens (images for classification)."""
     epochs: NonNegativeFloat
-    """Mean number of times that the run read each token of the stretch."""
+    """Mean number of times that the run read each token of its stretch."""
     tokens_cumulative: NonNegativeInt
     """Tokens that the chain up to this run predicted on these data."""
     epochs_cumulative: NonNegativeFloat
-    """Mean number of times that the chain read each token of the stretch."""
+    """Mean number of times that the chain read each token of this stretch."""
 
 
 def readings(record: Record | None) -> list[Reading]:
-    """Return the readings of a run's record, empty without a record."""
+    """Return the readings of a run's record, or an empty list without a record."""
     return [Reading.model_validate(reading) for reading in record["read"]] if record else []
 
 
@@ -106,7 +106,7 @@ def finish(
     diverged: int | None,
     data: Any,
 ) -> None:
-    """Write metrics, weights, and finally run.json with their hashes; all processes must call this.
+    """Write metrics, weights, and finally run.json with their hashes. All processes must call this function.
 
     `manifest` describes the data set, `parent` is the record of the parent run, and `data` the loaded training split.
     """
@@ -121,7 +121,7 @@ def finish(
     with replacing(out / WEIGHTS) as temporary:
         save_file(weights, temporary)
     (out / OPTIMIZER).unlink(missing_ok=True)
-    if runtime.keep_optimizer:  # a child run takes it over
+    if runtime.keep_optimizer:  # for a child run with growth.optimizer=carry
         with replacing(out / OPTIMIZER) as temporary:
             torch.save(content["optimizer"], temporary)
     chain = readings(parent)
@@ -174,7 +174,7 @@ def base_record(run: AnyRun, manifest: Record, code_hash: str, device: str, *pac
 
 
 def _write_rows(run: Run, state: State, out: Path) -> dict[str, float | None]:
-    """Write the metrics of training and of held-out data; return mean losses for the record."""
+    """Write the metrics of training and of held-out data; return the mean losses for the record."""
     write_curves(run, state, out)
     columns = {"test": run.task.test_columns, "lender_test": TABLES["lender_test.csv"].names}
     tested = {name: sorted(row for group in state.tested.get(name, ()) for row in group) for name in columns}

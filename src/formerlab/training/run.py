@@ -32,8 +32,8 @@ class Run(AnyRun):
     compile: bool = False
     """Use torch.compile; every process compiles the model."""
     checkpoint_activations: bool = False
-    """Save only the input of each block and recompute the block in the backward pass (arXiv:1604.06174): much less
-    memory, a third more time, equal losses."""
+    """Save only the input of each block and recompute the block in the backward pass (arXiv:1604.06174). Saves most of
+    the activation memory, takes a third more time, and gives equal losses."""
     log_every: Count = 10
     """Steps between rows of train.csv and timing.csv."""
     evaluate_every: Count = 100
@@ -41,18 +41,18 @@ class Run(AnyRun):
     init: Name | None = None
     """Run of the same study and seed whose final weights this run starts from."""
     growth: Growth | None = None
-    """How the weights of `init` grow to the sizes of this run. Without it, `init` is trained further at its size, with
-    a fresh optimizer. Needs `init`."""
+    """How the weights of `init` grow to the sizes of this run. Needs `init`. Without `growth`, `init` is trained
+    further at its size, with a fresh optimizer."""
 
     @model_validator(mode="before")
     @classmethod
-    def _usual_kinds(cls, values: Any) -> Any:
-        """Set default kinds: decoder, language_modeling and adamw."""
+    def _default_kinds(cls, values: Any) -> Any:
+        """Set the default kinds: decoder, language_modeling and adamw."""
         if not isinstance(values, dict):
             return values
-        usual = {"model": {"kind": "decoder"}, "task": {"kind": "language_modeling"}, "optimizer": {"kind": "adamw"}}
-        settings = {key: values[key] for key in usual if isinstance(values.get(key), dict)}
-        return values | {key: usual[key] | value for key, value in settings.items()}
+        kinds = {"model": "decoder", "task": "language_modeling", "optimizer": "adamw"}
+        settings = {key: values[key] for key in kinds if isinstance(values.get(key), dict)}
+        return values | {key: {"kind": kinds[key]} | value for key, value in settings.items()}
 
     @property
     def init_id(self) -> str | None:

@@ -30,24 +30,24 @@ class RuntimeConfig:
     deterministic: bool = False
     """Use deterministic, slower kernels on a GPU; torch raises an error for operations without one."""
     keep_optimizer: bool = False
-    """Write the final state of the optimizer to optimizer.pt, for runs that grow from this run and carry it over."""
+    """Write the final state of the optimizer to optimizer.pt, for child runs with growth.optimizer=carry."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Additional entries of the record."""
 
 
 class StopRequest:
-    """Returns a reason to stop, or None.
+    """A callable that returns a reason to stop, or None.
 
-    Inside a `with` block SIGTERM (a cluster's time limit, scancel) and SIGINT (Ctrl-C) are recorded, and the stage
-    stops between two steps; a second Ctrl-C interrupts at once. `time_limit_s` counts from the creation of this object;
-    the stage is asked to stop `margin_s` before it, to save its work. Raises UserError if the margin is not shorter
-    than the time limit.
+    A `with` block records SIGTERM (a cluster's time limit, scancel) and SIGINT (Ctrl-C), so that the stage can stop
+    between two steps; a second Ctrl-C interrupts immediately. `time_limit_s` counts from the creation of this object;
+    the call returns a reason `margin_s` before the limit, so that the stage can save its work. Raises UserError if the
+    margin is not shorter than the time limit.
     """
 
     def __init__(self, time_limit_s: float | None = None, margin_s: float = 30.0) -> None:
         if time_limit_s is not None and time_limit_s <= margin_s:
             raise UserError(
-                f"a time limit of {time_limit_s:g} s leaves no time before its margin of {margin_s:g} s; "
+                f"a time limit of {time_limit_s:g} s is not longer than its margin of {margin_s:g} s; "
                 "raise --time-limit or lower --margin"
             )
         self._began, self._limit_s, self._margin_s = time.monotonic(), time_limit_s, margin_s
@@ -55,7 +55,7 @@ class StopRequest:
 
     def __enter__(self) -> "StopRequest":
         numbers = (signal.SIGTERM, signal.SIGINT)
-        self._handlers = {number: signal.signal(number, self._note) or signal.SIG_DFL for number in numbers}
+        self._handlers = {number: signal.signal(number, self._record) or signal.SIG_DFL for number in numbers}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -69,11 +69,11 @@ class StopRequest:
             return f"the time limit of {limit:g} s is near"
         return self._signal
 
-    def leave(self, seconds: float) -> None:
+    def raise_margin(self, seconds: float) -> None:
         """Increase the margin to at least this time."""
         self._margin_s = max(self._margin_s, seconds)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _record(self, number: int, frame: FrameType | None) -> None:
         self._signal = signal.Signals(number).name
         if number == signal.SIGINT:
             signal.signal(signal.SIGINT, signal.default_int_handler)

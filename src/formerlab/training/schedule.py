@@ -11,14 +11,14 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
 class Constant(Spec):
-    """1 after a linear warm-up (the EnWik8 runs of Tokenformer, arXiv:2410.23168, Appendix E)."""
+    """Constant factor 1 after a linear warm-up (the EnWik8 runs of Tokenformer, arXiv:2410.23168, Appendix E)."""
 
     kind: Literal["constant"] = "constant"
     warmup: Fraction = 0.0
     """Fraction of the steps with a linear rise from zero."""
 
     def factor(self, step: int, steps: int) -> float:
-        """Return the factor of the peak rate in step `step` (from 0) of `steps`."""
+        """Return the factor of the peak learning rate in step `step` (from 0) of `steps`."""
         return _linear_warmup(step, round(self.warmup * steps))
 
 
@@ -53,10 +53,10 @@ class OneCycle(Spec):
     """The last rate is the peak divided by this."""
 
     def factor(self, step: int, steps: int) -> float:
-        top = self.warmup * steps - 1
-        if step <= top:
-            return _cosine_between(1 / self.start_division, 1.0, step / top if top else 1.0)
-        return _cosine_between(1.0, 1 / self.end_division, (step - top) / max(1e-9, steps - 1 - top))
+        peak = self.warmup * steps - 1
+        if step <= peak:
+            return _cosine_between(1 / self.start_division, 1.0, step / peak if peak else 1.0)
+        return _cosine_between(1.0, 1 / self.end_division, (step - peak) / max(1e-9, steps - 1 - peak))
 
 
 class Noam(Spec):

@@ -43,18 +43,18 @@ from formerlab.training.state import State
 
 
 def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime: RuntimeConfig) -> None:
-    """Train `run` on the prepared data in `data`, from the finished run in `parent` if it has one, and write to `out`.
+    """Train `run` on the prepared data in `data` and write to `out`; `parent` is the folder of the run `run.init`.
 
-    Returns at once if `out` already contains this run, unless `runtime.replace` is set.
+    Returns immediately if `out` already contains this run, unless `runtime.replace` is set.
 
-    Raises UserError if data, parent, or existing results in `out` do not fit the run, and StoppedEarly at a signal or
-    before the time limit; the work is saved and the same call continues.
+    Raises UserError if data, parent, or existing results in `out` do not fit the run. Raises StoppedEarly at a signal
+    or before the time limit; the work is saved, and the same call continues.
     """
     with StopRequest(runtime.time_limit_s, runtime.margin_s) as stop, processes.process_group(runtime.device) as device:
         # Check.
-        manifest, ancestor = read_manifest(data), load_parent_record(run, parent)
-        belongs_to = identity(run.fingerprint(), manifest, runtime.code_hash, ancestor)
-        with processes.first_in_turn():
+        manifest, parent_record = read_manifest(data), load_parent_record(run, parent)
+        belongs_to = identity(run.fingerprint(), manifest, runtime.code_hash, parent_record)
+        with processes.rank_zero_first():
             if not runtime.replace and is_finished(run, out, belongs_to, keep_optimizer=runtime.keep_optimizer):
                 return
             verify_all(data)  # the record contains the fingerprint of the data
@@ -68,7 +68,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
         keep_memory()
         path = out / CHECKPOINT
         content = checkpoint_to_resume(path, belongs_to)
-        state = initial_state(run, parent, ancestor, content, device)
+        state = initial_state(run, parent, parent_record, content, device)
         if content is not None:
             print(f"continuing after step {state.step} of {path}", file=sys.stderr)
         note_kernels(state)
@@ -87,14 +87,14 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
                 write_curves(run, state, out)
             if processes.sharded():
                 processes.wait_for_all()
-            # Leave time for a step and for a save that takes twice as long.
-            stop.leave(hooks.longest + 2 * (time.monotonic() - began))
+            # Leave time for one step and for a save that takes twice as long.
+            stop.raise_margin(hooks.longest + 2 * (time.monotonic() - began))
 
         examples = run.task.load(data, "train")
         stop_waiting(examples, stop)
-        begins = next_position(readings(ancestor), manifest["fingerprint"])
+        start = next_position(readings(parent_record), manifest["fingerprint"])
         hooks = Hooks(save, stop, runtime.checkpoint_seconds)
-        diverged = train(run, state, examples, run.task.load(data, "valid"), hooks, begins)
+        diverged = train(run, state, examples, run.task.load(data, "valid"), hooks, start)
         measure(run, state, data, hooks, diverged)
 
         # Finish.
@@ -107,7 +107,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
                 "precision float32.",
                 file=sys.stderr,
             )
-        finish(run, state, runtime, out, manifest, ancestor, diverged, examples)
+        finish(run, state, runtime, out, manifest, parent_record, diverged, examples)
 
 
 def set_deterministic(enabled: bool, *, compiles: bool) -> None:
@@ -134,7 +134,7 @@ def load_parent_record(run: Run, parent: Path | None) -> Record | None:
 
 
 def identity(spec_hash: str, data: Record, code_hash: str, init: Record | None) -> dict[str, str]:
-    """Return the hashes that determine a run's results; `data` and `init` are the records of its data and parent."""
+    """Return the hashes that determine a run's results; `data` is its manifest, `init` its parent's record."""
     hashes = {"spec": spec_hash, "data": data["fingerprint"], "code": code_hash}
     return hashes if init is None else hashes | {"init": init["weights_sha256"]}
 

@@ -38,7 +38,7 @@ class State:
     kept: dict[str, Any] = field(default_factory=dict)
     """State of the task between steps, such as averages of weights; empty for most tasks."""
     kernels: list[str] = field(default_factory=list)
-    """Kernels that computed the steps, in order; they may change when a run is resumed on another machine."""
+    """Kernels that computed the steps, in order; a run that is resumed on another machine may have several."""
 
     @property
     def device(self) -> torch.device:
@@ -46,7 +46,7 @@ class State:
         return next(self.model.parameters()).device
 
     def count(self, run: Run, data: Any, start: DataPosition, steps: int) -> int:
-        """Add `steps` (which may be negative) to the counters; return the number of the next step."""
+        """Add `steps`, which may be negative, to the counters; return the number of the next step (from 1)."""
         sign = 1 if steps > 0 else -1
         for _ in range(abs(steps)):
             step = min(self.step, self.step + sign)
@@ -57,7 +57,7 @@ class State:
         return self.step + 1
 
     def dump(self) -> dict[str, Any]:
-        """Return the content of a checkpoint. With sharded tensors all processes must call this, and rank 0 gets it."""
+        """Return the content of a checkpoint; all processes must call this, and sharded tensors reach rank 0 only."""
         counts = {name: getattr(self, name) for name in COUNTS}
         tensors = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         return counts | processes.full_tensors(tensors)

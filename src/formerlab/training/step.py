@@ -23,14 +23,14 @@ from formerlab.training.state import State
 AHEAD = 2
 """Number of steps whose batches are prepared in advance."""
 Batch = tuple[int, list[tuple[int, Any]]]
-"""The number of micro-batches of a step, and this process's micro-batches with their indices. Micro-batches with an
-index of at least that number are padding: they repeat others, and their loss is multiplied by zero."""
+"""The number of micro-batches of a step, and this process's micro-batches with their indices. An index of at least that
+number marks padding: the micro-batch repeats another one, and its loss is multiplied by zero."""
 
 
 def batches(run: Run, data: Any, start: DataPosition, first: int, device: torch.device) -> Generator[Batch]:
-    """Yield the batches of steps `first`, first + 1, ...; each depends on its step only.
+    """Yield the batches of steps `first`, first + 1, ...; each batch depends only on its step.
 
-    For a GPU, a thread prepares batches in advance, in pinned memory for CUDA. On a CPU they are made on demand.
+    For a GPU, a thread prepares batches in advance, in pinned memory for CUDA. On a CPU they are prepared on demand.
     """
 
     def make(step: int) -> Batch:
@@ -47,8 +47,8 @@ def batches(run: Run, data: Any, start: DataPosition, first: int, device: torch.
             if thread is None:
                 yield make(step)
                 continue
-            for later in range(step + len(queued), min(step + AHEAD + 1, run.steps)):
-                queued.append(thread.submit(make, later))
+            for next_step in range(step + len(queued), min(step + AHEAD + 1, run.steps)):
+                queued.append(thread.submit(make, next_step))
             yield queued.popleft().result()
     finally:
         if thread is not None:
@@ -62,17 +62,18 @@ class Outcome(NamedTuple):
     """Mean loss of the last step in nats."""
     norm: float
     """Gradient norm of the last step before clipping."""
-    missed: int
+    skipped: int
     """Number of steps without update: the first step with a non-finite loss or gradient, and all later steps."""
-    beside: tuple[float, ...] = ()
+    task_metrics: tuple[float, ...] = ()
     """Other values that the task logs."""
 
 
 class Steps:
     """Takes the optimizer steps of a run that starts at the data position `start`.
 
-    On a CPU, each step checks at once whether loss and gradient are finite. On a GPU the check stays on the device, to
-    avoid a synchronisation: from the first bad step on, the optimizer changes no weights, and `read` reports it.
+    On a CPU, each step checks immediately whether loss and gradient are finite. On a GPU the result of the check stays
+    on the device, to avoid a synchronisation: from the first bad step on, the optimizer skips its updates, and `read`
+    returns the number of skipped steps.
     """
 
     def __init__(self, run: Run, state: State, data: Any, start: DataPosition) -> None:
@@ -81,12 +82,12 @@ class Steps:
         self._batch: Batch | None = None
         self.began = 0.0
         """Time at which the current step started to wait for its batch."""
-        self.waits = waiting_is_free(self.device)
+        self.checks_at_once = reads_without_sync(self.device)
         self._outcome = torch.zeros(3, device=self.device)
         if run.checkpoint_activations:
             recompute_blocks(state.model)
-        self._summing = processes.summing_gradients(state.model, unused_parameters=run.optimizer.mixing_start_step > 0)
-        self.model = self._summing
+        self._ddp_model = processes.wrap_in_ddp(state.model, unused_parameters=run.optimizer.mixing_start_step > 0)
+        self.model = self._ddp_model
         """The wrapped model (compiled or distributed) that the loop calls."""
         dynamic = run.task.dynamic_shapes
         if run.compile and processes.sharded():
@@ -96,7 +97,7 @@ class Steps:
                 block.attention.compile(dynamic=dynamic)
                 block.feedforward.compile(dynamic=dynamic)
         elif run.compile:
-            self.model = torch.compile(self._summing, dynamic=dynamic)  # type: ignore[assignment]
+            self.model = torch.compile(self._ddp_model, dynamic=dynamic)  # type: ignore[assignment]
 
     def fetch(self) -> str | None:
         """Fetch the batch of the next step; return the reason to stop if it does not arrive."""
@@ -112,21 +113,21 @@ class Steps:
     def take(self) -> None:
         """Take a step with the fetched batch; weights do not change if loss or gradient is not finite."""
         run, state, device = self.run, self.state, self.device
-        drawn = self.start.chain_steps + state.step
+        chain_step = self.start.chain_steps + state.step
         # Seed only the generator of the device, because a thread may draw batches with the CPU's generator.
         seed = (torch.default_generator if device.type == "cpu" else torch.get_device_module(device)).manual_seed
-        seed(mixed_seed(run.seed, drawn))  # dropout depends only on the step
+        seed(mixed_seed(run.seed, chain_step))  # dropout depends only on the step
         run.optimizer.prepare(state.model, state.optimizer, state.step, run.schedule.factor(state.step, run.steps))
         assert self._batch is not None
         micro_batch_count, local_batches = self._batch
         total = torch.zeros(1 + len(run.task.train_columns), device=device)
         for index, micro_batch in local_batches:
             if index > 0:
-                seed(mixed_seed(run.seed, drawn, index))  # equal for any number of processes
-            with processes.micro_batch_context(self._summing, last=index == local_batches[-1][0]):
+                seed(mixed_seed(run.seed, chain_step, index))  # equal for any number of processes
+            with processes.micro_batch_context(self._ddp_model, last=index == local_batches[-1][0]):
                 with precision(run, device):
-                    ready = micro_batch.to(device, non_blocking=True)
-                    losses = [loss / micro_batch_count for loss in run.task.losses(self.model, ready)]
+                    inputs = micro_batch.to(device, non_blocking=True)
+                    losses = [loss / micro_batch_count for loss in run.task.losses(self.model, inputs)]
                 if index >= micro_batch_count:
                     losses = [0.0 * loss for loss in losses]
                 losses[0].backward()  # type: ignore[no-untyped-call]
@@ -139,39 +140,39 @@ class Steps:
         """Clip the gradients, update the weights and clear the gradients; `losses` begins with the mean loss."""
         loss, optimizer, clip = losses[0], self.state.optimizer, self.run.optimizer.clip
         weights = (weight for group in optimizer.param_groups for weight in group["params"])
-        moving = [weight for weight in weights if weight.grad is not None]
-        norm = nn.utils.get_total_norm([weight.grad for weight in moving])
-        full_norm, missed = processes.full_tensor(norm).to(loss), self._outcome[2]
-        takes = clips = True
-        if self.waits:
+        trained = [weight for weight in weights if weight.grad is not None]
+        norm = nn.utils.get_total_norm([weight.grad for weight in trained])
+        full_norm, skipped = processes.full_tensor(norm).to(loss), self._outcome[2]
+        updates = clips = True
+        if self.checks_at_once:
             numbers = torch.stack((loss, full_norm)).tolist()
-            takes = all(map(math.isfinite, numbers))
-            clips = takes and numbers[1] > clip
-            missed = missed + (not takes)
+            updates = all(map(math.isfinite, numbers))
+            clips = updates and numbers[1] > clip
+            skipped = skipped + (not updates)
         else:
-            bad = ~(loss.isfinite() & full_norm.isfinite()) | (missed > 0)
+            bad = ~(loss.isfinite() & full_norm.isfinite()) | (skipped > 0)
             optimizer.found_inf = bad.float()  # type: ignore[attr-defined]  # 1 makes the fused step skip its update
-            missed = missed + bad
+            skipped = skipped + bad
         if clip and clips:
-            nn.utils.clip_grads_with_norm_(moving, clip, norm)
-        if takes:
+            nn.utils.clip_grads_with_norm_(trained, clip, norm)
+        if updates:
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        self._outcome = torch.cat((torch.stack((loss, full_norm, missed)), losses[1:]))
+        self._outcome = torch.cat((torch.stack((loss, full_norm, skipped)), losses[1:]))
 
     def read(self) -> Outcome:
         """Wait for the device and return the outcome of the steps so far."""
-        loss, norm, missed, *beside = self._outcome.tolist()
-        return Outcome(loss, norm, int(missed), tuple(beside))
+        loss, norm, skipped, *task_metrics = self._outcome.tolist()
+        return Outcome(loss, norm, int(skipped), tuple(task_metrics))
 
 
-def waiting_is_free(device: torch.device) -> bool:
-    """Return True if reading a number from a tensor needs no synchronisation, that is, on a CPU."""
+def reads_without_sync(device: torch.device) -> bool:
+    """Return whether a number can be read from a tensor without synchronisation, that is, on a CPU."""
     return device.type == "cpu"
 
 
 def recompute_blocks(model: nn.Module) -> None:
-    """Checkpoint activations: save only the inputs of blocks and recompute blocks in backward (arXiv:1604.06174)."""
+    """Checkpoint activations: save only block inputs, recompute blocks in the backward pass (arXiv:1604.06174)."""
     for stack in model.children():
         for block in stack if isinstance(stack, nn.ModuleList) else ():
             if "forward" not in vars(block):
@@ -180,5 +181,5 @@ def recompute_blocks(model: nn.Module) -> None:
 
 def precision(run: AnyRun, device: torch.device) -> torch.autocast:
     """Return the autocast context of a run; released models compute in the dtype of their weights."""
-    lowered = isinstance(run, Run) and run.precision == "bfloat16"
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=lowered)
+    enabled = isinstance(run, Run) and run.precision == "bfloat16"
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled)
