@@ -14,7 +14,7 @@ from formerlab.errors import EXIT_USER_ERROR, UserError
 from formerlab.evaluation.language.harness import load_tasks
 from formerlab.evaluation.language.questions import Questions
 from formerlab.integrations.huggingface import load
-from formerlab.integrations.huggingface.export import card_of
+from formerlab.integrations.huggingface.export import model_card
 from formerlab.integrations.huggingface.load import load_any
 from formerlab.integrations.huggingface.neox import load_released
 from formerlab.released import Folder
@@ -45,7 +45,7 @@ def test_a_finished_run_is_exported_with_its_tokenizer(finished, tmp_path, capsy
 
 
 def test_a_card_without_a_commit_says_so():
-    assert "formerlab, commit not known" in card_of({"id": "study/run/seed0", "git": {"commit": None}}, "MIT", "MIT")
+    assert "formerlab, commit not known" in model_card({"id": "study/run/seed0", "git": {"commit": None}}, "MIT", "MIT")
 
 
 def test_a_run_is_exported_by_its_name_in_the_plan(finished, tmp_path, capsys):

@@ -85,7 +85,7 @@ def test_a_task_decides_from_the_floor_on():
         (["--policies", "decoy"], "--policies"),
         (["--policies", "ideal"], "deal"),
         (["--budgets", "0"], "--budgets"),
-        ([*WORDS, "--budgets", "0.0001"], "budget 0.0001: less than one entry of a prompt"),
+        ([*WORDS, "--budgets", "0.0001"], "budget 0.0001: less than one key for a prompt"),
         ([*WORDS, "--chat-template"], "the tokenizer has no chat template"),
         ([*WORDS, "--policies", "head_adaptive(h2o)"], "evicts in simulation only"),
         ([*WORDS, "--policies", "pyramid(h2o) layers=9"], "the model has 2 layers; give layers=2"),

@@ -94,7 +94,7 @@ def test_an_unknown_or_misshapen_tensor_is_named(tmp_path):
         ('"num_layers": 3', '"num_layers": 4', "num_layers is 4 in the settings, but only 3 is supported"),
         ('"proj_slot_num": 20', '"proj_slot_num": 24', "proj_slot_num is 24 in the settings, but only 20 is supported"),
         ("layernorm_nonparam", "rmsnorm", "norm is 'rmsnorm' in the settings"),
-        ("l2_norm_gelu", "relu", "norm_activation_type 'relu' is not supported; known are l2_norm_gelu, gelu_l2"),
+        ("l2_norm_gelu", "relu", "norm_activation_type 'relu' is not supported; use l2_norm_gelu, gelu_l2"),
         ('"pos_emb": "rotary"', '"pos_emb": "alibi"', "pos_emb 'alibi' is not supported"),
         ('"num_attention_heads": 2', '"num_attention_heads": 5', "heads=5 does not divide width=32"),
         ("{", "{{", "not valid YAML"),

@@ -1,7 +1,7 @@
 """Vision models for timm; importing this module registers them.
 
 `tokenformer_{base,base_matched,large,large_matched}_patch16_224` are the published sizes (`models/published.py`). They
-take timm's keyword arguments (num_classes, img_size, in_chans, global_pool, drop_path_rate) and the fields of
+accept timm's keyword arguments (num_classes, img_size, in_chans, global_pool, drop_path_rate) and the fields of
 `VisionTransformer`. timm has no entry points for models of other packages.
 """
 

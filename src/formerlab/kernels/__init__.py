@@ -12,15 +12,15 @@ import shutil
 import torch
 
 EMPTY = 2**30
-"""The position of an empty cache slot. It is later than any query, so the slot is neither seen nor evicted."""
+"""The position of an empty cache slot: later than any query, so the slot is masked and never evicted."""
 
 
 COMPILERS = "CXX, c++, g++, clang++"
-"""Where `compiler` looks, in words."""
+"""The candidates of `compiler`, for messages."""
 
 
 def compiler() -> str | None:
-    """Return the path of a C++ compiler on this machine: that of the variable CXX, or the first of the usual ones."""
+    """Return the path of a C++ compiler: the one that CXX names, or the first of the usual compilers on the PATH."""
     return next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), None)
 
 
@@ -33,7 +33,7 @@ def usable(what: str) -> bool:
     elif not any((os.environ.get("CC"), shutil.which("gcc"), shutil.which("clang"))):
         reason = "triton needs a C compiler (CC, gcc, clang)"
     elif torch.version.hip is not None:
-        reason = "the kernel sets NVIDIA's limit of registers (maxnreg), which ROCm lacks"
+        reason = "the kernel sets NVIDIA's register limit (maxnreg), which ROCm does not support"
     else:
         log.info("%s runs in fused kernels on this GPU", what)
         return True

@@ -30,10 +30,10 @@ _MMAP_THRESHOLD = -3
 def keep_memory(largest: int = 2**30) -> None:
     """Configure glibc's malloc to reuse freed blocks of up to `largest` bytes instead of returning them to the system.
 
-    By default every large tensor costs fresh pages, which takes 10 to 16 % of a training step on a CPU. Training has
-    tensors of constant sizes and needs a few percent more memory with this setting. With varying sizes, as in a sweep
-    over policies, freed blocks do not fit and the heap grows (18 GB instead of 1 GB for a released model); use a
-    smaller `largest` there.
+    By default every large tensor needs fresh pages, which takes 10 to 16 % of a training step on a CPU. With this
+    setting, training needs a few percent more memory, because its tensors have constant sizes. With varying sizes, as
+    in a sweep over policies, freed blocks do not fit and the heap grows (18 GB instead of 1 GB for a released model);
+    use a smaller `largest` there.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -44,12 +44,12 @@ def keep_memory(largest: int = 2**30) -> None:
 
 
 @functools.cache
-def library(file: str, what: str) -> ctypes.CDLL | None:
+def load_library(file: str, what: str) -> ctypes.CDLL | None:
     """Compile a C++ file of this folder; return the library or None. Logs which implementation `what` uses."""
-    parts = (Path(__file__).with_name(part).read_text(encoding="utf-8") for part in ("bfloat16.h", file))
-    made = compiled(file.removesuffix(".cpp"), "".join(parts))
-    logging.getLogger(__name__).info("%s: %s", what, "plain torch" if made is None else "native kernel")
-    return made
+    sources = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("bfloat16.h", file))
+    library = compiled(file.removesuffix(".cpp"), "".join(sources))
+    logging.getLogger(__name__).info("%s: %s", what, "plain torch" if library is None else "native kernel")
+    return library
 
 
 def compiled(name: str, source: str) -> ctypes.CDLL | None:
@@ -78,5 +78,5 @@ def compiled(name: str, source: str) -> ctypes.CDLL | None:
 
 def kernel_path() -> str:
     """Return "native" or "plain" kernels and the instruction set, which determine the last bits of results on a CPU."""
-    made = compiled("probe", 'extern "C" int probe() { return 0; }')
-    return f"{'plain' if made is None else 'native'}, {torch.backends.cpu.get_cpu_capability()}"
+    library = compiled("probe", 'extern "C" int probe() { return 0; }')
+    return f"{'plain' if library is None else 'native'}, {torch.backends.cpu.get_cpu_capability()}"

@@ -1,9 +1,9 @@
 """Triton kernels of Pattention's score l2_gelu: norm and GeLU with one row in registers, and their gradient.
 
 Forward: Z = tau A / ||A||_2 and S = gelu(Z) read A once. Backward: S = gelu(Z) and dA = g - Z (Z . g) / tau^2 with
-g = dS gelu'(Z) read Z and dS once. In half precision that is 6 and 8 bytes per score. The compiler's own kernels read
-rows of more than 1024 scores twice. A program processes one row, in two blocks of powers of two that leave few lanes
-idle, such as 2048 + 128. All arithmetic is float32.
+g = dS gelu'(Z) read Z and dS once. In half precision this moves 6 and 8 bytes per score. Kernels of torch.compile read
+rows of more than 1024 scores twice. A program processes one row in two blocks, whose sizes are powers of two that leave
+few lanes idle, such as 2048 + 128. All arithmetic is float32.
 """
 
 import torch
@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 LARGEST = 16384
-"""Scores of the longest row that the registers of a program hold."""
+"""Scores of the longest row that fits the registers of a program."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HALF_ROOT = tl.constexpr(0.7071067811865476)
 DENSITY = tl.constexpr(0.3989422804014327)
@@ -102,7 +102,7 @@ def backward(grad, z, scores, inverse, tokens, head: tl.constexpr, tail: tl.cons
 
 @triton.jit
 def _cdf(z):
-    """Return the distribution function of the normal distribution; GeLU is z cdf(z), its derivative cdf + z density."""
+    """Return the normal distribution function; GeLU is z cdf(z), and its derivative is cdf(z) + z density(z)."""
     return 0.5 * (1 + tl.erf(z * HALF_ROOT))
 
 

@@ -9,13 +9,13 @@ import ctypes
 import torch
 from torch import Tensor
 
-from formerlab.kernels.native import TYPES, library
+from formerlab.kernels.native import TYPES, load_library
 
 
 def fits(tensor: Tensor) -> bool:
     """Return whether the kernels support this tensor (contiguous, of a supported dtype) and could be compiled."""
     plain = type(tensor) is Tensor and tensor.device.type == "cpu" and tensor.is_contiguous()
-    return plain and tensor.dtype in TYPES and library("norm_gelu.cpp", "Pattention") is not None
+    return plain and tensor.dtype in TYPES and load_library("norm_gelu.cpp", "Pattention") is not None
 
 
 def normalise_and_activate(products: Tensor, tau: float, smallest_norm: float) -> tuple[Tensor, Tensor]:
@@ -36,7 +36,7 @@ def scores_and_gradient(grad: Tensor, z: Tensor, tau: float) -> tuple[Tensor, Te
 
 
 def _call(name: str, tensors: tuple[Tensor, ...], *numbers: float) -> None:
-    kernel = getattr(library("norm_gelu.cpp", "Pattention"), f"{name}_{TYPES[tensors[0].dtype]}")
+    kernel = getattr(load_library("norm_gelu.cpp", "Pattention"), f"{name}_{TYPES[tensors[0].dtype]}")
     pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors)
     sizes, reals = map(ctypes.c_long, tensors[0].shape), map(ctypes.c_float, numbers)
     kernel(*pointers, *sizes, *reals, torch.get_num_threads())

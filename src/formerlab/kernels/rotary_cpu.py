@@ -5,7 +5,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from formerlab.kernels.native import TYPES, library
+from formerlab.kernels.native import TYPES, load_library
 
 
 def fits(x: Tensor, table: Tensor) -> bool:
@@ -29,4 +29,4 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: bool, invers
 
 
 def _library() -> ctypes.CDLL | None:
-    return library("rotary.cpp", "rotary positions")
+    return load_library("rotary.cpp", "rotary positions")

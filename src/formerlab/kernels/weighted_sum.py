@@ -1,4 +1,4 @@
-"""Weighted sums of tensors of equal shape, in one pass over memory by a C++ kernel, or one by one in torch.
+"""Weighted sums of tensors of equal shape, in one pass over memory by a C++ kernel, or tensor by tensor in torch.
 
 Sums are at least float32 for any dtype of the tensors, also under autocast.
 """
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from formerlab.kernels.native import library
+from formerlab.kernels.native import load_library
 
 Weight = float | Tensor
 """A number or a zero-dimensional tensor."""
@@ -48,9 +48,9 @@ def path() -> str:
 
 @functools.cache
 def _kernel() -> ctypes._CFuncPtr | None:
-    if (found := library("weighted_sum.cpp", "weighted sums")) is None:
+    if (library := load_library("weighted_sum.cpp", "weighted sums")) is None:
         return None
-    kernel = found.weighted_sum
+    kernel = library.weighted_sum
     pointer, number = ctypes.c_void_p, ctypes.c_long
     kernel.argtypes = [number, number, *[pointer] * 6, number, ctypes.c_int]
     kernel.restype = None
@@ -58,10 +58,10 @@ def _kernel() -> ctypes._CFuncPtr | None:
 
 
 def _fits(tensors: Sequence[Tensor], dtype: torch.dtype) -> bool:
-    """Return whether the kernel supports these tensors (contiguous, of one supported dtype) and nothing is tracing."""
+    """Return whether the kernel supports these tensors (contiguous, of one supported dtype); False during tracing."""
     tracing = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
-    known = dtype in _TYPES and not tracing
-    return known and all(
+    supported = dtype in _TYPES and not tracing
+    return supported and all(
         type(tensor) is Tensor and tensor.device.type == "cpu" and tensor.dtype == dtype and tensor.is_contiguous()
         for tensor in tensors
     )

@@ -28,14 +28,14 @@ from formerlab.tasks.scoring import check_finite
 
 NAME = "formerlab"
 """Name of the attention implementation for `set_attn_implementation`."""
-FOREIGN = ("softcap", "position_bias", "s_aux", "sinks", "cu_seq_lens_q", "cu_seq_lens_k")
+UNSUPPORTED = ("softcap", "position_bias", "s_aux", "sinks", "cu_seq_lens_q", "cu_seq_lens_k")
 """Arguments of attention that an `attend` does not support."""
 STATIC = ("default", "linear", "llama3")
 """Types of RoPE whose angles do not depend on the sequence length."""
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Largest difference between two computations of the same values, relative to the largest value."""
 PROBE = 16
-"""Largest number of tokens in a test call of a model."""
+"""Number of tokens of a test call, at most."""
 DISTANCE = 5
 """Distance in positions between the two keys that `find_positions` compares."""
 
@@ -62,14 +62,14 @@ def attention(
 ) -> tuple[Tensor, None]:
     """Return the output of the current `attend` for one layer, shape (batch, time, heads, d_head).
 
-    Outside an `attending` block, the output is that of `sdpa` with its mask. Some models scale the queries themselves
-    (OPT) or use another factor than 1/sqrt(d_head). An `attend` always divides by sqrt(d_head), so the queries are
-    rescaled first. Raises UserError for the arguments in FOREIGN.
+    Outside an `attending` block, this is transformers' `sdpa` attention with its mask. Some models scale the queries
+    themselves (OPT) or use another factor than 1/sqrt(d_head). An `attend` always divides by sqrt(d_head), so the
+    queries are rescaled first. Raises UserError for the arguments in UNSUPPORTED.
     """
     attend, scaling = _current.get(), others.get("scaling")
     if attend is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **others)[0], None
-    for name in FOREIGN:
+    for name in UNSUPPORTED:
         if others.get(name) is not None:
             raise UserError(f"{type(module).__name__}: cache policies do not support attention with {name}")
     factor = 1.0 if scaling is None else scaling * math.sqrt(query.shape[-1])
@@ -87,7 +87,7 @@ AttentionInterface.register(NAME, attention)
 AttentionMaskInterface.register(NAME, masks)
 
 
-class BorrowedRotation(PositionEncoding):
+class WrappedRotation(PositionEncoding):
     """The rotation of a wrapped model's rotary module (arXiv:2104.09864, eq. 34)."""
 
     def __init__(self, rotary: nn.Module, interleaved: bool) -> None:
@@ -128,10 +128,10 @@ def find_positions(model: nn.Module, first: list[KeyHeads], later: list[KeyHeads
                 continue  # complex angles for some of the channels (DeepSeek V2)
             keys = list(zip(first, later, strict=True))
             nearest = min(  # in half precision both rotations may be within the tolerance
-                (BorrowedRotation(module, interleaved) for interleaved in (False, True)),
-                key=lambda rope: sum((rope.rotate(key, distance) - turned).abs().sum().item() for key, turned in keys),
+                (WrappedRotation(module, interleaved) for interleaved in (False, True)),
+                key=lambda rope: sum((rope.rotate(key, distance) - after).abs().sum().item() for key, after in keys),
             )
-            if all(_close(nearest.rotate(key, distance), turned) for key, turned in keys):
+            if all(_close(nearest.rotate(key, distance), after) for key, after in keys):
                 return nearest
     rotates = any(name.endswith("inv_freq") for name, _ in model.named_buffers())
     return UnknownRotation() if rotates else FixedPositions()
@@ -149,8 +149,7 @@ class CausalLM(nn.Module):
     model count evicted tokens too.
 
     The constructor tests the model: each layer must call the attention function exactly once, and with causal attention
-    the logits must equal those of the model's own implementation. It raises UserError for models that an `attend` would
-    compute wrongly.
+    the logits must equal the logits of the model's own implementation. It raises UserError for a model that fails.
     """
 
     def __init__(self, model: Any, context: int | None = None) -> None:
@@ -169,14 +168,14 @@ class CausalLM(nn.Module):
         self.model = model.eval()
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._check()
-        if length is None:  # checked last, because a context does not help a model that the checks above refuse
+        if length is None:  # checked last, because a context is of no use if another check fails
             raise UserError(f"{self.name}: the config gives no max_position_embeddings; give a context")
         first, later = (self._probe(1, min(start, length - 1))[0] for start in (0, DISTANCE))
         self.position = find_positions(model, list(first.values()), list(later.values()), DISTANCE)
 
     @property
     def embedding(self) -> Tensor:
-        """The embedding matrix; input tokens belong on its device."""
+        """The embedding matrix; input tokens must be on its device."""
         weight: Tensor = self.model.get_input_embeddings().weight
         return weight
 
@@ -188,10 +187,9 @@ class CausalLM(nn.Module):
         start: int = 0,
         last: int | None = None,
     ) -> Float[Tensor, "batch kept vocabulary"]:
-        """Return the next-token logits of each token; `tokens` have the positions start, start + 1, ...
+        """Return next-token logits; `tokens` have positions start, start + 1, ...
 
-        With `last`, return only the logits of the last `last` tokens. Raises ValueError for a sequence that exceeds the
-        context.
+        `last` restricts the logits to the last tokens. Raises ValueError for a sequence that exceeds the context.
         """
         end = start + tokens.shape[1]
         if end > self.spec.context:

@@ -1,7 +1,7 @@
 """Export a decoder as a Hugging Face folder: config, weights, tokenizer, and model code if no native layout fits.
 
-The model code is one file beside the weights. It is assembled from the source of the layers that the model uses, so no
-formula is written twice. Stand-ins replace the checks of specs and the kernels, so the file imports only torch and
+The model code is one file beside the weights. It is assembled from the source of the layers that the model uses, so
+that no formula exists twice. Stand-ins replace the checks of specs and the kernels, so the file imports only torch and
 transformers.
 """
 
@@ -26,7 +26,7 @@ from formerlab.models.decoder import Decoder, DecoderModel
 from formerlab.spec import Spec
 
 CODE = "modeling_formerlab.py"
-"""File of model code, for models that fit no native layout of transformers."""
+"""File of model code, for models without a native layout in transformers."""
 
 
 def save_folder(
@@ -41,33 +41,33 @@ def save_folder(
     """
     if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / "config.json").is_file())):
         raise UserError(f"{out}: exists and is not a Hugging Face folder; give --out another name")
-    shell = native(model)
-    if needs_code := shell is None:
+    exported = native(model)
+    if needs_code := exported is None:
         classes = {"AutoConfig": FormerlabConfig, "AutoModelForCausalLM": FormerlabForCausalLM}
         auto_map = {name: f"{CODE.removesuffix('.py')}.{cls.__name__}" for name, cls in classes.items()}
         with torch.device("meta"):  # allocate no memory; the weights are replaced below
             config = FormerlabConfig(spec=model.spec.to_dict(), dtype=model.embedding.dtype, auto_map=auto_map)
-            shell = FormerlabForCausalLM(config)
-        shell.decoder = model
+            exported = FormerlabForCausalLM(config)
+        exported.decoder = model
     if end_of_text is not None:
-        shell.generation_config.eos_token_id = shell.generation_config.pad_token_id = end_of_text
-    shell.save_pretrained(out)
+        exported.generation_config.eos_token_id = exported.generation_config.pad_token_id = end_of_text
+    exported.save_pretrained(out)
     (out / CODE).unlink(missing_ok=True)
     if needs_code:
-        (out / CODE).write_text(code_of(model.spec), encoding="utf-8")
+        (out / CODE).write_text(model_code(model.spec), encoding="utf-8")
     for weights in out.glob("*.safetensors"):  # safetensors ignores the umask and creates private files
         weights.chmod((out / "config.json").stat().st_mode & 0o777)
     if tokenizer is not None:
         end = None if end_of_text is None else tokenizer.id_to_token(end_of_text)
-        ends = {"eos_token": end, "pad_token": end, "padding_side": "left"}
+        options = {"eos_token": end, "pad_token": end, "padding_side": "left"}
         context = model.spec.context
-        PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=context, **ends).save_pretrained(out)
-    _add_older_names(out)
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=context, **options).save_pretrained(out)
+    _add_transformers_4_keys(out)
     if card:
         (out / "README.md").write_text(card, encoding="utf-8")
 
 
-def _add_older_names(out: Path) -> None:
+def _add_transformers_4_keys(out: Path) -> None:
     """Add the keys of transformers 4 for the tokenizer class and the rotation to a saved folder.
 
     transformers 5 reads the old and the new keys. Without the old keys, transformers 4.57 finds no tokenizer and
@@ -87,8 +87,8 @@ def _add_older_names(out: Path) -> None:
         write_json(path, read_json(path) | older)
 
 
-def card_of(record: dict[str, Any], licence: str, data: str) -> str:
-    """Return the model card of a run; `record` is its run.json, `licence` is for the weights, `data` for the data."""
+def model_card(record: dict[str, Any], licence: str, data: str) -> str:
+    """Return the model card of a run from its run.json, the licence of the weights and the licence of the data."""
     data_set, final, git = record.get("data", {}), record.get("final", {}), record.get("git", {})
     losses = [(split, final.get(f"{split}_loss_nats")) for split in ("train", "valid", "test")]
     facts = {
@@ -147,7 +147,7 @@ class _Shape:
 
 
 class UserError(ValueError):
-    """An error that the caller can correct."""
+    """An error in the caller's input."""
 
 
 ArgumentError = UserError
@@ -160,14 +160,14 @@ class Layout:
 
 
 class FusedHistory:
-    """Stand-in for the fused history: the list of the plain loop."""
+    """Stand-in for the fused history: the list that the plain loop uses."""
 
     def __new__(cls, layout, weights, x):
         return [x]
 
 
 class _NoKernel:
-    """Stand-in for kernels: none fits, so torch computes everything."""
+    """Stand-in for kernels: `fits` is always False, so torch computes everything."""
 
     @staticmethod
     def fits(*tensors):
@@ -192,9 +192,9 @@ norm_gelu_cpu = _NoKernel
 '''
 
 
-def code_of(spec: Decoder) -> str:
+def model_code(spec: Decoder) -> str:
     """Return the source of a file that builds and runs a model: its layers and the class for transformers."""
-    layers = [cls.__module__ for part in spec.parts() for cls in reversed(type(part).__mro__)]
+    layers = [cls.__module__ for layer in spec.parts() for cls in reversed(type(layer).__mro__)]
     first, last = ([f"formerlab.{name}" for name in names] for names in (FIRST, LAST))
     skipped = {*last, Spec.__module__, LayerSpec.__module__}
     candidates = dict.fromkeys([*first, *layers])
@@ -204,11 +204,11 @@ def code_of(spec: Decoder) -> str:
     for module in (*modules, *last):
         body = _without_imports(inspect.getsource(sys.modules[module]), imports, wanted)
         bodies.append(f"# {module}\n\n{body}")
-    lines = [f"from {name} import {', '.join(sorted(of))}" for name, of in sorted(imports.items()) if name]
-    plain = [f"import {name}" for name in sorted(imports[""])]
-    text = "\n\n".join([HEAD, "\n".join([*plain, *lines]), STAND_INS, *bodies])
-    absent = wanted - set(re.findall(r"^(?:def |class )?(\w+)", text, re.MULTILINE)) - {"Int", "Bool"}
-    unused = " = ".join([*sorted(absent), "None"])  # names that no code path of the exported model uses
+    lines = [f"import {name}" for name in sorted(imports[""])]
+    lines += [f"from {name} import {', '.join(sorted(names))}" for name, names in sorted(imports.items()) if name]
+    text = "\n\n".join([HEAD, "\n".join(lines), STAND_INS, *bodies])
+    undefined = wanted - set(re.findall(r"^(?:def |class )?(\w+)", text, re.MULTILINE)) - {"Int", "Bool"}
+    unused = " = ".join([*sorted(undefined), "None"])  # names that no code path of the exported model uses
     return text.replace(STAND_INS, f"{STAND_INS}{unused}\n", 1)
 
 

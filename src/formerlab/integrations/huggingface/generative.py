@@ -61,8 +61,8 @@ def measure_tasks(source: ReleasedModel, settings: GenerativeTasks, out: Path, *
 
     Finished tasks are stored in the folder `<out>.rows`, so a stopped run continues after its last finished task. A row
     is computed again if the weights, the examples (from text, tokenizer and seed), the code or the versions of lm_eval
-    and transformers changed. Before the first answer, raises UserError for a model, a task, a length, a policy or a
-    prompt that cannot run.
+    and transformers changed. Raises UserError before the first answer if a model, task, length, policy or prompt cannot
+    run.
     """
     from formerlab.integrations.huggingface.pruned_lm import PrunedLM, check_requests, task_scores
 
@@ -80,45 +80,45 @@ def measure_tasks(source: ReleasedModel, settings: GenerativeTasks, out: Path, *
     options: dict[str, Any] = {"limit": settings.examples, "chat_template": settings.chat_template}
     for loaded in tasks:
         check_requests(lms, loaded, **options)
-    digests = [sha256(repr(asked).encode()).hexdigest() for asked in examples]
+    digests = [sha256(repr(documents).encode()).hexdigest() for documents in examples]
     versions = version("lm_eval"), version("transformers"), torch.__version__
     inputs = source.to_dict(), device, batch, settings.shots, options
-    stored = StoredRows(Path(f"{out}.rows"), files_state(source), *versions, *inputs, code_of=_code_of)
+    stored = StoredRows(Path(f"{out}.rows"), files_state(source), *versions, *inputs, code_of=_hash_of_code)
     rows, done = Rows(), 0
     with Progress(len(compared) * sum(map(len, examples)), source_path(arguments), unit="answer") as progress:
         for configuration, lm in zip(compared, lms, strict=True):
             lm.progress = progress
-            for loaded, asked, digest in zip(tasks, examples, digests, strict=True):
+            for loaded, documents, digest in zip(tasks, examples, digests, strict=True):
                 answer = partial(task_scores, lm, loaded, **options)
                 scores = stored.rows(answer, *configuration.single_policy(settings), [*loaded["tasks"]], digest)
                 rows += [(*configuration.cells(), *score) for score in scores]
-                progress.reach(done := done + len(asked))
+                progress.reach(done := done + len(documents))
     write_rows(out, COLUMNS, rows)
     stored.tidy()
     return rows
 
 
-def _code_of(settings: Measurement) -> str:
+def _hash_of_code(settings: Measurement) -> str:
     """Return the hash of the code that answers and scores tasks under the policies of `settings`."""
     return code_hash(__name__, specs=[settings])
 
 
 def _load(settings: GenerativeTasks, tokenizer: Any, context: int) -> list[dict[str, Any]]:
     """Load each task, and the long-context tasks at each length. Raises UserError for an invalid name or length."""
-    own = [name for name in settings.tasks if name in long_context.TASKS]
-    suites = {name: HarnessSuite(task=name, shots=settings.shots) for name in settings.tasks if name not in own}
-    if own and max(settings.lengths) > context:
+    long_tasks = [name for name in settings.tasks if name in long_context.TASKS]
+    suites = {name: HarnessSuite(task=name, shots=settings.shots) for name in settings.tasks if name not in long_tasks}
+    if long_tasks and max(settings.lengths) > context:
         raise UserError(f"lengths: {max(settings.lengths)} exceeds the model's context of {context} tokens; lower it")
-    text = long_context.read_text(Path(settings.text) if settings.text else None) if own else None
+    text = long_context.read_text(Path(settings.text) if settings.text else None) if long_tasks else None
     loaded = [load_suites({name: suite}) for name, suite in suites.items()]
-    for name in own:
+    for name in long_tasks:
         for length in settings.lengths:
             assert text is not None
-            made = long_context.examples(
+            examples = long_context.examples(
                 name, length, settings.examples, lambda string: len(tokenizer(string)["input_ids"]), text, settings.seed
             )
-            loaded.append(load_suites({}, [long_context.task_config(name, length, list(made))]))
-    for task in (task for each in loaded for task in each["tasks"].values()):
+            loaded.append(load_suites({}, [long_context.task_config(name, length, list(examples))]))
+    for task in (task for suite in loaded for task in suite["tasks"].values()):
         if task.OUTPUT_TYPE != "generate_until":
             raise UserError(f"task '{task.config.task}' has type {task.OUTPUT_TYPE}; only generate_until runs here")
     return loaded
@@ -127,7 +127,7 @@ def _load(settings: GenerativeTasks, tokenizer: Any, context: int) -> list[dict[
 def summary(rows: Rows) -> list[str]:
     """Return a Markdown table of the mean of each metric, with its 95 % interval over examples and their number.
 
-    A long-context task whose full cache has a mean below `long_context.FLOOR` decides nothing about policies.
+    The column `decides` is "no" for a long-context task on which the full cache has a mean below `long_context.FLOOR`.
     """
     labels = list(dict.fromkeys(_label(row) for row in rows))
     lines = ["| task | metric | n | " + " | ".join(labels) + " | decides |", "|---" * (len(labels) + 4) + "|"]
@@ -137,8 +137,8 @@ def summary(rows: Rows) -> list[str]:
         for row in group:
             values.setdefault(_label(row), []).append(float(row[8] or 0))
         means = {label: over_examples(np.array([values[label]])) for label in labels}
-        own = task.rpartition("_")[0] in long_context.TASKS
-        decides = "" if not own else "yes" if means[labels[0]].mean >= long_context.FLOOR else "no"
+        is_long = task.rpartition("_")[0] in long_context.TASKS
+        decides = "" if not is_long else "yes" if means[labels[0]].mean >= long_context.FLOOR else "no"
         cells = " | ".join(map(str, means.values()))
         lines.append(f"| {task} | {metric} | {len(values[labels[0]])} | {cells} | {decides} |")
     return lines

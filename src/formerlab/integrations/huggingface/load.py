@@ -50,7 +50,7 @@ def load_any(source: ReleasedModel, *, device: str = "cpu") -> Loaded:
 
 
 def load_causal_lm(arguments: dict[str, Any], *, device: str = "cpu", dtype: torch.dtype | None = None) -> Any:
-    """Load a causal model of transformers in evaluation mode; `arguments` are those of `from_pretrained`.
+    """Load a causal model of transformers in evaluation mode; `arguments` are passed to `from_pretrained`.
 
     Raises UserError if the model is larger than the free memory of the device, or cannot be read.
     """

@@ -23,13 +23,13 @@ from formerlab.models.decoder import Decoder, DecoderModel
 MODEL_TYPE = "formerlab"
 """The model_type of formerlab models in config.json."""
 NAMES = ("cache", "past_key_values")
-"""Argument of a forward pass for the cache: `cache` since transformers 5.24, `past_key_values` before."""
+"""Names of the cache argument of a forward pass: `cache` since transformers 5.24, before that `past_key_values`."""
 FIELD = next(name for name in NAMES if name in {field.name for field in fields(CausalLMOutputWithPast)})
-"""Field of the model output with the cache."""
+"""Name of the cache in the model output."""
 
 
 def take_cache(arguments: dict[str, Any]) -> Cache | None:
-    """Remove the cache from the arguments of a forward pass and return it, or None if there is none.
+    """Remove the cache from the arguments of a forward pass and return it, or None without a cache.
 
     Raises UserError for several caches, a cache under another name, and an object that is not a transformers cache.
     """
@@ -106,13 +106,13 @@ class RowPositions(PositionEncoding):
 
 
 class FormerlabConfig(PretrainedConfig):  # type: ignore[misc]
-    """The config of a decoder: `spec` is complete; the other keys repeat its sizes under transformers' names."""
+    """The config of a decoder: the complete `spec`, and its sizes under the names that transformers uses."""
 
     model_type = MODEL_TYPE
     keys_to_ignore_at_inference = list(NAMES)
 
     def __init__(self, spec: dict[str, Any] | None = None, **others: Any) -> None:
-        """Take the plain spec of a `Decoder` (default: the default decoder); it overrides sizes in `others`."""
+        """Build the config from the plain spec of a `Decoder`; sizes in `others` are overridden."""
         decoder = Decoder.model_validate(spec or {})
         self.spec = decoder.to_dict()
         sizes = {
@@ -132,7 +132,7 @@ class CacheAttend:
     """An `attend` that stores keys and values in a transformers cache and masks padding."""
 
     def __init__(self, cache: Cache | None, padding: list[int] | None) -> None:
-        """Use `cache`, if given; `padding` is the number of padding tokens on the left of each row, None for none."""
+        """Use `cache`, if given; `padding` is the number of padding tokens on the left of each row, or None."""
         self.cache, self.padding = cache, padding
 
     def __call__(self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
@@ -154,8 +154,8 @@ class CacheAttend:
 class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[misc]
     """A `DecoderModel` with the interface of a transformers model.
 
-    Names of weights are `decoder.` and the decoder's names. A tied head is the embedding itself and is saved once.
-    Batches may be padded on the left, as `generate` requires, or on the right.
+    Names of weights have the prefix `decoder.`. A tied head is the embedding itself and is saved once. Batches may be
+    padded on the left, as `generate` requires, or on the right.
     """
 
     IGNORED = ("token_type_ids", "mm_token_type_ids", "cache_position", "num_items_in_batch")
@@ -200,7 +200,7 @@ class FormerlabForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignore[mi
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
         """Return the next-token logits (batch, time, vocabulary), the cache, and with `labels` the mean loss in nats.
 
-        `cache` and `past_key_values` are two names of one argument. Positions follow from the cache and the mask.
+        `cache` and `past_key_values` are two names of the same argument. Positions follow from the cache and the mask.
         With `output_hidden_states`, the output includes the input of each block (the first is the embedded tokens) and
         the output of the final norm, each (batch, time, width). Raises UserError for an unsupported cache, for
         `position_ids` that differ from the cache and mask (packed texts), and for unsupported arguments.

@@ -12,11 +12,11 @@ from formerlab.layers.depth.identity import Identity
 from formerlab.layers.position import RotaryEncoding
 from formerlab.models.decoder import Decoder, DecoderModel
 
-KNOWN = {
+SUPPORTED = {
     *("kind", "vocabulary", "layers", "width", "heads", "key_heads", "context", "position", "norm", "final_norm"),
     *("projection", "feedforward", "depth", "tied", "embedding_std", "logit_scale", "dropout"),
 }
-"""Fields of a spec that these layouts support; a model that sets another field fits neither layout."""
+"""Fields of a spec that these layouts support; a model that sets another field cannot be converted."""
 
 
 def native(model: DecoderModel) -> PreTrainedModel | None:
@@ -25,7 +25,7 @@ def native(model: DecoderModel) -> PreTrainedModel | None:
     rotary, norm, mlp = spec.position, spec.final_norm, spec.feedforward
     if not (isinstance(spec.depth, Identity) and isinstance(spec.projection, Linear) and isinstance(mlp, Mlp)):
         return None
-    others = {name: field.default for name, field in Decoder.model_fields.items() if name not in KNOWN}
+    others = {name: field.default for name, field in Decoder.model_fields.items() if name not in SUPPORTED}
     if any(getattr(spec, name) != default for name, default in others.items()):
         return None
     if not isinstance(rotary, Rotary) or type(spec.norm) is not type(norm) or spec.norm.eps != norm.eps:
@@ -46,16 +46,16 @@ def native(model: DecoderModel) -> PreTrainedModel | None:
     }
     kind: Any
     if isinstance(norm, RMSNorm) and mlp.activation == "swiglu" and rotated == d_head and d_head % 2 == 0:
-        more: dict[str, Any] = {
+        options: dict[str, Any] = {
             "num_key_value_heads": spec.key_heads or spec.heads,
             "rms_norm_eps": norm.eps,
             "mlp_bias": mlp.bias,
         }
-        kind, config, weights = LlamaForCausalLM, LlamaConfig(**sizes, **more), dict(_llama(model))
+        kind, config, weights = LlamaForCausalLM, LlamaConfig(**sizes, **options), dict(_llama(model))
     elif isinstance(norm, LayerNorm) and mlp.activation != "swiglu" and rotated % 2 == 0 and spec.key_heads is None:
         rope["partial_rotary_factor"] = rotary.fraction
-        more = {"layer_norm_eps": norm.eps, "hidden_act": mlp.activation, "use_parallel_residual": False}
-        kind, config, weights = GPTNeoXForCausalLM, GPTNeoXConfig(**sizes, **more), dict(_neox(model))
+        options = {"layer_norm_eps": norm.eps, "hidden_act": mlp.activation, "use_parallel_residual": False}
+        kind, config, weights = GPTNeoXForCausalLM, GPTNeoXConfig(**sizes, **options), dict(_neox(model))
     else:
         return None
     with torch.device("meta"):
@@ -71,7 +71,7 @@ def native(model: DecoderModel) -> PreTrainedModel | None:
 
 
 def _norm(layer: Any, factor: float = 1.0) -> Iterator[tuple[str, Tensor]]:
-    """Yield the gain and bias of a norm, times `factor`; a norm without them gives ones and zeros."""
+    """Yield the gain and bias of a norm times `factor`; a missing gain is ones and a missing bias zeros."""
     like = next(iter(layer.parameters()), torch.empty(layer.width))
     yield "weight", factor * (torch.ones_like(like) if layer.gain is None else layer.gain)
     if layer.centred:
@@ -79,19 +79,19 @@ def _norm(layer: Any, factor: float = 1.0) -> Iterator[tuple[str, Tensor]]:
 
 
 def _blocks(
-    model: DecoderModel, at: str, linear: dict[str, str], norms: dict[str, str]
+    model: DecoderModel, prefix: str, linear: dict[str, str], norms: dict[str, str]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield (native name, weight) of the blocks' linear layers and norms.
 
-    `linear` and `norms` map our names of modules to native names; all native names have the prefix `at`.
+    `linear` and `norms` map names of our modules to native names; all native names start with `prefix`.
     """
     for index, block in enumerate(model.blocks):
         for name, native_name in linear.items():
             for kind, weight in block.get_submodule(name).named_parameters():
-                yield f"{at}.{index}.{native_name}.{kind}", weight
+                yield f"{prefix}.{index}.{native_name}.{kind}", weight
         for name, native_name in norms.items():
             for kind, value in _norm(block.get_submodule(name)):
-                yield f"{at}.{index}.{native_name}.{kind}", value.to(model.embedding)
+                yield f"{prefix}.{index}.{native_name}.{kind}", value.to(model.embedding)
 
 
 def _by_head(model: DecoderModel, value: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ def _by_head(model: DecoderModel, value: Tensor) -> Tensor:
 
 
 def _in_halves(model: DecoderModel, value: Tensor) -> Tensor:
-    """Reorder rows of a query or key projection from interleaved pairs to halves, the order of native layouts."""
+    """Reorder the rows of a query or key projection from interleaved pairs to halves, as native layouts expect."""
     assert isinstance(model.position, RotaryEncoding)
     if not model.position.interleaved:
         return value
@@ -138,13 +138,13 @@ def _neox(model: DecoderModel) -> Iterator[tuple[str, Tensor]]:
     yield from _final(model, "gpt_neox.final_layer_norm")
     yield from _blocks(model, "gpt_neox.layers", outer | {"attention.output": "attention.dense"}, NORMS)
     for index, block in enumerate(model.blocks):
-        at = f"gpt_neox.layers.{index}"
+        prefix = f"gpt_neox.layers.{index}"
         for name, native_name in outer.items():
             layer = block.get_submodule(name)
             if layer.bias is None:  # GPT-NeoX always has a bias here
-                yield f"{at}.{native_name}.bias", model.embedding.new_zeros(len(layer.weight))
+                yield f"{prefix}.{native_name}.bias", model.embedding.new_zeros(len(layer.weight))
         for kind, query in block.get_submodule("attention.query").named_parameters():
             key, value = (block.get_submodule(f"attention.{name}").get_parameter(kind) for name in ("key", "value"))
             projections = _in_halves(model, query), _in_halves(model, key), value
             fused = torch.cat([_by_head(model, projection) for projection in projections], 1).flatten(0, 1)
-            yield f"{at}.attention.query_key_value.{kind}", fused
+            yield f"{prefix}.attention.query_key_value.{kind}", fused

@@ -59,9 +59,9 @@ HEADS = {(12, 768): 12, (24, 1024): 16, (32, 1280): 16, (40, 1536): 16}
 """Attention heads by (layers, width) of the released sizes, 150M to 1.5B (arXiv:2410.23168, Table 9)."""
 SCORES: dict[str, ScoreName] = {"l2_norm_gelu": "l2_gelu", "gelu_l2_norm": "gelu_l2", "softmax": "exp_l1"}
 RELEASED = {"rotary_pct": 0.25, "max_position_embeddings": 2048, "final_norm": "layernorm"}
-"""Settings shared by all released sizes, for a folder without a .yml file."""
-FIXED = {"norm": "layernorm_nonparam", "gpt_j_residual": False, "use_mup": False, "mlp_type": "regular"}
-"""Required values of settings."""
+"""Settings that all released sizes share, for a folder without a .yml file."""
+REQUIRED = {"norm": "layernorm_nonparam", "gpt_j_residual": False, "use_mup": False, "mlp_type": "regular"}
+"""Settings with only one supported value."""
 PROJECTIONS = {
     "query": "attention.query",
     "key": "attention.key",
@@ -76,8 +76,8 @@ def load_released(folder: Path, config: Path | None = None) -> DecoderModel:
     """Load a checkpoint in the layout of the official code as a float32 model in evaluation mode.
 
     Sizes follow from the tensors. The number of heads, the position encoding and the norms come from the official
-    code's .yml file (`config`, or the .yml file in the folder); without a file, they are those of the released sizes.
-    Raises UserError for a missing tensor, an unknown tensor, a wrong shape, and unsupported settings.
+    code's .yml file (`config`, or the .yml file in the folder), or without a file from the released sizes. Raises
+    UserError for a missing tensor, an unknown tensor, a wrong shape, and unsupported settings.
     """
     weights = {name: tensor for name, tensor in read_weights(folder / FILE).items() if not COMPUTED.fullmatch(name)}
     spec = released_spec(weights, read_settings(folder, config), folder)
@@ -108,8 +108,8 @@ def layout(spec: Decoder) -> Iterator[tuple[str, str]]:
 def released_spec(weights: Weights, settings: dict[str, Any], folder: Path) -> Decoder:
     """Return the spec of a checkpoint. Raises UserError if the tensors and settings contradict each other."""
     blocks = [int(match[1]) for name in weights if (match := re.match(r"sequential\.(\d+)\.(attention|mlp)\.", name))]
-    for needed in ("0.word_embeddings.weight", "2.attention.query.key_param_tokens", "2.mlp.key_param_tokens"):
-        _check(folder, f"sequential.{needed}", weights, ())
+    for required in ("0.word_embeddings.weight", "2.attention.query.key_param_tokens", "2.mlp.key_param_tokens"):
+        _check(folder, f"sequential.{required}", weights, ())
     layers = max(blocks) - 1
     vocabulary, width = weights["sequential.0.word_embeddings.weight"].shape
     tokens, hidden = (len(weights[f"sequential.2.{layer}.key_param_tokens"]) for layer in ("attention.query", "mlp"))
@@ -119,16 +119,16 @@ def released_spec(weights: Weights, settings: dict[str, Any], folder: Path) -> D
         size = f"{layers} layers of width {width} with {tokens} tokens"
         raise UserError(f"{folder}: {size} is not a released size of Table 9; give its .yml file with --config")
     sizes = {"num_layers": layers, "hidden_size": width, "qkv_slot_num": tokens, "ffn_slot_num": hidden}
-    for key, value in (FIXED | sizes | {"proj_slot_num": tokens}).items():
+    for key, value in (REQUIRED | sizes | {"proj_slot_num": tokens}).items():
         if options.get(key, value) != value:
             raise UserError(f"{folder}: {key} is {options[key]!r} in the settings, but only {value!r} is supported")
     norm = {"eps": options.get("layernorm_epsilon", 1e-5)}
-    final = options.get("final_norm") == "layernorm"  # without this setting, the final norm is like the other norms
+    final = options.get("final_norm") == "layernorm"  # without this setting, the final norm has no parameters
     score, kind = options.get("norm_activation_type", "l2_norm_gelu"), options.get("pos_emb", "rotary")
     if score not in SCORES:
-        raise UserError(f"{folder}: norm_activation_type {score!r} is not supported; known are {', '.join(SCORES)}")
+        raise UserError(f"{folder}: norm_activation_type {score!r} is not supported; use {', '.join(SCORES)}")
     if kind not in ("rotary", "none"):
-        raise UserError(f"{folder}: pos_emb {kind!r} is not supported; known are 'rotary' and 'none'")
+        raise UserError(f"{folder}: pos_emb {kind!r} is not supported; use 'rotary' or 'none'")
     rotary = {"fraction": options.get("rotary_pct", 1.0), "base": options.get("rotary_emb_base", 10000)}
     pattention = Pattention(tokens=tokens, score=SCORES[score], init="neox")
     try:

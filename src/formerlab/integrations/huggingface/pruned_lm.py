@@ -26,9 +26,9 @@ LENGTH_KEYS = "max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_to
 class PrunedLM(HFLM):  # type: ignore[misc]
     """Answers `generate_until` requests with a cache that `policy` prunes to `budget`.
 
-    Prompts, batches (padded on the left), stop strings, `max_gen_toks` and the chat template are the harness's own.
-    `model` and `tokenizer` are of transformers. `context` is the model's context in tokens, by default from its
-    config; a longer prompt is refused, where the harness would truncate it. `progress` counts answers.
+    The harness handles prompts, batches (padded on the left), stop strings, `max_gen_toks` and the chat template.
+    `model` and `tokenizer` are transformers objects. `context` is the model's context in tokens, by default from its
+    config; a longer prompt is refused, whereas the harness would truncate it. `progress` counts answers.
     """
 
     def __init__(
@@ -61,26 +61,26 @@ class PrunedLM(HFLM):  # type: ignore[misc]
         return generated
 
     def check(self, prompt: str, options: dict[str, Any]) -> None:
-        """Raise UserError for settings of a request, or a length of its prompt, that the model cannot answer."""
-        stops, room = options.get("until") or [], next((options[key] for key in LENGTH_KEYS if key in options), None)
-        if not stops and room is None:
+        """Raise UserError if the settings of a request or the length of its prompt are not supported."""
+        stops, limit = options.get("until") or [], next((options[key] for key in LENGTH_KEYS if key in options), None)
+        if not stops and limit is None:
             raise UserError("until: the stop list is empty and max_gen_toks is not set; give at least one of them")
         if "" in stops:
             raise UserError("until: an empty stop string would empty every answer; remove it")
-        room = self.max_gen_toks if room is None else int(room)
-        if not 0 < room < self.max_length:
-            raise UserError(f"max_gen_toks: {room} leave no room for a prompt in a context of {self.max_length} tokens")
-        if (length := len(self.tok_encode(prompt))) + room > self.max_length:
+        limit = self.max_gen_toks if limit is None else int(limit)
+        if not 0 < limit < self.max_length:
+            raise UserError(f"max_gen_toks: {limit} leave no room for a prompt in the context of {self.max_length}")
+        if (length := len(self.tok_encode(prompt))) + limit > self.max_length:
             raise UserError(
-                f"a prompt of {length} tokens and max_gen_toks={room} exceed the context of {self.max_length} tokens; "
+                f"a prompt of {length} tokens and max_gen_toks={limit} exceed the context of {self.max_length} tokens; "
                 "lower max_gen_toks, or remove the example"
             )
         if resolve_budget(self.budget, length) < 1:
-            raise UserError(f"budget {self.budget}: less than one entry of a prompt of {length} tokens; raise it")
+            raise UserError(f"budget {self.budget}: less than one key for a prompt of {length} tokens; raise it")
 
     def _refuse(self, *args: Any, **kwargs: Any) -> None:
         """Raise UserError for tasks that are scored by log-probabilities."""
-        raise UserError("only generative tasks run here; tasks of log-probabilities run in the stages prune, zeroshot")
+        raise UserError("only generative tasks run here; score log-probabilities in the stage prune or zeroshot")
 
     loglikelihood = loglikelihood_rolling = _refuse
 
@@ -88,7 +88,7 @@ class PrunedLM(HFLM):  # type: ignore[misc]
 def check_requests(
     lms: Sequence[PrunedLM], tasks: dict[str, Any], *, limit: int | None = None, chat_template: bool = False
 ) -> None:
-    """Raise UserError if one of the models cannot answer one of the first `limit` requests of each loaded task."""
+    """Raise UserError if a model cannot answer one of the first `limit` requests of a loaded task."""
     _check_template(lms[0], chat_template)
     template = {"apply_chat_template": True, "chat_template": lms[0].apply_chat_template} if chat_template else {}
     with quiet():
@@ -101,7 +101,7 @@ def check_requests(
 
 
 def _check_template(lm: HFLM, chat_template: bool) -> None:
-    """Raise UserError if prompts need a chat template that the tokenizer does not have."""
+    """Raise UserError if `chat_template` is set and the tokenizer has no chat template."""
     if chat_template and not getattr(lm.tokenizer, "chat_template", None):
         raise UserError("the tokenizer has no chat template; leave out the option")
 
@@ -119,9 +119,9 @@ class TaskScore(NamedTuple):
 def task_scores(
     lm: HFLM, tasks: dict[str, Any], *, limit: int | None = None, chat_template: bool = False
 ) -> Iterator[TaskScore]:
-    """Run loaded tasks (`load_tasks`) and yield every metric of the first `limit` examples of each.
+    """Run loaded tasks (`load_suites`) and yield every metric of the first `limit` examples of each.
 
-    `chat_template` wraps each prompt as a message to the model, in the form of its tokenizer.
+    `chat_template` wraps each prompt in the chat template of the tokenizer.
     """
     _check_template(lm, chat_template)
     options = {"limit": limit, "apply_chat_template": chat_template, "bootstrap_iters": 0, "log_samples": True}
@@ -132,7 +132,7 @@ def task_scores(
     for name, samples in results["samples"].items():
         for sample in samples:
             for metric in sample["metrics"]:
-                if isinstance(sample[metric], int | float):  # corpus metrics have no value of one example
+                if isinstance(sample[metric], int | float):  # corpus metrics have no values per example
                     label = metric if sample["filter"] == "none" else f"{metric},{sample['filter']}"
                     version = str(results["versions"][name])
                     yield TaskScore(name, version, sample["doc_id"], label, float(sample[metric]))

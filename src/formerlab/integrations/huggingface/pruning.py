@@ -33,8 +33,8 @@ from formerlab.tasks.scoring import evaluating
 class PolicyCache(Cache):  # type: ignore[misc]
     """A pruned cache with the interface of a transformers cache and of an `attend`.
 
-    Models and `generate` pass it around as their cache. The layers call it as an `attend`, which stores the keys and
-    values. Its length includes padding and evicted tokens, so that tokens keep their positions in the text.
+    Models and `generate` treat it as their cache. The layers call it as an `attend`, which stores the keys and values.
+    Its length includes padding and evicted tokens, so that tokens keep their positions in the text.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class PolicyCache(Cache):  # type: ignore[misc]
         kind = CompressedCache if isinstance(self.policy.scorer, OneShot) else PrunedCache
         return kind(self.policy, self.budget, self.position)
 
-    def expect(self, tokens: Tensor, mask: Any, position_ids: Tensor | None = None) -> None:
-        """Prepare for new tokens (batch, time); raise UserError for calls that the cache cannot continue with."""
+    def prepare(self, tokens: Tensor, mask: Any, position_ids: Tensor | None = None) -> None:
+        """Prepare for new tokens (batch, time); raise UserError if the cache cannot continue with them."""
         filled, new = self.get_seq_length() > 0, tokens.shape[1]
         columns = self.get_seq_length() + new
         if isinstance(mask, dict):  # `generate` makes one mask per layer type for a StaticCache
@@ -129,7 +129,7 @@ class PolicyCache(Cache):  # type: ignore[misc]
         return self._columns.get(layer_idx, 0)
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """Return the width and the offset of the mask for transformers; the mask itself is not used."""
+        """Return the width and the offset of the mask that transformers creates; the cache does not use the mask."""
         return self.get_seq_length(layer_idx) + query_length, 0
 
     def reorder_cache(self, beam_idx: Int[Tensor, " batch"]) -> None:
@@ -147,8 +147,7 @@ class PolicyCache(Cache):  # type: ignore[misc]
     def _refuse(self, *args: Any, **kwargs: Any) -> None:
         """Raise UserError for cache operations that need evicted tokens."""
         raise UserError(
-            "a pruned cache cannot restore evicted tokens: generate without an assistant model and without changing "
-            "the batch"
+            "a pruned cache cannot restore evicted tokens; generate without an assistant model and with one batch"
         )
 
     crop = batch_repeat_interleave = batch_select_indices = _refuse
@@ -166,7 +165,7 @@ class PolicyCache(Cache):  # type: ignore[misc]
 def _refuse_packed(position_ids: Tensor | None, new: int, padding: list[int]) -> None:
     """Raise UserError if several texts are packed into the new tokens of a row, after its padding.
 
-    Positions with several axes (images) are not checked, except that the first of four axes is the text position.
+    Positions with several axes (images) are not checked; of four axes, the first one is the text position.
     """
     if position_ids is not None and position_ids.ndim == 3 and len(position_ids) == 4:
         position_ids = position_ids[0]
@@ -204,7 +203,7 @@ REMEDIES = {
         "prune the wrapped model, model.module",
     ),
 }
-"""How to prune the model in a wrapper, by class name of the wrapper."""
+"""Instructions for pruning a wrapped model, by class name of the wrapper."""
 
 
 @contextmanager
@@ -275,7 +274,7 @@ def _pruned(model: Any, new: Callable[[], PolicyCache]) -> Callable[..., Any]:
         tokens = arguments.get("input_ids")
         tokens = arguments.get("inputs_embeds") if tokens is None else tokens
         if tokens is not None:
-            cache.expect(tokens, arguments.get("attention_mask"), arguments.get("position_ids"))
+            cache.prepare(tokens, arguments.get("attention_mask"), arguments.get("position_ids"))
         if pass_cache:
             arguments[name] = cache
         with torch.no_grad(), attending(cache):

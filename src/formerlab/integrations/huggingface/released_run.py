@@ -33,7 +33,7 @@ HASHES = ".weights.json"
 
 def load_stage(run: ReleasedRun, data: Path, out: Path, *, device: str, threads: int, code_hash: str) -> None:
     """Load the released model of `run`, measure its loss on the test text in `data`, and write the results to `out`."""
-    start, started = time.monotonic(), provenance.now()
+    began, started = time.monotonic(), provenance.now()
     provenance.git_state()
     torch.set_num_threads(threads)
     keep_memory()
@@ -59,7 +59,7 @@ def load_stage(run: ReleasedRun, data: Path, out: Path, *, device: str, threads:
         "flops": 0,
         "flops_cumulative": 0,
         "training_time_s": 0.0,
-        "wall_time_s": time.monotonic() - start,
+        "wall_time_s": time.monotonic() - began,
         "threads": threads,
         "processes": 1,
         "started": started,
@@ -87,7 +87,7 @@ def load_released_run(folder: Path, device: str = "cpu") -> tuple[CausalLM, Rele
     run = ReleasedRun.model_validate(record["spec"])
     model = load_released_model(run, device)
     if files_state(run.model.source, folder / HASHES) != record["weights_sha256"]:
-        raise UserError(f"{run.released}: not the weights of {folder}/run.json; load {run.id} again")
+        raise UserError(f"{run.released}: weights differ from weights_sha256 in {folder}/run.json; load {run.id} again")
     return model, run
 
 
