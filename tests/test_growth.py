@@ -50,7 +50,7 @@ def step(model, optimizer):
 
 
 def trained(parent=PARENT, steps=5):
-    """Return a model that is no longer at its start, in float64, and its optimizer."""
+    """Return a model in float64 after some training steps, and its optimizer."""
     model = parent.build(1).double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, betas=(0.9, 0.95))
     for _ in range(steps):
@@ -71,21 +71,21 @@ KEEPING = [score for score in SCORES if score not in COUNTING_ZEROS]
     [*(("l2_gelu", depth) for depth in DEPTHS), *((score, DEPTHS[0]) for score in KEEPING[1:])],
     ids=label,
 )
-def test_zero_keys_and_the_old_tau_keep_the_function(score, depth):
+def test_zero_keys_and_tau_keep_preserve_the_function(score, depth):
     parts = {"projection": Pattention(tokens=6, score=score), "feedforward": Pattention(tokens=10, score=score)}
     model, _ = trained(spec(**parts, depth=depth, position=Learned()))
     assert distance(grow(model), model) < 1e-10
 
 
 @pytest.mark.parametrize(("init", "tau"), [("zero", "sqrt"), ("random", "keep"), ("random", "sqrt")])
-def test_every_other_choice_changes_the_function(init, tau):
+def test_all_other_settings_change_the_function(init, tau):
     model, _ = trained()
     assert distance(grow(model, init=init, tau=tau), model) > 1e-3
 
 
 @pytest.mark.parametrize("init", ["zero", "random"])
 @pytest.mark.parametrize("tau", ["keep", "sqrt"])
-def test_old_rows_lead_new_rows_follow_and_all_else_is_copied(init, tau):
+def test_old_rows_come_first_and_other_weights_are_copied(init, tau):
     model, _ = trained(spec(depth=DepthWeightedAverage(), position=Learned(), tied=False, final_norm=LayerNorm()))
     grown = grow(model, factor=3, init=init, tau=tau)
     old = model.state_dict()
@@ -117,7 +117,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(("parent", "change"), CHANGES.values(), ids=CHANGES)
-def test_what_was_changed_after_a_model_was_built_stays(parent, change):
+def test_growth_preserves_the_state_of_the_module(parent, change):
     model = parent.build(1).double()
     change(model)
     inputs = TOKENS if parent is PARENT else torch.randn(3, 1, 8, 8, dtype=torch.float64)
@@ -131,14 +131,14 @@ def test_what_was_changed_after_a_model_was_built_stays(parent, change):
 
 @pytest.mark.parametrize("parent", [PARENT, IMAGES], ids=label)
 @pytest.mark.parametrize("init", ["random", "zero"])
-def test_new_rows_are_those_of_a_run_that_grows(parent, init):
+def test_new_rows_match_the_rows_of_a_grown_run(parent, init):
     model = parent.build(1)
     grown = grow(model, 1.5, init, "sqrt", seed=4)
     run = grow_into(model.state_dict(), parent, grown.spec, Growth(keys=init), seed=4).state_dict()
     assert all(torch.equal(weight, run[name]) for name, weight in grown.state_dict().items())
 
 
-def test_only_the_layers_that_are_named_grow():
+def test_only_the_named_layers_grow():
     grown = grow(PARENT.build(), tokens={"feedforward": 11})
     assert (grown.spec.projection.tokens, grown.spec.feedforward.tokens) == (6, 11)
     assert grown.spec.params() == sum(weight.numel() for weight in grown.parameters())
@@ -146,7 +146,7 @@ def test_only_the_layers_that_are_named_grow():
     assert grow(one).spec == spec(projection=Linear(), feedforward=Pattention(tokens=8, tau=2.0))
 
 
-def test_a_chain_of_growths_keeps_the_first_tau():
+def test_repeated_growth_keeps_the_first_tau():
     model, _ = trained()
     once = grow(model)
     step(once, torch.optim.AdamW(once.parameters(), lr=0.01))
@@ -157,8 +157,8 @@ def test_a_chain_of_growths_keeps_the_first_tau():
     assert grow(twice, tau="sqrt").spec.projection == Pattention(tokens=72)
 
 
-def test_a_carried_optimizer_goes_on_as_if_nothing_had_happened():
-    """With the function kept, old weights take the very step that the parent would have taken."""
+def test_a_carried_optimizer_takes_the_parents_next_step():
+    """If the function is preserved, old weights take exactly the step that the parent would take."""
     model, optimizer = trained()
     grown = grow(model)
     carried = torch.optim.AdamW(grown.parameters(), lr=0.01, betas=(0.9, 0.95))
@@ -170,7 +170,7 @@ def test_a_carried_optimizer_goes_on_as_if_nothing_had_happened():
         torch.testing.assert_close(weight[: len(old[name])], old[name], atol=1e-10, rtol=1e-8)
 
 
-def test_what_only_draws_initial_values_may_differ():
+def test_settings_of_initial_values_may_differ():
     child = spec(projection=Pattention(tokens=12, init="neox"), embedding_std=1.0)
     assert grown_spec(PARENT, child, Growth()) == child
     linear = spec(projection=Linear(std=0.5, scale_residual=False))
@@ -187,7 +187,7 @@ def test_what_only_draws_initial_values_may_differ():
         ({"projection": Pattention(tokens=9, tau=2.0)}, "cannot grow projection with tau=2.0: the rule tau=sqrt gives"),
     ],
 )
-def test_another_child_is_refused_in_one_line(changes, message):
+def test_incompatible_children_are_refused_in_one_line(changes, message):
     with pytest.raises(UserError) as caught:
         grown_spec(PARENT, spec(**changes), Growth())
     assert str(caught.value).startswith(message)
@@ -203,8 +203,8 @@ def test_another_child_is_refused_in_one_line(changes, message):
         ({"tokens": {"mlp": 50}}, "cannot grow mlp: the Pattentions of this model are projection, feedforward"),
     ],
 )
-def test_a_wrong_wish_is_refused_in_one_line(options, message, monkeypatch):
-    monkeypatch.setattr(config, "jaxtyping_disable", True)  # the tests' own check of types comes first
+def test_invalid_arguments_of_grow_are_refused_in_one_line(options, message, monkeypatch):
+    monkeypatch.setattr(config, "jaxtyping_disable", True)  # disable the shape checks of the tests
     with pytest.raises(UserError) as caught:
         grow(PARENT.build(), **options)
     assert str(caught.value).startswith(message)

@@ -1,4 +1,4 @@
-"""Growth of Pattention layers in modules that are not our models."""
+"""Growth of Pattention layers in user modules."""
 
 import math
 from collections import OrderedDict
@@ -33,7 +33,7 @@ DECODER = Decoder(
 
 
 class Net(nn.Module):
-    """Somebody else's network: layers of PyTorch, one of ours twice, and an attribute that happens to be a spec."""
+    """A user's network: PyTorch layers, two of our layers, and an unrelated attribute named spec."""
 
     def __init__(self):
         super().__init__()
@@ -51,7 +51,7 @@ def net():
     return Net().double()
 
 
-def test_a_grown_copy_computes_the_same_and_its_new_tokens_learn():
+def test_a_grown_copy_computes_the_same_function_and_its_new_tokens_learn():
     model = net()
     model.rest[2].keys.requires_grad_(False)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
@@ -73,13 +73,13 @@ def grow_counts(model):
     return [len(layer.keys) for layer in model.modules() if isinstance(layer, PattentionLayer)]
 
 
-def test_only_the_layers_that_are_named_grow():
+def test_only_the_named_layers_grow():
     grown = grow(net(), tokens={"rest.2": 11})
     assert grow_counts(grown) == [12, 11]
 
 
 class Classifier(nn.Module):
-    """A decoder of ours below a head of somebody else."""
+    """A formerlab decoder below a user's head."""
 
     def __init__(self, spec):
         super().__init__()
@@ -139,18 +139,18 @@ def shell():
         (Classifier(DECODER), {"tokens": {"body.mixer": 20}}, "cannot grow body.mixer alone: it belongs to a model"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_grown_is_refused_in_one_line(model, options, message):
+def test_unsupported_modules_are_refused_in_one_line(model, options, message):
     with pytest.raises(UserError) as caught:
         grow(model, **options)
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
 
 
-def test_the_state_of_a_grown_layer_is_refused_by_one_of_another_tau():
+def test_loading_a_state_with_another_tau_is_refused():
     grown = grow(Pattention(tokens=48).build(8, 16), factor=2)
     with pytest.raises(RuntimeError, match=r"build with tau=6\.928"):
         Pattention(tokens=96).build(8, 16).load_state_dict(grown.state_dict())
-    assert grown.state_dict(destination=OrderedDict()).keys() == {"keys", "values"}  # which has no room for tau
+    assert grown.state_dict(destination=OrderedDict()).keys() == {"keys", "values"}  # a plain dict stores no tau
     same = Pattention(tokens=96, tau=grown.tau).build(8, 16)
     same.load_state_dict(grown.state_dict())
     x = torch.randn(4, 8)
@@ -176,7 +176,7 @@ def test_models_wrapped_by_ddp_or_fsdp_are_refused(process_group):
         grow(type("FullyShardedDataParallel", (nn.Sequential,), {})(net()))
 
 
-def test_another_wrapper_calls_the_grown_weights():
+def test_other_wrappers_use_the_grown_weights():
     wrapped = grow(nn.DataParallel(net()))
     before = wrapped(X)
     with torch.no_grad():
@@ -196,11 +196,11 @@ def test_another_wrapper_calls_the_grown_weights():
         ({"factor": 1.01}, r"cannot grow first by factor=1\.01: the count stays 12; use a larger factor"),
     ],
 )  # fmt: skip
-def test_sizes_that_cannot_be_meant_are_refused(options, message):
+def test_invalid_sizes_are_refused(options, message):
     with pytest.raises(UserError, match=message):
         grow(net(), **options)
 
 
-def test_sizes_out_of_numpy_are_taken():
+def test_numpy_sizes_are_accepted():
     assert grow_counts(grow(net(), tokens={"first": np.int64(14)})) == [14, 10]
     assert grow_counts(grow(net(), factor=np.float32(1.5))) == [18, 15]

@@ -1,4 +1,4 @@
-"""Growth in width: Net2Net two ways and HyperCloning, and what each of them keeps."""
+"""Growth in width: two forms of Net2Net and HyperCloning, and the functions that they preserve."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def spec(parent=PARENT, **changes):
 
 
 def wider(parent, factor, hidden=None):
-    """Return the parent's spec with `factor` times the width and heads; hidden units as many times if not given."""
+    """Return the parent's spec with `factor` times the width and heads, and by default the hidden units."""
     feedforward = parent.feedforward
     if isinstance(feedforward, Mlp):
         units = feedforward.width(parent.width)
@@ -47,7 +47,7 @@ def wider(parent, factor, hidden=None):
 
 
 def drawn(parent):
-    """Return a model in float64 none of whose weights is at its start: gains, biases and mixing weights are drawn."""
+    """Return a model in float64 with random weights, including gains, biases and mixing weights."""
     model = parent.build(0).double()
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
@@ -78,7 +78,7 @@ def distance(one, other):
     ],
     ids=str,
 )
-def test_whole_factors_keep_the_function(method, noise, factor, changes):
+def test_integer_factors_keep_the_function(method, noise, factor, changes):
     model = drawn(spec(**changes))
     assert distance(grown(model, wider(model.spec, factor), method=method, noise=noise), model) < 1e-10
 
@@ -98,20 +98,20 @@ MIXERS_OF_WIDTH = [mixer for mixer in settings(DepthMixer) if mixer not in MIXER
     ],
     ids=lambda changes: "-".join(str(label(part)) for part in changes.values()),
 )
-def test_every_part_may_be_copied(method, changes):
+def test_every_kind_of_layer_is_supported(method, changes):
     model = drawn(spec(**changes))
     assert distance(grown(model, wider(model.spec, 2), method=method), model) < 1e-10
 
 
 @pytest.mark.parametrize("changes", [{"position": Sinusoidal()}, *({"depth": mixer} for mixer in MIXERS_OF_WIDTH)])
-def test_what_no_rule_copies_is_refused(changes):
+def test_unsupported_layers_are_refused(changes):
     model, ((name, part),) = drawn(spec(**changes)), changes.items()
     with pytest.raises(UserError, match=f"cannot grow {name}.kind={part.kind} by (method=)?net2net"):
         grown(model, wider(model.spec, 2), method="net2net")
 
 
-def test_padding_puts_the_old_matrix_top_left_and_draws_the_rest():
-    """Eq. 13 of arXiv:2410.23168; the heads that lead are the old ones."""
+def test_padding_copies_the_old_matrix_to_the_top_left_block():
+    """Eq. 13 of arXiv:2410.23168; the first heads are the old heads."""
     model, child = drawn(PARENT), wider(PARENT, 1.5)
     new, fresh, old = grown(model, child, method="net2net_pad").state_dict(), child.build(5).state_dict(), 0
     for name, weight in model.state_dict().items():
@@ -124,7 +124,7 @@ def test_padding_puts_the_old_matrix_top_left_and_draws_the_rest():
     assert old < counted_params(child.build())
 
 
-def test_hypercloning_is_its_papers_block_matrix():
+def test_hypercloning_matches_the_papers_block_matrix():
     model = drawn(PARENT)
     old, new = model.state_dict(), grown(model, wider(PARENT, 2), method="hypercloning").state_dict()
     for name in (
@@ -140,8 +140,8 @@ def test_hypercloning_is_its_papers_block_matrix():
     assert torch.equal(new["final_norm.gain"], old["final_norm.gain"].repeat(2) / 2)
 
 
-def test_net2net_copies_old_units_first_and_then_each_as_often():
-    """Rows of the embedding's transpose are channels; the seed draws which follow the old ones."""
+def test_net2net_copies_each_unit_two_or_three_times():
+    """Columns of the embedding are channels; the seed determines the copies that follow the old channels."""
     model = drawn(PARENT)
     child = wider(PARENT, 2.5, hidden=20)
     one, again, other = (grown(model, child, seed, method="net2net").embedding for seed in (5, 5, 6))
@@ -153,7 +153,7 @@ def test_net2net_copies_old_units_first_and_then_each_as_often():
     assert copies.tolist().count(3) == 6
 
 
-def test_noise_leaves_the_sum_over_copies_alone():
+def test_noise_sums_to_zero_over_copies():
     model = drawn(PARENT)
     name = "blocks.0.attention.key.weight"
     plain, noisy = (grown(model, wider(PARENT, 3), method="hypercloning", noise=n).state_dict()[name] for n in (0, 0.4))
@@ -187,7 +187,7 @@ NO_GAIN = spec(final_norm=LayerNorm(gain=False))
         ("tokens", PARENT, wider(PARENT, 2), "cannot grow width=12 into width=24: growth only adds Pattention tokens"),
     ],
 )
-def test_what_a_method_cannot_make_is_refused_in_one_line(method, parent, child, message):
+def test_sizes_that_a_method_does_not_support_are_refused_in_one_line(method, parent, child, message):
     with pytest.raises(UserError) as caught:
         grown_spec(parent, child, Growth(method=method))
     assert str(caught.value).startswith(message)
@@ -202,6 +202,6 @@ def test_what_a_method_cannot_make_is_refused_in_one_line(method, parent, child,
         {"noise": 0.1},
     ],
 )
-def test_settings_without_meaning_are_named(growth):
+def test_settings_without_effect_are_named(growth):
     with pytest.raises(ValueError, match=list(growth)[-1]):
         Growth(**growth)

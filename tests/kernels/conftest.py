@@ -1,4 +1,4 @@
-"""Triton where there is no GPU: its interpreter runs kernels on the CPU, its compiler builds them for any target."""
+"""Triton without a GPU: its interpreter runs kernels on the CPU, and its compiler builds them for any target."""
 
 import os
 from importlib.util import find_spec
@@ -9,7 +9,7 @@ from fixtures.own_process import own_process
 
 @pytest.fixture(scope="session")
 def triton():
-    """Return Triton; without it skip the test, or fail it where FORMERLAB_CI=1 says it must run."""
+    """Return Triton; without Triton skip the test, or fail it if FORMERLAB_CI=1."""
     if find_spec("triton") is None:
         reason = "triton is not installed; `make test` installs it on Linux"
         pytest.fail(reason) if os.environ.get("FORMERLAB_CI") == "1" else pytest.skip(reason)
@@ -20,6 +20,6 @@ def triton():
 
 @pytest.fixture(scope="session")
 def interpreted(triton):
-    """Return what calls a function of a test module in a process where Triton interprets its kernels."""
-    with own_process(TRITON_INTERPRET="1") as call:  # read when a kernel is defined
+    """Return a function that calls a test function in a process with TRITON_INTERPRET=1."""
+    with own_process(TRITON_INTERPRET="1") as call:  # Triton reads it when a kernel is defined
         yield call

@@ -1,4 +1,4 @@
-"""The kernels compute what their references do, in Triton's interpreter."""
+"""The kernels match their references in Triton's interpreter."""
 
 import math
 from dataclasses import replace
@@ -26,7 +26,7 @@ def in_single_precision(given):
 
 
 def check_pruned_attention(policy, given, chunk=None):
-    """Compare with the reference on the same numbers in single precision, in which the kernel counts."""
+    """Compare with the reference on the same inputs in float32, the precision of the kernel's sums."""
     from formerlab.cache import triton_engine
     from formerlab.kernels import pruned_attention
 
@@ -57,23 +57,23 @@ POLICIES = (
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_pruned_attention_keeps_what_the_reference_keeps(interpreted, policy):
-    """Two query heads share a key head; the second sequence is padded, and no size is a power of two."""
+def test_pruned_attention_matches_the_reference(interpreted, policy):
+    """Two query heads share a key head, the second sequence is padded, and sizes are not powers of two."""
     interpreted(check_pruned_attention, policy, prompt(policy, 0.4, [18, 11], 2, 1, 5))
 
 
-def test_pruned_attention_of_blocks_and_chunks(interpreted):
-    """Three blocks of queries over more slots than are loaded at a time."""
+def test_pruned_attention_over_several_blocks_and_chunks(interpreted):
+    """Three blocks of queries, with more slots than one load reads."""
     interpreted(check_pruned_attention, Decay(), prompt(Decay(), 24, [35], 1, 1, 16), 16)
 
 
-def test_pruned_attention_counts_in_single_precision(interpreted):
-    """In float16, since the interpreter multiplies no matrices of bfloat16."""
+def test_pruned_attention_computes_in_float32(interpreted):
+    """In float16, because the interpreter does not support bfloat16 matrix products."""
     interpreted(check_pruned_attention, H2O(), prompt(H2O(), 6, [20], 1, 1, 16, torch.float16))
 
 
-def test_a_bound_of_a_key_that_has_gone_makes_nothing_faint(interpreted):
-    """Exponentials against the bound of the block would all be zero after the largest key has left within it."""
+def test_evicting_the_largest_logit_does_not_underflow(interpreted):
+    """After the key with the largest logit is evicted within a block, exponentials relative to its logit underflow."""
     given = prompt(Local(), 6, [20], 1, 1, 16)
     given.k[:, :, 0] = 1000 * given.q[:, :, 7:16].mean(2)
     given.k[:, :, 9] = 1000 * given.q[:, :, 16:].mean(2)
@@ -81,14 +81,14 @@ def test_a_bound_of_a_key_that_has_gone_makes_nothing_faint(interpreted):
 
 
 def check_waits(heads, queries):
-    """Count the reductions of a block of queries, each of which the threads of a program wait for."""
+    """Count the reductions of a block of queries; the threads of a program wait for each of them."""
     from triton.runtime import interpreter
 
     from formerlab.cache import triton_engine
 
     counted, reduce = [], interpreter.ReduceOps.apply_impl
     given = prompt(Decay(), 4, [queries], heads, 1, 16)
-    given.q.mul_(0.1)  # no key is far above the others
+    given.q.mul_(0.1)  # no logit is far above the others
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interpreter.ReduceOps, "apply_impl", lambda self, given: counted.append(1) or reduce(self, given))
         triton_engine.run(Decay(), given)
@@ -97,7 +97,7 @@ def check_waits(heads, queries):
 
 
 @pytest.mark.parametrize("heads", [1, 3])
-def test_a_query_waits_for_a_sum_of_each_head_and_one_minimum(interpreted, heads):
+def test_each_query_needs_one_reduction_per_head_and_one_minimum(interpreted, heads):
     interpreted(check_waits, heads, 16)
 
 
@@ -109,12 +109,12 @@ def check_equals():
     assert last[0, 0].tolist() == [*range(6, 24), *[24] * 6]
 
 
-def test_of_equal_scores_the_older_key_loses(interpreted):
+def test_ties_evict_the_older_key(interpreted):
     interpreted(check_equals)
 
 
 def check_without_numbers():
-    """A key that is not a number leaves after some queries, and takes no other place than its own."""
+    """A NaN key is evicted after some queries, and no other key with it."""
     from formerlab.cache import triton_engine
 
     given = prompt(Decay(), 6, [24], 1, 1, 16)
@@ -124,17 +124,17 @@ def check_without_numbers():
     assert held.sum(1).tolist() == [min(query + 1, 7) for query in range(24)]
 
 
-def test_attention_that_is_not_a_number_keeps_the_budget(interpreted):
+def test_nan_attention_respects_the_budget(interpreted):
     interpreted(check_without_numbers)
 
 
 class Elsewhere(torch.Tensor):
-    """A tensor that says it is on a GPU."""
+    """A tensor that claims to be on a GPU."""
 
     is_cuda = True
 
 
-def test_a_simulation_on_a_gpu_takes_the_kernel_where_it_can(triton, monkeypatch, caplog):
+def test_a_simulation_on_a_gpu_runs_the_kernel_if_supported(triton, monkeypatch, caplog):
     from formerlab import kernels
     from formerlab.cache import KeyDiff, triton_engine
 
@@ -165,12 +165,12 @@ def check_norm_and_gelu(tokens, spread, dtype):
     assert torch.equal(scores, again)
     assert all(tensor[1].eq(0).all() for tensor in (products, factor, scores, gradient))
     assert (scores - wanted).norm() <= 8 * eps * wanted.norm()
-    size = (upstream * factor).norm()  # of dS as it comes in; parts of it cancel
+    size = (upstream * factor).norm()  # relative to the incoming dS, because terms cancel
     assert (gradient - slope).norm() <= 8 * eps * (slope.norm() + size)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("tokens", [5, 64, 2176])
-def test_norm_and_gelu_are_the_formula_and_its_gradient(interpreted, tokens, dtype):
-    for spread in (0.3, 8.0):  # a large tau spreads Z far into the tails of the normal distribution
+def test_norm_and_gelu_match_the_formula_and_its_gradient(interpreted, tokens, dtype):
+    for spread in (0.3, 8.0):  # a large tau moves Z far into the tails of the normal distribution
         interpreted(check_norm_and_gelu, tokens, spread, dtype)

@@ -1,4 +1,4 @@
-"""The native kernels of norm and GeLU compute the formula and its gradient, and who takes which way."""
+"""The native kernels of norm and GeLU: formula, gradient, and the choice of implementation."""
 
 import math
 import shutil
@@ -30,8 +30,8 @@ def drawn(dtype, tokens, rows=4):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tokens", [1, 5, 64, 1024, 2500])
 @pytest.mark.parametrize("spread", [0.3, 1.0, 8.0])
-def test_they_are_the_formula_and_its_gradient(dtype, tokens, spread):
-    """A large tau spreads Z far into the tails of the normal distribution."""
+def test_the_kernels_match_the_formula_and_its_gradient(dtype, tokens, spread):
+    """A large tau moves Z far into the tails of the normal distribution."""
     tau, eps = spread * math.sqrt(tokens), torch.finfo(dtype).eps
     products, upstream = drawn(dtype, tokens)
     products[1] = 0
@@ -43,7 +43,7 @@ def test_they_are_the_formula_and_its_gradient(dtype, tokens, spread):
     assert factor[1] == 0
     assert all(tensor[1].eq(0).all() for tensor in (z, scores, gradient))
     assert (scores - wanted).norm() <= 8 * eps * wanted.norm()
-    size = (upstream * factor).norm()  # of dS as it comes in; parts of it cancel
+    size = (upstream * factor).norm()  # relative to the incoming dS, because terms cancel
     assert (gradient - slope).norm() <= 8 * eps * (slope.norm() + size)
 
 
@@ -58,7 +58,7 @@ def test_results_do_not_depend_on_the_number_of_threads(dtype):
 
 @needs_kernel
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
-def test_the_default_type_of_tensors_changes_nothing(default):
+def test_the_default_dtype_has_no_effect(default):
     products, upstream = drawn(torch.float32, 64)
     wanted = both(products, upstream, 8.0)
     torch.set_default_dtype(default)
@@ -70,7 +70,7 @@ def test_the_default_type_of_tensors_changes_nothing(default):
 
 
 @needs_kernel
-def test_the_kernels_are_given_what_they_can_read():
+def test_unsupported_tensors_use_torch():
     plain = torch.zeros(4, 4)
     assert norm_gelu_cpu.fits(plain)
     assert norm_gelu_cpu.fits(plain.bfloat16())
@@ -79,7 +79,7 @@ def test_the_kernels_are_given_what_they_can_read():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_without_a_compiler_torch_computes_the_same(dtype, monkeypatch):
+def test_without_a_compiler_torch_gives_the_same_result(dtype, monkeypatch):
     def passes():
         parts = [torch.randn(shape).to(dtype).requires_grad_() for shape in ((7, 6), (24, 6), (24, 5))]
         y = lean_pattention(*parts, tau=4.0)

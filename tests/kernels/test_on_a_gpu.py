@@ -1,4 +1,4 @@
-"""The kernels compute what their references do on a GPU, where there is one."""
+"""The kernels match their references on a GPU; skipped without a GPU."""
 
 import math
 from dataclasses import replace
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("tokens", [24, 1000, 5000])
 @pytest.mark.parametrize("fused", [False, True])
-def test_pattention_is_the_formula(triton, monkeypatch, dtype, tokens, fused):
+def test_pattention_matches_the_formula(triton, monkeypatch, dtype, tokens, fused):
     if fused:
         monkeypatch.setattr(pattention, "TRITON", import_module("formerlab.kernels.norm_gelu"))
     shapes = (33, 6), (tokens, 6), (tokens, 5)
@@ -42,8 +42,8 @@ def test_pattention_is_the_formula(triton, monkeypatch, dtype, tokens, fused):
 
 @pytest.mark.parametrize("policy", [*POLICIES, Decay()], ids=repr)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_pruned_attention_is_the_reference_nearly_everywhere(triton, policy, dtype):
-    """Sums in another order may swap two keys of nearly equal scores; a mistake would swap many."""
+def test_pruned_attention_nearly_always_matches_the_reference(triton, policy, dtype):
+    """Another order of sums may swap two keys of nearly equal scores; a mistake would swap many keys."""
     lengths = [500, 311, 64]
     given = prompt(policy, 0.4, lengths, 4, 2, 64, dtype)
     there = replace(given, q=given.q.cuda(), k=given.k.cuda(), v=given.v.cuda())

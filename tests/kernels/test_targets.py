@@ -1,4 +1,4 @@
-"""The kernels compile to machine code for the GPUs that runs are made for, with no GPU at hand."""
+"""The kernels compile to machine code for the supported GPUs, without a GPU."""
 
 import os
 import re
@@ -22,7 +22,7 @@ TYPES = torch.float32, torch.bfloat16, torch.float16
 
 
 class Driver:
-    """Stands in for the driver of a GPU that is not there."""
+    """Stand-in for the driver of a GPU."""
 
     def __init__(self, capability):
         from triton.backends.compiler import GPUTarget
@@ -41,7 +41,7 @@ class Driver:
 
 @pytest.fixture
 def built(triton, monkeypatch, tmp_path):
-    """Return what runs a function and returns the kernels that it would have launched, compiled for a target."""
+    """Return a function that runs a function and returns the kernels that it launches, compiled for a target."""
     from triton.runtime.driver import driver
     from triton.runtime.jit import JITFunction
 
@@ -67,15 +67,15 @@ def check(kernels, capability, dtype):
     assert f".target sm_{capability}" in kernel.asm["ptx"]
     assert kernel.asm["cubin"][:4] == b"\x7fELF"
     assert kernel.metadata.shared <= 99 * 1024, "the least that a block may have on these GPUs"
-    handful, more = 80, 160  # bytes; more where no tensor core helps
+    handful, more = 80, 160  # bytes; more without tensor cores
     assert spilled(kernel.asm["ptx"], capability) <= (more if dtype == torch.float32 else handful)
 
 
 def spilled(ptx, capability):
-    """Return the bytes of registers that a kernel keeps in memory, as NVIDIA's assembler counts them."""
+    """Return the bytes of spilled registers of a kernel, from NVIDIA's assembler."""
     from triton import knobs
 
-    blackwell = getattr(knobs.nvidia, "ptxas_blackwell", knobs.nvidia.ptxas)  # Triton 3.6 and later have two
+    blackwell = getattr(knobs.nvidia, "ptxas_blackwell", knobs.nvidia.ptxas)  # two in Triton 3.6 and later
     tool = knobs.nvidia.ptxas if capability < 100 else blackwell
     name = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)[1]
     words = [tool.path, "--verbose", f"--gpu-name={name}", "--output-file=/dev/null", "-"]
@@ -110,7 +110,7 @@ def test_pruned_attention(built, capability):
 
 
 @pytest.mark.parametrize("warps", [8, 16])
-def test_pruned_attention_with_the_warps_that_are_compared(built, warps):
+def test_pruned_attention_compiles_with_all_compared_warps(built, warps):
     case = pruned_attention, Decay(), torch.bfloat16, 4, 2, 256, 80
     check(built(90, with_warps(warps, partial(*case))), 90, torch.bfloat16)
 
@@ -126,7 +126,7 @@ def norm_and_gelu(tokens, dtype):
 @pytest.mark.parametrize("tokens", [2176, 8576])
 @pytest.mark.parametrize("capability", TARGETS)
 def test_norm_and_gelu_read_and_write_each_score_once(built, capability, tokens):
-    """At the sizes of the Tokenformer of 354M; forward moves 6 bytes a score in half precision, backward 8."""
+    """At the sizes of Tokenformer 354M; in half precision forward moves 6 bytes per score and backward 8."""
     kernels = built(capability, norm_and_gelu, tokens, torch.bfloat16)
     assert [len(re.findall(r"tt.load", kernel.asm["ttir"])) for kernel in kernels] == [2, 4]
     assert [len(re.findall(r"tt.store", kernel.asm["ttir"])) for kernel in kernels] == [5, 4]

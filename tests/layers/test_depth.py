@@ -1,4 +1,4 @@
-"""What every depth mixer promises, whatever its formula."""
+"""Properties of every depth mixer."""
 
 import gc
 import weakref
@@ -51,7 +51,7 @@ def built(spec, layers=LAYERS, *, perturbed=False):
 
 
 def stack(mixer, x, updates, calls=None):
-    """Return [Y_1, Y_2, ...] of blocks whose sub-layers give x-dependent updates."""
+    """Return [Y_1, Y_2, ...] of blocks whose sub-layers return updates that depend on x."""
     x, history = mixer.begin(x)
 
     def block(index, x):
@@ -70,7 +70,7 @@ def inputs(layers=LAYERS, **options):
     return torch.randn(2, 3, WIDTH, **options), [torch.randn(2, 3, WIDTH, **options) for _ in range(2 * layers)]
 
 
-def test_what_needs_a_width_says_so():
+def test_mixers_that_need_a_width_refuse_to_build_without_it():
     for spec in (ManifoldHyperConnections(), DynamicHyperConnections(), AttentionResiduals(), DynamicDense()):
         with pytest.raises(UserError, match="its size depends on the width; give width="):
             spec.build(layers=3)
@@ -78,7 +78,7 @@ def test_what_needs_a_width_says_so():
 
 
 @every_mixer
-def test_it_starts_as_the_plain_stack_to_the_bit_where_its_docstring_says_so(spec):
+def test_documented_mixers_start_bit_identical_to_the_plain_stack(spec):
     x, updates = inputs()
     mixed, plain = (stack(built(one), x, updates) for one in (spec, Identity()))
     starts_plain = {
@@ -100,7 +100,7 @@ class Stack(torch.nn.Module):
 
 
 @every_mixer
-def test_gradients_are_those_of_finite_differences(spec):
+def test_gradients_match_finite_differences(spec):
     mixer = Stack(built(spec, layers=4, perturbed=True).double())
     x, updates = inputs(layers=4, dtype=torch.float64, requires_grad=True)
     small = [tensor.detach()[:1, :1, :2].clone().requires_grad_() for tensor in (x, *updates)]
@@ -118,7 +118,7 @@ def test_gradients_are_those_of_finite_differences(spec):
 
 @every_mixer
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_the_stream_keeps_its_type(spec, dtype):
+def test_the_residual_stream_keeps_its_dtype(spec, dtype):
     x, updates = inputs(dtype=dtype)
     outputs = stack(built(spec).to(dtype), x.requires_grad_(), updates)
     assert {y.dtype for y in outputs} == {dtype}
@@ -127,8 +127,8 @@ def test_the_stream_keeps_its_type(spec, dtype):
 
 
 @every_mixer
-def test_under_autocast_the_stream_stays_in_single_precision(spec):
-    """The sums of the released DenseFormer turn into bfloat16 there."""
+def test_autocast_keeps_the_residual_stream_in_float32(spec):
+    """The sums of the released DenseFormer become bfloat16 under autocast."""
     mixer = built(spec, perturbed=True)
     x, updates = inputs()
     updates = [update.bfloat16() for update in updates]
@@ -136,15 +136,15 @@ def test_under_autocast_the_stream_stays_in_single_precision(spec):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         mixed = stack(mixer, x, updates)[-1]
     assert mixed.dtype == torch.float32
-    if not isinstance(spec, DynamicDense):  # whose small network computes in bfloat16
+    if not isinstance(spec, DynamicDense):  # its small network computes in bfloat16
         torch.testing.assert_close(mixed, expected)
 
 
 @every_mixer
-def test_a_step_leaves_no_tensor_alive(spec):
+def test_a_step_frees_all_its_tensors(spec):
     mixer = built(spec)
     x, updates = inputs()
-    gc.disable()  # a cycle of references would keep a graph until the collector comes by
+    gc.disable()  # a reference cycle would keep a graph until garbage collection
     try:
         outputs = stack(mixer, x.requires_grad_(), updates)
         alive = [weakref.ref(y) for y in outputs]
@@ -159,7 +159,7 @@ def test_a_step_leaves_no_tensor_alive(spec):
 @pytest.mark.parametrize(
     "spec", [spec for spec in SPECS if spec.kind != "mudd" and isinstance(spec, Averages)], ids=label
 )
-def test_the_weights_that_are_recorded_are_those_that_mix(spec):
+def test_recorded_weights_equal_the_mixing_weights(spec):
     mixer, streams = built(spec, perturbed=True), torch.randn(LAYERS + 1)
     _, history = mixer.begin(streams[0].expand(1, 1, WIDTH))
     mixed = [mixer.mix(i, streams[i].expand(1, 1, WIDTH), history) for i in range(1, LAYERS + 1)]
@@ -171,8 +171,8 @@ def test_the_weights_that_are_recorded_are_those_that_mix(spec):
 
 
 @every_mixer
-def test_sub_layers_and_blocks_count_from_1(spec):
-    """A mixer counted from 0 computes something else, or nothing: it says so."""
+def test_indices_of_sub_layers_and_blocks_start_at_1(spec):
+    """A mixer that counts from 0 would compute other averages, so it raises an error."""
     acts_on_additions = type(built(spec)).add is not Mixer.add
     for call, number, what in (("add", 2 * LAYERS, "sub-layer"), ("mix", LAYERS, "block")):
         if (call == "add") != acts_on_additions or type(spec) is Identity:
@@ -185,7 +185,7 @@ def test_sub_layers_and_blocks_count_from_1(spec):
 
 
 @pytest.mark.parametrize("spec", [DepthWeightedAverage(), DynamicDense()], ids=label)
-def test_a_block_that_is_left_out_is_named(spec):
+def test_a_skipped_block_is_named_in_the_error(spec):
     mixer = built(spec)
     mixer.fused = False
     x, history = mixer.begin(torch.ones(1, 2, WIDTH))
@@ -196,7 +196,7 @@ def test_a_block_that_is_left_out_is_named(spec):
 
 
 @every_mixer
-def test_torch_func_gives_the_values_of_plain_calls(spec):
+def test_torch_func_matches_plain_calls(spec):
     mixer, updates = built(spec, perturbed=True).double(), torch.rand(2 * LAYERS, WIDTH, dtype=torch.float64)
     x = torch.randn(3, 2, 5, WIDTH, dtype=torch.float64)
     last = lambda x: stack(mixer, x, updates)[-1]  # noqa: E731

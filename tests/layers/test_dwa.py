@@ -1,4 +1,4 @@
-"""Depth-weighted averages (arXiv:2402.02622): index sets and gradients; what the fast path keeps, and what it bears."""
+"""Depth-weighted averages (arXiv:2402.02622): index sets, gradients, and saved tensors of the fused implementation."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ BLOCKS = 48
 
 
 def index_set(i, k):
-    """S_i = { j <= i : j = i (mod k) }, straight from the definition."""
+    """Return S_i = { j <= i : j = i (mod k) } by the definition."""
     return [j for j in range(i + 1) if (i - j) % k == 0]
 
 
@@ -26,7 +26,7 @@ def index_set(i, k):
         (4, 15, []),
     ],
 )
-def test_index_sets_and_where_the_embedding_enters(dilation, period, sees_x0):
+def test_index_sets_and_use_of_the_embedding(dilation, period, sees_x0):
     spec = DepthWeightedAverage(dilation=dilation, period=period)
     table = spec.table(BLOCKS)
     assert table == {i: index_set(i, dilation) for i in range(1, BLOCKS + 1) if i % period == 0}
@@ -34,7 +34,7 @@ def test_index_sets_and_where_the_embedding_enters(dilation, period, sees_x0):
 
 
 def reference(spec, streams, alphas):
-    """Y_i = sum over S_i of alpha_ij X_j from stacked lists (section 3), with no history kept."""
+    """Return Y_i = sum over S_i of alpha_ij X_j from stacked lists (section 3)."""
     mixed = []
     for i, x in enumerate(streams[1:], start=1):
         if i % spec.period == 0:
@@ -52,7 +52,7 @@ every_path = pytest.mark.parametrize("path", ["native", "eager", "loop"])
 
 @pytest.fixture
 def choose(monkeypatch):
-    """Make mixers take one path of the three."""
+    """Make mixers use one of the three implementations."""
 
     def choose(mixer, path):
         mixer.fused = path != "loop"
@@ -86,7 +86,7 @@ def drawn(spec, layers):
 
 @every_pattern
 @every_path
-def test_values_and_gradients_are_those_of_the_list_reference(dilation, period, path, choose):
+def test_values_and_gradients_match_the_list_reference(dilation, period, path, choose):
     spec = DepthWeightedAverage(dilation=dilation, period=period)
     mixer = choose(drawn(spec, 16), path)
     streams = [torch.randn(2, 3, 4, dtype=torch.float64, requires_grad=True) for _ in range(17)]
@@ -124,7 +124,7 @@ def averages(mixer, streams, *, fused=True):
 
 
 def both(mixer, streams, loss, wanted):
-    """Return the gradients of a loss of [Y_1, ...] on the fast path and on the plain one."""
+    """Return the gradients of a loss of [Y_1, ...] by the fused and by the plain implementation."""
     return [
         torch.autograd.grad(
             loss(averages(mixer, streams, fused=fused)), wanted, allow_unused=True, materialize_grads=True
@@ -133,13 +133,13 @@ def both(mixer, streams, loss, wanted):
     ]
 
 
-def test_gradients_of_some_inputs_only():
+def test_gradients_of_a_subset_of_the_inputs():
     mixer, streams = single(), leaves()
     for wanted in ([streams[5]], [streams[0]], [mixer.alphas["4"]], [streams[3], mixer.alphas["8"]]):
         torch.testing.assert_close(*both(mixer, streams, lambda ys: sum((y**2).sum() for y in ys), wanted))
 
 
-def test_a_graph_can_be_walked_twice_from_different_ends():
+def test_backward_runs_twice_from_different_outputs():
     mixer, streams = single(), leaves()
     wanted = [*streams[:3], *mixer.parameters()]
     ys = averages(mixer, streams)
@@ -153,7 +153,7 @@ def test_a_graph_can_be_walked_twice_from_different_ends():
     torch.testing.assert_close(results[1], expected)
 
 
-def test_frozen_weights_ask_for_no_products_and_save_nothing():
+def test_frozen_weights_compute_no_products_and_save_no_tensors():
     mixer, streams = single(), leaves()
     mixer.requires_grad_(False)
     saved = []
@@ -167,8 +167,8 @@ def test_frozen_weights_ask_for_no_products_and_save_nothing():
     ("dilation", "period", "kept"),
     [(1, 1, 25), (4, 5, 15), (4, 4, 7), (2, 1, 25)],
 )
-def test_each_output_that_an_average_reads_is_saved_once(dilation, period, kept):
-    """Of 24 blocks: all outputs and X_0 for 1x1, 15 of 25 for 4x5, only multiples of 4 for 4x4."""
+def test_only_outputs_that_averages_read_are_saved_once(dilation, period, kept):
+    """With 24 blocks: all outputs and X_0 for 1x1, 15 of 25 for 4x5, multiples of 4 for 4x4."""
     mixer, streams = single(24, dilation=dilation, period=period), leaves(24)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.data_ptr()) or t, lambda t: t):
@@ -177,7 +177,7 @@ def test_each_output_that_an_average_reads_is_saved_once(dilation, period, kept)
     assert set(saved) <= {x.data_ptr() for x in streams}
 
 
-def test_outputs_are_let_go_after_their_last_reader():
+def test_outputs_are_freed_after_the_last_average_that_reads_them():
     mixer = LastK(outputs=3, embedding="never").build(LAYERS)
     initialise(mixer, 0)
     _, history = mixer.begin(torch.randn(SHAPE))
@@ -198,8 +198,8 @@ def test_blocks_count_from_1():
             mixer.mix(index, x, history)
 
 
-def test_a_trace_computes_the_average():
-    """A kernel called by its address is in no trace."""
+def test_a_traced_model_contains_the_average():
+    """A trace cannot contain a kernel that is called by its address."""
 
     class Stack(torch.nn.Module):
         def __init__(self):

@@ -1,4 +1,4 @@
-"""Hyper-Connections against the equations of their papers, and against what they reduce to."""
+"""Hyper-Connections against the equations of their papers, and special cases against simpler mixers."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def dynamic_reference(mixer, site, streams):
 
 
 def manifold_reference(mixer, site, streams):
-    """Eq. 7-9 of arXiv:2512.24880, the residual matrix transposed so that it stands where A_r does."""
+    """Eq. 7-9 of arXiv:2512.24880, with the residual matrix transposed to replace A_r."""
     n = len(streams)
     flat = streams.reshape(1, -1)
     normed = flat / (flat.square().mean() + 1e-5).sqrt()
@@ -62,7 +62,7 @@ REFERENCES = dict(zip(KINDS, (static_reference, dynamic_reference, manifold_refe
 
 @every_kind
 @pytest.mark.parametrize("streams", [1, 2, 4])
-def test_a_stack_is_that_of_the_equations(kind, streams):
+def test_a_stack_matches_the_equations(kind, streams):
     mixer = built(kind(streams=streams), LAYERS, perturbed=True).double()
     x, updates = inputs(LAYERS, dtype=torch.float64)
     found = stack(mixer, x, updates)[-1]
@@ -79,7 +79,7 @@ def tiny(depth):
     return Decoder(vocabulary=11, layers=3, width=8, heads=2, context=6, depth=depth).build(3).double()
 
 
-def test_one_stream_with_carried_gains_is_skips_with_gains():
+def test_one_stream_reduces_to_skips_with_gains():
     static, gains = (built(spec, LAYERS) for spec in (StaticHyperConnections(streams=1), SkipsWithGains()))
     with torch.no_grad():
         gains.gains.copy_(torch.randn(2 * LAYERS))
@@ -99,7 +99,7 @@ def logits_of(n, seed, size=3.0):
 
 @settings(max_examples=30, deadline=None)
 @given(sizes, seeds)
-def test_what_carries_the_streams_is_doubly_stochastic(n, seed):
+def test_the_residual_matrix_is_doubly_stochastic(n, seed):
     matrix = sinkhorn_knopp(logits_of(n, seed), 2000)
     assert (matrix >= 0).all()
     torch.testing.assert_close(matrix.sum(-1), torch.ones(2, 3, n, dtype=torch.float64))
@@ -113,7 +113,7 @@ def test_exponents_do_not_overflow():
 
 
 @every_kind
-def test_static_weights_are_never_decayed_and_a_block_of_three_additions_is_refused(kind):
+def test_static_weights_have_no_weight_decay_and_translators_are_refused(kind):
     model = tiny(kind())
     names = {parameter: name for name, parameter in model.named_parameters()}
     groups = AdamW(weight_decay=0.1).build(model).param_groups
@@ -124,8 +124,8 @@ def test_static_weights_are_never_decayed_and_a_block_of_three_additions_is_refu
 
 
 @pytest.mark.parametrize("streams", [2, 4])
-def test_mixing_is_a_start_that_carries_a_share_of_the_other_streams_and_learns(streams):
-    """Sinkhorn-Knopp leaves exp(b) / row sum, since all rows and columns of exp(b) have the same sum."""
+def test_start_mixing_lets_the_residual_matrix_learn(streams):
+    """Sinkhorn-Knopp returns exp(b) / row sum, because all rows and columns of exp(b) have the same sum."""
     tokens, some, moved = torch.arange(6)[None], torch.randn(1, 1, streams, 8, dtype=torch.float64), {}
     for start, bias in (("identity", 4.0), ("mixing", 1.0)):
         model = tiny(ManifoldHyperConnections(streams=streams, start=start))

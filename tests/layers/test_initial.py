@@ -1,4 +1,4 @@
-"""Layers are alive when they are built; models draw their initial values from a seed and a place."""
+"""Layers are initialised when they are built; models draw initial values from a seed and module names."""
 
 import subprocess
 import sys
@@ -39,7 +39,7 @@ def assert_same(module, other):
 
 
 @pytest.mark.parametrize("spec", MODELS, ids=label)
-def test_a_model_made_without_memory_is_drawn_afterwards(spec):
+def test_a_model_on_the_meta_device_is_initialised_later(spec):
     with torch.device("meta"):
         model = spec.build(seed=3)
     assert all(value.is_meta for value in values(model).values())
@@ -53,7 +53,7 @@ def test_a_model_made_without_memory_is_drawn_afterwards(spec):
     assert all(value.isfinite().all() for value in values(model).values())
 
 
-def test_every_part_draws_from_a_stream_of_its_own_that_seed_and_place_give():
+def test_each_module_draws_from_its_seed_and_name():
     model = MODELS[1].build(seed=9)
     query = model.blocks[1].attention.query
     drawn = {
@@ -66,7 +66,7 @@ def test_every_part_draws_from_a_stream_of_its_own_that_seed_and_place_give():
             assert torch.equal(weight, torch.empty_like(weight).normal_(0.0, std, generator=stream))
 
 
-def test_without_values_models_have_their_shapes_and_torch_imports_no_compiler():
+def test_without_values_keeps_shapes_and_imports_no_compiler():
     code = "import sys; from formerlab.layers.initialization import without_values; from formerlab.models import *\n"
     code += "with without_values():\n"
     for spec in MODELS:

@@ -1,4 +1,4 @@
-"""The memory-lean Pattention computes the formula, keeps what it promises, and bears what training does to it."""
+"""The memory-efficient Pattention: formula, saved activations, autocast, compilation and transforms."""
 
 import copy
 import math
@@ -40,14 +40,14 @@ def drawn(*batch, dtype=torch.float64, tokens=TOKENS):
 
 
 def gradients(mapped, inputs, tau=TAU):
-    """Return output and gradients of a loss that weighs every output differently."""
+    """Return the output and the gradients of a loss that weighs every output differently."""
     y = mapped(*inputs, tau)
     weight = torch.randn(y.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     return y.detach(), torch.autograd.grad((y * weight.to(y.dtype)).sum(), inputs)
 
 
 def saved_bytes(mapped, inputs):
-    """Return the bytes kept for backward beyond inputs and parameters."""
+    """Return the bytes of saved activations, without inputs and parameters."""
     given = {tensor.untyped_storage().data_ptr() for tensor in inputs}
     kept = {}
 
@@ -65,7 +65,7 @@ def saved_bytes(mapped, inputs):
 
 @pytest.mark.parametrize("batch", [(), (7,), (2, 3, 4), (0,)])
 @pytest.mark.parametrize("tau", [TAU, 0.3])
-def test_it_is_the_formula(batch, tau):
+def test_values_and_gradients_match_the_formula(batch, tau):
     inputs = drawn(*batch)
     y, found = gradients(lean_pattention, inputs, tau)
     expected, wanted = gradients(formula, inputs, tau)
@@ -75,8 +75,8 @@ def test_it_is_the_formula(batch, tau):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_it_keeps_half_of_what_an_mlp_keeps(dtype):
-    """The normalised products and one number per row, where the MLP keeps two numbers per hidden unit."""
+def test_it_saves_half_the_activations_of_an_mlp(dtype):
+    """It saves the normalised products and one number per row; the MLP saves two numbers per hidden unit."""
     inputs = drawn(16, dtype=dtype)
     assert saved_bytes(mlp, inputs) == 2 * 16 * TOKENS * dtype.itemsize
     assert 0 < saved_bytes(lean_pattention, inputs) - 16 * TOKENS * dtype.itemsize <= 16 * 4
@@ -84,8 +84,8 @@ def test_it_keeps_half_of_what_an_mlp_keeps(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_autocast_treats_it_as_a_matrix_product(dtype):
-    """Types of output and gradients are those of the formula, whose products autocast casts; float64 is left alone."""
+def test_autocast_casts_as_for_a_matrix_product(dtype):
+    """Output and gradients have the dtypes of the formula under autocast; float64 stays float64."""
     inputs = drawn(64, dtype=dtype)
     with torch.autocast("cpu", torch.bfloat16):
         y, found = gradients(lean_pattention, inputs)
@@ -96,7 +96,7 @@ def test_autocast_treats_it_as_a_matrix_product(dtype):
         assert (got - other).norm() < 0.03 * other.norm()
 
 
-def test_the_backward_pass_may_run_outside_autocast_and_twice():
+def test_backward_runs_outside_autocast_and_twice():
     inputs = drawn(8, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         loss = lean_pattention(*inputs, TAU).float().square().sum()
@@ -124,14 +124,14 @@ assert counter.frame_count == 2
 """
 
 
-def test_it_compiles_in_one_graph_and_keeps_as_little():
-    """In a fresh process, without the type checks of these tests, which a compiler does not see through."""
+def test_it_compiles_to_one_graph_that_saves_as_few_activations():
+    """Runs in a fresh process without the shape checks of these tests, which torch.compile cannot trace."""
     paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     run([sys.executable, "-c", COMPILED], env=os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}, check=True)
 
 
 class Products(TorchDispatchMode):
-    """Notes the sizes of the operands of every matrix product."""
+    """Records the sizes of the operands of every matrix product."""
 
     def __init__(self):
         super().__init__()
@@ -144,7 +144,7 @@ class Products(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("tokens", [24, 64, 2140])
-def test_tokens_padded_for_tensor_cores_change_nothing(tokens, monkeypatch):
+def test_padding_for_tensor_cores_does_not_change_results(tokens, monkeypatch):
     inputs = drawn(3, 5, dtype=torch.float64, tokens=tokens)
     y, wanted = gradients(lean_pattention, inputs)
     monkeypatch.setattr(pattention, "_uses_tensor_cores", lambda x: True)
@@ -158,8 +158,8 @@ def test_tokens_padded_for_tensor_cores_change_nothing(tokens, monkeypatch):
 
 
 @pytest.mark.parametrize("score", ["l2_gelu", "gelu_l2"])
-def test_torch_func_gives_the_values_and_gradients_of_plain_calls(score):
-    """Ensembles, gradients per sample, forward mode and second derivatives."""
+def test_torch_func_matches_plain_values_and_gradients(score):
+    """Covers ensembles, per-sample gradients, forward mode and second derivatives."""
     layers = [Pattention(tokens=9, score=score).build(4, 6).double() for _ in range(3)]
     stacked, _ = torch.func.stack_module_state(layers)
     x = torch.randn(3, 5, 4, dtype=torch.float64)
@@ -178,7 +178,7 @@ def test_torch_func_gives_the_values_and_gradients_of_plain_calls(score):
 
 
 @pytest.mark.parametrize("name", ["keys", "values"])
-def test_torch_parametrizes_keys_and_values(name):
+def test_parametrize_works_on_keys_and_values(name):
     layer, x = Pattention(tokens=9).build(4, 6), torch.randn(5, 4)
     expected, other = layer(x), "values" if name == "keys" else "keys"
     for weight in (name, other):

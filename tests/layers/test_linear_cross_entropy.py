@@ -1,4 +1,4 @@
-"""The loss of a head is the cross-entropy of its logits, and keeps none of them."""
+"""The fused loss equals the cross-entropy of the logits and stores no logits."""
 
 import jaxtyping
 import pytest
@@ -27,8 +27,8 @@ def with_gradients(loss, inputs):
 
 
 @pytest.mark.parametrize("slice_of", [1, 5, 2**20])
-def test_it_is_the_formula_in_slices_of_any_size(slice_of, monkeypatch):
-    """Loss and gradients, a row at a time, five rows at a time, and all at once."""
+def test_chunks_of_any_size_match_the_formula(slice_of, monkeypatch):
+    """Compares loss and gradients with one row, five rows and all rows per chunk."""
     monkeypatch.setattr(module, "CHUNK_LOGITS", slice_of * VOCABULARY)
     inputs = drawn()
     for found, wanted in zip(
@@ -38,8 +38,8 @@ def test_it_is_the_formula_in_slices_of_any_size(slice_of, monkeypatch):
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_half_precision_is_summed_in_single(autocast):
-    """In bfloat16 itself, and under autocast, which leaves the gradients in the type of weights and inputs."""
+def test_half_precision_is_summed_in_float32(autocast):
+    """In bfloat16, and under autocast, where gradients have the dtypes of weights and inputs."""
     inputs = drawn(torch.float32 if autocast else torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         found, wanted = with_gradients(linear_cross_entropy, inputs), with_gradients(written_out, inputs)
@@ -49,7 +49,7 @@ def test_half_precision_is_summed_in_single(autocast):
         assert (one - other).norm() <= 0.02 * other.norm()
 
 
-def test_the_backward_pass_may_run_twice_and_keeps_no_logits():
+def test_backward_runs_twice_and_saves_no_logits():
     x, weight, targets = drawn()
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()) or tensor, lambda t: t):
@@ -59,8 +59,8 @@ def test_the_backward_pass_may_run_twice_and_keeps_no_logits():
     assert all(map(torch.equal, first, torch.autograd.grad(loss, (x, weight))))
 
 
-def test_compiled_logits_are_made_in_products_of_a_bounded_size(monkeypatch):
-    """Seven rows, two of which a product may have."""
+def test_compiled_logits_are_computed_in_bounded_chunks(monkeypatch):
+    """Seven rows with at most two rows per product."""
     monkeypatch.setattr(module, "COMPILED_LOGITS", 10)
     x, weight, targets = torch.randn(7, 3), torch.randn(5, 3), torch.randint(0, 5, (7,))
     rows = []
@@ -77,6 +77,6 @@ def test_compiled_logits_are_made_in_products_of_a_bounded_size(monkeypatch):
 
 
 def test_targets_of_another_length_are_refused(monkeypatch):
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the tests' own check of types comes first
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # disable the shape checks of the tests
     with pytest.raises(ValueError, match="3 targets for 4 rows"):
         linear_cross_entropy(torch.zeros(4, 2), torch.zeros(5, 2), torch.zeros(3, dtype=torch.long))

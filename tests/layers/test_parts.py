@@ -1,4 +1,4 @@
-"""Attention, norms and feed-forwards are their formulas; parameter tokens start with their deviations."""
+"""Attention, norms and feed-forwards match their formulas; parameter tokens start with documented deviations."""
 
 import math
 
@@ -12,7 +12,7 @@ from formerlab.layers.position import PositionEncoding
 from formerlab.models import Decoder
 
 
-def test_heads_are_those_of_pytorchs_multi_head_attention():
+def test_attention_matches_torch_multi_head_attention():
     attention = Attention(Decoder(width=12, heads=3, projection=Linear(bias=True), layers=1)).double()
     for parameter in attention.parameters():
         torch.nn.init.normal_(parameter)
@@ -29,7 +29,7 @@ def test_heads_are_those_of_pytorchs_multi_head_attention():
 
 @pytest.mark.parametrize("eps", [1e-5, 0.5])
 @pytest.mark.parametrize("kind", [LayerNorm, RMSNorm])
-def test_a_norm_is_its_formula(kind, eps):
+def test_norms_match_their_formulas(kind, eps):
     layer = kind(eps=eps).build(6).double()
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)
@@ -56,7 +56,7 @@ def test_parameter_tokens_start_with_their_standard_deviations(init, key_std, va
 
 
 @pytest.mark.parametrize("activation", ["gelu", "relu", "swiglu"])
-def test_the_feedforward_is_its_formula(activation):
+def test_the_feedforward_matches_its_formula(activation):
     layer = Mlp(activation=activation, hidden=10, bias=True).build(6, 6).double()
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter)

@@ -18,7 +18,7 @@ def gelu(z):
 
 
 def reference(score, products, tau):
-    """The published formulas, written row by row (sections 1.1 and 1.3 of the paper's appendix and code)."""
+    """Return the published formulas, row by row (sections 1.1 and 1.3 of the paper's appendix and code)."""
     if score == "l2_gelu":
         return gelu(tau * products / products.square().sum(-1, keepdim=True).sqrt())
     if score == "l2":
@@ -41,7 +41,7 @@ def drawn(tokens=7, d_in=5, d_out=4, **options):
 
 @pytest.mark.parametrize("score", SCORES)
 @pytest.mark.parametrize("tau", [None, 1.7])
-def test_the_layer_is_its_formula(score, tau):
+def test_the_layer_matches_its_formula(score, tau):
     layer = drawn(score=score, tau=tau)
     x = torch.randn(2, 3, 5, dtype=torch.float64)
     expected = reference(score, x @ layer.keys.T, math.sqrt(7) if tau is None else tau) @ layer.values

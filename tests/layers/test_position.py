@@ -19,14 +19,14 @@ def built(spec, context=10, width=16, d_head=8):
 
 
 @every_position
-def test_starting_late_is_a_part_of_the_whole(spec):
+def test_a_later_start_gives_a_slice_of_all_positions(spec):
     encoding = built(spec)
     x, q = torch.randn(2, 10, 16), torch.randn(2, 2, 10, 8)
     torch.testing.assert_close(encoding.embed(x[:, 4:7], 4), encoding.embed(x, 0)[:, 4:7])
     torch.testing.assert_close(encoding.rotate(q[:, :, 4:7], 4), encoding.rotate(q, 0)[:, :, 4:7])
 
 
-def test_positions_beyond_the_table_are_refused():
+def test_positions_beyond_the_context_are_refused():
     encoding = built(Rotary(), context=8)
     for start, time in ((0, 9), (8, 1)):
         with pytest.raises(ValueError, match="9 positions exceed the context of 8"):
@@ -34,8 +34,8 @@ def test_positions_beyond_the_table_are_refused():
 
 
 @every_rotary
-def test_the_angles_are_those_of_the_formula(spec):
-    """Read as complex numbers, pair i of position t turns by exp(1j t base^(-2i/r))."""
+def test_rotations_match_the_formula(spec):
+    """As complex numbers, pair i of position t is multiplied by exp(1j t base^(-2i/r))."""
     encoding = built(spec)
     rotated = int(8 * spec.fraction)
     q = torch.randn(1, 1, 10, 8)
@@ -48,7 +48,7 @@ def test_the_angles_are_those_of_the_formula(spec):
 
 
 @every_rotary
-def test_the_gradient_is_the_rotation_back(spec):
+def test_the_gradient_is_the_inverse_rotation(spec):
     encoding = built(spec)
     encoding.cosine, encoding.sine = encoding.cosine.double(), encoding.sine.double()
     q = torch.randn(2, 3, 2, 8, dtype=torch.float64).transpose(1, 2).requires_grad_()
@@ -58,8 +58,8 @@ def test_the_gradient_is_the_rotation_back(spec):
 
 @every_rotary
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_native_kernel_rotates_as_torch_does(spec, dtype, monkeypatch):
-    """Forward and backward, wherever the heads lie in memory, on one thread and on two."""
+def test_the_native_kernel_matches_torch(spec, dtype, monkeypatch):
+    """Forward and backward, for several memory layouts of the heads, with one and two threads."""
     encoding = built(spec)
     heads = torch.randn(2, 5, 3, 8).to(dtype)
     for q in (heads.transpose(1, 2), heads.permute(0, 2, 1, 3).contiguous(), heads[:, ::2].transpose(1, 2)):

@@ -1,4 +1,4 @@
-"""Weighted sums of many tensors: the native kernel against the formula, and who takes which way."""
+"""Weighted sums of many tensors: the native kernel against the formula, and the choice of implementation."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", [1, 3, 4, 9])
 @pytest.mark.parametrize("size", [1, 4096, 9001])
-def test_sums_and_products_are_those_of_the_formula(dtype, count, size):
+def test_sums_and_products_match_the_formula(dtype, count, size):
     tensors = [torch.randn(size).to(dtype) for _ in range(count)]
     x, direct, weights = torch.randn(size).to(dtype), torch.randn(size).to(dtype), torch.randn(count).tolist()
     exact = [t.double() for t in tensors]
@@ -41,7 +41,7 @@ def test_the_sum_does_not_depend_on_the_number_of_threads():
     [torch.randn(4, 4).T, torch.randn(4, 4).half(), torch.randn(4, 4, device="meta")],
     ids=["strided", "half", "meta"],
 )
-def test_the_kernel_is_not_given_what_it_cannot_read(tensor):
+def test_unsupported_tensors_use_the_torch_implementation(tensor):
     assert not weighted_sum._fits([tensor], tensor.dtype)
     assert weighted_sum._fits([torch.randn(4, 4)], torch.float32)
     assert not weighted_sum._fits([torch.randn(4, 4), torch.randn(4, 4).bfloat16()], torch.float32)

@@ -1,4 +1,4 @@
-"""What every decoder promises, whatever its parts, and what each of its options means."""
+"""Properties of every decoder, and the meaning of its options."""
 
 import itertools
 
@@ -36,7 +36,7 @@ def tiny(**changes):
 
 
 def perturbed(spec, seed=0):
-    """Build a model whose values are all non-zero, so that nothing holds just because of the start."""
+    """Build a model with non-zero weights, so that no test passes only because of initial values."""
     model = spec.build(seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -55,7 +55,7 @@ PARTS = {
 
 
 def combinations():
-    """Decoders in which every two variants of two parts meet: each adds as many new pairs as any that is left."""
+    """Return decoders that cover every pair of variants of two fields, chosen greedily."""
     choices, met = [defaults(union) for union in PARTS.values()], set()
     for new in range(len(PARTS) * (len(PARTS) - 1) // 2, 0, -1):
         for parts in itertools.product(*choices):
@@ -66,7 +66,7 @@ def combinations():
 
 
 def single_options():
-    """Every single option of every part, and what is no part."""
+    """Return every option of every field."""
     for name, union in PARTS.items():
         for part in settings(union):
             yield tiny(**{name: part})
@@ -90,8 +90,8 @@ every_option = pytest.mark.parametrize("spec", OPTIONS, ids=name)
 
 
 @every_combination
-def test_no_token_sees_a_later_one(spec):
-    """Row s of the embedding is read by token s alone, so its gradient says who sees token s."""
+def test_no_token_sees_a_later_token(spec):
+    """Only token s reads row s of the embedding, so its gradient shows which positions see token s."""
     model = perturbed(spec.model_copy(update={"tied": False}))
     tokens = torch.arange(TIME)[None]
     logits = model(tokens)
@@ -103,7 +103,7 @@ def test_no_token_sees_a_later_one(spec):
 
 
 @every_option
-def test_closed_forms_equal_what_pytorch_counts(spec):
+def test_closed_forms_match_pytorch_counts(spec):
     model = spec.build()
     assert counted_params(model) == spec.params()
     outside = [model.embedding, *model.position.parameters(), *([] if model.head is None else [model.head])]
@@ -111,7 +111,7 @@ def test_closed_forms_equal_what_pytorch_counts(spec):
     counts = counted_flops(model, torch.zeros(2, TIME, dtype=torch.long))
     assert counts["Global"] == 2 * spec.flops(TIME)
     if isinstance(spec.depth, HyperConnections):
-        return  # their products stand in the blocks
+        return  # their products are inside the blocks
     in_blocks = sum(count for module, count in counts.items() if module.removeprefix("DecoderModel.blocks.").isdigit())
     between_blocks = TIME * spec.depth.matmul_flops(spec.layers, spec.width)
     assert in_blocks == 2 * (spec.flops(TIME, head=False) - between_blocks)
@@ -120,8 +120,8 @@ def test_closed_forms_equal_what_pytorch_counts(spec):
 @pytest.mark.parametrize(
     ("field", "part"), [(field, part) for field, union in PARTS.items() for part in settings(union)], ids=label
 )
-def test_shared_parts_start_with_the_same_values(field, part):
-    """Paired comparisons: with the same seed only what differs differs."""
+def test_shared_modules_start_with_equal_values(field, part):
+    """Comparisons paired by seed: modules that two models share start with equal values."""
     plain, changed = tiny().build(7).state_dict(), tiny(**{field: part}).build(7).state_dict()
     differs = {"projection": "attention.", "feedforward": "feedforward.", "norm": "norm.", "depth": "mixer."}
     shared = [name for name in plain.keys() & changed.keys() if differs.get(field, "position.") not in name]
@@ -131,7 +131,7 @@ def test_shared_parts_start_with_the_same_values(field, part):
 
 @pytest.fixture
 def unchecked_shapes():
-    """Shape checks are not for the compiler to trace."""
+    """Disable shape checks, which torch.compile cannot trace."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
@@ -139,14 +139,14 @@ def unchecked_shapes():
 
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize("depth", {type(one.build(2, 8)): one for one in defaults(DepthMixer)}.values(), ids=label)
-def test_it_compiles_in_one_piece(depth):
-    """The released DenseFormer does not: its history hides its shape from the compiler.
+def test_it_compiles_to_one_graph(depth):
+    """The released DenseFormer does not, because the compiler cannot see the shape of its history.
 
-    Backward is traced with DenseFormer's: none has a backward pass of its own.
+    The backward pass is traced for DenseFormer only; the other mixers have no custom backward pass.
     """
     model = tiny(layers=2, depth=depth, projection=Pattention(tokens=5)).build()
     tokens = torch.randint(11, (2, TIME))
-    torch.compiler.reset()  # it counts how often the same code was compiled, and stops at eight
+    torch.compiler.reset()  # reset: torch compiles the same code at most eight times
     backend = "aot_eager" if depth.kind == "dwa" else "eager"
     compiled = torch.compile(model, backend=backend, fullgraph=True)
     parameters = list(model.parameters())
@@ -155,7 +155,7 @@ def test_it_compiles_in_one_piece(depth):
 
 
 @pytest.mark.parametrize("spec", [tiny(), tiny(tied=False), tiny(logit_scale="inverse_sqrt_width")], ids=str)
-def test_the_last_logits_and_the_loss_are_those_of_all_logits(spec):
+def test_last_and_targets_match_the_full_logits(spec):
     model = perturbed(spec)
     tokens, targets = (torch.randint(spec.vocabulary, (2, TIME)) for _ in range(2))
     logits = model(tokens)
@@ -164,8 +164,8 @@ def test_the_last_logits_and_the_loss_are_those_of_all_logits(spec):
     torch.testing.assert_close(model(tokens, targets=targets), expected)
 
 
-def test_the_mixed_stream_feeds_the_next_block_and_the_final_norm():
-    """Y_i from raw X_j, straight from the definition (arXiv:2402.02622, section 3)."""
+def test_the_mixed_output_is_the_input_of_the_next_block_and_the_final_norm():
+    """Compares with Y_i from raw X_j by the definition (arXiv:2402.02622, section 3)."""
     spec = tiny(layers=4, depth=DepthWeightedAverage(dilation=2, period=2), position=Learned())
     model = perturbed(spec)
     tokens = torch.randint(11, (2, TIME))
@@ -179,7 +179,7 @@ def test_the_mixed_stream_feeds_the_next_block_and_the_final_norm():
     torch.testing.assert_close(model(tokens), model.final_norm(y) @ model.embedding.T)
 
 
-def test_more_tokens_than_the_context_are_refused():
+def test_sequences_beyond_the_context_are_refused():
     model = tiny().build()
     with pytest.raises(ValueError, match="9 tokens exceed the model's context of 8"):
         model(torch.zeros(1, 9, dtype=torch.long))
@@ -196,7 +196,7 @@ def test_more_tokens_than_the_context_are_refused():
         ({"position": Rotary(fraction=0.25)}, r"position\.fraction=0\.25"),
     ],
 )
-def test_a_wrong_spec_is_refused_with_a_useful_text(wrong, message):
+def test_invalid_specs_are_refused_with_a_remedy(wrong, message):
     with pytest.raises(ValidationError, match=message):
         tiny(**wrong)
 
@@ -204,7 +204,7 @@ def test_a_wrong_spec_is_refused_with_a_useful_text(wrong, message):
 GROUPED = tiny(heads=4, key_heads=2, query_key_norm=RMSNorm())
 
 
-def test_grouped_heads_are_heads_whose_keys_and_values_are_repeated():
+def test_grouped_query_attention_repeats_keys_and_values():
     model = perturbed(GROUPED)
     twin = tiny(heads=4, query_key_norm=RMSNorm()).build()
     state = model.state_dict()
@@ -219,13 +219,13 @@ def test_grouped_heads_are_heads_whose_keys_and_values_are_repeated():
 
 
 @pytest.mark.parametrize("spec", [GROUPED, *(tiny(position=position) for position in settings(Position))], ids=label)
-def test_tokens_read_one_by_one_are_those_of_one_pass(spec):
+def test_token_by_token_decoding_matches_one_pass(spec):
     model, tokens = perturbed(spec).eval(), torch.randint(11, (2, TIME))
     for cache in (KVCache(), PrunedCache(Decay(), 1.0, length=TIME)):
         parts = [model(tokens[:, i : i + 1], attend=cache, start=i) for i in range(TIME)]
         torch.testing.assert_close(torch.cat(parts, dim=1), model(tokens))
 
 
-def test_a_spec_without_later_fields_is_written_as_before_there_were_any():
+def test_unset_new_fields_are_not_written():
     assert not {"key_heads", "query_key_norm"} & tiny().to_dict().keys()
     assert tiny().fingerprint() == "32b4acf61b0e1550"

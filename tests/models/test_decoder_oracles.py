@@ -1,4 +1,4 @@
-"""The same weights in another library's model give the same logits; GPT-NeoX stands in tests/huggingface."""
+"""Models of other libraries with the same weights give the same logits; tests/huggingface has GPT-NeoX."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ SIZES = {"vocabulary": 23, "layers": 3, "width": 24, "heads": 2, "context": 16}
 
 
 def drawn(spec):
-    """Build a model with values of ordinary size in every parameter, norms and biases included."""
+    """Build a model with non-zero values in all parameters, including norms and biases."""
     model = spec.build(0).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -65,7 +65,7 @@ QWEN = {"heads": 4, "key_heads": 2, "query_key_norm": RMSNorm(eps=1e-5)}
 
 
 def test_qwen_gives_the_same_logits():
-    """LLaMA and GPT-NeoX stand in tests/huggingface/test_model_folders.py."""
+    """tests/huggingface/test_model_folders.py has LLaMA and GPT-NeoX."""
     swiglu = Mlp(activation="swiglu")
     spec = Decoder(**SIZES | QWEN, position=Rotary(), norm=RMSNorm(), final_norm=RMSNorm(), feedforward=swiglu)
     model = drawn(spec)

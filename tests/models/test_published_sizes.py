@@ -43,10 +43,10 @@ MILLIONS = {
     "denseformer-72-4x5": 548.35,
     "denseformer-84-plain": 633.31,
     "denseformer-90-plain": 675.78,
-    # 1706.03762, Table 3 prints 65 and 213 without saying which vocabulary
+    # 1706.03762, Table 3 prints 65 and 213 and does not state the vocabulary
     "transformer-base": 63.05,
     "transformer-big": 214.17,
-    # 2410.23168, Table 9, patches, class token, positions and head included, as its formula gives them
+    # 2410.23168, Table 9; includes patches, class token, positions and head
     "vit-b16": 86.57,
     "vit-l16": 304.33,
     "tokenformer-b16": 114.76,
@@ -69,17 +69,17 @@ def test_tokenformers_of_table_9(name):
 
 
 @pytest.mark.parametrize("name", MILLIONS)
-def test_the_others_have_their_papers_parameters(name):
+def test_published_parameter_counts(name):
     assert round(PUBLISHED[name].params() / 1e6, 2) == MILLIONS[name]
 
 
-def test_every_name_is_held_to_a_count():
+def test_every_published_model_has_an_expected_count():
     assert set(list_models()) == TOKENFORMERS.keys() | MILLIONS.keys()
     assert list_models("tokenformer-?16") == ["tokenformer-b16", "tokenformer-l16"]
 
 
 @pytest.mark.parametrize("name", ["tokenformer-150m", "tokenformer-450m", "tokenformer-900m", "tokenformer-1.5b"])
-def test_the_released_names_are_what_the_released_tensors_say(name):
+def test_released_specs_match_the_released_tensors(name):
     spec = PUBLISHED[name]
     with torch.device("meta"):
         state = DecoderModel(spec).state_dict()
@@ -118,14 +118,14 @@ def test_runs_of_scale_paper_train_the_published_models(study):
     for run, name in RUNS[study].items():
         ours, theirs = PUBLISHED[name].to_dict(), runs[run].to_dict()
         for spec in (ours, theirs):
-            spec["feedforward"].pop("hidden", None)  # said, or four times the width; the counts tell
-            spec.pop("drop_path", None)  # of the recipe
-            spec.pop("context", None)  # of the data
+            spec["feedforward"].pop("hidden", None)  # explicit or four times the width; the counts show which
+            spec.pop("drop_path", None)  # set by the recipe
+            spec.pop("context", None)  # set by the data
         assert ours == theirs
         assert PUBLISHED[name].params() == runs[run].params()
 
 
-def test_every_matrix_of_a_published_vit_starts_alike():
+def test_all_matrices_of_a_published_vit_have_the_same_initial_std():
     with torch.device("meta"):
         model = PUBLISHED["vit-b16"].build()
     assert {part.std for part in model.modules() if isinstance(part, LinearProjection)} == {0.02}
@@ -151,7 +151,7 @@ def test_fields_of_the_spec_are_keyword_arguments():
 
 
 @pytest.mark.parametrize("name", TOKENFORMERS)
-def test_costs_are_those_of_table_3(name):
+def test_costs_match_table_3(name):
     """2 N T + 4 L d T^2, and 2 V d per token for the logits (2410.23168, Table 3)."""
     spec, time = PUBLISHED[name].model_copy(update={"final_norm": PLAIN}), 1024
     token_token = 4 * spec.layers * spec.width * time**2
@@ -160,7 +160,7 @@ def test_costs_are_those_of_table_3(name):
 
 
 @pytest.mark.parametrize(("width", "published"), [(768, 3.69), (1416, 6.80), (2104, 10.10)])
-def test_token_token_costs_of_table_8(width, published):
-    """In units of 10^4 T^2 (2410.23168, Table 8 prints one digit less, cut and not rounded)."""
+def test_attention_costs_match_table_8(width, published):
+    """In units of 10^4 T^2 (2410.23168, Table 8, which truncates one digit)."""
     spec = Decoder(width=width, heads=width // 4)
     assert round(spec.attention_flops(1024) / 1024**2 / 1e4, 2) == published

@@ -1,4 +1,4 @@
-"""The translator: the function of torch's own encoder-decoder, masks, depth mixers, costs."""
+"""The translator: equality with torch's encoder-decoder, masks, depth mixers, costs."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def small(**changes):
 
 
 def sentences(seed=0, source=(7, 4), target=(5, 6)):
-    """Return sources with padding, which tokens are real, and targets."""
+    """Return sources with padding, the mask of real tokens, and targets."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(1, 40, (2, max(source)), generator=generator)
     real = torch.arange(max(source)) < torch.tensor(source)[:, None]
@@ -39,31 +39,31 @@ def sentences(seed=0, source=(7, 4), target=(5, 6)):
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
-def test_closed_forms_are_what_is_built_and_counted(changes):
+def test_closed_forms_match_the_built_model(changes):
     spec = small(**changes)
     model = spec.build(0)
     assert spec.params() == sum(parameter.numel() for parameter in model.parameters())
     with FlopCounterMode(display=False) as counter, torch.no_grad(), torch.device("meta"):
         tokens = torch.ones(1, 7, dtype=torch.long)
         model.to("meta").eval()(tokens, tokens.bool(), torch.ones(1, 5, dtype=torch.long))
-    if "Pattention" not in repr(model):  # its operator is counted in its own tests
+    if "Pattention" not in repr(model):  # its operator is counted in its tests
         assert counter.get_total_flops() == spec.flops(7, 5)
 
 
-def test_parts_that_write_to_the_stream_start_smaller_the_deeper_the_stack():
+def test_residual_projections_start_smaller_in_deeper_stacks():
     block = small(initial="parts").build().encoder[0]
     assert block.attention.output.std == block.feedforward.outer.std == 0.02 / 2
 
 
 def as_torch(model, spec):
-    """Return torch's encoder-decoder with the weights of ours."""
+    """Return torch's encoder-decoder with the weights of our model."""
     theirs = nn.Transformer(
         *(spec.width, spec.heads, spec.layers, spec.layers, 4 * spec.width),
         dropout=0.0,
         batch_first=True,
         norm_first=spec.order == "pre",
     ).eval()
-    if spec.order == "post":  # the paper has no norm after the last sub-layer's own
+    if spec.order == "post":  # the paper has no norm after the last sub-layer's norm
         theirs.encoder.norm = theirs.decoder.norm = None
     for ours, layer in zip(model.encoder, theirs.encoder.layers, strict=True):
         copy_attention(ours.attention, layer.self_attn)
@@ -101,8 +101,8 @@ def copy_norms(ours, theirs):
 
 
 @pytest.mark.parametrize("order", ["post", "pre"])
-def test_the_function_is_that_of_torch_transformer(order):
-    """Same weights, same outputs, for padded sentences, with norms and biases off their initial values."""
+def test_the_function_matches_torch_transformer(order):
+    """Equal weights give equal outputs for padded sentences, with norms and biases away from initial values."""
     spec = small(order=order)
     model = spec.build(1).eval()
     with torch.no_grad():
@@ -123,14 +123,14 @@ def test_the_function_is_that_of_torch_transformer(order):
             tgt_is_causal=True,
         )
         if order == "pre":
-            # torch's final norms have gain 1 and bias 0, so ours are given them too
+            # like torch's final norms, ours have gain 1 and bias 0
             for norm in (model.encoder_norm, model.decoder_norm):
                 norm.load_state_dict({"gain": torch.ones(spec.width), "bias": torch.zeros(spec.width)})
         torch.testing.assert_close(model(source, real, target), out @ model.embedding.T, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
-def test_padding_changes_nothing_and_the_future_is_unseen(changes):
+def test_padding_and_later_tokens_do_not_change_logits(changes):
     model = small(**changes).build(2).eval()
     source, real, target = sentences()
     with torch.no_grad():

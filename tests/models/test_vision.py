@@ -1,4 +1,4 @@
-"""The Vision Transformer against timm's, its counts, its depth mixers and its drop path."""
+"""The Vision Transformer: equality with timm, parameter counts, depth mixers and drop path."""
 
 import re
 
@@ -24,7 +24,7 @@ def images(count=2, side=16, channels=3):
 
 
 def drawn(model):
-    """Give every parameter a value of ordinary size, class token and norms included."""
+    """Give every parameter non-zero values, including class token and norms."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
@@ -32,7 +32,7 @@ def drawn(model):
 
 
 def from_timm(state, spec):
-    """The weights of timm's plain ViT under our names; queries, keys and values are one matrix there."""
+    """Return the weights of timm's ViT under our names; timm has one matrix for queries, keys and values."""
     modules = {"patch_embed.proj": "patch_embed", "norm": "final_norm", "head": "head"}
     modules |= {"norm1": "attention_norm", "norm2": "feedforward_norm", "attn.proj": "attention.output"}
     modules |= {"mlp.fc1": "feedforward.inner", "mlp.fc2": "feedforward.outer"}
@@ -74,7 +74,7 @@ MODELS = [
 
 
 @pytest.mark.parametrize("spec", MODELS, ids=label)
-def test_closed_forms_are_what_pytorch_counts(spec):
+def test_closed_forms_match_pytorch_counts(spec):
     model = spec.build()
     assert counted_params(model) == spec.params()
     elsewhere = ("patch_embed", "class_token", "position", "head")
@@ -83,7 +83,7 @@ def test_closed_forms_are_what_pytorch_counts(spec):
     assert counted_flops(model, images(1))["Global"] == spec.flops()
 
 
-def test_drop_path_leaves_out_whole_images_and_keeps_the_mean():
+def test_drop_path_drops_whole_images_and_keeps_the_mean():
     torch.manual_seed(0)
     layer = DropPath(0.25)
     update = torch.ones(4000, 2, 3)
@@ -94,7 +94,7 @@ def test_drop_path_leaves_out_whole_images_and_keeps_the_mean():
     assert torch.equal(layer.eval()(update), update)
 
 
-def test_sizes_that_do_not_fit_are_refused():
+def test_inconsistent_sizes_are_refused():
     for wrong, text in (
         ({"patch": 5}, "patch=5 does not divide"),
         ({"heads": 5}, "heads=5 does not divide"),
@@ -107,13 +107,13 @@ def test_sizes_that_do_not_fit_are_refused():
 
 
 def small(name="tokenformer_base_patch16_224", **given):
-    """Build a registered model at a size that a test can afford."""
+    """Build a registered model of small size."""
     tokens = {"kind": "pattention", "tokens": 8}
     sizes = {"width": 24, "heads": 3, "layers": 3, "patch": 4, "img_size": 16}
     return timm.create_model(name, **sizes, projection=tokens, feedforward=tokens, **given)
 
 
-def test_timm_knows_the_models_and_its_options():
+def test_timm_creates_the_models_with_its_options():
     with torch.device("meta"):
         made = {timm.create_model(name).spec for name in timm.list_models("tokenformer_*", module="timm")}
     assert made == {spec for name, spec in PUBLISHED.items() if name.startswith("tokenformer-") and "16" in name}
@@ -130,7 +130,7 @@ def test_timm_knows_the_models_and_its_options():
     assert isinstance(model.get_classifier(), nn.Linear)
 
 
-def test_timm_sorts_the_parameters_by_depth():
+def test_timm_groups_parameters_by_depth():
     from timm.optim import param_groups_layer_decay
 
     model = small(depth={"kind": "dwa"})
@@ -145,7 +145,7 @@ def test_timm_sorts_the_parameters_by_depth():
     assert decay[id(model.patch_embed.weight)] == 0.05
 
 
-def test_timms_train_py_may_state_that_nothing_is_dropped():
+def test_a_drop_rate_of_zero_is_accepted():
     small(drop_rate=0.0)
     for given in ({"drop_rate": 0.1}, {"global_pool": "max"}):
         with pytest.raises(ValueError, match=f"{next(iter(given))}[:=]"):
