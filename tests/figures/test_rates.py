@@ -91,7 +91,7 @@ def test_models_of_one_name_are_told_apart_by_their_specs(tmp_path):
     rows = rates(Results(tmp_path))
     assert set(rows["family"]) == {
         *("Transformer, rmsnorm", "Transformer, none"),
-        *("random keys, tau sqrt(n)", "Tokenformer, trained further"),
+        *("grown as published", "Tokenformer, trained further"),
     }
     assert (
         rows.groupby("family")["panel"].first().to_dict()["Tokenformer, trained further"]
@@ -99,11 +99,12 @@ def test_models_of_one_name_are_told_apart_by_their_specs(tmp_path):
     )
 
 
-def test_curves_of_two_rates_have_a_line_each(tmp_path):
+def test_of_two_rates_the_better_has_a_curve(tmp_path):
     for run, rate in (("a", 1e-3), ("b", 2e-3)):
-        with_rate(tmp_path, run, rate, 4.0)
-    drawn = curves.rows(Results(tmp_path), ("*",), study="tokenformer").set_index("run")["family"]
-    assert drawn.to_dict() == {"a": "Transformer, lr 0.001", "b": "Transformer, lr 0.002"}
+        with_rate(tmp_path, run, rate, 4.1 - 50 * rate)
+    rows = curves.rows(Results(tmp_path), ("*",), study="tokenformer").set_index("run")
+    assert rows["family"].to_dict() == {"a": "Transformer, lr 0.001", "b": "Transformer, lr 0.002"}
+    assert rows["_series"].dropna().to_dict() == {"b": "Transformer"}, "the best rate alone is plotted"
 
 
 def test_losses_of_a_second_domain_have_a_panel_of_their_own(tmp_path):

@@ -15,10 +15,13 @@ from pandas import DataFrame, Series
 
 from formerlab.report.drawings import plot, shown_columns
 from formerlab.report.families import families
+from formerlab.report.figures.transformer import VARIANTS
 from formerlab.report.names import data_set
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.runs import GROWN, at_end, recorded, seed_notes, summary, validation_losses, variant
-from formerlab.report.style import look
+from formerlab.report.studies.tokenformer import WAYS_TO_GROW
+from formerlab.report.style import BROWN, LEAF, PINK, SKY, TAN, look
+from formerlab.report.tables.vision import NAMES
 from formerlab.results.read import Results, flatten
 
 RATE = "optimizer.lr"
@@ -27,7 +30,14 @@ TOLD = (
     *("model.width", "model.projection.tokens", "steps"),
 )
 """Keys of a spec that distinguish models of the same name, the most informative first."""
+LABELS = {
+    "transformer": {"base": "base"} | {run: label for run, (label, _) in VARIANTS.items()},
+    "vision": NAMES,
+}
+"""Labels of runs by study, instead of the settings that distinguish them."""
 _LINES = ("-", "--", ":", "-.")
+_COLOURS = (SKY, BROWN, LEAF, PINK, TAN)
+"""Colours of the second and further series in a panel of a single variant."""
 MOST = 6
 """Maximum number of curves in a panel."""
 
@@ -35,8 +45,8 @@ MOST = 6
 def told_apart(firsts: Sequence[dict[str, Any]], scale: str) -> DataFrame:
     """Return a row per family with its panel, variant and name, given the record of its first run.
 
-    A panel is a data set, a depth, and whether runs start from a parent. The name says how a family differs from others
-    of its variant in the panel.
+    A panel is a data set, a depth, and whether runs start from a parent. The name is that of LABELS, or says how a
+    family differs from others of its variant in the panel; the value that most of them have is left out.
     """
     flat, panels = [flatten({"spec": record["spec"]}) for record in firsts], []
     for record in firsts:
@@ -44,31 +54,50 @@ def told_apart(firsts: Sequence[dict[str, Any]], scale: str) -> DataFrame:
         depth = f"{layers:.0f} blocks" if layers else ""
         panels.append(", ".join(filter(None, [data_set(record["data"]["name"], None, scale), depth, start])))
     known = DataFrame({"panel": panels, "variant": [variant(one) for one in flat]})
-    known["family"] = known["variant"].str.removeprefix(f"{GROWN}: ")
+    known["family"] = known["variant"].replace(WAYS_TO_GROW).str.removeprefix(f"{GROWN}: ")
     others = (key.removeprefix("spec.") for one in flat for key in one)
     keys = [key for key in dict.fromkeys([*TOLD, *others]) if key not in ("study", "name", "seed", RATE)]
     for key in (*keys, RATE):  # last: it tells those apart that differ in nothing else
         values = Series([one.get(f"spec.{key}") for one in flat], dtype=object)
         groups = known.groupby(["panel", "family"]).groups if values.astype(str).nunique() > 1 else {}
         for alike in list(groups.values()):
-            if values[alike].astype(str).nunique() > 1:
+            counts = values[alike].astype(str).value_counts()
+            if len(counts) > 1:
+                usual = counts.index[0] if 2 * counts.iloc[0] > len(alike) else None
                 label = "" if isinstance(values[alike[0]], str) else key.rpartition(".")[2].replace("_", " ") + " "
-                known.loc[alike, "family"] += [f", {label}{value}" for value in values[alike]]
-    return known
+                known.loc[alike, "family"] += [f", {label}{v}" * (str(v) != usual) for v in values[alike]]
+    labels = [LABELS.get(record["study"], {}).get(record["run"]) for record in firsts]
+    return known.assign(family=Series(labels, dtype=object).fillna(known["family"]))
 
 
 def styled(rows: DataFrame, by: str) -> DataFrame:
     """Add plot styles. The series `by` of a variant in a panel have its colour; from the second on, it is lighter, the
-    line dashed and the marker hollow.
+    line dashed and the marker another one, which is hollow. In a panel of one variant, they have the colours of
+    _COLOURS instead.
     """
     firsts = rows.drop_duplicates(["panel", by])[["panel", "variant", by]]
     of_variant = firsts.groupby(["panel", "variant"])[by]
     nth, counts = of_variant.cumcount(), of_variant.transform("size")
     shades = [to_hex(sns.light_palette(look(name)["color"], 2 * count, reverse=True)[at])
               for name, at, count in zip(firsts["variant"], nth, counts, strict=True)]  # fmt: skip
-    firsts = firsts.assign(_color=shades, _linestyle=nth.mod(len(_LINES)).map(dict(enumerate(_LINES))),
-                           _markerfacecolor=nth.gt(0).map({True: "white", False: None}))  # fmt: skip
+    alone = firsts.groupby("panel")["variant"].transform("nunique").eq(1) & nth.between(1, len(_COLOURS))
+    firsts = firsts.assign(
+        _color=Series(shades, firsts.index).mask(alone, nth.sub(1).map(dict(enumerate(_COLOURS)))),
+        _linestyle=nth.mod(len(_LINES)).map(dict(enumerate(_LINES))).mask(alone, "-"),
+        _markerfacecolor=(nth.gt(0) & ~alone).map({True: "white", False: None}),
+        _marker=nth.sub(1).map(dict(enumerate("^Dv>s"))),
+    )
     return rows.merge(firsts, "left", ["panel", "variant", by])
+
+
+def best_rates(means: DataFrame) -> Series:
+    """Return the series of each row without its learning rate, and a missing value for runs at another than the best
+    rate of their series and length.
+    """
+    last = means.sort_values("step").drop_duplicates("run", keep="last")
+    last = last.assign(name=last["_series"].str.replace(r", lr [^,]+", "", regex=True))
+    best = last.loc[last.groupby(["panel", "name", "step"])["loss_nats"].idxmin()].set_index("run")["name"]
+    return means["run"].map(best)
 
 
 @plot(every_study=True, reads="eval.csv", draw=sheet(
@@ -79,8 +108,9 @@ def styled(rows: DataFrame, by: str) -> DataFrame:
 def curves(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     """Training curves: validation loss against the training step for every run of the study, as the mean over seeds;
     both axes are logarithmic. Each depth has a panel, and runs that start from a parent have their own; a panel with
-    more than six models is split. A model that was trained for several lengths has a line for each. To see: whether
-    curves still fall at the end of training, and whether a run that is lower at the end was lower from early on.
+    more than six models is split. A model that was trained for several lengths has a line for each, at its best
+    learning rate. To see: whether curves still fall at the end of training, and whether a run that is lower at the end
+    was lower from early on.
     """
     by_seed = validation_losses(results, study, runs).query("step > 0")
     means = by_seed.groupby(["run", "step"], sort=False)["loss_nats"].agg(loss_nats="mean", seeds="size").reset_index()
@@ -89,7 +119,8 @@ def curves(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     means = means.assign(source="ours").merge(told.assign(run=means["run"].unique()))
     means = means.sort_values(["panel", "run", "step"])
     means["_series"] = means["family"].str.replace(r", steps \d+", "", regex=True)  # the x axis shows the length
-    series = means.drop_duplicates(["panel", "_series"])
+    means["_series"] = best_rates(means)
+    series = means.dropna(subset="_series").drop_duplicates(["panel", "_series"])
     count = series.groupby("panel")["panel"].transform("size")
     parts = np.ceil(count / MOST)
     part = series.groupby("panel").cumcount() // np.ceil(count / parts) + 1
@@ -153,4 +184,4 @@ def rates(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     told = styled(told_apart([records[name] for name in firsts], results.scale), "family").set_index(firsts.index)
     rows = pd.concat([means, seeds]).join(told, on="number").sort_values(["panel", "number", "lr"], ignore_index=True)
     columns = shown_columns("source panel family variant lr chosen inside part run seed loss_nats[] seeds diverged")
-    return rows[[*columns, "_color", "_linestyle", "_markerfacecolor"]]
+    return rows[[*columns, "_color", "_linestyle", "_markerfacecolor", "_marker"]]
