@@ -7,11 +7,17 @@ from fixtures.rows import make_run, write_csv
 
 from formerlab.report.figures.decay.answers import published_accuracies
 from formerlab.report.figures.decay.long import decay_passkey
-from formerlab.report.figures.decay.loss import decay_alpha, decay_budget, level_with_h2o
+from formerlab.report.figures.decay.loss import NEEDLES, decay_alpha, decay_budget, decay_league, level_with_h2o
 from formerlab.report.names import data_set
 from formerlab.report.studies.pruning import at_budget, decoding, minus_h2o, size_of
 from formerlab.report.studies.questions import AGAINST, MEAN, SUITES, accuracies
-from formerlab.report.tables.decay import decay_decode_table, decay_precision_table, decay_suites_table
+from formerlab.report.tables.decay import (
+    BEST,
+    decay_decode_table,
+    decay_precision_table,
+    decay_suites_table,
+    decay_texts_table,
+)
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 
@@ -217,6 +223,45 @@ def test_panels_of_budgets_name_their_text_and_show_every_policy(tmp_path):
     for axes in decay_budget.draw(data).axes:
         assert "5 windows of 512 tokens" in axes.get_title()
         assert "Local" in {text.get_text() for text in axes.texts}
+
+
+def test_the_league_compares_policies_on_the_windows_that_all_of_them_read(tmp_path):
+    path = make_run(tmp_path, "decay", "random-small") / "prune.csv"
+    harder = HARD + np.array([0.0, 9.0, 0.0, 9.0, 0.0])  # on windows that the other run does not read
+    rows = {("full", None, None, 1.0): HARD, ("h2o", None, 0.5, 0.1): harder + 0.2, ("random", None, None, 0.4): harder}
+    write_csv(path, TABLES["prune.csv"].required, windows(rows))
+    path = make_run(tmp_path, "decay", "league-small") / "prune.csv"
+    rows = {("full", None, None, 1.0): HARD, ("pyramid(h2o) layers=30", None, 0.5, 0.1): HARD + 0.05}
+    write_csv(path, TABLES["prune.csv"].required, [row for row in windows(rows) if row[5] % 2 == 0])
+    tasks = {"needle_single_512": 3, "needle_multikey_512": 1}
+    answers = [
+        (*arm, task, 1, example, metric, float(example < right))
+        for task, right in tasks.items()
+        for arm in (("full", None, None, 1.0), ("h2o", None, 0.5, 0.4))
+        for example in range(4)
+        for metric in ("string_match", "string_match_part")
+    ]
+    columns = ("policy", "alpha", "recent", "budget", "task", "task_version", "example", "metric", "value")
+    write_csv(tmp_path / NEEDLES, columns, answers)
+    data = decay_league.rows(Results(tmp_path), ["random-small", "league-small"])
+    losses = data[data["_cell"].notna()].set_index("configuration")
+    assert losses["increase_nats"].to_dict() == pytest.approx({"H2O": 0.2, "H2O, budget by layer": 0.05, "Random": 3.6})
+    assert losses["windows"].to_dict() == {"H2O": 3, "H2O, budget by layer": 3, "Random": 5}
+    assert losses.loc["H2O, budget by layer", "minus_h2o_nats"] == pytest.approx(-0.15)
+    found = data[data["_task"].notna()]
+    assert set(found["_task"]) == {"Needle single, 40 %, 4 examples"}
+    assert found.set_index("configuration")["found_percent"].to_dict() == {"Full": 75.0, "H2O": 75.0}
+    assert len(decay_league.draw(data).axes) == 3
+
+
+def test_the_best_alpha_of_every_window_bounds_what_a_choice_by_text_can_gain(tmp_path):
+    odd = np.array([0, 1, 0, 1, 0])
+    rows = {("decay", alpha, 0.0, 0.4): HARD + 0.1 * (odd == place) for place, alpha in enumerate((0.2, 0.5))}
+    rows |= {("decay", 1.0, 0.0, 0.4): HARD + 1, ("decay", 0.2, 0.5, 0.4): HARD + 0.01}
+    write_csv(make_run(tmp_path, "decay", "decoder") / "prune.csv", TABLES["prune.csv"].required, windows(rows))
+    gains = decay_texts_table.rows(Results(tmp_path), ("*",)).set_index("choice")["minus_published_alpha_nats"]
+    expected = {BEST: -0.06, "alpha 0.5": -0.02, "alpha 0.2, 50 % recent": -0.05}
+    assert gains.dropna().to_dict() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from importlib import import_module
 from pathlib import Path
 
@@ -58,6 +59,7 @@ def make_all(root, seeds):
     make_tokenformer(root, seeds)
     make_denseformer_study(root, seeds)
     make_decay(root, seeds)
+    shutil.copy(root / "decay/decoder/seed0/prune.csv", make_run(root, "decay", "league-small"))
     make_vision(root, seeds)
     make_transformer(root, seeds)
     make_combined(root, seeds)

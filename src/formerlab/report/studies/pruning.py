@@ -57,9 +57,14 @@ def labels(kinds: "Series[str]") -> "Series[str]":
     return kinds.map(NAMES).fillna(kinds)
 
 
+def scorer(policy: str) -> str:
+    """Return the kind of the policy that scores the keys: `h2o` of `pyramid(h2o) layers=30` and of `h2o`."""
+    return policy.split()[0].rstrip(")").rpartition("(")[2]
+
+
 def ordered(table: DataFrame) -> DataFrame:
     """Return the rows in the order in which policies are shown, with a column `configuration` of names."""
-    kinds = table["policy"].str.split().str[0]
+    kinds = table["policy"].map(scorer)
     places = {policy: place for place, policy in enumerate(NAMES)}
     table = table.assign(place=kinds.map(places).fillna(len(places)), configuration=_labels(table))
     table = table.sort_values(["run", "place", "policy", "alpha", "recent", "budget"], ignore_index=True)
@@ -94,6 +99,22 @@ def _beside(rows: DataFrame, base: str, name: str, arm: list[str]) -> DataFrame:
         table[columns] = np.column_stack([of_seeds.mean(axis=1), low, high])
         table.loc[at, columns] = np.nan
     return table
+
+
+def league(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
+    """Return the pruned configurations of runs that read the same windows of one model, as one run named for the model.
+
+    At each budget the policies are compared on the windows that all of them read: `increase_nats` is the loss minus the
+    loss of the full cache, `minus_h2o_nats` minus that of H2O (half recent), both paired, with their intervals.
+    """
+    rows = results.rows("prune.csv", study, runs)
+    rows = rows.assign(run=rows["run"].str.partition("-")[2]).drop_duplicates([*CONFIGURATION, "seed", "window"])
+    found = []
+    for budget in sorted(rows.loc[rows["policy"] != "full", "budget"].unique()):
+        alike = _shared(rows[rows["policy"].eq("full") | rows["budget"].eq(budget)])
+        table, versus = (beside(alike, ["run"], *base) for base in (("full", "increase_nats"), ("h2o", MINUS_H2O)))
+        found.append(table.assign(**versus[shown_columns(f"{MINUS_H2O}[]")]).query("policy != 'full'"))
+    return ordered(pd.concat(found or [DataFrame(columns=CONFIGURATION)], ignore_index=True))
 
 
 def minus_h2o(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
@@ -136,18 +157,19 @@ def _labels(table: DataFrame) -> list[str]:
     """Return a name per configuration: policy, alpha (for Decay), and recent fraction (if the policy has several).
 
     In the rows, a policy is its kind followed by its other options that differ from the defaults
-    (`h2o variant=local_statistics`).
+    (`h2o variant=local_statistics`). A policy that divides a cache names its scorer: `pyramid(h2o) layers=30`.
     """
     several = table.groupby("policy")["recent"].nunique() > 1
     names = []
     for policy, alpha, recent in table[["policy", "alpha", "recent"]].itertuples(index=False):
         kind, *options = policy.split()
+        *dividing, _ = kind.split("(")
         said = [option.removeprefix("variant=").removeprefix("positions=").replace("_", " ") for option in options]
         said = [f"({option}{', sees the future' * (option == 'global statistics')})" for option in said]
-        parts = [" ".join([NAMES.get(kind, kind), *said])]
-        parts += [f"alpha {alpha:g}"] if kind == "decay" else []
+        parts = [" ".join([NAMES.get(scorer(policy), scorer(policy)), *(said if not dividing else [])])]
+        parts += [f"alpha {alpha:g}"] if scorer(policy) == "decay" else []
         parts += [f"{100 * recent:g} % recent" if recent else "no recent"] if several[policy] else []
-        names.append(", ".join(parts))
+        names.append(", ".join([*parts, *(NAMES.get(kind, kind) for kind in dividing)]))
     return names
 
 

@@ -144,6 +144,33 @@ def decay_heads_table(results: Results, runs: list[str]) -> DataFrame:
     return table.join(alphas, on=keys).assign(choice=table["choice"].str.replace("_", " "))
 
 
+@table(reads="prune.csv", runs="decoder released-*",
+       columns="source run budget choice loss_nats minus_published_alpha_nats[] seeds windows")  # fmt: skip
+def decay_texts_table(results: Results, runs: list[str]) -> DataFrame:
+    """What the best forgetting factor of every text would bring: of each window the alpha of least loss on this window,
+    which no cache can know, beside one alpha for all windows and beside half of the budget for recent keys. The choice
+    is made on the losses that it is judged by, so its gain is an upper bound for any rule that chooses alpha by text.
+    The difference to alpha 0.2 is paired by window, with its 95 % interval over windows and seeds.
+    """
+    rows = results.rows("prune.csv", STUDY, runs)
+    rows, keys = rows[rows["policy"] == "decay"], ["run", "budget"]
+    rows = rows.assign(choice="alpha " + rows["alpha"].map("{:g}".format) + rows["recent"].map(_recent))
+    alone = rows[(rows["recent"] == 0) & (rows.groupby(keys)["alpha"].transform("nunique") > 2)]
+    best = alone.loc[alone.groupby([*keys, "seed", "window"])["loss_nats"].idxmin()]
+    rows = pd.concat([rows, best.assign(choice=BEST)], ignore_index=True)
+    found = beside(rows, keys, "alpha 0.2", "minus_published_alpha_nats", [*keys, "choice"])
+    single = found["choice"].str.fullmatch(r"alpha [\d.]+")
+    least = found["loss_nats"] == found[single].groupby(keys)["loss_nats"].transform("min").reindex(found.index)
+    return found[~single | least | found["choice"].eq("alpha 0.2")].sort_values(keys, kind="stable")
+
+
+BEST = "best alpha of each window"
+
+
+def _recent(fraction: float) -> str:
+    return f", {100 * fraction:g} % recent" if fraction else ""
+
+
 @table(reads="prune_questions.csv")
 def decay_tasks_table(results: Results, runs: list[str]) -> DataFrame:
     """Does it pay to choose alpha per task? The questions of every suite are halved by a hash of their ids. Of each

@@ -9,9 +9,11 @@ from pandas import DataFrame, Series
 from formerlab.report.drawings import plot
 from formerlab.report.names import data_set
 from formerlab.report.panel import Panel, sheet
+from formerlab.report.runs import ends
 from formerlab.report.studies import pruning
 from formerlab.report.style import GREY
 from formerlab.results.read import Results
+from formerlab.statistics import over_examples
 
 STUDY = "decay"
 ARTICLE = ("local", "h2o", "spatten", "decay")
@@ -89,6 +91,66 @@ def decay_baselines(results: Results, runs: list[str]) -> DataFrame:
         _pruned=rows["configuration"].mask(rows["policy"] == "full"),
         _rank=rows["configuration"].map(rank),
         _look=looks(rows),
+    )
+
+
+NEEDLES = "needles.csv"
+"""Rows of `formerlab answer-tasks` on the model of the league, a file of the scale."""
+FLOOR = 50.0
+"""Percentage that the full cache finds at least in a task that decides something (`long_context.FLOOR`)."""
+
+
+def needles(results: Results) -> DataFrame:
+    """Return the percentage of needles that a policy finds, by task and budget, with its interval over examples.
+
+    The full cache is beside every budget. Tasks in which it finds less than half decide nothing and are left out.
+    """
+    rows, found = results.rows_of(NEEDLES, ""), []
+    if rows.empty:
+        return rows
+    rows = rows[rows["metric"] == "string_match"]
+    keys = [*pruning.CONFIGURATION[1:], "task"]
+    for key, group in rows.groupby(keys, sort=False, dropna=False):
+        values = over_examples(100 * group["value"].to_numpy(dtype=float)[None])
+        found.append(dict(zip(keys, key, strict=True)) | ends("found_percent", values) | {"examples": len(group)})
+    table = pruning.ordered(DataFrame(found).assign(run=""))
+    full = table[table["policy"] == "full"]
+    full = full[full["found_percent"] >= FLOOR]
+    pruned = table[table["policy"].ne("full") & table["task"].isin(full["task"])]
+    pruned = pruned.assign(_budget=pruned["budget"])
+    beside = full.merge(pruned[["task", "_budget"]].drop_duplicates(), on="task")
+    shown = pd.concat([beside, pruned], ignore_index=True)
+    task = shown["task"].str.rpartition("_")[0].str.replace("_", " ").str.capitalize()
+    count = shown["examples"].astype(str) + " examples"
+    return shown.assign(_task=task + ", " + shown["_budget"].map(pruning.size_of) + ", " + count)
+
+
+@plot(reads="prune.csv", runs="random-* league-*", needs="league-*", draw=sheet(
+    Panel("increase_nats", "configuration", by="configuration", kind="forest", each="_cell", zero=0.0, far=1.5,
+          xlabel="nats per token"),
+    Panel("found_percent", "configuration", by="configuration", kind="forest", each="_task", xlabel="found (%)"),
+    notes=pruning.interval_notes, columns=2, order="budget _rank"
+))  # fmt: skip
+def decay_league(results: Results, runs: list[str]) -> DataFrame:
+    """Which policy at which budget: loss above that of the full cache (line) on windows of novels, and needles found in
+    a text of 512 tokens, with step-by-step eviction. All policies of a panel hold equally many bytes. Hollow: a policy
+    that divides the same total among heads or layers. Random with protected tokens (4 first, a quarter of the budget
+    recent) is the baseline that a score must beat; Ideal is the bound that no cache reaches. The loss of each policy is
+    paired with the full cache on the windows that all policies of the panel read, nearly every window from another
+    novel. Needles are scored as in RULER; only tasks of which the full cache finds at least half are shown. To see:
+    whether the bars of two policies separate, and how much of the distance to Ideal a divided budget recovers.
+    """
+    table, found = pruning.league(results, STUDY, runs), needles(results)
+    sizes, count = table["budget"].map(pruning.size_of), table["windows"].map("{:.0f}".format)
+    table = table.assign(_cell="Added loss, " + sizes + " of the tokens, " + count + " windows")
+    rows = pd.concat([table, found], ignore_index=True)
+    rank = table.groupby("configuration")["increase_nats"].mean().rank()
+    divided = rows["policy"].str.contains("(", regex=False)
+    return rows.reindex(columns=[*dict.fromkeys([*rows, "found_percent", "_task"])]).assign(
+        source="ours",
+        _rank=rows["configuration"].map(rank).fillna(0),
+        _look=rows["policy"].map(pruning.scorer),
+        _markerfacecolor=np.where(divided, "white", None),
     )
 
 
