@@ -15,6 +15,7 @@ from formerlab.report.drawings import catalogue
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+STUDY_PAGES = [ROOT / f"docs/{path.stem}.md" for path in sorted((ROOT / "workflow/studies").glob("*.yaml"))]
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 PLACES = tuple(
     ROOT / name for name in ("", "src", "src/formerlab", "docs", "workflow", "src/formerlab/layers", "tests")
@@ -151,3 +152,16 @@ def test_every_study_has_a_page_and_is_named_in_the_readme():
         assert f"docs/{path.stem}.md" in readme
         assert (ROOT / "docs" / f"{path.stem}.md").exists()
         assert study["question"].endswith("?")
+
+
+@pytest.mark.parametrize("page", STUDY_PAGES, ids=lambda page: page.stem)
+def test_a_study_page_begins_with_its_figure_and_names_no_run(page):
+    """The figure that answers the question comes first; readers do not know the names of runs."""
+    text = page.read_text()
+    title, _, figure = text.splitlines()[:3]
+    assert re.fullmatch(r"# .+\?", title)
+    assert (page.parent / re.fullmatch(r"!\[.+\]\((\S+\.png)\)", figure)[1]).exists()
+    records = "".join(path.read_text() for path in (ROOT / "results/cached").glob(f"*/{page.stem}/records.jsonl"))
+    runs = {run for run in re.findall(rf'"{page.stem}/([^/"]+)/seed', records) if "-" in run}
+    assert runs
+    assert not {run for run in runs if re.search(rf"(?<![\w-]){re.escape(run)}(?![\w-])", text)}
