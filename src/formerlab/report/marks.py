@@ -215,13 +215,9 @@ def _limit(axes: Axes, panel: "Panel", means: DataFrame, rows: DataFrame) -> Non
 
 
 def _decorate(axes: Axes, panel: "Panel", means: DataFrame) -> None:
-    """Draw the optional parts of a panel: the reference line, a perplexity axis, and ticks at the values of x."""
+    """Draw the optional parts of a panel: the reference line, and ticks at the values of x."""
     if panel.zero is not None:
         (axes.axvline if panel.kind == "forest" else axes.axhline)(panel.zero, color=BLACK, linewidth=0.9, zorder=1)
-    if panel.perplexity:
-        right = axes.secondary_yaxis("right", functions=(np.exp, lambda value: np.log(np.maximum(value, 1e-9))))
-        right.set_ylabel("perplexity")
-        right.spines["right"].set(visible=True, color="#bbbbbb")
     if panel.ticks is None:
         return
     values = sorted(means[panel.x].astype(float).unique())

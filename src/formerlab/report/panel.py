@@ -68,8 +68,6 @@ class Panel:
     """Boolean column of points that are ringed."""
     empty: str = ""
     """Boolean column of points that are hollow."""
-    perplexity: bool = False
-    """Whether a right axis shows losses in nats as perplexities."""
     colours: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of `imshow` for a heat map; by default 0 is white and 1 has the colour of the plot style."""
     bar: str = ""
@@ -262,5 +260,5 @@ def _sides(panel: Panel, rows: DataFrame, letters: int, column: int) -> tuple[fl
     if panel.kind == "heat":
         return 0.5 if panel.ylabel else 0.28, 0.12
     names = [wrapped(name, letters) for name in rows[panel.by].unique()]
-    right = 0.6 if panel.perplexity else 0.2 + LETTER * _letters(names) if panel.name == "edge" else 0.12
+    right = 0.2 + LETTER * _letters(names) if panel.name == "edge" else 0.12
     return 0.62 + 0.13 * len(panel.ylabel.split("\n")), right

@@ -275,14 +275,17 @@ def differences(
 
 
 def labelled(ours: DataFrame, nats: float, series: str) -> DataFrame:
-    """Return differences with a label per series and budget, followed by a row with the published difference `nats`."""
+    """Return differences with the label and the test text of each series, named `<label>, <text>`, followed by a row
+    with the published difference `nats`.
+    """
     if ours.empty:
         return ours
-    theirs = {"source": "published", "part": "published", "series": series, "difference_nats": nats}
-    rows = pd.concat([ours, DataFrame([theirs])], ignore_index=True)
-    tokens = [f", {short(count)} tokens" if count == count else "" for count in rows["tokens"]]
-    head = rows["source"].map({"ours": "", "published": "PUBLISHED, not ours:\n"})
-    return rows.assign(_label=head + rows["series"] + tokens, _look=rows["source"])
+    words = ours["series"].str.rsplit(", ", n=1)
+    ours = ours.assign(
+        _label=words.str[0] + ours["tokens"].map(lambda count: f", {short(count)} tokens"), _text=words.str[1]
+    )
+    theirs = {"source": "published", "part": "published", "series": series, "_label": series, "difference_nats": nats}
+    return pd.concat([ours, DataFrame([theirs])], ignore_index=True)
 
 
 def parent(losses: DataFrame, run: str) -> str | None:

@@ -116,11 +116,8 @@ _LOOKS = {
     "convolution": _look(BLUE, "^"),
     "restricted": _look(GREEN, "D"),
     "main": _look(BLACK, "o"),
-    "interaction": _look(VERMILION, "o"),
     "important": _look(PURPLE, ""),
     "unimportant": _look(BLACK, ""),
-    "ours": _look(BLUE, "s"),
-    "published": _look(PUBLISHED_INK, "D") | HOLLOW,
 }
 """Plot styles that names.yaml does not have: ways to grow, settings of one mixer or policy, the cache of transformers,
 and series of single figures."""

@@ -121,7 +121,7 @@ def decay_alpha_accuracy(results: Results, runs: list[str]) -> DataFrame:
     table, minus_h2o = accuracies(chosen, against=("full", "h2o")), shown_columns("minus_h2o[]")
     table = table[[*table.columns.drop(minus_h2o), *minus_h2o]]
     full = table[table["policy"] == "full"].set_index("task")["accuracy"]
-    titles = [f"{_task(task)} (n = {count:.0f}, Full {100 * full.get(task, np.nan):.0f} %)"
+    titles = [f"{_task(task)} (n = {count:.0f}, full cache {100 * full.get(task, np.nan):.0f} %)"
             for task, count in zip(table["task"], table["questions"], strict=True)]  # fmt: skip
     plotted = table.groupby("task")["accuracy"].transform("max").gt(0) & table["policy"].ne("full")
     return table.assign(

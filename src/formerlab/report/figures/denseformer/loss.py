@@ -20,7 +20,6 @@ from formerlab.report.runs import (
     labelled,
     n_seeds,
     seed_notes,
-    short,
     summary,
     with_seeds,
 )
@@ -32,9 +31,8 @@ from formerlab.results.schema import FORWARD
 STUDY = "denseformer"
 _TIME, _GAIN, _BEHIND = f"{FORWARD}_time_s", "gain_nats", "minus_dense_nats"
 _beside_table_1 = partial(
-    Panel, y="loss_nats", name="legend", perplexity=True, ylabel="held-out loss (nats per token)",
-    published={"y": "perplexity", "ylabel": "perplexity", "title": "Table 1", "perplexity": False},
-)  # fmt: skip
+    Panel, name="legend", published={"y": "perplexity", "ylabel": "perplexity", "title": "Table 1"}
+)
 
 
 @plot(reads="test.csv", runs="depth.kind=identity depth.kind=dwa", within=True, draw=sheet(
@@ -42,7 +40,7 @@ _beside_table_1 = partial(
           title="Gain over plain", ticks="{:.0f}".format, xlabel="depth (blocks)",
           ylabel="lower loss (nats per token)"),
     _beside_table_1("layers", y="_loss", by="_series", style="variant", title="Loss, {_text}", xlabel="depth (blocks)",
-                    ticks="{:.0f}".format, perplexity=False),
+                    ticks="{:.0f}".format, ylabel="held-out loss (nats per token)"),
     wanted=[TRANSFORMER, f"{DENSEFORMER} 1x1"], columns=3, height=2.0
 ))  # fmt: skip
 def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
@@ -90,28 +88,29 @@ def _front(speed: "pd.Series[float]", loss: "pd.Series[float]") -> list[bool]:
 def _mark_depths(axes: Axes, rows: DataFrame) -> None:
     """Write the depth below each point if depths differ, and draw the Pareto front."""
     points = rows[rows["part"] == "mean"].sort_values("batches_per_s")
-    column = "loss_nats" if points["source"].eq("ours").all() else "perplexity"
     if points["layers"].nunique() > 1:
         axes.margins(y=0.12)
-        for layers, x, y in points[["layers", "batches_per_s", column]].itertuples(index=False, name=None):
+        for layers, x, y in points[["layers", "batches_per_s", "perplexity"]].itertuples(index=False, name=None):
             axes.annotate(f"{layers:.0f}", (x, y), (1, -13), textcoords="offset points", ha="center", color=GREY)
     front = points[points["front"].astype(bool)]
-    axes.step(front["batches_per_s"], front[column], where="pre", color=GREY, linewidth=1, linestyle=":", zorder=0)
+    axes.step(
+        front["batches_per_s"], front["perplexity"], where="pre", color=GREY, linewidth=1, linestyle=":", zorder=0
+    )
 
 
 @plot(reads="test.csv speed.csv", draw=sheet(
-    _beside_table_1("batches_per_s", y="_loss", title="{setting}", finish=_mark_depths,
+    _beside_table_1("batches_per_s", y="_perplexity", title="{setting}", ylabel="perplexity", finish=_mark_depths,
                     xlabel=f"forward passes of {{{FORWARD}_sequences:.0f}} sequences a second"),
     notes=lambda rows: [f"{n_seeds(rows['seeds'])}; bars: 95 % interval of the gain over the Transformer, paired by "
                         "seed; quartiles of speed."],
     height=2.6
 ))  # fmt: skip
 def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out loss against the speed of a full forward pass, after Fig. 3 of DenseFormer (arXiv:2402.02622). Each
-    point is a model, the number below it its depth in blocks, the dotted line the Pareto front. Speeds are medians over
-    repetitions, measured in turns; horizontal bars are their quartiles. Vertical bars are those of the gain over the
-    plain Transformer of the same depth, paired by seed. To see: whether the front consists of
-    DenseFormers, and how much faster a DenseFormer is than a plain Transformer that reaches its loss, if there is one.
+    """Held-out perplexity against the speed of a full forward pass, after Fig. 3 of DenseFormer (arXiv:2402.02622).
+    Each point is a model, the number below it its depth in blocks, the dotted line the Pareto front. Speeds are medians
+    over repetitions, measured in turns; horizontal bars are their quartiles. Vertical bars are those of the gain over
+    the plain Transformer of the same depth, paired by seed. To see: whether the front consists of DenseFormers, and how
+    much faster a DenseFormer is than a plain Transformer that reaches its loss, if there is one.
     """
     ours = tables.gains(results, runs)
     ours = ours[ours["setting"] == "main"].merge(tables.speeds(results), on="run")
@@ -119,13 +118,15 @@ def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
         ours[f"batches_per_s{end}"] = 1 / ours[f"{FORWARD}_time_s{time}"]
     ours["front"] = _front(ours["batches_per_s"], ours["loss_nats"])
     for end, gain in (("", ""), ("_low", "_high"), ("_high", "_low")):
-        ours[f"_loss{end}"] = ours["loss_nats"] + ours["gain_nats"].fillna(0.0) - ours[f"gain_nats{gain}"].fillna(0.0)
+        ours[f"_perplexity{end}"] = np.exp(
+            ours["loss_nats"] + (ours["gain_nats"] - ours[f"gain_nats{gain}"]).fillna(0.0)
+        )
     ours = with_seeds(ours, held_out_losses(results, STUDY), ("source", "variant", "layers", "batches_per_s"))
     theirs = tables.published_depths().rename(columns={"inference_batches_per_s": "batches_per_s"})
     theirs = theirs.assign(front=_front(theirs["batches_per_s"], theirs["perplexity"]), part="mean")
     columns = f"source part run variant layers batches_per_s[] {FORWARD}_sequences loss_nats[] perplexity seeds seed"
-    return pd.concat([ours[ours["part"] == "mean"], ours[ours["part"] == "seed"].assign(_loss=np.nan), theirs],
-                     ignore_index=True).reindex(columns=shown_columns(f"{columns} diverged front _loss[]"))  # fmt: skip
+    rows = pd.concat([ours, theirs], ignore_index=True)
+    return rows.reindex(columns=shown_columns(f"{columns} diverged front _perplexity[]"))
 
 
 @plot(reads="test.csv",
@@ -152,9 +153,8 @@ def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
     rows = labelled(rows, float(np.log(18.61 / 17.84)), "1x1 at 48 blocks (Table 1)")
     if rows.empty:
         return rows
-    words = rows["series"].str.extract(r"(?P<blocks>\d+ blocks)(?:, )?(?P<text>.*)")
-    sizes = [f", {short(count)} tokens" if count == count else "" for count in rows["tokens"]]
-    return rows.assign(_label=words["blocks"] + sizes, _text=words["text"], _look=f"{DENSEFORMER} 1x1")
+    names = rows["_label"].str.replace(f"^({DENSEFORMER} )?1x1(,| at) | [(]Table 1[)]", "", regex=True)
+    return rows.assign(_label=names, _look=f"{DENSEFORMER} 1x1")
 
 
 def _published_sparsity() -> DataFrame:

@@ -21,6 +21,7 @@ from formerlab.report.published import published
 from formerlab.report.runs import GROWN, TOKENFORMER, TRAINED_FURTHER, differences, held_out_losses, short
 from formerlab.report.studies.tokenformer import (
     FROM_SCRATCH,
+    LENGTHS,
     STUDY,
     WAYS_TO_GROW,
     chains,
@@ -75,11 +76,21 @@ def _join_to_parents(axes: Axes, rows: DataFrame, by: str) -> None:
                       linewidth=1, zorder=1)  # fmt: skip
 
 
+def _name_stages(axes: Axes, rows: DataFrame) -> None:
+    """Join runs to their parents, and name the lengths of the stages above their points."""
+    _join_to_parents(axes, rows, by="series")
+    for length in LENGTHS:
+        points = rows[rows["run"].str.endswith(f"-{length}") & rows["parent"].notna()]
+        if len(points):
+            top = points["loss_nats_high"].fillna(points["loss_nats"]).max()
+            axes.annotate(f"{length}\nstage", (points["_at"].max(), top), (0, 4), textcoords="offset points",
+                          ha="center", color=GREY)  # fmt: skip
+
+
 def _costs(column: str, label: str, title: str) -> Callable[[DataFrame], Figure]:
     """Return a function that plots our points against `column`, and the published points against TPU hours."""
     theirs = {"x": "tpu_v4_hours", "xlabel": "training cost (TPU v4 hours)", "title": "124M to 1.4B parameters"}
-    join = partial(_join_to_parents, by="series")
-    panel = _loss_panel(column, by="series", log="x", xlabel=label, title=title, finish=join, published=theirs)
+    panel = _loss_panel(column, by="series", log="x", xlabel=label, title=title, finish=_name_stages, published=theirs)
     return sheet(panel, columns=1, height=2.8)
 
 

@@ -11,7 +11,16 @@ from formerlab.report.names import data_sets
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published, published_rows
-from formerlab.report.runs import GROWN, at_end, differences, held_out_losses, labelled, summary, validation_losses
+from formerlab.report.runs import (
+    GROWN,
+    TOKENFORMER,
+    at_end,
+    differences,
+    held_out_losses,
+    labelled,
+    summary,
+    validation_losses,
+)
 from formerlab.report.studies.tokenformer import (
     METHODS,
     STAGES,
@@ -133,15 +142,17 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
 @plot(reads="eval.csv test.csv",
       runs="matched-* modern-* classic-* long-* annealed-m* annealed-classic-* annealed-long-* annealed-whole-*",
       needs="long-matched-*", within=True, draw=sheet(
-    Panel("difference_nats", "_label", by="_label", kind="forest", zero=0.0,
-          xlabel="Tokenformer minus Transformer (nats per token)")
+    Panel("difference_nats", "_label", by="_label", kind="forest", each="_text", zero=0.0, alike="x",
+          title="Tokenformer, test text: {_text}", xlabel="nats per token (left is better)",
+          published={"each": "", "title": "one model"}),
+    columns=1
 ))  # fmt: skip
 def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out loss of a Tokenformer minus that of Transformers of equal width and parameters, for each text and number
-    of training tokens. One Transformer is modern (RMSNorm, SwiGLU), the other classic. Every run has its own full
-    schedule, and each model has the learning rate, of those run, with the lowest validation loss. Differences are
-    paired by seed. To see: whether the gap shrinks, stays or changes its sign as both train longer. Published: against
-    a modern Transformer.
+    """Held-out loss of a Tokenformer minus that of Transformers of equal width and parameters, for each number of
+    training tokens, with a panel per test text. One Transformer is modern (RMSNorm, SwiGLU), the other classic. Every
+    run has its own full schedule, and each model has the learning rate, of those run, with the lowest validation loss.
+    Differences are paired by seed. To see: whether the gap shrinks, stays or changes its sign as both train longer.
+    Published: against a modern Transformer.
     """
     losses = held_out_losses(results, STUDY, runs)
     families = families_at_best_rates(results, runs)
@@ -152,7 +163,9 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
     pairs = rivals[["series", "tokens", "run", "rival"]]
     theirs = published("zzox531/nlp_tokenformer").query("metric == 'perplexity'").set_index("model")["value"]
     gap = float(np.log(float(theirs["TokenFormer"]) / float(theirs["Transformer"])))
-    return labelled(differences(losses, pairs, "run", "rival"), gap, "third party, 124M parameters")
+    return labelled(differences(losses, pairs, "run", "rival"), gap, "third party, 124M parameters").assign(
+        _look=TOKENFORMER
+    )
 
 
 _PRINTED = {
