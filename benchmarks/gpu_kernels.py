@@ -1,4 +1,4 @@
-"""Kernels, decoding and failures that a GPU is wanted for (gpu.py)."""
+"""Items of gpu.py: kernels, decoding, and the end of stopped and failed runs."""
 
 import argparse
 import os
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def milliseconds(work: Callable[[], object], repeats: int = 15) -> float:
-    """Return the median time of a call: on a GPU of the replay of its graph, without Python and starts of kernels."""
+    """Return the median milliseconds of a call; on a GPU, of the replay of its CUDA graph, without launch overhead."""
     for _ in range(2):
         work()
     wait()
@@ -46,7 +46,7 @@ def milliseconds(work: Callable[[], object], repeats: int = 15) -> float:
 
 
 def ceilings(options: Options) -> Lines:
-    """Yield what products and copies reach at most."""
+    """Yield the peak rates of matrix products and copies."""
     n, copied = tenth({"n": 8192, "bytes": 2**30}, {"n": 819, "bytes": 2**26}).values()
     for dtype in (torch.bfloat16, torch.float32):
         a, b = (torch.randn(n, n, dtype=dtype, device=DEVICE) for _ in range(2))
@@ -58,21 +58,22 @@ def ceilings(options: Options) -> Lines:
 
 
 def tests(options: Options) -> Lines:
-    """Yield what the kernels' tests say, those of Knorm first."""
-    words = [sys.executable, "-m", "pytest", "-o", "addopts=", "-v", "-rf", "tests/kernels/test_on_a_gpu.py", "-k"]
+    """Yield the results of the kernel tests; the tests of Knorm run first."""
+    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "-v", "-rf", "tests/kernels/test_on_a_gpu.py", "-k"]
     end, path = time.monotonic() + options.seconds - 3, options.out.resolve() / "tests.log"
     for chosen in ("Knorm", "not Knorm"):
         with open(path, "a") as log:
             began, ended = log.tell(), "ended"
-            try:  # without what pyproject.toml adds: the machine may lack the checker of types
-                left = max(0.0, end - time.monotonic())
-                subprocess.run([*words, chosen], cwd=ROOT, stdout=log, stderr=log, timeout=left)
+            try:  # without the options of pyproject.toml, because the machine may not have the type checker
+                remaining = max(0.0, end - time.monotonic())
+                subprocess.run([*command, chosen], cwd=ROOT, stdout=log, stderr=log, timeout=remaining)
             except subprocess.TimeoutExpired:
                 ended = "out of time"
-        said = path.read_text()[began:]
-        counts = {word: len(re.findall(rf" {word}\b.*%\]", said)) for word in ("PASSED", "FAILED", "ERROR", "SKIPPED")}
-        yield f"{chosen}: {', '.join(f'{count} {word.lower()}' for word, count in counts.items())}; {ended}"
-        yield from re.findall(r"^FAILED .*", said, re.MULTILINE)
+        output = path.read_text()[began:]
+        outcomes = ("PASSED", "FAILED", "ERROR", "SKIPPED")
+        counts = {outcome: len(re.findall(rf" {outcome}\b.*%\]", output)) for outcome in outcomes}
+        yield f"{chosen}: {', '.join(f'{count} {outcome.lower()}' for outcome, count in counts.items())}; {ended}"
+        yield from re.findall(r"^FAILED .*", output, re.MULTILINE)
 
 
 BASE = {"time": 1024, "chains": 256, "d": 80, "dtype": "bfloat16", "warps": 4}
@@ -88,36 +89,36 @@ VARIATIONS: list[dict[str, Any]] = [
     {"dtype": "float32", "warps": 8},
     {"chains": 1024, "warps": 1},
 ]
-"""What is changed of BASE, the most wanted first."""
+"""Changes of BASE by descending priority."""
 
 
 def pruning(options: Options) -> Lines:
-    """Yield a simulation of a pruned layer beside full attention; its chains are sequences times 32 heads."""
+    """Yield the times of a simulated pruned layer and of full attention; chains are sequences times 32 heads."""
     engine = load_triton() if GPU else load_numba()
     for change in VARIATIONS:
-        now = BASE | change
-        length, batch = now["time"], now["chains"] // 32
+        sizes = BASE | change
+        length, batch = sizes["time"], sizes["chains"] // 32
         if not GPU:
             length, batch = length // 10, max(1, batch // 10)
-        shape = batch, 32, length, now["d"]
-        q, k, v = (torch.randn(shape, device=DEVICE, dtype=getattr(torch, now["dtype"])) for _ in range(3))
+        shape = batch, 32, length, sizes["d"]
+        q, k, v = (torch.randn(shape, device=DEVICE, dtype=getattr(torch, sizes["dtype"])) for _ in range(3))
 
         def simulate(q: Any = q, k: Any = k, v: Any = v) -> None:
             Simulation(Decay(), 0.4, engine=engine.run)(0, q, k, v)
 
-        label = f"{32 * batch} chains of {length} x {now['d']}, {now['dtype']}, {now['warps']} warps"
+        label = f"{32 * batch} chains of {length} x {sizes['d']}, {sizes['dtype']}, {sizes['warps']} warps"
         try:
             with torch.inference_mode():
                 full = milliseconds(partial(F.scaled_dot_product_attention, q, k, v, is_causal=True), 5)
-                took = milliseconds(launched(simulate, now["warps"]) if GPU else simulate, 5)
+                pruned = milliseconds(launched(simulate, sizes["warps"]) if GPU else simulate, 5)
         except Exception as error:  # a number of warps may not compile
             yield f"{label}: {type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
             continue
-        yield f"{label}: {took:.3f} ms, full attention {full:.3f}, ratio {took / full:.2f}"
+        yield f"{label}: {pruned:.3f} ms, full attention {full:.3f}, ratio {pruned / full:.2f}"
 
 
 def launched(simulate: Callable[[], object], warps: int) -> Callable[[], object]:
-    """Return the start of the kernel alone, with so many warps: what surrounds it cannot be part of a graph."""
+    """Return a function that only launches the kernel with `warps` warps; the code around it cannot be captured."""
     from formerlab.kernels import pruned_attention
 
     kernel, starts = pruned_attention.evict, list[Callable[[], object]]()
@@ -137,7 +138,7 @@ def launched(simulate: Callable[[], object], warps: int) -> Callable[[], object]
 
 
 def decoding(options: Options) -> Lines:
-    """Yield the time of a decoded token with whole and pruned caches, and with transformers' static one, compiled."""
+    """Yield the time per decoded token with full and pruned caches, and with transformers' compiled static cache."""
     size = tenth({"prompt": 1024, "slices": 4, "slice": 16, "vocabulary": 8192}, {"prompt": 102, "slice": 2})
     for batch in (1, 16):
         words = {"budgets": [0.4], "device": DEVICE, "compile": False, "transformers": True}
@@ -166,14 +167,14 @@ def decoding(options: Options) -> Lines:
 
 
 def stops(options: Options) -> Lines:
-    """Yield how a run ends that is stopped by SIGTERM, that goes on, and that does not fit on the GPU."""
+    """Yield the ends of a run stopped by SIGTERM, of its continuation, and of a run that does not fit on the GPU."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(ROOT / "src"), os.environ.get("PYTHONPATH", "")))}
     with tempfile.TemporaryDirectory() as results:
         values = [f"device={DEVICE}", f"results={results}", "tokenformer.steps=1000000"]
         run = "tokenformer/transformer-2/seed0"
 
         def end(*words: str, after_s: float | None = None) -> str:
-            """Run the command; `after_s` seconds after it began its stage it gets a SIGTERM. Return how it ended."""
+            """Run a command, send SIGTERM `after_s` seconds after its stage has started, and describe how it ended."""
             given = [word for value in values for word in ("--set", value)]
             command = [sys.executable, "-m", "formerlab", *words, "--scale", "smoke", *given]
             process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
@@ -185,12 +186,12 @@ def stops(options: Options) -> Lines:
                 time.sleep(after_s)
                 process.terminate()
                 began = time.monotonic()
-            said = process.communicate()[1].strip().splitlines() or [""]
-            return f"status {process.returncode} after {time.monotonic() - began:.1f} s: {said[-1]}"
+            errors = process.communicate()[1].strip().splitlines() or [""]
+            return f"status {process.returncode} after {time.monotonic() - began:.1f} s: {errors[-1]}"
 
         end("data", "text")
         yield f"SIGTERM: {end('train', run, after_s=6)}"
-        yield f"SIGTERM again, after it went on: {end('train', run, after_s=6)}"
+        yield f"SIGTERM again, after it continued: {end('train', run, after_s=6)}"
         if not GPU:
             yield "out of memory: not tried without a GPU"
             return

@@ -1,4 +1,4 @@
-"""Training steps that a GPU is wanted for (gpu.py): time, memory and compilation, taken by `train()` itself."""
+"""Items of gpu.py: time, memory and compilation of training steps, run by `train()` itself."""
 
 import argparse
 import fcntl
@@ -32,24 +32,24 @@ Options = argparse.Namespace
 
 
 def tenth(full: dict[str, Any], small: dict[str, Any]) -> dict[str, Any]:
-    """Return the sizes on a GPU; without one, those of a rehearsal."""
+    """Return the sizes `full` on a GPU, and otherwise the sizes of a rehearsal."""
     return full if GPU else full | small
 
 
 def wait() -> None:
-    """Wait until the GPU has done all its work."""
+    """Synchronise with the GPU."""
     if GPU:
         torch.cuda.synchronize()
 
 
 class Clock:
-    """Notes the time before every step of `train()`; processes that compile side by side measure one at a time."""
+    """Records the time before every step of `train()`; processes compile in parallel but measure one at a time."""
 
     def __init__(self, lock: Any) -> None:
         self.times, self.lock = [time.perf_counter()], lock
 
     def __call__(self) -> None:
-        """Note the time; give no reason to stop."""
+        """Record the time; return None, so that training continues."""
         wait()
         if len(self.times) == 2:  # the first step is done, and with it the compilation
             self.compiled_s = time.perf_counter() - self.times[0]
@@ -60,7 +60,7 @@ class Clock:
 
 
 def case(label: str, run: Run, data: Any, lock: Path) -> str:
-    """Take twelve steps; return the time until the first is done, and time and memory of the later ones."""
+    """Run twelve steps; return a line with time and memory of a step, and the time until the first step is done."""
     built: Any = run.model.build(0).to(DEVICE)
     with open(lock, "a") as file:
         clock = Clock(file)
@@ -85,11 +85,11 @@ def language_run(model: Decoder, **task: Any) -> tuple[Run, Any]:
 
 
 def side_by_side(item: str, cases: dict[str, dict[str, str]], options: Options) -> Lines:
-    """Start the item once for every case, with its environment; the cases print to the same output.
+    """Start a process of the item for every case, with the environment of the case.
 
-    Without a GPU the cases run one after another: on a few cores, compilations side by side would all exceed the time.
+    Without a GPU the cases run one after another, because parallel compilations on a few cores would exceed the time.
     """
-    words = [
+    command = [
         sys.executable,
         str(Path(__file__).with_name("gpu.py")),
         "--item",
@@ -100,7 +100,7 @@ def side_by_side(item: str, cases: dict[str, dict[str, str]], options: Options) 
     ]
     started = {}
     for name, more in cases.items():
-        started[name] = subprocess.Popen([*words, name], env=os.environ | more)
+        started[name] = subprocess.Popen([*command, name], env=os.environ | more)
         if not GPU:
             started[name].wait()
     for name, process in started.items():
@@ -109,7 +109,7 @@ def side_by_side(item: str, cases: dict[str, dict[str, str]], options: Options) 
 
 
 def tokenformer(options: Options) -> Lines:
-    """Yield a step of the Tokenformer of 354M as usual, with multi-kernels and with ours, and its longest kernels."""
+    """Yield steps of the 354M Tokenformer with inductor's kernels, multi-kernels and our kernel, and its top kernels."""
     if options.case is None:
         variables = {"TORCHINDUCTOR_MULTI_KERNEL": "1"}, {"FORMERLAB_NORM_GELU": "triton"}
         cases = {"as usual": {}} | {"=".join(*pair.items()): pair for pair in variables}
@@ -135,7 +135,7 @@ def tokenformer(options: Options) -> Lines:
 
 
 def depth(options: Options) -> Lines:
-    """Yield steps of DenseFormers of 48 blocks; `dynamic` lets validation in another size make the graph symbolic."""
+    """Yield steps of DenseFormers of 48 blocks; with `dynamic`, validation at another size makes shapes symbolic."""
     patterns = {"plain": Identity(), "4x5": DepthWeightedAverage(dilation=4, period=5), "1x1": DepthWeightedAverage()}
     if options.case is None:
         cases = {f"{name}, {shapes}": {} for shapes in ("static", "dynamic") for name in patterns}
@@ -152,7 +152,7 @@ def depth(options: Options) -> Lines:
 
 
 def translator(options: Options) -> Lines:
-    """Yield a step of the base translator of arXiv:1706.03762, 25000 source and as many target tokens."""
+    """Yield a step of the base translator of arXiv:1706.03762 with 25000 source and 25000 target tokens."""
     full = {"vocabulary": 37000, "layers": 6, "width": 512, "tokens": 25000}
     size = tenth(full, {"vocabulary": 3700, "layers": 1, "width": 56, "tokens": 2500})
     task = Translation(tokens=size.pop("tokens"), valid_pairs=1)

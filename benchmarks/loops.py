@@ -1,8 +1,8 @@
-"""The plainest code that does what ours does, a decoder, a translator and the loop around them; and `train()` itself.
+"""Baselines for training benchmarks: a minimal decoder, translator and training loop; and our `train()`, step by step.
 
-The decoder has nanoGPT's shape and is what a user would write down first: query, key and value in one product,
-attention by torch, learned positions, LayerNorm and GeLU; the loop draws a batch, goes forward and backward, clips and
-takes a fused AdamW step.
+The decoder has nanoGPT's architecture: one projection for query, key and value, torch's attention, learned positions,
+LayerNorm and GeLU. The loop draws a batch, runs the forward and backward pass, clips gradients, and makes a step of
+fused AdamW.
 """
 
 import math
@@ -63,7 +63,7 @@ class Gpt(nn.Module):
 
 
 class TorchTransformer(nn.Module):
-    """`torch.nn.Transformer` with the embedding, positions and head that it leaves to its user."""
+    """`torch.nn.Transformer` with embedding, sinusoidal positions and a tied head, which it does not include."""
 
     def __init__(self, vocabulary, layers, width, heads, context, dropout):
         super().__init__()
@@ -95,7 +95,7 @@ class TorchTransformer(nn.Module):
 
 
 def windows(stream, count, context, device="cpu"):
-    """Return random windows of a stream of tokens and what follows each of their tokens, as nanoGPT draws them."""
+    """Return random windows of a token stream and the next token of each token, drawn as in nanoGPT."""
     starts = torch.randint(len(stream) - context, (count,))
     x, y = (
         torch.stack([torch.from_numpy(stream[i + after : i + after + context].astype(np.int64)) for i in starts])
@@ -107,21 +107,21 @@ def windows(stream, count, context, device="cpu"):
 
 
 def adamw(model):
-    """Return nanoGPT's optimizer: fused AdamW, which decays matrices alone."""
+    """Return nanoGPT's optimizer: fused AdamW with weight decay of matrices only."""
     groups = [[p for p in model.parameters() if (p.ndim >= 2) == matrix] for matrix in (True, False)]
     decays = [{"params": group, "weight_decay": decay} for group, decay in zip(groups, (0.1, 0.0), strict=True)]
     return torch.optim.AdamW(decays, lr=LR, betas=(0.9, 0.95), fused=True)
 
 
 class Loop:
-    """A step of the plain loop: batch, forward, backward, clipping, optimizer; `loss` draws its own batch."""
+    """A step of the plain loop: forward, backward, clipping, optimizer; `loss(model)` draws its own batch."""
 
     def __init__(self, model, loss, optimizer=None):
         self.model, self.loss = model, loss
         self.optimizer = optimizer or adamw(model)
 
     def __call__(self):
-        """Take a step."""
+        """Run a step."""
         self.loss(self.model).backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
@@ -129,7 +129,7 @@ class Loop:
 
 
 class OurLoop:
-    """`train()` in a thread of its own, which takes one step whenever it is called; it never validates."""
+    """`train()` in a separate thread, which runs one step at each call and never validates."""
 
     def __init__(self, model, task, data, optimizer=None, device="cpu", **settings):
         run = Run(
@@ -145,7 +145,7 @@ class OurLoop:
         )
         built = model.build(0).to(device)
         state = State(built, run.optimizer.build(built))
-        state.rows["eval"].append([])  # as if it had been validated before the first step
+        state.rows["eval"].append([])  # skips the validation before the first step
         self.turn, self.taken = threading.Semaphore(0), threading.Semaphore(0)
         hooks = Hooks(lambda state: None, self._wait, float("inf"))
         threading.Thread(target=train, args=(run, state, data, data, hooks), daemon=True).start()
@@ -156,6 +156,6 @@ class OurLoop:
         self.turn.acquire()
 
     def __call__(self):
-        """Take a step."""
+        """Run a step."""
         self.turn.release()
         self.taken.acquire()

@@ -1,13 +1,12 @@
-"""Time and memory of Pattention beside a plain MLP of the same shape, and of a Tokenformer beside its Transformer.
+"""Time and memory of Pattention compared with an MLP of the same shape, and of a Tokenformer with a Transformer.
 
     python benchmarks/pattention.py                    # everything, about ten minutes on 2 cores
     python benchmarks/pattention.py --only layer --no-compile --rounds 15
 
-(a) is a bias-free Linear-GELU-Linear of the same shape, the floor; (b) is the formula as the official code writes it.
-Variants take turns within a round, in another order every round; a ratio is taken within its round. Printed are the
-median over rounds and its 95 % interval by order statistics. `saved` counts the bytes kept for the backward pass
-without inputs and parameters, each storage once. All variants run in one process with the allocator told to keep its
-memory; otherwise half of what is measured is the price of fresh pages.
+(a) is a bias-free Linear-GELU-Linear of the same shape, the baseline; (b) is the formula as in the official code. Every
+round runs all variants in another order; ratios are within a round. The benchmark prints the median over rounds and its
+95 % interval by order statistics. Memory is the bytes of saved activations, without inputs and parameters. All variants
+run in one process whose allocator keeps freed memory; otherwise page faults take half of the measured time.
 """
 
 import argparse
@@ -19,7 +18,7 @@ from functools import partial
 
 import torch
 from loops import Loop
-from rounds import Bar, report, rounds_of, saved_bytes, setting
+from rounds import Target, report, rounds_of, saved_bytes, setting
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -35,33 +34,33 @@ PRECISIONS = ("float32", "bfloat16")
 
 Layer = Callable[[Tensor, Tensor, Tensor], Tensor]
 Measured = tuple[dict[str, list[float]], dict[str, list[float]]]
-"""The seconds of every variant, round by round, and the bytes that it keeps for its backward pass."""
+"""The seconds of every variant by round, and the bytes of its saved activations."""
 
 
 def mlp(x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Map with (a), the floor."""
+    """Return the output of (a), the baseline."""
     return F.linear(F.gelu(F.linear(x, keys)), values.T)
 
 
 def formula(x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Map with (b): norm, division, multiplication and GeLU one after the other."""
+    """Return the output of (b): norm, division, multiplication and GeLU as separate operations."""
     products = F.linear(x, keys)
     normed = products / torch.norm(products, p=2, dim=-1, keepdim=True) * math.sqrt(products.shape[-1])
     return F.linear(F.gelu(normed), values.T)
 
 
 def ours(x: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Map as the layer of this project does."""
+    """Return the output of our layer."""
     return lean_pattention(x, keys, values, math.sqrt(len(keys)))
 
 
 def precise(precision: str, device: str):
-    """Return the context in which a variant runs."""
+    """Return the autocast context of a precision."""
     return torch.autocast(device, torch.bfloat16) if precision == "bfloat16" else nullcontext()
 
 
 def measure_layers(shape: tuple[int, int, int], precision: str, options: argparse.Namespace) -> Measured:
-    """Measure forward and backward of one layer."""
+    """Measure the forward and backward pass of one layer."""
     tokens, d, n = shape
     generator = torch.Generator().manual_seed(0)
 
@@ -92,7 +91,7 @@ def measure_layers(shape: tuple[int, int, int], precision: str, options: argpars
 
 
 def measure_steps(precision: str, options: argparse.Namespace) -> Measured:
-    """Measure whole training steps of two models with 9.4 M parameters beside their embeddings."""
+    """Measure whole training steps of two models with 9.4 M parameters without embeddings."""
     common = {"vocabulary": 1024, "layers": 12, "width": 256, "heads": 4, "context": STEP_SHAPE[1]}
     plain = {"norm": LayerNorm(gain=False, bias=False), "projection": Pattention(tokens=192)}
     transformer = Decoder(**common, norm=plain["norm"], projection=Linear(), feedforward=Mlp())
@@ -113,24 +112,25 @@ def measure_steps(precision: str, options: argparse.Namespace) -> Measured:
     return seconds, {name: [saved_bytes(partial(loss, model), given[name])] for name, model in built.items()}
 
 
-def report_both(title: str, measured: Measured, yardstick: Callable[[str], str], bars: list[Bar]) -> None:
-    """Print a table of times and one of bytes, and which bars are met."""
+def report_both(title: str, measured: Measured, baseline: Callable[[str], str], targets: list[Target]) -> None:
+    """Print a table of times and a table of bytes, each with the verdicts on its targets."""
     for numbers, quantity, unit in zip(measured, ("time", "memory"), ("ms", "MB"), strict=True):
-        report(f"{title}, {quantity}", numbers, yardstick, [bar for bar in bars if bar.quantity == quantity], unit)
+        of_quantity = [target for target in targets if target.quantity == quantity]
+        report(f"{title}, {quantity}", numbers, baseline, of_quantity, unit)
 
 
-def layer_bars(compiled: bool) -> list[Bar]:
-    """Return the bounds that one layer is held to, in float32."""
+def layer_targets(compiled: bool) -> list[Target]:
+    """Return the targets of one layer in float32."""
     mode = ", compiled" if compiled else ""
     return [
-        Bar(f"ours{mode}", f"(a) MLP{mode}", 1.06 if compiled else 1.18),
-        Bar(f"ours{mode}", f"(b) formula{mode}", 1.0),
-        Bar(f"ours{mode}", f"(a) MLP{mode}", 0.501, "memory"),  # half, and one number per row of n
+        Target(f"ours{mode}", f"(a) MLP{mode}", 1.06 if compiled else 1.18),
+        Target(f"ours{mode}", f"(b) formula{mode}", 1.0),
+        Target(f"ours{mode}", f"(a) MLP{mode}", 0.501, "memory"),  # half, plus one number per row of n
     ]
 
 
 def main() -> None:
-    """Measure and print."""
+    """Print tables and verdicts on the targets."""
     keep_memory()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=11)
@@ -144,15 +144,15 @@ def main() -> None:
     print(f"{options.rounds} rounds")
     for precision in PRECISIONS:
         modes = [False] if options.no_compile else [False, True]
-        bars = [bar for mode in modes for bar in layer_bars(mode)] if precision == "float32" else []
+        targets = [target for mode in modes for target in layer_targets(mode)] if precision == "float32" else []
         for shape in SHAPES if options.only != "step" else ():
             title = f"tokens {shape[0]}, d {shape[1]}, n {shape[2]}, {precision}"
-            own_mode = lambda name: "(a) MLP, compiled" if name.endswith("compiled") else "(a) MLP"  # noqa: E731
-            report_both(title, measure_layers(shape, precision, options), own_mode, bars)
+            same_mode = lambda name: "(a) MLP, compiled" if name.endswith("compiled") else "(a) MLP"  # noqa: E731
+            report_both(title, measure_layers(shape, precision, options), same_mode, targets)
         if options.only != "layer":
-            bars = [Bar("Tokenformer", "Transformer", 1.07), Bar("Tokenformer", "Transformer", 1.0, "memory")]
+            targets = [Target("Tokenformer", "Transformer", 1.07), Target("Tokenformer", "Transformer", 1.0, "memory")]
             title = f"training step, 12 layers, d 256, batch x context {STEP_SHAPE}, {precision}"
-            report_both(title, measure_steps(precision, options), lambda name: "Transformer", bars)
+            report_both(title, measure_steps(precision, options), lambda name: "Transformer", targets)
     print(f"\nload at the end {os.getloadavg()[0]:.2f}")
 
 

@@ -1,32 +1,32 @@
-"""Pruned attention by simulation against full attention and against the row loop of the papers' codes.
+"""Simulated pruned attention, compared with full attention and with the row loop of the papers' code.
 
     python benchmarks/pruning.py [--lengths 32 64 256] [--rounds 15] [--device cuda --precision bfloat16]
 
-One layer, from queries, keys and values to the output, milliseconds per sequence. The row loop runs at batch 1, as the
-official evaluations do; everything else on a batch.
+The benchmark prints milliseconds per sequence of one layer, from queries, keys and values to the output. The row loop
+has batch size 1, as in the official evaluations; the other variants process a batch.
 """
 
 import argparse
 import statistics
 from unittest.mock import patch
 
-from rounds import Bar, ratio, rounds_of, setting
+from rounds import Target, ratio, rounds_of, setting
 
 from formerlab.kernels.native import keep_memory
 
-BARS = (
-    Bar("compiled", "row loop", 0.20),
-    Bar("compiled", "full attention", 1.5),
-    Bar("fused", "full attention", 1.5),
-    Bar("torch", "row loop", 0.35),
+TARGETS = (
+    Target("compiled", "row loop", 0.20),
+    Target("compiled", "full attention", 1.5),
+    Target("fused", "full attention", 1.5),
+    Target("torch", "row loop", 0.35),
 )
 
 
 def row_loop(q, k, v, budget, alpha):
-    """Decay on one sequence (heads, time, d_head), written as the papers' codes for OPT do it: rows of full width.
+    """Return the output of Decay on one sequence (heads, time, d_head), as in the papers' code for OPT.
 
-    Every query takes the `budget` best earlier keys and itself, out of a mask of all keys; the mask is applied to the
-    whole matrix at the end.
+    Every query sees the `budget` earlier keys with the highest scores and itself, as a row of a mask over all keys; the
+    mask is applied to the whole matrix at the end.
     """
     import torch
 
@@ -40,19 +40,19 @@ def row_loop(q, k, v, budget, alpha):
     scores[:, budget:] = 0
     mask = torch.zeros_like(weights, dtype=torch.bool)
     mask[:, :budget, :budget] = True
-    for now in range(budget, time):
+    for query in range(budget, time):
         _, best = scores.topk(budget, dim=-1)
         seen = torch.zeros_like(scores, dtype=torch.bool).scatter(-1, best, True)
-        seen[:, now] = True
-        mask[:, now] = seen
-        row = weights[:, now].masked_fill(~seen, least)
+        seen[:, query] = True
+        mask[:, query] = seen
+        row = weights[:, query].masked_fill(~seen, least)
         scores = (scores * alpha + torch.softmax(row, -1, dtype=torch.float32).to(q.dtype)) * seen
     weights[~mask.tril()] = least
     return torch.bmm(torch.softmax(weights, -1), v)
 
 
 def with_warps(number, run):
-    """Return a run of the fused kernel with so many warps in place of those that `launch` gives it."""
+    """Return a function that runs the fused kernel with `number` warps instead of the default of `launch`."""
     from formerlab.kernels import pruned_attention
 
     launch = pruned_attention.launch
@@ -66,7 +66,7 @@ def with_warps(number, run):
 
 
 def variants(time, options):
-    """Return the variants on one batch of random tensors, after checking them against each other."""
+    """Return the variants on one batch of random tensors; print their differences from the row loop."""
     import torch
     from torch.nn import functional as F
 
@@ -98,16 +98,16 @@ def variants(time, options):
     batch = {name: (lambda run=run: (run(), options.batch)[1]) for name, run in runs.items()}
     sequences = iter(range(10**9))
 
-    def one():
+    def single_sequence():
         row = next(sequences) % options.batch
         row_loop(q[row], k[row], v[row], count, 0.2)
         return 1
 
-    return {"row loop": one, **batch}
+    return {"row loop": single_sequence, **batch}
 
 
 def main():
-    """Print a table and the bars."""
+    """Print a table and the verdicts on the targets."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=[32, 64, 256])
     parser.add_argument("--rounds", type=int, default=15)
@@ -132,9 +132,9 @@ def main():
             median, low, high = ratio(seconds, times["row loop"])
             milliseconds = 1000 * statistics.median(seconds)
             print(f"  {name:16}{milliseconds:8.3f} ms  {median:.3f} [{low:.3f}, {high:.3f}] x row loop")
-        for bar in BARS:
-            if bar.variant in times:
-                print(f"  {bar.verdict(ratio(times[bar.variant], times[bar.yardstick]))}")
+        for target in TARGETS:
+            if target.variant in times:
+                print(f"  {target.verdict(ratio(times[target.variant], times[target.baseline]))}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Training at published sizes on a GPU: speed, share of its peak, and memory beside what the plan says.
+"""Training at published sizes on a GPU: speed, fraction of the peak, and memory compared with the plan.
 
     python benchmarks/published_sizes.py [--sizes 124M 354M] [--variants ours] [--rounds 11]
 
-A step of one part, as the scale `paper` cuts them, compiled, in bfloat16, taken by `train()` itself: batch, forward,
-backward, clipping, AdamW. Beside it stands a model of nanoGPT's shape in a plain loop (`loops.py`), compiled as well.
-Variants take turns within a round, in another order every round; a ratio is taken within its round. The share of the
-peak counts the FLOPs of the model alone, and the peak is that of bfloat16 products measured here.
+A step has one micro-batch of the scale `paper`, compiled in bfloat16, and is run by `train()` itself: batch, forward,
+backward, clipping, AdamW. The baseline is a compiled model of nanoGPT's architecture in a plain loop (`loops.py`).
+Every round runs all variants in another order; ratios are within a round. The fraction of the peak counts only the
+FLOPs of the model; the peak is measured here with bfloat16 products.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 import torch
 from loops import Gpt, Loop, OurLoop, windows
-from rounds import Bar, report, rounds_of, setting
+from rounds import Target, report, rounds_of, setting
 from torch.nn import functional as F
 
 from formerlab.evaluation.timing.timing import peak_bytes
@@ -34,12 +34,13 @@ SIZES = {
     "124M": (NARROW, 576, 64),
     "354M": (COMMON | {"layers": 24, "width": 1024, "heads": 16}, 2140, 32),
 }
-"""Transformer, parameter tokens of a projection of the Tokenformer (arXiv:2410.23168, Table 9), windows of a part."""
+"""Sizes of the Transformer, parameter tokens per projection of the Tokenformer (arXiv:2410.23168, Table 9), and windows
+per micro-batch."""
 PLAIN, OURS, TOKENS = "plain loop", "ours", "ours, Tokenformer"
 
 
 class Benchmark:
-    """The variants of a size, each built when it takes its first step."""
+    """The variants of a size; each is built at its first step."""
 
     def __init__(self, size, tokens, batch, device):
         self.size, self.device = size, device
@@ -51,7 +52,7 @@ class Benchmark:
         self.steps = {}
 
     def step(self, name):
-        """Take a step of a variant."""
+        """Run a step of a variant."""
         if name not in self.steps:
             settings = {"device": self.device, "compile": True, "precision": "bfloat16"}
             self.steps[name] = (
@@ -62,27 +63,27 @@ class Benchmark:
         self.steps[name]()
 
     def plain_loss(self, model):
-        """Return the loss of the plain loop on a batch of its own."""
+        """Return the loss of the plain loop on a new batch."""
         x, y = windows(self.stream, self.task.batch, self.task.context, self.device)
         with torch.autocast(self.device, torch.bfloat16):
             return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
-    def held_bytes(self, name):
-        """Return the most bytes that a variant holds once it is compiled."""
-        before = torch.cuda.memory_allocated()
+    def peak_bytes(self, name):
+        """Return the peak bytes of a variant after its compilation."""
+        allocated = torch.cuda.memory_allocated()
         self.step(name)
         torch.cuda.synchronize()
-        state = torch.cuda.memory_allocated() - before
+        state = torch.cuda.memory_allocated() - allocated
         return state + peak_bytes(partial(self.step, name), torch.device(self.device))
 
     def planned_bytes(self, name):
-        """Return the memory that the plan asks for."""
+        """Return the bytes that the plan estimates."""
         run = Run(study="benchmark", name="planned", model=self.models[name], task=self.task, precision="bfloat16")
         return memory_bytes(run, Hardware(**TABLE["H100"]))
 
 
 def main():
-    """Measure and print."""
+    """Print a table and the verdict on the target for each size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
@@ -93,17 +94,17 @@ def main():
     for size in options.sizes:
         benchmark = Benchmark(*SIZES[size], "cuda")
         task, models = benchmark.task, benchmark.models
-        held = {name: benchmark.held_bytes(name) for name in options.variants}
+        peaks = {name: benchmark.peak_bytes(name) for name in options.variants}
         steps = {name: partial(benchmark.step, name) for name in options.variants}
         seconds = rounds_of(steps, options.rounds, "cuda")
         title = f"{size}, {task.batch} windows of {task.context} tokens"
-        report(title, seconds, lambda name: options.variants[0], [Bar(OURS, PLAIN, 1.05)] if len(steps) > 1 else [])
-        print("\n| variant | tokens/s | share of the peak | most bytes held, GB | planned, GB |\n|---|---|---|---|---|")
+        report(title, seconds, lambda name: options.variants[0], [Target(OURS, PLAIN, 1.05)] if len(steps) > 1 else [])
+        print("\n| variant | tokens/s | fraction of the peak | peak memory, GB | planned, GB |\n|---|---|---|---|---|")
         for name, times in seconds.items():
-            took, flops = statistics.median(times), TRAINING_PASSES * task.step_flops(models[name])
-            share, planned = model_flops_utilisation(flops, took, peak), benchmark.planned_bytes(name)
-            speed = task.step_tokens / took
-            print(f"| {name} | {speed:.0f} | {share:.3f} | {1e-9 * held[name]:.1f} | {1e-9 * planned:.1f} |")
+            step_s, flops = statistics.median(times), TRAINING_PASSES * task.step_flops(models[name])
+            fraction, planned = model_flops_utilisation(flops, step_s, peak), benchmark.planned_bytes(name)
+            speed = task.step_tokens / step_s
+            print(f"| {name} | {speed:.0f} | {fraction:.3f} | {1e-9 * peaks[name]:.1f} | {1e-9 * planned:.1f} |")
 
 
 if __name__ == "__main__":

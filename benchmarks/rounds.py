@@ -1,6 +1,6 @@
-"""What the benchmarks share: variants that take turns, ratios within a round, intervals by order statistics, bars.
+"""Helpers shared by the benchmarks: interleaved rounds, ratios within a round, intervals by order statistics, targets.
 
-The allocator matters on CPUs: each calls `native.keep_memory` for all variants alike, as the stages do.
+On CPUs the allocator affects times, so every benchmark calls `native.keep_memory` for all variants, as the stages do.
 """
 
 import math
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def setting(threads: int, device: str = "cpu") -> str:
-    """Return what a reader has to know of the machine, in one line."""
+    """Describe device, threads, torch version and load of the machine in one line."""
     import torch
 
     from formerlab.training.provenance import device_name
@@ -31,10 +31,10 @@ def rounds_of(
     device: str = "cpu",
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Return the seconds of every step, round by round; a step that returns a number has done as many units of work.
+    """Return the seconds per unit of work of every step, by round; a step returns its number of units (default 1).
 
-    Steps take turns. The first of a round moves on with every round, so that none always follows the same; a round
-    before all others warms up. `clock` is `time.process_time` for work on one thread beside other programs.
+    Every round runs all steps once, in an order that rotates with each round; the first round is a warm-up. Use
+    `time.process_time` as `clock` for work on one thread of a busy machine.
     """
     import torch
 
@@ -53,7 +53,7 @@ def rounds_of(
 
 
 def interval(values: list[float]) -> tuple[float, float, float]:
-    """Return median and its 95 % interval: the order statistics that cover it with at least that probability."""
+    """Return the median and its 95 % interval, whose ends are order statistics."""
     ordered, n = sorted(values), len(values)
     outside, rank = 0.0, 0
     while 2 * (outside + math.comb(n, rank) / 2**n) <= 0.05:
@@ -63,63 +63,67 @@ def interval(values: list[float]) -> tuple[float, float, float]:
     return statistics.median(values), ordered[rank - 1], ordered[n - rank]
 
 
-def ratio(own: list[float], base: list[float]) -> tuple[float, float, float]:
-    """Return the ratio of times within rounds: median and interval."""
-    return interval([a / b for a, b in zip(own, base, strict=True)])
+def ratio(times: list[float], base: list[float]) -> tuple[float, float, float]:
+    """Return the median and interval of the ratio of times within rounds."""
+    return interval([a / b for a, b in zip(times, base, strict=True)])
 
 
-class Bar(NamedTuple):
-    """A bound on a ratio of a variant to its yardstick; met when the ratio's interval reaches it."""
+class Target(NamedTuple):
+    """A bound on the ratio of a variant to its baseline; it is met if the interval of the ratio reaches the bound."""
 
     variant: str
-    yardstick: str
+    baseline: str
     bound: float
     quantity: str = "time"
 
     def verdict(self, measured: tuple[float, float, float]) -> str:
-        """Say whether it is met by a ratio and its interval; a speed has to reach the bound from above."""
-        middle, low, high = measured
+        """Describe whether a ratio and its interval meet the target; a speed must be at least the bound."""
+        median, low, high = measured
         speed = self.quantity == "speed"
         met = high >= self.bound if speed else low <= self.bound
         sign = ">=" if speed else "<="
         return (
-            f"{'met' if met else 'MISSED'}: {self.quantity} of {self.variant} / {self.yardstick} "
-            f"{middle:.3f} [{low:.3f}, {high:.3f}] {sign} {self.bound}"
+            f"{'met' if met else 'NOT MET'}: {self.quantity} of {self.variant} / {self.baseline} "
+            f"{median:.3f} [{low:.3f}, {high:.3f}] {sign} {self.bound}"
         )
 
 
 def report(
-    title: str, numbers: dict[str, list[float]], yardstick: Callable[[str], str], bars: Iterable[Bar], unit: str = "ms"
+    title: str,
+    numbers: dict[str, list[float]],
+    baseline: Callable[[str], str],
+    targets: Iterable[Target],
+    unit: str = "ms",
 ) -> None:
-    """Print a table of seconds, or of bytes as MB, and their ratios to those of a yardstick; and which bars are met."""
+    """Print a table of seconds (or of bytes, as MB) with ratios to the baselines, and the verdicts on the targets."""
     factor = {"ms": 1e3, "MB": 1e-6}[unit]
     print(f"\n### {title}\n\n| variant | {unit} | ratio | 95 % interval | to |\n|---|---|---|---|---|")
-    for name, own in numbers.items():
-        middle, low, high = ratio(own, numbers[yardstick(name)])
+    for name, values in numbers.items():
+        median, low, high = ratio(values, numbers[baseline(name)])
         print(
-            f"| {name} | {factor * statistics.median(own):.2f} | {middle:.3f} | {low:.3f} to {high:.3f} "
-            f"| {yardstick(name)} |"
+            f"| {name} | {factor * statistics.median(values):.2f} | {median:.3f} | {low:.3f} to {high:.3f} "
+            f"| {baseline(name)} |"
         )
     print()
-    for bar in bars:
-        if bar.variant in numbers:
-            print(bar.verdict(ratio(numbers[bar.variant], numbers[bar.yardstick])))
+    for target in targets:
+        if target.variant in numbers:
+            print(target.verdict(ratio(numbers[target.variant], numbers[target.baseline])))
 
 
 def saved_bytes(forward: Callable[[], "Tensor"], given: Iterable["Tensor"]) -> int:
-    """Return the bytes that `forward` keeps for its backward pass beyond what it was given, each storage once."""
+    """Return the bytes of the activations that `forward` saves, without the tensors `given`; a storage counts once."""
     import torch
 
-    known = {tensor.untyped_storage().data_ptr() for tensor in given}
-    kept: dict[int, int] = {}
+    excluded = {tensor.untyped_storage().data_ptr() for tensor in given}
+    saved: dict[int, int] = {}
 
     def note(tensor: "Tensor") -> "Tensor":
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in known:
-            kept[storage.data_ptr()] = storage.nbytes()
+        if storage.data_ptr() not in excluded:
+            saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         output = forward()
     del output
-    return sum(kept.values())
+    return sum(saved.values())

@@ -1,16 +1,16 @@
-"""Training as it is done here beside the plainest code that does the same, and beside the libraries people use.
+"""Training with formerlab, compared with minimal code and with other libraries.
 
     python benchmarks/training.py                                  # everything, about seven minutes of one core
     python benchmarks/training.py --only decoder --rounds 41
 
-`decoder`: our plain decoder and a Tokenformer of as many parameters, trained by `train()` itself, beside a model of
-nanoGPT's shape in a plain loop (`loops.py`) and transformers' GPT-2 and LLaMA in the same loop. `vision`: our Vision
-Transformers beside timm's. `translation`: our translator beside `torch.nn.Transformer`. `prefill`: reading a prompt of
-1,024 tokens with our decoder and with transformers' LLaMA on the same weights. Random tokens, one thread, float32.
-Variants take turns within a round, in another order every round; a ratio is taken within its round. Printed are the
-median over rounds and its 95 % interval by order statistics. Time is that of whole steps: batch, forward, backward,
-clipping, optimizer, and of ours also the tests and rows that `train()` makes of every step. It is processor time,
-which other programs on the machine disturb less; on one thread of an idle machine it is what the clock says.
+`decoder`: our plain decoder and a Tokenformer with as many parameters, trained by `train()`, compared with a model of
+nanoGPT's architecture in a plain loop (`loops.py`) and with transformers' GPT-2 and LLaMA in the same loop. `vision`:
+our Vision Transformers compared with timm's. `translation`: our translator compared with `torch.nn.Transformer`.
+`prefill`: reading a prompt of 1,024 tokens with our decoder and with transformers' LLaMA on the same weights. All use
+random tokens, one thread and float32. Every round runs all variants in another order; ratios are within a round. The
+benchmark prints the median over rounds and its 95 % interval by order statistics. Times are of whole steps: batch,
+forward, backward, clipping, optimizer, and for ours also the checks and rows of `train()`. They are processor times,
+which depend less on other programs; on one thread of an idle machine they equal wall times.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import time
 import numpy as np
 import torch
 from loops import Gpt, Loop, OurLoop, TorchTransformer, windows
-from rounds import Bar, report, rounds_of, setting
+from rounds import Target, report, rounds_of, setting
 from torch.nn import functional as F
 
 from formerlab.cache import KVCache
@@ -44,7 +44,7 @@ PROMPT = 1024
 
 
 def decoders(size):
-    """Return the steps of decoders of one size."""
+    """Return a function per decoder that runs a training step, for decoders of one size."""
     import transformers
 
     stream = np.random.default_rng(0).integers(0, size["vocabulary"], 200_000).astype(np.uint16)
@@ -74,7 +74,7 @@ def decoders(size):
 
 
 def llama(size):
-    """Return the settings of a LLaMA."""
+    """Return the configuration of a LLaMA of transformers."""
     import transformers
 
     return transformers.LlamaConfig(
@@ -91,19 +91,19 @@ def llama(size):
 
 
 class DrawnImages(Classification):
-    """Random images, drawn once, so that only models and loops differ."""
+    """A task with the same random images at every step, so that only models and loops differ."""
 
     def valid_batches(self, data):
-        """Return no batch."""
+        """Return no batches."""
         return []
 
     def step_batches(self, data, seed, step, start, share):
-        """Return the same images."""
+        """Return the same images at every step."""
         return [data]
 
 
 def vision():
-    """Return the steps of image models of 32 x 32 pixels."""
+    """Return a function per image model (32 x 32 pixels) that runs a training step."""
     import timm
 
     generator = torch.Generator().manual_seed(0)
@@ -112,19 +112,19 @@ def vision():
     spec = VisionTransformer(image=32, patch=4, classes=10, layers=6, width=192, heads=6)
     tokens = {"projection": Pattention(tokens=96), "feedforward": Pattention(tokens=768)}
     tokenformer = spec.model_copy(update={"norm": LayerNorm(gain=False, bias=False), **tokens})
-    theirs = timm.models.VisionTransformer(
+    timm_model = timm.models.VisionTransformer(
         img_size=32, patch_size=4, num_classes=10, depth=6, embed_dim=192, num_heads=6
     )
     task, batch = DrawnImages(batch=IMAGES, augmentation=None), ImageBatch(images, labels)
     return {
-        "timm's": Loop(theirs, lambda model: F.cross_entropy(model(images), labels)),
+        "timm's": Loop(timm_model, lambda model: F.cross_entropy(model(images), labels)),
         "ours": OurLoop(spec, task, batch, LayerwiseAdamW()),
         "ours, Tokenformer": OurLoop(tokenformer, task, batch, LayerwiseAdamW()),
     }
 
 
 def translation():
-    """Return the steps of translators."""
+    """Return a function per translator that runs a training step."""
     random = np.random.default_rng(0)
     sentences = [part for _ in range(4000) for part in (random.integers(1, 2048, random.integers(5, 40)), [0])]
     pairs = PairStream(np.concatenate(sentences).astype(np.uint16), 0)
@@ -142,47 +142,46 @@ def translation():
 
 
 def prefill():
-    """Return two ways to read a prompt and give the logits after it, on the same weights."""
+    """Return two functions that read a prompt and return the logits after it, with the same weights."""
     import transformers
 
     size = {"vocabulary": 8192, "layers": 12, "width": 512, "heads": 8, "context": PROMPT}
-    theirs = transformers.LlamaForCausalLM(llama(size)).eval()
+    reference = transformers.LlamaForCausalLM(llama(size)).eval()
     ours = Decoder(**size, norm=RMSNorm(), final_norm=RMSNorm(), feedforward=Mlp(activation="swiglu")).build(0).eval()
-    theirs.load_state_dict(native(ours).state_dict())
+    reference.load_state_dict(native(ours).state_dict())
     tokens = torch.randint(8192, (1, PROMPT), generator=torch.Generator().manual_seed(0))
 
     def read():
         return ours(tokens, attend=KVCache(capacity=PROMPT), last=1)[:, -1]
 
-    def read_theirs():
-        return theirs(tokens, past_key_values=transformers.DynamicCache(), use_cache=True, logits_to_keep=1).logits[
-            :, -1
-        ]
+    def read_reference():
+        cache = transformers.DynamicCache()
+        return reference(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1]
 
     with torch.inference_mode():
-        torch.testing.assert_close(read(), read_theirs(), rtol=1e-3, atol=1e-3)
-    return {"transformers' LLaMA": torch.inference_mode()(read_theirs), "ours": torch.inference_mode()(read)}
+        torch.testing.assert_close(read(), read_reference(), rtol=1e-3, atol=1e-3)
+    return {"transformers' LLaMA": torch.inference_mode()(read_reference), "ours": torch.inference_mode()(read)}
 
 
 OURS = "ours"
 TOKENS = "ours, Tokenformer"
-PARTS = {
+BENCHMARKS = {
     "decoder 4 x 64": (lambda: decoders(SMALL), [
-        Bar(OURS, "plain loop", 1.10), Bar(TOKENS, "plain loop", 1.28)]),
+        Target(OURS, "plain loop", 1.10), Target(TOKENS, "plain loop", 1.28)]),
     "decoder 6 x 192": (lambda: decoders(LARGE), [
-        Bar(OURS, "plain loop", 1.05), Bar(TOKENS, "plain loop", 1.12)]),
-    "vision 6 x 192": (vision, [Bar(OURS, "timm's", 1.02)]),
+        Target(OURS, "plain loop", 1.05), Target(TOKENS, "plain loop", 1.12)]),
+    "vision 6 x 192": (vision, [Target(OURS, "timm's", 1.02)]),
     "translation 3 x 128": (translation, []),
     "prefill of 1024 tokens, 12 x 512": (prefill, [
-        Bar(OURS, "transformers' LLaMA", 1.00)]),
+        Target(OURS, "transformers' LLaMA", 1.00)]),
 }  # fmt: skip
-"""What is measured, by title, and the bounds that it is held to. The first word is the name of `--only`."""
+"""The benchmarks by title, with the functions of their steps and their targets; `--only` takes the first word."""
 
 
 def main():
-    """Measure and print."""
+    """Print tables and verdicts on the targets."""
     keep_memory()
-    names = list(dict.fromkeys(title.split()[0] for title in PARTS))
+    names = list(dict.fromkeys(title.split()[0] for title in BENCHMARKS))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--threads", type=int, default=1)
@@ -191,10 +190,10 @@ def main():
     torch.set_num_threads(options.threads)
     ensure_torchvision_imports()
     print(f"{setting(options.threads)}\n{options.rounds} rounds")
-    for title, (steps, bars) in PARTS.items():
+    for title, (steps, targets) in BENCHMARKS.items():
         if title.split()[0] in (options.only or names):
             seconds = rounds_of(steps(), options.rounds, clock=time.process_time)
-            report(title, seconds, dict.fromkeys(seconds, next(iter(seconds))).__getitem__, bars)
+            report(title, seconds, dict.fromkeys(seconds, next(iter(seconds))).__getitem__, targets)
     print(f"\nload at the end {os.getloadavg()[0]:.2f}")
 
 
