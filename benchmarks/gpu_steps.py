@@ -109,7 +109,7 @@ def side_by_side(item: str, cases: dict[str, dict[str, str]], options: Options) 
 
 
 def tokenformer(options: Options) -> Lines:
-    """Yield steps of the 354M Tokenformer with inductor's kernels, multi-kernels and our kernel, and its top kernels."""
+    """Yield steps of the 354M Tokenformer with inductor's kernels, multi-kernels or our kernel, and its top kernels."""
     if options.case is None:
         variables = {"TORCHINDUCTOR_MULTI_KERNEL": "1"}, {"FORMERLAB_NORM_GELU": "triton"}
         cases = {"as usual": {}} | {"=".join(*pair.items()): pair for pair in variables}
