@@ -68,12 +68,12 @@ def case(label: str, run: Run, data: Any, lock: Path) -> str:
         train(run, State(built, run.optimizer.build(built)), data, data, Hooks(lambda state: None, clock, float("inf")))
     steps = [1000 * (end - start) for start, end in zip(clock.times[3:-1], clock.times[4:], strict=True)]
     ms = statistics.median(steps)
-    held = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}" if GPU else "unknown"
+    peak = f"{torch.cuda.max_memory_allocated() / 1e9:.1f}" if GPU else "unknown"
     planned = memory_bytes(run, Hardware(**TABLE["H100"])) / 1e9
     return (
         f"{label}: {ms:.1f} ms a step ({min(steps):.1f} to {max(steps):.1f}), "
         f"{run.task.step_tokens / ms:.1f} k tokens/s, "
-        f"{held} GB (planned {planned:.1f}), first step done after {clock.compiled_s:.0f} s"
+        f"{peak} GB (planned {planned:.1f}), first step done after {clock.compiled_s:.0f} s"
     )
 
 
@@ -157,8 +157,9 @@ def translator(options: Options) -> Lines:
     size = tenth(full, {"vocabulary": 3700, "layers": 1, "width": 56, "tokens": 2500})
     task = Translation(tokens=size.pop("tokens"), valid_pairs=1)
     random = np.random.default_rng(0)
-    words = (random.integers(1, size["vocabulary"], length) for length in random.integers(10, 40, 40_000))
-    pairs = PairStream(np.concatenate([part for sentence in words for part in (sentence, [0])]).astype(np.uint16), 0)
+    sentences = (random.integers(1, size["vocabulary"], length) for length in random.integers(10, 40, 40_000))
+    tokens = np.concatenate([ids for sentence in sentences for ids in (sentence, [0])])
+    pairs = PairStream(tokens.astype(np.uint16), 0)
     model = Translator(**size, heads=8, context=64, dropout=0.1)
     run = Run(study="benchmark", name="translator", model=model, task=task, precision="bfloat16")
     yield case("base", run, pairs, options.out / "turn.lock")

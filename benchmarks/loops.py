@@ -36,7 +36,7 @@ class Block(nn.Module):
         """Apply the block."""
         batch, time, width = x.shape
         q, k, v = self.qkv(self.first(x)).split(width, dim=2)
-        q, k, v = (part.view(batch, time, self.heads, -1).transpose(1, 2) for part in (q, k, v))
+        q, k, v = (x.view(batch, time, self.heads, -1).transpose(1, 2) for x in (q, k, v))
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).reshape(batch, time, width))
         return x + self.down(F.gelu(self.up(self.second(x))))

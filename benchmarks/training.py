@@ -126,7 +126,7 @@ def vision():
 def translation():
     """Return a function per translator that runs a training step."""
     random = np.random.default_rng(0)
-    sentences = [part for _ in range(4000) for part in (random.integers(1, 2048, random.integers(5, 40)), [0])]
+    sentences = [ids for _ in range(4000) for ids in (random.integers(1, 2048, random.integers(5, 40)), [0])]
     pairs = PairStream(np.concatenate(sentences).astype(np.uint16), 0)
     task = Translation(tokens=1024, valid_pairs=1)
     size = {"vocabulary": 2048, "layers": 3, "width": 128, "heads": 4, "context": 64, "dropout": 0.1}

@@ -35,9 +35,9 @@ PANELS = (
 """Title, paper, colour, claim whose verdict is shown, and meaning of its number."""
 
 
-def text(x: float, y: float, words: str, size: int = 13, colour: str = "#1f2328", more: str = "") -> str:
+def text(x: float, y: float, content: str, size: int = 13, colour: str = "#1f2328", more: str = "") -> str:
     """Return a line of text."""
-    return f'<text x="{x}" y="{y}" font-size="{size}" fill="{colour}" {more}>{escape(words)}</text>'
+    return f'<text x="{x}" y="{y}" font-size="{size}" fill="{colour}" {more}>{escape(content)}</text>'
 
 
 def box(x: float, y: float, width: float, height: float, colour: str, fill: str = "none", more: str = "") -> str:

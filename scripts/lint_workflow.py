@@ -11,12 +11,12 @@ DECLINED = {
 
 def findings(text: str) -> Iterator[tuple[str, str]]:
     """Yield each piece of advice as (location, advice)."""
-    where = ""
+    location = ""
     for line in text.splitlines():
         if line.startswith("Lints for "):
-            where = line.removeprefix("Lints for ").rstrip(":")
+            location = line.removeprefix("Lints for ").rstrip(":")
         elif line.startswith("    * "):
-            yield where, line.removeprefix("    * ").rstrip(":")
+            yield location, line.removeprefix("    * ").rstrip(":")
 
 
 def main() -> int:
@@ -26,7 +26,7 @@ def main() -> int:
     if result.returncode and not advice:
         print(result.stdout + result.stderr, file=sys.stderr)
         return result.returncode
-    remaining = [f"{where}: {what}" for where, what in advice if what not in DECLINED]
+    remaining = [f"{location}: {finding}" for location, finding in advice if finding not in DECLINED]
     print("\n".join(remaining) or f"workflow: good ({len(advice)} declined, see {sys.argv[0]})")
     return 1 if remaining else 0
 

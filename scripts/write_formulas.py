@@ -28,7 +28,7 @@ TOPICS = {
         "models",
     ),
     "Averages over depth": ("layers/depth",),
-    "What a cache keeps": ("cache/eviction.py", "cache/policies", "cache/budget.py"),
+    "Cache eviction": ("cache/eviction.py", "cache/policies", "cache/budget.py"),
     "Training, translation, measures": (
         "training/schedule.py",
         "training/optimizer.py",
@@ -43,8 +43,8 @@ TOPICS = {
 
 HEAD = """# Where is the formula?
 
-Every variant's docstring opens with its formula and its source, and goes on with the shapes of what goes in and out. \
-This page is written from them by `scripts/write_formulas.py`.
+Every variant's docstring begins with its formula and source, followed by the shapes of inputs and outputs. \
+`scripts/write_formulas.py` writes this page from the docstrings.
 """
 SOURCE = re.compile(r"\(((?:[^()]|\([^()]*\))*(?:arXiv:\d|\beq\. \d|official)(?:[^()]|\([^()]*\))*)\)")
 """Matches parentheses that name an article, an equation or official code."""

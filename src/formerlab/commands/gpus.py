@@ -136,15 +136,15 @@ def train_distributed(path: Path, job: dict[str, Any], arguments: argparse.Names
     failure = out / ".train.failure.json"
     out.mkdir(parents=True, exist_ok=True)
     failure.unlink(missing_ok=True)
-    words = [*torchrun(count, job.get("nodes", 1), job["threads"]), "-m", "formerlab", "train", arguments.id]
-    words.append(f"--plan={path}")
+    command = [*torchrun(count, job.get("nodes", 1), job["threads"]), "-m", "formerlab", "train", arguments.id]
+    command.append(f"--plan={path}")
     for option in ("margin", "checkpoint_seconds", "time_limit"):
         if (value := getattr(arguments, option)) is not None:
-            words.append(f"--{option.replace('_', '-')}={value}")
-    words += ["--deterministic"] if arguments.deterministic else []
+            command.append(f"--{option.replace('_', '-')}={value}")
+    command += ["--deterministic"] if arguments.deterministic else []
     # Stopped processes save their work first; by default torchrun kills them after 30 s.
     environment = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "3600"} | os.environ | {FAILURE: str(failure.resolve())}
-    process = subprocess.Popen(words, env=environment | ({SHARDED: "1"} if job.get("sharded") else {}))
+    process = subprocess.Popen(command, env=environment | ({SHARDED: "1"} if job.get("sharded") else {}))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: process.send_signal(signal.SIGTERM))
     status = process.wait()
@@ -214,7 +214,7 @@ def torchrun(count: int, nodes: int, threads: int) -> list[str]:
         unused.bind(("", 0))
         endpoint = f"{socket.gethostname()}:{unused.getsockname()[1]}"
     per_node = count // nodes
-    words = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
-    words += [f"--cpus-per-task={threads * per_node}", "--kill-on-bad-exit=1", *TORCHRUN]
-    words += [f"--nnodes={nodes}", f"--nproc-per-node={per_node}", "--rdzv-backend=c10d", f"--rdzv-id={job}"]
-    return [*words, f"--rdzv-endpoint={endpoint}"]
+    command = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
+    command += [f"--cpus-per-task={threads * per_node}", "--kill-on-bad-exit=1", *TORCHRUN]
+    command += [f"--nnodes={nodes}", f"--nproc-per-node={per_node}", "--rdzv-backend=c10d", f"--rdzv-id={job}"]
+    return [*command, f"--rdzv-endpoint={endpoint}"]

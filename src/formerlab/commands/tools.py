@@ -113,12 +113,12 @@ def ui(arguments: argparse.Namespace) -> None:
             f"tracking_uri: {uri} is a server; open it in a browser after `formerlab track` has sent the runs"
         )
     tracked = _pages(plan) or {"no runs yet": f"/#/experiments?{TRAINING_VIEW}"}
-    words = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, "--port", str(arguments.port)]
-    words += ["--host", "127.0.0.1"]  # overrides MLFLOW_HOST, which may open it to the network
+    command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri, "--port", str(arguments.port)]
+    command += ["--host", "127.0.0.1"]  # overrides MLFLOW_HOST, which may open it to the network
     for study, page in tracked.items():
         print(f"MLflow UI, {study}: http://127.0.0.1:{arguments.port}{page}", file=sys.stderr)
     settings = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    with subprocess.Popen(words, env=os.environ | settings) as server:
+    with subprocess.Popen(command, env=os.environ | settings) as server:
         try:
             while server.poll() is None:
                 with suppress(UserError):  # the next sync covers a failed or running sync

@@ -68,10 +68,10 @@ class Attempts:
         return None if note == self._before.get((stage, name)) else note
 
 
-def command_output(*words: str) -> str | None:
+def command_output(*command: str) -> str | None:
     """Return the output of a scheduler's command, or None if it does not exist, fails or takes over a minute."""
     try:
-        return subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
 

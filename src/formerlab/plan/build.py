@@ -83,8 +83,8 @@ def build_plan(root: Path, command_line: Job) -> dict[str, Any]:
         }
         for run in released
     }
-    every: list[AnyRun] = [*runs, *released]
-    used = {name for run in every for name in tokenizer_chain(run.data, scale.data)}
+    all_runs: list[AnyRun] = [*runs, *released]
+    used = {name for run in all_runs for name in tokenizer_chain(run.data, scale.data)}
     unread = list[str]()
     for name in sorted(scale.data.keys() - used):  # other studies may read it
         file = sources.scale_tree.file_of("data", name)
@@ -112,7 +112,7 @@ def build_plan(root: Path, command_line: Job) -> dict[str, Any]:
         "load": load,
     }
     for name, stage in MEASURED.items():
-        plan[name] = measure_jobs(stage, every, sources, hardware, plan["suites"], root / results)
+        plan[name] = measure_jobs(stage, all_runs, sources, hardware, plan["suites"], root / results)
     available = {name for name, job in data.items() if job["source"] or (root / job["out"] / MANIFEST).exists()}
     _check_files(plan, available, sources)
     for name, job in plan["data"].items():
@@ -141,9 +141,9 @@ def _data_jobs(sources: Sources, root: Path, folder: str) -> dict[str, Any]:
         out = f"{folder}/{name}"
         source = source_fingerprint(spec, root / out / FILE_HASHES)
         code = code_hash(type(spec).__module__, specs=[spec])
-        above = next(iter(tokenizer_chain(name, sources.scale.data)[1:]), None)
+        owner = next(iter(tokenizer_chain(name, sources.scale.data)[1:]), None)
         recipe = fingerprint(spec.recipe())
-        job = {"spec": spec.to_dict(), "recipe": recipe, "code": code, "source": source, "tokenizer": above}
+        job = {"spec": spec.to_dict(), "recipe": recipe, "code": code, "source": source, "tokenizer": owner}
         jobs[name] = {"out": out, **job}
     return jobs
 
@@ -214,7 +214,9 @@ def _drawing_jobs(plan: dict[str, Any], labels: dict[str, str]) -> dict[str, Any
             files = [f"{stage}.csv" for stage in TIMED if drawing.study in plan[stage]]
             inputs += [f"{plan['results']}/{drawing.study}/{file}" for file in files if file in drawing.reads]
         rows = {path.rpartition("/")[2] for path in inputs} - {"run.json"}
-        if rows or (inputs and set(drawing.reads) == {"run.json"}):  # a record alone is enough if nothing else is read
+        if rows or (
+            inputs and set(drawing.reads) == {"run.json"}
+        ):  # records are enough for a figure that reads only records
             jobs[name] = {
                 "study": drawing.study,
                 "inputs": inputs,

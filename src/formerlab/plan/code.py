@@ -43,7 +43,7 @@ def entries_of_training(run: Any) -> tuple[str, ...]:
 
 def code_hash(*entries: str, specs: Iterable[Spec] = ()) -> str:
     """Return the hash (16 hexadecimal digits) of the code that the modules `entries` run for the given specs."""
-    classes = {cls for spec in specs for part in spec.parts() for cls in type(part).__mro__}
+    classes = {cls for spec in specs for nested in spec.parts() for cls in type(nested).__mro__}
     return _hash(entries, frozenset(cls.__module__ for cls in classes if _is_ours(cls.__module__)))
 
 

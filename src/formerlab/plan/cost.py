@@ -217,7 +217,7 @@ def hours(run: Run, scale: Scale, hardware: Hardware, count: int = 1) -> float:
 
 def _rate(run: AnyRun, hardware: Hardware, precision: str) -> float:
     """Return the FLOP/s that the model of a run reaches; models with Pattention have their own utilisation."""
-    kinds = {getattr(getattr(run.model, part, None), "kind", None) for part in ("projection", "feedforward")}
+    kinds = {getattr(getattr(run.model, name, None), "kind", None) for name in ("projection", "feedforward")}
     return hardware.flops_per_s(precision, pattention="pattention" in kinds)
 
 

@@ -143,12 +143,12 @@ def _path_in_tree(error: ErrorDetails, tree: Tree) -> tuple[int | str, ...]:
     """Return pydantic's error location without the tags of unions, which do not occur in the file."""
     path: list[int | str] = []
     node: Any = tree
-    for part in error["loc"]:
+    for key in error["loc"]:
         try:
-            node = node[part]
+            node = node[key]
         except (LookupError, TypeError):
             continue
-        path.append(part)
+        path.append(key)
     return (*path, error["loc"][-1]) if error["type"] == "missing" else tuple(path)
 
 
@@ -169,7 +169,8 @@ def _reason(error: ErrorDetails, spec: type[Spec], remedy: str) -> str:
         return "missing key kind; add it"
     if kind == "extra_forbidden":
         schema = spec.model_json_schema()
-        valid = {name for part in (schema, *schema.get("$defs", {}).values()) for name in part.get("properties", ())}
+        schemas = (schema, *schema.get("$defs", {}).values())
+        valid = {name for definition in schemas for name in definition.get("properties", ())}
         if (name := str(error["loc"][-1])) in valid:
             return f"not a key of this kind or position (value {short_repr(value)}); set another kind, or move it"
         near = difflib.get_close_matches(name, sorted(valid), n=1, cutoff=0.7)

@@ -56,7 +56,7 @@ def run_trees(name: str, sources: Sources) -> Mapping[str, Tree]:
             special = [of_study, *(scale.subtree("runs", pattern) for pattern in patterns), exact]
             subject, overrides = f"{name}.runs.{run}", [tree.subtree(name) for tree in sources.overrides]
             if merge_all(special, subject).get(RELEASED) is None:
-                over = [part for tree in overrides for part in (tree.only(RUN_KEYS), tree.subtree("runs", run))]
+                over = [keys for tree in overrides for keys in (tree.only(RUN_KEYS), tree.subtree("runs", run))]
                 trees[run] = merge_all([*common, *special, *over], subject)
             else:  # common keys configure training; a released model uses only the data
                 general = [tree.only({"data"}) for tree in (*common, *overrides)]
@@ -94,11 +94,11 @@ def _check_patterns(study: str, names: list[str], sources: Sources) -> None:
     templates = [*names, *study_tree.subtree("runs")]
     checked = [(study_tree, "", path) for path in PATTERNS]
     checked += [(scale, f"studies.{study}.", path) for path in (*PATTERNS, ("only",), ("given",), ("runs",))]
-    for tree, above, path in checked:
+    for tree, prefix, path in checked:
         patterns = value_at(tree, path)
         for pattern in patterns if isinstance(patterns, list | dict) else ():
             if isinstance(pattern, str) and not any(may_match(name, pattern) for name in templates):
-                key = f"{tree.file_of(*path)}: {above}{'.'.join(path)}"
+                key = f"{tree.file_of(*path)}: {prefix}{'.'.join(path)}"
                 raise UserError(f"{key}: {pattern!r} matches no run{near_misses(pattern, templates)}")
     only = sources.scale.studies.get(study, StudyScale()).only
     if only and not any(fnmatchcase(name, pattern) for pattern in only for name in names):
@@ -229,17 +229,17 @@ def _with_parents_first(runs: dict[str, Run], trees: Mapping[str, Tree]) -> list
     """Order runs so that parents come first. Raises UserError for a missing parent or a cycle."""
     ordered: dict[str, Run] = {}
     for run in runs:
-        line = [run]
-        while (parent := runs[line[-1]].init) is not None:
-            key = f"{trees[line[-1]].file_of('init')}: runs.{line[-1]}.init"
+        chain = [run]
+        while (parent := runs[chain[-1]].init) is not None:
+            key = f"{trees[chain[-1]].file_of('init')}: runs.{chain[-1]}.init"
             if parent not in runs:
                 problem = "is left out at this scale by `only`" if parent in trees else "does not exist"
-                near = near_misses(parent, [name for name in runs if name != line[-1]])
+                near = near_misses(parent, [name for name in runs if name != chain[-1]])
                 raise UserError(f"{key}: {parent!r} {problem}{near}")
-            line.append(parent)
-            if parent in line[:-1]:
-                raise UserError(f"{key}: {parent!r} closes a cycle ({' -> '.join(line)}); start one from scratch")
-        ordered |= {name: runs[name] for name in reversed(line)}
+            chain.append(parent)
+            if parent in chain[:-1]:
+                raise UserError(f"{key}: {parent!r} closes a cycle ({' -> '.join(chain)}); start one from scratch")
+        ordered |= {name: runs[name] for name in reversed(chain)}
     return list(ordered.values())
 
 
@@ -253,14 +253,14 @@ def _check_carried(run: Run, parent: Run, tree: Tree) -> None:
 
 
 def _grown(ordered: list[Run], trees: Mapping[str, Tree], scale: Scale) -> Iterator[Run]:
-    """Yield the runs, with the models that growth or continued training gives (they have the parent's tau).
+    """Yield the runs; growth or the parent sets tau in the models of runs with a parent.
 
     Raises UserError if a run cannot continue from its parent.
     """
-    done: dict[str, Run] = {}
+    resolved: dict[str, Run] = {}
     for run in ordered:
         if run.init is not None:
-            parent, tree = done[run.init], trees[run.name]
+            parent, tree = resolved[run.init], trees[run.name]
             if not same_tokenizer(run.data, parent.data, scale.data):
                 raise UserError(
                     f"{tree.file_of('data')}: runs.{run.name}.data: {run.data!r} has another tokenizer than "
@@ -278,5 +278,5 @@ def _grown(ordered: list[Run], trees: Mapping[str, Tree], scale: Scale) -> Itera
             if run.growth is not None and run.growth.optimizer == "carry":
                 _check_carried(run, parent, tree)
             run = run.model_copy(update={"model": model})
-        done[run.name] = run
+        resolved[run.name] = run
         yield run

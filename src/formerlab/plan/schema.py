@@ -41,14 +41,14 @@ def _folder(path: str) -> str:
 
 def _tracking(uri: str) -> str:
     """Check that a tracking URI is valid and has no credentials, which plans, logs and reports would contain."""
-    parts = urlsplit(uri)
-    if "@" in parts.netloc or parts.query:
+    address = urlsplit(uri)
+    if "@" in address.netloc or address.query:
         raise ValueError(
             "contains credentials, which would be written into plans and reports; "
             "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD in the environment"
         )
-    file = uri.startswith("sqlite:///") and parts.path.strip("/")
-    server = parts.scheme in ("http", "https") and parts.hostname
+    file = uri.startswith("sqlite:///") and address.path.strip("/")
+    server = address.scheme in ("http", "https") and address.hostname
     if (uri and not (file or server)) or not uri.isprintable():
         raise ValueError(f'{uri!r} is not a tracking URI; write sqlite:///mlflow.db, http(s)://server, or "" for none')
     return uri

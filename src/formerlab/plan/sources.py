@@ -118,8 +118,8 @@ def _overrides(root: Path, command_line: dict[str, Any]) -> list[Tree]:
             raise UserError(f"{overlay}: overlay: an overlay cannot name another; write the keys of both into one file")
     for tree in files:
         parse(Config, tree.only({"set"}))
-    keys = [part for tree in files for part in _nested(tree.without("overlay", "set"), tree.file)]
-    return [*keys, *(part for tree in files for part in _nested(tree.subtree("set"), f"{tree.file}: set"))]
+    keys = [override for tree in files for override in _nested(tree.without("overlay", "set"), tree.file)]
+    return [*keys, *(override for tree in files for override in _nested(tree.subtree("set"), f"{tree.file}: set"))]
 
 
 def _nested(tree: Tree, file: str) -> list[Tree]:
@@ -127,8 +127,8 @@ def _nested(tree: Tree, file: str) -> list[Tree]:
 
     Returns two trees: one with the key `hardware` and the name of the scale, and one with all other keys.
     """
-    named = tree.only({"hardware"} if isinstance(tree.get("scale"), dict | None) else {"hardware", "scale"})
-    return [Tree(named, file), nested(tree.without(*named), file)]
+    literal = tree.only({"hardware"} if isinstance(tree.get("scale"), dict | None) else {"hardware", "scale"})
+    return [Tree(literal, file), nested(tree.without(*literal), file)]
 
 
 def _as_text(tree: Tree) -> Tree:
@@ -186,7 +186,7 @@ def sizes_of(model: str, source: ReleasedModel, file: str) -> Sizes:
 
 
 def tokenizer_chain(name: str, data: DataSets, tree: Tree | None = None) -> list[str]:
-    """Return the data sets from `name` to the one with a tokenizer of its own; each uses the tokenizer of the next.
+    """Return the data sets from `name` to the owner of its tokenizer; each uses the tokenizer of the next data set.
 
     Raises UserError if an owner does not exist or the chain has a cycle.
     """

@@ -103,8 +103,8 @@ class Staleness:
         if stage in (*TIMED, "exact"):
             return []
         if stage == "data":
-            above = self.plan["data"][name]["tokenizer"]
-            return [("data", above)] if above else []
+            owner = self.plan["data"][name]["tokenizer"]
+            return [("data", owner)] if owner else []
         if stage in MEASURED:
             return [(maker(self.plan, name), name)]
         job = self.plan[stage][name]
@@ -153,8 +153,8 @@ class Staleness:
                 ("recipe",): ("configuration", job["recipe"]),
                 ("source_fingerprint",): ("text", job["source"]),
             }
-            for above in self.dependencies(stage, name):
-                expected["tokenizer",] = "tokenizer", self._recorded(*above, "tokenizer")
+            for owner in self.dependencies(stage, name):
+                expected["tokenizer",] = "tokenizer", self._recorded(*owner, "tokenizer")
         elif stage in TIMED:
             expected["configuration",] = "configuration", job["configuration"]
         elif stage in MEASURED:

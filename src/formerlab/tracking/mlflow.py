@@ -78,7 +78,7 @@ def sync(root: Path, uri: str, figures: Path, *, weights: bool = False) -> dict[
         except UserError:
             raise
         except Exception as error:  # any error of MLflow, its database or the network
-            damaged = uri.startswith("sqlite:") and any(words in str(error) for words in _DAMAGED)
+            damaged = uri.startswith("sqlite:") and any(message in str(error) for message in _DAMAGED)
             remedy = f"delete {client_of(uri)[1]} and sync again" if damaged else "sync again"
             raise UserError(f"tracking at {uri} failed ({reason(error)}); results are complete, {remedy}") from None
 

@@ -54,8 +54,8 @@ def flow(model: DecoderModel, task: LanguageModeling, stream: Stream, settings: 
 
     `cosine_with_embedding` at place i is the cosine similarity of Y_i and the embedding X_0, mean over tokens. Y_i is
     the input of block i + 1; the last Y_i is the input of the final norm. `pruned_loss_nats` at place s is the loss
-    when the fraction s of the mixing weights, those of smallest magnitude, is set to zero; `kept` counts the others. It
-    is measured only for depth-weighted averages with unconstrained weights.
+    after the smallest mixing weights in magnitude, a fraction s, are set to zero; `kept` is the number of the others.
+    It is measured only for depth-weighted averages with unconstrained weights.
     """
     windows = spread_windows(stream, task.context, settings.windows)
 
@@ -126,6 +126,6 @@ def singular_values(model: DecoderModel) -> Iterator[tuple[str, float, float]]:
     matrices["embedding"] = [model.embedding]
     for name, of_blocks in matrices.items():
         singular = [torch.linalg.svdvals(matrix.detach().double().cpu()) for matrix in of_blocks]
-        values = torch.stack([each / each[0] for each in singular]).mean(0)
+        values = torch.stack([spectrum / spectrum[0] for spectrum in singular]).mean(0)
         for index, value in enumerate(values.tolist()):
             yield name, index / max(1, len(values) - 1), value
