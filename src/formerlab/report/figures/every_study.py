@@ -90,6 +90,17 @@ def styled(rows: DataFrame, by: str) -> DataFrame:
     return rows.merge(firsts, "left", ["panel", "variant", by])
 
 
+def split(rows: DataFrame, by: str) -> DataFrame:
+    """Add the column `_panel`: the panel, in numbered parts if it has more than MOST series `by`."""
+    series = rows.dropna(subset=by).drop_duplicates(["panel", by])
+    count = series.groupby("panel")["panel"].transform("size")
+    parts = np.ceil(count / MOST)
+    part = series.groupby("panel").cumcount() // np.ceil(count / parts) + 1
+    numbers = " (" + part.astype(int).astype(str) + " of " + parts.astype(int).astype(str) + ")"
+    series = series.assign(_panel=series["panel"] + numbers.where(parts > 1, ""))
+    return rows.merge(series[["panel", by, "_panel"]], "left")
+
+
 def best_rates(means: DataFrame) -> Series:
     """Return the series of each row without its learning rate, and a missing value for runs at another than the best
     rate of their series and length.
@@ -120,13 +131,7 @@ def curves(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     means = means.sort_values(["panel", "run", "step"])
     means["_series"] = means["family"].str.replace(r", steps \d+", "", regex=True)  # the x axis shows the length
     means["_series"] = best_rates(means)
-    series = means.dropna(subset="_series").drop_duplicates(["panel", "_series"])
-    count = series.groupby("panel")["panel"].transform("size")
-    parts = np.ceil(count / MOST)
-    part = series.groupby("panel").cumcount() // np.ceil(count / parts) + 1
-    numbers = " (" + part.astype(int).astype(str) + " of " + parts.astype(int).astype(str) + ")"
-    series = series.assign(_panel=series["panel"] + numbers.where(parts > 1, ""))[["panel", "_series", "_panel"]]
-    return styled(means.merge(series, "left"), "_series")
+    return styled(split(means, "_series"), "_series")
 
 
 def at_the_edge(rows: DataFrame) -> list[str]:
@@ -155,14 +160,15 @@ def _notes(rows: DataFrame) -> list[str]:
 
 
 @plot(every_study=True, reads="eval.csv", varied="optimizer.lr", draw=sheet(
-    Panel("lr", "loss_nats", by="family", each="panel", log="x", ring="chosen", style="variant",
+    Panel("lr", "loss_nats", by="family", each="_panel", log="x", ring="chosen", style="variant",
           xlabel="peak learning rate", ylabel="validation loss at the end (nats)", ticks="{:.3g}".format),
     notes=_notes, height=1.7
 ))  # fmt: skip
 def rates(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     """Search for the learning rates of the study: validation loss at the end of training, in nats per token, target
     token or image, against the peak learning rate, for every model with a searched rate. Runs of a line differ in
-    nothing else. Each depth has a panel, and runs that start from a parent have their own; the best rate is ringed. To
+    nothing else. Each depth has a panel, and runs that start from a parent have their own; a panel with more than
+    six models is split. The best rate is ringed. To
     see: each ringed rate has a higher and a lower rate beside it in the grid. If it does not, the caption says so at
     its end, and a comparison at that rate may be unfair.
     """
@@ -184,4 +190,4 @@ def rates(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     told = styled(told_apart([records[name] for name in firsts], results.scale), "family").set_index(firsts.index)
     rows = pd.concat([means, seeds]).join(told, on="number").sort_values(["panel", "number", "lr"], ignore_index=True)
     columns = shown_columns("source panel family variant lr chosen inside part run seed loss_nats[] seeds diverged")
-    return rows[[*columns, "_color", "_linestyle", "_markerfacecolor", "_marker"]]
+    return split(rows[[*columns, "_color", "_linestyle", "_markerfacecolor", "_marker"]], "family")

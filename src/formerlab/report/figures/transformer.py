@@ -34,14 +34,12 @@ _beside_base = partial(Panel, y="_label", by="_series", kind="forest", zero=0.0,
 
 
 def _published_differences() -> DataFrame:
-    table = published_rows(PAPER, "Table 3").set_index("model")
-    rows = [(run, *table.loc[model, ["perplexity_per_wordpiece", "bleu"]]) for run, (_, model) in VARIANTS.items()]
-    values = DataFrame(rows, columns=["run", "perplexity", "bleu"]).astype({"perplexity": float, "bleu": float})
-    loss = np.log(values["perplexity"] / float(table.loc["base", "perplexity_per_wordpiece"]))
-    bleu = values["bleu"] - float(table.loc["base", "bleu"])
-    return DataFrame(
-        {"source": "published", "run": values["run"], **dict(zip(_MINUS.values(), (loss, bleu), strict=True))}
-    )
+    table = published_rows(PAPER, "Table 3").set_index("model")[["perplexity_per_wordpiece", "bleu"]].astype(float)
+    values = table.assign(loss=np.log(table["perplexity_per_wordpiece"])).loc[[model for _, model in VARIANTS.values()]]
+    base = table.loc["base"]
+    loss, bleu = values["loss"] - np.log(base["perplexity_per_wordpiece"]), values["bleu"] - base["bleu"]
+    minus_base = dict(zip(_MINUS.values(), (loss.to_numpy(), bleu.to_numpy()), strict=True))
+    return DataFrame({"source": "published", "run": list(VARIANTS), **minus_base})
 
 
 @plot(reads="test.csv bleu.csv", runs="base heads-* key-* layers-* width-* hidden-* dropout-* smoothing-* positions-*",

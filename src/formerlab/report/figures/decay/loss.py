@@ -150,7 +150,7 @@ def decay_league(results: Results, runs: list[str]) -> DataFrame:
         source="ours",
         _rank=rows["configuration"].map(rank).fillna(0),
         _look=rows["policy"].map(pruning.scorer),
-        _markerfacecolor=np.where(divided, "white", None),
+        _markerfacecolor=divided.map({True: "white", False: None}),
     )
 
 

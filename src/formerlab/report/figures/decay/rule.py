@@ -70,11 +70,11 @@ def draw(data: DataFrame) -> Figure:
     above = figure.add_gridspec(1, 2, left=0.13, right=0.87, bottom=0.62, top=0.93, wspace=0.85)
     below = figure.add_gridspec(1, len(ARMS), left=0.13, right=0.98, bottom=0.13, top=0.41, wspace=0.15)
     alphas = dict.fromkeys(alpha for alpha, *_ in ARMS)
-    for place, alpha in zip(above, alphas, strict=True):
+    for column, alpha in enumerate(alphas):
         title = "Plain sum, H2O: alpha 1" if alpha == 1 else f"Decay: alpha {alpha:g}"
-        _draw_scores(figure.add_subplot(place), data[data["alpha"].eq(alpha) & data["recent"].eq(0)], title)
-    for place, (alpha, recent, name) in zip(below, ARMS, strict=True):
-        axes, rows = figure.add_subplot(place), data[data["alpha"].eq(alpha) & data["recent"].eq(recent)]
+        _draw_scores(figure.add_subplot(above[column]), data[data["alpha"].eq(alpha) & data["recent"].eq(0)], title)
+    for column, (alpha, recent, name) in enumerate(ARMS):
+        axes, rows = figure.add_subplot(below[column]), data[data["alpha"].eq(alpha) & data["recent"].eq(recent)]
         heat(axes, rows, "key", "query", "seen", vmin=0, vmax=1, cmap=ListedColormap(["#e9e9e9", GREEN]))
         axes.axvline(CHANGE - 0.5, color=BLACK, linestyle=":", linewidth=1)
         axes.set(title=name, xlabel="token", aspect="equal", xticks=(0, 5, 10, 15), yticks=(0, 5, 10, 15))
