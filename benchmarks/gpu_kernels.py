@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,10 @@ VARIATIONS: list[dict[str, Any]] = [
     {},
     *({"time": time} for time in (512, 2048)),
     {"chains": 1024},
+    {"warps": None},
+    {"chains": 1024, "warps": None},
     {"dtype": "float32"},
+    {"dtype": "float32", "warps": None},
     {"d": 64},
     *({"warps": warps} for warps in (8, 1)),
     {"dtype": "float32", "time": 2048},
@@ -89,7 +93,7 @@ VARIATIONS: list[dict[str, Any]] = [
     {"dtype": "float32", "warps": 8},
     {"chains": 1024, "warps": 1},
 ]
-"""Changes of BASE by descending priority."""
+"""Changes of BASE by descending priority; without warps, eviction and outputs are separate kernels."""
 
 
 def pruning(options: Options) -> Lines:
@@ -106,7 +110,8 @@ def pruning(options: Options) -> Lines:
         def simulate(q: Any = q, k: Any = k, v: Any = v) -> None:
             Simulation(Decay(), 0.4, engine=engine.run)(0, q, k, v)
 
-        label = f"{32 * batch} chains of {length} x {sizes['d']}, {sizes['dtype']}, {sizes['warps']} warps"
+        way = f"{sizes['warps']} warps" if sizes["warps"] else "separate kernels"
+        label = f"{32 * batch} chains of {length} x {sizes['d']}, {sizes['dtype']}, {way}"
         try:
             with torch.inference_mode():
                 full = milliseconds(partial(F.scaled_dot_product_attention, q, k, v, is_causal=True), 5)
@@ -117,24 +122,35 @@ def pruning(options: Options) -> Lines:
         yield f"{label}: {pruned:.3f} ms, full attention {full:.3f}, ratio {pruned / full:.2f}"
 
 
-def launched(simulate: Callable[[], object], warps: int) -> Callable[[], object]:
-    """Return a function that only launches the kernel with `warps` warps; the code around it cannot be captured."""
+def launched(simulate: Callable[[], object], warps: int | None) -> Callable[[], object]:
+    """Return a function that only launches the kernels; the code around them cannot be captured.
+
+    One kernel runs with `warps` warps, or separate kernels run for None.
+    """
+    from formerlab.cache import triton_engine
     from formerlab.kernels import pruned_attention
 
-    kernel, starts = pruned_attention.evict, list[Callable[[], object]]()
+    starts = list[Callable[[], object]]()
 
     class Noted:
+        def __init__(self, kernel: Any) -> None:
+            self.kernel = kernel
+
         def __getitem__(self, grid: Any) -> Callable[..., None]:
             def start(*given: Any, **sizes: Any) -> None:
-                sizes |= {"num_warps": warps, "maxnreg": pruned_attention.REGISTERS.get(warps)}
-                starts.append(partial(kernel[grid], *given, **{k: v for k, v in sizes.items() if v is not None}))
+                if warps is not None:
+                    sizes |= {"num_warps": warps, "maxnreg": pruned_attention.REGISTERS.get(warps)}
+                words = {name: value for name, value in sizes.items() if value is not None}
+                starts.append(partial(self.kernel[grid], *given, **words))
                 starts[-1]()
 
             return start
 
-    with patch.object(pruned_attention, "evict", Noted()):
+    with patch.object(triton_engine, "SEPARATE", warps is None), ExitStack() as patches:
+        for name in ("evict", "attend"):
+            patches.enter_context(patch.object(pruned_attention, name, Noted(getattr(pruned_attention, name))))
         simulate()
-    return starts[-1]
+    return lambda: [start() for start in starts]
 
 
 def decoding(options: Options) -> Lines:

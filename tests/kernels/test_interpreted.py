@@ -25,12 +25,12 @@ def in_single_precision(given):
     return replace(given, q=given.q.float(), k=given.k.float(), v=given.v.float())
 
 
-def check_pruned_attention(policy, given, chunk=None):
+def check_pruned_attention(policy, given, chunk=None, separate=False):
     """Compare with the reference on the same inputs in float32, the precision of the kernel's sums."""
     from formerlab.cache import triton_engine
     from formerlab.kernels import pruned_attention
 
-    pruned_attention.CHUNK = chunk or 64
+    pruned_attention.CHUNK, triton_engine.SEPARATE = chunk or 64, separate
     found = triton_engine.run(policy, given)
     wanted = torch_engine.run(policy, in_single_precision(given))
     eps = torch.finfo(given.q.dtype).eps
@@ -60,6 +60,17 @@ POLICIES = (
 def test_pruned_attention_matches_the_reference(interpreted, policy):
     """Two query heads share a key head, the second sequence is padded, and sizes are not powers of two."""
     interpreted(check_pruned_attention, policy, prompt(policy, 0.4, [18, 11], 2, 1, 5))
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+def test_separate_kernels_match_the_reference(interpreted, policy):
+    """The sequences have three tiles of queries and keys; the second one is padded."""
+    interpreted(check_pruned_attention, policy, prompt(policy, 0.4, [70, 41], 2, 1, 5), None, True)
+
+
+def test_separate_kernels_match_the_reference_if_all_heads_share_the_retained_keys(interpreted):
+    given = prompt(Decay(scope="layer"), 9, [40], 4, 2, 16, torch.float16)
+    interpreted(check_pruned_attention, Decay(scope="layer"), given, None, True)
 
 
 def test_pruned_attention_over_several_blocks_and_chunks(interpreted):

@@ -42,8 +42,10 @@ def test_pattention_matches_the_formula(triton, monkeypatch, dtype, tokens, fuse
 
 @pytest.mark.parametrize("policy", [*POLICIES, Decay()], ids=repr)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_pruned_attention_nearly_always_matches_the_reference(triton, policy, dtype):
+@pytest.mark.parametrize("separate", [False, True])
+def test_pruned_attention_nearly_always_matches_the_reference(triton, monkeypatch, policy, dtype, separate):
     """Another order of sums may swap two keys of nearly equal scores; a mistake would swap many keys."""
+    monkeypatch.setattr(import_module("formerlab.cache.triton_engine"), "SEPARATE", separate)
     lengths = [500, 311, 64]
     given = prompt(policy, 0.4, lengths, 4, 2, 64, dtype)
     there = replace(given, q=given.q.cuda(), k=given.k.cuda(), v=given.v.cuda())

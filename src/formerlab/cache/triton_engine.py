@@ -1,12 +1,17 @@
-"""The Triton engine: calls the GPU kernel of pruned attention with torch tensors. Importing it imports Triton."""
+"""The Triton engine: calls the GPU kernels of pruned attention with torch tensors. Importing it imports Triton."""
+
+import os
 
 import torch
+import triton
 
 from formerlab.cache.eviction import Eviction, Pruned, coefficients
 from formerlab.cache.policies.policy import Prompt
 from formerlab.kernels import pruned_attention
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SEPARATE = os.environ.get("FORMERLAB_PRUNED_ATTENTION") == "separate"
+"""Whether one kernel evicts and another computes the outputs. They have not been timed, so they run only on request."""
 
 
 def run(policy: Eviction, prompt: Prompt) -> Pruned:
@@ -31,8 +36,14 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
     numbers = decay, gain, d_head**-0.5, head_groups, number, share, time, d_head
     bound_table = torch.tensor(bounds, dtype=torch.int32).to(q.device, non_blocking=True)
     made = initial, last, scores, logits, tops, totals, noted, bound_table
+    if SEPARATE:
+        sizes = pruned_attention.launch_eviction(slots, d_head, q.itemsize)
+    else:
+        sizes = pruned_attention.launch(slots, d_head)
     with torch.cuda.device(q.device if q.is_cuda else -1):  # Triton launches on the current GPU
-        pruned_attention.evict[(batch * head_groups,)](
-            *tensors, *made, *numbers, initial is not None, **pruned_attention.launch(slots, d_head)
-        )
+        pruned_attention.evict[(batch * head_groups,)](*tensors, *made, *numbers, initial is not None, **sizes)
+        if SEPARATE:
+            sizes = pruned_attention.launch_attention(d_head, q.itemsize)
+            grid = triton.cdiv(time, sizes["rows"]), batch * heads
+            pruned_attention.attend[grid](*tensors, last, *numbers[2:], **sizes)
     return Pruned(out, last, scores)

@@ -16,6 +16,9 @@ slots is the next power of two above budget + 16. Time: the products of T querie
 has T / 2 keys on average), plus T sequential steps of a sum per head and a minimum over the slots, which dominate.
 Sequences and head groups run in parallel.
 
+The outputs depend on the last query that sees each key alone. So `evict` may leave them out, in fewer warps per program
+(up to 512 slots in one warp, whose threads wait for no others), and `attend` computes them as masked full attention.
+
 `cache/triton_engine.py` launches the kernel. With TRITON_INTERPRET=1, set before this module is imported, the same code
 runs on the CPU.
 """
@@ -32,6 +35,8 @@ CHUNK = 64
 REGISTERS = {4: 168, 8: 128, 16: 128}
 """Registers per thread, by number of warps: a multiprocessor runs three programs of 4 warps, two of 8 or one of 16."""
 NOBODY = tl.constexpr(EMPTY)
+FINITE = tl.constexpr(-1e30)
+"""Running maximum of a query that has seen no key: exp(x - FINITE) is 0 for a masked x."""
 FAINT = tl.constexpr(1 / 16)
 """Sum of exp(x - bound) below which the bound is too far above the logits of the retained keys."""
 
@@ -42,21 +47,39 @@ def slots_for(most: int) -> int:
 
 
 def launch(slots: int, d_head: int) -> dict[str, int]:
-    """Return the compile-time constants and launch options of the kernel."""
-    channels = max(int(triton.next_power_of_2(d_head)), 16)
+    """Return the compile-time constants and launch options of `evict` with outputs."""
     warps = min(max(slots // 128, 4), 8)
-    sizes = {"slots": slots, "channels": channels, "block": BLOCK, "chunk": CHUNK}
+    sizes = {"mixes": True, "slots": slots, "channels": padded(d_head), "block": BLOCK, "chunk": CHUNK}
     return sizes | {"num_warps": warps, "num_stages": 2, "maxnreg": REGISTERS[warps]}
+
+
+def launch_eviction(slots: int, d_head: int, itemsize: int) -> dict[str, int]:
+    """Return the same of `evict` without outputs."""
+    warps = max(slots // 512, padded(d_head) // 128, 1)
+    sizes = {"mixes": False, "slots": slots, "channels": padded(d_head), "block": BLOCK, "chunk": 64 // itemsize}
+    return sizes | {"num_warps": warps, "num_stages": 2}
+
+
+def launch_attention(d_head: int, itemsize: int) -> dict[str, int]:
+    """Return the compile-time constants and launch options of `attend`."""
+    rows, columns, warps = (128, 64, 8) if itemsize == 2 else (32, 32, 4)
+    sizes = {"channels": padded(d_head), "rows": rows, "columns": columns}
+    return sizes | {"num_warps": warps, "num_stages": 2}
+
+
+def padded(d_head: int) -> int:
+    """Return the number of channels in a product."""
+    return max(int(triton.next_power_of_2(d_head)), 16)
 
 
 @triton.jit(do_not_specialize=("head_groups", "time"))  # otherwise compiled again where 16 divides one, or does not
 def evict(  # noqa: ANN201
     q, q_batch, q_head, q_time, k, k_batch, k_head, k_time, v, v_batch, v_head, v_time, out, out_batch, out_head,
     out_time, initial, last, final, logits, tops, totals, noted, bounds, decay, gain, scale, head_groups, number, share,
-    time, d_head, enters: tl.constexpr, slots: tl.constexpr, channels: tl.constexpr, block: tl.constexpr,
-    chunk: tl.constexpr,
+    time, d_head, enters: tl.constexpr, mixes: tl.constexpr, slots: tl.constexpr, channels: tl.constexpr,
+    block: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
-    """Simulate eviction over whole sequences, with one program per sequence and head group."""
+    """Simulate eviction over whole sequences, with one program per sequence and head group; `mixes`: write `out`."""
     program = tl.program_id(0).to(tl.int64)
     batch, head = program // head_groups, program % head_groups * number
     length, capacity = tl.load(bounds + 4 * batch), tl.load(bounds + 4 * batch + 1)
@@ -116,10 +139,11 @@ def evict(  # noqa: ANN201
                 tl.store(noted + slots + slot, now, mask=positions == gone)
                 positions = tl.where(positions == gone, NOBODY, positions)
         tl.debug_barrier()
-        first = out + start * out_time
-        _collect(first, out_head, out_time, v, v_head, v_time, logits, tops, totals, noted, number, share, start, rows,
-                 used, d_head, slots, channels, block, chunk)  # fmt: skip
-        tl.debug_barrier()
+        if mixes:
+            first = out + start * out_time
+            _collect(first, out_head, out_time, v, v_head, v_time, logits, tops, totals, noted, number, share, start,
+                     rows, used, d_head, slots, channels, block, chunk)  # fmt: skip
+            tl.debug_barrier()
     tl.store(final + positions, scores, mask=positions != NOBODY)
 
 
@@ -178,3 +202,42 @@ def _collect(
         mine = out + member * out_head + row[:, None] * out_time + channel[None, :]
         inside = (row < rows)[:, None] & (channel < d_head)[None, :]
         tl.store(mine, mixed.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=("head_groups", "time"))
+def attend(  # noqa: ANN201
+    q, q_batch, q_head, q_time, k, k_batch, k_head, k_time, v, v_batch, v_head, v_time, out, out_batch, out_head,
+    out_time, last, scale, head_groups, number, share, time, d_head, channels: tl.constexpr, rows: tl.constexpr,
+    columns: tl.constexpr,
+):  # fmt: skip
+    """Write out[q] = softmax over k <= q <= last[k] of q k^T / sqrt(d_head), times v, a tile of queries per program.
+
+    The softmax is computed online over tiles of keys (FlashAttention, arXiv:2205.14135, Algorithm 1).
+    """
+    program = tl.program_id(1).to(tl.int64)
+    batch, head = program // (head_groups * number), program % (head_groups * number)
+    start = tl.program_id(0) * rows
+    row, column, channel = tl.arange(0, rows), tl.arange(0, columns), tl.arange(0, channels)
+    now = start + row[:, None]
+    inside = (now < time) & (channel < d_head)[None, :]
+    place = q + batch * q_batch + head * q_head + now.to(tl.int64) * q_time + channel[None, :]
+    queries = tl.load(place, mask=inside, other=0.0)
+    k += batch * k_batch + head // share * k_head
+    v += batch * v_batch + head // share * v_head
+    last += (batch * head_groups + head // number) * time
+    top, total = tl.full([rows], FINITE, tl.float32), tl.zeros([rows], tl.float32)
+    mixed = tl.zeros([rows, channels], tl.float32)
+    for first in range(0, tl.minimum(start + rows, time), columns):
+        at = first + column
+        until = tl.load(last + at, mask=at < time, other=-1)
+        held = (at < time)[:, None] & (channel < d_head)[None, :]
+        keys = tl.load(k + at[:, None].to(tl.int64) * k_time + channel[None, :], mask=held, other=0.0)
+        x = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+        x = tl.where((at[None, :] <= now) & (now <= until[None, :]), x, -float("inf"))
+        higher = tl.maximum(top, tl.max(x, 1))
+        weight, shrink = tl.exp(x - higher[:, None]), tl.exp(top - higher)
+        values = tl.load(v + at[:, None].to(tl.int64) * v_time + channel[None, :], mask=held, other=0.0)
+        mixed = tl.dot(weight.to(values.dtype), values, mixed * shrink[:, None], input_precision="ieee")
+        top, total = higher, total * shrink + tl.sum(weight, 1)
+    place = out + batch * out_batch + head * out_head + now.to(tl.int64) * out_time + channel[None, :]
+    tl.store(place, (mixed / total[:, None]).to(out.dtype.element_ty), mask=inside)
