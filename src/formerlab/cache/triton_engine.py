@@ -44,6 +44,6 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
         pruned_attention.evict[(batch * head_groups,)](*tensors, *made, *numbers, initial is not None, **sizes)
         if SEPARATE:
             sizes = pruned_attention.launch_attention(d_head, q.itemsize)
-            grid = triton.cdiv(time, sizes["rows"]), batch * heads
+            grid = batch * heads, triton.cdiv(time, sizes["rows"])
             pruned_attention.attend[grid](*tensors, last, *numbers[2:], **sizes)
     return Pruned(out, last, scores)

@@ -1,4 +1,4 @@
-"""Triton kernel of step-by-step eviction over whole sequences, the simulation engine on a GPU.
+"""Triton kernels of step-by-step eviction over whole sequences, the simulation engine on a GPU.
 
 For q = 0, 1, ... of a sequence, in each head group (`cache/eviction.py`, Decay article, eq. 5):
 
@@ -16,11 +16,11 @@ slots is the next power of two above budget + 16. Time: the products of T querie
 has T / 2 keys on average), plus T sequential steps of a sum per head and a minimum over the slots, which dominate.
 Sequences and head groups run in parallel.
 
-The outputs depend on the last query that sees each key alone. So `evict` may leave them out, in fewer warps per program
-(up to 512 slots in one warp, whose threads wait for no others), and `attend` computes them as masked full attention.
+The outputs depend only on the last query that sees each key. So `evict` can leave them out and then runs in fewer warps
+(one warp up to 512 slots, which waits for no other), and `attend` computes them as full attention with a mask.
 
-`cache/triton_engine.py` launches the kernel. With TRITON_INTERPRET=1, set before this module is imported, the same code
-runs on the CPU.
+`cache/triton_engine.py` launches the kernels. With TRITON_INTERPRET=1, set before this module is imported, the same
+code runs on the CPU.
 """
 
 import triton
@@ -54,7 +54,7 @@ def launch(slots: int, d_head: int) -> dict[str, int]:
 
 
 def launch_eviction(slots: int, d_head: int, itemsize: int) -> dict[str, int]:
-    """Return the same of `evict` without outputs."""
+    """Return the compile-time constants and launch options of `evict` without outputs."""
     warps = max(slots // 512, padded(d_head) // 128, 1)
     sizes = {"mixes": False, "slots": slots, "channels": padded(d_head), "block": BLOCK, "chunk": 64 // itemsize}
     return sizes | {"num_warps": warps, "num_stages": 2}
@@ -214,9 +214,9 @@ def attend(  # noqa: ANN201
 
     The softmax is computed online over tiles of keys (FlashAttention, arXiv:2205.14135, Algorithm 1).
     """
-    program = tl.program_id(1).to(tl.int64)
+    program = tl.program_id(0).to(tl.int64)
     batch, head = program // (head_groups * number), program % (head_groups * number)
-    start = tl.program_id(0) * rows
+    start = tl.program_id(1) * rows
     row, column, channel = tl.arange(0, rows), tl.arange(0, columns), tl.arange(0, channels)
     now = start + row[:, None]
     inside = (now < time) & (channel < d_head)[None, :]
