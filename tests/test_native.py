@@ -30,7 +30,7 @@ def test_a_kernel_is_compiled_once(cache, monkeypatch):
 
 
 @needs_compiler
-def test_the_path_of_kernels_follows_the_compiler(monkeypatch, tmp_path):
+def test_kernel_path_depends_on_the_compiler(monkeypatch, tmp_path):
     assert native.kernel_path().startswith("native, ")
     monkeypatch.setenv("CXX", "/bin/false")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
@@ -38,27 +38,27 @@ def test_the_path_of_kernels_follows_the_compiler(monkeypatch, tmp_path):
 
 
 @needs_compiler
-def test_another_source_is_another_kernel(cache):
+def test_a_changed_source_is_compiled_again(cache):
     native.compiled("twice", SOURCE)
     assert native.compiled("twice", SOURCE.replace("2 * x", "3 * x")).twice(1) == 3
     assert len(list(cache.iterdir())) == 2
 
 
 @needs_compiler
-def test_code_that_does_not_compile_leaves_nothing_and_says_why(cache, caplog):
+def test_failed_compilation_leaves_no_file_and_logs_the_reason(cache, caplog):
     assert native.compiled("wrong", "not C++") is None
     assert "wrong: going on without a native kernel (" in caplog.text
     assert list(cache.iterdir()) == []
 
 
-def test_without_a_compiler_there_is_a_word_and_no_kernel(caplog, monkeypatch):
+def test_without_a_compiler_a_warning_is_logged(caplog, monkeypatch):
     monkeypatch.setattr(native, "compiler", lambda: None)
     with caplog.at_level(logging.WARNING):
         assert native.compiled("twice", SOURCE) is None
     assert "no C++ compiler found" in caplog.text
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch, caplog):
+def test_an_unwritable_cache_is_not_an_error(tmp_path, monkeypatch, caplog):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert native.compiled("twice", SOURCE) is None
@@ -66,10 +66,10 @@ def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch, caplo
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="malloc is not glibc's")
-def test_memory_that_was_freed_is_used_again_up_to_a_size():
-    """A tensor of 64 MiB, freed and made again, soon costs no new pages; by default it costs 16,384 every time.
+def test_freed_memory_is_reused_up_to_a_size():
+    """A tensor of 64 MiB that is freed and created again soon needs no new pages; by default it needs 16,384 each time.
 
-    In a process of its own: where the heap has a large free block already, malloc takes that, whatever its settings.
+    Runs in a new process: malloc always uses a large free block that the heap already has.
     """
     ended = subprocess.run([sys.executable, "-c", _NEW_PAGES], capture_output=True, text=True, check=True)
     given_back, kept = map(int, ended.stdout.split())

@@ -1,4 +1,4 @@
-"""An independent account of eviction in plain Python, and the worked examples."""
+"""An independent reference of eviction in plain Python, and the worked examples."""
 
 import json
 import math
@@ -20,11 +20,11 @@ def softmax(row: dict[int, float]) -> dict[int, float]:
 
 
 class Oracle:
-    """Rules restated head by head with dictionaries, sharing no code with the package."""
+    """Eviction rules head by head with dictionaries, without code of the package."""
 
     @staticmethod
     def evict(heads: list[list[list[float]]], *, alpha: float, budget: int, recent: int, sink: int) -> list[set[int]]:
-        """Return what each query sees; `heads` are the logits [head][q][k] of the heads of one group."""
+        """Return the keys that each query sees; `heads` are the logits [head][q][k] of one group."""
         scores: dict[int, float] = {}
         seen = []
         for q in range(len(heads[0])):
@@ -39,7 +39,7 @@ class Oracle:
 
     @staticmethod
     def official_local(logits: list[list[float]], *, heavy: int, recent: int) -> list[set[int]]:
-        """H2O's mask with local statistics, one head."""
+        """Return H2O's mask with local statistics for one head."""
         time = len(logits)
         rows = [softmax({k: logits[q][k] for k in range(q + 1)}) for q in range(time)]
         total = dict.fromkeys(range(time), 0.0)
@@ -56,7 +56,7 @@ class Oracle:
 
     @staticmethod
     def official_global(logits: list[list[float]], *, heavy: int, recent: int) -> list[set[int]]:
-        """H2O's mask with global statistics, one head."""
+        """Return H2O's mask with global statistics for one head."""
         time = len(logits)
         rows = [softmax({k: logits[q][k] for k in range(q + 1)}) for q in range(time)]
         sums = [sum(row.get(k, 0.0) for row in rows) for k in range(time)]
@@ -65,7 +65,8 @@ class Oracle:
 
     @staticmethod
     def cascade(layers: list[list[list[list[float]]]], *, budget: list[int]) -> list[list[set[int]]]:
-        """Return what each query sees under SpAtten, per layer; logits [layer][head][q][k], one budget per layer."""
+        """Return the keys that each query sees under SpAtten, per layer; logits [layer][head][q][k], a budget per
+        layer."""
         time = len(layers[0][0])
         alive, total = set(range(time)), dict.fromkeys(range(time), 0.0)
         result = []

@@ -1,4 +1,4 @@
-"""Budgets of layers, heads and blocks, against the rules written out key by key."""
+"""Budgets of layers, heads and blocks, against references in plain Python."""
 
 import math
 
@@ -64,10 +64,10 @@ def adaptive_account(logits, groups, alpha, budget, safe, sink, recent):
 
 @pytest.mark.parametrize(("safeguard", "safe"), [(0.0, 0), (0.2, 1), (0.75, 6), (1.0, 8)])
 @pytest.mark.parametrize(("sink", "recent", "last"), [(0, 0.0, 0), (2, 0.25, 2)])
-def test_adaptive_eviction_follows_the_rule(safeguard, safe, sink, recent, last):
+def test_adaptive_eviction_matches_the_reference(safeguard, safe, sink, recent, last):
     policy = HeadAdaptive(policy=Decay(alpha=0.5, sink=sink, recent=recent), safeguard=safeguard)
     logits = torch.randn(1, 6, 30, 30, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    logits *= torch.tensor([0.3, 0.3, 2, 2, 5, 5])[:, None, None]  # heads of different sharpness
+    logits *= torch.tensor([0.3, 0.3, 2, 2, 5, 5])[:, None, None]  # heads with attention of different entropy
     _, visible = simulate(policy, logits, 8, groups=2)
     expected = adaptive_account(logits[0].tolist(), 2, 0.5, 8, safe, sink, last)
     assert [[set(row.nonzero().flatten().tolist()) for row in head] for head in visible[0, ::2]] == expected
@@ -77,7 +77,7 @@ def test_adaptive_eviction_follows_the_rule(safeguard, safe, sink, recent, last)
 
 
 @pytest.mark.parametrize("scoring", [H2O(), KeyDiff(), Knorm(), Random(sink=2)], ids=repr)
-def test_with_a_full_safeguard_every_policy_evicts_as_without(scoring):
+def test_a_full_safeguard_equals_the_inner_policy(scoring):
     q, k, _ = tensors()
     logits = q @ k.repeat_interleave(2, 1).transpose(-1, -2) / 2
     alone, adaptive = (
@@ -87,7 +87,7 @@ def test_with_a_full_safeguard_every_policy_evicts_as_without(scoring):
     assert torch.equal(alone, adaptive)
 
 
-def test_the_measured_cache_size_of_adaptive_heads_is_the_budget():
+def test_the_measured_cache_size_of_adaptive_heads_equals_the_budget():
     simulation, tokens = Simulation(HeadAdaptive(policy=H2O(), safeguard=0.0), 0.4), torch.arange(TIME)[None] % 11
     Toy(4, rotary=False)(tokens, attend=simulation)
     assert simulation.realised_budget.tolist() == pytest.approx([resolve_budget(0.4, TIME) / TIME])
@@ -150,7 +150,7 @@ def test_blocks_are_retained_together_by_their_mean_score():
             assert cache.kept(0)[row, head].tolist() == sorted(in_order[:8])
 
 
-def test_the_budgets_of_a_pyramid_fall_in_equal_steps_and_keep_the_total():
+def test_pyramid_budgets_fall_linearly_and_keep_the_total():
     policy = Pyramid(policy=H2O(), layers=5, last=0.2)
     assert [policy.layer_budget(100, layer) for layer in range(5)] == [180, 140, 100, 60, 20]
     for budget in range(20, 60):
@@ -161,7 +161,7 @@ def test_the_budgets_of_a_pyramid_fall_in_equal_steps_and_keep_the_total():
 
 
 @pytest.mark.parametrize("scoring", [H2O(), Decay(sink=1, recent=0.5), Knorm(), Random()], ids=repr)
-def test_a_pyramid_evicts_in_each_layer_as_it_simulates(scoring):
+def test_a_pyramid_evicts_as_simulated_in_each_layer(scoring):
     tokens, model = torch.arange(2 * TIME).view(2, TIME) % 11, Toy(2, rotary=True)
     policy = Pyramid(policy=scoring, layers=2, last=0.5)
     cache, masks = PrunedCache(policy, 6), {}
@@ -174,7 +174,7 @@ def test_a_pyramid_evicts_in_each_layer_as_it_simulates(scoring):
 
 
 @pytest.mark.parametrize("make", [PrunedCache, CompressedCache])
-def test_a_pyramid_holds_as_many_bytes_as_an_equal_division(make):
+def test_a_pyramid_uses_the_bytes_of_an_equal_division(make):
     tokens, model = torch.arange(2 * TIME).view(2, TIME) % 11, Toy(2, rotary=True)
     even, pyramid = make(H2O(), 4), make(Pyramid(policy=H2O(), layers=2, last=0.5), 4)
     for cache in (even, pyramid):
@@ -184,7 +184,7 @@ def test_a_pyramid_holds_as_many_bytes_as_an_equal_division(make):
         assert [pyramid.kept(layer).shape[-1] for layer in (0, 1)] == [6, 2]
 
 
-def test_an_adaptive_pyramid_divides_both():
+def test_an_adaptive_pyramid_divides_among_layers_and_heads():
     cache, (q, k, v) = CompressedCache(Pyramid(policy=HeadAdaptive(policy=H2O()), layers=2, last=0.5), 8), tensors()
     for layer in (0, 1):
         cache(layer, q, k, v)
@@ -201,14 +201,14 @@ def test_an_adaptive_pyramid_divides_both():
     ],
     ids=repr,
 )
-def test_policies_are_read_from_specs_and_from_words(policy):
+def test_policies_are_parsed_from_specs_and_text(policy):
     read = TypeAdapter(CachePolicy).validate_python
     assert read(policy.to_dict()) == policy
     words = policy_name(policy).replace("decay", "decay alpha=0.5")
     assert read(policy_fields(words)) == policy
 
 
-def test_mistakes_are_one_line():
+def test_mistakes_give_one_line():
     q, k, v = tensors()
     for wrong in (Decay(protect="prompt"), H2O(variant="local_statistics")):
         for wrapped in (HeadAdaptive, Chunks):

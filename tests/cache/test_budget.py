@@ -24,41 +24,41 @@ from formerlab.errors import UserError
         (0.025, 20, 1),
     ],
 )
-def test_entries(budget, length, expected):
+def test_budgets_resolve_to_counts(budget, length, expected):
     assert resolve_budget(budget, length) == expected
 
 
 @pytest.mark.parametrize("budget", [0, -1, 0.0, 1.5, True, float("nan")])
-def test_impossible_budgets_are_refused_with_the_value(budget):
+def test_invalid_budgets_are_refused_with_their_value(budget):
     with pytest.raises(UserError, match=r"ratio \(a float in"):
         resolve_budget(budget, 10)
 
 
 @settings(deadline=None, derandomize=True)
 @given(length=st.integers(1, 5000), percent=st.integers(1, 99))
-def test_a_ratio_rounds_to_the_nearest_count_and_a_half_goes_up(length, percent):
+def test_ratios_round_half_up(length, percent):
     assert resolve_budget(percent / 100, length) == (2 * percent * length + 100) // 200
 
 
-def test_what_is_protected_always_fits():
+def test_protected_tokens_fit_every_budget():
     assert Decay(recent=0.5, sink=4).protected(3) == (3, 0)
     assert Decay(recent=0.8, sink=4).protected(10) == (4, 6)
     assert StreamingLLM().protected(2) == (2, 0)
 
 
 @pytest.mark.parametrize("budget", [np.int64(16), np.uint8(16), np.array(16), torch.tensor(16)])
-def test_a_count_out_of_numpy_or_torch_is_taken(budget):
+def test_numpy_and_torch_counts_are_accepted(budget):
     assert resolve_budget(budget, 50) == 16
     assert PrunedCache(H2O(), budget).budget == 16
 
 
 @pytest.mark.parametrize("budget", [np.float32(0.29), np.float16(0.29), np.float64(0.29), torch.tensor(0.29)])
-def test_a_narrow_ratio_is_the_number_that_it_prints_as(budget):
+def test_low_precision_ratios_use_their_printed_value(budget):
     assert resolve_budget(budget, 50) == resolve_budget(0.29, 50) == 15
     assert repr(Simulation(H2O(), budget).budget) == "0.29"
 
 
 @pytest.mark.parametrize("budget", [np.bool_(True), np.array([16]), np.float32("nan"), np.int64(0), True])
-def test_what_is_no_budget_is_refused(budget):
+def test_values_of_other_types_are_refused(budget):
     with pytest.raises(UserError, match="give a count of keys"):
         resolve_budget(budget, 50)

@@ -1,4 +1,4 @@
-"""Real caches against whole-sequence attention: the same numbers token by token."""
+"""Caches match whole-sequence attention token by token."""
 
 import copy
 import functools
@@ -91,7 +91,7 @@ def decoder(**parts):
     spec = Decoder(vocabulary=11, layers=2, width=16, heads=4, context=64, embedding_std=1.0, **parts)
     model = spec.build(seed=3).double().requires_grad_(False)
     for number, weights in enumerate(model.mixer.parameters(), start=1):
-        weights.copy_(torch.arange(1.0, len(weights) + 1) / number)  # not the identity they start at
+        weights.copy_(torch.arange(1.0, len(weights) + 1) / number)  # not the initial identity
     return model
 
 
@@ -124,7 +124,7 @@ def simulated(model, tokens, policy, budget):
     return model(tokens, attend=simulation), masks
 
 
-def test_full_cache_gives_the_numbers_of_one_pass(model, tokens):
+def test_the_full_cache_matches_one_pass(model, tokens):
     attend = causal_attention if isinstance(model, torch.nn.Module) else Simulation(Full(), 1.0)
     cache = KVCache(capacity=3)
     assert torch.allclose(feed(model, tokens, cache), model(tokens, attend=attend), atol=1e-12)
@@ -132,7 +132,7 @@ def test_full_cache_gives_the_numbers_of_one_pass(model, tokens):
 
 
 @pytest.mark.parametrize("policy", STREAMING, ids=repr)
-def test_real_eviction_equals_simulation(policy, model, tokens):
+def test_eviction_matches_simulation(policy, model, tokens):
     for budget in (max(1, policy.sink), 5):
         cache = PrunedCache(policy, budget)
         real = feed(model, tokens, cache)
@@ -145,7 +145,7 @@ def test_real_eviction_equals_simulation(policy, model, tokens):
 
 
 @pytest.mark.parametrize("policy", STREAMING, ids=repr)
-def test_real_eviction_keeps_the_simulated_sets_at_every_step(policy, tokens):
+def test_eviction_retains_the_simulated_keys_at_every_step(policy, tokens):
     model, cache = Toy(2, rotary=True), PrunedCache(policy, 5)
     _, masks = simulated(model, tokens, policy, 5)
     for now in range(TIME - 1):
@@ -155,17 +155,17 @@ def test_real_eviction_keeps_the_simulated_sets_at_every_step(policy, tokens):
             assert cache.kept(layer)[row, key_head].tolist() == visible[:-1]
 
 
-def test_a_cache_grows_as_needed_and_no_further():
+def test_a_cache_grows_only_up_to_its_budget():
     q = torch.randn(1, 2, 300, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     for budget in (5, 100, 299, 400):
         cache = PrunedCache(Decay(), budget)
         out = torch.cat([cache(0, part, part, part) for part in q.split([1, 150, 149], 2)], 2)
         assert torch.allclose(out, Simulation(Decay(), budget)(0, q, q, q), atol=1e-12)
-        slots = -(-min(budget + 1, 512) // 16) * 16  # whole vectors
+        slots = -(-min(budget + 1, 512) // 16) * 16  # full SIMD vectors
         assert cache._layers[0].capacity <= slots
 
 
-def test_memory_shrinks_to_the_share_that_is_kept():
+def test_memory_is_proportional_to_the_budget():
     length, budget = 128, 51
     full, pruned = KVCache(), PrunedCache(Decay(), budget)
     x = torch.randn(1, 2, length, 8, generator=torch.Generator().manual_seed(0))
@@ -176,7 +176,7 @@ def test_memory_shrinks_to_the_share_that_is_kept():
     per_token = 2 * 2 * 2 * 8 * 4
     assert full.bytes() == per_token * length
     assert pruned.bytes() == per_token * budget
-    slots = -(-(budget + 1) // 16) * 16  # whole vectors
+    slots = -(-(budget + 1) // 16) * 16  # full SIMD vectors
     assert pruned.metadata_bytes() == 2 * 2 * slots * (4 + 4)
     assert pruned.bytes() / full.bytes() == pytest.approx(0.4, abs=0.01)
 
@@ -187,8 +187,8 @@ REORDERED |= {"everything": KVCache, "compressed": lambda: CompressedCache(SnapK
 
 @pytest.mark.parametrize("worthwhile", [0, math.inf], ids=["compiled", "torch"])
 @pytest.mark.parametrize("make", REORDERED.values(), ids=REORDERED)
-def test_sequences_that_change_places_go_on_as_if_they_had_always_stood_there(make, worthwhile, monkeypatch):
-    """Beam search: the step after a change reads buffers that a compiled step may hold on to."""
+def test_reordered_sequences_continue_correctly(make, worthwhile, monkeypatch):
+    """As in beam search: a compiled step must not keep references to buffers from before a reordering."""
     monkeypatch.setattr(evicting, "COMPILE_THRESHOLD", worthwhile)
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(3, heads, 14, 16, generator=generator, dtype=torch.float64) for heads in (4, 2, 2))
@@ -197,7 +197,7 @@ def test_sequences_that_change_places_go_on_as_if_they_had_always_stood_there(ma
         moved(0, *(x[:, :, start:end] for x in (q, k, v)))
         placed(0, *(x[rows, :, start:end] for x in (q, k, v)))
     moved.reorder(rows)
-    copied = copy.deepcopy(placed)  # has buffers of its own, and so has its compiled step
+    copied = copy.deepcopy(placed)  # has its own buffers and its own compiled step
     for now in range(10, 14):
         one = [x[rows, :, now : now + 1] for x in (q, k, v)]
         expected = placed(0, *one)
@@ -208,7 +208,7 @@ def test_sequences_that_change_places_go_on_as_if_they_had_always_stood_there(ma
         assert torch.equal(copied.kept(0), placed.kept(0))
 
 
-def test_a_batch_does_not_change_its_size():
+def test_a_changed_batch_size_is_refused():
     cache, x = PrunedCache(Decay(), 4), torch.randn(3, 2, 5, 16)
     cache(0, x, x, x)
     with pytest.raises(ValueError, match="1 rows for a batch of 3"):
@@ -218,34 +218,34 @@ def test_a_batch_does_not_change_its_size():
 @pytest.mark.parametrize(
     "policy", [SpAtten(), H2O(variant="local_statistics"), H2O(variant="global_statistics")], ids=repr
 )
-def test_policies_that_cannot_evict_say_so(policy):
+def test_policies_that_cannot_evict_are_refused(policy):
     with pytest.raises(UserError, match=rf"{type(policy).__name__}.*cannot evict.*Simulation"):
         PrunedCache(policy, 4)
 
 
 @pytest.mark.parametrize("policy", [Decay(), H2O(), StreamingLLM(positions="reindexed")], ids=repr)
 @pytest.mark.parametrize("ratio", [0.05, 0.4, 1.0])
-def test_a_ratio_is_a_share_of_the_prompt_as_in_a_simulation(policy, ratio, tokens):
+def test_a_ratio_is_a_fraction_of_the_prompt(policy, ratio, tokens):
     model = decoder(position=Rotary())
     cache = PrunedCache(policy, ratio, model.position)
     simulation = Simulation(policy, ratio, position=model.position)
     assert (model(tokens, attend=cache) - model(tokens, attend=simulation)).abs().max() < 1e-10
     held = resolve_budget(ratio, TIME)
-    fitting = policy.model_copy(update={"sink": min(policy.sink, held)})  # a ratio retains as many as fit
+    fitting = policy.model_copy(update={"sink": min(policy.sink, held)})  # a ratio retains at most the budget
     count = PrunedCache(fitting, held, model.position)
     model(tokens, attend=count)
     assert torch.equal(*(model(tokens[:, :2], attend=one, start=TIME) for one in (cache, count)))
     assert cache.bytes() == count.bytes()
 
 
-def test_a_ratio_of_a_length_that_is_told_serves_tokens_one_by_one(tokens):
+def test_a_ratio_with_length_supports_single_tokens(tokens):
     model = decoder()
     cache = PrunedCache(Decay(), 0.4, length=TIME)
     steps = [model(token, attend=cache, start=now) for now, token in enumerate(tokens.split(1, 1))]
     assert (torch.cat(steps, 1) - model(tokens, attend=Simulation(Decay(), 0.4))).abs().max() < 1e-10
 
 
-def test_a_simulation_serves_one_forward_pass(tokens):
+def test_a_simulation_is_for_one_forward_pass(tokens):
     simulation = Simulation(Decay(), 0.4)
     model = Toy(4, rotary=False)
     model(tokens, attend=simulation)
@@ -265,13 +265,13 @@ EVERY = [
 
 
 @pytest.mark.parametrize("policy", EVERY, ids=repr)
-def test_a_budget_of_1_0_prunes_nothing_now_or_later(policy, tokens):
+def test_a_budget_of_1_0_never_prunes(policy, tokens):
     model = decoder(position=Rotary())
     ways = 0
     for make in (Simulation, PrunedCache, CompressedCache):
         try:
             attend = make(policy, 1.0, position=model.position)
-        except UserError:  # a way in which this policy does not run
+        except UserError:  # this policy does not run in this way
             continue
         out = model(tokens, attend=attend) if make is Simulation else feed(model, tokens, attend)
         torch.testing.assert_close(out, model(tokens), rtol=0, atol=1e-10)
@@ -281,20 +281,20 @@ def test_a_budget_of_1_0_prunes_nothing_now_or_later(policy, tokens):
 
 @pytest.mark.parametrize("make", [Simulation, PrunedCache, CompressedCache])
 @pytest.mark.parametrize(("policy", "name"), [("decay", "Decay"), (H2O, "H2O")])
-def test_the_name_or_the_class_of_a_policy_is_refused(make, policy, name, monkeypatch):
-    monkeypatch.setattr(config, "jaxtyping_disable", True)  # the tests' own check of types comes first
+def test_policy_names_and_classes_are_refused(make, policy, name, monkeypatch):
+    monkeypatch.setattr(config, "jaxtyping_disable", True)  # disable the shape checks of the tests
     message = rf"^policy=.*: give an instance of a policy of formerlab.cache, such as {name}\(\)$"
     with pytest.raises(UserError, match=message):
         make(policy, 0.4)
 
 
 @pytest.mark.parametrize("policy", [Local(), Decay(), H2O(), StreamingLLM()], ids=repr)
-def test_realised_budget_is_the_share_held(policy, tokens):
+def test_realised_budget_is_the_retained_fraction(policy, tokens):
     model = Toy(2, rotary=False)
     simulation = Simulation(policy, 0.4, [TIME, 11])
     model(tokens, attend=simulation)
     assert simulation.realised_budget.tolist() == pytest.approx([resolve_budget(0.4, TIME) / TIME, 4 / 11])
-    for budget in (1.0, TIME, TIME - 1):  # with one entry less than tokens, the last query sees all and evicts one
+    for budget in (1.0, TIME, TIME - 1):  # with one key less than tokens, the last query sees all keys and evicts one
         simulation = Simulation(policy, budget)
         model(tokens, attend=simulation)
         assert simulation.realised_budget.tolist() == pytest.approx(
@@ -307,7 +307,7 @@ def test_realised_budget_is_the_share_held(policy, tokens):
 
 @pytest.mark.parametrize("scored_by", ["torch", "compiled"])
 @pytest.mark.parametrize("make", [KVCache, lambda: PrunedCache(H2O(), 9), lambda: CompressedCache(H2O(), 9)])
-def test_a_cache_that_began_in_inference_mode_goes_on_outside(make, scored_by, monkeypatch):
+def test_a_cache_started_in_inference_mode_continues_outside(make, scored_by, monkeypatch):
     monkeypatch.setattr(evicting, "COMPILE_THRESHOLD", 0 if scored_by == "compiled" else 10**9)
     q, k, v = torch.randn(3, 1, 2, 30, 8)
     outs = []

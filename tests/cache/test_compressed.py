@@ -1,4 +1,4 @@
-"""Compression once after a prompt, and the policies that know no other way."""
+"""One-shot compression after a prompt, and one-shot policies."""
 
 import math
 
@@ -40,7 +40,7 @@ from formerlab.layers.position import PositionEncoding
 
 
 def linear(policy):
-    """Say whether a policy's score is of the form that can be summed over a whole prompt."""
+    """Return whether a policy's score is linear, so that it can be summed over a whole prompt."""
     return policy.is_online and coefficients(policy) is not None
 
 
@@ -69,14 +69,14 @@ def chosen(policy, budget, q, k, v, position=None):
 
 
 def attention(q, k):
-    """Return unpruned attention, query heads one by one."""
+    """Return the unpruned attention, one query head at a time."""
     keys = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
     mask = torch.ones(q.shape[2], q.shape[2], dtype=torch.bool).tril()
     return (q @ keys.transpose(-1, -2) / math.sqrt(q.shape[3])).masked_fill(~mask, -torch.inf).softmax(-1)
 
 
 @pytest.mark.parametrize("policy", COMPRESSING, ids=repr)
-def test_the_prompt_is_unpruned_and_what_follows_sees_what_is_kept_and_each_other(policy):
+def test_later_tokens_see_retained_keys_and_each_other(policy):
     q, k, v = tensors()
     cache = CompressedCache(policy, 0.4, PositionEncoding())
     parts = [[x[:, :, a:b] for x in (q, k, v)] for a, b in ((0, 20), (20, 21), (21, 28), (28, 30))]
@@ -99,7 +99,7 @@ def test_the_prompt_is_unpruned_and_what_follows_sees_what_is_kept_and_each_othe
 
 
 @pytest.mark.parametrize(("alpha", "expected"), [(0.5, [2, 3]), (0.2, [2, 3]), (1.0, [0, 1])])
-def test_scores_of_the_worked_example(alpha, expected, vectors, hand_logits):
+def test_scores_match_the_worked_example(alpha, expected, vectors, hand_logits):
     q = hand_logits.clamp(min=-9) * math.sqrt(5)
     k = torch.eye(5, dtype=torch.float64)[None, None]
     importance = accumulated(Decay(alpha=alpha), Prompt(q, k, k, [2], [5]))[0, 0]
@@ -107,10 +107,10 @@ def test_scores_of_the_worked_example(alpha, expected, vectors, hand_logits):
     assert chosen(Decay(alpha=alpha), 2, q, k, k) == [[expected]]
 
 
-def test_what_step_by_step_policies_keep_of_a_prompt():
+def test_keys_that_step_by_step_policies_retain_of_a_prompt():
     q, k, v = tensors(time=300)
     sums = attention(q, k).sum(2).unflatten(1, (2, 2)).sum(2)
-    sums[..., 270:] = torch.inf  # the recent half
+    sums[..., 270:] = torch.inf  # the recent half of the budget
     assert chosen(H2O(), 60, q, k, v) == sums.topk(60).indices.sort().values.tolist()
     last = attention(q, k)[:, :, -1].sum(1, keepdim=True).expand(-1, 2, -1).clone()
     last[..., -1] = torch.inf
@@ -123,7 +123,7 @@ def test_what_step_by_step_policies_keep_of_a_prompt():
     assert chosen(StreamingLLM(sink=1), 3, q, k, v)[0][0] == [0, 298, 299]
 
 
-def test_snapkv_is_what_the_window_looks_at():
+def test_snapkv_scores_are_the_attention_of_the_window():
     q, k, v = tensors()
     window = attention(q, k)[:, :, 26:, :26].mean(2)
     padded = F.pad(window, (1, 1))
@@ -133,7 +133,7 @@ def test_snapkv_is_what_the_window_looks_at():
     assert chosen(SnapKV(window=4, kernel=3), 10, q, k, v) == torch.cat([best, tail], -1).tolist()
 
 
-def test_expected_attention_is_the_mean_over_gaussian_queries():
+def test_expected_attention_matches_a_mean_over_gaussian_queries():
     q, k, v = (x / 2 for x in tensors(heads=2, key_heads=1, time=40, d_head=3))
     policy = ExpectedAttention(sink=2)
     importance = policy.importance(Prompt(q, k, v, [10, 10], [40, 40]), PositionEncoding())
@@ -151,7 +151,7 @@ def test_expected_attention_is_the_mean_over_gaussian_queries():
 
 
 @pytest.mark.parametrize("spec", [Rotary(), Rotary(fraction=0.5), Rotary(interleaved=True)], ids=repr)
-def test_queries_are_taken_as_before_their_rotation(spec):
+def test_queries_are_unrotated(spec):
     position = spec.build(context=200, width=16, d_head=8)
     q = torch.randn(2, 3, 150, 8, generator=torch.Generator().manual_seed(0))
     assert torch.allclose(unrotated(position.rotate(q, 0), position), q, atol=1e-5)
@@ -167,7 +167,7 @@ ONCE = [policy for policy in VARIANTS if isinstance(policy, OneShot)]
 @pytest.mark.parametrize(
     "policy", [*ONCE, Chunks(policy=H2O()), HeadAdaptive(policy=SnapKV()), Pyramid(policy=SnapKV(), layers=2)], ids=repr
 )
-def test_a_policy_that_chooses_once_has_no_rule_for_single_steps(policy):
+def test_one_shot_policies_refuse_single_steps(policy):
     message = rf"{type(policy).__name__}.*compresses only once, after the prompt.*CompressedCache"
     for make in (Simulation, PrunedCache):
         with pytest.raises(UserError, match=message):
@@ -177,26 +177,26 @@ def test_a_policy_that_chooses_once_has_no_rule_for_single_steps(policy):
 
 
 @pytest.mark.parametrize("policy", [SpAtten(), Ideal(), H2O(variant="local_statistics")], ids=repr)
-def test_a_policy_that_masks_whole_sequences_cannot_compress(policy):
+def test_policies_that_mask_whole_sequences_cannot_compress(policy):
     with pytest.raises(UserError, match=rf"{type(policy).__name__}.*cannot compress.*Simulation"):
         CompressedCache(policy, 4)
 
 
 @pytest.mark.parametrize("policy", COMPRESSING, ids=repr)
-def test_of_the_shortest_prompt_one_key_is_kept(policy):
+def test_one_key_of_the_shortest_prompt_is_retained(policy):
     for time, budget in ((1, 4), (1, 0.1), (4, 0.1)):
         held = time if isinstance(policy, Full) else 1
         assert [[len(kept) for kept in row] for row in chosen(policy, budget, *tensors(time=time))] == [[held] * 2] * 2
 
 
 @pytest.mark.parametrize("policy", ONE_SHOT, ids=repr)
-def test_half_precision_chooses_as_single_precision_does(policy):
+def test_half_precision_selects_the_keys_of_float32(policy):
     q, k, v = (x.half() for x in tensors(time=300))
     q = 200 * q  # their squares exceed the largest number
     assert chosen(policy, 60, q, k, v) == chosen(policy, 60, q.float(), k.float(), v.float())
 
 
-def test_what_is_lacking_is_named():
+def test_missing_inputs_are_named():
     q, k, v = tensors()
     with pytest.raises(UserError, match=r"ExpectedAttention.*pass position=model\.position"):
         CompressedCache(ExpectedAttention(), 4)(0, q, k, v)

@@ -66,7 +66,7 @@ def prompt(policy, budget, lengths, q, k, v):
 
 
 def same(one, other, lengths, exact=1e-12):
-    """Compare what two engines say of the real part of every sequence."""
+    """Compare two engines on the tokens of every sequence, without padding."""
     for row, length in enumerate(lengths):
         assert torch.allclose(one.out[row, :, :length], other.out[row, :, :length], atol=exact)
         held = one.last[row, :, :length] >= length
@@ -77,7 +77,7 @@ def same(one, other, lengths, exact=1e-12):
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_compiled_equals_torch(policy, numba_engine):
+def test_the_numba_engine_matches_torch(policy, numba_engine):
     for time, key_heads, d_head in ((1, 4, 16), (37, 4, 16), (64, 2, 5), (50, 1, 8)):
         lengths = [time, max(1, time - 13), max(1, time // 3)]
         q, k, v = tensors(3, 4, key_heads, time, d_head)
@@ -87,8 +87,8 @@ def test_compiled_equals_torch(policy, numba_engine):
 
 
 @pytest.mark.parametrize("engine_name", ["loop", "numba_engine"])
-def test_an_engine_equals_the_masks(engine_name, numba_engine):
-    """With an observer a simulation goes by masks."""
+def test_engines_match_the_masks(engine_name, numba_engine):
+    """With an observer a simulation uses masks."""
     run = torch_engine.run if engine_name == "loop" else numba_engine.run
     q, k, v = tensors(2, 4, 2, 45, 8)
     for policy in [*POLICIES, *([KeyDiff()] if engine_name == "loop" else [])]:
@@ -98,14 +98,14 @@ def test_an_engine_equals_the_masks(engine_name, numba_engine):
         assert by_engine.realised_budget.tolist() == pytest.approx(by_mask.realised_budget.tolist()), policy
 
 
-def test_of_equal_scores_the_older_key_loses_in_every_engine(numba_engine):
+def test_ties_evict_the_older_key_in_every_engine(numba_engine):
     k = torch.zeros(1, 2, 40, 16)
     for run in (torch_engine.run, numba_engine.run):
         last = run(Decay(alpha=0.0), prompt(Decay(), 6, [40], k, k, k)).last
         assert last[0, 0].tolist() == [*range(6, 40), *[40] * 6], "as in a window"
 
 
-def test_threads_change_no_bit(numba_engine):
+def test_results_do_not_depend_on_threads(numba_engine):
     q, k, v = tensors(3, 4, 4, 70, 16, torch.float32)
     given = prompt(H2O(), 0.3, [70, 20, 50], q, k, v)
     alone = numba_engine.run(H2O(), given)
@@ -115,7 +115,7 @@ def test_threads_change_no_bit(numba_engine):
     assert torch.equal(alone.last, together.last)
 
 
-def test_the_start_of_the_engine_leaves_torch_its_number_of_threads():
+def test_importing_the_engine_keeps_torchs_number_of_threads():
     pytest.importorskip("numba")
     program = "import torch; torch.set_num_threads(1); import formerlab.cache.numba_engine; "
     program += "print(torch.get_num_threads())"
@@ -123,7 +123,7 @@ def test_the_start_of_the_engine_leaves_torch_its_number_of_threads():
 
 
 @pytest.mark.parametrize("policy", [Decay(), KeyDiff(), Random()], ids=repr)
-def test_threads_and_slices_share_the_sequences_in_torch(policy, monkeypatch):
+def test_threads_and_chunks_divide_the_sequences_in_torch(policy, monkeypatch):
     lengths = [70, 20, 50, 3, 64]
     given = prompt(policy, 0.3, lengths, *tensors(5, 4, 2, 70, 16))
     alone = torch_engine.run(policy, given)
@@ -135,7 +135,7 @@ def test_threads_and_slices_share_the_sequences_in_torch(policy, monkeypatch):
 
 
 @pytest.mark.parametrize(("free", "numbers"), [(80e9, 2**30), (8e9, 250_000_000), (1e6, torch_engine.MAX_LOGITS)])
-def test_on_a_gpu_the_torch_engine_takes_as_many_sequences_as_memory_allows(free, numbers, monkeypatch):
+def test_chunks_on_a_gpu_fit_the_free_memory(free, numbers, monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free), int(80e9)))
     assert torch_engine.chunk_size(torch.device("cuda")) == numbers
     assert torch_engine.chunk_size(torch.device("cpu")) == torch_engine.MAX_LOGITS
@@ -151,7 +151,7 @@ def test_on_rocm_pruned_attention_runs_in_torch(monkeypatch):
 
 @pytest.mark.parametrize("d_head", [16, 5])
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_compiled_decoding_equals_torch(policy, d_head, numba_engine, monkeypatch):
+def test_compiled_decoding_matches_torch(policy, d_head, numba_engine, monkeypatch):
     q, k, v = tensors(2, 4, 2, 40, d_head)
     tokens = [slice(token, token + 1) for token in range(40)]
     outs = []
@@ -167,14 +167,14 @@ def test_compiled_decoding_equals_torch(policy, d_head, numba_engine, monkeypatc
 @pytest.mark.parametrize(
     "policy", [policy() for policy in variants(CachePolicy) if issubclass(policy, Eviction)], ids=repr
 )
-def test_a_score_is_what_its_policy_declares(policy):
+def test_scores_match_the_declared_linear_rule(policy):
     decay, gain = policy.linear
     past, attention = 10 ** torch.empty(2, 1, 1, 999, dtype=torch.float64).uniform_(-6, 3)
     torch.testing.assert_close(policy.score(past, attention), decay * past + gain * attention, rtol=1e-12, atol=0)
 
 
 class Clamped(Decay):
-    """Its score is linear below 10."""
+    """A policy whose score is linear below 10."""
 
     def score(self, past, attention):
         return super().score(past, attention).clamp(max=10)
@@ -199,8 +199,8 @@ OWN_RULES = [Clamped(alpha=1.0), LargestHead(), Squared(), Newest()]
 
 
 @pytest.mark.parametrize("policy", OWN_RULES, ids=repr)
-def test_a_rule_that_compiled_code_does_not_know_runs_in_torch(policy, numba_engine, monkeypatch):
-    """In a simulation, and step by step; a declaration that a subclass inherits says nothing about its own rule."""
+def test_rules_without_compiled_support_run_in_torch(policy, numba_engine, monkeypatch):
+    """In simulation and step by step; an inherited `linear` does not describe an overridden rule."""
     q, k, v = tensors(2, 4, 2, 90, 16, torch.float32)
     given = prompt(policy, 30, [90, 90], q, k, v)
     monkeypatch.setattr(torch_engine, "NUMBA_THRESHOLD", 0)
@@ -212,7 +212,7 @@ def test_a_rule_that_compiled_code_does_not_know_runs_in_torch(policy, numba_eng
     torch.testing.assert_close(torch.cat(steps, 2), torch_engine.run(policy, given).out)
 
 
-def test_a_prompt_is_compressed_by_a_declared_score_only():
+def test_compression_needs_a_declared_score():
     class AddedFirst(Decay):
         @property
         def linear(self):
@@ -228,7 +228,7 @@ def test_a_prompt_is_compressed_by_a_declared_score_only():
             CompressedCache(policy, 6)
 
 
-def test_large_work_is_compiled_and_small_work_is_not(numba_engine, monkeypatch):
+def test_only_large_inputs_use_numba(numba_engine, monkeypatch):
     q, k, v = tensors(2, 4, 4, 40, 16)
     given = prompt(Decay(), 0.4, [40, 40], q, k, v)
     assert torch_engine.choose(Decay(), given) is torch_engine.run
@@ -239,7 +239,7 @@ def test_large_work_is_compiled_and_small_work_is_not(numba_engine, monkeypatch)
     assert torch_engine.choose(Decay(), prompt(Decay(), 0.4, [40, 40], *half)) is torch_engine.run
 
 
-def test_without_numba_torch_takes_over_and_the_log_says_so(monkeypatch, caplog):
+def test_without_numba_torch_runs_and_logs_it(monkeypatch, caplog):
     torch_engine.load_numba.cache_clear()
     monkeypatch.setitem(sys.modules, "formerlab.cache.numba_engine", None)
     monkeypatch.delattr("formerlab.cache.numba_engine", raising=False)

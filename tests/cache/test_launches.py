@@ -1,4 +1,4 @@
-"""How many operations a decoded token takes off the CPU: a GPU starts each of them, which bounds decoding."""
+"""Number of operations of a decoded token; a GPU launches a kernel for each, which limits decoding speed."""
 
 import torch
 from estimates import launches
@@ -11,24 +11,24 @@ from formerlab.layers.depth.attention_residuals import AttentionResiduals, stack
 LAYERS, LONG = 12, 48
 
 
-def test_a_token_takes_few_launches():
+def test_decoding_a_token_needs_few_launches():
     plain = launches(KVCache(), LAYERS)
     assert plain <= 25 * LAYERS
     assert launches(PrunedCache(Decay(), 2), LAYERS) <= 37 * LAYERS
 
 
-def test_an_average_over_depth_takes_two_launches_at_any_depth():
-    """Streams added one after another took 1273 in 48 blocks."""
+def test_an_average_over_depth_needs_two_launches():
+    """Adding streams one by one took 1273 launches in 48 blocks."""
     mixing = launches(KVCache(), LONG, depth=DepthWeightedAverage()) - launches(KVCache(), LONG)
     assert mixing <= 2 * LONG + 2
 
 
-def test_attention_over_depth_takes_few_launches_at_any_depth_and_is_the_same():
-    """Sources added one after another took 19 493 in 48 blocks."""
+def test_attention_over_depth_needs_few_launches_and_is_equal():
+    """Adding sources one by one took 19 493 launches in 48 blocks."""
     mixing = launches(KVCache(), LAYERS, depth=AttentionResiduals()) - launches(KVCache(), LAYERS)
     assert mixing <= 2 * 12 * LAYERS
     values = torch.randn(5, 2, 1, 8).unbind()
     keys, query = tuple(F.rms_norm(value, (8,)) for value in values), torch.randn(8)
     weights = torch.stack([(key * query).sum(-1) for key in keys]).softmax(0)
-    wanted = sum(weight[..., None] * value for weight, value in zip(weights, values, strict=True))
-    torch.testing.assert_close(stacked_attention(values, keys, query), wanted)
+    expected = sum(weight[..., None] * value for weight, value in zip(weights, values, strict=True))
+    torch.testing.assert_close(stacked_attention(values, keys, query), expected)

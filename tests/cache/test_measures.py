@@ -1,4 +1,4 @@
-"""What is early, and how far from ideal."""
+"""Positions of retained keys, and the distance to the ideal policy."""
 
 import pytest
 import torch
@@ -12,24 +12,24 @@ def random_logits(batch=2, heads=2, time=20, seed=0):
     return 2 * torch.randn(batch, heads, time, time, generator=generator, dtype=torch.float64)
 
 
-def test_early_share_of_everything_is_exactly_even():
+def test_early_share_without_pruning_is_uniform():
     for time in (2, 3, 7, 20):
         _, visible = simulate(Full(), random_logits(time=time), 1.0)
-        found = {name: value.tolist() for name, value in kept_measures(visible).items()}
+        actual = {name: value.tolist() for name, value in kept_measures(visible).items()}
         even = {"early_share": 0.4, "early_share_10": 0.1, "mean_position": 0.5, "recent_share": 0.4}
-        assert found == {name: pytest.approx([value] * 2, abs=1e-12) for name, value in even.items()}
+        assert actual == {name: pytest.approx([value] * 2, abs=1e-12) for name, value in even.items()}
 
 
-def test_early_share_counts_the_straddling_position_in_part():
+def test_early_share_counts_straddling_positions_fractionally():
     visible = torch.zeros(1, 1, 4, 4, dtype=torch.bool)
     visible[0, 0, 3, [1, 2, 3]] = True  # 40 % of the 3 earlier positions are 1.2: position 1 counts 0.2
-    visible[0, 0, 2, 2] = True  # keeps nothing: not counted
+    visible[0, 0, 2, 2] = True  # retains no earlier key: not counted
     visible[0, 0, 1, [0, 1]] = True  # first half: not counted
     assert kept_measures(visible)["early_share"].item() == pytest.approx(0.1)
 
 
 def ideal(full, budget):
-    """Return the ideal row by row, with lists: the best `budget` past keys and the query's own."""
+    """Return the ideal attention row by row: the best `budget` past keys and the query's own key."""
     rows = torch.zeros_like(full)
     for b, h, q in torch.cartesian_prod(*(torch.arange(size) for size in full.shape[:3])).tolist():
         best = sorted(range(q), key=lambda k: -full[b, h, q, k].item())[:budget]
@@ -38,7 +38,7 @@ def ideal(full, budget):
     return rows
 
 
-def test_the_ideal_is_at_no_distance_and_nothing_is_nearer():
+def test_the_ideal_has_distance_zero_and_other_masks_are_farther():
     logits = random_logits()
     full, _ = simulate(Full(), logits, 1.0)
     best = ideal(full, 5)
@@ -52,7 +52,7 @@ def test_the_ideal_is_at_no_distance_and_nothing_is_nearer():
         assert distance_to_ideal(pruned, ideal_attention(full, 5)).min() > 1e-3
 
 
-def test_a_dominant_sink_hides_what_is_lost_behind_it():
+def test_a_dominant_sink_hides_other_differences():
     logits = random_logits()
     logits[..., 0] += 12
     full, _ = simulate(Full(), logits, 1.0)

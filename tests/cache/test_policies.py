@@ -1,4 +1,4 @@
-"""Properties of every policy of the union, and the rules against an independent account."""
+"""Properties of every policy of the union, and their rules against a reference in plain Python."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def random_logits(batch=2, heads=4, time=12, seed=0, dtype=torch.float64):
 
 
 def keys_of(logits, groups=1):
-    """Return keys that follow the logits into every permutation and every cut: made of what each query thinks of 0."""
+    """Return keys that are functions of the logits, so that permutations and slices of logits apply to them."""
     first = logits[:, ::groups, :, 0]
     return torch.stack([first, first.square() - 1, (5 * first).cos()], -1)
 
@@ -46,7 +46,7 @@ def run(policy, logits, budget, groups=1, **inputs):
 
 
 def layers(policy, logits, budget, **inputs):
-    """Run two layers, so that what passes between layers takes part; return the second one's result."""
+    """Run two layers, so that state passes between layers; return the result of the second layer."""
     state = {}
     run(policy, logits.roll(1, 1), budget, state=state, **inputs)
     return run(policy, logits, budget, state=state, **inputs)
@@ -72,7 +72,7 @@ def test_the_union_is_the_registry():
 
 @pytest.mark.parametrize("budget", [1.0, 12, 13, 1000])
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_a_budget_for_everything_is_full_attention_bit_for_bit(policy, budget):
+def test_an_unlimited_budget_is_bit_identical_to_full_attention(policy, budget):
     logits = random_logits()
     probabilities, visible = layers(policy, logits, budget)
     assert torch.equal(probabilities, full_attention(logits))
@@ -80,7 +80,7 @@ def test_a_budget_for_everything_is_full_attention_bit_for_bit(policy, budget):
 
 
 @pytest.mark.parametrize("policy", POLICIES + OFFICIAL, ids=repr)
-def test_what_every_simulation_promises(policy):
+def test_properties_of_every_simulation(policy):
     logits = random_logits()
     probabilities, visible = layers(policy, logits, 5)
     assert probabilities.shape == visible.shape == logits.shape
@@ -93,7 +93,7 @@ def test_what_every_simulation_promises(policy):
 
 
 @pytest.mark.parametrize("policy", [*EXACT, H2O(recent=0.0), Decay(sink=2, recent=0.3)], ids=repr)
-def test_exact_budget_and_no_return(policy):
+def test_the_budget_is_exact_and_evicted_keys_never_return(policy):
     for budget in (1, 2, 5, 11):
         if budget < policy.sink:
             continue
@@ -114,7 +114,7 @@ def test_exact_budget_and_no_return(policy):
     sink=st.integers(0, 3),
     seed=st.integers(0, 1000),
 )
-def test_eviction_follows_the_independent_account(oracle, time, groups, budget, alpha, recent, sink, seed):
+def test_eviction_matches_the_plain_python_reference(oracle, time, groups, budget, alpha, recent, sink, seed):
     logits = random_logits(2, 4, time, seed)
     lengths = [time, max(1, time - 3)]
     policy = Decay(alpha=alpha, recent=recent, sink=min(sink, budget) if isinstance(budget, int) else sink)
@@ -136,7 +136,7 @@ def test_eviction_follows_the_independent_account(oracle, time, groups, budget, 
     recent=st.sampled_from([0.0, 0.3, 0.5]),
     seed=st.integers(0, 1000),
 )
-def test_official_h2o_follows_the_independent_account(oracle, time, budget, recent, seed):
+def test_official_h2o_matches_the_plain_python_reference(oracle, time, budget, recent, seed):
     logits, lengths = random_logits(2, 2, time, seed), [time, max(1, time - 3)]
     for variant, account in (
         ("local_statistics", oracle.official_local),
@@ -152,9 +152,9 @@ def test_official_h2o_follows_the_independent_account(oracle, time, budget, rece
 
 
 @pytest.mark.parametrize("budgets", [(8, 6, 3, 1), (6, 6, 6, 6), (0.8, 0.5, 0.2, 0.1)])
-def test_spatten_follows_the_independent_account(oracle, budgets):
+def test_spatten_matches_the_plain_python_reference(oracle, budgets):
     state, lengths = {}, [12, 8]
-    # every layer likes other keys, so that the sum over layers and the last layer alone decide differently
+    # every layer prefers other keys, so that the sum over layers and the last layer alone give different results
     stack = [random_logits(seed=seed) + 3 * random_logits(seed=seed + 9)[:, :, :1] for seed in range(4)]
     results = [
         simulate(SpAtten(), logits, budget, lengths=lengths, state=state)[1]
@@ -167,7 +167,7 @@ def test_spatten_follows_the_independent_account(oracle, budgets):
             assert [set(line.nonzero().flatten().tolist()) for line in visible[row, 1, :length]] == expected
 
 
-def test_window_policies_are_limits_of_the_score_rule():
+def test_window_policies_are_special_cases_of_scores():
     logits = random_logits()
     for budget in (3, 4, 7, 0.4):
         for local, window in (
@@ -183,7 +183,7 @@ CAUSAL = [*[policy for policy in POLICIES if policy.is_online], OFFICIAL[0], Ide
 
 
 @pytest.mark.parametrize("policy", CAUSAL, ids=repr)
-def test_later_tokens_change_nothing_before_them(policy):
+def test_later_tokens_do_not_change_earlier_outputs(policy):
     logits = random_logits()
     probabilities, visible = run(policy, logits, 4)
     shorter, shorter_visible = run(policy, logits[..., :9, :9], 4)
@@ -192,7 +192,7 @@ def test_later_tokens_change_nothing_before_them(policy):
 
 
 @pytest.mark.parametrize("policy", [policy for policy in POLICIES + OFFICIAL if policy not in CAUSAL], ids=repr)
-def test_the_policies_said_to_leak_the_future_do(policy):
+def test_documented_policies_use_the_future(policy):
     logits = random_logits()
     _, visible = layers(policy, logits, 4)
     _, shorter = layers(policy, logits[..., :9, :9], 4)
@@ -201,7 +201,7 @@ def test_the_policies_said_to_leak_the_future_do(policy):
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("policy", POLICIES + OFFICIAL, ids=repr)
-def test_padding_and_the_order_of_the_batch_change_nothing(policy, groups):
+def test_padding_and_batch_order_have_no_effect(policy, groups):
     lengths = [12, 7, 9, 1]
     logits = random_logits(batch=4)
     for row, length in enumerate(lengths):
@@ -221,7 +221,7 @@ def test_padding_and_the_order_of_the_batch_change_nothing(policy, groups):
 
 
 @pytest.mark.parametrize("policy", POLICIES + OFFICIAL, ids=repr)
-def test_a_group_keeps_one_set_chosen_by_its_sum(policy):
+def test_a_head_group_retains_one_set_by_its_summed_attention(policy):
     logits = random_logits()
     _, visible = layers(policy, logits, 4, groups=2)
     assert torch.equal(visible[:, 0::2], visible[:, 1::2])
@@ -231,8 +231,8 @@ def test_a_group_keeps_one_set_chosen_by_its_sum(policy):
     assert torch.equal(grouped[:, ::2], single), "twins choose what one of them chooses"
 
 
-def test_scores_of_half_precision_logits_are_summed_in_single_precision():
-    """In bfloat16 the sum would stop growing at 256 times the smallest step."""
+def test_scores_of_half_precision_logits_are_summed_in_float32():
+    """In bfloat16 a sum would stop growing at 256 times the smallest step."""
     layer = Layer(torch.zeros(1, 1, 1, 300, 300, dtype=torch.bfloat16), [300], [300])
     _, scores = walked(H2O(), layer)[-1]
     assert scores.dtype == torch.float32
@@ -243,13 +243,13 @@ def test_scores_of_half_precision_logits_are_summed_in_single_precision():
     assert torch.equal(visible, simulate(Decay(), logits.float(), 4)[1])
 
 
-def test_a_lacking_input_is_named():
+def test_missing_policy_inputs_are_named():
     for policy, message in ((KeyDiff(), "KeyDiff needs keys"), (SpAtten(), "SpAtten needs state")):
         with pytest.raises(ValueError, match=message):
             simulate(policy, random_logits(), 3)
 
 
-def test_gradient_reaches_what_is_visible_and_nothing_else():
+def test_gradients_flow_only_to_visible_keys():
     logits = random_logits().requires_grad_()
     probabilities, visible = simulate(Decay(), logits, 4)
     probabilities.square().sum().backward()

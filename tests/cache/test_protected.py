@@ -1,4 +1,4 @@
-"""Protected tokens: sinks, recent tokens and the prompt, against the rule written out key by key."""
+"""Protected tokens (sinks, recent tokens, the prompt) against a reference in plain Python."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ PROMPT = 7
 
 
 def random_account(policy, heads, time, budget, first, last):
-    """Return what each query sees under `Random`: the lowest draw outside the protected tokens goes."""
+    """Return the keys that each query sees under `Random`, which evicts the lowest draw without protection."""
     draws = policy.initial_scores(torch.arange(time), heads, None, 0)[0].tolist()
     seen = []
     for draw in draws:
@@ -54,7 +54,7 @@ def random_account(policy, heads, time, budget, first, last):
 @pytest.mark.parametrize(
     ("sink", "recent", "last"), [(0, 0.0, 0), (4, 0.25, 3), (2, 0.5, 6), (0, 1.0, 12), (12, 0.5, 0)]
 )
-def test_protected_random_eviction_follows_the_rule(sink, recent, last):
+def test_protected_random_eviction_matches_the_reference(sink, recent, last):
     policy, logits = Random(sink=sink, recent=recent, seed=3), torch.randn(1, 2, 40, 40)
     _, visible = simulate(policy, logits, 12)
     expected = random_account(policy, 2, 40, 12, sink, last)
@@ -62,7 +62,7 @@ def test_protected_random_eviction_follows_the_rule(sink, recent, last):
 
 
 @pytest.mark.parametrize("cls", EVICTING)
-def test_sink_and_recent_mean_the_same_in_every_policy(cls):
+def test_sink_and_recent_are_protected_in_every_policy(cls):
     policy = cls(recent=0.5) if cls is Local else cls(sink=3, recent=0.5)
     cache, (q, k, v) = PrunedCache(policy, 9), tensors(2, 4, 2, 30, 8)
     cache(0, q, k, v)
@@ -73,7 +73,7 @@ def test_sink_and_recent_mean_the_same_in_every_policy(cls):
 @pytest.mark.parametrize(
     "policy", [SnapKV(sink=3, recent=0.5), ExpectedAttention(recent=0.5), Random(sink=4)], ids=repr
 )
-def test_a_one_shot_cache_retains_what_is_protected(policy):
+def test_a_one_shot_cache_retains_protected_tokens(policy):
     cache, (q, k, v) = CompressedCache(policy, 10, PositionEncoding()), tensors(2, 4, 2, 30, 8)
     cache(0, q, k, v)
     protected = {*range(policy.sink), *range(30 - int(10 * policy.recent), 30)}
@@ -81,7 +81,7 @@ def test_a_one_shot_cache_retains_what_is_protected(policy):
 
 
 @pytest.mark.parametrize("policy", KEEPING, ids=repr)
-def test_a_protected_prompt_stays_and_the_evictions_are_the_simulated_ones(policy):
+def test_a_protected_prompt_is_retained_as_simulated(policy):
     model, tokens = Toy(2, rotary=True), torch.randint(11, (2, TIME), generator=torch.Generator().manual_seed(1))
     for budget in (PROMPT, PROMPT + 4):
         cache = PrunedCache(policy, budget)
@@ -93,7 +93,7 @@ def test_a_protected_prompt_stays_and_the_evictions_are_the_simulated_ones(polic
         assert torch.equal(kept[..., :PROMPT], torch.arange(PROMPT).expand_as(kept[..., :PROMPT]))
 
 
-def test_recent_is_a_fraction_of_the_budget_that_the_prompt_leaves():
+def test_recent_is_a_fraction_of_the_budget_without_the_prompt():
     assert H2O(protect="prompt").after_prompt(100).protected(110) == (100, 5)
     assert Decay(sink=4, recent=0.25).protected(16) == (4, 4)
     assert Decay(sink=4, recent=1.0).protected(16) == (4, 12)
@@ -115,7 +115,7 @@ def test_reindexed_positions_with_a_protected_prompt():
     assert (feed(model, tokens, cache) - expected).abs().max() < 1e-10
 
 
-def test_a_budget_that_is_too_small_for_what_is_protected_is_one_line():
+def test_a_budget_below_the_protected_tokens_is_refused_in_one_line():
     message = "budget 3: Random retains the first 4 tokens (sink); give a count of at least 4"
     q, k, v = tensors(1, 2, 2, 9, 8)
     for call in (
@@ -136,7 +136,7 @@ def test_a_budget_that_is_too_small_for_what_is_protected_is_one_line():
         Simulation(KeyDiff(protect="prompt"), 8, prompt=9)(0, q, k, v)
 
 
-def test_where_a_protected_prompt_has_no_meaning_is_one_line():
+def test_unsupported_uses_of_a_protected_prompt_are_refused_in_one_line():
     with pytest.raises(
         UserError, match=r"^Knorm.*length of the prompt is unknown; use Simulation\(\.\.\., prompt=length\)$"
     ):
@@ -148,7 +148,7 @@ def test_where_a_protected_prompt_has_no_meaning_is_one_line():
             H2O(variant="local_statistics", **options)
 
 
-def test_defaults_are_not_written_so_that_earlier_specs_keep_their_fingerprints():
+def test_defaults_are_not_written_to_specs():
     assert Random().to_dict() == {"scope": "group", "kind": "random", "seed": 0}
     assert Random().fingerprint() == "de7b5d2696cd4ab5"
     assert Random(sink=4, recent=0.25).to_dict() == {"sink": 4, "recent": 0.25, **Random().to_dict()}

@@ -1,4 +1,4 @@
-"""Kept keys numbered anew, against the paper's way: keys cached before their rotation, turned by their place."""
+"""Re-indexed keys against the paper's method: keys are cached before rotation and rotated by their index."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ TIME, BUDGET = 25, 6
 
 
 class Exact(PositionEncoding):
-    """Rotations in double precision."""
+    """Rotary positions in double precision."""
 
     def rotate(self, x, start):
         angle = torch.arange(start, start + x.shape[2], dtype=x.dtype)[:, None] * torch.tensor(
@@ -34,7 +34,7 @@ def plain(key_heads=2):
 
 
 def by_place(q, k, v, budget, sink):
-    """Attend token by token with positions that are places in the cache (arXiv:2309.17453, section 3.2)."""
+    """Attend token by token with positions that are indices in the cache (arXiv:2309.17453, section 3.2)."""
     rows, position, groups = [], Exact(), q.shape[1] // k.shape[1]
     for now in range(q.shape[2]):
         recent = range(max(sink, now - (budget - sink)), now + 1)
@@ -50,14 +50,14 @@ def rotated(q, k):
     return Exact().rotate(q, 0), Exact().rotate(k, 0)
 
 
-def test_simulation_is_the_paper_s_way():
+def test_simulation_matches_the_paper():
     q, k, v = plain()
     out = Simulation(POLICY, BUDGET, position=Exact())(0, *rotated(q, k), v)
     assert torch.allclose(out, by_place(q, k, v, BUDGET, sink=2), atol=1e-12)
     assert (out - Simulation(KEPT, BUDGET)(0, *rotated(q, k), v)).abs().max() > 1e-3, "or this test shows nothing"
 
 
-def test_every_sequence_of_a_padded_batch_has_its_own_numbering():
+def test_each_sequence_of_a_padded_batch_is_reindexed():
     q, k, v = plain()
     lengths = [TIME, 13]
     together = Simulation(POLICY, 0.3, lengths, position=Exact())(0, *rotated(q, k), v)
@@ -76,7 +76,7 @@ def test_a_text_may_be_shorter_than_the_sink(time):
 
 
 @pytest.mark.parametrize("prompt", [1, 2, 7, 20])
-def test_real_eviction_is_the_paper_s_way(prompt):
+def test_eviction_matches_the_paper(prompt):
     q, k, v = plain()
     cache, tensors = PrunedCache(POLICY, BUDGET, position=Exact()), (*rotated(q, k), v)
     sizes = [prompt, *[1] * (TIME - prompt)]
@@ -86,7 +86,7 @@ def test_real_eviction_is_the_paper_s_way(prompt):
 
 
 @pytest.mark.parametrize("position", [Rotary(), Rotary(fraction=0.5, interleaved=True), NoPosition()], ids=repr)
-def test_decoding_gives_the_simulated_logits(position):
+def test_decoding_matches_the_simulated_logits(position):
     spec = Decoder(vocabulary=11, layers=2, width=16, heads=2, context=64, position=position, embedding_std=1.0)
     model = spec.build(seed=3).double().requires_grad_(False)
     tokens = torch.randint(11, (2, TIME), generator=torch.Generator().manual_seed(1))
@@ -98,7 +98,7 @@ def test_decoding_gives_the_simulated_logits(position):
     assert torch.allclose(out, kept) == isinstance(position, NoPosition)
 
 
-def test_who_cannot_number_anew_says_so():
+def test_unsupported_position_encodings_are_refused():
     learned = Learned().build(64, 16, 8)
     for make in (Simulation, PrunedCache):
         with pytest.raises(UserError, match=r"pass position=model\.position"):

@@ -1,4 +1,4 @@
-"""Rules that look at more or at less than accumulated attention, against accounts in plain Python."""
+"""Rules other than accumulated attention, against references in plain Python."""
 
 import math
 
@@ -15,13 +15,13 @@ def draw(*shape, seed=0):
 
 
 def seen_by(policy, logits, budget, **inputs):
-    """Return the sets that queries see: [row][head][q]."""
+    """Return the sets of keys that queries see: [row][head][q]."""
     _, visible = simulate(policy, logits, budget, **inputs)
     return [[[set(q.nonzero().flatten().tolist()) for q in head] for head in row] for row in visible]
 
 
 @pytest.mark.parametrize("budget", [1, 4, 9])
-def test_tova_is_the_last_row_of_all_heads_together(budget, oracle):
+def test_tova_scores_are_the_last_row_summed_over_heads(budget, oracle):
     logits = draw(2, 4, TIME, TIME)
     seen = seen_by(TOVA(), logits, budget, groups=2)
     for row in range(2):
@@ -30,7 +30,7 @@ def test_tova_is_the_last_row_of_all_heads_together(budget, oracle):
 
 
 @pytest.mark.parametrize("policy", [Decay(alpha=0.5), H2O()], ids=repr)
-def test_heads_that_choose_together(policy, oracle):
+def test_scope_layer_retains_the_same_keys_in_all_heads(policy, oracle):
     logits = draw(2, 4, TIME, TIME)
     alpha, recent = (0.5, 0) if isinstance(policy, Decay) else (1.0, 3)
     for scope, size in (("group", 2), ("layer", 4)):
@@ -44,14 +44,14 @@ def test_heads_that_choose_together(policy, oracle):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("policy", [Knorm(), KeyDiff()], ids=repr)
-def test_keys_in_half_precision_are_judged_as_the_numbers_that_they_are(policy, dtype):
+def test_half_precision_keys_give_the_scores_of_float32(policy, dtype):
     keys, logits = draw(2, 2, 200, 16).to(dtype), draw(2, 2, 200, 200).float()
-    found, wanted = (simulate(policy, logits, 50, keys=given)[1] for given in (keys, keys.float()))
-    assert torch.equal(found, wanted)
+    actual, expected = (simulate(policy, logits, 50, keys=given)[1] for given in (keys, keys.float()))
+    assert torch.equal(actual, expected)
 
 
 def check_evictions(policy, worst):
-    """Check that `policy` evicts worst(keys of a head, retained positions) whenever it holds more than 5 keys."""
+    """Check that `policy` evicts worst(keys of a head, retained positions) above 5 retained keys."""
     keys = draw(2, 2, TIME, 3)
     seen = seen_by(policy, draw(2, 4, TIME, TIME), 5, keys=keys, groups=2)
     for row in range(2):
@@ -64,11 +64,11 @@ def check_evictions(policy, worst):
                     held.remove(worst(keys[row, head // 2].tolist(), held))
 
 
-def test_knorm_drops_the_longest_key():
+def test_knorm_evicts_the_longest_key():
     check_evictions(Knorm(), lambda keys, held: max(held, key=lambda k: math.hypot(*keys[k])))
 
 
-def test_keydiff_drops_the_key_most_like_the_others():
+def test_keydiff_evicts_the_key_most_similar_to_the_others():
     def most_alike(keys, held):
         units = {k: [x / math.hypot(*keys[k]) for x in keys[k]] for k in held}
         mean = [sum(unit[i] for unit in units.values()) for i in range(3)]
@@ -77,7 +77,7 @@ def test_keydiff_drops_the_key_most_like_the_others():
     check_evictions(KeyDiff(), most_alike)
 
 
-def test_ideal_sees_the_best_of_every_row():
+def test_ideal_sees_the_largest_probabilities_of_every_row():
     logits = draw(2, 4, TIME, TIME)
     seen = seen_by(Ideal(), logits, 5, lengths=[TIME, 11])
     for row, length in enumerate((TIME, 11)):
@@ -88,13 +88,13 @@ def test_ideal_sees_the_best_of_every_row():
 
 
 class TestRandom:
-    """Priorities drawn once per key keep a uniform sample of all keys so far."""
+    """Priorities that are drawn once per key retain a uniform sample of all keys so far."""
 
     def kept(self, policy, budget=4, time=400, heads=3, layer=0):
         logits = torch.zeros(2, heads, time, time)
         return simulate(policy, logits, budget, layer=layer)[1]
 
-    def test_it_keeps_the_largest_draws(self):
+    def test_the_largest_draws_are_retained(self):
         policy, visible = Random(seed=5), self.kept(Random(seed=5), time=60)
         draws = policy.initial_scores(torch.arange(60), 3, None, 0)[0]
         assert len(draws.unique()) == draws.numel()
@@ -105,7 +105,7 @@ class TestRandom:
                 best = draws[head, :q].topk(min(4, q)).indices.tolist()
                 assert set(visible[0, head, q].nonzero().flatten().tolist()) == {*best, q}
 
-    def test_draws_are_uniform_and_without_pattern(self):
+    def test_draws_are_uniform_and_uncorrelated(self):
         draws = Random().initial_scores(torch.arange(4000), 8, None, 3)[0].double()
         assert draws.mean().item() == pytest.approx(0.5, abs=0.01)
         assert draws.var().item() == pytest.approx(1 / 12, abs=0.003)
@@ -118,7 +118,7 @@ class TestRandom:
         off_diagonal = torch.corrcoef(together) - torch.eye(32)
         assert off_diagonal.abs().max() < 0.08
 
-    def test_all_sequences_draw_alike_and_seeds_layers_and_heads_do_not(self):
+    def test_draws_depend_on_seed_layer_and_head_only(self):
         visible = self.kept(Random())
         assert torch.equal(visible[0], visible[1])
         assert not torch.equal(visible[:, 0], visible[:, 1])

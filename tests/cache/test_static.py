@@ -1,4 +1,4 @@
-"""Decoding steps of constant shapes: the tokens of the ordinary path, one graph, no wait for the device."""
+"""Decoding steps with constant shapes: equal tokens, one graph, no synchronisation."""
 
 import copy
 import functools
@@ -31,7 +31,7 @@ PROMPT, TOKENS = 9, 40
 
 @pytest.fixture
 def unchecked_shapes():
-    """Shape checks are not for the compiler to trace."""
+    """Disable shape checks, which torch.compile cannot trace."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
@@ -44,7 +44,7 @@ def decoder(kind):
     for weights in model.blocks.parameters():
         weights *= 20 if "projection" not in MODELS[kind] else 2
     for number, weights in enumerate(model.mixer.parameters(), start=1):
-        weights.copy_(torch.arange(1.0, len(weights) + 1) / number)  # not the identity they start at
+        weights.copy_(torch.arange(1.0, len(weights) + 1) / number)  # not the initial identity
     return model
 
 
@@ -66,7 +66,7 @@ def continued(model, cache, static, temperature=0.0, prepare=lambda step: None, 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize(("kind", "cache"), CASES)
-def test_the_tokens_are_those_of_the_ordinary_path(kind, cache, temperature):
+def test_tokens_match_the_ordinary_cache(kind, cache, temperature):
     model, caches = decoder(kind), [CACHES[cache]() for _ in range(2)]
     ways = [continued(model, one, static, temperature) for static, one in enumerate(caches)]
     (tokens, logits), (expected, wanted) = reversed(ways)
@@ -79,11 +79,11 @@ def test_the_tokens_are_those_of_the_ordinary_path(kind, cache, temperature):
         assert torch.equal(ordinary.kept(1), used.kept(1))
 
 
-def test_a_cache_is_static_once_it_is_full():
+def test_a_full_cache_is_static():
     model, cache = (
         decoder("transformer"),
         PrunedCache(Decay(), 64),
-    )  # whose first slots are as many, without one for the next key
+    )  # its initial slots equal the budget, without a slot for the next key
     seen = []
     for token in torch.randint(64, (80, 1, 1)):
         seen.append(is_static(cache))
@@ -93,7 +93,7 @@ def test_a_cache_is_static_once_it_is_full():
     assert not is_static(PrunedCache(StreamingLLM(sink=2, positions="reindexed"), 6, position=model.position))
 
 
-def test_a_cache_that_a_static_step_used_goes_on_as_usual():
+def test_a_cache_stays_usable_after_static_steps():
     model, cache = decoder("transformer"), CACHES["decay"]()
     list(continued(model, cache, True))
     other = copy.deepcopy(cache)
@@ -104,7 +104,7 @@ def test_a_cache_that_a_static_step_used_goes_on_as_usual():
 
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize(("kind", "cache"), [case for case in CASES if case[1] in ("full", "decay", "keydiff")])
-def test_many_tokens_are_one_graph(kind, cache):
+def test_many_tokens_need_one_graph(kind, cache):
     count = 1000 if kind == "transformer" and cache != "keydiff" else TOKENS
     torch.compiler.reset()
     counters.clear()
@@ -124,7 +124,7 @@ def test_many_tokens_are_one_graph(kind, cache):
 
 @pytest.mark.usefixtures("unchecked_shapes")
 @pytest.mark.parametrize(("kind", "cache"), [("transformer", "full"), ("denseformer", "decay")])
-def test_a_compiled_step_starts_few_kernels_a_layer(kind, cache):
-    """A copy of a buffer of keys or values would be a kernel of its own."""
+def test_a_compiled_step_launches_few_kernels_per_layer(kind, cache):
+    """A copy of a buffer of keys or values would launch another kernel."""
     two, four = (static_launches(CACHES[cache](), layers=layers, **MODELS[kind]) for layers in (2, 4))
     assert (four - two) / 2 <= 17

@@ -1,4 +1,4 @@
-"""The worked examples of the algorithms, computed in exact fractions: traces, kept sets, scores."""
+"""The worked examples of the algorithms in exact fractions: traces, retained sets, scores."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def as_layer(logits, budget, groups=1):
 
 
 def walked(policy: Eviction, layer):
-    """Return positions and scores of the slots behind every query, before the eviction that follows."""
+    """Return positions and scores of the slots after every query, before its eviction."""
     states = []
 
     class Watched(type(policy)):
@@ -36,7 +36,7 @@ def walked(policy: Eviction, layer):
 
 
 def steps(policy, logits, budget, groups=1, head=0):
-    """Return what each query saw and the scores before the eviction that follows, {position: score} per query."""
+    """Return the keys that each query saw and the scores before its eviction, {position: score} per query."""
     states = []
     for positions, scores in walked(policy, as_layer(logits, budget, groups)):
         filled = positions[0, head] != EMPTY
@@ -137,7 +137,7 @@ def test_fixture_16(name, vectors, fixture_logits):
 
 
 def gap(states, budget, recent):
-    """Return the smallest difference of the two lowest candidates over all evictions; 9 where there is no choice."""
+    """Return the smallest score difference of the two lowest candidates over all evictions, or 9 without a choice."""
     smallest = 9.0
     for q, scores in enumerate(states):
         candidates = sorted(score for k, score in scores.items() if k <= q - recent)

@@ -11,7 +11,7 @@ SIZES = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "max_position_embeddings": CONTEXT,
-    "initializer_range": 0.4,  # so that attention is uneven enough for pruning to matter
+    "initializer_range": 0.4,  # makes attention uneven, so that pruning changes results
 }
 LATENT = {
     **{"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12},
@@ -23,7 +23,7 @@ SPECIAL = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2}
 
 
 def build(kind, **changes):
-    """Return a model in double precision: llama has two query heads per key head, opt learned positions."""
+    """Return a model in double precision; llama has two query heads per key head, opt has learned positions."""
     ensure_torchvision_imports()
     import transformers
 

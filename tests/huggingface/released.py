@@ -14,7 +14,7 @@ NAMES = ("attention.query", "attention.key", "attention.value", "attention.proj"
 
 
 def made_up(*, tied=True, vocabulary=VOCABULARY):
-    """Return weights in half precision under the names of the official code."""
+    """Return random half-precision weights with the names of the official code."""
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape, std):

@@ -1,4 +1,4 @@
-"""Models of transformers under our cache policies."""
+"""Models of transformers under cache policies."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def close(a, b, atol=1e-10):
     torch.testing.assert_close(a, b, rtol=0, atol=atol)
 
 
-def test_without_pruning_the_logits_are_the_models_own(kind, foreign):
+def test_without_pruning_logits_equal_the_models_logits(kind, foreign):
     text, own = tokens(3, 20), build(kind)
     with torch.no_grad():
         expected = own(text).logits
@@ -61,12 +61,12 @@ def test_no_token_sees_a_later_one(foreign):
             before, after = foreign(text, **given), foreign(changed, **again)
         close(before[:, :7], after[:, :7], atol=1e-12)
         assert (before[:, 7:] - after[:, 7:]).abs().max() > 0.1
-    with torch.no_grad():  # the registered mask: the model called by itself, as transformers does
+    with torch.no_grad():  # tests the registered mask: a direct call, as in transformers
         before, after = foreign.model(text).logits, foreign.model(changed).logits
     close(before[:, :7], after[:, :7], atol=1e-12)
 
 
-def test_called_by_itself_the_model_is_what_it_was(kind, foreign):
+def test_a_direct_call_is_unchanged(kind, foreign):
     own, text = build(kind), tokens(2, 9)
     mask = torch.ones_like(text)
     mask[0, :4] = 0
@@ -77,7 +77,7 @@ def test_called_by_itself_the_model_is_what_it_was(kind, foreign):
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_simulated_and_evicted_logits_agree(policy, kind, foreign):
+def test_simulated_and_evicted_logits_are_equal(policy, kind, foreign):
     text = tokens(2, 24)
     with torch.no_grad():
         simulated = foreign(text, attend=Simulation(policy, 6))
@@ -92,9 +92,9 @@ def test_simulated_and_evicted_logits_agree(policy, kind, foreign):
     assert (simulated - full).abs().max() > 0.01
 
 
-def test_rotated_keys_can_be_numbered_anew():
+def test_rotated_keys_can_be_reindexed():
     policy, text = StreamingLLM(sink=2, positions="reindexed"), tokens(2, 24)
-    for kind in ("llama", "cohere", "neox"):  # grouped heads, neighbouring channels, a quarter of the channels
+    for kind in ("llama", "cohere", "neox"):  # grouped heads, interleaved channels, a quarter of the channels
         model = CausalLM(build(kind))
         with torch.no_grad():
             simulated = model(text, attend=Simulation(policy, 6, position=model.position))
@@ -125,17 +125,17 @@ def test_a_model_without_positions_is_recognised():
         ("mamba", {}, "cache policies do not support its layers of type linear_attention"),
     ],
 )
-def test_what_cannot_be_pruned_is_refused(kind, changes, message):
+def test_unsupported_models_are_refused(kind, changes, message):
     if kind in ("mpt", "mamba") and TRANSFORMERS.startswith("4."):
         pytest.skip("transformers 4 fails in MPT in double precision, and names no kinds of layers for Mamba")
     model = build(kind, **changes)
-    if not changes:  # real ones of these kinds say nothing of it, and a context would not help them
+    if not changes:  # released models of these kinds do not state it, and a context would not help
         del model.config.max_position_embeddings
     with pytest.raises(UserError, match=message):
         CausalLM(model)
 
 
-def test_a_window_longer_than_the_context_is_no_window():
+def test_a_window_longer_than_the_context_is_ignored():
     model, text = CausalLM(build("mistral", sliding_window=16), context=16), tokens(1, 16)
     with torch.no_grad():
         close(model(text), build("mistral", sliding_window=16)(text).logits)
@@ -143,8 +143,8 @@ def test_a_window_longer_than_the_context_is_no_window():
         model(tokens(1, 17))
 
 
-def test_attention_with_more_in_it_is_found_out(monkeypatch):
-    """A model whose own attention adds something that our function does not know of."""
+def test_modified_attention_is_detected(monkeypatch):
+    """A model whose attention adds a term that our function does not compute."""
     from transformers.models.llama import modeling_llama
 
     model = build("llama")
@@ -161,11 +161,11 @@ def test_attention_with_more_in_it_is_found_out(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["llama", "cohere"])
-def test_in_half_precision_the_nearest_rotation_is_taken(kind):
-    """Neighbouring channels and halves are both close to large keys whose other pairs are small."""
+def test_in_half_precision_the_nearest_rotation_is_chosen(kind):
+    """With one large pair of channels, interleaved and split rotations are both within the tolerance."""
     model = build(kind).bfloat16()
     with torch.no_grad():
         for layer in model.model.layers:
             rows = layer.self_attn.k_proj.weight.unflatten(0, (2, 8))
-            rows[:, [6, 7] if kind == "cohere" else [3, 7]] *= 20  # the pair that turns least
+            rows[:, [6, 7] if kind == "cohere" else [3, 7]] *= 20  # the pair with the smallest angle
     assert CausalLM(model).position.interleaved == (kind == "cohere")

@@ -1,4 +1,4 @@
-"""The commands of interoperation."""
+"""The commands export and import."""
 
 import json
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ from formerlab.released import Folder
 
 def refused(capsys, *words):
     assert main([*map(str, words)]) == EXIT_USER_ERROR
-    (error,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]  # beside progress
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]  # apart from progress
     return error
 
 
@@ -44,7 +44,7 @@ def test_a_finished_run_is_exported_with_its_tokenizer(finished, tmp_path, capsy
     assert torch.isfinite(model(made).logits).all()
 
 
-def test_a_card_without_a_commit_says_so():
+def test_a_card_without_a_commit_states_it():
     assert "formerlab, commit not known" in model_card({"id": "study/run/seed0", "git": {"commit": None}}, "MIT", "MIT")
 
 
@@ -59,8 +59,8 @@ def test_a_run_is_exported_by_its_name_in_the_plan(finished, tmp_path, capsys):
     assert "no job 'study/run/seed1'" in refused(capsys, "export-huggingface", "study/run/seed1", *words)
 
 
-def test_an_exported_run_is_named_by_its_id_at_any_scale(finished, tmp_path, monkeypatch, capsys):
-    """As `generate` does it: the scale of the configuration, here laptop, says nothing about the run."""
+def test_runs_are_exported_by_id_at_any_scale(finished, tmp_path, monkeypatch, capsys):
+    """As in `generate`: the scale of the configuration, here laptop, has no influence on the run."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "results/live").mkdir(parents=True)
     (tmp_path / "results/live/smoke").symlink_to(finished.parents[2])
@@ -107,8 +107,8 @@ def folders(finished, tokenizer, tmp_path_factory):
     return root
 
 
-def test_answers_of_a_foreign_model_are_those_of_the_harness_itself(folders, task):
-    """Against lm-evaluation-harness's own Hugging Face model, in batches of one."""
+def test_answers_match_the_harness(folders, task):
+    """Compares with the Hugging Face model of lm-evaluation-harness, in batches of one."""
     import lm_eval
     from lm_eval.models.huggingface import HFLM
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -122,9 +122,9 @@ def test_answers_of_a_foreign_model_are_those_of_the_harness_itself(folders, tas
         batch_size=1,
         add_bos_token=False,
     )
-    theirs = lm_eval.evaluate(lm=own, task_dict=tasks, bootstrap_iters=0, log_samples=True)["samples"]["birds_local"]
+    reference = lm_eval.evaluate(lm=own, task_dict=tasks, bootstrap_iters=0, log_samples=True)["samples"]["birds_local"]
     for metric in ("acc", "acc_norm", "acc_mutual_info"):
-        assert [row.value for row in ours if row.metric == metric] == [float(sample[metric]) for sample in theirs]
+        assert [row.value for row in ours if row.metric == metric] == [float(sample[metric]) for sample in reference]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_answers_of_a_foreign_model_are_those_of_the_harness_itself(folders, tas
         ("released", {}, "released: not a causal model of transformers"),
     ],
 )
-def test_mistakes_are_one_line(model, settings, message, folders):
+def test_mistakes_give_one_line(model, settings, message, folders):
     (folders / "strange").mkdir(exist_ok=True)
     (folders / "strange/config.json").write_text('{"model_type": "t5"}')
     with pytest.raises(UserError, match=message) as error:

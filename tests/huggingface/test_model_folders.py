@@ -1,4 +1,4 @@
-"""Our models as Hugging Face folders: they travel without this package, and come back into it to the bit."""
+"""Exported Hugging Face folders load without this package, and load back bit-identically."""
 
 import json
 import os
@@ -54,7 +54,7 @@ NATIVE = {
 
 
 def build(**parts):
-    """Return a model in double precision whose values are all away from their start."""
+    """Return a model in double precision with all weights away from their initial values."""
     spec = {"vocabulary": 290, "layers": 4, "width": 16, "heads": 2, "context": 48, "embedding_std": 0.5} | parts
     model = Decoder(**spec).build(seed=3).double().eval()
     generator = torch.Generator().manual_seed(4)
@@ -86,8 +86,8 @@ torch.save(found, sys.argv[3])
 """
 
 
-def test_a_model_travels_without_this_package(tmp_path):
-    """In a process that cannot import it; logits are those of the model here, and so are generated tokens."""
+def test_an_exported_model_loads_without_this_package(tmp_path):
+    """In a process that cannot import the package, logits and generated tokens match this process."""
     prompt, expected = tokens(1, 20), {}
     torch.save(prompt, tmp_path / "prompt.pt")
     for number, (name, parts) in enumerate((VARIANTS | NATIVE).items()):
@@ -111,8 +111,8 @@ def test_a_model_travels_without_this_package(tmp_path):
         assert made[0].tolist() == own, name
 
 
-def test_a_folder_uses_names_that_transformers_4_and_5_know(tokenizer, tmp_path):
-    """Version 4.57 ignores `rope_parameters`, and looks up the class of the tokenizer by name."""
+def test_a_folder_has_the_keys_of_transformers_4_and_5(tokenizer, tmp_path):
+    """Version 4.57 ignores `rope_parameters` and finds the tokenizer class by name."""
     for name, older in {
         "GPTNeoXForCausalLM, pairs": {"rotary_pct": 0.5, "rotary_emb_base": 10000.0},
         "LlamaForCausalLM": {"rope_theta": 10000.0},
@@ -129,8 +129,8 @@ def test_a_folder_uses_names_that_transformers_4_and_5_know(tokenizer, tmp_path)
     assert imported == in_both | {"Cache", "DynamicCache", "StaticCache"}
 
 
-def test_the_documented_calls_ask_nothing_at_the_terminal(tokenizer, tmp_path):
-    """Without `trust_remote_code` transformers asks whether to run the code of the folder, for the tokenizer too."""
+def test_the_documented_calls_do_not_prompt(tokenizer, tmp_path):
+    """Without `trust_remote_code` transformers asks whether to run the folder's code, also for the tokenizer."""
     page = (Path(__file__).parents[2] / "docs/existing_models.md").read_text()
     (example,) = [block for block in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S) if '"plain-4"' in block]
     head = ELSEWHERE.partition("import torch\n")[0]
@@ -155,7 +155,7 @@ def saved(model, tokenizer, folder):
     from transformers import AutoModelForCausalLM
 
     save_folder(model, tokenizer, folder, end_of_text=0)
-    return AutoModelForCausalLM.from_pretrained(folder, dtype="auto")  # transformers 4 loads float32 otherwise
+    return AutoModelForCausalLM.from_pretrained(folder, dtype="auto")  # otherwise transformers 4 loads float32
 
 
 def tokens(*shape, seed=0):
@@ -163,7 +163,7 @@ def tokens(*shape, seed=0):
 
 
 @pytest.mark.parametrize("kind", ["no position", "densetokenformer", "grouped"])
-def test_a_model_comes_back_to_the_bit(kind, tmp_path):
+def test_a_model_round_trip_is_bit_identical(kind, tmp_path):
     model = build(**VARIANTS[kind])
     loaded = saved(model, None, tmp_path / "model")
     assert loaded.dtype == torch.float64
@@ -183,7 +183,7 @@ def test_a_model_comes_back_to_the_bit(kind, tmp_path):
 
 
 @pytest.mark.parametrize("parts", [VARIANTS["grouped"]])
-def test_rows_padded_on_the_left_generate_what_they_do_alone(parts, tmp_path):
+def test_left_padded_rows_generate_as_alone(parts, tmp_path):
     loaded = saved(build(**parts), None, tmp_path / "model")
     rows = [tokens(1, length, seed=length) for length in (11, 4, 7)]
     batch, mask = torch.zeros(3, 11, dtype=torch.int64), torch.zeros(3, 11, dtype=torch.int64)
@@ -199,7 +199,7 @@ def test_rows_padded_on_the_left_generate_what_they_do_alone(parts, tmp_path):
             torch.testing.assert_close(a[row], b[0], rtol=0, atol=1e-10)
 
 
-def test_padding_of_either_side_changes_no_logit(tmp_path):
+def test_padding_does_not_change_logits(tmp_path):
     loaded = saved(build(position=Learned()), None, tmp_path / "model")
     prompt = tokens(1, 6)
     gap = torch.zeros(1, 3, dtype=torch.int64)
@@ -215,7 +215,7 @@ def test_padding_of_either_side_changes_no_logit(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["plain", "densetokenformer", "StaticHyperConnectionsLayer"])
-def test_hidden_states_are_inputs_of_the_blocks_and_the_final_norm(kind, tmp_path):
+def test_hidden_states_are_block_inputs_and_the_final_norm_output(kind, tmp_path):
     loaded, prompt = saved(build(**VARIANTS[kind]), None, tmp_path / "model"), tokens(2, 12)
     mask = torch.ones_like(prompt)
     mask[0, :5] = 0
@@ -238,7 +238,7 @@ def test_hidden_states_are_inputs_of_the_blocks_and_the_final_norm(kind, tmp_pat
     assert len(loaded(prompt)) == 3, "logits, cache and hidden states"
 
 
-def test_the_tokens_to_keep_may_be_listed(tmp_path):
+def test_logits_to_keep_accepts_indices(tmp_path):
     loaded, prompt = saved(build(position=Learned()), None, tmp_path / "model"), tokens(1, 6)
     kept = loaded(prompt, logits_to_keep=torch.tensor([2])).logits
     torch.testing.assert_close(kept[:, 0], loaded(prompt).logits[:, 2], rtol=0, atol=1e-12)
@@ -259,14 +259,14 @@ SWALLOWED = {
 
 
 @pytest.mark.parametrize("message", SWALLOWED)
-def test_an_argument_that_would_change_nothing_is_refused(message, tmp_path):
+def test_unsupported_arguments_are_refused(message, tmp_path):
     loaded = saved(build(position=Learned()), None, tmp_path / "model")
     with pytest.raises(UserError, match=message) as caught:
         loaded(tokens(1, 6), **SWALLOWED[message])
     assert isinstance(caught.value, ValueError), "as transformers' own models raise"
 
 
-def test_positions_that_are_those_of_the_model_are_taken(tmp_path):
+def test_matching_position_ids_are_accepted(tmp_path):
     loaded, batch = saved(build(position=Learned()), None, tmp_path / "model"), tokens(2, 6)
     for mask in (torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6]), torch.tensor([[1, 1, 1, 1, 0, 0], [1] * 6])):
         positions = (mask.cumsum(1) - 1).masked_fill(mask == 0, 1)
@@ -286,7 +286,7 @@ def test_the_loss_is_the_mean_over_the_predicted_tokens(tmp_path):
     assert all(parameter.grad is not None for parameter in loaded.parameters())
 
 
-def test_the_tokenizer_comes_along(tokenizer, tmp_path):
+def test_the_tokenizer_is_exported(tokenizer, tmp_path):
     from transformers import AutoTokenizer
 
     model = saved(build(position=Learned()), tokenizer, tmp_path / "model")
@@ -300,7 +300,7 @@ def test_the_tokenizer_comes_along(tokenizer, tmp_path):
     assert loaded.batch_decode(made, skip_special_tokens=True)[1].startswith("the dog ran to a mat")
 
 
-def test_mistakes_are_one_line(tmp_path):
+def test_mistakes_give_one_line(tmp_path):
     model, folder = build(position=Learned()), tmp_path / "model"
     (tmp_path / "other").mkdir()
     (tmp_path / "other/file").write_text("")
@@ -322,7 +322,7 @@ def test_mistakes_are_one_line(tmp_path):
 
 
 def test_code_in_a_model_folder_never_runs(tmp_path, monkeypatch):
-    """Not even where whoever is asked would say yes."""
+    """Not even if the user would confirm the prompt."""
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     folder, ran = tmp_path / "model", tmp_path / "ran"
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""Checkpoints in the layout of the official GPU code, against that code's formulas written out in plain torch."""
+"""Checkpoints in the layout of the official GPU code, against its formulas in plain torch."""
 
 import math
 
@@ -25,7 +25,7 @@ def standardised(x):
 
 
 def rotated(x):
-    """Turn the first quarter of each head's channels; sine and cosine in single precision, as models keep them."""
+    """Rotate the first quarter of each head's channels with float32 sine and cosine, as the models do."""
     channels = x.shape[-1] // 4
     out = x.clone()
     for t in range(x.shape[0]):
@@ -72,14 +72,14 @@ def largest_difference(model, weights, **options):
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("activation", ["l2_norm_gelu", "gelu_l2_norm", "softmax"])
-def test_an_imported_checkpoint_gives_the_official_formulas_logits(tied, activation, tmp_path):
+def test_imported_checkpoints_match_the_official_formulas(tied, activation, tmp_path):
     weights = made_up(tied=tied)
     model = load_released(written(tmp_path, weights, tied=tied, activation=activation))
     assert (model.spec.tied, model.spec.heads, model.spec.context) == (tied, HEADS, 16)
     assert largest_difference(model, weights, activation=activation) < 1e-10
 
 
-def test_an_unknown_or_misshapen_tensor_is_named(tmp_path):
+def test_unknown_and_misshapen_tensors_are_named(tmp_path):
     weights = made_up()
     extra = weights | {"sequential.2.attention.rotary.weight": torch.ones(3)}
     assert "sequential.2.attention.rotary.weight is unknown" in refusal(written(tmp_path, extra))
@@ -100,7 +100,7 @@ def test_an_unknown_or_misshapen_tensor_is_named(tmp_path):
         ("{", "{{", "not valid YAML"),
     ],
 )
-def test_settings_of_another_meaning_are_refused(old, new, message, tmp_path):
+def test_unsupported_settings_are_refused(old, new, message, tmp_path):
     path = written(tmp_path, made_up()) / "150M_eval.yml"
     path.write_text(path.read_text().replace(old, new))
     assert message in refusal(tmp_path)

@@ -1,4 +1,4 @@
-"""Commands and examples of a page run, on small models under the names that the page uses."""
+"""The commands and examples of a documentation page run on small models with the names of the page."""
 
 import re
 import shlex

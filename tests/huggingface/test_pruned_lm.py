@@ -34,7 +34,7 @@ def requests(*prompts, **options):
 
 
 @pytest.mark.parametrize("batch", [1, 4])
-def test_answers_of_the_full_cache_are_those_of_the_harness(model, fast, batch):
+def test_answers_of_the_full_cache_match_the_harness(model, fast, batch):
     asked = requests(*PROMPTS)
     expected = HFLM(pretrained=model, tokenizer=fast, batch_size=batch).generate_until(asked, disable_tqdm=True)
     assert PrunedLM(model, fast, batch=batch).generate_until(asked) == expected
@@ -68,7 +68,7 @@ def test_requests_that_cannot_be_answered_are_refused(model, fast, prompt, optio
         PrunedLM(model, fast, Local(), budget).generate_until(asked)
 
 
-def test_an_empty_stop_list_with_a_length_is_that_of_ruler(model, fast):
+def test_an_empty_stop_list_with_a_length_is_supported(model, fast):
     asked = requests("the cat", until=[], max_gen_toks=3)
     expected = HFLM(pretrained=model, tokenizer=fast).generate_until(asked, disable_tqdm=True)
     assert PrunedLM(model, fast).generate_until(asked) == expected
@@ -76,7 +76,7 @@ def test_an_empty_stop_list_with_a_length_is_that_of_ruler(model, fast):
 
 @pytest.fixture
 def echo():
-    """Return a generative task, whose score is the length of the answer."""
+    """Return a generative task whose score is the length of the answer."""
     from datasets import Dataset
 
     return {

@@ -1,4 +1,4 @@
-"""formerlab.prune: anybody's model of transformers with a cache that forgets."""
+"""formerlab.prune: models of transformers with a pruned cache."""
 
 from threading import Thread
 
@@ -50,7 +50,7 @@ PADDED = [9, 20, 14]
 
 @pytest.fixture(scope="module")
 def models():
-    """Return models by kind; that each comes back as it was is what the tests rely on."""
+    """Return models by kind; tests rely on `prune` restoring them."""
     return {kind: build(kind) for kind in KINDS}
 
 
@@ -70,7 +70,7 @@ def padded(count=20):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_greedy_tokens_are_those_of_our_own_eviction(kind, models):
+def test_greedy_tokens_match_our_cache(kind, models):
     model, wrapped, text = models[kind], CausalLM(build(kind)), tokens(1, 20)
     unpruned = generated(model, text)
     cases = [(Decay(alpha=0.2), 0.4), (H2O(), 6), (SnapKV(window=4), 0.4), (ExpectedAttention(sink=1), 6)]
@@ -87,7 +87,7 @@ def test_greedy_tokens_are_those_of_our_own_eviction(kind, models):
 
 
 @pytest.mark.parametrize("kind", ["opt", "llama"])
-def test_with_full_nothing_changes(kind, models):
+def test_full_does_not_change_generation(kind, models):
     model, (text, mask) = models[kind], padded()
     for options in ({"attention_mask": mask}, {"num_beams": 3}, {"prefill_chunk_size": 7}):
         unpruned = generated(model, text, **options)
@@ -97,7 +97,7 @@ def test_with_full_nothing_changes(kind, models):
 
 
 @pytest.mark.parametrize("kind", ["opt", "neox"])
-def test_rows_padded_on_the_left_generate_what_they_do_alone(kind, models):
+def test_left_padded_rows_generate_as_alone(kind, models):
     model, (text, mask) = models[kind], padded()
     with prune(model, Decay(), 0.4):
         together = generated(model, text, attention_mask=mask)
@@ -106,8 +106,8 @@ def test_rows_padded_on_the_left_generate_what_they_do_alone(kind, models):
 
 
 @pytest.mark.parametrize("kind", ["opt", "llama"])
-def test_beams_and_samples_are_those_of_prompts_read_anew(kind, models):
-    """Without a cache every step reads the whole text, so nothing can be put in the wrong place."""
+def test_beams_and_samples_match_generation_without_a_cache(kind, models):
+    """Without a cache every step reads the whole text, so positions cannot be wrong."""
     model, (text, mask) = models[kind], padded()
     for options in ({"num_beams": 3}, {"num_beams": 2, "num_return_sequences": 2}, {"do_sample": True, "top_k": 9}):
         with prune(model, Decay(), 6):
@@ -118,7 +118,7 @@ def test_beams_and_samples_are_those_of_prompts_read_anew(kind, models):
         assert torch.equal(kept, anew), options
 
 
-def test_a_call_gives_the_logits_of_a_simulation_and_no_gradient(models):
+def test_calls_match_a_simulation_and_have_no_gradient(models):
     model, text = models["llama"], tokens(2, 20)
     with torch.no_grad():
         simulated = CausalLM(build("llama"))(text, attend=Simulation(Decay(), 0.4))
@@ -132,8 +132,8 @@ def test_a_call_gives_the_logits_of_a_simulation_and_no_gradient(models):
     assert model(text, labels=text).loss.requires_grad
 
 
-def test_positions_that_follow_each_other_are_taken(models):
-    """Those of a text that begins elsewhere, and of padding in front, which may be any."""
+def test_consecutive_positions_are_accepted(models):
+    """Positions of a text that starts later, and arbitrary positions of left padding."""
     model, text = models["llama"], tokens(2, 6)
     mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
     places = (mask.cumsum(1) - 1).masked_fill(mask == 0, 1)
@@ -146,7 +146,7 @@ def test_positions_that_follow_each_other_are_taken(models):
             model.forward = inside
 
 
-def test_a_cache_holds_its_budget(models):
+def test_a_cache_retains_its_budget(models):
     model, text = models["llama"], tokens(1, 20)
     with prune(model, Decay(), 6):
         cache = model.generate(text, return_dict_in_generate=True, **GREEDY).past_key_values
@@ -160,7 +160,7 @@ def ours(position):
 
 
 @pytest.mark.parametrize("position", [Rotary(fraction=0.5), Learned()], ids=lambda position: position.kind)
-def test_our_own_models_in_transformers_are_pruned_too(position):
+def test_formerlab_models_in_transformers_are_pruned(position):
     model, (text, mask) = ours(position), padded()
     with prune(model, Decay(), 0.4):
         together = generated(model, text, attention_mask=mask)
@@ -169,7 +169,7 @@ def test_our_own_models_in_transformers_are_pruned_too(position):
         assert together[row].tolist() == own
 
 
-def test_the_model_is_what_it_was_whatever_happens():
+def test_the_model_is_always_restored():
     model, text = build("llama"), tokens(1, 9)
     model.set_attn_implementation("eager")
     model.train()
@@ -192,7 +192,7 @@ def test_the_model_is_what_it_was_whatever_happens():
         with pytest.raises((UserError, TypeError, AttributeError)), prune(model, policy, 6):
             model(text, position_ids="none")
         check()
-    own = model.forward  # as accelerate's hooks leave it
+    own = model.forward  # as the hooks of accelerate set it
     model.forward = own
     with prune(model, Decay(), 6):
         pass
@@ -201,7 +201,7 @@ def test_the_model_is_what_it_was_whatever_happens():
 
 @pytest.mark.parametrize("name", ["past_key_values", FIELD])
 @pytest.mark.parametrize("kind", ["llama", "ours"])
-def test_the_callers_own_cache_is_the_one_that_is_filled(kind, name, models):
+def test_the_callers_cache_is_filled(kind, name, models):
     model, text = models[kind] if kind in models else ours(Rotary()), tokens(1, 20)
     for new in (DynamicCache, lambda: StaticCache(config=model.config, max_cache_len=30)):
         with prune(model, Decay(), 6), torch.no_grad():
@@ -246,7 +246,7 @@ def test_a_pipeline_and_a_streamer_generate_the_pruned_tokens(models):
 
 
 @pytest.mark.parametrize("policy", [Decay(), SnapKV(window=4), HeadAdaptive(policy=SnapKV(window=4))], ids=repr)
-def test_a_half_precision_model_holds_half_the_bytes(policy):
+def test_a_half_precision_model_uses_half_the_bytes(policy):
     text, options = tokens(1, 20), {"return_dict_in_generate": True}
     sizes = []
     for model in (build("llama").float(), build("llama").half()):
@@ -257,14 +257,14 @@ def test_a_half_precision_model_holds_half_the_bytes(policy):
     assert sizes[0] == 2 * sizes[1]
 
 
-def test_a_static_cache_of_a_padded_batch_is_refused_with_the_remedy(models):
+def test_a_static_cache_of_a_padded_batch_is_refused(models):
     model, (text, mask) = models["llama"], padded()
     cache = StaticCache(config=model.config, max_cache_len=40)
     with pytest.raises(UserError, match="a padded batch needs a DynamicCache"), prune(model, Decay(), 6):
         generated(model, text, attention_mask=mask, past_key_values=cache)
 
 
-def test_a_call_takes_one_cache_of_its_own_kind(models):
+def test_a_call_accepts_one_transformers_cache(models):
     text, cache = tokens(1, 4), DynamicCache()
     for model in (models["llama"], ours(Rotary())):
         for wrong in ({"cache_params": cache}, {"mems": cache}, {FIELD: ((cache, cache),)}):
@@ -279,9 +279,9 @@ def test_a_call_takes_one_cache_of_its_own_kind(models):
         model(text, **{FIELD: StaticCache(config=model.config, max_cache_len=30)})
 
 
-def test_values_narrower_than_keys_are_held_as_they_are(monkeypatch):
-    monkeypatch.setattr(config, "jaxtyping_disable", True)  # annotations say one width for keys and values
-    model, text = build("deepseek_v3").float(), tokens(1, 20)  # its experts take no doubles
+def test_values_may_be_narrower_than_keys(monkeypatch):
+    monkeypatch.setattr(config, "jaxtyping_disable", True)  # annotations require equal widths of keys and values
+    model, text = build("deepseek_v3").float(), tokens(1, 20)  # its experts do not support float64
     own = generated(model, text)
     for policy in (Full(), H2O(), SnapKV()):
         with prune(model, policy, 500):
@@ -336,7 +336,7 @@ def OUTSIDE(*args, **kwargs):
 
 
 @pytest.mark.parametrize("message", WRONG_CALLS)
-def test_calls_that_would_come_out_wrong_are_one_line(message, models):
+def test_unsupported_calls_are_refused_in_one_line(message, models):
     model, text = models["llama"], tokens(1, 9)
     BEGUN.update(unpruned=model(text).past_key_values, pruned=begun(model, 0.4), other=begun(model, 6))
     context = 9 if "context" in message else None
@@ -355,7 +355,7 @@ def test_calls_that_would_come_out_wrong_are_one_line(message, models):
         ((Decay(), 1.5), r"budget 1\.5: give a count"),
     ],
 )
-def test_what_cannot_be_pruned_is_refused_when_the_block_begins(arguments, message, models):
+def test_unsupported_policies_are_refused_at_the_start_of_the_block(arguments, message, models):
     with pytest.raises(UserError, match=message), prune(models["llama"], *arguments):
         pytest.fail("the block began")
 
@@ -373,7 +373,7 @@ DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
         *((kind, {}) for kind in ("smollm3", "gemma3", "deepseek_v3")),
     ],
 )
-def test_a_rotation_that_is_not_recognised_is_refused_where_it_is_needed(kind, changes, monkeypatch):
+def test_unknown_rotations_are_refused_if_the_policy_needs_them(kind, changes, monkeypatch):
     monkeypatch.setattr(config, "jaxtyping_disable", True)  # values of DeepSeek are narrower than keys
     model = build(kind, **changes).float()
     for policy, message in (
@@ -404,14 +404,14 @@ def test_other_models_are_refused():
         (lambda model: type("T5", (Module,), {})(), "not a T5"),
     ],
 )  # fmt: skip
-def test_a_wrapped_model_is_refused_with_its_own_remedy(wrap, remedy, models):
+def test_wrapped_models_are_refused_with_a_remedy(wrap, remedy, models):
     with pytest.raises(UserError) as caught, prune(wrap(models["llama"]), Decay(), 6):
         pytest.fail("the block began")
     assert str(caught.value).endswith(remedy + (", which includes the adapters" if "base" in remedy else ""))
 
 
 @pytest.mark.parametrize("policy", [Full(), Decay(alpha=0.2)])
-def test_an_offloaded_model_is_pruned_as_it_is(policy):
+def test_offloaded_models_are_pruned(policy):
     model, text = build("llama"), tokens(1, 20)
     with prune(model, policy, 6):
         expected = generated(model, text)
@@ -420,7 +420,7 @@ def test_an_offloaded_model_is_pruned_as_it_is(policy):
         assert torch.equal(generated(model, text), expected)
 
 
-def test_a_model_without_weights_and_one_that_overflows_are_refused():
+def test_models_without_weights_or_with_overflow_are_refused():
     with torch.device("meta"):
         empty = build("llama")
     with pytest.raises(UserError, match="its weights are on the meta device"), prune(empty, Decay(), 6):

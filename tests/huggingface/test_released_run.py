@@ -1,4 +1,4 @@
-"""Released models in the plan and its stages: tiny random ones, from a folder, in place of trained runs."""
+"""Released models in the plan and its stages: tiny random models from a folder replace trained runs."""
 
 import json
 from contextlib import chdir
@@ -36,7 +36,7 @@ measure:
 
 
 def save(kind, place, tokenizer, **changes):
-    """Write a tiny model of transformers with its tokenizer, as a release is."""
+    """Write a tiny model of transformers with its tokenizer, like a released model."""
     from transformers import PreTrainedTokenizerFast
 
     foreign.build(kind, **changes).float().save_pretrained(place)
@@ -45,7 +45,7 @@ def save(kind, place, tokenizer, **changes):
 
 @pytest.fixture(scope="module")
 def project(tokenizer, tmp_path_factory):
-    """Two released models and a suite, in a project of their own."""
+    """A project with two released models and a suite."""
     root = tmp_path_factory.mktemp("project")
     project = Project(root)
     for kind in ("llama", "opt"):
@@ -80,7 +80,7 @@ def project(tokenizer, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def done(project):
-    """The project with every stage done."""
+    """The project after all stages."""
     with chdir(project.root):
         for words in (
             *(["data", kind] for kind in ("llama", "opt")),
@@ -95,7 +95,7 @@ def done(project):
     return project
 
 
-def test_sizes_vocabulary_and_costs_are_those_of_the_model(project):
+def test_sizes_vocabulary_and_costs_match_the_model(project):
     with chdir(project.root):
         plan = project.plan()
     job = plan["load"]["small/released-llama/seed0"]
@@ -111,7 +111,7 @@ def test_sizes_vocabulary_and_costs_are_those_of_the_model(project):
     assert run.tokens * run.forward_flops == pytest.approx(4 * 32 * products)
 
 
-def test_every_stage_takes_it_as_a_finished_run(done):
+def test_all_stages_accept_it_as_a_finished_run(done):
     with chdir(done.root):
         plan = done.plan()
         staleness = Staleness(plan)
@@ -131,7 +131,7 @@ def test_every_stage_takes_it_as_a_finished_run(done):
     assert set(results.rows("zeroshot.csv", "small")["task"]) == {"cats_local"}
 
 
-def test_the_losses_are_those_of_the_model_on_the_text_in_its_own_tokens(done):
+def test_losses_match_the_model_on_text_in_its_tokens(done):
     from formerlab.data import load_stream
     from formerlab.integrations.huggingface.released_run import load_released_run
 
@@ -159,12 +159,12 @@ def test_runs_are_listed_exported_and_tracked(done, capsys):
         cached = Results(done.root / "results/cached/smoke")
         assert len(cached.rows("prune.csv", "small")) == 18
         for tree in ("live", "cached"):
-            said = sync(done.root / f"results/{tree}/smoke", f"sqlite:///{done.root}/mlflow.db", done.root)
-            assert said["status"] == "ok"
-            assert said["runs"] == 2
+            output = sync(done.root / f"results/{tree}/smoke", f"sqlite:///{done.root}/mlflow.db", done.root)
+            assert output["status"] == "ok"
+            assert output["runs"] == 2
 
 
-def test_a_second_call_does_nothing_and_changed_weights_are_found(done, capsys):
+def test_a_second_call_does_nothing_and_changed_weights_are_detected(done, capsys):
     run = "small/released-opt/seed0"
     with chdir(done.root):
         record = done.root / "results/live/smoke" / run / "run.json"
@@ -184,7 +184,7 @@ def test_a_second_call_does_nothing_and_changed_weights_are_found(done, capsys):
             weights.write_bytes(kept)
 
 
-def test_what_cannot_be_is_one_line_of_the_plan(project):
+def test_invalid_released_runs_are_refused_by_the_plan(project):
     place = "command line: set"
 
     def refused(**changes):
@@ -202,7 +202,7 @@ def test_what_cannot_be_is_one_line_of_the_plan(project):
     assert "vocabulary: 300, but the tokenizer has 290" in refused(scale__data__llama__tokenizer__vocabulary=300)
 
 
-def test_a_model_that_is_not_what_was_said_or_cannot_be_pruned_is_one_line_of_its_stage(done, tokenizer, capsys):
+def test_models_that_differ_from_the_plan_or_cannot_be_pruned_are_refused_by_the_stage(done, tokenizer, capsys):
     save("bloom", done.root / "bloom", tokenizer)
     sizes = {"layers": 3, "width": 32, "vocabulary": 290, "context": 64, "parameters": 1000}
     for changes, message in (
@@ -215,6 +215,6 @@ def test_a_model_that_is_not_what_was_said_or_cannot_be_pruned_is_one_line_of_it
             assert main(["data", "llama", *overlay]) == 0
             capsys.readouterr()
             assert main(["load", "small/released-llama/seed0", *overlay]) == EXIT_USER_ERROR
-        said = capsys.readouterr().err
-        (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
+        output = capsys.readouterr().err
+        (line,) = [line for line in output.splitlines() if line.startswith("error: ")]
         assert message in line

@@ -31,19 +31,19 @@ def check_pruned_attention(policy, given, chunk=None, separate=False):
     from formerlab.kernels import pruned_attention
 
     pruned_attention.CHUNK, triton_engine.SEPARATE = chunk or 64, separate
-    found = triton_engine.run(policy, given)
-    wanted = torch_engine.run(policy, in_single_precision(given))
+    actual = triton_engine.run(policy, given)
+    expected = torch_engine.run(policy, in_single_precision(given))
     eps = torch.finfo(given.q.dtype).eps
-    assert found.out.dtype == given.q.dtype
+    assert actual.out.dtype == given.q.dtype
     for row, length in enumerate(given.lengths):
         assert torch.equal(
-            found.last[row, :, :length].clamp(max=length), wanted.last[row, :, :length].clamp(max=length)
+            actual.last[row, :, :length].clamp(max=length), expected.last[row, :, :length].clamp(max=length)
         )
-        difference = found.out[row, :, :length].float() - wanted.out[row, :, :length]
+        difference = actual.out[row, :, :length].float() - expected.out[row, :, :length]
         assert difference.abs().max() <= 16 * eps * given.v[row].float().abs().max()
         if length == given.q.shape[2]:
-            held = wanted.last[row] >= length
-            torch.testing.assert_close(found.scores[row][held], wanted.scores[row][held], atol=1e-5, rtol=1e-5)
+            held = expected.last[row] >= length
+            torch.testing.assert_close(actual.scores[row][held], expected.scores[row][held], atol=1e-5, rtol=1e-5)
 
 
 POLICIES = (
@@ -130,8 +130,8 @@ def check_without_numbers():
 
     given = prompt(Decay(), 6, [24], 1, 1, 16)
     given.k[:, :, 3] = math.nan
-    found = triton_engine.run(Decay(), given)
-    held = (found.last[0, 0] >= torch.arange(24)[:, None]) & (torch.arange(24) <= torch.arange(24)[:, None])
+    actual = triton_engine.run(Decay(), given)
+    held = (actual.last[0, 0] >= torch.arange(24)[:, None]) & (torch.arange(24) <= torch.arange(24)[:, None])
     assert held.sum(1).tolist() == [min(query + 1, 7) for query in range(24)]
 
 
@@ -169,13 +169,13 @@ def check_norm_and_gelu(tokens, spread, dtype):
     products, upstream = (torch.randn(4, tokens).to(dtype) for _ in range(2))
     products[1] = 0
     exact = products.double().requires_grad_()
-    wanted = l2_gelu(exact, tau)
-    (slope,) = torch.autograd.grad((wanted * upstream).sum(), exact)
+    expected = l2_gelu(exact, tau)
+    (slope,) = torch.autograd.grad((expected * upstream).sum(), exact)
     factor, scores = norm_gelu.normalise_and_activate(products, tau, SMALLEST_NORM)
     again, gradient = norm_gelu.scores_and_gradient((upstream * factor).to(dtype), products, tau)
     assert torch.equal(scores, again)
     assert all(tensor[1].eq(0).all() for tensor in (products, factor, scores, gradient))
-    assert (scores - wanted).norm() <= 8 * eps * wanted.norm()
+    assert (scores - expected).norm() <= 8 * eps * expected.norm()
     size = (upstream * factor).norm()  # relative to the incoming dS, because terms cancel
     assert (gradient - slope).norm() <= 8 * eps * (slope.norm() + size)
 

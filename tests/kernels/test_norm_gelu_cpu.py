@@ -36,13 +36,13 @@ def test_the_kernels_match_the_formula_and_its_gradient(dtype, tokens, spread):
     products, upstream = drawn(dtype, tokens)
     products[1] = 0
     exact = products.double().requires_grad_()
-    wanted = l2_gelu(exact, tau)
-    (slope,) = torch.autograd.grad((wanted * upstream).sum(), exact)
+    expected = l2_gelu(exact, tau)
+    (slope,) = torch.autograd.grad((expected * upstream).sum(), exact)
     z, factor, scores, again, gradient = both(products, upstream, tau)
     assert torch.equal(scores, again)
     assert factor[1] == 0
     assert all(tensor[1].eq(0).all() for tensor in (z, scores, gradient))
-    assert (scores - wanted).norm() <= 8 * eps * wanted.norm()
+    assert (scores - expected).norm() <= 8 * eps * expected.norm()
     size = (upstream * factor).norm()  # relative to the incoming dS, because terms cancel
     assert (gradient - slope).norm() <= 8 * eps * (slope.norm() + size)
 
@@ -60,13 +60,13 @@ def test_results_do_not_depend_on_the_number_of_threads(dtype):
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
 def test_the_default_dtype_has_no_effect(default):
     products, upstream = drawn(torch.float32, 64)
-    wanted = both(products, upstream, 8.0)
+    expected = both(products, upstream, 8.0)
     torch.set_default_dtype(default)
     try:
-        found = both(products, upstream, 8.0)
+        actual = both(products, upstream, 8.0)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
 
 
 @needs_kernel
@@ -86,8 +86,8 @@ def test_without_a_compiler_torch_gives_the_same_result(dtype, monkeypatch):
         return y, *torch.autograd.grad(y.float().square().sum(), parts)
 
     torch.manual_seed(1)
-    found = passes()
+    actual = passes()
     monkeypatch.setattr(norm_gelu_cpu, "load_library", lambda *_: None)
     torch.manual_seed(1)
-    for one, other in zip(found, passes(), strict=True):
+    for one, other in zip(actual, passes(), strict=True):
         assert (one - other).norm() <= 16 * torch.finfo(dtype).eps * other.norm()

@@ -35,9 +35,9 @@ def test_pattention_matches_the_formula(triton, monkeypatch, dtype, tokens, fuse
         y = mapped(*parts, math.sqrt(tokens))
         return y, *torch.autograd.grad((y * weight.to(dtype)).sum(), parts)
 
-    for got, wanted in zip(found(lean_pattention, dtype), found(formula, torch.float64), strict=True):
-        assert got.dtype == dtype
-        assert (got - wanted).norm() < 16 * torch.finfo(dtype).eps * wanted.norm()
+    for actual, expected in zip(found(lean_pattention, dtype), found(formula, torch.float64), strict=True):
+        assert actual.dtype == dtype
+        assert (actual - expected).norm() < 16 * torch.finfo(dtype).eps * expected.norm()
 
 
 @pytest.mark.parametrize("policy", [*POLICIES, Decay()], ids=repr)
@@ -51,9 +51,9 @@ def test_pruned_attention_nearly_always_matches_the_reference(triton, monkeypatc
     there = replace(given, q=given.q.cuda(), k=given.k.cuda(), v=given.v.cuda())
     run = torch_engine.choose(policy, there)
     assert run is not torch_engine.run
-    found, wanted = run(policy, there), torch_engine.run(policy, in_single_precision(given))
+    actual, expected = run(policy, there), torch_engine.run(policy, in_single_precision(given))
     for row, length in enumerate(lengths):
-        left, leaves = (pruned.last[row, :, :length].cpu().clamp(max=length) for pruned in (found, wanted))
+        left, leaves = (pruned.last[row, :, :length].cpu().clamp(max=length) for pruned in (actual, expected))
         assert (left == leaves).double().mean() > 0.98
-        off = (found.out[row, :, :length].cpu().float() - wanted.out[row, :, :length]).abs().amax(-1)
+        off = (actual.out[row, :, :length].cpu().float() - expected.out[row, :, :length]).abs().amax(-1)
         assert off.quantile(0.9) < 16 * torch.finfo(dtype).eps * 4

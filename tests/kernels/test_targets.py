@@ -79,10 +79,10 @@ def spilled(ptx, capability):
     tool = knobs.nvidia.ptxas if capability < 100 else blackwell
     name = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)[1]
     words = [tool.path, "--verbose", f"--gpu-name={name}", "--output-file=/dev/null", "-"]
-    said = subprocess.run(words, input=ptx, capture_output=True, text=True, check=True).stderr
+    output = subprocess.run(words, input=ptx, capture_output=True, text=True, check=True).stderr
     threads = int(re.search(r"^\.reqntid (\d+)", ptx, re.MULTILINE)[1])
-    assert threads * int(re.search(r"Used (\d+) registers", said)[1]) <= 2**16, "else it cannot be launched"
-    return sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", said)))
+    assert threads * int(re.search(r"Used (\d+) registers", output)[1]) <= 2**16, "else it cannot be launched"
+    return sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", output)))
 
 
 def pruned_attention(policy, dtype, heads, key_heads, time, d_head):

@@ -135,8 +135,8 @@ def both(mixer, streams, loss, wanted):
 
 def test_gradients_of_a_subset_of_the_inputs():
     mixer, streams = single(), leaves()
-    for wanted in ([streams[5]], [streams[0]], [mixer.alphas["4"]], [streams[3], mixer.alphas["8"]]):
-        torch.testing.assert_close(*both(mixer, streams, lambda ys: sum((y**2).sum() for y in ys), wanted))
+    for expected in ([streams[5]], [streams[0]], [mixer.alphas["4"]], [streams[3], mixer.alphas["8"]]):
+        torch.testing.assert_close(*both(mixer, streams, lambda ys: sum((y**2).sum() for y in ys), expected))
 
 
 def test_backward_runs_twice_from_different_outputs():

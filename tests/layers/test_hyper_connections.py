@@ -65,14 +65,14 @@ REFERENCES = dict(zip(KINDS, (static_reference, dynamic_reference, manifold_refe
 def test_a_stack_matches_the_equations(kind, streams):
     mixer = built(kind(streams=streams), LAYERS, perturbed=True).double()
     x, updates = inputs(LAYERS, dtype=torch.float64)
-    found = stack(mixer, x, updates)[-1]
+    actual = stack(mixer, x, updates)[-1]
     for batch, time in ((0, 0), (1, 2)):
         hidden = x[batch, time].expand(streams, WIDTH)
         for site, update in enumerate(updates, start=1):
             a_m, a_r, b = REFERENCES[kind](mixer, site, hidden)
             read = (hidden.T @ a_m)[:, 0]
             hidden = b.T @ (update[batch, time] * read)[None] + a_r.T @ hidden
-        torch.testing.assert_close(found[batch, time], hidden.sum(0))
+        torch.testing.assert_close(actual[batch, time], hidden.sum(0))
 
 
 def tiny(depth):

@@ -32,10 +32,10 @@ def values(module):
 
 
 def assert_same(module, other):
-    ours, theirs = values(module), values(other)
-    assert ours.keys() == theirs.keys()
+    ours, reference = values(module), values(other)
+    assert ours.keys() == reference.keys()
     for name in ours:
-        assert torch.equal(ours[name], theirs[name]), name
+        assert torch.equal(ours[name], reference[name]), name
 
 
 @pytest.mark.parametrize("spec", MODELS, ids=label)

@@ -67,10 +67,10 @@ def saved_bytes(mapped, inputs):
 @pytest.mark.parametrize("tau", [TAU, 0.3])
 def test_values_and_gradients_match_the_formula(batch, tau):
     inputs = drawn(*batch)
-    y, found = gradients(lean_pattention, inputs, tau)
+    y, actual = gradients(lean_pattention, inputs, tau)
     expected, wanted = gradients(formula, inputs, tau)
     assert torch.equal(y, expected)
-    for name, gradient, other in zip(PARTS, found, wanted, strict=True):
+    for name, gradient, other in zip(PARTS, actual, wanted, strict=True):
         torch.testing.assert_close(gradient, other, atol=1e-12, rtol=1e-12, msg=name)
 
 
@@ -88,10 +88,10 @@ def test_autocast_casts_as_for_a_matrix_product(dtype):
     """Output and gradients have the dtypes of the formula under autocast; float64 stays float64."""
     inputs = drawn(64, dtype=dtype)
     with torch.autocast("cpu", torch.bfloat16):
-        y, found = gradients(lean_pattention, inputs)
+        y, actual = gradients(lean_pattention, inputs)
         expected, wanted = gradients(formula, inputs)
     assert y.dtype == expected.dtype == (torch.float64 if dtype == torch.float64 else torch.bfloat16)
-    for got, other in zip((y, *found), (expected, *wanted), strict=True):
+    for got, other in zip((y, *actual), (expected, *wanted), strict=True):
         assert got.dtype == other.dtype
         assert (got - other).norm() < 0.03 * other.norm()
 
@@ -146,12 +146,12 @@ class Products(TorchDispatchMode):
 @pytest.mark.parametrize("tokens", [24, 64, 2140])
 def test_padding_for_tensor_cores_does_not_change_results(tokens, monkeypatch):
     inputs = drawn(3, 5, dtype=torch.float64, tokens=tokens)
-    y, wanted = gradients(lean_pattention, inputs)
+    y, expected = gradients(lean_pattention, inputs)
     monkeypatch.setattr(pattention, "_uses_tensor_cores", lambda x: True)
     with Products() as products:
-        padded, found = gradients(lean_pattention, inputs)
+        padded, actual = gradients(lean_pattention, inputs)
     torch.testing.assert_close(padded, y, atol=1e-12, rtol=1e-12)
-    torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(actual, expected, atol=1e-12, rtol=1e-12)
     assert len(products.operands) == 2 * 6
     sizes = {size for shape in products.operands for size in shape} - {15, D_IN, D_OUT}
     assert sizes == {-(-tokens // 64) * 64}

@@ -31,10 +31,10 @@ def test_chunks_of_any_size_match_the_formula(slice_of, monkeypatch):
     """Compares loss and gradients with one row, five rows and all rows per chunk."""
     monkeypatch.setattr(module, "CHUNK_LOGITS", slice_of * VOCABULARY)
     inputs = drawn()
-    for found, wanted in zip(
+    for actual, expected in zip(
         with_gradients(linear_cross_entropy, inputs), with_gradients(written_out, inputs), strict=True
     ):
-        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("autocast", [False, True])
@@ -42,9 +42,9 @@ def test_half_precision_is_summed_in_float32(autocast):
     """In bfloat16, and under autocast, where gradients have the dtypes of weights and inputs."""
     inputs = drawn(torch.float32 if autocast else torch.bfloat16)
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        found, wanted = with_gradients(linear_cross_entropy, inputs), with_gradients(written_out, inputs)
-    assert found[0].dtype == torch.float32
-    for one, other, given in zip(found[1:], wanted[1:], inputs, strict=False):
+        actual, expected = with_gradients(linear_cross_entropy, inputs), with_gradients(written_out, inputs)
+    assert actual[0].dtype == torch.float32
+    for one, other, given in zip(actual[1:], expected[1:], inputs, strict=False):
         assert one.dtype == other.dtype == given.dtype
         assert (one - other).norm() <= 0.02 * other.norm()
 
@@ -71,9 +71,9 @@ def test_compiled_logits_are_computed_in_bounded_chunks(monkeypatch):
         return graph
 
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    found = torch.compile(module.linear_cross_entropy, backend=counting)(x, weight, targets)
+    actual = torch.compile(module.linear_cross_entropy, backend=counting)(x, weight, targets)
     assert rows == [2, 2, 2, 1]
-    torch.testing.assert_close(found, torch.nn.functional.cross_entropy(x @ weight.T, targets))
+    torch.testing.assert_close(actual, torch.nn.functional.cross_entropy(x @ weight.T, targets))
 
 
 def test_targets_of_another_length_are_refused(monkeypatch):

@@ -63,14 +63,14 @@ def test_the_native_kernel_matches_torch(spec, dtype, monkeypatch):
     encoding = built(spec)
     heads = torch.randn(2, 5, 3, 8).to(dtype)
     for q in (heads.transpose(1, 2), heads.permute(0, 2, 1, 3).contiguous(), heads[:, ::2].transpose(1, 2)):
-        found = rotated_and_back(encoding, q)
+        actual = rotated_and_back(encoding, q)
         torch.set_num_threads(2)
-        assert all(map(torch.equal, found, rotated_and_back(encoding, q)))
+        assert all(map(torch.equal, actual, rotated_and_back(encoding, q)))
         with monkeypatch.context() as patch:
             patch.setattr(rotary_cpu, "_library", lambda: None)
-            for got, wanted in zip(found, rotated_and_back(encoding, q), strict=True):
+            for got, expected in zip(actual, rotated_and_back(encoding, q), strict=True):
                 assert got.dtype == dtype
-                assert (got - wanted).norm() <= 4 * torch.finfo(dtype).eps * wanted.norm()
+                assert (got - expected).norm() <= 4 * torch.finfo(dtype).eps * expected.norm()
 
 
 def rotated_and_back(encoding, q):

@@ -83,7 +83,7 @@ def test_released_specs_match_the_released_tensors(name):
     spec = PUBLISHED[name]
     with torch.device("meta"):
         state = DecoderModel(spec).state_dict()
-        weights = {theirs: state[ours] for theirs, ours in layout(spec)}
+        weights = {reference: state[ours] for reference, ours in layout(spec)}
         assert released_spec(weights, {}, Path(name)) == spec
 
 
@@ -116,12 +116,12 @@ def test_runs_of_scale_paper_train_the_published_models(study):
     sources = read_sources(Path(__file__).parents[2], {"scale": "paper", "studies": [study], "seeds": [0]})
     runs = {run.name: run.model for run in resolve_study(study, sources)}
     for run, name in RUNS[study].items():
-        ours, theirs = PUBLISHED[name].to_dict(), runs[run].to_dict()
-        for spec in (ours, theirs):
+        ours, reference = PUBLISHED[name].to_dict(), runs[run].to_dict()
+        for spec in (ours, reference):
             spec["feedforward"].pop("hidden", None)  # explicit or four times the width; the counts show which
             spec.pop("drop_path", None)  # set by the recipe
             spec.pop("context", None)  # set by the data
-        assert ours == theirs
+        assert ours == reference
         assert PUBLISHED[name].params() == runs[run].params()
 
 

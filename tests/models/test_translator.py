@@ -57,25 +57,25 @@ def test_residual_projections_start_smaller_in_deeper_stacks():
 
 def as_torch(model, spec):
     """Return torch's encoder-decoder with the weights of our model."""
-    theirs = nn.Transformer(
+    reference = nn.Transformer(
         *(spec.width, spec.heads, spec.layers, spec.layers, 4 * spec.width),
         dropout=0.0,
         batch_first=True,
         norm_first=spec.order == "pre",
     ).eval()
     if spec.order == "post":  # the paper has no norm after the last sub-layer's norm
-        theirs.encoder.norm = theirs.decoder.norm = None
-    for ours, layer in zip(model.encoder, theirs.encoder.layers, strict=True):
+        reference.encoder.norm = reference.decoder.norm = None
+    for ours, layer in zip(model.encoder, reference.encoder.layers, strict=True):
         copy_attention(ours.attention, layer.self_attn)
         copy_feedforward(ours.feedforward, layer)
         copy_norms((ours.attention_connection, ours.feedforward_connection), (layer.norm1, layer.norm2))
-    for ours, layer in zip(model.decoder, theirs.decoder.layers, strict=True):
+    for ours, layer in zip(model.decoder, reference.decoder.layers, strict=True):
         copy_attention(ours.attention, layer.self_attn)
         copy_attention(ours.cross, layer.multihead_attn)
         copy_feedforward(ours.feedforward, layer)
         connections = (ours.attention_connection, ours.cross_connection, ours.feedforward_connection)
         copy_norms(connections, (layer.norm1, layer.norm2, layer.norm3))
-    return theirs
+    return reference
 
 
 def copy_attention(ours, theirs):
@@ -109,12 +109,12 @@ def test_the_function_matches_torch_transformer(order):
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(parameter))))
         source, real, target = sentences()
-        theirs = as_torch(model, spec)
+        reference = as_torch(model, spec)
 
         def embedded(tokens, position):
             return position.embed(model.embedding[tokens] * spec.width**0.5, 0)
 
-        out = theirs(
+        out = reference(
             embedded(source, model.source_position),
             embedded(target, model.target_position),
             tgt_mask=nn.Transformer.generate_square_subsequent_mask(target.shape[1]),
@@ -134,10 +134,10 @@ def test_padding_and_later_tokens_do_not_change_logits(changes):
     model = small(**changes).build(2).eval()
     source, real, target = sentences()
     with torch.no_grad():
-        whole = model(source, real, target)
+        full = model(source, real, target)
         alone = model(source[1:, :4], real[1:, :4], target[1:])
-        torch.testing.assert_close(whole[1:], alone, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(whole[:, :3], model(source, real, target[:, :3]), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(full[1:], alone, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(full[:, :3], model(source, real, target[:, :3]), rtol=1e-4, atol=1e-5)
         changed = source.masked_fill(~real, 7)
-        assert torch.equal(whole, model(changed, real, target))
-        assert not torch.allclose(whole[0], model(source.flip(0), real.flip(0), target)[0])
+        assert torch.equal(full, model(changed, real, target))
+        assert not torch.allclose(full[0], model(source.flip(0), real.flip(0), target)[0])

@@ -1,4 +1,4 @@
-"""A small data set on disk, made by the real data stage, and a run that nothing interrupted."""
+"""A small data set on disk, made by the data stage, and a run that was never interrupted."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ TEXT = "the cat sat on a mat and the dog ran to an old house by the river where 
 
 @pytest.fixture(autouse=True)
 def _shapes_checked_in_golden_runs(request, monkeypatch):
-    """Check shapes in the golden runs, of every kind of model and task, alone: it takes a third of a run."""
+    """Check shapes only in the golden runs, which cover all models and tasks; checks take a third of a run."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", request.path.stem != "test_golden_trajectories")
 
 
@@ -32,7 +32,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of the small run, trained in one go; to be read, not changed."""
+    """Return the folder of the small run, trained without interruption; tests must not change it."""
     out = tmp_path_factory.mktemp("finished")
     trained(RUN, data, out)
     return out

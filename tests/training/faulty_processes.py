@@ -1,9 +1,7 @@
-"""Run `formerlab` in processes that send themselves a signal at a chosen place, or that may write no large file.
+"""Run `formerlab` in processes that send themselves a signal at a chosen call, or with a limited file size.
 
-A script: test_killed.py starts it.
-
-It reads one order a line on stdin and answers each with one line on stdout, both JSON. Every order runs in a fork of
-this process, which has imported everything once and done nothing else.
+test_killed.py starts this script. It reads one JSON order per line on stdin and answers each with one JSON line on
+stdout. Every order runs in a fork of this process, which has only imported the package.
 """
 
 import json
@@ -21,7 +19,7 @@ from formerlab.training import stage  # noqa: F401
 
 
 def fork(order):
-    """Run the words of an order and return how the process ended, what it wrote, and how many calls it made."""
+    """Run the command of an order; return its exit status, its output and its number of calls."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as calls:
         pid = os.fork()
         if pid == 0:
@@ -47,7 +45,7 @@ def run_and_exit(order, calls):
             if counted == order["at_call"]:
                 os.kill(os.getpid(), signal.Signals[order["signal"]])
 
-    if order.get("largest_file") is not None:  # a write beyond it fails, as on a full disk
+    if order.get("largest_file") is not None:  # a write beyond the limit fails, as on a full disk
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (order["largest_file"],) * 2)
     if order["at_call"] is not None:

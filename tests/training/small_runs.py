@@ -1,4 +1,4 @@
-"""Runs small enough to be trained in a moment, and what a run leaves behind."""
+"""Runs that train within seconds, and readers of their files."""
 
 import csv
 import json
@@ -48,11 +48,11 @@ def small(**changes: object) -> Run:
 
 
 def write_plan(run: Run, data: Path, folder: Path, **job: object) -> Path:
-    """Write a plan of one run, whose results go into `folder`/results; return its file."""
+    """Write a plan of one run with results in `folder`/results; return the file of the plan."""
     job = {"spec": run.to_dict(), "spec_hash": run.fingerprint(), "code": "code", "data": "text", "init": None, **job}
     manifest = json.loads((data / "manifest.json").read_text())
     prepared = {"recipe": "recipe", "source": "source_fingerprint", "code": "code_hash"}
-    prepared = {key: manifest[said] for key, said in prepared.items()}
+    prepared = {key: manifest[output] for key, output in prepared.items()}
     plan = {
         "schema": 1,
         "scale": "test",
@@ -83,7 +83,7 @@ def interrupted(
     parent: Path | None = None,
     **settings: object,
 ) -> None:
-    """Train some steps of a run and let it stop itself, saved."""
+    """Train some steps of a run, then stop it with a checkpoint."""
     checks = count()
     with patch.context() as until_here:
         until_here.setattr(StopRequest, "__call__", lambda self: "a test" if next(checks) == steps else None)
@@ -92,12 +92,12 @@ def interrupted(
 
 
 def bits(out: Path) -> dict[str, str]:
-    """Return the hashes of everything that must not depend on how often a run was interrupted."""
+    """Return the hashes of all results that must not depend on interruptions."""
     return {name: sha256(out / name) for name in SAME_BITS}
 
 
 def rows(out: Path, name: str) -> list[dict[str, float | str]]:
-    """Return the rows of a CSV file, numbers as numbers."""
+    """Return the rows of a CSV file, with numbers converted."""
     with open(out / f"{name}.csv", newline="") as file:
         return [{key: _number(cell) for key, cell in row.items()} for row in csv.DictReader(file)]
 

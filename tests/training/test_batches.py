@@ -1,4 +1,4 @@
-"""Batches made ahead, and by the process that has them, are those that a single process makes when it needs them."""
+"""Prefetched and sharded batches equal the batches that a single process makes on demand."""
 
 import threading
 import time
@@ -27,7 +27,7 @@ CPU, ELSEWHERE = torch.device("cpu"), torch.device("meta")
 
 @pytest.fixture(params=CASES)
 def case(request, tmp_path):
-    """Return a run of several parts, and its data."""
+    """Return a run with several micro-batches, and its data."""
     run, changes = CASES[request.param]
     run = run.model_copy(update={"task": run.task.model_copy(update=changes)})
     data, _ = data_of(run, tmp_path)
@@ -44,27 +44,27 @@ def same(one, other):
 
 @pytest.mark.parametrize("parts", [6, 4, 3, 2, 1])
 @pytest.mark.parametrize("processes", [1, 2, 3, 6])
-def test_every_part_is_one_process_s_and_all_have_equally_many(parts, processes):
+def test_each_micro_batch_has_one_process_and_processes_have_equal_counts(parts, processes):
     shares = [Shard(rank, processes).micro_batches(parts) for rank in range(processes)]
     assert len({len(share) for share in shares}) == 1
     assert sorted(number for share in shares for number in share if number < parts) == list(range(parts))
 
 
-def test_a_share_is_its_parts_of_the_whole(case):
-    """To the bit, also of images that are mixed with others."""
+def test_a_shard_has_its_micro_batches_of_the_step(case):
+    """Bit-identical, also for images that are mixed with other images."""
     run, data = case
     for step in range(3):
         count = run.task.micro_batch_count(data, 3, step, START)
-        whole = run.task.step_batches(data, 3, step, START, SINGLE_PROCESS)
-        assert len(whole) == count
+        full = run.task.step_batches(data, 3, step, START, SINGLE_PROCESS)
+        assert len(full) == count
         for shard in (Shard(0, 2), Shard(1, 2)):
             parts = run.task.step_batches(data, 3, step, START, shard)
-            wanted = [whole[number % count] for number in shard.micro_batches(count)]
-            assert all(map(same, parts, wanted))
-            assert len(parts) == len(wanted)
+            expected = [full[number % count] for number in shard.micro_batches(count)]
+            assert all(map(same, parts, expected))
+            assert len(parts) == len(expected)
 
 
-def test_batches_made_ahead_are_the_same(case, monkeypatch):
+def test_prefetched_batches_are_equal(case, monkeypatch):
     run, data = case
     monkeypatch.setattr(processes, "rank", lambda: 1)
     monkeypatch.setattr(processes, "count", lambda: 2)
@@ -77,7 +77,7 @@ def test_batches_made_ahead_are_the_same(case, monkeypatch):
         assert all(same(one, other) for (_, one), (_, other) in zip(here, ahead, strict=True))
 
 
-def test_they_are_made_in_a_thread_before_they_are_asked_for_and_not_beyond_the_last_step(monkeypatch, tmp_path):
+def test_a_thread_prefetches_batches_up_to_the_last_step(monkeypatch, tmp_path):
     run = RUNS["decoder"].model_copy(update={"steps": 9})
     data, _ = data_of(run, tmp_path)
     made, draw = [], type(run.task).train_batch

@@ -1,4 +1,4 @@
-"""Checkpoints: whole, of exactly this run, and data rather than code."""
+"""Checkpoints: integrity, identity of the run, and safe loading."""
 
 import os
 import pickle
@@ -22,22 +22,22 @@ def saved(tmp_path):
     return path
 
 
-def test_what_was_saved_comes_back_to_the_bit(saved):
-    found = load_checkpoint(saved, BELONGS)
-    assert torch.equal(found.pop("model"), STATE["model"])
-    assert found == {key: STATE[key] for key in ("step", "rows")}
+def test_a_checkpoint_round_trip_is_bit_identical(saved):
+    actual = load_checkpoint(saved, BELONGS)
+    assert torch.equal(actual.pop("model"), STATE["model"])
+    assert actual == {key: STATE[key] for key in ("step", "rows")}
 
 
-def test_a_byte_that_a_disk_changed_is_found(saved):
-    whole = saved.read_bytes()
-    at = whole.index(STATE["model"].numpy().tobytes())
-    saved.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+def test_a_changed_byte_is_detected(saved):
+    full = saved.read_bytes()
+    at = full.index(STATE["model"].numpy().tobytes())
+    saved.write_bytes(full[:at] + bytes([full[at] ^ 1]) + full[at + 1 :])
     with pytest.raises(UserError, match=r"last.pt: broken \(checksum of .+\); its steps are lost"):
         load_checkpoint(saved, BELONGS)
 
 
-def test_processes_that_read_a_checkpoint_hold_it_once(tmp_path):
-    """What a process has of its own does not grow with the file; the rest is the system's copy of it, shared."""
+def test_processes_share_the_memory_of_a_checkpoint(tmp_path):
+    """The private memory of a process does not grow with the file, because the page cache is shared."""
     path, size = tmp_path / "last.pt", 2**26
     save_checkpoint(path, {"step": 7, "model": torch.zeros(size // 4)}, BELONGS)
     before = own_memory()
@@ -52,23 +52,23 @@ def own_memory():
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 0.999])
-def test_a_truncated_file_is_one_clear_line(share, saved):
-    whole = saved.read_bytes()
-    saved.write_bytes(whole[: int(share * len(whole))])
+def test_a_truncated_checkpoint_gives_one_clear_line(share, saved):
+    full = saved.read_bytes()
+    saved.write_bytes(full[: int(share * len(full))])
     with pytest.raises(UserError, match=r"last.pt: broken \(.+\); its steps are lost") as caught:
         load_checkpoint(saved, BELONGS)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [torch.zeros(2), {"state": STATE}])
-def test_a_file_of_something_else_is_one_clear_line(content, saved):
+def test_a_file_with_other_content_gives_one_clear_line(content, saved):
     torch.save(content, saved)
     with pytest.raises(UserError, match=r"last.pt: broken \(.+\); its steps are lost"):
         load_checkpoint(saved, BELONGS)
 
 
 class Bomb:
-    """An object whose pickle makes a folder when it is loaded."""
+    """An object whose pickle creates a folder when it is loaded."""
 
     def __init__(self, path):
         self.path = path
@@ -88,10 +88,10 @@ def test_a_checkpoint_cannot_run_code(inside, saved, tmp_path):
         load_checkpoint(saved, BELONGS)
     assert not (tmp_path / "exploded").exists()
     torch.load(saved, weights_only=False) if inside == "zip" else pickle.loads(saved.read_bytes())
-    assert (tmp_path / "exploded").exists()  # the bomb was a real one
+    assert (tmp_path / "exploded").exists()  # loading without weights_only does run the code
 
 
-def test_a_save_that_fails_leaves_the_checkpoint_before(saved):
+def test_a_failed_save_keeps_the_previous_checkpoint(saved):
     with pytest.raises(AttributeError):
         save_checkpoint(saved, {"step": 8, "no": lambda: None}, BELONGS)
     assert load_checkpoint(saved, BELONGS)["step"] == 7

@@ -1,4 +1,4 @@
-"""Blocks that are computed again in the backward pass: the same losses, and less is kept."""
+"""Recomputed blocks give equal losses and save fewer activations."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def trained(run):
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_losses_and_weights_are_the_same_to_the_bit(model):
+def test_losses_and_weights_are_bit_identical(model):
     plain, again = (trained(small(model=model, task=TASK, checkpoint_activations=on)) for on in (False, True))
     assert plain.rows["train"] == again.rows["train"]
     assert plain.rows["eval"] == again.rows["eval"]
@@ -44,14 +44,17 @@ def test_losses_and_weights_are_the_same_to_the_bit(model):
 
 
 def kept_bytes(model, *inputs):
-    """Return the bytes that a forward pass keeps for the backward pass, weights apart, each storage once."""
+    """Return the bytes of the activations that a forward pass saves, counting each storage once."""
     weights = {weight.untyped_storage().data_ptr() for weight in (*model.parameters(), *model.buffers())}
     kept = {}
 
     def note(tensor):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = (storage.nbytes(), storage)  # held, so that no other comes to its place
+            kept[storage.data_ptr()] = (
+                storage.nbytes(),
+                storage,
+            )  # keep a reference, so that no other storage gets its address
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
@@ -72,7 +75,7 @@ STACKS = {
 
 
 @pytest.mark.parametrize(("spec", "inputs"), STACKS.values(), ids=STACKS)
-def test_less_is_kept(spec, inputs):
+def test_fewer_activations_are_saved(spec, inputs):
     model = spec.build(0)
     plain = kept_bytes(model, *inputs)
     recompute_blocks(model)

@@ -1,4 +1,4 @@
-"""Two processes that compile their model, whole or split, learn what one does alone, with every family of mixers."""
+"""Two compiling processes, with DDP or FSDP, match one process for every family of mixers."""
 
 import functools
 from unittest.mock import patch
@@ -17,7 +17,7 @@ from formerlab.training.stage import train_stage
 
 pytestmark = pytest.mark.xdist_group("parallel")
 
-LAYERS = 10  # more than the compiler makes graphs of one function
+LAYERS = 10  # more than the compiler's limit of graphs per function
 MIXERS = list({type(mixer.build(2, 8)).mro()[-4:][0]: mixer for mixer in defaults(DepthMixer)}.values())
 """One of every class right below Mixer, and Mixer itself."""
 TASK = LanguageModeling(context=8, batch=4, accumulate=2, valid_windows=2)
@@ -45,10 +45,10 @@ def one_of_two(rank, ports, split, data, folder):
 
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch without gloo")
 @pytest.mark.parametrize("split", [False, True])
-def test_mixers_are_compiled_in_processes_that_hold_the_model_whole_or_split(split, data, tmp_path):
+def test_mixers_compile_under_ddp_and_fsdp(split, data, tmp_path):
     forked(2, one_of_two, free_ports(len(runs(split))), split, data, tmp_path)
     for run in runs(split):
         alone = run.model_copy(update={"compile": False})
         trained(alone, data, tmp_path / "alone" / run.name)
-        found, expected = (rows(folder / run.name, "train") for folder in (tmp_path, tmp_path / "alone"))
-        assert [row["loss_nats"] for row in found] == pytest.approx([row["loss_nats"] for row in expected], rel=1e-4)
+        actual, expected = (rows(folder / run.name, "train") for folder in (tmp_path, tmp_path / "alone"))
+        assert [row["loss_nats"] for row in actual] == pytest.approx([row["loss_nats"] for row in expected], rel=1e-4)

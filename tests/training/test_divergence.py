@@ -1,4 +1,4 @@
-"""A run that diverges is a result: its rows up to then, finite weights, the loss of a uniform guess."""
+"""A diverged run has finite rows and weights, and the test loss of a uniform guess."""
 
 import json
 import math
@@ -25,7 +25,7 @@ DIVERGING = small(optimizer=AdamW(lr=10.0, weight_decay=1.0), schedule=Constant(
 
 @pytest.fixture(scope="module")
 def diverged(data, tmp_path_factory):
-    """Return the folder of a diverged run that saved a checkpoint after every step; to be read, not changed."""
+    """Return the folder of a diverged run with a checkpoint per step; tests must not change it."""
     out = tmp_path_factory.mktemp("diverged")
     trained(DIVERGING, data, out, checkpoint_seconds=0)
     return out
@@ -38,7 +38,7 @@ def record_of(out):
     return json.loads((out / "run.json").read_text(), parse_constant=refuse)
 
 
-def test_it_is_recorded_with_its_finite_rows_and_counts_as_a_uniform_guess(diverged, finished):
+def test_a_diverged_run_records_finite_rows_and_the_loss_of_a_uniform_guess(diverged, finished):
     record = record_of(diverged)
     step = record["diverged_at_step"]
     assert record["status"] == "diverged"
@@ -48,21 +48,21 @@ def test_it_is_recorded_with_its_finite_rows_and_counts_as_a_uniform_guess(diver
     assert {row["step"] for row in rows(diverged, "eval")} == {0, 5}
     for name in ("train", "eval"):
         assert all(math.isfinite(cell) for row in rows(diverged, name) for cell in row.values() if cell != "valid")
-    found, whole = rows(diverged, "test"), rows(finished, "test")
-    assert {row["loss_nats"] for row in found} == {math.log(VOCABULARY)}
-    assert [(row["window"], row["tokens"]) for row in found] == [(row["window"], row["tokens"]) for row in whole]
+    actual, full = rows(diverged, "test"), rows(finished, "test")
+    assert {row["loss_nats"] for row in actual} == {math.log(VOCABULARY)}
+    assert [(row["window"], row["tokens"]) for row in actual] == [(row["window"], row["tokens"]) for row in full]
     assert record["final"]["test_loss_nats"] == pytest.approx(math.log(VOCABULARY))
     checkpoint = torch.load(diverged / "checkpoint" / "last.pt", weights_only=True)["state"]
     assert checkpoint["step"] == step - 1
 
 
-def test_resumed_it_diverges_in_the_same_step_with_the_same_bits(diverged, data, tmp_path, monkeypatch):
+def test_a_resumed_run_diverges_in_the_same_step_with_identical_bits(diverged, data, tmp_path, monkeypatch):
     interrupted(monkeypatch, 3, DIVERGING, data, tmp_path)
     trained(DIVERGING, data, tmp_path)
     assert bits(tmp_path) == bits(diverged)
 
 
-def test_a_run_that_would_grow_from_it_is_refused(data, tmp_path):
+def test_growing_from_a_diverged_run_is_refused(data, tmp_path):
     parent = small(
         name="parent", model=TOKENFORMER, **{key: getattr(DIVERGING, key) for key in ("optimizer", "schedule", "steps")}
     )
@@ -74,23 +74,23 @@ def test_a_run_that_would_grow_from_it_is_refused(data, tmp_path):
 
 @pytest.fixture(params=[False, True], ids=["at once", "late"])
 def late(request, monkeypatch):
-    """Read numbers of steps at once, as on a CPU, or where a row is due, as on a GPU."""
+    """Read the results of steps immediately, as on a CPU, or only at logged steps, as on a GPU."""
     if request.param:
         monkeypatch.setattr(stepping, "reads_without_sync", lambda device: False)
     return request.param
 
 
-def test_read_late_it_diverges_in_the_same_step_with_the_same_weights(diverged, data, tmp_path, monkeypatch):
+def test_late_reads_give_the_same_step_and_weights(diverged, data, tmp_path, monkeypatch):
     monkeypatch.setattr(stepping, "reads_without_sync", lambda device: False)
     rare = DIVERGING.model_copy(update={"log_every": 100, "evaluate_every": 100})
     assert trained(rare, data, tmp_path)["diverged_at_step"] == record_of(diverged)["diverged_at_step"]
     assert record_of(tmp_path)["tokens"] == record_of(diverged)["tokens"]
     assert [row["step"] for row in rows(tmp_path, "train")] == [1]
-    found, expected = (load_file(out / "weights.safetensors") for out in (tmp_path, diverged))
-    assert all(torch.equal(found[name], weight) for name, weight in expected.items())
+    actual, expected = (load_file(out / "weights.safetensors") for out in (tmp_path, diverged))
+    assert all(torch.equal(actual[name], weight) for name, weight in expected.items())
 
 
-def test_stopped_before_anybody_read_that_it_diverged_it_ends_as_diverged(data, tmp_path, monkeypatch):
+def test_a_run_stopped_before_divergence_is_read_ends_as_diverged(data, tmp_path, monkeypatch):
     monkeypatch.setattr(stepping, "reads_without_sync", lambda device: False)
     rare, checks = DIVERGING.model_copy(update={"log_every": 100, "evaluate_every": 100}), count()
     monkeypatch.setattr(StopRequest, "__call__", lambda self: "a test" if next(checks) == 20 else None)
@@ -99,8 +99,8 @@ def test_stopped_before_anybody_read_that_it_diverged_it_ends_as_diverged(data, 
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_changes_no_weight(bad, late, data, tmp_path, monkeypatch):
-    """The sixth training loss is broken: the run ends with the weights of five steps."""
+def test_a_non_finite_loss_changes_no_weights(bad, late, data, tmp_path, monkeypatch):
+    """The sixth training loss is NaN: the run ends with the weights after five steps."""
     loss, calls = LanguageModeling.losses, []
 
     def broken(task, model, windows):
@@ -113,12 +113,12 @@ def test_a_loss_that_is_not_finite_changes_no_weight(bad, late, data, tmp_path, 
     assert (record["status"], record["diverged_at_step"]) == ("diverged", 6)
     interrupted(monkeypatch, 5, RUN, data, tmp_path / "stopped")
     good = torch.load(tmp_path / "stopped" / "checkpoint" / "last.pt", weights_only=True)["state"]["model"]
-    found = load_file(tmp_path / "broken" / "weights.safetensors")
-    assert all(torch.equal(found[name], weight) for name, weight in good.items())
+    actual = load_file(tmp_path / "broken" / "weights.safetensors")
+    assert all(torch.equal(actual[name], weight) for name, weight in good.items())
 
 
 @pytest.mark.parametrize("step", [0, 5, 12])
-def test_a_validation_loss_that_is_not_finite_is_divergence_too(step, data, tmp_path, monkeypatch):
+def test_a_non_finite_validation_loss_is_divergence(step, data, tmp_path, monkeypatch):
     validate = loop._validate
 
     def broken(run, model, state, batches):
@@ -135,8 +135,8 @@ def test_a_validation_loss_that_is_not_finite_is_divergence_too(step, data, tmp_
     assert record_of(tmp_path)["final"]["valid_loss_nats"] is None or step > 0
 
 
-def test_weights_that_overflow_between_rows_are_never_saved(late, data, tmp_path, monkeypatch):
-    """Weights are looked at where a row is due and where they are saved; the next loss tells of all other steps."""
+def test_weights_that_overflow_between_logged_steps_are_never_saved(late, data, tmp_path, monkeypatch):
+    """Weights are checked at logged steps and before saving; the next loss reveals overflow at other steps."""
     take = stepping.Steps.take
 
     def overflowing(steps):
@@ -152,7 +152,7 @@ def test_weights_that_overflow_between_rows_are_never_saved(late, data, tmp_path
     assert all(weight.isfinite().all() for weight in saved["model"].values())
 
 
-def test_its_weights_are_not_handed_out_as_a_result(diverged):
+def test_loading_the_weights_of_a_diverged_run_is_refused(diverged):
     with pytest.raises(
         UserError, match=rf"diverged in step {record_of(diverged)['diverged_at_step']}; choose a run that"
     ):

@@ -1,13 +1,13 @@
-"""Golden trajectories: losses of 30 steps and final weights of every kind of model, as they were when last renewed.
+"""Golden trajectories: stored losses of 30 steps and final weights of every kind of model.
 
-Whoever changes how something is computed sees here whether a number changed. Where it is meant to (another order of
-sums, other initial values, other batches), renew them from the root of the checkout and say why in the commit:
+These tests fail if a code change alters a number. If the change is intended (another order of sums, other initial
+values, other batches), renew the trajectories from the root of the checkout and say why in the commit:
 
     PYTHONPATH=src python tests/training/test_golden_trajectories.py
 
-On the machine type and build of torch that `golden.json` names, everything is equal to the bit; elsewhere the losses
-are close: with other vector instructions and sums they were within 2e-5, in bfloat16 within 4e-3. The hash is that of
-the tensors whatever their names and order, so moving or renaming a module needs no renewal.
+On the machine type and build of torch that `golden.json` names, results are bit-identical; on other machines losses
+are close: with other vector instructions and sums they were within 2e-5, in bfloat16 within 4e-3. The hash covers
+tensors regardless of their names and order, so moving or renaming a module needs no renewal.
 """
 
 import hashlib
@@ -119,22 +119,22 @@ RUNS = {
 
 
 def machine() -> str:
-    """Return what equal bits need: processor, instructions in use, build of torch, compiled kernels."""
+    """Return the conditions of bit-identical results: processor, instruction set, build of torch, kernels."""
     capability = torch.backends.cpu.get_cpu_capability()
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     model = next((line.split(":")[1].strip() for line in lines if line.startswith("model\t")), "unknown")
-    name = f"{device_name(torch.device('cpu'))} model {model}"  # virtual machines give several models one name
+    name = f"{device_name(torch.device('cpu'))} model {model}"  # virtual machines give several models the same name
     return f"{name}, {capability}, torch {torch.__version__}, {path_of_sums()} kernels"
 
 
 def data_of(run, folder):
     """Return training and validation data of a run's task, drawn from fixed seeds."""
     random = np.random.default_rng(7)
-    if isinstance(run.task, LanguageModeling):  # a walk through the vocabulary, so there is something to learn
+    if isinstance(run.task, LanguageModeling):  # a walk through the vocabulary, which a model can learn
         walk = np.cumsum(random.integers(0, 4, 2300)) % run.model.vocabulary
         return walk[:2000].astype(np.uint16), walk[2000:].astype(np.uint16)
-    if isinstance(run.task, Translation):  # the translation of a sentence is the sentence backwards
+    if isinstance(run.task, Translation):  # the translation of a sentence is its reverse
         sentences = [random.integers(1, 30, random.integers(1, 13)) for _ in range(60)]
         pairs = [part for sentence in sentences for part in (sentence, [0], sentence[::-1], [0])]
         return (PairStream(np.concatenate(pairs).astype(np.uint16), 0) for _ in range(2))
@@ -144,13 +144,13 @@ def data_of(run, folder):
     pixels.tofile(folder / "pixels.bin")
     entry = {"images": 40, "file": "pixels.bin", "labels": "labels.npy"}
     form = {"side": 8, "channels": 1, "storage": "pixels"}
-    found = ImageSet(folder, entry, form, (0.4,), (0.3,), tuple("abcd"))
-    preprocessing = Preprocessing(side=8, mean=found.mean, std=found.std, crop=1.0)
-    return TrainingImages(found, run.task.augmentation, preprocessing, run.task.batch), found
+    actual = ImageSet(folder, entry, form, (0.4,), (0.3,), tuple("abcd"))
+    preprocessing = Preprocessing(side=8, mean=actual.mean, std=actual.std, crop=1.0)
+    return TrainingImages(actual, run.task.augmentation, preprocessing, run.task.batch), actual
 
 
 def trained(run, model=None):
-    """Return the model of a run after its steps, and the trajectory."""
+    """Return the trained model of a run, and its trajectory."""
     torch.set_num_threads(1)
     model = run.model.build(run.seed) if model is None else model
     state = State(model, run.optimizer.build(model))
@@ -166,13 +166,13 @@ def trained(run, model=None):
 
 
 def _written(loss):
-    """Return nine digits, which tell all numbers of float32 apart."""
+    """Return nine digits, which distinguish all float32 numbers."""
     return float(f"{loss:.9g}")
 
 
 @cache
 def trajectory(name):
-    """Return the trajectory of one of `RUNS`, or of the tokenformer grown."""
+    """Return the trajectory of one of `RUNS`, or of the grown Tokenformer."""
     if name != "grown":
         return trained(RUNS[name])[1]
     parent, _ = trained(RUNS["tokenformer"])
@@ -184,19 +184,19 @@ NAMES = [*RUNS, "grown"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_run_takes_the_golden_way(name):
+def test_a_run_follows_its_golden_trajectory(name):
     golden = json.loads(GOLDEN.read_text())
-    expected, found = golden["runs"][name], trajectory(name)
+    expected, actual = golden["runs"][name], trajectory(name)
     if golden["machine"] == machine():
-        assert found == expected
+        assert actual == expected
     else:
         tolerance = 0.01 if "bfloat16" in name else 1e-4
         for key in ("losses", "valid"):
-            assert found[key] == pytest.approx(expected[key], rel=tolerance)
+            assert actual[key] == pytest.approx(expected[key], rel=tolerance)
 
 
-def test_the_golden_runs_learn_and_the_grown_one_starts_where_its_parent_ended():
-    """So that a trajectory says something."""
+def test_golden_runs_learn_and_the_grown_run_starts_at_its_parents_loss():
+    """Otherwise a trajectory would not test training."""
     runs = json.loads(GOLDEN.read_text())["runs"]
     assert set(runs) == set(NAMES)
     for name, run in runs.items():
@@ -205,7 +205,7 @@ def test_the_golden_runs_learn_and_the_grown_one_starts_where_its_parent_ended()
 
 
 def renew():
-    """Write golden.json anew, a line per trajectory."""
+    """Write golden.json, one line per trajectory."""
     lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(trajectory(name))}" for name in NAMES)
     GOLDEN.write_text(f'{{\n "machine": {json.dumps(machine())},\n "runs": {{\n{lines}\n }}\n}}\n')
 

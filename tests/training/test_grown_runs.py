@@ -1,4 +1,4 @@
-"""Runs that grow from a finished one, and old parameter tokens that train slower than new ones, or not at all."""
+"""Runs that grow from a finished run, and old parameter tokens that train slower or are frozen."""
 
 import json
 import math
@@ -25,10 +25,10 @@ PARENT = small(name="parent", model=TOKENFORMER)
 
 
 def child(growth, tokens=(8, 14), **changes):
-    wanted = TOKENFORMER.model_copy(
+    expected = TOKENFORMER.model_copy(
         update={"projection": Pattention(tokens=tokens[0]), "feedforward": Pattention(tokens=tokens[1])}
     )
-    model = grown_spec(TOKENFORMER, wanted, growth)
+    model = grown_spec(TOKENFORMER, expected, growth)
     return small(**{"name": "child", "model": model, "init": "parent", "growth": growth, **changes})
 
 
@@ -37,7 +37,7 @@ KEEPING = child(Growth(keys="zero", tau="keep"))
 
 @pytest.fixture(scope="module")
 def parent(data, tmp_path_factory):
-    """Return the folder of the finished parent; to be read, not changed."""
+    """Return the folder of the finished parent; tests must not change it."""
     out = tmp_path_factory.mktemp("parent")
     trained(PARENT, data, out, keep_optimizer=True)
     return out
@@ -47,13 +47,13 @@ def losses(out, step):
     return [row["loss_nats"] for row in rows(out, "eval") if row["step"] == step]
 
 
-def test_zero_keys_and_the_old_tau_start_at_the_parents_loss(parent, data, tmp_path):
+def test_zero_keys_and_tau_keep_start_at_the_parents_loss(parent, data, tmp_path):
     trained(KEEPING, data, tmp_path, parent)
     assert losses(tmp_path, 0) == pytest.approx(losses(parent, 12), rel=1e-6)
     assert losses(tmp_path, 12) != losses(parent, 12)
 
 
-def test_the_record_names_the_parent_and_adds_its_cost_up_the_chain(parent, data, tmp_path):
+def test_the_record_names_the_parent_and_accumulates_flops(parent, data, tmp_path):
     first = json.loads((parent / "run.json").read_text())
     second = trained(KEEPING, data, tmp_path / "child", parent)
     assert second["init"] == {"id": "study/parent/seed3", "weights_sha256": first["weights_sha256"]}
@@ -73,8 +73,8 @@ WIDTHS = {method: {"method": method} for method in ("net2net_pad", "net2net", "h
 
 
 @pytest.mark.parametrize("growth", (TOKENS | WIDTHS).values(), ids=TOKENS | WIDTHS)
-def test_a_grown_run_resumes_to_the_same_bits(growth, parent, data, tmp_path, monkeypatch):
-    """And what holds old rows back, or keeps the function, does so in a run."""
+def test_a_resumed_grown_run_is_bit_identical(growth, parent, data, tmp_path, monkeypatch):
+    """Frozen rows stay equal, and the function is preserved, within a run."""
     method = growth.get("method")
     if method is None:
         run = child(Growth(**growth))
@@ -82,8 +82,8 @@ def test_a_grown_run_resumes_to_the_same_bits(growth, parent, data, tmp_path, mo
         parent = tmp_path / "parent"
         trained(small(name="parent", model=MODEL), data, parent)
         grows = Growth(method=method, noise=0.0 if method == "net2net_pad" else 0.1)
-        wanted = MODEL.model_copy(update={"width": 32, "heads": 4, "feedforward": Mlp(hidden=128)})
-        run = small(name="child", model=grown_spec(MODEL, wanted, grows), init="parent", growth=grows)
+        expected = MODEL.model_copy(update={"width": 32, "heads": 4, "feedforward": Mlp(hidden=128)})
+        run = small(name="child", model=grown_spec(MODEL, expected, grows), init="parent", growth=grows)
     trained(run, data, tmp_path / "once", parent)
     interrupted(monkeypatch, 5, run, data, tmp_path / "often", parent)
     trained(run, data, tmp_path / "often", parent)
@@ -98,8 +98,8 @@ def test_a_grown_run_resumes_to_the_same_bits(growth, parent, data, tmp_path, mo
             assert torch.equal(new[name][: len(weight)], weight) == held_back
 
 
-def test_carry_goes_on_with_the_parents_moments(parent, data, tmp_path):
-    """With no new tokens at all, the child is the parent's state, trained further."""
+def test_carry_continues_with_the_parents_moments(parent, data, tmp_path):
+    """Without new tokens, the child continues from the parent's state."""
     run = child(Growth(tau="keep", optimizer="carry"), tokens=(6, 10), schedule=Constant(), steps=3)
     trained(run, data, tmp_path, parent)
     model = run.model.build()
@@ -109,11 +109,11 @@ def test_carry_goes_on_with_the_parents_moments(parent, data, tmp_path):
     hooks = Hooks(lambda state: None, lambda: None, math.inf)
     ended = DataPosition(chain_steps=12, steps=12)
     train(run, state, load_stream(data, "train"), load_stream(data, "valid"), hooks, ended)
-    found = load_file(tmp_path / "weights.safetensors")
-    assert all(torch.equal(found[name], weight) for name, weight in state.model.state_dict().items())
+    actual = load_file(tmp_path / "weights.safetensors")
+    assert all(torch.equal(actual[name], weight) for name, weight in state.model.state_dict().items())
 
 
-def test_a_parent_that_is_not_whole_is_named(parent, data, tmp_path):
+def test_a_damaged_parent_is_named(parent, data, tmp_path):
     own, carrying = shutil.copytree(parent, tmp_path / "parent"), child(Growth(optimizer="carry"))
     (own / "optimizer.pt").unlink()
     with pytest.raises(UserError, match=r"optimizer.pt: .+; train study/parent/seed3 again to write this file"):
@@ -126,7 +126,9 @@ def test_a_parent_that_is_not_whole_is_named(parent, data, tmp_path):
         trained(KEEPING, data, tmp_path / "child", tmp_path / "nowhere")
 
 
-def test_a_checkpoint_of_another_parent_is_set_aside_and_a_result_refused(parent, data, tmp_path, monkeypatch, capsys):
+def test_a_checkpoint_of_another_parent_is_moved_aside_and_a_result_refused(
+    parent, data, tmp_path, monkeypatch, capsys
+):
     trained(small(name="parent", model=TOKENFORMER, steps=3), data, tmp_path / "other")
     interrupted(monkeypatch, 4, KEEPING, data, tmp_path / "child", tmp_path / "other")
     trained(KEEPING, data, tmp_path / "child", parent)
@@ -135,7 +137,7 @@ def test_a_checkpoint_of_another_parent_is_set_aside_and_a_result_refused(parent
         trained(KEEPING, data, tmp_path / "child", tmp_path / "other")
 
 
-def test_a_run_goes_on_without_growth(parent, data, tmp_path):
+def test_a_run_continues_without_growth(parent, data, tmp_path):
     run = small(name="child", model=TOKENFORMER, init="parent")
     record = trained(run, data, tmp_path / "child", parent)
     assert losses(tmp_path / "child", 0) == losses(parent, 12)
@@ -149,7 +151,7 @@ OLD, NEW, WIDTH = 3, 2, 4
 
 
 class Tokens(nn.Module):
-    """Keys with old rows and new ones, and a parameter that growth does not touch."""
+    """Keys with old and new rows, and a parameter that growth does not change."""
 
     def __init__(self):
         super().__init__()
@@ -178,8 +180,8 @@ def held(old_tokens):
     return module, optimizer, parent
 
 
-def test_a_part_of_the_rate_is_adamw_at_that_rate():
-    """The oracle keeps old rows as a parameter of their own, in a group with a quarter of the learning rate."""
+def test_a_fraction_of_the_rate_equals_adamw_at_that_rate():
+    """In the reference, old rows are a separate parameter with a quarter of the learning rate."""
     module, optimizer, parent = held(0.25)
     plain = Tokens()
     old, new = (nn.Parameter(part.clone()) for part in plain.keys.detach().split((OLD, NEW)))
@@ -195,7 +197,7 @@ def test_a_part_of_the_rate_is_adamw_at_that_rate():
     assert not torch.equal(module.keys[:OLD], parent["keys"])
 
 
-def test_frozen_rows_keep_their_bits_and_count_in_no_norm():
+def test_frozen_rows_are_bit_identical_and_excluded_from_the_gradient_norm():
     module, optimizer, parent = held("freeze")
     plain = Tokens()
     free = list(stepped(plain, AdamW(lr=0.02, weight_decay=0.3).build(plain)))

@@ -1,7 +1,7 @@
-"""`python -m formerlab train` killed, stopped and started again: it ends with the bits of a run never stopped.
+"""`python -m formerlab train` killed, stopped and restarted ends bit-identical to an uninterrupted run.
 
-Signals are real and the processes too, but they send them to themselves at chosen calls, so that no test depends on
-how fast a machine is.
+Processes and signals are real, but processes send the signals to themselves at chosen calls, so that no test depends
+on the speed of the machine.
 """
 
 import json
@@ -18,7 +18,7 @@ from small_runs import MODEL, bits, interrupted, small, trained, write_plan
 from formerlab.results.notes import noted, read_note
 from formerlab.training.record import CHECKPOINT
 
-pytestmark = pytest.mark.xdist_group("killed")  # they share a process that takes seconds to start
+pytestmark = pytest.mark.xdist_group("killed")  # the tests share a process that takes seconds to start
 
 
 RUN = small(model=MODEL.model_copy(update={"dropout": 0.1}))
@@ -26,7 +26,7 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 class Processes:
-    """Starts runs; see faulty_processes.py."""
+    """Starts commands in faulty_processes.py."""
 
     def __init__(self):
         script = Path(__file__).with_name("faulty_processes.py")
@@ -35,7 +35,7 @@ class Processes:
         )
 
     def run(self, *words, signal="SIGKILL", at_call=None, function=None, **limits):
-        """Run a command; the process gets the signal at its n-th call (of a function of that name); 0 only counts."""
+        """Run a command; the process gets the signal at its n-th call (of the named function); 0 only counts calls."""
         order = {"words": [str(word) for word in words], "signal": signal, "at_call": at_call, "function": function}
         order |= limits
         print(json.dumps(order), file=self.server.stdin, flush=True)
@@ -52,14 +52,14 @@ def processes():
 
 @pytest.fixture(scope="module")
 def whole(data, tmp_path_factory):
-    """Return the bits of that run never stopped, and without checkpoints."""
+    """Return the bits of the uninterrupted run without checkpoints."""
     out = tmp_path_factory.mktemp("whole")
     trained(RUN, data, out)
     return bits(out)
 
 
 def train_words(run, data, folder, **changes):
-    """Write a plan of one run and return the words that train it, with a checkpoint after every step."""
+    """Write a plan of one run; return the command that trains it with a checkpoint after every step."""
     return "train", run.id, "--plan", write_plan(run, data, folder, **changes), "--checkpoint-seconds", "0"
 
 
@@ -73,7 +73,7 @@ def out(tmp_path):
     return tmp_path / "results" / RUN.id
 
 
-def test_as_a_person_starts_it(words, out, whole):
+def test_the_documented_command_trains(words, out, whole):
     done = subprocess.run([sys.executable, "-m", "formerlab", *words], env=ENVIRONMENT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
     assert "train study/run/seed3  step 12/12" in done.stderr
@@ -82,15 +82,15 @@ def test_as_a_person_starts_it(words, out, whole):
 
 @pytest.fixture(scope="module")
 def calls(processes, data, tmp_path_factory):
-    """Return the number of calls of a run that nothing stops."""
+    """Return the number of calls of an uninterrupted run."""
     done = processes.run(*train_words(RUN, data, tmp_path_factory.mktemp("counted")), at_call=0)
     assert done["status"] == 0, done["output"]
     return done["calls"]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_killed_at_random_moments_it_ends_with_the_same_bits(seed, processes, words, out, whole, calls):
-    """The first kill hits anywhere in the run; two more in some runs, as far as they hit, what was left of it."""
+def test_a_run_killed_at_random_moments_is_bit_identical(seed, processes, words, out, whole, calls):
+    """The first kill hits anywhere in the run; in some cases two more kills hit the continued run."""
     moments = random.Random(seed)
     first = processes.run(*words, at_call=moments.randrange(1, calls * 9 // 10))
     assert first["status"] == -9
@@ -104,15 +104,15 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(seed, processes, wo
 
 @pytest.fixture(scope="module")
 def fsyncs(processes, data, tmp_path_factory):
-    """Return how often a run that nothing stops makes the system write a file."""
+    """Return the number of fsync calls of an uninterrupted run."""
     return processes.run(*train_words(RUN, data, tmp_path_factory.mktemp("written")), function="fsync", at_call=0)[
         "calls"
     ]
 
 
 @pytest.mark.parametrize("written", ["last.pt", "train.csv", "weights.safetensors", "run.json"])
-def test_killed_just_before_a_file_gets_its_name(written, processes, words, out, whole, fsyncs):
-    """os.fsync is called for run.yaml, checkpoints with four tables, six tables, weights and the record."""
+def test_a_run_killed_before_each_rename_is_bit_identical(written, processes, words, out, whole, fsyncs):
+    """os.fsync is called for run.yaml, for checkpoints with four tables, six tables, the weights and the record."""
     curves = ["timing.csv", "depth.csv", "train.csv", "eval.csv"]
     last = [*curves, "test.csv", "lender_test.csv", "weights.safetensors", "run.json"]
     names = ["run.yaml", *["last.pt", *curves] * ((fsyncs - len(last)) // 5), *last]
@@ -126,7 +126,7 @@ def test_killed_just_before_a_file_gets_its_name(written, processes, words, out,
 
 
 @pytest.mark.parametrize("signal", ["SIGTERM", "SIGINT"])
-def test_a_signal_stops_it_saved_with_its_own_status(signal, processes, words, out, whole):
+def test_a_signal_saves_the_run_and_sets_the_exit_status(signal, processes, words, out, whole):
     stopped = processes.run(*words[:4], signal=signal, function="train_batch", at_call=6)
     assert stopped["status"] == 75
     assert f"study/run/seed3: stopped after step 6 of 12 ({signal}); run again to continue" in stopped["output"]
@@ -139,7 +139,7 @@ def test_a_signal_stops_it_saved_with_its_own_status(signal, processes, words, o
     assert not (out / ".train.state.json").exists()
 
 
-def test_of_two_at_once_the_second_says_who_has_the_run(processes, words, out):
+def test_the_second_of_two_processes_names_the_owner_of_the_run(processes, words, out):
     with noted("train", out):
         second = processes.run(*words)
         assert second["status"] == 2
@@ -149,7 +149,7 @@ def test_of_two_at_once_the_second_says_who_has_the_run(processes, words, out):
 
 
 @pytest.mark.parametrize(("function", "status"), [("test_rows", 75), ("save_file", 0), ("hashes_of_rows", 0)])
-def test_a_signal_in_the_test_stops_it_saved_and_one_behind_lets_it_finish(
+def test_a_signal_during_the_test_saves_the_run_and_a_later_signal_lets_it_finish(
     function, status, processes, words, out, whole
 ):
     ended = processes.run(*words, signal="SIGTERM", function=function, at_call=2 if status else 1)
@@ -162,7 +162,7 @@ def test_a_signal_in_the_test_stops_it_saved_and_one_behind_lets_it_finish(
     assert bits(out) == whole
 
 
-def test_its_time_limit_stops_it_saved_with_its_own_status(processes, words, out, whole):
+def test_the_time_limit_saves_the_run_and_sets_the_exit_status(processes, words, out, whole):
     stopped = processes.run(*words, "--time-limit", "0.000001", "--margin", "0")
     assert stopped["status"] == 75
     assert "stopped after step 0 of 12 (the time limit of 1e-06 s is near); run again to continue" in stopped["output"]
@@ -171,8 +171,8 @@ def test_its_time_limit_stops_it_saved_with_its_own_status(processes, words, out
 
 
 @pytest.mark.parametrize(("largest_file", "stays_out"), [(20_000, CHECKPOINT), (2_000, "weights.safetensors")])
-def test_a_full_disk_is_said_and_the_same_call_goes_on(largest_file, stays_out, processes, data, tmp_path, whole):
-    """First the checkpoint after the sixth step finds no room, or, without checkpoints, the results."""
+def test_a_full_disk_is_reported_and_the_same_call_continues(largest_file, stays_out, processes, data, tmp_path, whole):
+    """The disk is full at the checkpoint after the sixth step or, without checkpoints, at the results."""
     words = train_words(RUN, data, tmp_path)
     out = tmp_path / "results" / RUN.id
     if stays_out == CHECKPOINT:
@@ -182,12 +182,12 @@ def test_a_full_disk_is_said_and_the_same_call_goes_on(largest_file, stays_out, 
         words = words[:4]
     failed = processes.run(*words, largest_file=largest_file)
     assert failed["status"] == 2, failed["output"]
-    (said,) = [line for line in failed["output"].splitlines() if not line.startswith(("train ", "continuing"))]
-    assert said.startswith(f"error: {out / stays_out}: could not be written, is the disk full? Make room")
+    (output,) = [line for line in failed["output"].splitlines() if not line.startswith(("train ", "continuing"))]
+    assert output.startswith(f"error: {out / stays_out}: could not be written, is the disk full? Make room")
     assert not list(out.rglob("*.tmp"))
     assert not (out / "run.json").exists()
     note = read_note("train", out)
-    assert (note["state"], f"error: {note['reason']}") == ("failed", said)
+    assert (note["state"], f"error: {note['reason']}") == ("failed", output)
     if stays_out == CHECKPOINT:
         assert (out / CHECKPOINT).read_bytes() == good
     else:
@@ -204,7 +204,7 @@ def stopped_with_two_checkpoints(patch, data, out):
 
 
 @pytest.mark.parametrize("damage", ["overwritten", "empty"])
-def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(damage, data, tmp_path, whole, monkeypatch, capsys):
+def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(damage, data, tmp_path, whole, monkeypatch, capsys):
     stopped_with_two_checkpoints(monkeypatch, data, tmp_path)
     path = tmp_path / CHECKPOINT
     content = bytearray(path.read_bytes())
@@ -212,14 +212,16 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(damage, data, 
         content[: len(content) // 2] = random.Random(0).randbytes(len(content) // 2)
     path.write_bytes({"overwritten": content, "empty": b""}[damage])
     trained(RUN, data, tmp_path)
-    said = capsys.readouterr().err
-    assert f"{path}: broken" in said
-    assert "resuming from the previous checkpoint, previous.pt" in said
-    assert "continuing after step 3" in said
+    output = capsys.readouterr().err
+    assert f"{path}: broken" in output
+    assert "resuming from the previous checkpoint, previous.pt" in output
+    assert "continuing after step 3" in output
     assert bits(tmp_path) == whole
 
 
-def test_killed_between_the_renamings_of_a_save_the_one_before_counts(data, tmp_path, whole, monkeypatch, capsys):
+def test_a_run_killed_between_the_renames_of_a_save_uses_the_previous_checkpoint(
+    data, tmp_path, whole, monkeypatch, capsys
+):
     stopped_with_two_checkpoints(monkeypatch, data, tmp_path)
     (tmp_path / CHECKPOINT).unlink()
     trained(RUN, data, tmp_path)

@@ -1,4 +1,4 @@
-"""The loop: pure in (run, step), so that stopping and going on leaves no trace."""
+"""The training loop depends only on (run, step), so interruptions do not change results."""
 
 import copy
 import math
@@ -37,7 +37,7 @@ def done(run):
 
 
 def same(one, other):
-    """Say whether two states have the same bits, times aside."""
+    """Return whether two states are bit-identical, except for times."""
     tensors = zip(one.model.state_dict().values(), other.model.state_dict().values(), strict=True)
     rows = all(one.rows[name] == other.rows[name] for name in ("train", "eval"))
     return rows and one.step == other.step and all(torch.equal(a, b) for a, b in tensors)
@@ -54,28 +54,28 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["plain", "late mixing"])  # every kind: test_training_elsewhere.py
-def test_where_numbers_are_read_late_the_bits_are_the_same(kind, monkeypatch):
-    """As on a GPU: the optimizer decides there whether it takes a step."""
+@pytest.mark.parametrize("kind", ["plain", "late mixing"])  # test_training_elsewhere.py covers all kinds
+def test_late_reads_are_bit_identical(kind, monkeypatch):
+    """As on a GPU, where the optimizer decides whether it takes a step."""
     at_once = done(KINDS[kind])
     monkeypatch.setattr(stepping, "reads_without_sync", lambda device: False)
     assert same(at_once, done(KINDS[kind]))
 
 
-def test_a_checkpoint_is_saved_after_every_step_if_asked_and_each_one_is_enough():
+def test_every_checkpoint_resumes_to_the_same_result():
     saved = []
-    whole = start(RUN)
-    go(RUN, whole, save=lambda state: saved.append(copy.deepcopy(state.dump())), checkpoint_seconds=0)
+    full = start(RUN)
+    go(RUN, full, save=lambda state: saved.append(copy.deepcopy(state.dump())), checkpoint_seconds=0)
     assert [content["step"] for content in saved] == list(range(1, 13))
     for content in saved:
         state = start(RUN)
         state.restore(content)
         go(RUN, state)
-        assert same(state, whole)
+        assert same(state, full)
 
 
-def test_slow_checkpoints_take_little_of_the_time(monkeypatch):
-    """On a clock on which a look takes a second and a save 100: saving every minute would take half of the time."""
+def test_slow_checkpoints_are_saved_less_often(monkeypatch):
+    """Every clock call takes 1 s and every save 100 s; saving every minute would take half of the time."""
     clock, saving = [0.0], []
 
     def look():
@@ -95,7 +95,7 @@ def test_slow_checkpoints_take_little_of_the_time(monkeypatch):
     assert 100 * len(saving) <= 0.05 * clock[0]
 
 
-def test_a_row_of_training_is_the_loss_and_gradient_norm_before_the_step():
+def test_training_rows_have_the_loss_and_gradient_norm_before_the_step():
     run = small(steps=1)
     model, windows = run.model.build(run.seed), run.task.train_batch(TRAIN, run.seed, 0)
     loss = run.task.losses(model, windows)[0]
@@ -105,7 +105,7 @@ def test_a_row_of_training_is_the_loss_and_gradient_norm_before_the_step():
     assert (found_loss, found_norm) == (loss.item(), pytest.approx(norm, rel=1e-5))
 
 
-def test_a_row_of_validation_is_the_loss_of_the_fixed_windows_without_dropout():
+def test_validation_rows_have_the_loss_of_fixed_windows_without_dropout():
     run = KINDS["dropout"]
     state = done(run)
     model = state.model.eval()
@@ -114,7 +114,7 @@ def test_a_row_of_validation_is_the_loss_of_the_fixed_windows_without_dropout():
         assert last == [run.task.losses(model, batch)[0].item() for batch in run.task.valid_batches(VALID)]
 
 
-def test_one_step_is_the_optimizers_on_the_clipped_gradient():
+def test_one_step_applies_the_optimizer_to_the_clipped_gradient():
     run = small(steps=1, optimizer=AdamW(lr=0.01, clip=0.25, eps=0.1), schedule=Constant())
     model = run.model.build(run.seed)
     optimizer = run.optimizer.build(model)
@@ -124,12 +124,12 @@ def test_one_step_is_the_optimizers_on_the_clipped_gradient():
     for parameter in model.parameters():
         parameter.grad *= 0.25 / norm
     optimizer.step()
-    for expected, found in zip(model.parameters(), done(run).model.parameters(), strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    for expected, actual in zip(model.parameters(), done(run).model.parameters(), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_accumulation_halves_the_parts_and_changes_nothing_but_rounding(monkeypatch):
-    whole, loss, sizes = done(RUN), LanguageModeling.losses, set()
+def test_accumulation_changes_only_rounding(monkeypatch):
+    full, loss, sizes = done(RUN), LanguageModeling.losses, set()
 
     def loss_and_note(task, model, windows):
         sizes.add(len(windows))
@@ -138,12 +138,12 @@ def test_accumulation_halves_the_parts_and_changes_nothing_but_rounding(monkeypa
     monkeypatch.setattr(LanguageModeling, "losses", loss_and_note)
     parts = done(KINDS["accumulate"])
     assert sizes == {2}
-    losses = [[row[2] for row in state.rows["train"]] for state in (whole, parts)]
+    losses = [[row[2] for row in state.rows["train"]] for state in (full, parts)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-def test_compile_trains_and_evaluates_the_compiled_model_and_saves_the_plain_one(monkeypatch):
-    """What torch.compile makes needs a minute and a C++ compiler."""
+def test_compile_runs_the_compiled_model_and_saves_the_plain_model(monkeypatch):
+    """torch.compile is replaced, because it needs a minute and a C++ compiler."""
     calls = []
 
     def compiled(model, dynamic):
@@ -154,8 +154,8 @@ def test_compile_trains_and_evaluates_the_compiled_model_and_saves_the_plain_one
     assert len(calls) == 12 + 4 * 2  # steps, and two batches at each of four evaluations
 
 
-def test_until_the_mixing_weights_start_a_run_is_the_plain_one_to_the_bit():
-    """Not even the clipped norm knows of them."""
+def test_before_mixing_start_step_a_run_is_bit_identical_to_the_plain_run():
+    """The gradient norm excludes the mixing weights, too."""
     mixed = MODEL.model_copy(update={"depth": DepthWeightedAverage()})
     waiting = done(small(model=mixed, optimizer=AdamW(lr=0.01, mixing_start_step=12)))
     plain = done(small()).model.state_dict()

@@ -1,4 +1,4 @@
-"""AdamW, by layers too, and Muon: which parameters decay, at which rates, and what torch's own would do."""
+"""AdamW for language and image models, and Muon: weight decay, learning rates, equality with torch."""
 
 import sys
 
@@ -42,7 +42,7 @@ def decayed(spec, model):
 
 @BOTH
 @pytest.mark.parametrize("mixing", [True, False])
-def test_matrices_decay_vectors_do_not_and_mixing_weights_only_if_asked(mixing, kind, of):
+def test_weight_decay_by_parameter_group(mixing, kind, of):
     on, off = decayed(kind(decay_mixing=mixing), of.build())
     alphas = {name for name in on | off if name.startswith("mixer.")}
     vectors = {name for name in on | off if "bias" in name or "norm" in name}
@@ -54,8 +54,8 @@ def test_matrices_decay_vectors_do_not_and_mixing_weights_only_if_asked(mixing, 
 
 @BOTH
 @pytest.mark.parametrize(("step", "trained"), [(0, False), (2, False), (3, True)])
-def test_mixing_weights_have_a_learning_rate_of_their_own_and_wait_for_their_first_step(step, trained, kind, of):
-    """Pure in the step, whatever came before."""
+def test_mixing_weights_have_their_learning_rate_and_first_step(step, trained, kind, of):
+    """The result depends only on the step."""
     model = of.build()
     spec = kind(lr=0.1, mixing_lr_factor=0.25, mixing_start_step=3)
     optimizer = spec.build(model)
@@ -79,20 +79,20 @@ def _a_step_imports_no_compiler():
 
 
 def test_a_step_imports_no_compiler():
-    """torch's own optimizer imports one to keep out of it, which takes a second of every process."""
+    """torch's optimizer imports the compiler for its decorators, which takes a second per process."""
     with own_process() as run:
         run(_a_step_imports_no_compiler)
 
 
-def test_without_muon_in_torch_one_line_names_the_version_that_has_it(monkeypatch):
+def test_muon_without_torch_support_names_the_needed_version(monkeypatch):
     monkeypatch.delattr(torch.optim, "Muon", raising=False)
     with pytest.raises(UserError, match=r"muon needs torch 2\.9 or newer, this is 2\."):
         Muon().build(EVERYTHING.build())
 
 
 @pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has Muon since 2.9")
-def test_muon_is_torchs_on_the_matrices_of_blocks_and_adamw_elsewhere(tmp_path):
-    """Also behind a checkpoint; and a step that is told of a number that is not finite changes no weight."""
+def test_muon_matches_torch_on_block_matrices_and_adamw_on_other_parameters(tmp_path):
+    """Also after a checkpoint; a step with found_inf = 1 changes no weights."""
     model, twin = EVERYTHING.build(), EVERYTHING.build()
     spec = Muon(lr=0.02, weight_decay=0.3, momentum=0.9)
     optimizer = spec.build(model)
@@ -103,7 +103,7 @@ def test_muon_is_torchs_on_the_matrices_of_blocks_and_adamw_elsewhere(tmp_path):
         decays[p.ndim == 2 or name.startswith("mixer.")].append(p)
     groups = [{"params": decays[True]}, {"params": decays[False], "weight_decay": 0.0}]
     adamw = {"lr": 0.02, "betas": (0.9, 0.95), "weight_decay": 0.3, "fused": True}
-    theirs = [
+    reference = [
         torch.optim.Muon(inside, 0.02, 0.3, momentum=0.9, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(groups, **adamw),
     ]
@@ -115,7 +115,7 @@ def test_muon_is_torchs_on_the_matrices_of_blocks_and_adamw_elsewhere(tmp_path):
         for ours, other in zip(model.parameters(), twin.parameters(), strict=True):
             ours.grad = torch.randn_like(ours)
             other.grad = ours.grad.clone()
-        for one in (optimizer, *theirs):
+        for one in (optimizer, *reference):
             one.step()
         assert all(map(torch.equal, model.parameters(), twin.parameters()))
     optimizer.found_inf = torch.ones(())

@@ -1,4 +1,4 @@
-"""A run of a chain reads on where its ancestors ended; run.json says which stretch of the data each of them read."""
+"""A run continues the data where its ancestors ended; run.json lists the stretches that the chain read."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def other(data, tmp_path_factory):
 
 @pytest.fixture
 def seen(monkeypatch):
-    """Return the list that every training batch is added to, with the seed of its dropout."""
+    """Return a list that records every training batch with its dropout seed."""
     batches, loss = [], LanguageModeling.losses
 
     def loss_and_note(task, model, windows):
@@ -39,7 +39,7 @@ def seen(monkeypatch):
 
 
 def drawn(data, task, steps):
-    """Return the windows of some steps of one run that was never interrupted."""
+    """Return the windows of some steps of an uninterrupted run."""
     stream = load_stream(data, "train")
     return [task.train_batch(stream, 3, step).tolist() for step in steps]
 
@@ -48,28 +48,28 @@ def run(name, parent=None, **changes):
     return small(name=name, init=parent, **{"model": DROPPING, "steps": 4, **changes})
 
 
-def test_a_chain_reads_what_one_long_run_reads(data, tmp_path, seen):
-    """Trained on or grown, every run of it goes on with the next windows, and with dropout that was never drawn."""
+def test_a_chain_of_runs_reads_the_data_of_one_long_run(data, tmp_path, seen):
+    """Continued and grown runs read the next windows, with new dropout seeds."""
     for name, parent in (("a", None), ("b", "a"), ("c", "b")):
         trained(run(name, parent), data, tmp_path / name, parent and tmp_path / parent)
     assert [windows for windows, _ in seen] == drawn(data, run("a").task, range(12))
     assert len({dropout for _, dropout in seen}) == 12
 
 
-def test_larger_batches_of_longer_windows_draw_none_of_the_ancestors_windows_again(data, tmp_path, seen):
+def test_larger_batches_repeat_no_windows_of_the_ancestors(data, tmp_path, seen):
     trained(run("a"), data, tmp_path / "a")
     task = LanguageModeling(context=4, batch=8, valid_windows=6)
     trained(run("b", "a", task=task), data, tmp_path / "b", tmp_path / "a")
     assert [windows for windows, _ in seen][4:] == drawn(data, task, range(4, 8))
 
 
-def test_after_a_stage_on_other_data_a_run_goes_on_where_it_left_the_first(data, other, tmp_path, seen):
+def test_a_run_continues_the_first_data_set_after_a_stage_on_another(data, other, tmp_path, seen):
     trained(run("a"), data, tmp_path / "a")
     trained(run("b", "a", data="other", steps=3), other, tmp_path / "b", tmp_path / "a")
     record = trained(run("c", "b", steps=2), data, tmp_path / "c", tmp_path / "b")
     task = run("a").task
-    wanted = drawn(data, task, range(4)) + drawn(other, task, range(3)) + drawn(data, task, range(4, 6))
-    assert [windows for windows, _ in seen] == wanted
+    expected = drawn(data, task, range(4)) + drawn(other, task, range(3)) + drawn(data, task, range(4, 6))
+    assert [windows for windows, _ in seen] == expected
     assert len({dropout for _, dropout in seen}) == 9
     first, second, third = readings(record)
     assert [part.run for part in (first, second, third)] == [f"study/{name}/seed3" for name in "abc"]
@@ -83,14 +83,14 @@ def test_after_a_stage_on_other_data_a_run_goes_on_where_it_left_the_first(data,
     assert second.epochs_cumulative == second.epochs == pytest.approx(3 * 32 / (len(load_stream(other, "train")) - 1))
 
 
-def test_a_run_stopped_and_resumed_reads_on_in_its_own_stretch(data, tmp_path, monkeypatch, seen):
+def test_a_resumed_run_continues_in_its_stretch(data, tmp_path, monkeypatch, seen):
     trained(run("a"), data, tmp_path / "a")
     interrupted(monkeypatch, 2, run("b", "a"), data, tmp_path / "b", tmp_path / "a")
     trained(run("b", "a"), data, tmp_path / "b", tmp_path / "a")
     assert [windows for windows, _ in seen] == drawn(data, run("a").task, range(8))
 
 
-def test_stages_read_a_stretch_that_their_parent_did_not(data, tmp_path, seen):
+def test_a_child_reads_another_stretch_than_its_parent(data, tmp_path, seen):
     first, last = (run("a").task.model_copy(update={"stretch": part}) for part in ((0.0, 0.8), (0.8, 1.0)))
     trained(run("a", task=first, steps=30), data, tmp_path / "a")
     record = trained(run("b", "a", task=last, steps=5), data, tmp_path / "b", tmp_path / "a")

@@ -1,4 +1,4 @@
-"""run.json: what docs/files.md promises, and numbers that agree with what was counted."""
+"""run.json: the entries of docs/files.md, and numbers that match independent counts."""
 
 import functools
 import json
@@ -22,7 +22,7 @@ def record(finished):
     return json.loads((finished / "run.json").read_text())
 
 
-def test_where_it_comes_from(record, finished, data):
+def test_the_record_names_the_code_data_and_machine(record, finished, data):
     manifest = json.loads((data / "manifest.json").read_text())
     assert record["data"] == {"name": "text", "fingerprint": manifest["fingerprint"]}
     test = manifest["splits"]["test"]
@@ -36,8 +36,8 @@ def test_where_it_comes_from(record, finished, data):
 
 
 @pytest.mark.parametrize("model", [MODEL, TOKENFORMER], ids=["transformer", "tokenformer"])
-def test_parameters_tokens_and_flops_are_what_one_counts(model, data, tmp_path, monkeypatch):
-    """Tokens as the loss saw them, FLOPs as PyTorch counts those of a forward pass, three times for training."""
+def test_parameters_tokens_and_flops_match_counts(model, data, tmp_path, monkeypatch):
+    """Tokens are the inputs of the loss; FLOPs are three times PyTorch's count of a forward pass."""
     run, predicted, loss = small(model=model), [], LanguageModeling.losses
 
     def loss_and_count(task, model, windows):
@@ -54,20 +54,20 @@ def test_parameters_tokens_and_flops_are_what_one_counts(model, data, tmp_path, 
     assert record["flops"] == record["flops_cumulative"] == 3 * 12 * forward
 
 
-def test_what_a_stage_adds_stands_in_the_record_from_the_start(data, tmp_path):
-    """So a run that is killed behind its record lacks nothing."""
+def test_extra_entries_are_in_the_record_from_the_start(data, tmp_path):
+    """A run that is killed after writing its record is complete."""
     assert trained(RUN, data, tmp_path, extra={"equal_time": {"arm": "plain"}})["equal_time"] == {"arm": "plain"}
 
 
-def test_speed_is_of_the_training_steps_alone(record, finished):
+def test_speed_counts_only_training_steps(record, finished):
     assert record["tokens_per_s"] == pytest.approx(record["tokens"] / record["training_time_s"])
     utilisation = record["flops"] / record["training_time_s"] / record["matmul_flops_per_s"]
     assert record["model_flops_utilisation"] == pytest.approx(utilisation)
     assert record["training_time_s"] == rows(finished, "timing")[-1]["time_s"] < record["wall_time_s"]
 
 
-def test_final_losses_are_the_means_over_tokens_of_the_last_rows(record, finished):
-    """The last validation batch is a smaller one, so the mean is not that of the batches."""
+def test_final_losses_are_token_weighted_means_of_the_last_rows(record, finished):
+    """The last validation batch is smaller, so the mean over tokens differs from the mean over batches."""
     last = [(row["tokens"], row["loss_nats"]) for row in rows(finished, "eval") if row["step"] == 12]
     test = [(row["tokens"], row["loss_nats"]) for row in rows(finished, "test")]
     assert len({tokens for tokens, _ in last}) == 2
@@ -77,8 +77,8 @@ def test_final_losses_are_the_means_over_tokens_of_the_last_rows(record, finishe
     assert record["final"]["train_loss_nats"] == rows(finished, "train")[-1]["loss_nats"]
 
 
-def test_provenance_is_that_of_the_start(data, tmp_path, monkeypatch):
-    """Files may be edited while a run trains; its record speaks of the code that was loaded."""
+def test_provenance_is_taken_at_the_start(data, tmp_path, monkeypatch):
+    """Files may be edited during training; the record describes the code that was loaded."""
     now, train = "before", stage.train
 
     def train_while_somebody_edits(*arguments):
@@ -97,7 +97,7 @@ def git(folder, *words):
     subprocess.run(["git", "-C", str(folder), *who, *words], check=True, capture_output=True)
 
 
-def test_the_commit_is_that_of_a_repository_that_holds_the_package_whatever_rows_were_exported(tmp_path, monkeypatch):
+def test_the_commit_is_from_the_repository_of_the_package(tmp_path, monkeypatch):
     state = provenance.git_state.__wrapped__
     rows, code = tmp_path / "results" / "runs.csv", tmp_path / "own" / "code.py"
     for path in (rows, code):
@@ -117,7 +117,7 @@ def test_the_commit_is_that_of_a_repository_that_holds_the_package_whatever_rows
     assert state()["dirty_hash"]
 
 
-def test_an_interrupted_run_has_no_record_but_the_rows_of_its_steps(data, finished, tmp_path, monkeypatch):
+def test_an_interrupted_run_has_rows_but_no_record(data, finished, tmp_path, monkeypatch):
     interrupted(monkeypatch, 3, RUN, data, tmp_path)
     assert not (tmp_path / "run.json").exists()
     for name in ("train", "eval"):

@@ -1,4 +1,4 @@
-"""Schedules against closed forms, torch's own and the published numbers."""
+"""Schedules against closed forms, torch and the published numbers."""
 
 import math
 
@@ -20,13 +20,13 @@ def curve(schedule, steps):
 
 @pytest.mark.parametrize("schedule", settings(Schedule), ids=label)
 @pytest.mark.parametrize("steps", [1, 2, 1000])
-def test_every_schedule_stays_within_the_peak_from_the_first_step_to_the_last(schedule, steps):
+def test_factors_of_all_schedules_are_between_0_and_1(schedule, steps):
     assert all(0.0 < factor <= 1.0 for factor in curve(schedule, steps))
 
 
 @pytest.mark.parametrize("kind", [kind for kind in variants(Schedule) if "warmup" in kind.model_fields])
 @given(warmup=SHARES, steps=st.integers(1, 300))
-def test_a_warm_up_rises_to_the_peak_and_no_step_is_above_it(kind, warmup, steps):
+def test_a_warm_up_rises_to_the_peak(kind, warmup, steps):
     factors = curve(kind(warmup=warmup), steps)
     top = factors.index(max(factors))
     assert factors[: top + 1] == sorted(factors[: top + 1])
@@ -34,24 +34,24 @@ def test_a_warm_up_rises_to_the_peak_and_no_step_is_above_it(kind, warmup, steps
     assert all(0.0 < factor <= 1.0 for factor in factors)
 
 
-@pytest.mark.parametrize("steps", [7, 21, 400])  # at 20 steps and a share of 0.05 torch's divides by zero
+@pytest.mark.parametrize("steps", [7, 21, 400])  # torch's schedule divides by zero at 20 steps and a fraction of 0.05
 @pytest.mark.parametrize("warmup", [0.05, 0.3, 0.5])
 @pytest.mark.parametrize(("start", "end"), [(100.0, 10.0), (25.0, 1e4), (1.0, 1.0)])
-def test_onecycle_is_torchs(steps, warmup, start, end):
-    """torch gives the last rate as a division of the first one: end = peak / start_division / final_div_factor."""
+def test_onecycle_matches_torch(steps, warmup, start, end):
+    """In torch the last rate is a fraction of the first: peak / start_division / final_div_factor."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    theirs = torch.optim.lr_scheduler.OneCycleLR(
+    reference = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, 0.3, total_steps=steps, pct_start=warmup, div_factor=start, final_div_factor=end / start
     )
     ours = OneCycle(warmup=warmup, start_division=start, end_division=end)
     for step in range(steps):
-        assert 0.3 * ours.factor(step, steps) == pytest.approx(theirs.get_last_lr()[0], rel=1e-12), step
+        assert 0.3 * ours.factor(step, steps) == pytest.approx(reference.get_last_lr()[0], rel=1e-12), step
         optimizer.step()
         if step < steps - 1:
-            theirs.step()
+            reference.step()
 
 
-def test_cosine_in_numbers():
+def test_cosine_values():
     """10 of 101 steps rise by tenths; step 55 is half way down; the last step is exactly the floor."""
     factors = curve(Cosine(warmup=0.1, floor=0.2), 101)
     assert factors[:10] == pytest.approx([k / 10 for k in range(1, 11)])

@@ -1,4 +1,4 @@
-"""Two processes that share a run out learn what one does alone, and stop and continue together."""
+"""Two processes that divide a run match one process, and stop and continue together."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def train(data, tmp_path):
     return call
 
 
-def test_two_processes_stopped_once_learn_what_one_does_alone(train, data, tmp_path):
+def test_two_processes_match_one_process_after_a_stop(train, data, tmp_path):
     out = tmp_path / "results" / RUN.id
     stopped = train("--time-limit", "0.000001", "--margin", "0")
     assert stopped.returncode == 75, stopped.stderr
@@ -66,7 +66,7 @@ def test_two_processes_stopped_once_learn_what_one_does_alone(train, data, tmp_p
     learned_as_alone(out, data, tmp_path)
 
 
-def test_on_two_machines_of_a_cluster_job_that_split_it_they_do_so_too(train, data, tmp_path):
+def test_two_machines_with_fsdp_match_one_process(train, data, tmp_path):
     (tmp_path / "bin").mkdir()
     srun, calls = tmp_path / "bin/srun", tmp_path / "calls"
     srun.write_text(SRUN)
@@ -105,7 +105,7 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_a_process_that_fails_ends_the_other_one_and_its_error_is_shown(failure, train, tmp_path):
+def test_a_failed_process_ends_the_other_and_its_error_is_shown(failure, train, tmp_path):
     error, status, line = FAILURES[failure]
     (tmp_path / "sitecustomize.py").write_text(FAULTY.format(error=error))
     began = time.monotonic()
@@ -122,8 +122,8 @@ def test_a_process_that_fails_ends_the_other_one_and_its_error_is_shown(failure,
     assert note["reason"] in last
 
 
-def test_steps_of_fewer_sentences_than_parts_are_shared_out_too(tmp_path):
-    """Of a single sentence, one process has all and the other none."""
+def test_steps_with_fewer_sentences_than_micro_batches_are_divided(tmp_path):
+    """With a single sentence, one process has it and the other has no micro-batch."""
     source, pairs = Phrases(count=100), tmp_path / "pairs"
     prepare("pairs", ParallelData(source=source, tokenizer=BytePairs(vocabulary=300), max_tokens=64), pairs)
     run = small(
@@ -157,5 +157,5 @@ def learned_as_alone(out, data, tmp_path, run=RUN):
 
 
 def numbers(row):
-    """Return the row's cells that are numbers; the others name a split."""
+    """Return the numeric cells of a row; other cells name a split."""
     return [float(cell) for cell in (row.values() if isinstance(row, dict) else row) if cell != "valid"]

@@ -1,4 +1,4 @@
-"""Processes that split a run's tensors learn what one process does alone, and go on from each other's checkpoints."""
+"""Processes with sharded tensors match one process and resume each other's checkpoints."""
 
 import gc
 import time
@@ -37,7 +37,7 @@ PHASES = ((2, 0, 4), (3, 4, 7), (1, 7, 9), (3, 9, None))
 
 
 def one_of_three(rank, ports, data, folder):
-    """Take part in every phase that has a place for this rank; the next begins when all have done with one."""
+    """Take part in every phase that includes this rank; a phase begins when all processes finished the previous one."""
     for phase, (count, first, last) in enumerate(PHASES):
         for index, run in enumerate(RUNS):
             joining(rank, count, ports[len(RUNS) * phase + index], split=True)
@@ -63,7 +63,7 @@ def numbers(row):
 
 
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch without gloo")
-def test_on_two_three_one_and_three_processes_it_learns_what_one_does_alone(data, tmp_path):
+def test_changing_numbers_of_processes_match_one_process(data, tmp_path):
     ports = free_ports(len(PHASES) * len(RUNS))
     forked(3, one_of_three, ports, data, tmp_path)
     for index in range(len(RUNS)):
@@ -78,12 +78,12 @@ def learned_as_alone(index, data, together, alone):
         for one, other in zip(rows(alone, name), rows(together, name), strict=True):
             assert numbers(other) == pytest.approx(numbers(one), **TOLERANCES[index]), name
     if run.precision == "float32":
-        expected, found = (load_file(out / "weights.safetensors") for out in (alone, together))
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+        expected, actual = (load_file(out / "weights.safetensors") for out in (alone, together))
+        torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4)
 
 
 def one_of_two_that_counts(rank, port, data, out):
-    """Between two parts of a step a process holds its share of weights, gradients and moments, and nothing whole."""
+    """Between two micro-batches a process stores only its shards of weights, gradients and moments."""
     joining(rank, 2, port, split=True)
     run = small(model=MODEL.model_copy(update={"layers": 4, "width": 64}), task=TASK, steps=2)
     held, micro_batch_context = [], processes.micro_batch_context
@@ -102,14 +102,14 @@ def tensor_bytes():
     gc.collect()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tensors = [found for found in gc.get_objects() if type(found) in (torch.Tensor, torch.nn.Parameter)]
+        tensors = [actual for actual in gc.get_objects() if type(actual) in (torch.Tensor, torch.nn.Parameter)]
         tensors += [tensor.grad for tensor in tensors if tensor.is_leaf and type(tensor.grad) is torch.Tensor]
-    storages = {found.untyped_storage().data_ptr(): found.untyped_storage().nbytes() for found in tensors}
+    storages = {actual.untyped_storage().data_ptr(): actual.untyped_storage().nbytes() for actual in tensors}
     return sum(storages.values())
 
 
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch without gloo")
-def test_between_the_parts_of_a_step_no_gradient_is_whole(data, tmp_path):
+def test_gradients_stay_sharded_between_micro_batches(data, tmp_path):
     forked(2, one_of_two_that_counts, *free_ports(1), data, tmp_path)
 
 
@@ -120,12 +120,12 @@ def one_of_two_that_diverge(rank, port, data, out):
 
 
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch without gloo")
-def test_processes_that_split_a_diverging_run_agree_on_its_end(data, tmp_path):
+def test_sharded_processes_agree_on_divergence(data, tmp_path):
     forked(2, one_of_two_that_diverge, *free_ports(1), data, tmp_path)
     assert read_json(tmp_path / "run.json")["status"] == "diverged"
 
 
-def test_what_needs_whole_tensors_is_named_by_its_key():
+def test_settings_that_need_full_tensors_are_named():
     assert processes.unsupported_by_sharding(small()) is None
     assert "optimizer is carried over" in processes.unsupported_by_sharding(small(), carried=True)
     for key, changes in {

@@ -1,4 +1,4 @@
-"""The stage `train`: what it leaves, and that interruptions leave no trace in it."""
+"""The stage `train`: its files, and their independence of interruptions."""
 
 import shutil
 import sys
@@ -18,7 +18,7 @@ from formerlab.training import stage
 from formerlab.training.load import load_model
 
 
-def test_what_a_finished_run_leaves(finished):
+def test_files_of_a_finished_run(finished):
     assert {path.name for path in finished.iterdir()} == {*STAGES["train"].written}
     columns = {
         "train": "step,tokens,loss_nats,lr,grad_norm",
@@ -34,20 +34,20 @@ def test_what_a_finished_run_leaves(finished):
         assert not any(b"\r" in line for line in lines)
 
 
-def test_the_test_rows_are_the_final_models(finished, data):
+def test_test_rows_come_from_the_final_model(finished, data):
     model, _ = load_model(finished)
     stream = load_stream(data, "test")
-    found = rows(finished, "test")
+    actual = rows(finished, "test")
     expected = window_losses(model, stream, 8, batch=4)
     names = ("window", "tokens", "loss_nats")
-    assert [tuple(row[name] for name in names) for row in found] == [row[:3] for row in expected]
-    assert sum(row["tokens"] for row in found) == len(stream) - 1
-    documents = [row["document"] for row in found]
+    assert [tuple(row[name] for name in names) for row in actual] == [row[:3] for row in expected]
+    assert sum(row["tokens"] for row in actual) == len(stream) - 1
+    documents = [row["document"] for row in actual]
     assert documents == sorted(documents)
     assert documents[-1] == read_manifest(data)["splits"]["test"]["documents"] - 1
 
 
-def test_the_test_text_that_lends_its_tokenizer_is_measured_beside_the_runs_own(finished, data, tmp_path):
+def test_the_test_text_of_the_tokenizers_data_set_is_also_measured(finished, data, tmp_path):
     shutil.copytree(data, tmp_path / "other")
     manifest = read_manifest(data)
     spec = manifest["spec"] | {"tokenizer": {"kind": "of", "data": "other"}}
@@ -58,20 +58,22 @@ def test_the_test_text_that_lends_its_tokenizer_is_measured_beside_the_runs_own(
     assert rows(tmp_path / "run", "lender_test") == rows(tmp_path / "run", "test") == rows(finished, "test")
 
 
-def test_depth_rows_are_the_mixing_weights_at_every_evaluation(finished, data, tmp_path):
+def test_depth_rows_contain_the_mixing_weights_of_every_evaluation(finished, data, tmp_path):
     assert rows(finished, "depth") == []
     trained(small(model=MODEL.model_copy(update={"depth": DepthWeightedAverage()})), data, tmp_path)
-    weights, found = load_file(tmp_path / "weights.safetensors"), rows(tmp_path, "depth")
+    weights, actual = load_file(tmp_path / "weights.safetensors"), rows(tmp_path, "depth")
     pairs = [(i, j) for i in (1, 2) for j in range(i + 1)]
     steps = sorted({row["step"] for row in rows(tmp_path, "eval")})
-    assert [(row["step"], row["destination"], row["source"]) for row in found] == [
+    assert [(row["step"], row["destination"], row["source"]) for row in actual] == [
         (s, *p) for s in steps for p in pairs
     ]
-    assert [row["weight"] for row in found[: len(pairs)]] == [float(i == j) for i, j in pairs]
-    assert [row["weight"] for row in found[-len(pairs) :]] == [weights[f"mixer.alphas.{i}"][j].item() for i, j in pairs]
+    assert [row["weight"] for row in actual[: len(pairs)]] == [float(i == j) for i, j in pairs]
+    assert [row["weight"] for row in actual[-len(pairs) :]] == [
+        weights[f"mixer.alphas.{i}"][j].item() for i, j in pairs
+    ]
 
 
-def test_stopped_twice_and_resumed_leaves_the_same_bits(data, tmp_path, monkeypatch, capsys):
+def test_a_run_stopped_twice_is_bit_identical(data, tmp_path, monkeypatch, capsys):
     run = small(precision="bfloat16", model=MODEL.model_copy(update={"dropout": 0.2}))
     once, often = tmp_path / "once", tmp_path / "often"
     first = trained(run, data, once)
@@ -85,7 +87,7 @@ def test_stopped_twice_and_resumed_leaves_the_same_bits(data, tmp_path, monkeypa
     assert second["final"] == first["final"]
 
 
-def test_a_run_that_is_to_be_deterministic_says_so_to_torch(data, tmp_path, monkeypatch):
+def test_deterministic_runs_set_the_mode_of_torch(data, tmp_path, monkeypatch):
     told, train = [], stage.train
 
     def watched(*given):
@@ -93,8 +95,8 @@ def test_a_run_that_is_to_be_deterministic_says_so_to_torch(data, tmp_path, monk
         return train(*given)
 
     monkeypatch.setattr(stage, "train", watched)
-    for wanted in (True, False):
-        trained(small(steps=1), data, tmp_path / str(wanted), deterministic=wanted)
+    for expected in (True, False):
+        trained(small(steps=1), data, tmp_path / str(expected), deterministic=expected)
     assert told == [True, False]
 
 
@@ -103,13 +105,13 @@ def _a_run_imports_no_compiler(data, out):
     assert not {"torch._dynamo", "torch._inductor", "sympy"} & sys.modules.keys()
 
 
-def test_a_run_that_compiles_nothing_imports_no_compiler(data, tmp_path):
+def test_a_run_without_compile_imports_no_compiler(data, tmp_path):
     with own_process() as call:
         call(_a_run_imports_no_compiler, data, tmp_path)
 
 
-def test_a_resumed_run_draws_no_values(data, tmp_path, monkeypatch, finished):
-    """Its model is built without any, so that a process holds it once."""
+def test_a_resumed_run_draws_no_initial_values(data, tmp_path, monkeypatch, finished):
+    """The model is built without values, so that a process stores the weights once."""
     interrupted(monkeypatch, 7, RUN, data, tmp_path)
 
     def drawn(*_):
@@ -120,12 +122,12 @@ def test_a_resumed_run_draws_no_values(data, tmp_path, monkeypatch, finished):
     assert bits(tmp_path) == bits(finished)
 
 
-def test_times_add_up_over_starts_and_the_first_start_counts(data, tmp_path, monkeypatch):
+def test_times_accumulate_over_starts(data, tmp_path, monkeypatch):
     interrupted(monkeypatch, 6, RUN, data, tmp_path)
     path = tmp_path / "checkpoint" / "last.pt"
     content = torch.load(path, weights_only=True)
     assert content["state"]["wall_time_s"] > content["state"]["training_time_s"] > 0
-    content["state"] |= {"wall_time_s": 5000.0, "training_time_s": 1000.0}  # more than this test can take
+    content["state"] |= {"wall_time_s": 5000.0, "training_time_s": 1000.0}  # longer than this test
     torch.save(content, path)
     record = trained(RUN, data, tmp_path)
     assert record["started"] == content["state"]["started"] < record["finished"]
@@ -137,7 +139,7 @@ def test_times_add_up_over_starts_and_the_first_start_counts(data, tmp_path, mon
 SECRETS = ("HF_TOKEN", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN", "AWS_SECRET_ACCESS_KEY")
 
 
-def test_the_environment_is_in_no_file_and_no_message(data, tmp_path, monkeypatch, capsys):
+def test_files_and_messages_do_not_contain_the_environment(data, tmp_path, monkeypatch, capsys):
     for name in SECRETS:
         monkeypatch.setenv(name, "s3cret-of-the-environment")
     trained(RUN, data, tmp_path)

@@ -1,4 +1,4 @@
-"""The stage `train` where it finds something already there: results or checkpoints, of this run or of another one."""
+"""The stage `train` with existing results or checkpoints, of this run or of another run."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ def train(run, code, data, out, **settings):
 
 @pytest.fixture
 def own(finished, tmp_path):
-    """Return a copy of the finished run that a test may change."""
+    """Return a copy of the finished run, which a test may change."""
     return shutil.copytree(finished, tmp_path / "own")
 
 
@@ -29,7 +29,7 @@ def times(folder):
 
 
 @pytest.mark.parametrize("why", ["checkpoint of another run (spec is ", "broken"])
-def test_a_checkpoint_that_cannot_be_gone_on_from_is_set_aside(why, finished, data, tmp_path, monkeypatch, capsys):
+def test_an_unusable_checkpoint_is_moved_aside(why, finished, data, tmp_path, monkeypatch, capsys):
     if why == "broken":
         (tmp_path / "checkpoint").mkdir()
         for name in ("last.pt", "previous.pt"):
@@ -38,15 +38,15 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_set_aside(why, finished, da
         interrupted(monkeypatch, 4, small(optimizer={"lr": 0.02}), data, tmp_path)
     before = (tmp_path / "checkpoint" / "last.pt").read_bytes()
     interrupted(monkeypatch, 2, RUN, data, tmp_path)
-    assert f"starting from step 0: {tmp_path}/checkpoint/" in (said := capsys.readouterr().err)
-    assert why in said
+    assert f"starting from step 0: {tmp_path}/checkpoint/" in (output := capsys.readouterr().err)
+    assert why in output
     assert (tmp_path / "checkpoint.superseded" / "last.pt").read_bytes() == before
     trained(RUN, data, tmp_path)
     assert bits(tmp_path) == bits(finished)
     assert not (tmp_path / "checkpoint.superseded").exists()
 
 
-def test_a_finished_run_is_not_trained_again_and_what_a_kill_left_beside_it_is_removed(own, data, monkeypatch, capsys):
+def test_a_finished_run_is_not_trained_again_and_leftovers_are_removed(own, data, monkeypatch, capsys):
     monkeypatch.delattr(stage, "train")
     before = times(own)
     (own / "checkpoint").mkdir()
@@ -64,8 +64,8 @@ def test_a_result_of_another_run_is_refused(own, data):
 
 
 @pytest.mark.parametrize(("edited", "lr"), [(True, 0.01), (False, 0.02)], ids=["by hand", "in the plan"])
-def test_the_verb_makes_again_what_the_judge_calls_stale(edited, lr, own, data, tmp_path, capsys):
-    """A record whose spec was edited was finished for training and stale for the judge, so the job failed for ever."""
+def test_the_command_trains_a_stale_run_again(edited, lr, own, data, tmp_path, capsys):
+    """Training and the staleness check must agree on a record with an edited spec; otherwise the job always fails."""
     run = small(optimizer={"lr": lr})
     record = json.loads((own / "run.json").read_text())
     record["spec"]["steps"] += edited
@@ -80,7 +80,7 @@ def test_the_verb_makes_again_what_the_judge_calls_stale(edited, lr, own, data, 
     assert bits(out) == bits(tmp_path / "fresh")
 
 
-def test_streams_that_are_not_those_of_the_manifest_are_refused(data, tmp_path):
+def test_token_streams_that_differ_from_the_manifest_are_refused(data, tmp_path):
     changed = shutil.copytree(data, tmp_path / "data")
     train(RUN, "code", changed, tmp_path / "first")
     stream = np.load(changed / "test.npy")
@@ -89,7 +89,7 @@ def test_streams_that_are_not_those_of_the_manifest_are_refused(data, tmp_path):
         train(RUN, "code", changed, tmp_path / "second")
 
 
-def test_a_resume_on_another_path_of_kernels_says_so(data, tmp_path, monkeypatch, capsys):
+def test_a_resume_with_other_kernels_prints_a_warning(data, tmp_path, monkeypatch, capsys):
     interrupted(monkeypatch, 4, RUN, data, tmp_path)
     first = kernel_path()
     monkeypatch.setattr(stage, "kernel_path", lambda: "plain, of another machine")
@@ -99,7 +99,7 @@ def test_a_resume_on_another_path_of_kernels_says_so(data, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize(("name", "damage"), [("weights.safetensors", "missing"), ("test.csv", "changed")])
-def test_a_result_with_a_file_missing_or_changed_is_made_again(name, damage, own, finished, data, capsys):
+def test_a_result_with_a_missing_or_changed_file_is_trained_again(name, damage, own, finished, data, capsys):
     content = (own / name).read_bytes()
     (own / name).unlink()
     if damage == "changed":
@@ -109,7 +109,7 @@ def test_a_result_with_a_file_missing_or_changed_is_made_again(name, damage, own
     assert bits(own) == bits(finished)
 
 
-def test_a_run_whose_optimizer_is_wanted_since_is_made_again(own, finished, data):
+def test_a_run_without_the_needed_optimizer_file_is_trained_again(own, finished, data):
     trained(RUN, data, own, keep_optimizer=True)
     assert (own / "optimizer.pt").exists()
     assert bits(own) == bits(finished)

@@ -1,4 +1,4 @@
-"""Compiled training graphs have fixed shapes, whatever other batch sizes are compiled before them."""
+"""Compiled training graphs have fixed shapes, also if other batch sizes were compiled earlier."""
 
 import functools
 
@@ -19,7 +19,7 @@ DWA = MODEL.model_copy(update={"depth": DepthWeightedAverage()})
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """Return the list that every compiled graph adds itself to: (in training, number of symbolic inputs)."""
+    """Return a list that records every compiled graph: (in training, number of symbolic inputs)."""
     compiled = []
 
     def backend(graph, inputs):
@@ -39,7 +39,7 @@ def graphs(monkeypatch):
     [(MODEL, 2), (TOKENFORMER, 6), (DWA, 6)],
     ids=["plain, a smaller batch", "pattention, a remainder", "dwa, a remainder"],
 )
-def test_a_training_graph_is_static_after_validation_in_other_batch_sizes(model, valid_windows, graphs):
+def test_training_graphs_are_static_after_validation_with_other_batch_sizes(model, valid_windows, graphs):
     task = LanguageModeling(context=8, batch=8, accumulate=2, valid_windows=valid_windows)
     run = small(model=model, task=task, compile=True, steps=3)
     built = run.model.build(run.seed)

@@ -11,7 +11,7 @@ from formerlab.training.runtime import StopRequest
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_noted_and_the_handlers_of_before_come_back(number):
+def test_signals_are_recorded_and_handlers_are_restored(number):
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     with StopRequest() as stop:
         assert stop() is None
@@ -22,7 +22,7 @@ def test_a_signal_is_noted_and_the_handlers_of_before_come_back(number):
 
 
 @pytest.mark.parametrize(("left", "margin"), [((), 30), ((50, 10), 50)])
-def test_a_time_limit_asks_to_stop_its_margin_before_or_what_a_step_and_its_save_take(left, margin, monkeypatch):
+def test_a_time_limit_stops_early_by_its_margin(left, margin, monkeypatch):
     now = 1000.0
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
     stop = StopRequest(time_limit_s=100, margin_s=30)
@@ -35,7 +35,7 @@ def test_a_time_limit_asks_to_stop_its_margin_before_or_what_a_step_and_its_save
 
 
 @pytest.mark.parametrize(("limit", "margin"), [(30, 30), (0, 0)])
-def test_a_limit_that_leaves_no_time_is_refused(limit, margin):
-    """Such a run would stop before its first step, again and again."""
+def test_a_time_limit_within_its_margin_is_refused(limit, margin):
+    """Such a run would always stop before its first step."""
     with pytest.raises(UserError, match=f"time limit of {limit} s is not longer than its margin of {margin} s"):
         StopRequest(limit, margin)

@@ -1,4 +1,4 @@
-"""Training on a device that is none: every tensor is where it has to be, and the numbers are those of the CPU."""
+"""Training on a simulated device: all tensors are on it, and results match the CPU."""
 
 import json
 from itertools import count
@@ -35,7 +35,7 @@ KINDS = (
 
 @pytest.fixture(scope="module")
 def there():
-    """Return what calls a function in a process that knows the device."""
+    """Return a function that calls a test function in a process with the simulated device."""
     with own_process(elsewhere) as call:
         yield call
 
@@ -57,18 +57,20 @@ def check_kind(name, folder):
         device.waits.clear()
         there = losses(run, model, examples, valid, lambda: counts.append(len(device.waits)))
     assert there == pytest.approx(here, abs=0.05 if "bfloat16" in name else 1e-4)
-    validation = [wait for wait in device.waits[: counts[0]] if "formerlab/layers/" not in wait]  # a mixer has rows
+    validation = [
+        wait for wait in device.waits[: counts[0]] if "formerlab/layers/" not in wait
+    ]  # depth mixers write rows
     assert len(validation) == 1, validation  # for all batches
     assert device.waits[counts[1] : counts[5]] == []  # the first step is logged, and so is the last
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_every_kind_of_model_learns_the_same_and_waits_for_nothing_between_logged_steps(there, name, tmp_path):
+def test_all_models_match_the_cpu_and_do_not_synchronise_between_logged_steps(there, name, tmp_path):
     there(check_kind, name, tmp_path)
 
 
 def trained(run, data, out, device, parent=None, stop_at=None, **settings):
-    """Run the stage, interrupted after some steps where that is asked for; return the folder."""
+    """Run the stage, optionally interrupted after some steps; return the folder."""
     checks = count()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(StopRequest, "__call__", lambda self: "a test" if next(checks) == stop_at else None)
@@ -81,24 +83,24 @@ def trained(run, data, out, device, parent=None, stop_at=None, **settings):
 
 
 def check_stage(data, folder):
-    """Train, stop, go on, and grow with the optimizer's state and the old tokens held back."""
+    """Train, stop, resume, and grow with the optimizer's state and slower old tokens."""
     first = small(model=TOKENFORMER, steps=6, schedule=RUN.schedule)
     more = {"projection": Pattention(tokens=9), "feedforward": Pattention(tokens=16)}
     growth = Growth(keys="zero", tau="keep", optimizer="carry", old_tokens="freeze")
     second = small(model=TOKENFORMER.model_copy(update=more), steps=4, init="first", growth=growth)
-    found = {}
+    actual = {}
     for device in ("cpu", DEVICE):
         with elsewhere():
             parent = trained(first, data, folder / device / "first", device, stop_at=3, keep_optimizer=True)
-            found[device] = [parent, trained(second, data, folder / device / "second", device, parent)]
-    for here, there in zip(*found.values(), strict=True):
+            actual[device] = [parent, trained(second, data, folder / device / "second", device, parent)]
+    for here, there in zip(*actual.values(), strict=True):
         assert json.loads((there / "run.json").read_text())["status"] == "finished"
         for name in ("train", "eval", "test"):
             pairs = zip(rows(here, name), rows(there, name), strict=True)
             assert all(b["loss_nats"] == pytest.approx(a["loss_nats"], abs=1e-4) for a, b in pairs)
 
 
-def test_the_stage_stops_goes_on_and_grows(there, data, tmp_path):
+def test_the_stage_stops_resumes_and_grows(there, data, tmp_path):
     there(check_stage, data, tmp_path)
 
 

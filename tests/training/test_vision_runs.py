@@ -1,4 +1,4 @@
-"""Image models through the training stage: what they leave, resuming, growing."""
+"""Image models in the training stage: files, resuming, growth."""
 
 import itertools
 import math
@@ -77,7 +77,7 @@ def finished(digits, tmp_path_factory):
     return out
 
 
-def test_the_test_rows_are_those_of_the_averaged_weights(finished, digits):
+def test_test_rows_come_from_the_averaged_weights(finished, digits):
     model, run = load_model(finished)
     expected = [dict(zip(run.task.test_columns, row, strict=True)) for row in measured(run.task, model, digits)]
     for row, wanted in zip(rows(finished, "test"), expected, strict=True):
@@ -89,7 +89,7 @@ def test_the_test_rows_are_those_of_the_averaged_weights(finished, digits):
 
 
 @pytest.mark.parametrize("augmentation", [None, TimmAugmentation(smallest_crop=0.6)], ids=["plain", "timm"])
-def test_stopped_and_resumed_it_leaves_the_same_bits(augmentation, digits, tmp_path, monkeypatch):
+def test_a_resumed_vision_run_is_bit_identical(augmentation, digits, tmp_path, monkeypatch):
     mixing = {"augmentation": augmentation, "mixup": 0.8 if augmentation else 0.0}
     run = changed(task=RUN.task.model_copy(update=mixing))
     trained(run, digits, tmp_path / "whole")
@@ -103,7 +103,7 @@ def grown(growth, tokens=(9, 15)):
     return changed(name="grown", model=model, init="run", growth=growth)
 
 
-def test_growth_with_zero_keys_and_the_old_tau_keeps_the_function(finished, digits, tmp_path):
+def test_growth_with_zero_keys_and_tau_keep_preserves_the_function(finished, digits, tmp_path):
     trained(grown(Growth(keys="zero", tau="keep")), digits, tmp_path, finished)
     images = torch.randn(3, 1, 8, 8)
     parent, _ = load_model(finished)
@@ -115,8 +115,8 @@ def test_growth_with_zero_keys_and_the_old_tau_keeps_the_function(finished, digi
     assert [row["loss_nats"] for row in start] == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_diverged_run_counts_as_a_uniform_guess(digits, tmp_path):
-    hopeless = LayerwiseAdamW(clip=0.0).model_copy(update={"lr": 1e30})  # none that a configuration may have
+def test_a_diverged_run_has_the_loss_of_a_uniform_guess(digits, tmp_path):
+    hopeless = LayerwiseAdamW(clip=0.0).model_copy(update={"lr": 1e30})  # larger than a configuration allows
     run = changed(optimizer=hopeless)
     assert trained(run, digits, tmp_path)["status"] == "diverged"
     test = rows(tmp_path, "test")
@@ -133,15 +133,15 @@ def signalled_while_images_are_made(rank, digits, out):
     def made(images, *words):
         if next(asked) == 2:
             sender = os.fork()
-            if sender == 0:  # a worker would obey its parent
+            if sender == 0:  # a worker follows its parent
                 os.killpg(job, signal.SIGTERM)
                 os._exit(0)
             os.waitpid(sender, 0)
-            time.sleep(0.2)  # a worker that the signal ends is gone
+            time.sleep(0.2)  # a worker that the signal ends does not return
         return made_ahead(images, *words)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_NUM_THREADS", "2")  # a worker then has a thread of BLAS, to which a signal may go
+        patch.setenv("OMP_NUM_THREADS", "2")  # a worker then has a BLAS thread, which may receive the signal
         patch.setattr(TrainingImages, "workers", property(lambda images: 1, lambda images, value: None), raising=False)
         patch.setattr(TrainingImages, "_from_workers", made)
         with pytest.raises(StoppedEarly, match=r"stopped after step 2 of 8 \(SIGTERM"):
@@ -149,14 +149,14 @@ def signalled_while_images_are_made(rank, digits, out):
         trained(RUN, digits, out)
 
 
-def test_a_signal_to_a_job_and_its_workers_stops_it_after_the_step_and_saves(digits, tmp_path):
+def test_a_signal_to_a_job_and_its_workers_saves_after_the_step(digits, tmp_path):
     forked(1, signalled_while_images_are_made, digits, tmp_path / "stopped")
     trained(RUN, digits, tmp_path / "whole")
     assert bits(tmp_path / "stopped") == bits(tmp_path / "whole")
 
 
 class Hindered(TrainingImages):
-    """Images whose only worker process makes none for step 3, or ends there."""
+    """Images whose only worker process hangs or ends at step 3."""
 
     workers = property(lambda images: 1, lambda images, value: None)
     ends = False
@@ -173,7 +173,7 @@ class Ended(Hindered):
 
 
 def hindered(rank, images, asked_to_stop, error, reason, digits, out):
-    """Train with images that do not come, then to the end with those that do."""
+    """Train with missing images, then to the end with all images."""
     made_ahead = images._from_workers
 
     def made(images, *words):
@@ -199,13 +199,13 @@ def hindered(rank, images, asked_to_stop, error, reason, digits, out):
         (Ended, True, StoppedEarly, r"stopped after step [12] of 8 \(a worker process ended"),
     ],
 )
-def test_images_that_do_not_come_do_not_hold_the_run(images, asked_to_stop, error, reason, digits, tmp_path):
+def test_missing_images_stop_the_run(images, asked_to_stop, error, reason, digits, tmp_path):
     forked(1, hindered, images, asked_to_stop, error, reason, digits, tmp_path / "hindered")
     trained(RUN, digits, tmp_path / "whole")
     assert bits(tmp_path / "hindered") == bits(tmp_path / "whole")
 
 
-def test_shared_memory_that_is_too_small_is_named_before_a_worker_starts(digits, tmp_path, monkeypatch):
+def test_insufficient_shared_memory_is_reported_before_workers_start(digits, tmp_path, monkeypatch):
     monkeypatch.setattr(
         TrainingImages, "workers", property(lambda images: 2, lambda images, value: None), raising=False
     )
