@@ -92,7 +92,7 @@ def draw_attention(data: DataFrame) -> Figure:
     image = _draw_map(large, data[data["part"].eq("cross") & data["head"].eq(sharp)])
     large.set(title=f"{setting(data) or 'Model'}: from decoder to encoder, head {sharp + 1}",
               xlabel="piece looked at", ylabel="piece that is written next")  # fmt: skip
-    left.colorbar(image, ax=large, label="share of the attention", fraction=0.04)
+    left.colorbar(image, ax=large, label="fraction of the attention", fraction=0.04)
     return figure
 
 

@@ -218,11 +218,11 @@ def interval_notes(table: DataFrame) -> list[str]:
 
 
 PANELS = {
-    "early_share": ("Share of the first 40 %", 0.4),
-    "early_share_10": ("Share of the first 10 %", 0.1),
+    "early_share": ("Fraction from the first 40 %", 0.4),
+    "early_share_10": ("Fraction from the first 10 %", 0.1),
     "mean_position": ("Mean position", 0.5),
     "distance_to_ideal": ("Distance to Ideal", None),
-    "distance_to_ideal_without_first": ("the same without position 0", None),
+    "distance_to_ideal_without_first": ("Distance without position 0", None),
 }
 """Metrics of masks: their heading, and their value for an even choice of keys."""
 

@@ -164,7 +164,7 @@ def compared(results: Results, rows: DataFrame, runs: list[str]) -> DataFrame:
     Panel("place", "value", kind="band", where={"measure": COSINE}, title="What each block passes on",
           ticks="{:.0f}".format, xlabel="block i", ylabel="cosine of Y_i with the embedding"),
     Panel("place", "value", kind="band", where={"measure": PRUNED}, title="Without the smallest mixing weights",
-          xlabel="share of the mixing weights dropped", ylabel="added loss (nats per token)", name="none")
+          xlabel="fraction of the mixing weights dropped", ylabel="added loss (nats per token)", name="none")
 ))  # fmt: skip
 def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
     """Flow of information over depth. Left: mean cosine between the representation Y_i that each block passes on and
@@ -185,7 +185,7 @@ def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
 
 
 @plot(reads="flow.csv", runs="depth.kind=identity depth.kind=dwa", draw=sheet(
-    Panel("place", "_value", kind="band", each="matrix", name="legend", xlabel="rank (share of all)",
+    Panel("place", "_value", kind="band", each="matrix", name="legend", xlabel="rank (fraction of all)",
           ylabel="singular value / largest"),
     notes=lambda rows: [f"{n_seeds(rows['seeds'])}; bands: lowest to highest seed."], columns=3, height=1.5
 ))  # fmt: skip

@@ -14,6 +14,7 @@ from formerlab.report.published import published, published_rows
 from formerlab.report.runs import (
     GROWN,
     TOKENFORMER,
+    TRANSFORMER,
     at_end,
     differences,
     held_out_losses,
@@ -115,14 +116,19 @@ ARMS = {
     "continued-hypercloning": "HyperCloning",
     "continued-transformer-ungrown": "Transformer, not grown",
 }
-_domain = partial(Panel, "step", "loss_nats", kind="band", far=2.5, xlabel="step on the second domain")
+_domain = partial(Panel, "step", "loss_nats", by="_name", kind="band", far=2.5, xlabel="step on the second domain")
+
+
+def _short(name: str) -> str:
+    """Return the label of an arm without its family, which is in the title."""
+    return name.removeprefix("Tokenformer, ").removeprefix("Transformer, ")
 
 
 @plot(reads="eval.csv", runs="continued-*", draw=sheet(
-    _domain(where={"part": "loss"}, title="{setting}", ylabel="validation loss (nats)"),
-    _domain(where={"part": "relative"}, zero=0.0, title="Beside the ungrown model of the same family",
-            ylabel="minus the ungrown model's (nats)"),
-    wanted=[*ARMS.values()], columns=1, height=2.3
+    _domain(where={"part": "loss"}, each="_family", title="{_family}", ylabel="validation loss (nats)"),
+    _domain(where={"part": "relative"}, zero=0.0, title="Both, minus the ungrown model",
+            ylabel="loss difference (nats)"),
+    wanted=[_short(name) for name in ARMS.values()]
 ))  # fmt: skip
 def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
     """Continued training of grown and ungrown models on a second domain at a constant learning rate, after Fig. 6 of
@@ -136,7 +142,9 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
     family = {run: "tokenformer" if "tokenformer" in run else "transformer" for run in ARMS if "ungrown" not in run}
     relative = means(curves, {run: f"continued-{name}-ungrown" for run, name in family.items()})
     rows = pd.concat([means(curves).assign(part="loss"), relative.assign(part="relative")], ignore_index=True)
-    return rows.assign(variant=rows["run"].map(ARMS))
+    rows["variant"] = rows["run"].map(ARMS)
+    families = rows["run"].str.contains("tokenformer").map({True: TOKENFORMER, False: TRANSFORMER})
+    return rows.assign(_name=rows["variant"].map(_short), _look=rows["variant"], _family=families)
 
 
 @plot(reads="eval.csv test.csv",
