@@ -232,7 +232,7 @@ def _group_drawings(drawings: dict[str, Any], *, by_study: bool) -> dict[str, An
     """Group figures and tables into jobs, each named after its first figure or table.
 
     Figures that wait for the same jobs of a study share a process, because starting a process takes longer than
-    rendering; with `by_study` all figures of a study share one.
+    rendering; with `by_study` all figures of a study share one process.
     """
     groups: dict[tuple[str, frozenset[tuple[str, str]]], dict[str, Any]] = {}
     for name, drawing in drawings.items():

@@ -68,7 +68,7 @@ def run_trees(name: str, sources: Sources) -> Mapping[str, Tree]:
 
 
 def _instances(study: Tree, scale: Tree, template: str) -> Iterator[tuple[str, Tree, Tree]]:
-    """Yield (run name, tree of the study, tree of the scale) for the runs of a template; a plain name is one run."""
+    """Yield (run name, tree of the study, tree of the scale) for the runs of a template or a plain name."""
     merged = merge_all([study, scale])
     grid, file = merged.get("grid"), merged.file_of("grid")
     try:
@@ -253,7 +253,7 @@ def _check_carried(run: Run, parent: Run, tree: Tree) -> None:
 
 
 def _grown(ordered: list[Run], trees: Mapping[str, Tree], scale: Scale) -> Iterator[Run]:
-    """Yield the runs; growth or the parent sets tau in the models of runs with a parent.
+    """Yield the runs; the growth rule or the parent sets tau in the model of a run with a parent.
 
     Raises UserError if a run cannot continue from its parent.
     """

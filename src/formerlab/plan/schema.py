@@ -66,8 +66,8 @@ class Config(Spec):
     scale: Name = "laptop"
     """Sizes and data of the runs: a file of workflow/scales."""
     studies: Studies | None = None
-    """Studies to run: files of workflow/studies. null means the studies in the scale's file, or all studies if it lists
-    no study, in the order of their papers."""
+    """Studies to run: files of workflow/studies; null means the studies in the scale's file, or all studies if the file
+    lists none, in the order of their papers."""
     seeds: Seeds | None = None
     """Seeds of every run; null means the seeds of the scale."""
     device: Literal["cpu", "cuda"] | None = None
@@ -174,7 +174,7 @@ class Scale(Spec):
     nodes: Processors = 1
     """Machines of a run in a cluster job, each with the same number of GPUs; 1 without a cluster."""
     sharded: bool | None = None
-    """Split weights, gradients and moments of a run over its GPUs; null means only if the run does not fit on one."""
+    """Split weights, gradients and moments of a run over its GPUs; null does so only if the run does not fit on one."""
     runtime_minutes: int = Field(default=1440, gt=0, le=10**6)
     """Time limit of one cluster job in minutes; longer training continues in the next submission."""
     seeds: Seeds = (0,)

@@ -56,7 +56,7 @@ def _cause(error: BaseException) -> str:
 
 
 def check_copy(name: str, task: Any) -> None:
-    """Check that a task can ask every row of a local copy. Raises UserError that names the row.
+    """Check that a task can make a question of every row of a local copy. Raises UserError that names the row.
 
     Without this check the harness would insert the name of a missing field, write a null as `None`, and count every
     answer as wrong if the label is not among the choices.

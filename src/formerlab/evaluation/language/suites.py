@@ -28,7 +28,7 @@ LOCAL = "_local"
 def task_of(
     name: str, splits: dict[str, list[Example]], form: Form, delimiter: str, version: float, shots: int = 0
 ) -> dict[str, Any]:
-    """Return the task configuration of lm-evaluation-harness that asks the examples of the split `test`.
+    """Return a task configuration of lm-evaluation-harness with the examples of the split `test` as questions.
 
     `shots` solved examples precede each question, from the split `train` if it exists, otherwise from `test`.
     """
