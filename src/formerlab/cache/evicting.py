@@ -130,7 +130,7 @@ class PrunedCache:
                 return self._prune_prompt(layer, q, k, v)
             self._layers[layer] = self._empty(layer, 0, k, v)
         store = self._layers[layer]
-        tokens = zip(*(x.split(1, 2) for x in (q, k, v)), strict=True)
+        tokens = zip(*(torch.split(x, 1, 2) for x in (q, k, v)), strict=True)
         outputs = [self._step(layer, store, *token) for token in tokens]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
 
