@@ -143,7 +143,7 @@ def test_a_run_continues_without_growth(parent, data, tmp_path):
     assert losses(tmp_path / "child", 0) == losses(parent, 12)
     assert losses(tmp_path / "child", 12) != losses(parent, 12)
     assert record["flops_cumulative"] == 2 * record["flops"]
-    with pytest.raises(UserError, match=r"cannot train norm\.gain=False further with"):
+    with pytest.raises(UserError, match=r"cannot continue training: norm\.gain is False in"):
         trained(small(name="other", model=MODEL, init="parent"), data, tmp_path / "other", parent)
 
 

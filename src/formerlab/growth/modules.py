@@ -1,4 +1,4 @@
-"""`formerlab.grow`: copy a model, also of user code, and add parameter tokens."""
+"""`formerlab.grow`: copy a model of this package or of user code, and add parameter tokens to it."""
 
 import copy
 import math
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from formerlab.errors import UserError
-from formerlab.growth.stage import AnyModel, Growth, InitialKeys, TauRule, grown_spec, pattentions, with_tau
+from formerlab.growth.stage import AnyModelSpec, Growth, InitialKeys, TauRule, grown_spec, pattentions, with_tau
 from formerlab.layers.pattention import PattentionLayer
 from formerlab.models.decoder import DecoderModel
 from formerlab.models.vision import VisionTransformerModel
@@ -41,8 +41,9 @@ def grow(
     Old keys and values become the leading rows. New rows are drawn from the seed and the name of the layer, with the
     distribution of initial values. Everything else is copied in its current state.
 
-    Raises UserError for a model without Pattention, layers with shared or computed weights, models wrapped by DDP or
-    FSDP, unknown names and rules, fewer tokens than before, and a factor that adds no token.
+    Raises UserError for a model without Pattention, layers with tied or reparametrized weights (torch.nn.utils
+    parametrize and prune), models wrapped by DDP or FSDP, unknown names and rules, fewer tokens than before, and a
+    factor that adds no token.
     """
     for key, value, options in (("init", init, get_args(InitialKeys)), ("tau", tau, get_args(TauRule))):
         if value not in options:
@@ -87,7 +88,7 @@ def _check_sizes(model: nn.Module, factor: int | float | None, tokens: Any) -> i
     if not isinstance(tokens, Mapping | None):
         names = (
             list(pattentions(model.spec))
-            if isinstance(getattr(model, "spec", None), AnyModel)
+            if isinstance(getattr(model, "spec", None), AnyModelSpec)
             else list(_layers(model))
         )
         raise UserError(
@@ -107,7 +108,7 @@ def _grow_user_module(
     if hasattr(getattr(model, "config", None), "spec"):
         raise UserError(f"cannot grow a {kind}: its config also stores the sizes; grow its decoder instead")
     specs = {name: getattr(module, "spec", None) for name, module in model.named_modules()}
-    inner_models = {name: spec for name, spec in specs.items() if isinstance(spec, AnyModel) and pattentions(spec)}
+    inner_models = {name: spec for name, spec in specs.items() if isinstance(spec, AnyModelSpec) and pattentions(spec)}
     for name in tokens or ():
         if any(not path or name.startswith(f"{path}.") for path in inner_models):
             raise UserError(f"cannot grow {name} alone: it belongs to a model whose spec stores its size; use factor")
@@ -146,7 +147,7 @@ def _layers(model: nn.Module) -> dict[str, PattentionLayer]:
 
 
 def _check_layers(layers: dict[str, PattentionLayer], tokens: dict[str, int] | None) -> None:
-    """Raise UserError for unknown names, and for layers whose keys or values are shared or computed."""
+    """Raise UserError for unknown names, and for layers whose keys or values are tied or reparametrized."""
     if unknown := sorted((tokens or {}).keys() - layers.keys()):
         raise UserError(f"cannot grow {', '.join(unknown)}: the Pattentions of this module are {', '.join(layers)}")
     owners: dict[nn.Parameter, str] = {}
@@ -154,11 +155,10 @@ def _check_layers(layers: dict[str, PattentionLayer], tokens: dict[str, int] | N
         for weight_name in ("keys", "values"):
             weight = layer._parameters.get(weight_name)
             if weight is None or type(weight.data) is not Tensor:
-                raise UserError(
-                    f"cannot grow {name}: its {weight_name} are computed or sharded; grow the plain layer first"
-                )
+                problem = f"its {weight_name} are reparametrized or sharded; grow the plain layer first"
+                raise UserError(f"cannot grow {name}: {problem}")
             if weight in owners:
-                raise UserError(f"cannot grow {name}: it shares {weight_name} with {owners[weight]}; untie them first")
+                raise UserError(f"cannot grow {name}: its {weight_name} are tied to {owners[weight]}; untie them first")
             owners[weight] = name
 
 
@@ -179,7 +179,7 @@ def _extend(layer: PattentionLayer, tokens: int, growth: Growth, seed: int) -> N
     layer.spec, layer.tau = spec, spec.scale
 
 
-def _with_tokens(spec: AnyModel, factor: int | float, tokens: dict[str, int] | None = None) -> Any:
+def _with_tokens(spec: AnyModelSpec, factor: int | float, tokens: dict[str, int] | None = None) -> Any:
     layers = pattentions(spec)
     if unknown := sorted((tokens or {}).keys() - layers.keys()):
         names = ", ".join(layers) or "none"

@@ -11,7 +11,7 @@ OldTokens = Literal["train", "freeze"] | Annotated[float, Field(gt=0.0, lt=1.0)]
 
 
 def grow_optimizer_state(parent_state: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Extend the moments of a parent's AdamW state dict by zero rows, for `optimizer.load_state_dict`.
+    """Extend the moments of a parent's AdamW state dict with rows of zeros, for `optimizer.load_state_dict`.
 
     `optimizer` is the child's optimizer, with the same parameters in the same groups; it keeps its learning rates and
     other settings. AdamW counts steps per tensor, and the counts are carried over: old rows continue exactly, and the
@@ -41,7 +41,7 @@ def limit_old_tokens(
     A number scales the whole update of old rows, including weight decay; this equals AdamW with a scaled learning rate,
     because the moments come from the unscaled gradient. "freeze" zeroes the gradients of old rows, so that they do not
     enter the gradient norm and their moments decay, and restores the rows after every step, so that they stay
-    bit-identical. The state of the optimizer does not change, so a resumed run calls this function again.
+    bit-identical. The hooks are not part of the optimizer's state dict, so call this function again after resuming.
     """
     if old_tokens == "train":
         return

@@ -17,9 +17,9 @@ from formerlab.spec import Spec
 
 Growable = Decoder | VisionTransformer
 """Specs of models that can grow."""
-SomeModel = TypeVar("SomeModel", bound=Spec)
+SomeSpec = TypeVar("SomeSpec", bound=Spec)
 GrowableModel = DecoderModel | VisionTransformerModel
-AnyModel = Growable | Translator
+AnyModelSpec = Growable | Translator
 """Specs of all models; a translator can be trained further but not grown."""
 
 InitialKeys = Literal["random", "zero"]
@@ -48,15 +48,15 @@ class Growth(Spec):
     keys: InitialKeys = "random"
     """New keys: drawn from the distribution of initial values, or zero."""
     tau: TauRule = "sqrt"
-    """tau: the square root of the new token count, or the parent's value, also over several growth stages."""
+    """sqrt: tau is the square root of the new token count. keep: tau keeps the parent's value, stage after stage."""
     optimizer: Literal["fresh", "carry"] = "fresh"
     """AdamW's moments: fresh, or carried over with zeros for the new rows (`grow_optimizer_state`)."""
     old_tokens: OldTokens = "train"
     """Old rows of keys and values: train, freeze, or a fraction of the learning rate at which they train."""
     noise: float = Field(default=0.0, ge=0.0, le=10.0)
     """Noise on copied weights (net2net, hypercloning): standard deviation relative to the root mean square of the
-    matrix. It cancels in every sum, so the function stays. Without noise, copies have equal gradients and stay
-    equal."""
+    matrix. It cancels in every sum, so the grown model computes the same function. Without noise, copies have equal
+    gradients and stay equal."""
 
     @model_validator(mode="after")
     def _check(self) -> "Growth":
@@ -95,18 +95,20 @@ def grown_spec(parent: Spec, child: Spec, growth: Growth) -> Growable:
     return child
 
 
-def continued_spec(parent: SomeModel, child: SomeModel) -> SomeModel:
+def continued_spec(parent: SomeSpec, child: SomeSpec) -> SomeSpec:
     """Return the spec for continued training without growth: the parent's spec, including tau.
 
     Raises UserError if the child's spec differs in more than initial values.
     """
     for key, old, new in _differences(parent.to_dict(), child.to_dict(), INITIAL | {"tau"}):
-        raise UserError(f"cannot train {key}={old} further with {key}={new}; make them equal, or add the key growth")
+        raise UserError(
+            f"cannot continue training: {key} is {old} in the parent and {new} here; make them equal, or set growth"
+        )
     return parent
 
 
-def with_tau(parent: AnyModel, child: AnyModel, rule: TauRule) -> Any:
-    """Return the child's spec with tau by the rule.
+def with_tau(parent: AnyModelSpec, child: AnyModelSpec, rule: TauRule) -> Any:
+    """Return the child's spec with tau set by `rule`.
 
     Raises UserError if the child sets another tau, has fewer tokens than the parent, or has no Pattention.
     """
@@ -150,7 +152,7 @@ def grow_into(parent_state: dict[str, Tensor], parent: Spec, child: Spec, growth
     return model
 
 
-def pattentions(spec: AnyModel) -> dict[str, Pattention]:
+def pattentions(spec: AnyModelSpec) -> dict[str, Pattention]:
     """Return the fields of a model's spec that are Pattention, by name."""
     fields = {name: getattr(spec, name) for name in type(spec).model_fields}
     return {name: field for name, field in fields.items() if isinstance(field, Pattention)}

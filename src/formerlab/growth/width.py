@@ -1,4 +1,4 @@
-"""Width growth of a Transformer, the baselines of Tokenformer's growth: two forms of Net2Net, and HyperCloning.
+"""Width growth of a Transformer by two forms of Net2Net and by HyperCloning, the baselines of Tokenformer's growth.
 
 A unit is a channel of the residual stream, an attention head (with a constant number of channels) or a hidden unit of a
 feed-forward. Each unit of the wider model is a copy of a unit of the old model. A layer that reads units then sums over
@@ -9,11 +9,11 @@ all copies, so its weights are divided by the number of copies. The methods diff
 - net2net, as its authors define it (arXiv:1511.05641, section 2.3 and Algorithm 1): units chosen at random.
 - hypercloning (arXiv:2409.12903, section 3, symmetric expansion): all units in order; integer factors only.
 
-net2net and hypercloning keep the function exactly if every channel of the residual stream has equally many copies, that
-is, for integer width factors: the mean and variance in each norm then do not change. With net2net, heads and hidden
-units may grow by any factor. Net2Net's authors draw with replacement, which does not give equal counts, so here every
-unit is drawn once before any unit is drawn again. A tied embedding cannot be divided, so the gain and bias of the final
-norm are divided instead, which requires a gain; HyperCloning's code scales the tied head by a constant.
+net2net and hypercloning are exactly function-preserving if every channel of the residual stream has equally many
+copies, that is, for integer width factors: the mean and variance in each norm then do not change. With net2net, heads
+and hidden units may grow by any factor. Net2Net's authors draw with replacement, which does not give equal counts, so
+here every unit is drawn once before any unit is drawn again. A tied embedding cannot be divided, so the gain and bias
+of the final norm are divided instead, which requires a gain; HyperCloning's code scales the tied head by a constant.
 
 Copies have equal gradients and would stay equal. `noise` separates them: it is normal, relative to the root mean square
 of the matrix, and sums to zero over the copies of every input, so the function does not change (the noisy expansion of

@@ -31,7 +31,7 @@ def causal_attention(layer: int, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
 class Attention(nn.Module):
     """Concatenated heads of softmax(q k^T / sqrt(d_head)) v, projected (arXiv:1706.03762, section 3.2.2).
 
-    `spec.projection` builds all four projections. Grouped-query attention (fewer key heads than heads) follows
+    `spec.projection` builds all four projections. Grouped-query attention (fewer key-value heads than heads) follows
     arXiv:2305.13245, section 2.2. With `query_key_norm`, queries and keys are normalised per head before the position
     encoding (arXiv:2302.05442, section 2).
     """

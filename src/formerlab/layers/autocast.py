@@ -10,7 +10,8 @@ from torch import Tensor
 def autocast_enabled(tensor: Tensor) -> bool:
     """Return whether autocast is enabled on the tensor's device.
 
-    The device `meta` has no autocast. torch's own check, `is_autocast_available`, breaks compiled graphs before 2.13.
+    The device `meta` has no autocast. torch's own check, `is_autocast_available`, causes a graph break under
+    torch.compile before torch 2.13.
     """
     device = tensor.device.type
     return device != "meta" and torch.is_autocast_enabled(device)

@@ -46,10 +46,7 @@ class Block(nn.Module):
 
 
 def inner_elements(width: int, feedforward: FeedForward) -> int:
-    """Estimate the saved elements inside a feed-forward: two per hidden unit, one per parameter token.
-
-    Measured: a compiled plain block saves 38.4 bytes per channel in bfloat16; these formulas give 38.
-    """
+    """Estimate the saved elements inside a feed-forward: two per hidden unit, one per parameter token."""
     units = feedforward.flops(width, width) // (4 * width)
     return units if feedforward.kind == "pattention" else 2 * units
 
@@ -59,7 +56,8 @@ def activation_elements(width: int, projection: Projection, feedforward: FeedFor
 
     The estimate is about eleven vectors of the model's width (inputs of norms and projections, queries, keys, values,
     the output of attention), plus the saved elements inside the projections (one per parameter token, two per hidden
-    unit), plus `saved_elements` of the depth mixer.
+    unit), plus `saved_elements` of the depth mixer. For a compiled plain block in bfloat16 this gives 38 bytes per
+    channel; we measured 38.4.
     """
     inner = inner_elements(width, feedforward)
     if projection.kind == "pattention":

@@ -27,6 +27,8 @@ def linear_cross_entropy(
     and W, so that no tensor of the size of all logits is stored. Softmax and sums are at least float32; matrix
     products follow autocast. Second derivatives are not supported. torch.nn.functional.linear_cross_entropy uses the
     same method with another order of summation, so its results differ in the last bits.
+
+    Raises ValueError if the numbers of targets and rows differ.
     """
     if len(targets) != len(x):
         raise ValueError(f"{len(targets)} targets for {len(x)} rows: give one target per row, the next token")
@@ -34,7 +36,7 @@ def linear_cross_entropy(
     if torch.compiler.is_compiling() or func_transform_active():  # the compiler fuses these products itself
         rows = max(1, COMPILED_LOGITS // len(weight))
         sums = [
-            F.cross_entropy(F.linear(chunk, weight).to(_wide(weight)), chunk_targets, reduction="sum")
+            F.cross_entropy(F.linear(chunk, weight).to(_compute_dtype(weight)), chunk_targets, reduction="sum")
             for chunk, chunk_targets in zip(torch.split(x, rows), torch.split(targets, rows), strict=True)
         ]
         return torch.stack(sums).sum() / len(x)
@@ -43,15 +45,15 @@ def linear_cross_entropy(
     return loss
 
 
-def _wide(tensor: Tensor) -> torch.dtype:
+def _compute_dtype(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, needs_grad: bool) -> Tensor:
-        total = torch.zeros((), dtype=_wide(x), device=x.device)
-        grad_x, grad_weight = torch.empty_like(x), torch.zeros_like(weight, dtype=_wide(weight))
+        total = torch.zeros((), dtype=_compute_dtype(x), device=x.device)
+        grad_x, grad_weight = torch.empty_like(x), torch.zeros_like(weight, dtype=_compute_dtype(weight))
         rows = max(1, CHUNK_LOGITS // len(weight))
         for start in range(0, len(x), rows):
             chunk, chunk_targets = x[start : start + rows], targets[start : start + rows, None]

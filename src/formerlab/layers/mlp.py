@@ -21,7 +21,7 @@ class Mlp(LayerSpec):
 
     kind: Literal["mlp"] = "mlp"
     hidden: Size | None = None
-    """Hidden width; default 4 d_in (swiglu: 8/3 d_in as a multiple of 8, for about equal parameters)."""
+    """Hidden width; default 4 d_in. swiglu: 8/3 d_in, rounded up to a multiple of 8, for about equal parameters."""
     activation: Literal["gelu", "relu", "swiglu"] = "gelu"
     """Non-linearity; gelu is the exact (erf) form."""
     bias: bool = False
@@ -41,6 +41,7 @@ class Mlp(LayerSpec):
         return MlpLayer(d_in, d_out, self, layers=layers, residual=residual)
 
     def flops(self, d_in: int, d_out: int) -> int:
+        """Return the FLOPs of the matrix products of one token's forward pass (2 per multiply-add)."""
         gates = 2 if self.activation == "swiglu" else 1
         return 2 * self.width(d_in) * (gates * d_in + d_out)
 

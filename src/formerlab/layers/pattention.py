@@ -34,9 +34,9 @@ class Pattention(LayerSpec):
 
     K (tokens x d_in) and V (tokens x d_out) are learned parameter tokens. The norm runs over the parameter tokens, and
     tau = sqrt(tokens) by default. There is no bias and no factor 1/sqrt(d). A feed-forward is one Pattention from d to
-    d. Adding tokens with zero keys keeps the function only if tau keeps its value (Appendix B fixes tau, the default
-    does not); see `growth/stage.py`. `lean_pattention` computes the default score; `score.py` has the formulas of all
-    scores, which also run under torch.func.
+    d. Adding tokens with zero keys preserves the function only if tau is fixed. Appendix B fixes it; the default,
+    sqrt(tokens), changes it (see `growth/stage.py`). `lean_pattention` computes the default score; `score.py` has the
+    formulas of all scores, which also run under torch.func.
     """
 
     kind: Literal["pattention"] = "pattention"
@@ -47,10 +47,10 @@ class Pattention(LayerSpec):
     tau: float | None = Field(default=None, gt=0.0, le=1e6)
     """Scale tau; default sqrt(tokens), as in the paper. Growth with tau = keep sets it to the parent's value."""
     init: Literal["fan_in", "fan_in_truncated", "neox"] = "fan_in"
-    """Initial values, by standard deviation. fan_in: normal, keys 1/sqrt(d_in), values 1/sqrt(tokens) (attention of the
-    official TPU code, which produced the paper's scaling results). fan_in_truncated: the same, truncated at two
-    standard deviations (feed-forward of that code). neox: normal, keys 0.02, values 2/(layers sqrt(d_out)) (official
-    GPU code)."""
+    """Distribution and standard deviation of the initial values. fan_in: normal, keys 1/sqrt(d_in), values
+    1/sqrt(tokens) (used for attention by the official TPU code, which produced the paper's scaling results).
+    fan_in_truncated: the same, truncated at two standard deviations (used by the official TPU code for feed-forward).
+    neox: normal, keys 0.02, values 2/(layers sqrt(d_out)) (official GPU code)."""
 
     @property
     def scale(self) -> float:
@@ -62,6 +62,7 @@ class Pattention(LayerSpec):
         return PattentionLayer(d_in, d_out, self, layers)
 
     def flops(self, d_in: int, d_out: int) -> int:
+        """Return the FLOPs of the matrix products of one token's forward pass (2 per multiply-add)."""
         return 2 * self.tokens * (d_in + d_out)
 
 
@@ -182,7 +183,7 @@ def _kernels(scores: Scores) -> Any:
 
 
 def _normalise_and_activate(products: Scores, tau: float) -> tuple[Scores, RowFactor, Scores]:
-    """Return Z = tau A / ||A|| in the memory of A, tau / ||A|| and gelu(Z)."""
+    """Return (Z, tau / ||A||, gelu(Z)) with Z = tau A / ||A||; Z overwrites A."""
     if (kernels := _kernels(products)) is not None:
         return products, *kernels.normalise_and_activate(products, tau, SMALLEST_NORM)
     factor = row_factor(products, tau)
@@ -191,7 +192,7 @@ def _normalise_and_activate(products: Scores, tau: float) -> tuple[Scores, RowFa
 
 
 def _scores_and_gradient(grad: Scores, z: Scores, tau: float) -> tuple[Scores, Scores]:
-    """Return gelu(Z), and dA = g - Z (Z . g) / tau^2 with g = dS gelu'(Z), in the memory of `grad` = dS.
+    """Return (gelu(Z), dA) with dA = g - Z (Z . g) / tau^2 and g = dS gelu'(Z); dA overwrites `grad`, which is dS.
 
     dS already contains the factor tau / ||A||, so this is the gradient of Appendix A,
     dA = (tau / ||A||) (g - A^ (A^ . g)) with A^ = A / ||A|| = Z / tau.
@@ -199,8 +200,8 @@ def _scores_and_gradient(grad: Scores, z: Scores, tau: float) -> tuple[Scores, S
     if (kernels := _kernels(z)) is not None:
         scores, gradient = kernels.scores_and_gradient(grad, z, tau)
         return scores, gradient
+    # Under torch.compile, write GeLU with ndtr; otherwise the compiler would save gelu(Z) from the forward pass.
     scores = z * torch.special.ndtr(z) if torch.compiler.is_compiling() else F.gelu(z)
-    # The formula with ndtr keeps the compiler from saving gelu(Z) of the forward pass.
     g: Tensor = torch.ops.aten.gelu_backward.grad_input(grad, z, grad_input=grad)
     projection = (g * z).sum(dim=-1, keepdim=True)
     return scores, g.addcmul_(z, projection, value=-1 / (tau * tau))

@@ -30,11 +30,11 @@ class NoPosition(WithoutParameters):
 
 
 class Learned(Spec):
-    """x_t + P_t with a learned row P_t per position (arXiv:1706.03762, section 3.5 and Table 3 row E)."""
+    """x_t + P_t with a learned position embedding P_t (arXiv:1706.03762, section 3.5 and Table 3 row E)."""
 
     kind: Literal["learned"] = "learned"
     std: Std = 0.02
-    """Standard deviation of the initial rows."""
+    """Standard deviation of the initial position embeddings."""
 
     def build(self, context: int, width: int, d_head: int) -> "PositionEncoding":
         """Return the module for at most `context` positions."""
@@ -85,7 +85,7 @@ class PositionEncoding(nn.Module):
     """The module of `NoPosition` and the base of the others: `embed` and `rotate` return their input."""
 
     def reset_parameters(self) -> None:
-        """Draw learned rows or compute tables; this class has no rows and no tables."""
+        """Draw position embeddings or compute tables; the base class does nothing."""
 
     def embed(self, x: Stream, start: Start) -> Stream:
         """Add positions start, start + 1, ... to embedded tokens."""

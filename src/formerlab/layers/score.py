@@ -44,8 +44,8 @@ def gelu_l2(products: Scores, tau: float) -> Scores:
 def gelu_l1(products: Scores, tau: float) -> Scores:
     """S = tau^2 g / ||g||_1 with g = gelu(A): row 2 of Table 4 (arXiv:2410.23168).
 
-    The official codes do not contain this score, so its exact form is our choice: GeLU first, then the L1 norm, with
-    tau^2 = n for the factor n of the softmax.
+    The official code does not contain this score, so its exact form is our choice: GeLU first, then the L1 norm,
+    scaled by tau^2 (n by default), as `exp_l1` scales the softmax.
     """
     return normalised(F.gelu(products), tau * tau, order=1)
 
@@ -64,7 +64,7 @@ def softmax(products: Scores, tau: float) -> Scores:
 
 
 def gelu(products: Scores, tau: float) -> Scores:
-    """S = A cdf(A), without norm and tau: a two-layer MLP (official TPU code, `gelu`, in JAX's tanh form)."""
+    """S = GeLU(A), without norm and tau: a two-layer MLP (official TPU code, `gelu`, uses the tanh approximation)."""
     return F.gelu(products)
 
 

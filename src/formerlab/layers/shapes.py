@@ -6,11 +6,11 @@ from torch import Tensor
 Stream = Float[Tensor, "batch time width"]
 """The residual stream."""
 Heads = Float[Tensor, "batch heads time d_head"]
-"""Queries, or keys and values with one key head per query head."""
+"""Queries, or keys and values with one key-value head per query head."""
 KeyHeads = Float[Tensor, "batch key_heads keys d_head"]
-"""Keys or values; grouped-query attention has fewer key heads than query heads."""
+"""Keys or values; grouped-query attention has fewer key-value heads than query heads."""
 AnyHeads = Float[Tensor, "_ heads _ _"]
-"""Queries, keys or values of cross-attention (batch, heads, time, d_head), with equal numbers of heads only."""
+"""Queries, keys or values (batch, heads, time, d_head) with equal numbers of heads; the other sizes may differ."""
 Mask = Bool[Tensor, "_ 1 1 _"]
 """True at keys that are tokens, False at padding: (batch, 1, 1, keys)."""
 Start = int | Int[Tensor, ""]

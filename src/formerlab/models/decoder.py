@@ -63,7 +63,7 @@ class Decoder(Spec):
     """Compute the logits with the embedding matrix."""
     embedding_std: Std | None = 0.02
     """Standard deviation of the initial embedding and of an untied head. null means 0.02 sqrt(768 / width), which
-    equals the published value at width 768; models of every width then start with logits of equal size and a loss of
+    equals the published value at width 768; models of every width then start with logits of equal scale and a loss of
     about ln(vocabulary)."""
     logit_scale: Literal["none", "inverse_sqrt_width"] = "none"
     """Factor of the logits; the official TPU code of Tokenformer has inverse_sqrt_width (with embedding_std 1)."""
@@ -85,7 +85,7 @@ class Decoder(Spec):
 
     @property
     def kv_width(self) -> int:
-        """Width of the keys of all key heads together, and of the values."""
+        """Width of the keys of all key-value heads together, and of the values."""
         return self.width // self.heads * (self.key_heads or self.heads)
 
     def params(self, *, embedding: bool = True) -> int:
@@ -109,9 +109,9 @@ class Decoder(Spec):
         """
         projections = 2 * sum(self.projection.flops(self.width, width) for width in (self.width, self.kv_width))
         block = projections + self.feedforward.flops(self.width, self.width)
-        tokens = self.layers * block + (2 * self.vocabulary * self.width if head else 0)
-        tokens += self.depth.matmul_flops(self.layers, self.width)
-        return time * tokens + self.attention_flops(time)
+        flops_per_token = self.layers * block + (2 * self.vocabulary * self.width if head else 0)
+        flops_per_token += self.depth.matmul_flops(self.layers, self.width)
+        return time * flops_per_token + self.attention_flops(time)
 
     def attention_flops(self, time: int) -> int:
         """Return the FLOPs of attention between tokens, a part of `flops`: 4 layers width time^2."""
@@ -165,9 +165,9 @@ class DecoderModel(nn.Module):
     ) -> Float[Tensor, "batch kept vocabulary"] | Float[Tensor, ""]:
         """Return next-token logits, or the loss; `tokens` have positions start, start + 1, ...
 
-        `last` restricts the logits to the last tokens. With `targets` (the next token of each token), the result is the
-        mean negative log-likelihood in nats, in at least float32, computed without storing logits. Raises ValueError if
-        the positions exceed the context, which is not checked if `start` is a tensor.
+        With `last`, only the logits of the last `last` tokens are returned. With `targets` (the next token of each
+        token), the result is the mean negative log-likelihood in nats, in at least float32, computed without storing
+        logits. Raises ValueError if the positions exceed the context, which is not checked if `start` is a tensor.
         """
         if isinstance(start, int) and start + tokens.shape[1] > self.spec.context:
             raise ValueError(f"{start + tokens.shape[1]} tokens exceed the model's context of {self.spec.context}")

@@ -94,7 +94,8 @@ class Translator(Spec):
             raise ValueError(f"relu_dropout={self.relu_dropout} needs feedforward.kind=mlp")
         if self.depth.module.add is not Mixer.add:
             raise ValueError(
-                f"depth.kind={self.depth.kind} is not supported: it needs two residual additions per block"
+                f"depth.kind={self.depth.kind} is not supported: a translator's decoder block has three residual "
+                "additions; use a mixer that only averages over blocks, such as dwa"
             )
         return self
 
@@ -132,12 +133,12 @@ class Translator(Spec):
         """
         query, key, value, output = (self.projection.flops(*size) for size in self._projections)
         feedforward = self.feedforward.flops(self.width, self.width)
-        tokens = self.layers * (source + target) * (query + key + value + output + feedforward)
-        tokens += self.layers * (target * (query + output) + source * (key + value))
-        tokens += target * 2 * self.vocabulary * self.width
-        tokens += (source + target) * self.depth.matmul_flops(self.layers, self.width)
+        flops = self.layers * (source + target) * (query + key + value + output + feedforward)
+        flops += self.layers * (target * (query + output) + source * (key + value))
+        flops += target * 2 * self.vocabulary * self.width
+        flops += (source + target) * self.depth.matmul_flops(self.layers, self.width)
         pairs = source * source + target * target + target * source
-        return tokens + 2 * self.layers * self.heads * (self.effective_d_key + self.effective_d_value) * pairs
+        return flops + 2 * self.layers * self.heads * (self.effective_d_key + self.effective_d_value) * pairs
 
     def activation_elements(self) -> int:
         """Estimate the elements that all blocks save per token of a sentence pair for the backward pass."""
@@ -149,8 +150,10 @@ class Translator(Spec):
         return (self.width, keys), (self.width, keys), (self.width, values), (values, self.width)
 
 
-class Connection(nn.Module):
-    """post: LN(x + dropout(f(x))); pre: x + dropout(f(LN(x))) (arXiv:1706.03762, 3.1; arXiv:2002.04745, Fig 1)."""
+class ResidualConnection(nn.Module):
+    """Residual connection with its norm. post: LN(x + dropout(f(x))); pre: x + dropout(f(LN(x))) (arXiv:1706.03762,
+    section 3.1; arXiv:2002.04745, Figure 1).
+    """
 
     def __init__(self, spec: Translator) -> None:
         super().__init__()
@@ -173,7 +176,7 @@ class EncoderBlock(nn.Module):
         super().__init__()
         self.attention = MultiHead(spec)
         self.feedforward = feedforward_of(spec)
-        self.attention_connection, self.feedforward_connection = Connection(spec), Connection(spec)
+        self.attention_connection, self.feedforward_connection = ResidualConnection(spec), ResidualConnection(spec)
 
     def forward(self, x: Stream, position: PositionEncoding, mask: Mask, layer: int, add: Add) -> Stream:
         """Apply the block to padded sentences."""
@@ -197,7 +200,7 @@ class DecoderBlock(nn.Module):
         self.attention, self.cross = MultiHead(spec), MultiHead(spec)
         self.feedforward = feedforward_of(spec)
         self.attention_connection, self.cross_connection, self.feedforward_connection = (
-            Connection(spec) for _ in range(3)
+            ResidualConnection(spec) for _ in range(3)
         )
 
     def forward(
@@ -285,14 +288,17 @@ class TranslatorModel(nn.Module):
                 nn.init.normal_(weight, 0.0, std)
 
     def forward(
-        self, source: Tokens, real: Bool[Tensor, "batch source"], target: Int[Tensor, "batch target"]
+        self, source: Tokens, source_mask: Bool[Tensor, "batch source"], target: Int[Tensor, "batch target"]
     ) -> Float[Tensor, "batch target vocabulary"]:
-        """Return next-token logits of the target; `real` is True at source tokens and False at padding."""
-        return self.decode(target, self.encode(source, real))
+        """Return next-token logits of the target; `source_mask` is False at padding. Raises as `encode` does."""
+        return self.decode(target, self.encode(source, source_mask))
 
-    def encode(self, source: Tokens, real: Bool[Tensor, "batch time"]) -> Encoded:
-        """Encode the sources and compute the keys and values of the decoder's cross-attention."""
-        mask = real[:, None, None, :]
+    def encode(self, source: Tokens, source_mask: Bool[Tensor, "batch time"]) -> Encoded:
+        """Return the keys and values of the decoder's cross-attention; `source_mask` is False at padding.
+
+        Raises ValueError if a sentence exceeds the context.
+        """
+        mask = source_mask[:, None, None, :]
         x = self._embed(source, self.embedding, self.source_position, 0)
         x, history = self.mixer.encoder.begin(x)
         add = partial(self.mixer.encoder.add, history=history)
@@ -307,7 +313,8 @@ class TranslatorModel(nn.Module):
     ) -> Float[Tensor, "rows time vocabulary"]:
         """Return next-token logits of target tokens at positions start, start + 1, ...
 
-        With `extend`, each row contains only the newest token, and each source sentence may have several rows.
+        With `extend`, each row contains only the newest token, and each source sentence may have several rows. Raises
+        ValueError if a sentence exceeds the context.
         """
         embedding = self.embedding if self.target_embedding is None else self.target_embedding
         x = self._embed(target, embedding, self.target_position, start)

@@ -106,10 +106,10 @@ class VisionTransformer(Spec):
     def flops(self) -> int:
         """Return the FLOPs of matrix products and attention in the forward pass of one image (2 per multiply-add)."""
         block = 4 * self.projection.flops(self.width, self.width) + self.feedforward.flops(self.width, self.width)
-        tokens = self.layers * block + self.depth.matmul_flops(self.layers, self.width)
-        patches = 2 * self.patches * self.channels * self.patch**2 * self.width
+        flops_per_token = self.layers * block + self.depth.matmul_flops(self.layers, self.width)
+        patch_flops = 2 * self.patches * self.channels * self.patch**2 * self.width
         attention = 4 * self.layers * self.width * self.context**2
-        return self.context * tokens + attention + patches + 2 * self.width * self.classes
+        return self.context * flops_per_token + attention + patch_flops + 2 * self.width * self.classes
 
     def activation_elements(self) -> int:
         """Estimate the elements that all blocks and the logits save per image for the backward pass."""
@@ -204,7 +204,10 @@ class VisionTransformerModel(nn.Module):
         return normed
 
     def forward_head(self, tokens: Tokens, pre_logits: bool = False) -> Tensor:
-        """Return the logits, or the input of the head with `pre_logits`."""
+        """Return the logits (batch, classes), or with `pre_logits` the input of the head (batch, width).
+
+        With an empty pool, the result has one row per token: (batch, tokens, ...).
+        """
         pooled = tokens
         if self.pool:
             pooled = tokens[:, 0] if self.pool == "token" else tokens[:, 1:].mean(dim=1)

@@ -22,9 +22,9 @@ class AttentionResiduals(DepthSpec):
     AttnRes. S > 1 is Block AttnRes: S sub-layers are summed to one source b_n, and h_l attends over b_0 = v_0, the sums
     of earlier blocks and the partial sum of the current block.
 
-    Variant: one query per sub-layer, without heads; queries do not depend on the input; keys are normalised without a
-    learned gain, which would only rescale w. The queries start at zero, as in the paper, so a fresh model averages its
-    sources uniformly and differs from the plain Transformer.
+    We implement the paper's variant with one query per sub-layer, without heads, that does not depend on the input.
+    Difference from the paper: the norm of the keys has no learned gain, which would only rescale w. The queries start
+    at zero, as in the paper, so a fresh model averages its sources uniformly and differs from the plain Transformer.
     """
 
     kind: Literal["attention_residuals"] = "attention_residuals"
@@ -43,7 +43,10 @@ class AttentionResiduals(DepthSpec):
 
 
 def stacked_attention(values: tuple[Tensor, ...], keys: tuple[Tensor, ...], query: Tensor) -> Tensor:
-    """Return the attention over sources with a constant number of kernel launches, for decoding."""
+    """Return the attention over sources with a constant number of kernel launches, for decoding.
+
+    values, keys: (batch, time, width) per source. query: (width). Result: (batch, time, width).
+    """
     weights = (torch.stack(keys) * query).sum(dim=-1, keepdim=True).softmax(dim=0)
     return (weights * torch.stack(values)).sum(dim=0)
 
@@ -88,5 +91,5 @@ class AttentionResidualsLayer(Mixer, of=AttentionResiduals):
         return mixed.to(x.dtype)
 
     def _key(self, value: Float[Tensor, "batch time width"]) -> Float[Tensor, "batch time width"]:
-        wide = torch.promote_types(value.dtype, torch.float32)
-        return F.rms_norm(value.to(wide), value.shape[-1:], eps=self.spec.eps)
+        compute_dtype = torch.promote_types(value.dtype, torch.float32)
+        return F.rms_norm(value.to(compute_dtype), value.shape[-1:], eps=self.spec.eps)

@@ -24,5 +24,5 @@ class ConnectToLast(Averages):
 
     @property
     def start(self) -> tuple[float, float]:
-        """The initial weights of the official code."""
+        """Initial weight of earlier outputs (`others`) and of the last output."""
         return self.others, 1.0

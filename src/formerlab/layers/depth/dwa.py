@@ -32,7 +32,7 @@ class Averages(DepthSpec):
 
 
 class Dilated(Averages):
-    """Base of the mixers with S_i = {j <= i : j = i mod k} for blocks i that p divides."""
+    """Base of the mixers with S_i = {j <= i : i - j is a multiple of k} for blocks i that p divides."""
 
     dilation: Layers = 1
     """k: average every k-th earlier output."""
@@ -49,8 +49,8 @@ class Dilated(Averages):
 
 
 class DepthWeightedAverage(Dilated):
-    """Y_i = sum over j in S_i of alpha_ij X_j, S_i = {j <= i : j = i mod k}, if p divides i; otherwise Y_i = X_i
-    (arXiv:2402.02622, section 3).
+    """Y_i = sum over j in S_i of alpha_ij X_j, S_i = {j <= i : i - j is a multiple of k}, if p divides i; otherwise
+    Y_i = X_i (arXiv:2402.02622, section 3).
 
     k is the dilation and p the period. X_0 is the embedded tokens, and X_j the output of block j before averaging. The
     alphas are unconstrained scalars that start at the identity, so a fresh model equals the plain Transformer bit for
@@ -101,11 +101,11 @@ class DepthWeightedAverageLayer(Mixer, of=Averages):
         append(index, x, history)
         if index not in self.layout.table:
             return x
-        wide = torch.promote_types(x.dtype, torch.float32)
-        row = self.row(index).to(wide)
-        mixed = row[-1] * x.to(wide)
+        compute_dtype = torch.promote_types(x.dtype, torch.float32)
+        row = self.row(index).to(compute_dtype)
+        mixed = row[-1] * x.to(compute_dtype)
         for weight, j in zip(row[:-1], self.layout.table[index][:-1], strict=True):
-            mixed = mixed + weight * history[j].to(wide)
+            mixed = mixed + weight * history[j].to(compute_dtype)
         return mixed.to(x.dtype)
 
     @torch.no_grad()

@@ -84,9 +84,9 @@ class FusedHistory:
 
 def _stacked_sum(streams: list[Stream], weights: Flat) -> Stream:
     """Return the weighted sum with two kernel launches for any number of streams; the sum is at least float32."""
-    wide = torch.promote_types(streams[0].dtype, torch.float32)
+    compute_dtype = torch.promote_types(streams[0].dtype, torch.float32)
     with without_autocast(weights):
-        total = torch.mv(torch.stack(streams).flatten(1).to(wide).T, weights.to(wide))
+        total = torch.mv(torch.stack(streams).flatten(1).to(compute_dtype).T, weights.to(compute_dtype))
     return total.to(streams[0].dtype).view_as(streams[0])
 
 

@@ -37,8 +37,8 @@ class SkipsWithGainsLayer(Mixer, of=SkipsWithGains):
         """Return g x + update; the sum is at least float32."""
         check_index("sub-layer", index, len(self.gains))
         stream = torch.promote_types(x.dtype, update.dtype)
-        wide = torch.promote_types(stream, torch.float32)
-        return (self.gains[index - 1].to(wide) * x.to(wide) + update).to(stream)
+        compute_dtype = torch.promote_types(stream, torch.float32)
+        return (self.gains[index - 1].to(compute_dtype) * x.to(compute_dtype) + update).to(stream)
 
     def weights(self) -> list[tuple[int, int, float]]:
         """Return (i, i - 1, product of the two gains of block i), the weight along the residual connections."""

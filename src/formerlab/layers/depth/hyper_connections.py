@@ -60,8 +60,8 @@ class StaticHyperConnections(HyperConnections):
 
     In sub-layer k (from 1; attention and feed-forward are one each), A_m starts as the unit vector e_(k mod n), A_r as
     the identity and B as ones (eq. 14), so every stream of a fresh model equals the stream of the plain model. The
-    weights have no weight decay (section 4). Variant: the output projections of the sub-layers start as in the plain
-    model, so that models are comparable by seed; the paper scales their standard deviation by sqrt(n).
+    weights have no weight decay (section 4). Difference from the paper: the output projections of the sub-layers start
+    as in the plain model, so that models are comparable by seed; the paper scales their standard deviation by sqrt(n).
     """
 
     kind: Literal["static_hyper_connections"] = "static_hyper_connections"
@@ -130,8 +130,8 @@ class StaticHyperConnectionsLayer(HyperConnectionsLayer, of=StaticHyperConnectio
 
     def connections(self, index: int, streams: Streams) -> Weights:
         table = self.static[index - 1]
-        wide = torch.promote_types(table.dtype, torch.float32)
-        return split(table.to(wide).expand(*streams.shape[:2], -1, -1))
+        compute_dtype = torch.promote_types(table.dtype, torch.float32)
+        return split(table.to(compute_dtype).expand(*streams.shape[:2], -1, -1))
 
 
 def split(table: Float[Tensor, "batch time streams columns"]) -> Weights:
@@ -144,6 +144,6 @@ def product(
     left: Float[Tensor, "batch time *rows inner"], right: Float[Tensor, "*any inner columns"]
 ) -> Float[Tensor, "batch time *rows columns"]:
     """Return the matrix product in at least float32, also under autocast."""
-    wide = torch.promote_types(right.dtype, torch.float32)
+    compute_dtype = torch.promote_types(right.dtype, torch.float32)
     with without_autocast(right):
-        return left.to(wide) @ right.to(wide)
+        return left.to(compute_dtype) @ right.to(compute_dtype)

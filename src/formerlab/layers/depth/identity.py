@@ -32,7 +32,7 @@ class DepthSpec(LayerSpec):
     """
 
     module: ClassVar[Any]
-    """The module class, set by the class statement of the module: `class AnchorLayer(Mixer, of=Anchor)`."""
+    """The module class. `class MyMixer(Mixer, of=MySpec)` sets it."""
 
     def build(self, layers: int, width: int | None = None) -> "Mixer":
         """Return the module for `layers` blocks."""
@@ -44,7 +44,7 @@ class DepthSpec(LayerSpec):
     def bytes_moved(self, layers: int, width: int) -> int:
         """Estimate the bytes per token that the mixer adds to the memory traffic of a training step.
 
-        The step is compiled, in bfloat16, with a float32 residual stream.
+        Assumes a compiled step in bfloat16 with a float32 residual stream.
         """
         return 0
 
@@ -88,7 +88,7 @@ class Mixer(nn.Module):
         return ", ".join(f"{name}: {' x '.join(map(str, weight.shape))}" for name, weight in parameters)
 
     def reset_parameters(self) -> None:
-        """Set or draw the initial weights; this class has no weights."""
+        """Set or draw the initial weights; the base class does nothing."""
 
     def no_weight_decay(self) -> set[str]:
         """Return the names of parameters without weight decay."""

@@ -14,8 +14,8 @@ Matrices = Float[Tensor, "batch time streams streams"]
 SCALE = 0.01
 """Initial alpha (arXiv:2512.24880, Table 5)."""
 START = 4.0
-"""Initial b of weights near 1, negated for weights near 0; logistic(4) = 0.98 still has a gradient."""
-CARRIES = {"identity": START, "mixing": 1.0}
+"""Initial b of weights that start near 1; weights near 0 start with -START. logistic(4) = 0.98 still has a gradient."""
+RES_DIAGONAL = {"identity": START, "mixing": 1.0}
 """Initial b_res on the diagonal (negated elsewhere) for each value of `start`.
 
 With 4 streams the diagonal of H_res starts at 0.999 or 0.711. At 0.999 the gradient of b_res is smaller than Adam's
@@ -38,12 +38,12 @@ class ManifoldHyperConnections(HyperConnections):
 
     kind: Literal["manifold_hyper_connections"] = "manifold_hyper_connections"
     passes: ClassVar[int] = HyperConnections.passes + 7
-    """Additional passes. Forward: norm, product and sub-layer read the streams (3). Backward: the gradients of the
-    product read and write them (2), and the sum reads both (2)."""
+    """Additional passes. Forward: norm, product and sub-layer read the streams (3). Backward: the gradient of the
+    product reads and writes the streams (2); gradient accumulation reads its two operands (2)."""
     iterations: Layers = 20
     """t_max: number of normalisations of columns and rows."""
     start: Literal["identity", "mixing"] = "identity"
-    """H_res of a fresh model: close to the identity, or far enough from it that b_res can learn (see `CARRIES`)."""
+    """H_res of a fresh model: close to the identity, or far enough that b_res can learn (see `RES_DIAGONAL`)."""
     eps: Epsilon = 1e-5
     """Added to the mean square in RMSNorm."""
 
@@ -77,7 +77,7 @@ class ManifoldHyperConnectionsLayer(HyperConnectionsLayer, of=ManifoldHyperConne
             pre, post, res = static.split(self.spec.sizes)
             pre.fill_(-START)[index % self.streams] = START
             post.zero_()
-            carry = CARRIES[self.spec.start]
+            carry = RES_DIAGONAL[self.spec.start]
             res.fill_(-carry).view(self.streams, -1).fill_diagonal_(carry)
         for weights, scale in zip(self.dynamic, self.scale, strict=True):
             nn.init.zeros_(weights)

@@ -16,10 +16,11 @@ class DynamicDense(Dilated):
     X_i (arXiv:2502.12170, MUDD connections).
 
     A small network computes the weights A_i of each token from the output of block i; its number of hidden units is n =
-    |S_i|, as in the official code. Variant: one mixture for query, key, value and residual stream (the paper's ablation
-    "dynamic dense"; MUDDFormer has one mixture for each), RMSNorm without gain, and no norms before and after the sum.
-    W_i1 starts with standard deviation width^-1/2, W_i2 at 0, a_ii at 1 and a_ij at 0, so a fresh model equals the
-    plain Transformer bit for bit. S_i is the set of DenseFormer, with dilation k and period p.
+    |S_i|, as in the official code. We implement the paper's variant with one mixture for query, key, value and residual
+    stream ("dynamic dense"; MUDDFormer has one mixture for each). Differences from the paper: RMSNorm has no gain, and
+    there are no norms before and after the sum. W_i1 starts with standard deviation width^-1/2, W_i2 at 0, a_ii at 1
+    and a_ij at 0, so a fresh model equals the plain Transformer bit for bit. S_i is the set of DenseFormer, with
+    dilation k and period p.
     """
 
     kind: Literal["mudd"] = "mudd"
@@ -68,11 +69,11 @@ class DynamicDenseLayer(Mixer, of=DynamicDense):
         append(index, x, history)
         if index not in self.table:
             return x
-        wide, i = torch.promote_types(x.dtype, torch.float32), str(index)
+        compute_dtype, i = torch.promote_types(x.dtype, torch.float32), str(index)
         normed = F.rms_norm(x, x.shape[-1:], eps=self.eps)
         dynamic = F.linear(F.gelu(F.linear(normed, self.inner[i])), self.outer[i])
-        weights = (dynamic.to(wide) + self.static[i].to(wide)).unbind(dim=-1)
-        mixed: Tensor = weights[-1][..., None] * x.to(wide)
+        weights = (dynamic.to(compute_dtype) + self.static[i].to(compute_dtype)).unbind(dim=-1)
+        mixed: Tensor = weights[-1][..., None] * x.to(compute_dtype)
         for weight, j in zip(weights[:-1], self.table[index][:-1], strict=True):
-            mixed = mixed + weight[..., None] * history[j].to(wide)
+            mixed = mixed + weight[..., None] * history[j].to(compute_dtype)
         return mixed.to(x.dtype)

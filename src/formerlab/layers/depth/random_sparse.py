@@ -13,9 +13,9 @@ class RandomSparse(Averages):
     """Y_i = alpha_ii X_i + sum of alpha_ij X_j over random j < i (a control for DenseFormer's patterns; not in
     arXiv:2402.02622).
 
-    Of the d (d + 1) / 2 connections from an earlier output j to a block i, round(density d (d + 1) / 2) are drawn
-    without replacement; a block without connections is not mixed. The pattern depends only on `seed` and the depth, not
-    on the seed of the run. DenseFormer 4x5 has 53 of 1176 connections at 48 blocks, a density of 0.045.
+    With L blocks there are L (L + 1) / 2 connections from an earlier output to a block. A fraction `density` of them,
+    rounded, is drawn without replacement; a block without connections is not mixed. The pattern depends only on `seed`
+    and L, not on the seed of the run. DenseFormer 4x5 has 53 of 1176 connections at 48 blocks, a density of 0.045.
     """
 
     kind: Literal["random_sparse"] = "random_sparse"

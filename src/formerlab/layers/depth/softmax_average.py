@@ -9,8 +9,8 @@ from formerlab.layers.depth.dwa import DepthWeightedAverageLayer, Dilated
 
 
 class SoftmaxAverage(Dilated):
-    """Y_i = sum over j in S_i of softmax(beta_i)_j X_j, S_i = {j <= i : j = i mod k}, if p divides i; otherwise Y_i =
-    X_i (arXiv:2311.02265, the weights of ELC-BERT).
+    """Y_i = sum over j in S_i of softmax(beta_i)_j X_j, S_i = {j <= i : i - j is a multiple of k}, if p divides i;
+    otherwise Y_i = X_i (arXiv:2311.02265, the weights of ELC-BERT).
 
     The weights are static as in DenseFormer, but form a convex combination, so a fresh model differs from the plain
     Transformer. The logits start at 1 for the block's own output and at 0 for the others, as in the official code of
@@ -24,7 +24,7 @@ class SoftmaxAverage(Dilated):
 
     @property
     def start(self) -> tuple[float, float]:
-        """The initial logits of ELC-BERT's code."""
+        """Initial logits of earlier outputs and of the block's own output."""
         return 0.0, self.own
 
 
