@@ -48,13 +48,14 @@ def plain_budget(budget: AnyBudget) -> Any:
 
 
 def resolve_budget(budget: AnyBudget, length: int) -> int:
-    """Return round_half_up(ratio * length), or the count: the keys retained between steps (official codes: floor).
+    """Return the number of keys retained between steps: a count unchanged, a fraction as round_half_up(fraction *
+    length) (the official implementations round down).
 
-    A ratio of 1.0 disables pruning, including pruning of tokens that are generated later. The ratio is the decimal
-    number that it prints as: 0.29 of 50 is 14.5 and rounds up to 15, whereas binary floating point gives 14. The result
-    may be 0 for a very short sequence; its queries then see only their own key.
+    A fraction of 1.0 disables pruning, including pruning of tokens that are generated later. The fraction is the
+    decimal number that it prints as: 0.29 of 50 is 14.5 and rounds up to 15, whereas binary floating point gives 14.
+    The result may be 0 for a very short sequence; its queries then see only their own key.
 
-    Raises UserError for a count below 1 or a ratio outside (0, 1].
+    Raises UserError for a count below 1 or a fraction outside (0, 1].
     """
     budget = plain_budget(budget)
     if isinstance(budget, int) and not isinstance(budget, bool) and budget >= 1:
@@ -63,7 +64,7 @@ def resolve_budget(budget: AnyBudget, length: int) -> int:
         return UNLIMITED
     if isinstance(budget, float) and 0 < budget < 1:
         return int((_decimal(budget) * int(length)).quantize(Decimal(1), rounding=ROUND_HALF_UP))
-    raise UserError(f"budget {budget!r}: give a count of keys (an int, at least 1) or a ratio (a float in (0, 1])")
+    raise UserError(f"budget {budget!r}: give a count of keys (an int, at least 1) or a fraction (a float in (0, 1])")
 
 
 def floor_fraction(fraction: float, total: int) -> int:

@@ -11,7 +11,14 @@ from torch.nn import functional as F
 from formerlab.cache.budget import AnyBudget, resolve_budget
 from formerlab.cache.eviction import CacheState, Eviction, Scores, decides_by_score
 from formerlab.cache.kv import bytes_of
-from formerlab.cache.policies.policy import Policy, Prompt, by_group, check_configuration, marked_indices, precise
+from formerlab.cache.policies.policy import (
+    Policy,
+    Prompt,
+    at_least_float32,
+    by_group,
+    check_configuration,
+    marked_indices,
+)
 from formerlab.cache.simulation import Simulation
 from formerlab.cache.torch_engine import evict, load_numba
 from formerlab.errors import UserError
@@ -36,7 +43,7 @@ class Store:
     """Cache budget of the layer in keys."""
     length: int = 0
     """Number of tokens so far, including evicted ones."""
-    sink: list[KeyHeads] = field(default_factory=list)
+    sink_keys: list[KeyHeads] = field(default_factory=list)
     """The first keys as they entered, for policies that rotate them again for every query."""
     step: Callable[[Heads, KeyHeads, KeyHeads, int, Scores | None], Heads] | None = None
     """The compiled step on the current buffers; None runs the torch step."""
@@ -61,7 +68,7 @@ class Store:
             buffer.copy_(buffer[rows])
         if self.state.vacant is not None:
             self.state.vacant = self.state.vacant[rows]
-        self.sink = [keys[rows] for keys in self.sink]
+        self.sink_keys = [keys[rows] for keys in self.sink_keys]
 
     def advance(
         self, policy: Eviction, q: Heads, k: KeyHeads, v: KeyHeads, position: Start, initial: Scores | None
@@ -78,7 +85,7 @@ class Store:
         return (attention.unsqueeze(3).to(v.dtype) @ self.values.unsqueeze(2).transpose(-1, -2)).flatten(1, 2)
 
     def _write(self, slot: Int[Tensor, "batch key_heads 1"], k: KeyHeads, v: KeyHeads) -> None:
-        """Write the key and the value of one token of every key head into a slot."""
+        """Write the key and the value of one token of every key-value head into a slot."""
         if torch.compiler.is_compiling():  # the compiler would copy whole buffers for `scatter_`
             batch, heads, channels = (torch.arange(size, device=k.device) for size in v.squeeze(2).shape)
             rows = batch[:, None], heads, slot.squeeze(2)
@@ -90,16 +97,16 @@ class Store:
 
 
 class PrunedCache:
-    """An attention function with a KV cache that retains at most `budget` keys and values per key head between steps.
+    """An attention function with a KV cache that retains at most `budget` keys per key-value head between steps.
 
     A prompt is pruned as if its tokens were fed one by one; the outputs equal those of `Simulation` with the same
-    budget. A ratio is a fraction of `length` tokens, by default the length of the prompt (the first call); the
-    resulting count, at least one, stays constant while decoding. `position` is the model's position encoding; only
-    policies that re-index the retained keys need it. For inference only: gradients do not flow through the cache. All
-    sequences of a batch have the same length.
+    budget. A fraction refers to `length` tokens, by default the length of the prompt (the first call); the resulting
+    count, at least one, stays constant while decoding. `position` is the model's position encoding; only policies that
+    re-index the retained keys need it. For inference only: gradients do not flow through the cache. All sequences of a
+    batch have the same length.
 
-    Raises UserError for a policy that needs evicted keys, for an invalid budget, and for a ratio without `length` if
-    the first call has a single token.
+    Raises UserError for a policy that needs attention to evicted keys, for an invalid budget, and for a fraction
+    without `length` if the first call has a single token.
     """
 
     def __init__(
@@ -110,7 +117,7 @@ class PrunedCache:
         if policy.is_ragged:
             raise UserError(f"{policy!r} evicts in simulation only; run it as a Simulation or as a CompressedCache")
         if not (isinstance(policy, Eviction) and policy.is_online):
-            raise UserError(f"{policy!r} cannot evict: it needs evicted keys; run it as a Simulation")
+            raise UserError(f"{policy!r} cannot evict: it needs attention to evicted keys; run it as a Simulation")
         self.policy = policy
         self.budget = budget
         self.position = policy.check_position(position)
@@ -147,7 +154,7 @@ class PrunedCache:
                     f"budget {self.budget!r} is a fraction of a prompt of one token; give length, or a count of keys"
                 )
             self._settle(length)
-        if self.policy.sink > self._budget:  # a ratio of a short prompt
+        if self.policy.sink > self._budget:  # a fraction of a short prompt
             self.policy = self.policy.model_copy(update={"sink": self._budget})
         if self.policy.protect is not None:
             self.policy = self.policy.after_prompt(length)
@@ -167,14 +174,14 @@ class PrunedCache:
         store.keys[:, :, :count] = k.take_along_dim(kept[..., None], 2)
         store.values[..., :count] = v.take_along_dim(kept[..., None], 2).transpose(-1, -2)
         store.state.positions[..., :count], store.state.scores[..., :count] = kept, scores.gather(-1, kept)
-        store.length, store.sink = time, [k[:, :, : self._sink]]
+        store.length, store.sink_keys = time, [k[:, :, : self._sink]]
         return out
 
     def _empty(self, layer: int, count: int, k: KeyHeads, v: KeyHeads) -> Store:
         """Return an empty store with at least `count` + 1 slots."""
         batch, key_heads, _, d_head = k.shape
         budget = self._layer_budget(self._budget, layer)
-        state = self.policy.empty_state([budget] * batch, key_heads, 0, precise(k.new_empty(0)))
+        state = self.policy.empty_state([budget] * batch, key_heads, 0, at_least_float32(k.new_empty(0)))
         keys, values = k.new_zeros(batch, key_heads, 0, d_head), v.new_zeros(batch, key_heads, v.shape[3], 0)
         store = Store(keys, values, state, budget)
         self._grow(store, max(count + 1, INITIAL_SLOTS))
@@ -192,15 +199,15 @@ class PrunedCache:
             store.step = engine.Step(self.policy, store.keys, store.values, store.state, budgets)
 
     def _step(self, layer: int, store: Store, q: Heads, k: KeyHeads, v: KeyHeads) -> Heads:
-        position, most = store.length, self.policy.capacity(store.budget)
-        needed = min(position, most) + 1
+        position, capacity = store.length, self.policy.capacity(store.budget)
+        needed = min(position, capacity) + 1
         if needed > store.capacity:
             self._grow(store, max(needed, 2 * store.capacity))
         if position < self._sink:
-            store.sink.append(k)
-        if self._sink and position > most and self.position is not None:
-            keys = torch.cat(store.sink, 2)
-            rotated = self.position.rotate(keys.flatten(1, 2).unsqueeze(2), position - most)
+            store.sink_keys.append(k)
+        if self._sink and position > capacity and self.position is not None:
+            keys = torch.cat(store.sink_keys, 2)
+            rotated = self.position.rotate(keys.flatten(1, 2).unsqueeze(2), position - capacity)
             first = store.state.positions.topk(keys.shape[2], largest=False).indices.expand(-1, keys.shape[1], -1)
             store.keys.scatter_(2, first[..., None].expand_as(keys), rotated.view_as(keys))
         store.length += 1
@@ -230,7 +237,7 @@ class PrunedCache:
     def is_full(self) -> bool:
         """Whether all layers retain their budget and have one free slot, so that every new token evicts one key."""
         counts = [(store, self.policy.capacity(store.budget)) for store in self._layers.values()]
-        return bool(counts) and all(most <= store.length and most < store.capacity for store, most in counts)
+        return bool(counts) and all(count <= store.length and count < store.capacity for store, count in counts)
 
     def kept(self, layer: int) -> Int[Tensor, "batch key_heads kept"]:
         """Return the positions of the layer's retained keys in ascending order."""

@@ -1,4 +1,7 @@
-"""Step-by-step eviction: each query adds its key, attends, and evicts the key of lowest score if the cache is full."""
+"""Step-by-step eviction: each query adds its key, attends, and evicts the key of lowest score if the cache is full.
+
+A head group is a set of heads that retain the same keys: the query heads of a key-value head (GQA group), or all heads.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from formerlab.cache.policies.policy import Layer, Logits, Prompt, Protecting, on_device, precise
+from formerlab.cache.policies.policy import Layer, Logits, Prompt, Protecting, at_least_float32, on_device
 from formerlab.kernels import EMPTY
 from formerlab.layers.shapes import Heads, Start
 
@@ -27,7 +30,7 @@ VECTOR = 16  # elements; torch's softmax does not vectorise shorter rows
 
 @dataclass
 class CacheState:
-    """The retained keys of one layer, one set per head group (the query heads of a key head, or all heads).
+    """The retained keys of one layer, one set per head group.
 
     There are more slots than retained keys. An evicted key leaves an empty slot, and the next key is written into it,
     so keys never move. The order of the slots has no meaning; `positions` gives the position of each key.
@@ -43,9 +46,9 @@ class CacheState:
     """Number of first positions that are never evicted."""
     recent: int | Counts
     """Number of last positions that are not evicted."""
-    least: int
+    min_capacity: int
     """Smallest capacity of the batch."""
-    most: int
+    max_capacity: int
     """Largest capacity of the batch."""
     vacant: Slot | None = None
     """An empty slot of every head group, or None before it is searched."""
@@ -64,16 +67,16 @@ class CacheState:
         the query's own key if recent is 0. Returns the emptied slots (any empty slot for a head group below its
         capacity), or None if all are below capacity. If `query` is a tensor, the cache must be full.
         """
-        if isinstance(query, int) and query < self.least:
+        if isinstance(query, int) and query < self.min_capacity:
             return None
         unprotected = isinstance(self.sink, int) and isinstance(self.recent, int) and self.sink == self.recent == 0
-        if not unprotected or self.positions.shape[-1] != self.least + 1:  # otherwise every slot is a candidate
+        if not unprotected or self.positions.shape[-1] != self.min_capacity + 1:  # otherwise every slot is a candidate
             protected = self.positions > query - self.recent
             if not isinstance(self.sink, int) or self.sink:
                 protected |= self.positions < self.sink
             priority = priority.masked_fill(protected, torch.inf)
         slot = self.positions.masked_fill(priority > priority.amin(-1, keepdim=True), EMPTY).argmin(-1, keepdim=True)
-        if isinstance(query, int) and query < self.most:
+        if isinstance(query, int) and query < self.max_capacity:
             full = torch.as_tensor(query >= self.capacity, device=slot.device)
             slot = slot.where(full, self.positions.argmax(-1, keepdim=True))
         write(self.positions, slot, EMPTY)
@@ -104,7 +107,7 @@ class Pruned(NamedTuple):
     last: Int[Tensor, "batch head_groups time"]
     """Index of the last query that sees each key; at least the sequence length for keys retained at the end."""
     scores: Float[Tensor, "batch head_groups time"]
-    """Scores of the keys retained at the end of a sequence without padding."""
+    """Scores of the retained keys after the last query; valid only if the sequence is not padded."""
 
 
 class Eviction(Protecting):
@@ -116,7 +119,7 @@ class Eviction(Protecting):
     """
 
     scope: Literal["group", "layer"] = "group"
-    """Heads that retain the same keys, scored by their summed attention: the GQA group of a key head, or all heads."""
+    """The head group: a GQA group, or all heads of the layer. The attention summed over it scores the keys."""
 
     @property
     def is_online(self) -> bool:
@@ -170,8 +173,8 @@ class Eviction(Protecting):
         positions = torch.full(shape, EMPTY, dtype=torch.int32, device=scores.device)
         capacities, *protected = zip(*self.bounds(budgets), strict=True)
         capacity_tensor, sink, recent = (_count(counts, scores.device) for counts in (capacities, *protected))
-        least, most = min(capacities), max(capacities)
-        return CacheState(positions, scores.new_zeros(shape), capacity_tensor, sink, recent, least, most)
+        limits = min(capacities), max(capacities)
+        return CacheState(positions, scores.new_zeros(shape), capacity_tensor, sink, recent, *limits)
 
     def rescore(self, state: CacheState, attention: Attention, slot: Slot, initial: InitialScores | None) -> None:
         """Update the scores with a query's attention; `slot` and `initial` are the slot and first score of its key."""
@@ -183,7 +186,7 @@ class Eviction(Protecting):
     ) -> tuple[Int[Tensor, "batch head_groups time"], Float[Tensor, "batch head_groups time"]]:
         """Simulate eviction query by query; return the fields `last` and `scores` of `Pruned`."""
         batch, key_heads, groups, time, _ = logits.shape
-        logits = F.pad(precise(logits), (0, 1), value=-torch.inf)  # the last column is for empty slots
+        logits = F.pad(at_least_float32(logits), (0, 1), value=-torch.inf)  # the last column is for empty slots
         capacity = max(min(max(map(self.capacity, budgets)), time) + 1, VECTOR)
         state = self.empty_state(budgets, key_heads, capacity, logits)
         head_groups = state.positions.shape[1]

@@ -1,4 +1,4 @@
-"""Statistics of the retained keys, one value per sequence without padding, for the rows of the pruning study."""
+"""Statistics of the retained keys, one value per unpadded sequence, for the metrics of the pruning study."""
 
 import torch
 from jaxtyping import Float
@@ -53,5 +53,5 @@ def distance_to_ideal(probabilities: Square, ideal: Square, *, skip: int = 0) ->
     pruned, ideal = probabilities[..., skip:].double(), ideal[..., skip:].double()
     norms = pruned.norm(dim=-1) * ideal.norm(dim=-1)
     cosine = torch.linalg.vecdot(pruned, ideal) / norms.clamp(min=torch.finfo(norms.dtype).tiny)
-    queries: Tensor = (1 - cosine).clamp(min=0).mean(1)
-    return queries[:, skip:].mean(1)
+    distances: Tensor = (1 - cosine).clamp(min=0).mean(1)
+    return distances[:, skip:].mean(1)

@@ -29,10 +29,10 @@ def run(policy: Eviction, prompt: Prompt) -> Pruned:
     initial = policy.cast_initial_scores(k, head_groups, prompt.layer, v)
     width = 0 if initial is None else time
     initial = (scores if initial is None else initial)[..., :width].expand(batch, head_groups, width).contiguous()
-    most = min(max(policy.capacity(budget) for budget in prompt.budgets), time)
+    capacity = min(max(policy.capacity(budget) for budget in prompt.budgets), time)
     pruned_attention_cpu.whole_sequences(
         _threads(batch * head_groups), _rule(policy, d_head), np.array(policy.bounds(prompt.budgets)),
-        np.array(prompt.lengths), most,
+        np.array(prompt.lengths), capacity,
         *(x.numpy() for x in (q, k, v, out)), *(x.flatten(0, 1).numpy() for x in (initial, last, scores)),
     )  # fmt: skip
     return Pruned(out, last, scores)
@@ -50,25 +50,27 @@ class Step:
             state.positions.flatten(0, 1),
             state.scores.flatten(0, 1),
         )
-        self._held = tuple(tensor.numpy() for tensor in self._tensors)
+        self._arrays = tuple(tensor.numpy() for tensor in self._tensors)
         self._rule, self._bounds = _rule(policy, d_head), np.array(policy.bounds(budgets))
-        self._none = np.empty((self._units, 0), self._held[3].dtype)
+        self._no_initial_scores = np.empty((self._units, 0), self._arrays[3].dtype)
         self._large = 2 * keys.numel() >= LARGE
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a copy, without the numpy arrays, because copied arrays would not share its memory."""
-        return {name: value for name, value in self.__dict__.items() if name != "_held"}
+        """Exclude the numpy arrays from copies: copied arrays would not share memory with the copied tensors."""
+        return {name: value for name, value in self.__dict__.items() if name != "_arrays"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _held=tuple(tensor.numpy() for tensor in state["_tensors"]))
+        self.__dict__.update(state, _arrays=tuple(tensor.numpy() for tensor in state["_tensors"]))
 
-    def __call__(self, q: Heads, k: KeyHeads, v: KeyHeads, now: int, initial: Scores | None) -> Heads:
-        """Add the token at position `now` and return its attention output."""
+    def __call__(self, q: Heads, k: KeyHeads, v: KeyHeads, position: int, initial: Scores | None) -> Heads:
+        """Add the token at `position` and return its attention output."""
         out = torch.empty(q.shape, dtype=q.dtype)
-        first = self._none if initial is None else initial.contiguous().flatten(0, 1).numpy()
+        initial_scores = self._no_initial_scores if initial is None else initial.contiguous().flatten(0, 1).numpy()
         tensors = (x.contiguous().numpy() for x in (q, k, v, out))
-        parts = _threads(self._units if self._large else 1)
-        pruned_attention_cpu.one_token(parts, self._rule, self._bounds, *tensors, first, *self._held, now)
+        threads = _threads(self._units if self._large else 1)
+        pruned_attention_cpu.one_token(
+            threads, self._rule, self._bounds, *tensors, initial_scores, *self._arrays, position
+        )
         return out
 
 
@@ -78,8 +80,8 @@ def _rule(policy: Eviction, d_head: int) -> Array:
 
 def _threads(units: int) -> int:
     """Set numba's number of threads to torch's, at most one per unit of work; return the number."""
-    most: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
-    threads = min(torch.get_num_threads(), units, most)
+    max_threads: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+    threads = min(torch.get_num_threads(), units, max_threads)
     numba.set_num_threads(threads)
     return threads
 

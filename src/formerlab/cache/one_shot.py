@@ -13,11 +13,11 @@ from formerlab.cache.policies.policy import (
     OneShot,
     Policy,
     Prompt,
+    at_least_float32,
     by_group,
     check_configuration,
     marked_indices,
     masked_softmax,
-    precise,
 )
 from formerlab.errors import UserError
 from formerlab.kernels import EMPTY
@@ -31,7 +31,7 @@ class CompressedCache(KVCache):
     """An attention function that reads the prompt without pruning and then retains `budget` of its keys and values.
 
     Later tokens see the retained keys and each other. Later keys are never evicted, so the cache grows with every
-    token. A ratio is a fraction of the prompt length, with at least one key. Keys keep their original positions. Heads
+    token. A fraction refers to the prompt length and gives at least one key. Keys keep their original positions. Heads
     that retain fewer keys than others (`HeadAdaptive`) have empty slots, which attention masks. `position` is the
     model's position encoding; only policies that use queries before rotation need it. For inference only: gradients do
     not flow through the cache. All sequences of a batch have the same length.
@@ -50,7 +50,9 @@ class CompressedCache(KVCache):
         if not (isinstance(scorer, OneShot) or (isinstance(scorer, Eviction) and scorer.is_online)):
             raise UserError(f"{policy!r} cannot compress a prompt: it masks whole sequences; run it as a Simulation")
         if isinstance(scorer, Eviction) and coefficients(scorer) is None:
-            raise UserError(f"{policy!r} cannot compress: its score is not declared linear, decay S + gain p")
+            raise UserError(
+                f"{policy!r} cannot compress: its score is not declared linear (decay S + gain p); define `linear`"
+            )
         if scorer.protect is not None:
             raise UserError(f"{policy!r}: compression evicts keys of the prompt, so leave protect='prompt' out")
         if policy.reindexes_positions:
@@ -83,7 +85,7 @@ class CompressedCache(KVCache):
     def _select(
         self, layer: int, q: Heads, k: KeyHeads, v: KeyHeads
     ) -> tuple[Bool[Tensor, "batch key_heads time"], int]:
-        """Return a mask of the retained keys (protected keys and keys of largest importance) and their mean count."""
+        """Return a mask of the retained keys (protected, or of largest importance) and their mean number per head."""
         policy, scorer = self.policy.layer_policy, self.policy.scorer
         assert isinstance(scorer, OneShot | Eviction)
         batch, _, time, _ = q.shape
@@ -137,13 +139,13 @@ def accumulated(policy: Eviction, prompt: Prompt) -> Importance:
     """Return the scores of a step-by-step policy after the last query of a prompt without eviction.
 
     For S <- decay S + gain p the score is gain times the sum over q of decay^(T - 1 - q) p[q, k], a weighted column sum
-    of the attention, as in the codes of H2O and A2SF for long prompts.
+    of the attention, as in the official code of H2O and A2SF for long prompts.
     """
     rule = coefficients(policy)
     assert rule is not None, "CompressedCache refuses such a policy"
     decay, gain = rule
     time, key_heads = prompt.k.shape[2], prompt.k.shape[1]
-    state = policy.empty_state(prompt.budgets, key_heads, time, precise(prompt.k.new_empty(0)))
+    state = policy.empty_state(prompt.budgets, key_heads, time, at_least_float32(prompt.k.new_empty(0)))
     state.positions.copy_(torch.arange(time, device=state.positions.device))
     initial = policy.cast_initial_scores(prompt.k, state.positions.shape[1], prompt.layer, state.scores)
     age = torch.arange(time, 0, -1, device=prompt.k.device, dtype=state.scores.dtype)

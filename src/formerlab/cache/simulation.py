@@ -70,7 +70,7 @@ def simulate(
         logits: causal attention logits (batch, heads, time, time); entries of later keys are ignored.
         budget: number of keys (int) or fraction of each sequence's true length (float); see `resolve_budget`.
         lengths: true lengths in a right-padded batch, default no padding. Padding is masked as key and as query.
-        groups: query heads per key head; heads i groups, ..., (i + 1) groups - 1 share key head i.
+        groups: query heads per key-value head; heads i groups, ..., (i + 1) groups - 1 share key-value head i.
         keys: keys (batch, key_heads, time, d_head), for policies that need them.
         state: shared between the layers of a forward pass (SpAtten). Pass the same dict, initially empty, to every
             layer in turn; the call updates it.
@@ -89,12 +89,12 @@ def simulate(
             raise ValueError(f"{type(policy).__name__} needs {name}: pass {name}=... to simulate")
     if groups < 1 or logits.shape[1] % groups:
         raise ValueError(f"groups={groups} does not divide the {logits.shape[1]} heads of the logits")
-    true = true_lengths(lengths, logits.shape[0], logits.shape[-1])
-    budgets = [policy.layer_budget(resolve_budget(budget, length), layer) for length in true]
+    sequence_lengths = true_lengths(lengths, logits.shape[0], logits.shape[-1])
+    budgets = [policy.layer_budget(resolve_budget(budget, length), layer) for length in sequence_lengths]
     with torch.no_grad():
-        inputs = Layer(by_group(logits.detach(), groups), budgets, true, layer, keys, state)
-        itself = torch.eye(logits.shape[-1], dtype=torch.bool, device=logits.device)
-        by_key_head = (policy.visible(inputs) | itself) & inputs.causal
+        inputs = Layer(by_group(logits.detach(), groups), budgets, sequence_lengths, layer, keys, state)
+        self_mask = torch.eye(logits.shape[-1], dtype=torch.bool, device=logits.device)
+        by_key_head = (policy.visible(inputs) | self_mask) & inputs.causal
         visible = by_key_head.unsqueeze(2).expand(inputs.logits.shape).reshape(logits.shape)
     probabilities = masked_softmax(logits, visible).to(logits.dtype)
     if lengths is None:
@@ -113,10 +113,10 @@ class Simulation:
     """An attention function that simulates pruning in one forward pass over whole sequences.
 
     Use: `model(tokens, attend=Simulation(policy, budget, lengths))`. The object stores state that the layers share, so
-    create a new one for every forward pass. Step-by-step eviction runs in `engine` (default: the fastest). If `observe`
-    is given, which is called with the masks of every layer, or if a gradient is needed, it runs in torch with masks.
-    `position` is the model's position encoding; only policies that re-index the retained keys need it. `prompt` is the
-    number of prompt tokens at the start of every sequence; only policies with protect="prompt" need it.
+    create a new one for every forward pass. With `observe`, which receives the masks of every layer, or if a gradient
+    is needed, eviction runs in torch with masks. Otherwise it runs in `engine` (default: the fastest). `position` is
+    the model's position encoding; only policies that re-index the retained keys need it. `prompt` is the number of
+    prompt tokens at the start of every sequence; only policies with protect="prompt" need it.
 
     Raises UserError for an invalid budget, for a one-shot policy, and for protect="prompt" without `prompt`.
     """
@@ -170,9 +170,9 @@ class Simulation:
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
             return out, q.new_ones(len(lengths), dtype=torch.float64)
         out, last, _ = evict(policy, prompt, self.engine)
-        true = on_device(lengths, q.device)[:, None, None]
-        retained = (last >= true) & (torch.arange(q.shape[2], device=q.device) < true)
-        return out, retained.double().sum(-1).mean(1) / true[:, 0, 0]
+        ends = on_device(lengths, q.device)[:, None, None]
+        retained = (last >= ends) & (torch.arange(q.shape[2], device=q.device) < ends)
+        return out, retained.double().sum(-1).mean(1) / ends[:, 0, 0]
 
     def _by_mask(self, prompt: Prompt) -> tuple[Heads, Float[Tensor, " batch"]]:
         q, k, v, budgets, lengths = prompt.q, prompt.k, prompt.v, prompt.budgets, prompt.lengths
@@ -188,12 +188,12 @@ class Simulation:
         if self.observe is not None:
             self.observe(layer, SimulatedLayer(flat, probabilities, visible, k))
         out: Tensor = by_group(probabilities, groups) @ v.unsqueeze(2)
-        true = on_device(lengths, q.device)
-        last = visible[torch.arange(len(lengths), device=q.device), :, true - 1].sum(-1)
-        most = [min(self.policy.capacity(count), length) for count, length in zip(budgets, lengths, strict=True)]
-        sees_all = (last == true[:, None]).all(1, keepdim=True)
-        retained = torch.where(sees_all, on_device(most, q.device)[:, None], last - 1)
-        return out.flatten(1, 2), retained.double().mean(1) / true
+        ends = on_device(lengths, q.device)
+        last = visible[torch.arange(len(lengths), device=q.device), :, ends - 1].sum(-1)
+        capacities = [min(self.policy.capacity(count), length) for count, length in zip(budgets, lengths, strict=True)]
+        sees_all = (last == ends[:, None]).all(1, keepdim=True)
+        retained = torch.where(sees_all, on_device(capacities, q.device)[:, None], last - 1)
+        return out.flatten(1, 2), retained.double().mean(1) / ends
 
     def _reindexed(
         self, logits: Tensor, queries: Tensor, keys: KeyHeads, budgets: list[int], position: PositionEncoding
@@ -220,6 +220,6 @@ class Simulation:
     def realised_budget(self) -> Float[Tensor, " batch"]:
         """Measured cache size: retained keys after the last eviction of each sequence, as a fraction of its length.
 
-        The mean over layers and heads; 1 for Full.
+        Averaged over layers and heads; 1 for `Full`.
         """
         return torch.stack(list(self._cache_sizes.values())).mean(0)

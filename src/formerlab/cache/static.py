@@ -16,7 +16,7 @@ from formerlab.cache.kv import Buffer, KVCache
 from formerlab.layers.shapes import Heads, KeyHeads
 from formerlab.models.decoder import DecoderModel
 
-WARM_UP = 2  # steps before the capture of a CUDA graph, which load libraries and allocate their memory
+WARM_UP = 2  # eager steps before CUDA graph capture; they load libraries and allocate memory
 
 
 def is_static(cache: Any) -> bool:
@@ -37,7 +37,7 @@ class StaticStep:
     """
 
     compute: Callable[[], Float[Tensor, "batch vocabulary"]]
-    """The computation of a step; assign its compiled form to compile it."""
+    """The function that computes one step; set `step.compute = torch.compile(step.compute)` to compile it."""
 
     @torch.inference_mode(False)  # the buffers must stay writable outside inference mode
     @torch.no_grad()

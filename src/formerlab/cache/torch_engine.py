@@ -27,9 +27,10 @@ BYTES_PER_LOGIT = 32
 def evict(policy: Eviction, prompt: Prompt, engine: Engine | None = None) -> Pruned:
     """Simulate eviction with an engine (default: the fastest); a CPU computes half precision in float32."""
     narrow = prompt.q.device.type == "cpu" and prompt.q.dtype.itemsize == 2  # numba has no half precision
-    wide = replace(prompt, q=prompt.q.float(), k=prompt.k.float(), v=prompt.v.float()) if narrow else prompt
-    pruned = (engine or choose(policy, wide))(policy, wide)
-    return pruned._replace(out=pruned.out.to(prompt.q.dtype))
+    dtype = prompt.q.dtype
+    prompt = replace(prompt, q=prompt.q.float(), k=prompt.k.float(), v=prompt.v.float()) if narrow else prompt
+    pruned = (engine or choose(policy, prompt))(policy, prompt)
+    return pruned._replace(out=pruned.out.to(dtype))
 
 
 def choose(policy: Eviction, prompt: Prompt) -> Engine:
@@ -41,7 +42,7 @@ def choose(policy: Eviction, prompt: Prompt) -> Engine:
         counts = zip(prompt.budgets, prompt.lengths, strict=True)
         pairs = heads * sum(length * min(policy.capacity(budget), length) for budget, length in counts)
         engine = load_numba() if pairs >= NUMBA_THRESHOLD else None
-    same_widths = prompt.v.shape == prompt.k.shape  # compiled engines need d_key = d_value (unlike in DeepSeek)
+    same_widths = prompt.v.shape == prompt.k.shape  # for compiled engines; DeepSeek has d_key != d_value
     if engine is None or not same_widths or prompt.k.dtype not in engine.DTYPES or not decides_by_score(policy):
         return run
     chosen: Engine = engine.run

@@ -1,4 +1,4 @@
-"""Policies that divide a cache among layers, heads or blocks of keys, scored by another policy."""
+"""Policies that divide a cache among layers, heads or blocks of keys; another policy scores the keys."""
 
 from typing import Annotated, Literal
 
@@ -22,9 +22,9 @@ from formerlab.cache.policies.policy import (
     Policy,
     Prompt,
     Protecting,
+    at_least_float32,
     largest,
     masked_softmax,
-    precise,
 )
 from formerlab.cache.policies.random import Random
 from formerlab.cache.policies.snapkv import SnapKV
@@ -38,9 +38,10 @@ Mask = Bool[Tensor, "batch key_heads time time"]
 
 
 def check_scoring(policy: Policy) -> Policy:
-    """Return the policy. Raises ValueError for an official mask and for a policy that protects the prompt."""
+    """Return the policy. Raises ValueError for official masks of H2O and for policies that protect the prompt."""
     if isinstance(policy, Eviction) and not policy.is_online:
-        raise ValueError(f"policy={policy!r}: an official mask has its own budget rule; use variant='accumulated'")
+        problem = "H2O variants other than 'accumulated' have their own budget rule"
+        raise ValueError(f"policy={policy!r}: {problem}; use variant='accumulated'")
     if isinstance(policy, Protecting) and policy.protect is not None:
         raise ValueError(f"policy={policy!r}: an inner policy cannot protect a prompt; leave protect out")
     return policy
@@ -84,7 +85,7 @@ class HeadAdaptive(Policy):
         self.policy.check_budget(budget)
 
     def select(self, importance: Importance, count: int) -> Bool[Tensor, "batch head_groups time"]:
-        """Mark head groups x `count` keys: the largest floor(safeguard count) of each group, then of all groups."""
+        """Mark head groups x `count` keys: the largest floor(safeguard count) of each head group, then of all."""
         minimum = torch.full(importance.shape[:-1], floor_fraction(self.safeguard, count), device=importance.device)
         scores = importance.masked_fill(largest(importance, minimum), torch.inf).flatten(1)
         total = torch.full(scores.shape[:-1], count * importance.shape[1], device=scores.device)
@@ -95,21 +96,21 @@ class HeadAdaptive(Policy):
         policy = self.policy
         assert isinstance(policy, Eviction), "check_configuration refuses other policies"
         batch, key_heads, _, time, _ = layer.logits.shape
-        state = policy.empty_state(layer.budgets, key_heads, time, precise(layer.logits.new_empty(0)))
+        state = policy.empty_state(layer.budgets, key_heads, time, at_least_float32(layer.logits.new_empty(0)))
         device = layer.logits.device
         minimum = torch.tensor([floor_fraction(self.safeguard, budget) for budget in layer.budgets], device=device)
-        groups, visible = state.positions.shape[1], []
-        initial = policy.initial_scores(torch.arange(time, device=device), groups, layer.keys, layer.index)
+        head_groups, visible = state.positions.shape[1], []
+        initial = policy.initial_scores(torch.arange(time, device=device), head_groups, layer.keys, layer.index)
         for query in range(time):
             state.positions[..., query] = query
             filled = state.positions != EMPTY
             visible.append(filled)
             attention = masked_softmax(layer.logits[:, :, :, query], filled.unsqueeze(2))
-            slot = torch.full((batch, groups, 1), query, device=device)
+            slot = torch.full((batch, head_groups, 1), query, device=device)
             first_score = None if initial is None else initial[..., query : query + 1].to(state.scores.dtype)
             policy.rescore(state, attention, slot, None if first_score is None else first_score.expand(slot.shape))
             priority = policy.eviction_priority(state, layer.keys, query)
-            for _ in range(groups):
+            for _ in range(head_groups):
                 _evict_one(state, priority, query, minimum)
         return torch.stack(visible, 2).expand(batch, key_heads, time, time)
 
@@ -120,13 +121,13 @@ def _evict_one(state: CacheState, priority: Scores, query: int, minimum: Tensor)
     Ties evict the oldest key, then the key of the first head. `minimum` is the number of keys that every head retains.
     """
     filled = state.positions != EMPTY
-    counts, groups = filled.sum(-1), filled.shape[1]
-    above = counts.sum(-1) > groups * torch.as_tensor(state.capacity, device=filled.device).flatten()
+    counts, head_groups = filled.sum(-1), filled.shape[1]
+    above = counts.sum(-1) > head_groups * torch.as_tensor(state.capacity, device=filled.device).flatten()
     candidates = filled & (state.positions >= state.sink) & (state.positions <= query - state.recent)
     candidates &= (counts > minimum[:, None]).unsqueeze(-1)
     order = priority.masked_fill(~candidates, torch.inf).transpose(1, 2).flatten(1)
     lowest = (order == order.amin(-1, keepdim=True)).byte().argmax(-1)[above]
-    state.positions[above.nonzero().flatten(), lowest % groups, lowest // groups] = EMPTY
+    state.positions[above.nonzero().flatten(), lowest % head_groups, lowest // head_groups] = EMPTY
 
 
 class Chunks(OneShot):
@@ -169,7 +170,7 @@ class Pyramid(Policy):
     (PyramidKV, arXiv:2406.02069, section 4.2, with last = 1 / beta).
 
     Lower layers retain more keys. Rounding keeps the total at L x budget, and a budget of 1.0 disables pruning. A layer
-    cannot retain more keys than the text has tokens, so above a ratio of about 0.5 the lowest layers use less than
+    cannot retain more keys than the text has tokens, so above a fraction of about 0.5 the lowest layers use less than
     their budget.
     """
 
@@ -201,12 +202,12 @@ class Pyramid(Policy):
             raise UserError(f"{self!r}: the model has more than {self.layers} layers; set layers to their number")
         if budget >= UNLIMITED or self.layers == 1:
             return budget
-        count = self._below(budget, layer + 1) - self._below(budget, layer)
+        count = self._cumulative_budget(budget, layer + 1) - self._cumulative_budget(budget, layer)
         if count < 1:
             raise UserError(f"budget {budget}: Pyramid gives layer {layer} no key; increase the budget or `last`")
         return count
 
-    def _below(self, budget: int, layers: int) -> int:
+    def _cumulative_budget(self, budget: int, layers: int) -> int:
         """Return the rounded total budget of the first `layers` layers."""
         slope = (1 - self.last) * (layers - 1) / (self.layers - 1)
         return int(budget * layers * (2 - self.last - slope) + 0.5)

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from formerlab.cache.one_shot import QUERY_CHUNK
-from formerlab.cache.policies.policy import Importance, OneShot, Prompt, UnknownRotation, by_group, precise
+from formerlab.cache.policies.policy import Importance, OneShot, Prompt, UnknownRotation, at_least_float32, by_group
 from formerlab.errors import UserError
 from formerlab.layers.position import PositionEncoding, RotaryEncoding
 from formerlab.layers.shapes import Heads
@@ -19,8 +19,8 @@ class ExpectedAttention(OneShot):
 
     The exponent is the logarithm of the mean of exp(q.k / sqrt(d)) over Gaussian queries. mu and C are the mean and
     covariance of the prompt's queries before rotation, without the first `sink`, rotated by the mean rotation of the
-    next `future` positions (up to the model's context). Scores are averaged over the query heads of a key head, and the
-    sink is retained. One-shot only, because the statistics need a complete prompt.
+    next `future` positions (up to the model's context). Scores are averaged over the query heads of a key-value head,
+    and the sink is retained. One-shot only, because the statistics need a complete prompt.
     """
 
     kind: Literal["expected_attention"] = "expected_attention"
@@ -31,7 +31,7 @@ class ExpectedAttention(OneShot):
 
     def importance(self, prompt: Prompt, position: PositionEncoding | None) -> Importance:
         assert position is not None, "CompressedCache calls check_position first"
-        q, k, v = map(precise, (prompt.q, prompt.k, prompt.v))  # squares of queries exceed float16
+        q, k, v = map(at_least_float32, (prompt.q, prompt.k, prompt.v))  # squares of queries exceed float16
         time, d_head = k.shape[2:]
         sink = min(self.sink, time - 1)
         queries = unrotated(q, position)[:, :, sink:]

@@ -54,31 +54,32 @@ class H2O(Eviction):
             return super().visible(layer)
         windows = [self.protected(budget)[1] for budget in layer.budgets]
         recent = on_device(windows, layer.logits.device)[:, None, None]
-        heavy = layer.budget_tensor[:, None, None] - recent
+        heavy_count = layer.budget_tensor[:, None, None] - recent
         positions = torch.arange(layer.logits.shape[-1], device=layer.logits.device)
         band = (positions[:, None] - positions <= recent)[:, None]
-        hitters = _local_hitters if self.variant == "local_statistics" else _global_hitters
-        return hitters(layer, heavy) | band
+        mask = _local_mask if self.variant == "local_statistics" else _global_mask
+        return mask(layer, heavy_count) | band
 
 
-def _local_hitters(layer: Layer, heavy: Counts) -> Mask:
-    """Return the heavy hitters as in FMInference/H2O (ac75c2a), utils_lm_eval/modify_opt.py.
+def _local_mask(layer: Layer, heavy_count: Counts) -> Mask:
+    """Mark the heavy hitters as in FMInference/H2O (ac75c2a), utils_lm_eval/modify_opt.py.
 
-    The first `heavy` queries see all keys, and their unpruned attention rows are summed. A later query selects the
-    heavy - 1 largest sums and itself; its unpruned row is added, and the sums of all other keys, including recent keys,
-    are reset to 0. The heavy and the recent keys therefore overlap, and a new key competes with its first score.
+    The first `heavy_count` queries see all keys, and their unpruned attention rows are summed. A later query selects
+    the heavy_count - 1 largest sums and itself; its unpruned row is added, and the sums of all other keys, including
+    recent keys, are reset to 0. The heavy and the recent keys therefore overlap, and a new key competes with its first
+    score.
     """
     attention = layer.attention(layer.causal)
     visible = layer.causal.expand_as(attention).clone()
     total = attention[:, :, 0]
     for query in range(1, attention.shape[-1]):
-        best = largest(total[..., :query], (heavy[..., 0] - 1).clamp(min=0))
-        visible[:, :, query, :query] = best | (heavy > query)
+        best = largest(total[..., :query], (heavy_count[..., 0] - 1).clamp(min=0))
+        visible[:, :, query, :query] = best | (heavy_count > query)
         total = (total + attention[:, :, query]) * visible[:, :, query]
     return visible
 
 
-def _global_hitters(layer: Layer, heavy: Counts) -> Mask:
-    """Return the largest unpruned column sums, as FMInference/H2O (ac75c2a), utils_lm_eval/modify_llama.py, does."""
+def _global_mask(layer: Layer, heavy_count: Counts) -> Mask:
+    """Mark the keys of largest unpruned column sum, as in FMInference/H2O (ac75c2a), utils_lm_eval/modify_llama.py."""
     attention = layer.attention(layer.causal)
-    return largest(attention.sum(2), heavy[..., 0])[:, :, None].expand_as(attention)
+    return largest(attention.sum(2), heavy_count[..., 0])[:, :, None].expand_as(attention)

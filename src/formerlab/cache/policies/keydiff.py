@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 
 from formerlab.cache.eviction import CacheState, Eviction, Keys, Scores
-from formerlab.cache.policies.policy import precise
+from formerlab.cache.policies.policy import at_least_float32
 from formerlab.layers.shapes import Start
 
 
@@ -23,7 +23,7 @@ class KeyDiff(Eviction):
 
     def eviction_priority(self, state: CacheState, keys: Keys | None, query: Start) -> Scores:
         assert keys is not None
-        direction = F.normalize(precise(keys), dim=-1)
+        direction = F.normalize(at_least_float32(keys), dim=-1)
         retained = torch.where((state.positions <= query).unsqueeze(-1), direction, 0.0)
         mean = F.normalize(retained.sum(2, keepdim=True), dim=-1)
         similarity = ((direction * mean).sum(-1) * 2**16).round() / 2**16

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from formerlab.cache.eviction import Eviction, Keys, PromptScores, Times
-from formerlab.cache.policies.policy import precise
+from formerlab.cache.policies.policy import at_least_float32
 
 
 class Knorm(Eviction):
@@ -19,5 +19,5 @@ class Knorm(Eviction):
 
     def initial_scores(self, positions: Times, head_groups: int, keys: Keys | None, layer: int) -> PromptScores | None:
         assert keys is not None
-        mantissa, exponent = precise(keys).norm(dim=-1).frexp()
+        mantissa, exponent = at_least_float32(keys).norm(dim=-1).frexp()
         return self.reduce_over_heads(-((mantissa * 2**12).round() / 2**12).ldexp(exponent).unsqueeze(2))

@@ -29,7 +29,7 @@ Importance = Float[Tensor, "batch head_groups time"]
 class Layer:
     """One attention layer over a right-padded batch, before pruning.
 
-    Heads have the layout key heads x groups: the query heads of a group share a key head and its retained keys.
+    Heads have the layout key-value heads x groups: the query heads of a group share a key-value head.
     """
 
     logits: Logits
@@ -64,7 +64,7 @@ class Layer:
     def attention(self, visible: Bool[Tensor, "*#shape time time"]) -> Float[Tensor, "batch key_heads time time"]:
         """Return the probabilities over the visible keys, summed over each group; zero for queries of padding.
 
-        Sum and mean over a group give the same ranking; A2SF uses the sum for shared key heads.
+        Sum and mean over a group give the same ranking; A2SF uses the sum for shared key-value heads.
         """
         probabilities = masked_softmax(self.logits, visible.unsqueeze(-3)).sum(2)
         return probabilities.masked_fill(~self.real[:, None, :, None], 0.0)
@@ -163,9 +163,9 @@ class Policy(Spec, ABC):
 
 
 class Protecting(Policy):
-    """Base of the policies of a cache: the first and the most recent tokens can be protected from eviction.
+    """Base of the policies that can protect the first and the most recent tokens from eviction.
 
-    The protected tokens count towards the budget. A count of keys below `sink` is refused. If a ratio gives a short
+    The protected tokens count towards the budget. A count of keys below `sink` is refused. If a fraction gives a short
     sequence fewer keys than `sink`, only its first tokens are retained.
     """
 
@@ -237,12 +237,12 @@ def check_configuration(policy: object, budget: AnyBudget, *, stepwise: bool = T
 def by_group(
     x: Float[Tensor, "batch heads time channels"], groups: int
 ) -> Float[Tensor, "batch key_heads groups time channels"]:
-    """Split the query heads into key heads x groups: heads i groups, ..., (i + 1) groups - 1 share key head i."""
+    """Split the query heads by key-value head: heads i groups, ..., (i + 1) groups - 1 share key-value head i."""
     batch, heads, time, channels = x.shape
     return x.reshape(batch, heads // groups, groups, time, channels)
 
 
-def precise(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def at_least_float32(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """Cast to at least float32."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -251,7 +251,7 @@ def masked_softmax(
     logits: Float[Tensor, "*shape keys"], visible: Bool[Tensor, "*#shape keys"]
 ) -> Float[Tensor, "*shape keys"]:
     """Return the softmax over the visible keys, in at least float32."""
-    return precise(logits).masked_fill(~visible, -torch.inf).softmax(-1)
+    return at_least_float32(logits).masked_fill(~visible, -torch.inf).softmax(-1)
 
 
 def largest(scores: Float[Tensor, "*shape time"], count: Int[Tensor, "*#shape"]) -> Bool[Tensor, "*shape time"]:
@@ -274,10 +274,10 @@ def true_lengths(lengths: Lengths, batch: int, time: int) -> list[int]:
     """
     if lengths is None:
         return [time] * batch
-    true: list[int] = torch.as_tensor(lengths).tolist()
-    if len(true) != batch or not 1 <= min(true) <= max(true) <= time:
-        raise ValueError(f"lengths={true}: give {batch} lengths from 1 to {time}")
-    return true
+    sequence_lengths: list[int] = torch.as_tensor(lengths).tolist()
+    if len(sequence_lengths) != batch or not 1 <= min(sequence_lengths) <= max(sequence_lengths) <= time:
+        raise ValueError(f"lengths={sequence_lengths}: give {batch} lengths from 1 to {time}")
+    return sequence_lengths
 
 
 def on_device(numbers: Sequence[int], device: torch.device) -> Int[Tensor, " batch"]:

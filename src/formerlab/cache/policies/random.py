@@ -17,7 +17,8 @@ class Random(Eviction):
     """S[k] uniform in [0, 1), drawn when the key enters, so that every set of `budget` keys is equally likely
     (a baseline since H2O, arXiv:2306.14048).
 
-    The draw is a function of (seed, layer, head group, position), so simulation, cache and all sequences draw equally.
+    The draw depends only on (seed, layer, head group, position), so simulation, cache and all sequences get the same
+    scores.
     """
 
     kind: Literal["random"] = "random"

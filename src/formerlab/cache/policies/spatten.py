@@ -32,14 +32,14 @@ class SpAtten(Policy):
     def visible(self, layer: Layer) -> Bool[Tensor, "batch key_heads time time"]:
         """Return the mask of the tokens that earlier layers retained, and update the state for the next layer.
 
-        `state["score"]` is A (batch, time), and `state["alive"]` (batch, time) marks the tokens of the next layer.
+        `state["score"]` is A (batch, time), and `state["retained"]` (batch, time) marks the tokens of the next layer.
         """
         state = layer.state if layer.state is not None else {}
-        alive = state.get("alive", layer.real)
-        itself = torch.eye(alive.shape[-1], dtype=torch.bool, device=alive.device)
-        visible = ((alive[:, None] & layer.causal) | itself)[:, None]
+        retained = state.get("retained", layer.real)
+        self_mask = torch.eye(retained.shape[-1], dtype=torch.bool, device=retained.device)
+        visible = ((retained[:, None] & layer.causal) | self_mask)[:, None]
         received = layer.attention(visible).sum((1, 2))
         state["score"] = state["score"] + received if "score" in state else received
-        best = largest(state["score"].masked_fill(~alive, -torch.inf), layer.budget_tensor)
-        state["alive"] = best & alive
+        best = largest(state["score"].masked_fill(~retained, -torch.inf), layer.budget_tensor)
+        state["retained"] = best & retained
         return visible.expand(-1, layer.logits.shape[1], -1, -1)
