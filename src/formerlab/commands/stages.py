@@ -77,7 +77,7 @@ def train(arguments: argparse.Namespace) -> None:
         time_limit_s=arguments.time_limit,
         margin_s=arguments.margin,
         checkpoint_seconds=arguments.checkpoint_seconds,
-        before_s=time.time() - psutil.Process().create_time(),
+        startup_s=time.time() - psutil.Process().create_time(),
         code_hash=job["code"],
         deterministic=arguments.deterministic,
         keep_optimizer=job["keep_optimizer"],

@@ -28,7 +28,10 @@ class DamagedFile(UserError):
 
 
 def save_checkpoint(path: Path, content: Content, belongs_to: dict[str, str]) -> None:
-    """Write a checkpoint and keep the previous one. Raises NoRoom if the disk is full."""
+    """Write a checkpoint and keep the previous one. Raises NoRoom if the disk is full.
+
+    `belongs_to` has the hashes of spec, data, code and, for a child run, initial weights.
+    """
     with replacing(path) as temporary:
         torch.save({"belongs_to": belongs_to, "state": content}, temporary)
         if path.exists():

@@ -14,8 +14,8 @@ from formerlab.yaml_files import read_yaml
 def load(run: str | Path) -> nn.Module:
     """Return the model of a finished run with its final weights, in evaluation mode on the CPU.
 
-    `run` is the folder of a run, or its id (`denseformer/plain-4/seed0`), which is searched in all scales below
-    `results/live` (or `live` of the folder that config.yaml or its overlay names as `results`).
+    `run` is the folder of a run or its id (`denseformer/plain-4/seed0`). An id is searched in all scales below
+    `<results>/live`; config.yaml or its overlay sets `results` (default `results`).
     Raises UserError if the run does not exist, exists in several scales, or diverged.
     """
     return load_model(find_finished_run(run))[0]
@@ -30,12 +30,13 @@ def find_finished_run(run: str | Path) -> Path:
     if not (folder / "run.json").is_file() and not folder.is_absolute():
         config = read_yaml(Path(), "config.yaml") if Path("config.yaml").is_file() else {}
         overlay = read_yaml(Path(), config["overlay"]) if config.get("overlay") else {}
-        layers = (overlay.get("set") or {}, config.get("set") or {}, overlay, config)  # the precedence of a plan
-        results = next(filter(None, (layer.get("results") for layer in layers)), "results")
-        live = [path.parent for path in sorted(Path(results, "live").glob(f"*/{folder}/run.json"))]
-        if len(live) > 1:
-            raise UserError(f"{run}: several scales have this run; give the folder {' or '.join(map(str, live))}")
-        folder = live[0] if live else folder
+        # Highest precedence first, as in a plan.
+        configs = (overlay.get("set") or {}, config.get("set") or {}, overlay, config)
+        results = next(filter(None, (settings.get("results") for settings in configs)), "results")
+        matches = [path.parent for path in sorted(Path(results, "live").glob(f"*/{folder}/run.json"))]
+        if len(matches) > 1:
+            raise UserError(f"{run}: several scales have this run; give the folder {' or '.join(map(str, matches))}")
+        folder = matches[0] if matches else folder
     if not (folder / "run.json").is_file():
         raise UserError(f"{run}: no finished run; python -m formerlab runs lists the runs of a scale")
     return folder

@@ -62,8 +62,8 @@ class Hooks:
         began = time.monotonic()
         if _finite_weights(state.model):
             self.save(state)
-        ended, least = time.monotonic(), self.checkpoint_seconds
-        self._next = ended + (max(least, BETWEEN_SAVES * (ended - began)) if least else 0.0)
+        ended, min_interval = time.monotonic(), self.checkpoint_seconds
+        self._next = ended + (max(min_interval, BETWEEN_SAVES * (ended - began)) if min_interval else 0.0)
 
     def save_and_stop(self, state: State, done: str, reason: str) -> NoReturn:
         """Save and raise StoppedEarly."""
@@ -127,8 +127,8 @@ def train(
 def measure(run: Run, state: State, data: Path, hooks: Hooks, diverged: int | None) -> None:
     """Measure the test split of the data, and the test split of the data set that the tokenizer comes from.
 
-    A diverged run gets the loss of a uniform guess. Raises StoppedEarly if `hooks.stop` returns a reason; the state is
-    saved, and finished groups are not measured again.
+    Appends the rows to `state.tested`; a diverged run gets the loss of a uniform guess. Raises StoppedEarly if
+    `hooks.stop` returns a reason; the state is saved, and finished groups are not measured again.
     """
     owner_folder = tokenizer_owner(data) if run.task.reads == "text" else None
     autocasts = state.device.type != "cpu" or processes.sharded()  # autocast does not speed up one CPU process

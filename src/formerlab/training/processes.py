@@ -63,7 +63,7 @@ def world_size() -> int:
 
 
 def count() -> int:
-    """Return the number of processes."""
+    """Return the number of processes in the initialised process group, or 1 without a group."""
     return distributed.get_world_size() if distributed.is_initialized() else 1
 
 
@@ -182,7 +182,7 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 
 def full_tensors(tree: dict[str, Any]) -> dict[str, Any]:
-    """Replace sharded tensors in nested mappings by full tensors, on the CPU of rank 0 only."""
+    """Replace sharded tensors in nested mappings by full CPU tensors; on ranks other than 0 they become None."""
     if not sharded():
         return tree
     from torch.distributed.tensor import DTensor

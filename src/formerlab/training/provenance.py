@@ -17,7 +17,7 @@ import torch
 from formerlab.spec import fingerprint
 
 
-def now() -> str:
+def utc_timestamp() -> str:
     """Return the current time in ISO 8601, UTC."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
@@ -75,7 +75,7 @@ def circumstances(device: str | torch.device, *packages: str) -> dict[str, Any]:
         "host": socket.gethostname(),
         "git": git_state(),
         "versions": versions(*packages),
-        "finished": now(),
+        "finished": utc_timestamp(),
     }
 
 

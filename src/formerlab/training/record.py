@@ -40,14 +40,14 @@ def load_record(folder: Path) -> Record:
 
 
 class Reading(Spec):
-    """Training data that one run of a growth chain read; run.json lists the readings of all ancestors, then its own."""
+    """Data usage of one run of a growth chain; run.json lists the data usage of all ancestors, then of the run."""
 
     run: str
     """Id of the run."""
     data: str
     """Fingerprint of the data set."""
     stretch: tuple[float, float]
-    """Start and end of the used part of the training split, as fractions of the split."""
+    """The used range of the training split: start and end as fractions of the split."""
     start: DataPosition
     """Position at which the run started."""
     end: DataPosition
@@ -55,20 +55,20 @@ class Reading(Spec):
     tokens: NonNegativeInt
     """Predicted tokens (images for classification)."""
     epochs: NonNegativeFloat
-    """Mean number of times that the run read each token of its stretch."""
+    """Mean number of times that the run read each token of its range."""
     tokens_cumulative: NonNegativeInt
     """Tokens that the chain up to this run predicted on these data."""
     epochs_cumulative: NonNegativeFloat
-    """Mean number of times that the chain read each token of this stretch."""
+    """Mean number of times that the chain read each token of this range."""
 
 
 def readings(record: Record | None) -> list[Reading]:
-    """Return the readings of a run's record, or an empty list without a record."""
+    """Return the data usage of a run and its ancestors from its record, or an empty list without a record."""
     return [Reading.model_validate(reading) for reading in record["read"]] if record else []
 
 
 def next_position(chain: Sequence[Reading], data: str) -> DataPosition:
-    """Return the start position of a run on the data with this fingerprint, given the readings of its ancestors."""
+    """Return the start position of a run on the data with this fingerprint, given the data usage of its ancestors."""
     if not chain:
         return DataPosition()
     end = next((reading.end for reading in reversed(chain) if reading.data == data), DataPosition())
@@ -76,7 +76,7 @@ def next_position(chain: Sequence[Reading], data: str) -> DataPosition:
 
 
 def reading_of(run: Run, state: State, fingerprint: str, data: Any, chain: Sequence[Reading]) -> Reading:
-    """Return the reading of a run up to its current step; `data` is the loaded training split."""
+    """Return the data usage of a run up to its current step; `data` is the loaded training split."""
     start = next_position(chain, fingerprint)
     low, high = stretch = getattr(run.task, "stretch", (0.0, 1.0))
     epochs = state.tokens / run.task.epoch_tokens(data)
@@ -126,7 +126,7 @@ def finish(
             torch.save(content["optimizer"], temporary)
     chain = readings(parent)
     rate, time_s = provenance.matmul_flops_per_s(runtime.device, run.precision), state.training_time_s
-    used = provenance.model_flops_utilisation(state.flops, time_s, rate, processes.count()) if time_s else None
+    mfu = provenance.model_flops_utilisation(state.flops, time_s, rate, processes.count()) if time_s else None
     record = base_record(run, manifest, runtime.code_hash, runtime.device) | {
         "status": "finished" if diverged is None else "diverged",
         "diverged_at_step": diverged,
@@ -138,7 +138,7 @@ def finish(
         "training_time_s": time_s,
         "wall_time_s": state.wall_time_s,
         "tokens_per_s": state.tokens / time_s if time_s else None,
-        "model_flops_utilisation": used,
+        "model_flops_utilisation": mfu,
         "matmul_flops_per_s": rate,
         "threads": runtime.threads,
         "processes": processes.count(),

@@ -21,14 +21,14 @@ class RuntimeConfig:
     time_limit_s: float | None = None
     margin_s: float = 30.0
     checkpoint_seconds: float = 60.0
-    before_s: float = 0.0
+    startup_s: float = 0.0
     """Time from the start of the process to the start of the stage, mostly imports."""
     replace: bool = False
     """Overwrite the results of another run in the folder."""
     code_hash: str = ""
     """Hash of the code that the run depends on."""
     deterministic: bool = False
-    """Use deterministic, slower kernels on a GPU; torch raises an error for operations without one."""
+    """Use deterministic, slower GPU kernels; torch raises an error for operations that have no deterministic kernel."""
     keep_optimizer: bool = False
     """Write the final state of the optimizer to optimizer.pt, for child runs with growth.optimizer=carry."""
     extra: dict[str, Any] = field(default_factory=dict)

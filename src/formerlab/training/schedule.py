@@ -23,13 +23,15 @@ class Constant(Spec):
 
 
 class Cosine(Spec):
-    """Linear warm-up, then floor + (1 - floor) (1 + cos(pi t)) / 2 (arXiv:1608.03983, eq. 5, one period)."""
+    """Linear warm-up, then floor + (1 - floor) (1 + cos(pi t)) / 2, where t rises from 0 at the end of the warm-up to 1
+    at the last step (arXiv:1608.03983, eq. 5, one period).
+    """
 
     kind: Literal["cosine"] = "cosine"
     warmup: Fraction = 0.01
     """Fraction of the steps with a linear rise from zero."""
     floor: float = Field(default=0.1, ge=0.0, le=1.0)
-    """Final factor: 0.1 in both official codes of Tokenformer, 0 in its paper."""
+    """Final factor: 0.1 in both official implementations of Tokenformer, 0 in its paper."""
 
     def factor(self, step: int, steps: int) -> float:
         warmup = round(self.warmup * steps)
@@ -48,9 +50,9 @@ class OneCycle(Spec):
     warmup: Fraction = 0.05
     """Fraction of the steps with a rising rate."""
     start_division: float = Field(default=100.0, ge=1.0, le=1e9)
-    """The first rate is the peak divided by this."""
+    """The first rate is the peak divided by `start_division`."""
     end_division: float = Field(default=10.0, ge=1.0, le=1e9)
-    """The last rate is the peak divided by this."""
+    """The last rate is the peak divided by `end_division`."""
 
     def factor(self, step: int, steps: int) -> float:
         peak = self.warmup * steps - 1

@@ -48,7 +48,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
     Returns immediately if `out` already contains this run, unless `runtime.replace` is set.
 
     Raises UserError if data, parent, or existing results in `out` do not fit the run. Raises StoppedEarly at a signal
-    or before the time limit; the work is saved, and the same call continues.
+    or before the time limit; the work is saved, and calling it again resumes the run.
     """
     with StopRequest(runtime.time_limit_s, runtime.margin_s) as stop, processes.process_group(runtime.device) as device:
         # Check.
@@ -60,7 +60,7 @@ def train_stage(run: Run, data: Path, out: Path, *, parent: Path | None, runtime
             verify_all(data)  # the record contains the fingerprint of the data
 
         # Start.
-        clock = time.monotonic() - runtime.before_s
+        clock = time.monotonic() - runtime.startup_s
         provenance.git_state()  # cached now, because files may change during training
         torch.set_num_threads(runtime.threads)
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # needed for determinism; cuBLAS reads it at start
@@ -175,7 +175,7 @@ def initial_state(run: Run, parent: Path | None, record: Record | None, content:
         if weights and content is None:
             model.load_state_dict(weights)
     model = processes.place_model(model, device, run.precision)
-    state = State(model, run.optimizer.build(model), started=provenance.now())
+    state = State(model, run.optimizer.build(model), started=provenance.utc_timestamp())
     if growth is not None:
         limit_old_tokens(state.optimizer, model, weights, growth.old_tokens)
     if content is not None:

@@ -23,8 +23,8 @@ from formerlab.training.state import State
 AHEAD = 2
 """Number of steps whose batches are prepared in advance."""
 Batch = tuple[int, list[tuple[int, Any]]]
-"""The number of micro-batches of a step, and this process's micro-batches with their indices. An index of at least that
-number marks padding: the micro-batch repeats another one, and its loss is multiplied by zero."""
+"""The number of micro-batches of a step, and this process's micro-batches with their indices. An index >= the number of
+micro-batches marks padding: that micro-batch repeats another one, and its loss is multiplied by zero."""
 
 
 def batches(run: Run, data: Any, start: DataPosition, first: int, device: torch.device) -> Generator[Batch]:

@@ -33,7 +33,7 @@ HASHES = ".weights.json"
 
 def load_stage(run: ReleasedRun, data: Path, out: Path, *, device: str, threads: int, code_hash: str) -> None:
     """Load the released model of `run`, measure its loss on the test text in `data`, and write the results to `out`."""
-    began, started = time.monotonic(), provenance.now()
+    began, started = time.monotonic(), provenance.utc_timestamp()
     provenance.git_state()
     torch.set_num_threads(threads)
     keep_memory()
