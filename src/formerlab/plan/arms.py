@@ -31,7 +31,7 @@ def read_arms(root: Path, scale: str) -> dict[str, dict[str, ClaimArms]]:
     for path in sorted((root / "workflow" / "studies").glob("*.yaml")):
         study = _read(root, f"workflow/studies/{path.name}")
         arms = _claims(study)
-        differing = _claims(at_scale.subtree("studies", path.stem), f"studies.{path.stem}")
+        differing = _claims(at_scale.at("studies", path.stem), f"studies.{path.stem}")
         for file, claims in ((study.file, arms), (at_scale.file, differing)):
             for name, mapped in claims.items():
                 if (claim := registered.get(name)) is None:

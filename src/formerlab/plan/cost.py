@@ -30,8 +30,7 @@ CPUS_PER_GPU = 12
 WORKER_BYTES = 450 * 2**20
 """Memory of a worker process, which imports torch and timm."""
 STEPS_IN_MEMORY = AHEAD + 4
-"""Copies of a batch of images in host memory: `AHEAD` prefetched, one in training, and three of the batch that is being
-prepared (chunks of the workers, concatenated, pinned)."""
+"""Copies of an image batch in host memory: AHEAD prefetched, one in training, three in preparation (until pinned)."""
 NOISE_FACTOR = 1.2
 """Bytes of an augmented image divided by the bytes of its pixels: random erasing adds noise in float32."""
 LOGIT_BYTES = 12

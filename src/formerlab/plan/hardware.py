@@ -84,9 +84,9 @@ TABLE: dict[str, dict[str, Any]] = {
 
 def find_hardware(config: Tree, name: str) -> Hardware:
     """Return a processor of the table, with the key `hardware` of the configuration merged over the table."""
-    configured, table = config.subtree("hardware"), {}
+    configured, table = config.at("hardware"), {}
     for processor in dict.fromkeys([*TABLE, *configured]):
-        defaults, changes = dict(TABLE.get(processor, {})), configured.subtree(processor)
+        defaults, changes = dict(TABLE.get(processor, {})), configured.at(processor)
         if replaced := sorted(defaults.keys() & changes.keys()):
             defaults["basis"] = f"{defaults['basis']}; {', '.join(replaced)} as configured"
         below = Tree(defaults, "hardware table" if defaults else changes.file)

@@ -52,7 +52,7 @@ class RequestedMeasurement:
     def settings(self, run: str = "") -> Any:
         """Return the settings of a run, including the `by_run` settings of all patterns that match its name."""
         kind: type[Spec] = self.stage.measuring[1]
-        of_run = [self.tree.subtree("by_run", pattern) for pattern in self.measured.by_run if fnmatchcase(run, pattern)]
+        of_run = [self.tree.at("by_run", pattern) for pattern in self.measured.by_run if fnmatchcase(run, pattern)]
         common = self.tree.without(*MeasuredRuns.model_fields)
         return parse(kind, merge_all([common, *of_run], self.subject), self.subject)
 

@@ -53,7 +53,7 @@ class Tree(dict[Any, Any]):
         """Return a copy without these keys."""
         return self.only(self.keys() - set(keys))
 
-    def subtree(self, *path: Any) -> "Tree":
+    def at(self, *path: Any) -> "Tree":
         """Return the mapping at a path, or an empty one if it is missing."""
         subtree = value_at(self, path)
         return subtree if isinstance(subtree, Tree) else Tree(file=self.file_of(*path))

@@ -56,7 +56,7 @@ class PublicData(Spec):
 def read_manifest(root: Path) -> dict[str, PublicData]:
     """Return the public data sets by name. Raises UserError if the manifest is invalid."""
     tree = Tree(read_yaml(root, PUBLIC_MANIFEST), PUBLIC_MANIFEST)
-    return {name: parse(PublicData, tree.subtree(name), name) for name in tree}
+    return {name: parse(PublicData, tree.at(name), name) for name in tree}
 
 
 def check_public_data(name: str, data: DataSpec, root: Path, *, prepared: bool) -> str | None:

@@ -42,27 +42,21 @@ PATTERNS: tuple[tuple[str, ...], ...] = tuple(
 def run_trees(name: str, sources: Sources) -> Mapping[str, Tree]:
     """Return the tree of every run of a study, including runs that the scale leaves out."""
     study, scale = sources.study_trees[name], sources.at_scale(name)
-    common = [sources.scale_tree.subtree("defaults"), study.subtree("defaults"), scale.subtree("defaults")]
+    common = [sources.scale_tree.at("defaults"), study.at("defaults"), scale.at("defaults")]
     trees: dict[str, Tree] = {}
-    for template in study.subtree("runs"):
-        for run, of_study, exact in _instances(
-            study.subtree("runs", template), scale.subtree("runs", template), template
-        ):
+    for template in study.at("runs"):
+        for run, of_study, exact in _instances(study.at("runs", template), scale.at("runs", template), template):
             if run in trees:
                 raise UserError(f"{study.file}: runs.{template}: run {run!r} is defined twice; remove one")
-            patterns = (
-                pattern for pattern in scale.subtree("runs") if pattern != template and fnmatchcase(run, pattern)
-            )
-            special = [of_study, *(scale.subtree("runs", pattern) for pattern in patterns), exact]
-            subject, overrides = f"{name}.runs.{run}", [tree.subtree(name) for tree in sources.overrides]
+            patterns = (pattern for pattern in scale.at("runs") if pattern != template and fnmatchcase(run, pattern))
+            special = [of_study, *(scale.at("runs", pattern) for pattern in patterns), exact]
+            subject, overrides = f"{name}.runs.{run}", [tree.at(name) for tree in sources.overrides]
             if merge_all(special, subject).get(RELEASED) is None:
-                over = [keys for tree in overrides for keys in (tree.only(RUN_KEYS), tree.subtree("runs", run))]
+                over = [keys for tree in overrides for keys in (tree.only(RUN_KEYS), tree.at("runs", run))]
                 trees[run] = merge_all([*common, *special, *over], subject)
             else:  # common keys configure training; a released model uses only the data
                 general = [tree.only({"data"}) for tree in (*common, *overrides)]
-                trees[run] = merge_all(
-                    [*general, *special, *(tree.subtree("runs", run) for tree in overrides)], subject
-                )
+                trees[run] = merge_all([*general, *special, *(tree.at("runs", run) for tree in overrides)], subject)
     _check_patterns(name, list(trees), sources)
     return trees
 
@@ -91,7 +85,7 @@ def _instances(study: Tree, scale: Tree, template: str) -> Iterator[tuple[str, T
 def _check_patterns(study: str, names: list[str], sources: Sources) -> None:
     """Raise UserError for a pattern that matches no run of the study, and for overrides of a missing run."""
     study_tree, scale = sources.study_trees[study], sources.at_scale(study)
-    templates = [*names, *study_tree.subtree("runs")]
+    templates = [*names, *study_tree.at("runs")]
     checked = [(study_tree, "", path) for path in PATTERNS]
     checked += [(scale, f"studies.{study}.", path) for path in (*PATTERNS, ("only",), ("given",), ("runs",))]
     for tree, prefix, path in checked:
@@ -105,7 +99,7 @@ def _check_patterns(study: str, names: list[str], sources: Sources) -> None:
         key = f"{scale.file_of('only')}: studies.{study}.only"
         raise UserError(f"{key}: {only[0]!r} matches no run at this scale{near_misses(only[0], names)}")
     for tree in sources.overrides:
-        for name in tree.subtree(study, "runs"):
+        for name in tree.at(study, "runs"):
             if name not in names:
                 raise UserError(f"{tree.file}: {study}.runs.{name}: no such run{near_misses(name, names)}")
 
@@ -208,7 +202,7 @@ def _parse_run(study: str, name: str, tree: Tree, scale: Scale) -> Run:
     for key in Run.model_fields.keys() - RUN_KEYS & tree.keys():
         raise UserError(f"{tree.file_of(key)}: {subject}.{key}: got {tree[key]!r}, but the plan sets it; remove it")
     data = _entry_name(tree, "data", scale.data, "data set", subject)
-    data_keys = scale.data[data].run_defaults(tree.subtree("task"))
+    data_keys = scale.data[data].run_defaults(tree.at("task"))
     by_file = Tree({"study": study, "name": name} | data_keys, study_file(study))
     run = parse(Run, merge(by_file, tree, subject), subject)
     if run.task.reads != scale.data[data].kind:
@@ -253,10 +247,7 @@ def _check_carried(run: Run, parent: Run, tree: Tree) -> None:
 
 
 def _grown(ordered: list[Run], trees: Mapping[str, Tree], scale: Scale) -> Iterator[Run]:
-    """Yield the runs; the growth rule or the parent sets tau in the model of a run with a parent.
-
-    Raises UserError if a run cannot continue from its parent.
-    """
+    """Yield the runs with the tau that growth or parent set. Raises UserError if a run cannot continue its parent."""
     resolved: dict[str, Run] = {}
     for run in ordered:
         if run.init is not None:

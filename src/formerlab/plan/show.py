@@ -19,8 +19,7 @@ from formerlab.results.stages import MEASURED, TIMED
 
 OTHER_STAGES = ("data", *TIMED, *MEASURED, "draw")
 SPARE_RETRIES = 3
-"""Submissions of a cluster job that are allowed for lost nodes, memory errors and preemption, in addition to twice the
-predicted number."""
+"""Submissions for lost nodes, memory errors and preemption, in addition to twice the predicted number."""
 COLUMNS = ("run", "parameters", "tokens", "FLOPs", "memory", "disk", "time", "starts from")
 
 

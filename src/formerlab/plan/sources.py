@@ -46,11 +46,11 @@ class Sources:
 
     def at_scale(self, study: str, *path: str) -> Tree:
         """Return the scale's settings below a path of a study."""
-        return self.scale_tree.subtree("studies", study, *path)
+        return self.scale_tree.at("studies", study, *path)
 
     def settings(self, study: str, *path: str) -> Tree:
         """Return a study's settings below a path, with the scale's settings merged over them."""
-        return merge(self.study_trees[study].subtree(*path), self.at_scale(study, *path), ".".join((study, *path)))
+        return merge(self.study_trees[study].at(*path), self.at_scale(study, *path), ".".join((study, *path)))
 
 
 def study_file(name: str) -> str:
@@ -81,7 +81,7 @@ def read_sources(root: Path, command_line: dict[str, Any]) -> Sources:
         raise UserError(f"{config_tree.file_of('scale')}: scale: no scale {config.scale!r}{near}")
     scale_tree = _as_text(read_tree(root, f"workflow/scales/{config.scale}.yaml"))
     input_trees = [tree.only({key for key in ("data", "suites", "released") if tree.get(key)}) for tree in overrides]
-    for tree in (*input_trees, *(Tree(tree.subtree("scale"), f"{tree.file}: scale") for tree in of_files)):
+    for tree in (*input_trees, *(Tree(tree.at("scale"), f"{tree.file}: scale") for tree in of_files)):
         scale_tree = _as_text(merge(scale_tree, tree))
     scale = parse(Scale, scale_tree)
     studies = config.studies or tuple(name for name in study_names(root) if name in (scale.studies or existing_studies))
@@ -96,20 +96,18 @@ def read_sources(root: Path, command_line: dict[str, Any]) -> Sources:
     scale = scale.model_copy(update={"data": with_vocabularies(scale.data, scale_tree, scale.released)})
     tracked = {name: read_tree(root, study_file(name)) for name in studies}
     trees = {
-        name: merge_all([tree, *(Tree(o.subtree("study", name), f"{o.file}: study.{name}") for o in overrides)], name)
+        name: merge_all([tree, *(Tree(o.at("study", name), f"{o.file}: study.{name}") for o in overrides)], name)
         for name, tree in tracked.items()
     }
     parsed = {name: parse(Study, tree) for name, tree in trees.items()}
-    added = {
-        name: frozenset(trees[name].subtree("runs").keys() - tracked[name].subtree("runs").keys()) for name in trees
-    }
+    added = {name: frozenset(trees[name].at("runs").keys() - tracked[name].at("runs").keys()) for name in trees}
     return Sources(config, scale, parsed, config_tree, scale_tree, trees, overrides, added)
 
 
 def _overrides(root: Path, command_line: dict[str, Any]) -> list[Tree]:
-    """Return all overrides by increasing priority: first the keys of config.yaml, of the overlay and of the command
-    line, then the keys below `set` of each. All accept the same keys, nested or dotted, but an overlay cannot name an
-    overlay.
+    """Return the overrides by increasing priority: the keys of config.yaml, overlay and command line, then their `set`.
+
+    All accept the same keys, nested or dotted, except that an overlay cannot name an overlay.
     """
     files = [read_tree(root, "config.yaml"), Tree(command_line, "command line")]
     if (overlay := parse(Config, merge_all([tree.only({"overlay"}) for tree in files])).overlay) is not None:
@@ -119,7 +117,7 @@ def _overrides(root: Path, command_line: dict[str, Any]) -> list[Tree]:
     for tree in files:
         parse(Config, tree.only({"set"}))
     keys = [override for tree in files for override in _nested(tree.without("overlay", "set"), tree.file)]
-    return [*keys, *(override for tree in files for override in _nested(tree.subtree("set"), f"{tree.file}: set"))]
+    return [*keys, *(override for tree in files for override in _nested(tree.at("set"), f"{tree.file}: set"))]
 
 
 def _nested(tree: Tree, file: str) -> list[Tree]:
@@ -133,7 +131,7 @@ def _nested(tree: Tree, file: str) -> list[Tree]:
 
 def _as_text(tree: Tree) -> Tree:
     """Return the tree of a scale with `kind: text` added to every data set that has no `kind`."""
-    data = tree.subtree("data")
+    data = tree.at("data")
     kinds = {name: {"kind": "text"} for name, spec in data.items() if isinstance(spec, Tree) and "kind" not in spec}
     return merge(Tree({"data": kinds} if kinds else {}, tree.file), tree)
 

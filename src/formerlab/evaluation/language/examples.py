@@ -44,9 +44,8 @@ FORMATS: dict[Form, tuple[list[dict[str, Any]], dict[str, Any]]] = {
 def read_examples(paths: Sequence[Path], form: Form, prompt: str = "{query}") -> list[Example]:
     """Return the examples of all files, sorted by a hash of their ids.
 
-    The first n examples are therefore a random sample of all files, the same on every machine. The id is the row's
-    `id`, the `UID` and `pairID` of BLiMP, or file and line; it must be unique. Raises UserError with the line of an
-    invalid row.
+    The first n examples are thus a random sample of all files, the same on every machine. The id is the row's `id`, the
+    `UID` and `pairID` of BLiMP, or file and line; it must be unique. Raises UserError with the line of an invalid row.
     """
     examples: dict[str, Example] = {}
     for path in paths:
