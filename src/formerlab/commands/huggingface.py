@@ -27,7 +27,7 @@ def add_parsers(commands: Any) -> None:
 
     parser = add_command(commands, answer_tasks, configured=False)
     parser.add_argument("model", help="folder of transformers, .gguf file, owner/name in the hub's cache, or a package")
-    parser.add_argument("--tasks", nargs="+", help="default: all long-context tasks; or generative tasks of lm_eval")
+    parser.add_argument("--tasks", nargs="+", help="long-context tasks (default: all) or generative tasks of lm_eval")
     parser.add_argument("--policies", nargs="+", help="such as h2o 'decay alpha=0.2', which are the default")
     parser.add_argument("--budgets", nargs="+", help="fractions such as 0.4 (default), or numbers of keys such as 64")
     parser.add_argument("--lengths", nargs="+", type=int, help="tokens of long-context tasks; default 1024 2048 4096")

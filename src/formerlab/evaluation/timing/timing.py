@@ -56,8 +56,8 @@ def seconds(work: Callable[[], object], device: torch.device) -> float:
 def peak_bytes(work: Callable[[], object], device: torch.device) -> int:
     """Return the peak bytes of tensors during `work()`, minus the bytes that were allocated before it.
 
-    On a GPU the caching allocator counts. On a CPU the profiler records every allocation and release, which slows the
-    work, so time it separately.
+    On a GPU the caching allocator counts the bytes. On a CPU the profiler records every allocation and release, which
+    slows the work, so time it separately.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
