@@ -25,8 +25,8 @@ def compiler() -> str | None:
 
 
 @functools.cache
-def usable(what: str) -> bool:
-    """Return whether Triton kernels can run `what` on this machine's GPU; logs the result once."""
+def usable(feature: str) -> bool:
+    """Return whether Triton kernels can run `feature` on this machine's GPU; logs the result once."""
     log = logging.getLogger(__name__)
     if importlib.util.find_spec("triton") is None:
         reason = "triton is not installed"
@@ -35,7 +35,7 @@ def usable(what: str) -> bool:
     elif torch.version.hip is not None:
         reason = "the kernel sets NVIDIA's register limit (maxnreg), which ROCm does not support"
     else:
-        log.info("%s runs in fused kernels on this GPU", what)
+        log.info("%s runs in fused kernels on this GPU", feature)
         return True
-    log.warning("%s runs in plain torch on this GPU, which is slower: %s", what, reason)
+    log.warning("%s runs in plain torch on this GPU, which is slower: %s", feature, reason)
     return False

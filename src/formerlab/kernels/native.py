@@ -44,11 +44,11 @@ def keep_memory(largest: int = 2**30) -> None:
 
 
 @functools.cache
-def load_library(file: str, what: str) -> ctypes.CDLL | None:
-    """Compile a C++ file of this folder; return the library or None. Logs which implementation `what` uses."""
+def load_library(file: str, feature: str) -> ctypes.CDLL | None:
+    """Compile a C++ file of this folder; return the library or None. Logs which implementation `feature` uses."""
     sources = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("bfloat16.h", file))
     library = compiled(file.removesuffix(".cpp"), "".join(sources))
-    logging.getLogger(__name__).info("%s: %s", what, "plain torch" if library is None else "native kernel")
+    logging.getLogger(__name__).info("%s: %s", feature, "plain torch" if library is None else "native kernel")
     return library
 
 

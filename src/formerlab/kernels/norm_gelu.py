@@ -56,8 +56,8 @@ def forward(a, factor, scores, tau, smallest, tokens, head: tl.constexpr, tail: 
     first = tl.load(a + tl.arange(0, head)).to(tl.float32)
     squares = tl.sum(first * first, 0)
     if tail:
-        place = head + tl.arange(0, tail)
-        second = tl.load(a + place, mask=place < tokens, other=0.0).to(tl.float32)
+        column = head + tl.arange(0, tail)
+        second = tl.load(a + column, mask=column < tokens, other=0.0).to(tl.float32)
         squares += tl.sum(second * second, 0)
     norm = tl.sqrt(squares)
     scale = tl.where(norm > smallest, tau / tl.maximum(norm, smallest), 0.0)
@@ -67,11 +67,11 @@ def forward(a, factor, scores, tau, smallest, tokens, head: tl.constexpr, tail: 
     rounded = z.to(tl.float32)
     tl.store(scores + tl.arange(0, head), (rounded * _cdf(rounded)).to(a.dtype.element_ty))
     if tail:
-        place = head + tl.arange(0, tail)
+        column = head + tl.arange(0, tail)
         z = (second * scale).to(a.dtype.element_ty)
-        tl.store(a + place, z, mask=place < tokens)
+        tl.store(a + column, z, mask=column < tokens)
         rounded = z.to(tl.float32)
-        tl.store(scores + place, (rounded * _cdf(rounded)).to(a.dtype.element_ty), mask=place < tokens)
+        tl.store(scores + column, (rounded * _cdf(rounded)).to(a.dtype.element_ty), mask=column < tokens)
 
 
 @triton.jit
@@ -79,25 +79,25 @@ def backward(grad, z, scores, inverse, tokens, head: tl.constexpr, tail: tl.cons
     """Compute the scores and the gradient of one row; `inverse` is 1 / tau^2."""
     row = tl.program_id(0).to(tl.int64)
     grad, z, scores = grad + row * tokens, z + row * tokens, scores + row * tokens
-    place = tl.arange(0, head)
-    first = tl.load(z + place).to(tl.float32)
+    column = tl.arange(0, head)
+    first = tl.load(z + column).to(tl.float32)
     cdf = _cdf(first)
-    slope = tl.load(grad + place).to(tl.float32) * (cdf + first * _density(first))
+    slope = tl.load(grad + column).to(tl.float32) * (cdf + first * _density(first))
     projection = tl.sum(slope * first, 0)
-    tl.store(scores + place, (first * cdf).to(z.dtype.element_ty))
+    tl.store(scores + column, (first * cdf).to(z.dtype.element_ty))
     if tail:
-        place = head + tl.arange(0, tail)
-        second = tl.load(z + place, mask=place < tokens, other=0.0).to(tl.float32)
+        column = head + tl.arange(0, tail)
+        second = tl.load(z + column, mask=column < tokens, other=0.0).to(tl.float32)
         cdf = _cdf(second)
-        incoming = tl.load(grad + place, mask=place < tokens, other=0.0).to(tl.float32)
+        incoming = tl.load(grad + column, mask=column < tokens, other=0.0).to(tl.float32)
         second_slope = incoming * (cdf + second * _density(second))
         projection += tl.sum(second_slope * second, 0)
-        tl.store(scores + place, (second * cdf).to(z.dtype.element_ty), mask=place < tokens)
+        tl.store(scores + column, (second * cdf).to(z.dtype.element_ty), mask=column < tokens)
     projection *= inverse
     tl.store(grad + tl.arange(0, head), (slope - first * projection).to(z.dtype.element_ty))
     if tail:
-        place = head + tl.arange(0, tail)
-        tl.store(grad + place, (second_slope - second * projection).to(z.dtype.element_ty), mask=place < tokens)
+        column = head + tl.arange(0, tail)
+        tl.store(grad + column, (second_slope - second * projection).to(z.dtype.element_ty), mask=column < tokens)
 
 
 @triton.jit

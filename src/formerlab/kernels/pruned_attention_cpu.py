@@ -11,7 +11,8 @@ row by row. One thread processes a head group of a sequence, and sums have a fix
 the number of threads.
 
 The loops have shapes that LLVM vectorises. numba caches compiled code on disk until this file changes and does not
-track other files, so the whole kernel is in this file.
+track other files, so the whole kernel is in this file. Files of an earlier version must find the classes `Held` and
+`Buffers`, so their names stay.
 """
 
 import contextlib
@@ -58,8 +59,8 @@ class Buffers(NamedTuple):
     """(rows, channels)"""
     received: Array
     """Attention summed over the heads (slots,)"""
-    own: Array
-    """Slots of the keys of the block (rows,)"""
+    new_slots: Array
+    """Slots of the block's new keys (rows,)"""
 
 
 def compiled(function: Function, *, parallel: bool = False) -> Function:
@@ -167,12 +168,12 @@ def _exponential(x: Any) -> Callable[[Any], Any]:
 
 @compiled
 @no_type_check
-def softmax(row: Array, positions: Array, now: int) -> None:
-    """Replace the logits of one query by probabilities over the keys up to `now`; other slots get 0."""
+def softmax(row: Array, positions: Array, query: int) -> None:
+    """Replace the logits of one query by probabilities over the keys up to position `query`; other slots get 0."""
     unseen = row.dtype.type(-np.inf)
     top, total = order(unseen), row.dtype.type(0)
     for slot in range(len(row)):
-        logit = row[slot] if positions[slot] <= now else unseen
+        logit = row[slot] if positions[slot] <= query else unseen
         row[slot] = logit
         top = max(top, order(logit))
     largest = order(top)
@@ -180,9 +181,9 @@ def softmax(row: Array, positions: Array, now: int) -> None:
         weight = exponential(row[slot] - largest)
         row[slot] = weight
         total += weight
-    share = 1 / total
+    factor = 1 / total
     for slot in range(len(row)):
-        row[slot] *= share
+        row[slot] *= factor
 
 
 @compiled
@@ -217,28 +218,28 @@ def oldest(scores: Array, positions: Array, lowest: float, sink: int, newest: in
 
 @compiled
 @no_type_check
-def admit(held: Held, own: Array, k: Array, v: Array, start: int) -> None:
-    """Write the keys and values of a block into empty slots, and the indices of the slots into `own`."""
+def admit(cache: Held, new_slots: Array, k: Array, v: Array, start: int) -> None:
+    """Write the keys and values of a block into empty slots, and the indices of the slots into `new_slots`."""
     slot, (heads, rows, channels) = 0, k.shape
     for i in range(rows):
-        while held.positions[slot] != EMPTY:
+        while cache.positions[slot] != EMPTY:
             slot += 1
-        held.positions[slot] = start + i
-        own[i] = slot
+        cache.positions[slot] = start + i
+        new_slots[i] = slot
         for head in range(heads):
             for channel in range(channels):
-                held.keys[head, slot, channel] = k[head, i, channel]
-                held.values[head, channel, slot] = v[head, i, channel]
+                cache.keys[head, slot, channel] = k[head, i, channel]
+                cache.values[head, channel, slot] = v[head, i, channel]
 
 
 @compiled
 @no_type_check
-def attend(logits: Array, i: int, positions: Array, now: int, received: Array) -> None:
+def attend(logits: Array, i: int, positions: Array, query: int, received: Array) -> None:
     """Replace the logits (heads, rows, slots) of query i by probabilities, and write their sums over the heads."""
     received[:] = 0
     for head in range(len(logits)):
         row = logits[head, i, : len(received)]
-        softmax(row, positions, now)
+        softmax(row, positions, query)
         for slot in range(len(received)):
             received[slot] += row[slot]
 
@@ -246,33 +247,33 @@ def attend(logits: Array, i: int, positions: Array, now: int, received: Array) -
 @compiled
 @no_type_check
 def block(
-    held: Held, buffers: Buffers, rule: Array, bounds: Array, q: Array, k: Array, v: Array, out: Array, initial: Array,
-    last: Array, used: int, start: int,
+    cache: Held, work: Buffers, rule: Array, bounds: Array, q: Array, k: Array, v: Array, out: Array,
+    initial: Array, last: Array, used: int, start: int,
 ) -> int:  # fmt: skip
     """Attend, score and evict for the queries of a block (heads, rows, channels); return the number of used slots."""
-    (heads, rows, channels), share = q.shape, len(q) // len(k)
-    admit(held, buffers.own, k, v, start)
-    used = max(used, buffers.own[rows - 1] + 1)
+    (heads, rows, channels), group_size = q.shape, len(q) // len(k)
+    admit(cache, work.new_slots, k, v, start)
+    used = max(used, work.new_slots[rows - 1] + 1)
     slots = (used + VECTOR - 1) // VECTOR * VECTOR
-    positions, scores, received, sink = held.positions, held.scores, buffers.received[:slots], np.int32(bounds[1])
+    positions, scores, received, sink = cache.positions, cache.scores, work.received[:slots], np.int32(bounds[1])
     for head in range(heads):
-        buffers.queries[:rows] = q[head] * scores.dtype.type(rule[2])
-        product(buffers.logits[head], buffers.queries, held.keys[head // share], rows, slots, channels)
+        work.queries[:rows] = q[head] * scores.dtype.type(rule[2])
+        product(work.logits[head], work.queries, cache.keys[head // group_size], rows, slots, channels)
     for i in range(rows):
-        now = np.int32(start + i)  # the dtype of the positions, for full vectors
-        newest = np.int32(now - bounds[2])
-        attend(buffers.logits, i, positions, now, received)
-        scores[buffers.own[i]] = initial[i] if initial.size else 0
+        query = np.int32(start + i)  # the dtype of the positions, for full vectors
+        newest = np.int32(query - bounds[2])
+        attend(work.logits, i, positions, query, received)
+        scores[work.new_slots[i]] = initial[i] if initial.size else 0
         lowest = rescore(scores, positions, received, rule, sink, newest)
-        if now >= bounds[0]:
+        if query >= bounds[0]:
             slot = oldest(scores, positions, lowest, sink, newest, slots)
-            slot = slot if slot >= 0 else buffers.own[i]  # all scores are NaN: evict the query's own key
+            slot = slot if slot >= 0 else work.new_slots[i]  # all scores are NaN: evict the query's own key
             if last.size:
-                last[positions[slot]] = now
+                last[positions[slot]] = query
             positions[slot] = EMPTY
     for head in range(heads):
-        product(buffers.outputs, buffers.logits[head], held.values[head // share], rows, channels, slots)
-        out[head] = buffers.outputs[:rows]
+        product(work.outputs, work.logits[head], cache.values[head // group_size], rows, channels, slots)
+        out[head] = work.outputs[:rows]
     return used
 
 
@@ -288,72 +289,79 @@ def work_space(heads: int, rows: int, slots: int, channels: int, like: Array) ->
 @compiled
 @no_type_check
 def some_sequences(
-    part: int, parts: int, rule: Array, bounds: Array, lengths: Array, most: int, q: Array, k: Array, v: Array,
+    thread: int, threads: int, rule: Array, bounds: Array, lengths: Array, most: int, q: Array, k: Array, v: Array,
     out: Array, initial: Array, last: Array, final: Array,
 ) -> None:  # fmt: skip
-    """Process every `parts`-th head group of `whole_sequences`, which balances the work of a padded batch."""
+    """Process every `threads`-th head group of `whole_sequences`, which balances the work of a padded batch."""
     channels, groups = q.shape[3], len(last) // len(q)
     heads, key_heads = q.shape[1] // groups, k.shape[1] // groups
     slots = (most + BLOCK + VECTOR - 1) // VECTOR * VECTOR
-    buffers = work_space(heads, BLOCK, slots, channels, final)
+    work = work_space(heads, BLOCK, slots, channels, final)
     keys = np.zeros((key_heads, slots, channels), final.dtype)
     values = np.zeros((key_heads, channels, slots), final.dtype)
-    held = Held(keys, values, np.empty(slots, np.int32), np.zeros(slots, final.dtype))
-    for unit in range(part, len(last), parts):
+    cache = Held(keys, values, np.empty(slots, np.int32), np.zeros(slots, final.dtype))
+    for unit in range(thread, len(last), threads):
         batch, group = unit // groups, unit % groups
-        own, of_keys = slice(group * heads, (group + 1) * heads), slice(group * key_heads, (group + 1) * key_heads)
-        held.positions[:] = EMPTY
+        in_group = slice(group * heads, (group + 1) * heads)
+        in_key_group = slice(group * key_heads, (group + 1) * key_heads)
+        cache.positions[:] = EMPTY
         used = 0
         for start in range(0, lengths[batch], BLOCK):
-            at = slice(start, min(start + BLOCK, lengths[batch]))
-            tensors = q[batch, own, at], k[batch, of_keys, at], v[batch, of_keys, at], out[batch, own, at]
-            used = block(held, buffers, rule, bounds[batch], *tensors, initial[unit, at], last[unit], used, start)
+            time = slice(start, min(start + BLOCK, lengths[batch]))
+            tensors = (
+                q[batch, in_group, time],
+                k[batch, in_key_group, time],
+                v[batch, in_key_group, time],
+                out[batch, in_group, time],
+            )
+            used = block(cache, work, rule, bounds[batch], *tensors, initial[unit, time], last[unit], used, start)
         for slot in range(used):
-            if held.positions[slot] != EMPTY:
-                final[unit, held.positions[slot]] = held.scores[slot]
+            if cache.positions[slot] != EMPTY:
+                final[unit, cache.positions[slot]] = cache.scores[slot]
 
 
 @compiled
 @no_type_check
 def some_caches(
-    part: int, parts: int, rule: Array, bounds: Array, q: Array, k: Array, v: Array, out: Array, initial: Array,
-    keys: Array, values: Array, positions: Array, scores: Array, now: int,
+    thread: int, threads: int, rule: Array, bounds: Array, q: Array, k: Array, v: Array, out: Array, initial: Array,
+    keys: Array, values: Array, positions: Array, scores: Array, query: int,
 ) -> None:  # fmt: skip
-    """Process every `parts`-th head group of `one_token`."""
+    """Process every `threads`-th head group of `one_token`."""
     groups = len(positions) // len(q)
     heads, key_heads = q.shape[1] // groups, k.shape[1] // groups
-    buffers = work_space(heads, 1, positions.shape[1], q.shape[3], scores)
+    work = work_space(heads, 1, positions.shape[1], q.shape[3], scores)
     nothing = np.empty(0, np.int32)
-    for unit in range(part, len(positions), parts):
+    for unit in range(thread, len(positions), threads):
         batch, group = unit // groups, unit % groups
-        own, of_keys = slice(group * heads, (group + 1) * heads), slice(group * key_heads, (group + 1) * key_heads)
-        held = Held(keys[unit], values[unit], positions[unit], scores[unit])
-        tensors = q[batch, own], k[batch, of_keys], v[batch, of_keys], out[batch, own]
-        block(held, buffers, rule, bounds[batch], *tensors, initial[unit], nothing, positions.shape[1], now)
+        in_group = slice(group * heads, (group + 1) * heads)
+        in_key_group = slice(group * key_heads, (group + 1) * key_heads)
+        cache = Held(keys[unit], values[unit], positions[unit], scores[unit])
+        tensors = q[batch, in_group], k[batch, in_key_group], v[batch, in_key_group], out[batch, in_group]
+        block(cache, work, rule, bounds[batch], *tensors, initial[unit], nothing, positions.shape[1], query)
 
 
 @compiled_parallel
 @no_type_check
 def whole_sequences(
-    parts: int, rule: Array, bounds: Array, lengths: Array, most: int, q: Array, k: Array, v: Array, out: Array,
+    threads: int, rule: Array, bounds: Array, lengths: Array, most: int, q: Array, k: Array, v: Array, out: Array,
     initial: Array, last: Array, final: Array,
 ) -> None:  # fmt: skip
-    """Simulate eviction over whole sequences (batch, heads, time, channels) in `parts` parallel parts.
+    """Simulate eviction over whole sequences (batch, heads, time, channels) with `threads` threads.
 
     `rule` is (decay, gain, factor of q k^T), `bounds` is (capacity, sink, recent) of each sequence, and `most` the
     largest capacity. `initial`, `last` and `final` have a row per sequence and head group. Writes `out`; `last`, the
     last query that sees each evicted key; and `final`, the scores of the retained keys.
     """
-    for part in prange(parts):
-        some_sequences(part, parts, rule, bounds, lengths, most, q, k, v, out, initial, last, final)
+    for thread in prange(threads):
+        some_sequences(thread, threads, rule, bounds, lengths, most, q, k, v, out, initial, last, final)
 
 
 @compiled_parallel
 @no_type_check
 def one_token(
-    parts: int, rule: Array, bounds: Array, q: Array, k: Array, v: Array, out: Array, initial: Array, keys: Array,
-    values: Array, positions: Array, scores: Array, now: int,
+    threads: int, rule: Array, bounds: Array, q: Array, k: Array, v: Array, out: Array, initial: Array, keys: Array,
+    values: Array, positions: Array, scores: Array, query: int,
 ) -> None:  # fmt: skip
-    """Process one token at position `now` in the buffers of a cache, which have a row per sequence and head group."""
-    for part in prange(parts):
-        some_caches(part, parts, rule, bounds, q, k, v, out, initial, keys, values, positions, scores, now)
+    """Process one token at position `query` in the buffers of a cache, which have a row per sequence and head group."""
+    for thread in prange(threads):
+        some_caches(thread, threads, rule, bounds, q, k, v, out, initial, keys, values, positions, scores, query)

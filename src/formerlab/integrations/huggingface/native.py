@@ -20,7 +20,7 @@ SUPPORTED = {
 
 
 def native(model: DecoderModel) -> PreTrainedModel | None:
-    """Return the model in the layout of LLaMA or GPT-NeoX, or None if neither layout supports all its layers."""
+    """Return the model in the layout of LLaMA or GPT-NeoX, or None if these layouts do not support all its layers."""
     spec = model.spec
     rotary, norm, mlp = spec.position, spec.final_norm, spec.feedforward
     if not (isinstance(spec.depth, Identity) and isinstance(spec.projection, Linear) and isinstance(mlp, Mlp)):
