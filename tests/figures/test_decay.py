@@ -242,7 +242,7 @@ def test_the_league_compares_policies_on_the_windows_that_all_of_them_read(tmp_p
         for metric in ("string_match", "string_match_part")
     ]
     columns = ("policy", "alpha", "recent", "budget", "task", "task_version", "example", "metric", "value")
-    write_csv(tmp_path / NEEDLES, columns, answers)
+    write_csv(tmp_path / NEEDLES[0], columns, answers)
     data = decay_league.rows(Results(tmp_path), ["random-small", "league-small"])
     losses = data[data["_cell"].notna()].set_index("configuration")
     assert losses["increase_nats"].to_dict() == pytest.approx({"H2O": 0.2, "H2O, budget by layer": 0.05, "Random": 3.6})

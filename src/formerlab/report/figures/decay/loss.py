@@ -94,8 +94,8 @@ def decay_baselines(results: Results, runs: list[str]) -> DataFrame:
     )
 
 
-NEEDLES = "needles.csv"
-"""Rows of `formerlab answer-tasks` on the model of the league, a file of the scale."""
+NEEDLES = ("needle_single.csv", "needle_multikey.csv")
+"""Rows of `formerlab answer-tasks` on the model of the league, files of the scale."""
 FLOOR = 50.0
 """Percentage that the full cache finds at least in a task that decides something (`long_context.FLOOR`)."""
 
@@ -105,9 +105,10 @@ def needles(results: Results) -> DataFrame:
 
     The full cache is beside every budget. Tasks in which it finds less than half decide nothing and are left out.
     """
-    rows, found = results.rows_of(NEEDLES, ""), []
-    if rows.empty:
-        return rows
+    files, found = [results.rows_of(file, "") for file in NEEDLES], []
+    if all(rows.empty for rows in files):
+        return files[0]
+    rows = pd.concat(files, ignore_index=True)
     rows = rows[rows["metric"] == "string_match"]
     keys = [*pruning.CONFIGURATION[1:], "task"]
     for key, group in rows.groupby(keys, sort=False, dropna=False):
@@ -146,11 +147,12 @@ def decay_league(results: Results, runs: list[str]) -> DataFrame:
     rows = pd.concat([table, found], ignore_index=True)
     rank = table.groupby("configuration")["increase_nats"].mean().rank()
     divided = rows["policy"].str.contains("(", regex=False)
+    fill = divided.map({True: "white", False: None})
     return rows.reindex(columns=[*dict.fromkeys([*rows, "found_percent", "_task"])]).assign(
         source="ours",
         _rank=rows["configuration"].map(rank).fillna(0),
         _look=rows["policy"].map(pruning.scorer),
-        _markerfacecolor=divided.map({True: "white", False: None}),
+        _markerfacecolor=fill,
     )
 
 
