@@ -106,7 +106,7 @@ def test_files_exist(page):
 def test_pages_can_be_read_at_one_sitting():
     lines = {str(page.relative_to(ROOT)): page.read_text().count("\n") for page in PAGES if page.name != "CHANGELOG.md"}
     assert lines.pop("README.md") <= 120
-    assert len(lines) <= 26
+    assert len(lines) <= 27
     assert {name: count for name, count in lines.items() if count > 130} == {}
 
 

@@ -130,11 +130,11 @@ def needles(results: Results) -> DataFrame:
     Panel("increase_nats", "configuration", by="configuration", kind="forest", each="_cell", zero=0.0, far=1.5,
           xlabel="nats per token"),
     Panel("found_percent", "configuration", by="configuration", kind="forest", each="_task", xlabel="found (%)"),
-    notes=pruning.interval_notes, columns=2, order="budget _rank"
+    notes=pruning.interval_notes, columns=2, order="_budget _rank"
 ))  # fmt: skip
 def decay_league(results: Results, runs: list[str]) -> DataFrame:
     """Which policy at which budget: loss above that of the full cache (line) on windows of novels, and needles found in
-    a text of 512 tokens, with step-by-step eviction. All policies of a panel hold equally many bytes. Hollow: a policy
+    a text of 512 tokens, with step-by-step eviction (SnapKV reads the prompt unpruned). All policies of a panel hold equally many bytes. Hollow: a policy
     that divides the same total among heads or layers. Random with protected tokens (4 first, a quarter of the budget
     recent) is the baseline that a score must beat; Ideal is the bound that no cache reaches. The loss of each policy is
     paired with the full cache on the windows that all policies of the panel read, nearly every window from another
@@ -143,16 +143,14 @@ def decay_league(results: Results, runs: list[str]) -> DataFrame:
     """
     table, found = pruning.league(results, STUDY, runs), needles(results)
     sizes, count = table["budget"].map(pruning.size_of), table["windows"].map("{:.0f}".format)
-    table = table.assign(_cell="Added loss, " + sizes + " of the tokens, " + count + " windows")
-    rows = pd.concat([table, found], ignore_index=True)
-    rank = table.groupby("configuration")["increase_nats"].mean().rank()
-    divided = rows["policy"].str.contains("(", regex=False)
-    fill = divided.map({True: "white", False: None})
-    return rows.reindex(columns=[*dict.fromkeys([*rows, "found_percent", "_task"])]).assign(
+    cells = "Added loss, " + sizes + " of the tokens, " + count + " windows"
+    rows = pd.concat([table.assign(_cell=cells, _budget=table["budget"]), found], ignore_index=True)
+    rows = rows.reindex(columns=[*dict.fromkeys([*rows, "found_percent", "_task"])])
+    return rows.assign(
         source="ours",
-        _rank=rows["configuration"].map(rank).fillna(0),
+        _rank=rows["increase_nats"].fillna(-rows["found_percent"]),
         _look=rows["policy"].map(pruning.scorer),
-        _markerfacecolor=fill,
+        _markerfacecolor=rows["policy"].str.contains("(", regex=False).map({True: "white", False: None}),
     )
 
 
