@@ -134,12 +134,13 @@ def needles(results: Results) -> DataFrame:
 ))  # fmt: skip
 def decay_league(results: Results, runs: list[str]) -> DataFrame:
     """Which policy at which budget: loss above that of the full cache (line) on windows of novels, and needles found in
-    a text of 512 tokens, with step-by-step eviction (SnapKV reads the prompt unpruned). All policies of a panel hold equally many bytes. Hollow: a policy
-    that divides the same total among heads or layers. Random with protected tokens (4 first, a quarter of the budget
-    recent) is the baseline that a score must beat; Ideal is the bound that no cache reaches. The loss of each policy is
-    paired with the full cache on the windows that all policies of the panel read, nearly every window from another
-    novel. Needles are scored as in RULER; only tasks of which the full cache finds at least half are shown. To see:
-    whether the bars of two policies separate, and how much of the distance to Ideal a divided budget recovers.
+    a text of 512 tokens, with step-by-step eviction (SnapKV reads the prompt unpruned). All policies of a panel hold
+    equally many bytes. Hollow: a policy that divides the same total among heads or layers. Random with protected tokens
+    (4 first, a quarter of the budget recent) is the baseline that a score must beat; Ideal is the bound that no cache
+    reaches. The loss of each policy is paired with the full cache on the windows that all policies of the panel read,
+    nearly every window from another novel. Needles are scored as in RULER; only tasks of which the full cache finds at
+    least half are shown. To see: whether the bars of two policies separate, and how much of the distance to Ideal a
+    divided budget recovers.
     """
     table, found = pruning.league(results, STUDY, runs), needles(results)
     sizes, count = table["budget"].map(pruning.size_of), table["windows"].map("{:.0f}".format)
