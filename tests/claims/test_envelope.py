@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from formerlab.report.claims.envelope import SAME_BUDGET, envelope_variance, flops_at_loss, on_envelope
 from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
 from formerlab.report.claims.rows import Rows
-from formerlab.report.claims.verdict import judge
+from formerlab.report.claims.verdict import evaluate
 from formerlab.results.read import Results
 
 runs = st.lists(st.tuples(st.floats(1e9, 1e15), st.floats(1.0, 8.0)), min_size=1, max_size=12, unique=True)
@@ -90,7 +90,7 @@ CLAIM = CLAIM.model_copy(update={"regime": ()})  # which test_regime.py has
 LAW = [(size, length, size * length * 1e12) for size in (1, 2, 4) for length in (1, 2, 4)]
 
 
-def judged(root, *, seeds=(0, 1, 2), loss=None, flops=4e12, left_out=(), init=None, lent=None, spread=0.0):
+def evaluated(root, *, seeds=(0, 1, 2), loss=None, flops=4e12, left_out=(), init=None, lent=None, spread=0.0):
     """The verdict on a chain of `flops` that reaches the loss of a Transformer of 8e12, or `loss`.
 
     With `lent` the chain was tested on another text, and on so many tokens a window of the text of the others.
@@ -109,7 +109,7 @@ def judged(root, *, seeds=(0, 1, 2), loss=None, flops=4e12, left_out=(), init=No
             (folder / "lender_test.csv").write_text(f"window,tokens,loss_nats\n0,{lent},{reached!r}\n")
     arms = ClaimArms(arms={"grown": Arm(run="grown-random-sqrt-4", envelope=("envelope-*",))})
     rows = Rows(Results(root), "tokenformer", arms)
-    return judge(CLAIM, rows, {}, "overnight")
+    return evaluate(CLAIM, rows, {}, "overnight")
 
 
 def exact(root, run, seed, loss, flops, **changes):
@@ -121,20 +121,20 @@ def exact(root, run, seed, loss, flops, **changes):
 
 
 def test_a_chain_at_half_the_cost_saves_it(tmp_path):
-    verdict = judged(tmp_path / "overnight")
+    verdict = evaluated(tmp_path / "overnight")
     assert verdict.outcome == "agrees"
     assert verdict.items[0].values["cost"] == "0.5000 [0.5000, 0.5000]"
     assert "envelope-2-4" in verdict.runs
-    assert judged(tmp_path / "dearer/overnight", flops=4.1e12).outcome == "contradicts"
-    lent = judged(tmp_path / "lent/overnight", lent=10)
+    assert evaluated(tmp_path / "dearer/overnight", flops=4.1e12).outcome == "contradicts"
+    lent = evaluated(tmp_path / "lent/overnight", lent=10)
     assert lent.items[0].values == verdict.items[0].values, "its loss on their text, not on its own"
-    single = judged(tmp_path / "single/overnight", seeds=(0,))
+    single = evaluated(tmp_path / "single/overnight", seeds=(0,))
     assert (single.outcome, single.items[0].seeds) == ("agrees", 3), "one seed of the envelope serves all of the chain"
 
 
 def test_one_envelope_serves_all_seeds_and_its_own_spread_widens_the_interval(tmp_path):
     """The chain has the same loss in every seed; the losses of the envelope differ between seeds."""
-    verdict = judged(tmp_path / "overnight", flops=3e12, spread=0.02)
+    verdict = evaluated(tmp_path / "overnight", flops=3e12, spread=0.02)
     cost = verdict.items[0].names["cost"]
     assert cost.by_seed.std() < 1e-12
     found = cost.interval(0.95)
@@ -154,6 +154,6 @@ def test_one_envelope_serves_all_seeds_and_its_own_spread_widens_the_interval(tm
     ],
 )
 def test_without_an_envelope_at_its_loss_a_chain_is_not_tested(tmp_path, changes, reason):
-    verdict = judged(tmp_path / "overnight", **changes)
+    verdict = evaluated(tmp_path / "overnight", **changes)
     assert verdict.outcome == "not_tested"
     assert reason in verdict.items[0].reason

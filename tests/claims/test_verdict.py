@@ -9,7 +9,7 @@ from formerlab.evaluation.exact import CHECKS
 from formerlab.report.claims.quantity import Examples, Level, MissingRowsError
 from formerlab.report.claims.registry import Arm, Claim, ClaimArms, read_claims
 from formerlab.report.claims.rows import Rows
-from formerlab.report.claims.verdict import combined, holm, judge, judge_all, p_value
+from formerlab.report.claims.verdict import combined, evaluate, evaluate_all, holm, p_value
 
 BOOK = read_claims()
 
@@ -47,9 +47,9 @@ def without_runs(monkeypatch):
     monkeypatch.setattr("formerlab.report.claims.verdict.sizes", lambda *asked: "")
 
 
-def judged(name, numbers=None, examples=None, scale="workstation"):
+def evaluated(name, numbers=None, examples=None, scale="workstation"):
     claim = claim_of(name)
-    return judge(claim, Planted(claim, numbers or {}, examples), {}, scale)
+    return evaluate(claim, Planted(claim, numbers or {}, examples), {}, scale)
 
 
 MATCHES = "tokenformer-progressive-matches-scratch"
@@ -62,18 +62,18 @@ def grown(*losses):
 
 
 def test_the_four_words():
-    assert judged(MATCHES, grown(3.001, 3.0, 3.002)).outcome == "agrees"
-    assert judged(MATCHES, grown(3.2, 3.21, 3.2)).outcome == "contradicts"
-    assert judged(MATCHES, grown(3.3, 2.7, 3.0)).outcome == "cannot_tell"
-    assert judged(MATCHES, {}).items[0].reason == "no finished run grown"
+    assert evaluated(MATCHES, grown(3.001, 3.0, 3.002)).outcome == "agrees"
+    assert evaluated(MATCHES, grown(3.2, 3.21, 3.2)).outcome == "contradicts"
+    assert evaluated(MATCHES, grown(3.3, 2.7, 3.0)).outcome == "cannot_tell"
+    assert evaluated(MATCHES, {}).items[0].reason == "no finished run grown"
 
 
 def test_rows_that_decide_nothing_are_shown_with_the_reason():
     two = {key: values[:2] for key, values in grown(3.001, 3.0, 3.002).items()}
-    (item,) = judged(MATCHES, two).items
+    (item,) = evaluated(MATCHES, two).items
     assert (item.outcome, item.reason) == ("not_tested", "number of seeds: 2 (needed: at least 3)")
     assert item.values["cost"].startswith("0.3333")
-    (item,) = judged(MATCHES, grown(3.001, 3.0, 3.002), scale="laptop").items
+    (item,) = evaluated(MATCHES, grown(3.001, 3.0, 3.002), scale="laptop").items
     assert item.reason.startswith("scale laptop does not test it: ")
 
 
@@ -82,14 +82,14 @@ def test_two_ratios_of_one_claim_are_two_numbers():
     claim, numbers = claim_of(MATCHES), {(arm, "loss_nats"): values for arm, values in losses.items()}
     apart = {"gap": "ratio('grown', 'scratch', 'loss_nats') - ratio('scratch', 'grown', 'loss_nats')"}
     criterion = claim.criterion.model_copy(update={"let": apart, "holds": "lo(gap) > 1", "fails": "hi(gap) < 1"})
-    found = judge(claim.model_copy(update={"criterion": criterion}), Planted(claim, numbers), {}, "overnight")
+    found = evaluate(claim.model_copy(update={"criterion": criterion}), Planted(claim, numbers), {}, "overnight")
     assert found.outcome == "agrees"
 
 
 def test_what_a_claim_requires_is_not_met():
     full = np.ones((3, 400))
     lossless = {(arm, "accuracy"): full for arm in ("full", "h2o", "decay")}
-    (item,) = judged("decay-beats-h2o", examples=lossless).items
+    (item,) = evaluated("decay-beats-h2o", examples=lossless).items
     assert item.outcome == "not_tested"
     assert item.reason.endswith("presupposes: H2O loses accuracy, and both caches have one size")
 
@@ -115,7 +115,7 @@ def test_the_seeds_are_counted_over_which_the_interval_goes():
     losses = {"tokenformer_short": [4.3] * 5, "transformer_short": [4.2] * 5}
     losses |= {"tokenformer_long": [4.0, 4.01, 4.0], "transformer_long": [4.1] * 3}
     numbers = {(arm, "loss_nats"): values for arm, values in losses.items()}
-    assert judged("tokenformer-gap-shrinks-with-training", numbers, scale="overnight").items[0].seeds == 3
+    assert evaluated("tokenformer-gap-shrinks-with-training", numbers, scale="overnight").items[0].seeds == 3
 
 
 def kept(share, seed, seeds=3):
@@ -128,13 +128,13 @@ def policies(h2o, decay):
 
 def test_policies_are_compared_over_the_same_examples():
     claim, worse, better = "decay-beats-h2o", kept(0.6, 1), kept(0.85, 2)
-    found = judged(claim, examples=policies(worse, better))
+    found = evaluated(claim, examples=policies(worse, better))
     assert found.outcome == "agrees"
     exact = (better - worse).mean()
     assert found.items[0].values["effect"].startswith(f"{exact:.4f} ["), "the point estimate, not that of replicates"
-    assert judged(claim, examples=policies(better, worse)).outcome == "contradicts"
-    assert judged(claim, examples=policies(worse, worse)).items[0].values["effect"] == "0 [0, 0]"
-    (item,) = judged(claim, examples=policies(worse, better[:, :300])).items
+    assert evaluated(claim, examples=policies(better, worse)).outcome == "contradicts"
+    assert evaluated(claim, examples=policies(worse, worse)).items[0].values["effect"] == "0 [0, 0]"
+    (item,) = evaluated(claim, examples=policies(worse, better[:, :300])).items
     assert item.reason == "the arms have rows of different examples"
 
 
@@ -144,7 +144,7 @@ def test_p_is_where_the_claim_stops_to_hold():
     gaps = np.array([-0.03, -0.01, -0.05])
     numbers = {("grown", "loss_nats"): list(3 + gaps), ("scratch", "loss_nats"): [3.0] * 3}
     rows = Planted(claim, numbers)
-    p = p_value(judge(claim, rows, {}, "overnight"), rows)
+    p = p_value(evaluate(claim, rows, {}, "overnight"), rows)
     assert claim.criterion.holds == "hi(gap) <= 0.02"
     assert p == pytest.approx(stats.ttest_1samp(gaps, 0.02).pvalue, abs=2e-4)
 
@@ -152,7 +152,7 @@ def test_p_is_where_the_claim_stops_to_hold():
 def test_p_of_a_claim_with_an_item_without_rows_is_1():
     claim = claim_of("decay-mask-closer-to-ideal")
     rows = Planted(claim, {})
-    assert p_value(judge(claim, rows, {}, "workstation"), rows) == 1.0
+    assert p_value(evaluate(claim, rows, {}, "workstation"), rows) == 1.0
 
 
 def test_holm_steps_down():
@@ -164,7 +164,7 @@ def test_the_family_of_holm_is_the_headline_claims_with_a_verdict():
     numbers, examples = grown(3.001, 3.0, 3.002), policies(kept(0.6, 1), kept(0.85, 2))
     claims = [claim_of(name) for name in names]
     rows = {claim.id: Planted(claim, numbers, examples) for claim in claims}
-    all_three, one = judge_all(claims, "workstation", rows, {}), judge_all(claims[1:2], "workstation", rows, {})
+    all_three, one = evaluate_all(claims, "workstation", rows, {}), evaluate_all(claims[1:2], "workstation", rows, {})
     assert [verdict.outcome for verdict in all_three] == ["agrees", "agrees", "not_tested"]
     assert all_three[2].holm_p is None
     assert all_three[1].holm_p == pytest.approx(2 * one[0].holm_p)
@@ -181,14 +181,14 @@ def test_the_family_of_holm_is_the_headline_claims_with_a_verdict():
 )
 def test_a_check_gives_what_its_criterion_needs(name, outcome):
     claim = next(claim for claim in BOOK.claims if claim.id == name)
-    assert judge(claim, None, CHECKS[name](), "smoke").outcome == outcome
-    assert judge(claim, None, {}, "smoke").outcome == "not_tested"
+    assert evaluate(claim, None, CHECKS[name](), "smoke").outcome == outcome
+    assert evaluate(claim, None, {}, "smoke").outcome == "not_tested"
 
 
 def test_table_1_holds_and_its_traps_are_counted_too():
     claim = next(claim for claim in BOOK.claims if claim.id == "transformer-complexity-table1")
     numbers = CHECKS[claim.id]()
-    assert judge(claim, None, numbers, "smoke").outcome == "holds"
+    assert evaluate(claim, None, numbers, "smoke").outcome == "holds"
     assert numbers["slope:self_attention_with_projections:n"] == pytest.approx(1, abs=0.15)
     assert numbers["path_contiguous_kernels_times_k_over_n"] == pytest.approx(1.5, abs=0.05)
     assert numbers["path_centred_neighbourhood_times_r_over_n"] == pytest.approx(2, abs=0.05)

@@ -58,25 +58,26 @@ def refresh(root: Path, *, look_only: bool = False) -> list[str]:
 
     With `look_only`, return the files that would change and write nothing.
     """
-    found = []
+    changed = []
     for path in (path for path in sorted((root / "results" / "cached").glob("*/")) if has_runs(path)):
         results = Results(path)
-        for drawing in (one for one in catalogue().values() if is_kept(root, one, path.name)):
+        for drawing in (drawing for drawing in catalogue().values() if is_kept(root, drawing, path.name)):
             rows = rows_of(drawing, results)
             files = [place(root, drawing, path.name, ending) for ending in KEPT[drawing.kind]]
-            there, wanted = [file.exists() for file in files], rows["source"].eq("ours").any()
-            if not (all(there) and _says(files[0], drawing) and same_rows(files[-1], rows)) if wanted else any(there):
-                found.append(str(files[0].relative_to(root)))
-                if wanted and not look_only:
-                    write(drawing, results, files[0].parent, rows, pdf=False)
-                for file in () if look_only or wanted else files:
-                    file.unlink(missing_ok=True)
+            exist, has_rows = [file.exists() for file in files], rows["source"].eq("ours").any()
+            if all(exist) and _says(files[0], drawing) and same_rows(files[-1], rows) if has_rows else not any(exist):
+                continue
+            changed.append(str(files[0].relative_to(root)))
+            if has_rows and not look_only:
+                write(drawing, results, files[0].parent, rows, pdf=False)
+            for file in () if look_only or has_rows else files:
+                file.unlink(missing_ok=True)
     page = root / INDEX
     if not page.exists() or index(root) != page.read_text(encoding="utf-8"):
-        found.append(str(INDEX))
+        changed.append(str(INDEX))
         if not look_only:
             write_text(page, index(root))
-    return found
+    return changed
 
 
 def _says(file: Path, drawing: Drawing) -> bool:
@@ -86,17 +87,20 @@ def _says(file: Path, drawing: Drawing) -> bool:
 
 def complaint(root: Path) -> str:
     """Return one line that names stale files and the remedy, or "" if all files are up to date."""
-    found = refresh(root, look_only=True)
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return f"{found[0]}{more}: not what results/cached gives now; run make readme, commit figures" if found else ""
+    stale = refresh(root, look_only=True)
+    more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
+    return f"{stale[0]}{more}: not what results/cached gives now; run make readme, commit figures" if stale else ""
 
 
 def index(root: Path) -> str:
     """Return the page with the figures of every study as images and its tables as links."""
     parts = [_HEAD]
     for study in study_names(root):
-        own = [drawing for drawing in catalogue().values() if drawing.study == study]
-        figures, tables = ([entry for one in own if one.kind == kind for entry in _entries(root, one)] for kind in KEPT)
+        drawings = [drawing for drawing in catalogue().values() if drawing.study == study]
+        figures, tables = (
+            [entry for drawing in drawings if drawing.kind == kind for entry in _entries(root, drawing)]
+            for kind in KEPT
+        )
         if figures or tables:
             parts += [f"## {read_yaml(root, f'workflow/studies/{study}.yaml')['title']}\n", *figures]
             parts += ["Tables:\n", *tables, ""] if tables else []
@@ -108,13 +112,13 @@ def _entries(root: Path, drawing: Drawing) -> Iterator[str]:
     words = escape(pages.title(drawing.caption), quote=False)
     paths = (root / "figures" / "cached").glob(f"*/{drawing.name}.{KEPT[drawing.kind][0]}")
     paths = (path for path in paths if is_kept(root, drawing, path.parent.name))
-    found = []
+    shown = []
     for path in sorted(paths):
-        scale, there = path.parent.name, path.relative_to(root / "figures").as_posix()
-        numbers = f"[numbers]({there.rpartition('.')[0]}.csv)"
-        picture = f"![{drawing.name}]({there})\n\nScale `{scale}`, {numbers}."
-        found.append(picture if drawing.kind == "figure" else f"[{scale}]({there}), {numbers}")
-    if found and drawing.kind == "table":
-        yield f"- {words}: {'; '.join(found)}"
-    elif found:
-        yield "\n\n".join([f"### {words}", *found, escape(drawing.caption, quote=False)]) + "\n"
+        scale, link = path.parent.name, path.relative_to(root / "figures").as_posix()
+        numbers = f"[numbers]({link.rpartition('.')[0]}.csv)"
+        picture = f"![{drawing.name}]({link})\n\nScale `{scale}`, {numbers}."
+        shown.append(picture if drawing.kind == "figure" else f"[{scale}]({link}), {numbers}")
+    if shown and drawing.kind == "table":
+        yield f"- {words}: {'; '.join(shown)}"
+    elif shown:
+        yield "\n\n".join([f"### {words}", *shown, escape(drawing.caption, quote=False)]) + "\n"

@@ -26,17 +26,17 @@ SIGNS = {"agrees": "✔", "contradicts": "✘", "cannot_tell": "?", "not_tested"
 
 def write_claims(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]], out: Path) -> list[Path]:
     """Write claims.csv (all columns) and claims.html (for readers) into `out`; return their paths."""
-    judged = verdicts(results, arms)
+    evaluated = verdicts(results, arms)
     paths = [out / "claims.csv", out / "claims.html"]
-    write_text(paths[0], frame(judged).to_csv(index=False, lineterminator="\n"))
-    write_text(paths[1], html(judged, results.scale))
+    write_text(paths[0], frame(evaluated).to_csv(index=False, lineterminator="\n"))
+    write_text(paths[1], html(evaluated, results.scale))
     return paths
 
 
-def frame(judged: Sequence[Verdict]) -> DataFrame:
+def frame(evaluated: Sequence[Verdict]) -> DataFrame:
     """Return a row per claim. A claim with several items has a row for the combined verdict, then a row per item."""
     rows = []
-    for verdict in judged:
+    for verdict in evaluated:
         claim, parts = verdict.claim, [(item.outcome, item) for item in verdict.items]
         joint = [(verdict.outcome, Item(claim, None, {}, None))] if len(parts) > 1 else []
         rows += [
@@ -81,14 +81,14 @@ def worded(outcome: str, verdict: Verdict) -> str:
     return f"{word} at scale {verdict.scale}{cases}{qualifier}"
 
 
-def html(judged: Sequence[Verdict], scale: str) -> str:
+def html(evaluated: Sequence[Verdict], scale: str) -> str:
     """Return a page with all verdicts: the headline claims first, then the others by study."""
     registry = read_claims()
     notes = [f"Version {change.version} ({change.date}); known by then: {change.known}." for change in registry.changes]
-    head = RULES, " ".join([f"The registered claims are version {registry.version}.", *notes]), counts(judged)
+    head = RULES, " ".join([f"The registered claims are version {registry.version}.", *notes]), counts(evaluated)
     parts = [pages.paragraph(text) for text in head]
     groups: dict[str, list[Verdict]] = {}
-    for verdict in sorted(judged, key=lambda each: (not each.claim.headline, [*KINDS].index(each.claim.kind))):
+    for verdict in sorted(evaluated, key=lambda each: (not each.claim.headline, [*KINDS].index(each.claim.kind))):
         title = f"{verdict.claim.study}, {verdict.claim.kind}: {KINDS[verdict.claim.kind]}"
         groups.setdefault("Headline claims" if verdict.claim.headline else title, []).append(verdict)
     for title, group in groups.items():
@@ -127,19 +127,19 @@ def card(verdict: Verdict) -> str:
     return f"- **{pages.markdown(claim.statement)}**<br>{'<br>'.join(lines)}"
 
 
-def counts(judged: Sequence[Verdict]) -> str:
+def counts(evaluated: Sequence[Verdict]) -> str:
     """Return the number of claims with each verdict in words, separately for measured and exact claims."""
     sentences = []
     for kind in KINDS:
-        words = Counter(verdict.outcome for verdict in judged if verdict.claim.kind == kind)
+        words = Counter(verdict.outcome for verdict in evaluated if verdict.claim.kind == kind)
         listed = ", ".join(f"{word.replace('_', ' ')} {words[word]}" for word in ORDER if words[word])
         sentences += [f"Of {words.total()} {kind} claims: {listed}."] if listed else []
     return " ".join(sentences)
 
 
-def readable(judged: Sequence[Verdict]) -> DataFrame:
+def readable(evaluated: Sequence[Verdict]) -> DataFrame:
     """Return a row per claim as text, without its columns that are empty in all rows."""
-    table = DataFrame(map(_row, judged))
+    table = DataFrame(map(_row, evaluated))
     return table.drop(columns=[name for name in table if not table[name].any()])
 
 

@@ -200,7 +200,7 @@ class Verdict:
         return tuple(item for item in self.items if not (left_out and item.outcome == "not_tested"))
 
 
-def judge(claim: Claim, rows: Rows | None, numbers: Numbers, scale: str) -> Verdict:
+def evaluate(claim: Claim, rows: Rows | None, numbers: Numbers, scale: str) -> Verdict:
     """Return the verdict on one claim."""
     items = tuple(Item(claim, rows, numbers, item).decide(scale) for item in claim.criterion.for_each or (None,))
     outcome = combined([item.outcome for item in items], claim.criterion.combine)
@@ -238,17 +238,17 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     return corrected
 
 
-def judge_all(
+def evaluate_all(
     claims: Iterable[Claim], scale: str, rows: Mapping[str, Rows], numbers: Mapping[str, Numbers]
 ) -> list[Verdict]:
     """Return the verdicts on all claims. Headline claims with a verdict have a corrected p value.
 
     `rows` and `numbers` are by claim id.
     """
-    judged = [judge(claim, rows.get(claim.id), numbers.get(claim.id, {}), scale) for claim in claims]
-    family = [v for v in judged if v.claim.headline and v.outcome in ("agrees", "contradicts", "cannot_tell")]
+    evaluated = [evaluate(claim, rows.get(claim.id), numbers.get(claim.id, {}), scale) for claim in claims]
+    family = [v for v in evaluated if v.claim.headline and v.outcome in ("agrees", "contradicts", "cannot_tell")]
     corrected = holm({verdict.claim.id: p_value(verdict, rows.get(verdict.claim.id)) for verdict in family})
-    return [replace(verdict, holm_p=corrected.get(verdict.claim.id)) for verdict in judged]
+    return [replace(verdict, holm_p=corrected.get(verdict.claim.id)) for verdict in evaluated]
 
 
 def verdicts(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]]) -> list[Verdict]:
@@ -260,4 +260,4 @@ def verdicts(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]]) -> l
         for claim, group in results.rows_of(EXACT, "").groupby("claim")
     }
     ordered = sorted(read_claims().claims, key=lambda claim: not claim.headline)
-    return judge_all(ordered, results.scale, rows, numbers)
+    return evaluate_all(ordered, results.scale, rows, numbers)
