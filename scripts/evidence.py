@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Run one study of a scale in order of the priority of its runs, and export the rows of each run when it is finished.
 
-    scripts/evidence.py STUDY [--runs PATTERN ...] [--missing] [--workers 2] [--to CHECKOUT] [--commit]
+    scripts/evidence.py STUDY [--runs PATTERN ...] [--missing | --committed] [--workers 2] [--to CHECKOUT] [--commit]
                         [--scale NAME] [--set KEY=VALUE] [--plan FILE]
 
-The same command resumes: finished work is skipped, and a stopped run continues. With --missing, runs that already have
-rows in CHECKOUT are skipped too, on a machine without other results. Each worker trains one run at a time and then runs
-its measurements; a run waits for its parent. After each run the rows of all complete runs are exported to
+The same command resumes: finished work is skipped, and a stopped run continues. With --committed, only the runs that
+have rows in CHECKOUT are made, to repeat them; with --missing, only the others. Each worker trains one run at a time
+and then runs its measurements; a run waits for its parent. After each run the rows of all complete runs are exported to
 results/cached below CHECKOUT, where the rows of other runs stay; with --commit they are committed there. The default is
 this checkout; with another one, the checkout that trains stays clean. Weights of the runs that the scale lists as
 `given` come from results/weights/*-<study>-weights.zip. All processes have the lowest priority. Timings need an idle
@@ -36,7 +36,8 @@ class Evidence:
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.study, self.patterns = arguments.study, arguments.runs
-        self.to, self.commit, self.missing = arguments.to, arguments.commit, arguments.missing
+        self.to, self.commit = arguments.to, arguments.commit
+        self.missing, self.committed = arguments.missing, arguments.committed
         path = find_plan(arguments)
         self.plan = read_plan(path)
         self.scale = self.plan["scale"]
@@ -58,8 +59,9 @@ class Evidence:
         jobs = {name: job for name, job in self.plan["train"].items() if job["study"] == self.study}
         wanted = {name for name, job in jobs.items() if any(fnmatch(job["run"], pattern) for pattern in self.patterns)}
         cached = self.to / "results" / "cached" / self.scale
-        if self.missing and cached.is_dir():  # the rows of this call will be exported here
-            wanted -= {record["id"] for record in Results(cached).records()}
+        if self.missing or self.committed:
+            rows = {record["id"] for record in Results(cached).records()} if cached.is_dir() else set()
+            wanted = wanted - rows if self.missing else wanted & rows
         for name in list(wanted):
             while name := jobs[name]["init"]:
                 wanted.add(name)
@@ -157,7 +159,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study")
     parser.add_argument("--runs", nargs="+", metavar="PATTERN", default=["*"], help="only these runs, such as 'long-*'")
-    parser.add_argument("--missing", action="store_true", help="leave out runs that have rows in CHECKOUT")
+    selection = parser.add_mutually_exclusive_group()
+    selection.add_argument("--missing", action="store_true", help="leave out runs that have rows in CHECKOUT")
+    selection.add_argument("--committed", action="store_true", help="only runs that have rows in CHECKOUT")
     add_configuration(parser, scale="overnight")
     parser.add_argument("--workers", type=int, default=2, help="number of runs at a time, each on one core; default: 2")
     parser.add_argument("--to", type=Path, default=Path(), help="export to results/cached of this checkout")

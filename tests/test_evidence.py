@@ -45,7 +45,7 @@ def study(tmp_path, monkeypatch):
 
     def made(runs=("*",), **settings):
         called.clear()
-        given = {"to": Path("elsewhere"), "commit": False, "missing": False} | settings
+        given = {"to": Path("elsewhere"), "commit": False, "missing": False, "committed": False} | settings
         made = Quick(Namespace(study="small", runs=runs, scale="smoke", **given))
         vars(made).update(settings)
         made.prepare()
@@ -92,6 +92,14 @@ def test_runs_that_have_rows_are_left_out_but_what_missing_ones_start_from(study
     export(tmp_path / "elsewhere/results/live/smoke", tmp_path / "elsewhere/results/cached/smoke")
     make(missing=True)
     assert trained(called) == ["parent", "child", "plain"]
+
+
+def test_committed_runs_are_made_with_their_parents_alone(study, tmp_path):
+    make, called, _ = study
+    make_run(tmp_path / "elsewhere/results/live/smoke", "small", "child")
+    export(tmp_path / "elsewhere/results/live/smoke", tmp_path / "elsewhere/results/cached/smoke")
+    make(committed=True)
+    assert trained(called) == ["parent", "child"]
 
 
 def test_children_of_a_run_that_failed_are_left_and_the_rest_is_done(study):
