@@ -58,8 +58,8 @@ def trained(parent=PARENT, steps=5):
     return model, optimizer
 
 
-def distance(one, other):
-    return (one(TOKENS) - other(TOKENS)).abs().max().item()
+def distance(left, right):
+    return (left(TOKENS) - right(TOKENS)).abs().max().item()
 
 
 DEPTHS = [*settings(DepthMixer), DepthWeightedAverage(dilation=2, period=2)]
@@ -142,8 +142,8 @@ def test_only_the_named_layers_grow():
     grown = grow(PARENT.build(), tokens={"feedforward": 11})
     assert (grown.spec.projection.tokens, grown.spec.feedforward.tokens) == (6, 11)
     assert grown.spec.params() == sum(weight.numel() for weight in grown.parameters())
-    one = spec(projection=Linear(), feedforward=Pattention(tokens=4)).build()
-    assert grow(one).spec == spec(projection=Linear(), feedforward=Pattention(tokens=8, tau=2.0))
+    model = spec(projection=Linear(), feedforward=Pattention(tokens=4)).build()
+    assert grow(model).spec == spec(projection=Linear(), feedforward=Pattention(tokens=8, tau=2.0))
 
 
 def test_repeated_growth_keeps_the_first_tau():

@@ -65,15 +65,15 @@ def prompt(policy, budget, lengths, q, k, v):
     return Prompt(q, k, v, [count(budget, n) for n in lengths], lengths)
 
 
-def same(one, other, lengths, exact=1e-12):
+def same(left, right, lengths, exact=1e-12):
     """Compare two engines on the tokens of every sequence, without padding."""
     for row, length in enumerate(lengths):
-        assert torch.allclose(one.out[row, :, :length], other.out[row, :, :length], atol=exact)
-        held = one.last[row, :, :length] >= length
-        assert torch.equal(held, other.last[row, :, :length] >= length)
-        assert torch.equal(one.last[row, :, :length][~held], other.last[row, :, :length][~held])
-        if length == one.out.shape[2]:
-            assert torch.allclose(one.scores[row][held], other.scores[row][held], atol=exact)
+        assert torch.allclose(left.out[row, :, :length], right.out[row, :, :length], atol=exact)
+        held = left.last[row, :, :length] >= length
+        assert torch.equal(held, right.last[row, :, :length] >= length)
+        assert torch.equal(left.last[row, :, :length][~held], right.last[row, :, :length][~held])
+        if length == left.out.shape[2]:
+            assert torch.allclose(left.scores[row][held], right.scores[row][held], atol=exact)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
@@ -158,7 +158,7 @@ def test_compiled_decoding_matches_torch(policy, d_head, numba_engine, monkeypat
     for least in (0, 10**9):
         monkeypatch.setattr(evicting, "COMPILE_THRESHOLD", least)
         cache = PrunedCache(policy, 9)
-        outs.append(torch.cat([cache(0, q[:, :, now], k[:, :, now], v[:, :, now]) for now in tokens], 2))
+        outs.append(torch.cat([cache(0, q[:, :, token], k[:, :, token], v[:, :, token]) for token in tokens], 2))
         assert (cache._layers[0].step is not None) == (least == 0)
     assert torch.allclose(*outs, atol=1e-12)
     assert torch.allclose(outs[0], Simulation(policy, 9)(0, q, k, v), atol=1e-12)
@@ -191,7 +191,7 @@ class Squared(Decay):
 
 
 class Newest(Decay):
-    def eviction_priority(self, state, keys, now):
+    def eviction_priority(self, state, keys, query):
         return -state.positions.to(state.scores.dtype)
 
 
@@ -208,7 +208,7 @@ def test_rules_without_compiled_support_run_in_torch(policy, numba_engine, monke
     assert torch_engine.choose(Decay(), given) is numba_engine.run
     assert torch_engine.choose(policy, given) is torch_engine.run
     cache = PrunedCache(policy, 30)
-    steps = [cache(0, *(x[:, :, now : now + 1] for x in (q, k, v))) for now in range(90)]
+    steps = [cache(0, *(x[:, :, token : token + 1] for x in (q, k, v))) for token in range(90)]
     torch.testing.assert_close(torch.cat(steps, 2), torch_engine.run(policy, given).out)
 
 

@@ -34,12 +34,12 @@ def case(request, tmp_path):
     return run, data
 
 
-def same(one, other):
-    if is_dataclass(one):
-        return all(same(getattr(one, field.name), getattr(other, field.name)) for field in fields(one))
-    if isinstance(one, tuple):
-        return all(map(same, one, other))
-    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
+def same(left, right):
+    if is_dataclass(left):
+        return all(same(getattr(left, field.name), getattr(right, field.name)) for field in fields(left))
+    if isinstance(left, tuple):
+        return all(map(same, left, right))
+    return torch.equal(left, right) if isinstance(left, torch.Tensor) else left == right
 
 
 @pytest.mark.parametrize("parts", [6, 4, 3, 2, 1])
@@ -71,10 +71,10 @@ def test_prefetched_batches_are_equal(case, monkeypatch):
     taken = []
     for device in (CPU, ELSEWHERE):
         taken.append(list(islice(batches(run, data, START, 4, device), 5)))
-    for (parts, here), (parts_ahead, ahead) in zip(*taken, strict=True):
+    for (parts, on_demand), (parts_ahead, ahead) in zip(*taken, strict=True):
         assert parts == parts_ahead
-        assert [number for number, _ in here] == [number for number, _ in ahead]
-        assert all(same(one, other) for (_, one), (_, other) in zip(here, ahead, strict=True))
+        assert [number for number, _ in on_demand] == [number for number, _ in ahead]
+        assert all(same(left, right) for (_, left), (_, right) in zip(on_demand, ahead, strict=True))
 
 
 def test_a_thread_prefetches_batches_up_to_the_last_step(monkeypatch, tmp_path):

@@ -51,7 +51,7 @@ def processes():
 
 
 @pytest.fixture(scope="module")
-def whole(data, tmp_path_factory):
+def uninterrupted_bits(data, tmp_path_factory):
     """Return the bits of the uninterrupted run without checkpoints."""
     out = tmp_path_factory.mktemp("whole")
     trained(RUN, data, out)
@@ -73,11 +73,11 @@ def out(tmp_path):
     return tmp_path / "results" / RUN.id
 
 
-def test_the_documented_command_trains(words, out, whole):
+def test_the_documented_command_trains(words, out, uninterrupted_bits):
     done = subprocess.run([sys.executable, "-m", "formerlab", *words], env=ENVIRONMENT, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
     assert "train study/run/seed3  step 12/12" in done.stderr
-    assert bits(out) == whole
+    assert bits(out) == uninterrupted_bits
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def calls(processes, data, tmp_path_factory):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_run_killed_at_random_moments_is_bit_identical(seed, processes, words, out, whole, calls):
+def test_a_run_killed_at_random_moments_is_bit_identical(seed, processes, words, out, uninterrupted_bits, calls):
     """The first kill hits anywhere in the run; in some cases two more kills hit the continued run."""
     moments = random.Random(seed)
     first = processes.run(*words, at_call=moments.randrange(1, calls * 9 // 10))
@@ -97,7 +97,7 @@ def test_a_run_killed_at_random_moments_is_bit_identical(seed, processes, words,
     for _ in range(2 if seed < 2 else 0):
         assert processes.run(*words, at_call=moments.randrange(1, calls))["status"] in (-9, 0)
     assert processes.run(*words)["status"] == 0
-    assert bits(out) == whole
+    assert bits(out) == uninterrupted_bits
     assert not list(out.rglob("*.tmp"))
     assert not (out / "checkpoint").exists()
 
@@ -111,7 +111,7 @@ def fsyncs(processes, data, tmp_path_factory):
 
 
 @pytest.mark.parametrize("written", ["last.pt", "train.csv", "weights.safetensors", "run.json"])
-def test_a_run_killed_before_each_rename_is_bit_identical(written, processes, words, out, whole, fsyncs):
+def test_a_run_killed_before_each_rename_is_bit_identical(written, processes, words, out, uninterrupted_bits, fsyncs):
     """os.fsync is called for run.yaml, for checkpoints with four tables, six tables, the weights and the record."""
     curves = ["timing.csv", "depth.csv", "train.csv", "eval.csv"]
     last = [*curves, "test.csv", "lender_test.csv", "weights.safetensors", "run.json"]
@@ -121,12 +121,12 @@ def test_a_run_killed_before_each_rename_is_bit_identical(written, processes, wo
     assert not (out / written).exists()
     assert [path.name for path in out.rglob(f".{written}.*.tmp")]
     assert processes.run(*words)["status"] == 0
-    assert bits(out) == whole
+    assert bits(out) == uninterrupted_bits
     assert not list(out.rglob("*.tmp"))
 
 
 @pytest.mark.parametrize("signal", ["SIGTERM", "SIGINT"])
-def test_a_signal_saves_the_run_and_sets_the_exit_status(signal, processes, words, out, whole):
+def test_a_signal_saves_the_run_and_sets_the_exit_status(signal, processes, words, out, uninterrupted_bits):
     stopped = processes.run(*words[:4], signal=signal, function="train_batch", at_call=6)
     assert stopped["status"] == 75
     assert f"study/run/seed3: stopped after step 6 of 12 ({signal}); run again to continue" in stopped["output"]
@@ -135,7 +135,7 @@ def test_a_signal_saves_the_run_and_sets_the_exit_status(signal, processes, word
     again = processes.run(*words[:4])
     assert again["status"] == 0
     assert "continuing after step 6" in again["output"]
-    assert bits(out) == whole
+    assert bits(out) == uninterrupted_bits
     assert not (out / ".train.state.json").exists()
 
 
@@ -150,7 +150,7 @@ def test_the_second_of_two_processes_names_the_owner_of_the_run(processes, words
 
 @pytest.mark.parametrize(("function", "status"), [("test_rows", 75), ("save_file", 0), ("hashes_of_rows", 0)])
 def test_a_signal_during_the_test_saves_the_run_and_a_later_signal_lets_it_finish(
-    function, status, processes, words, out, whole
+    function, status, processes, words, out, uninterrupted_bits
 ):
     ended = processes.run(*words, signal="SIGTERM", function=function, at_call=2 if status else 1)
     assert ended["status"] == status
@@ -159,19 +159,21 @@ def test_a_signal_during_the_test_saves_the_run_and_a_later_signal_lets_it_finis
         again = processes.run(*words, at_call=0, function="test_rows")
         groups = int(re.search(r"2 of (\d+) groups", ended["output"])[1])
         assert (again["status"], again["calls"]) == (0, groups - 2)
-    assert bits(out) == whole
+    assert bits(out) == uninterrupted_bits
 
 
-def test_the_time_limit_saves_the_run_and_sets_the_exit_status(processes, words, out, whole):
+def test_the_time_limit_saves_the_run_and_sets_the_exit_status(processes, words, out, uninterrupted_bits):
     stopped = processes.run(*words, "--time-limit", "0.000001", "--margin", "0")
     assert stopped["status"] == 75
     assert "stopped after step 0 of 12 (the time limit of 1e-06 s is near); run again to continue" in stopped["output"]
     assert processes.run(*words, "--time-limit", "1000")["status"] == 0
-    assert bits(out) == whole
+    assert bits(out) == uninterrupted_bits
 
 
 @pytest.mark.parametrize(("largest_file", "stays_out"), [(20_000, CHECKPOINT), (2_000, "weights.safetensors")])
-def test_a_full_disk_is_reported_and_the_same_call_continues(largest_file, stays_out, processes, data, tmp_path, whole):
+def test_a_full_disk_is_reported_and_the_same_call_continues(
+    largest_file, stays_out, processes, data, tmp_path, uninterrupted_bits
+):
     """The disk is full at the checkpoint after the sixth step or, without checkpoints, at the results."""
     words = train_words(RUN, data, tmp_path)
     out = tmp_path / "results" / RUN.id
@@ -195,7 +197,7 @@ def test_a_full_disk_is_reported_and_the_same_call_continues(largest_file, stays
     again = processes.run(*words)
     assert again["status"] == 0, again["output"]
     assert ("continuing after step 6" in again["output"]) == (stays_out == CHECKPOINT)
-    assert bits(out) == whole
+    assert bits(out) == uninterrupted_bits
 
 
 def stopped_with_two_checkpoints(patch, data, out):
@@ -204,7 +206,9 @@ def stopped_with_two_checkpoints(patch, data, out):
 
 
 @pytest.mark.parametrize("damage", ["overwritten", "empty"])
-def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(damage, data, tmp_path, whole, monkeypatch, capsys):
+def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(
+    damage, data, tmp_path, uninterrupted_bits, monkeypatch, capsys
+):
     stopped_with_two_checkpoints(monkeypatch, data, tmp_path)
     path = tmp_path / CHECKPOINT
     content = bytearray(path.read_bytes())
@@ -216,14 +220,14 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_one_is_used(damage, data
     assert f"{path}: broken" in output
     assert "resuming from the previous checkpoint, previous.pt" in output
     assert "continuing after step 3" in output
-    assert bits(tmp_path) == whole
+    assert bits(tmp_path) == uninterrupted_bits
 
 
 def test_a_run_killed_between_the_renames_of_a_save_uses_the_previous_checkpoint(
-    data, tmp_path, whole, monkeypatch, capsys
+    data, tmp_path, uninterrupted_bits, monkeypatch, capsys
 ):
     stopped_with_two_checkpoints(monkeypatch, data, tmp_path)
     (tmp_path / CHECKPOINT).unlink()
     trained(RUN, data, tmp_path)
     assert "continuing after step" in capsys.readouterr().err
-    assert bits(tmp_path) == whole
+    assert bits(tmp_path) == uninterrupted_bits

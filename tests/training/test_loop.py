@@ -36,11 +36,11 @@ def done(run):
     return state
 
 
-def same(one, other):
+def same(left, right):
     """Return whether two states are bit-identical, except for times."""
-    tensors = zip(one.model.state_dict().values(), other.model.state_dict().values(), strict=True)
-    rows = all(one.rows[name] == other.rows[name] for name in ("train", "eval"))
-    return rows and one.step == other.step and all(torch.equal(a, b) for a, b in tensors)
+    tensors = zip(left.model.state_dict().values(), right.model.state_dict().values(), strict=True)
+    rows = all(left.rows[name] == right.rows[name] for name in ("train", "eval"))
+    return rows and left.step == right.step and all(torch.equal(a, b) for a, b in tensors)
 
 
 KINDS = {

@@ -19,7 +19,7 @@ def train(run, code, data, out, **settings):
 
 
 @pytest.fixture
-def own(finished, tmp_path):
+def copied_run(finished, tmp_path):
     """Return a copy of the finished run, which a test may change."""
     return shutil.copytree(finished, tmp_path / "own")
 
@@ -36,44 +36,44 @@ def test_an_unusable_checkpoint_is_moved_aside(why, finished, data, tmp_path, mo
             (tmp_path / "checkpoint" / name).write_bytes(b"garbage")
     else:
         interrupted(monkeypatch, 4, small(optimizer={"lr": 0.02}), data, tmp_path)
-    before = (tmp_path / "checkpoint" / "last.pt").read_bytes()
+    content = (tmp_path / "checkpoint" / "last.pt").read_bytes()
     interrupted(monkeypatch, 2, RUN, data, tmp_path)
     assert f"starting from step 0: {tmp_path}/checkpoint/" in (output := capsys.readouterr().err)
     assert why in output
-    assert (tmp_path / "checkpoint.superseded" / "last.pt").read_bytes() == before
+    assert (tmp_path / "checkpoint.superseded" / "last.pt").read_bytes() == content
     trained(RUN, data, tmp_path)
     assert bits(tmp_path) == bits(finished)
     assert not (tmp_path / "checkpoint.superseded").exists()
 
 
-def test_a_finished_run_is_not_trained_again_and_leftovers_are_removed(own, data, monkeypatch, capsys):
+def test_a_finished_run_is_not_trained_again_and_leftovers_are_removed(copied_run, data, monkeypatch, capsys):
     monkeypatch.delattr(stage, "train")
-    before = times(own)
-    (own / "checkpoint").mkdir()
-    (own / "checkpoint" / "last.pt").write_bytes(b"of this run")
-    trained(RUN, data, own)
-    assert times(own) == before
+    times_before = times(copied_run)
+    (copied_run / "checkpoint").mkdir()
+    (copied_run / "checkpoint" / "last.pt").write_bytes(b"of this run")
+    trained(RUN, data, copied_run)
+    assert times(copied_run) == times_before
     assert "study/run/seed3: already finished" in capsys.readouterr().err
 
 
-def test_a_result_of_another_run_is_refused(own, data):
-    before = times(own)
+def test_a_result_of_another_run_is_refused(copied_run, data):
+    times_before = times(copied_run)
     with pytest.raises(UserError, match=r"run.json: result of another run \(spec is \w+, expected \w+\); delete it"):
-        train(small(optimizer={"lr": 0.02}), "code", data, own)
-    assert times(own) == before
+        train(small(optimizer={"lr": 0.02}), "code", data, copied_run)
+    assert times(copied_run) == times_before
 
 
 @pytest.mark.parametrize(("edited", "lr"), [(True, 0.01), (False, 0.02)], ids=["by hand", "in the plan"])
-def test_the_command_trains_a_stale_run_again(edited, lr, own, data, tmp_path, capsys):
+def test_the_command_trains_a_stale_run_again(edited, lr, copied_run, data, tmp_path, capsys):
     """Training and the staleness check must agree on a record with an edited spec; otherwise the job always fails."""
     run = small(optimizer={"lr": lr})
-    record = json.loads((own / "run.json").read_text())
+    record = json.loads((copied_run / "run.json").read_text())
     record["spec"]["steps"] += edited
     del record["record_sha256"]  # as in older records
-    (own / "run.json").write_text(json.dumps(record))
+    (copied_run / "run.json").write_text(json.dumps(record))
     words = ["train", run.id, "--plan", str(write_plan(run, data, tmp_path))]
     (tmp_path / "results/study/run").mkdir(parents=True)
-    out = own.rename(tmp_path / "results" / run.id)
+    out = copied_run.rename(tmp_path / "results" / run.id)
     assert main(words) == 0
     assert "running again, because its result is stale (changed since: configuration)" in capsys.readouterr().err
     trained(run, data, tmp_path / "fresh")
@@ -99,20 +99,20 @@ def test_a_resume_with_other_kernels_prints_a_warning(data, tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize(("name", "damage"), [("weights.safetensors", "missing"), ("test.csv", "changed")])
-def test_a_result_with_a_missing_or_changed_file_is_trained_again(name, damage, own, finished, data, capsys):
-    content = (own / name).read_bytes()
-    (own / name).unlink()
+def test_a_result_with_a_missing_or_changed_file_is_trained_again(name, damage, copied_run, finished, data, capsys):
+    content = (copied_run / name).read_bytes()
+    (copied_run / name).unlink()
     if damage == "changed":
-        (own / name).write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
-    trained(RUN, data, own)
+        (copied_run / name).write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+    trained(RUN, data, copied_run)
     assert f": {name}" in capsys.readouterr().err
-    assert bits(own) == bits(finished)
+    assert bits(copied_run) == bits(finished)
 
 
-def test_a_run_without_the_needed_optimizer_file_is_trained_again(own, finished, data):
-    trained(RUN, data, own, keep_optimizer=True)
-    assert (own / "optimizer.pt").exists()
-    assert bits(own) == bits(finished)
-    before = times(own)
-    trained(RUN, data, own, keep_optimizer=True)
-    assert times(own) == before
+def test_a_run_without_the_needed_optimizer_file_is_trained_again(copied_run, finished, data):
+    trained(RUN, data, copied_run, keep_optimizer=True)
+    assert (copied_run / "optimizer.pt").exists()
+    assert bits(copied_run) == bits(finished)
+    times_before = times(copied_run)
+    trained(RUN, data, copied_run, keep_optimizer=True)
+    assert times(copied_run) == times_before
