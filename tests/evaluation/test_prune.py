@@ -9,9 +9,11 @@ from formerlab.cache import (
     H2O,
     Decay,
     Full,
+    HeadAdaptive,
     KVCache,
     Local,
     PrunedCache,
+    Pyramid,
     SnapKV,
     SpAtten,
     StreamingLLM,
@@ -201,6 +203,13 @@ def test_scores_are_weighted_means_of_attention(model, stream):
     assert all(0 <= low <= high <= 1 and 0 <= missed <= 1 for *_, low, high, missed in rows)
     odd = list(score_trajectories(Windows(model, stream, 15, [0])))
     assert {query for _, _, query, *_ in odd} == {*range(7, 15)}
+
+
+@pytest.mark.parametrize("policy", [HeadAdaptive(policy=H2O(), safeguard=0.0), Pyramid(policy=H2O(), layers=2)])
+def test_divided_budgets_count_the_keys_of_all_layers_without_empty_slots(model, stream, policy):
+    windows = Windows(model, stream, 20, [1, 3], batch=2)
+    rows = list(one_shot_losses([Configuration(policy, 0.4)], windows))
+    assert [row[4] for row in rows if row[0] != "full"] == [0.4, 0.4]
 
 
 def test_one_shot_compression_spares_the_prompt(model, stream):

@@ -126,6 +126,12 @@ class CompressedCache(KVCache):
         """Return the positions of the layer's retained prompt keys in ascending order; EMPTY in empty slots."""
         return self._kept[layer]
 
+    @property
+    def mean_kept(self) -> float:
+        """Mean number of retained prompt keys over sequences, key heads and layers; empty slots are not counted."""
+        counts = [(kept != EMPTY).double().sum(-1).mean() for kept in self._kept.values()]
+        return float(torch.stack(counts).mean())
+
 
 def importance_of(policy: Policy, prompt: Prompt, position: PositionEncoding | None) -> Importance:
     """Return the score of each key of a prompt; a step-by-step policy scores the prompt without eviction."""
