@@ -205,7 +205,9 @@ def test_scores_are_weighted_means_of_attention(model, stream):
     assert {query for _, _, query, *_ in odd} == {*range(7, 15)}
 
 
-@pytest.mark.parametrize("policy", [HeadAdaptive(policy=H2O(), safeguard=0.0), Pyramid(policy=H2O(), layers=2)])
+@pytest.mark.parametrize(
+    "policy", [HeadAdaptive(policy=H2O(), safeguard=0.0), Pyramid(policy=H2O(), layers=2, last=0.5)]
+)
 def test_divided_budgets_count_the_keys_of_all_layers_without_empty_slots(model, stream, policy):
     windows = Windows(model, stream, 20, [1, 3], batch=2)
     rows = list(one_shot_losses([Configuration(policy, 0.4)], windows))
