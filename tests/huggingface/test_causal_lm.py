@@ -51,7 +51,7 @@ def test_without_pruning_logits_equal_the_models_logits(kind, foreign):
     close(stepped(foreign, text, KVCache()), expected)
 
 
-def test_no_token_sees_a_later_one(foreign):
+def test_no_token_sees_a_later_token(foreign):
     text, other = tokens(1, 12), tokens(1, 12, seed=9)
     changed = torch.cat((text[:, :7], other[:, 7:]), dim=1)
     for attend in (None, lambda: Simulation(Decay(), 4)):

@@ -190,7 +190,7 @@ def test_outputs_are_freed_after_the_last_average_that_reads_them():
     assert sizes[-1] == []
 
 
-def test_blocks_count_from_1():
+def test_block_indices_start_at_1():
     mixer = DepthWeightedAverage().build(layers=3)
     x, history = mixer.begin(torch.zeros(1, 2, 4))
     for index in (0, 4):

@@ -76,7 +76,7 @@ def test_compiled_logits_are_computed_in_bounded_chunks(monkeypatch):
     torch.testing.assert_close(actual, torch.nn.functional.cross_entropy(x @ weight.T, targets))
 
 
-def test_targets_of_another_length_are_refused(monkeypatch):
+def test_targets_must_match_the_rows(monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # disable the shape checks of the tests
     with pytest.raises(ValueError, match="3 targets for 4 rows"):
         linear_cross_entropy(torch.zeros(4, 2), torch.zeros(5, 2), torch.zeros(3, dtype=torch.long))
