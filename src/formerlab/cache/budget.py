@@ -64,7 +64,7 @@ def resolve_budget(budget: AnyBudget, length: int) -> int:
         return UNLIMITED
     if isinstance(budget, float) and 0 < budget < 1:
         return int((_decimal(budget) * int(length)).quantize(Decimal(1), rounding=ROUND_HALF_UP))
-    raise UserError(f"budget {budget!r}: give a count of keys (an int, at least 1) or a fraction (a float in (0, 1])")
+    raise UserError(f"budget {budget!r}: give a count of keys (an int, at least 1) or a ratio (a float in (0, 1])")
 
 
 def floor_fraction(fraction: float, total: int) -> int:
