@@ -249,7 +249,7 @@ def test_the_league_compares_policies_on_the_windows_that_all_of_them_read(tmp_p
     assert losses["windows"].to_dict() == {"H2O": 3, "H2O, budget by layer": 3, "Random": 5}
     assert losses.loc["H2O, budget by layer", "minus_h2o_nats"] == pytest.approx(-0.15)
     found = data[data["_task"].notna()]
-    assert set(found["_task"]) == {"Needle single, 40 %, 4 examples"}
+    assert set(found["_task"]) == {"Needle single at 40 %, n = 4"}
     assert found.set_index("configuration")["found_percent"].to_dict() == {"Full": 75.0, "H2O": 75.0}
     assert len(decay_league.draw(data).axes) == 3
 

@@ -122,8 +122,9 @@ def needles(results: Results) -> DataFrame:
     beside = full.merge(pruned[["task", "_budget"]].drop_duplicates(), on="task")
     shown = pd.concat([beside, pruned], ignore_index=True)
     task = shown["task"].str.rpartition("_")[0].str.replace("_", " ").str.capitalize()
-    count = shown["examples"].astype(str) + " examples"
-    return shown.assign(_task=task + ", " + shown["_budget"].map(pruning.size_of) + ", " + count)
+    return shown.assign(
+        _task=task + " at " + shown["_budget"].map(pruning.size_of) + ", n = " + shown["examples"].astype(str)
+    )
 
 
 @plot(reads="prune.csv", runs="random-* league-*", needs="league-*", draw=sheet(
@@ -144,7 +145,7 @@ def decay_league(results: Results, runs: list[str]) -> DataFrame:
     """
     table, found = pruning.league(results, STUDY, runs), needles(results)
     sizes, count = table["budget"].map(pruning.size_of), table["windows"].map("{:.0f}".format)
-    cells = "Added loss, " + sizes + " of the tokens, " + count + " windows"
+    cells = "Added loss at " + sizes + ", " + count + " windows"
     rows = pd.concat([table.assign(_cell=cells, _budget=table["budget"]), found], ignore_index=True)
     rows = rows.reindex(columns=[*dict.fromkeys([*rows, "found_percent", "_task"])])
     return rows.assign(
