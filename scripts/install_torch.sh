@@ -24,7 +24,7 @@ if [[ -z $index ]]; then
         say "NVIDIA GPU found, torch $pin comes from the configured package index"
         exit
     elif command -v sbatch >/dev/null; then
-        say "Slurm found (its nodes may have GPUs), torch $pin comes from the configured package index"
+        say "Slurm found, torch $pin comes from the configured package index, because other nodes may have GPUs"
         exit
     fi
     index=$cpu_builds

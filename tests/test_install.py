@@ -114,7 +114,7 @@ def test_an_index_that_hangs_is_left_within_seconds(install, port) -> None:
 
 
 def said_of_fallback(address: str, said: str, installed: list[str]) -> None:
-    assert said.startswith(f"setup: {address} does not answer or has no torch 2.13.0: it comes from the configured")
+    assert said.startswith(f"setup: {address} does not answer or has no torch 2.13.0, so torch comes from the")
     assert (said.count("\n"), installed) == (1, [])
 
 
