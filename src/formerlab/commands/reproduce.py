@@ -49,7 +49,7 @@ def reproduce(arguments: argparse.Namespace) -> None:
     out = arguments.out or live.parent.parent / "reproduced" / live.name
     cached = live.parent.parent / "cached" / live.name
     if not has_runs(cached):
-        raise UserError(f"{cached}: no committed runs of scale {live.name}; choose another with --scale")
+        raise UserError(f"{cached}: no committed runs of scale {live.name}; --scale names another")
     records = Results(cached).all_records
     if arguments.id not in records:
         raise UserError(f"{cached}: no run {arguments.id!r}{near_misses(arguments.id, list(records))}")
