@@ -374,6 +374,7 @@ def test_numbers_have_three_digits_and_those_of_an_interval_as_many_decimals():
     assert number("loss_nats", 3.45678) == "3.457"
     assert number("difference (nats)", -0.00001) == "0.0000"
     assert number("accuracy (points)", -0.0) == "0"
+    assert number("perplexity", 11.99) == "11.99"
     assert number("parameters", 1_310_000_000.0) == "1.31B"
     assert number("flops_cumulative", 4.1e12) == "4.1e+12"
     frame = pd.DataFrame({"share": [0.5, 0.08], "share_low": [0.25, 0.0], "share_high": [0.75, 0.11], "empty": np.nan})
@@ -389,6 +390,7 @@ def test_what_all_rows_say_is_said_once():
     cells, said = without_constants(pd.DataFrame({"run": ["a", "b"], "seeds": ["3", "3"]}))
     assert (list(cells), said) == (["run"], "In all rows: seeds 3.")
     assert without_constants(cells.head(1))[1] == ""
+    assert without_constants(pd.DataFrame({"run": ["a", "b"], "schedule": ["", ""]}))[1] == ""
     assert title("Cost of every run, after Table 1 of X (arXiv:1.2): all. More.") == "Cost of every run"
 
 

@@ -113,8 +113,8 @@ def readable(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:
 def without_constants(cells: DataFrame) -> tuple[DataFrame, str]:
     """Return readable rows without their constant columns, and a sentence with the constant values."""
     same = [name for name in cells if len(cells) > 1 and len(set(cells[name])) == 1]
-    said = "; ".join(f"{name} {cells[name].iloc[0]}" for name in same)
-    return cells.drop(columns=same), f"In all rows: {said}." if same else ""
+    said = "; ".join(f"{name} {value}" for name in same if (value := cells[name].iloc[0]))
+    return cells.drop(columns=same), f"In all rows: {said}." if said else ""
 
 
 def heading_of(name: str) -> str:
@@ -144,13 +144,16 @@ def _cell(name: str, value: Any, low: float, high: float, error: float) -> str:
 
 
 def number(name: str, value: float, largest: float = math.nan) -> str:
-    """Return a number with three significant digits, or nats with three decimals; a rounded -0 has no sign.
+    """Return a number with three significant digits, nats with three decimals, or a perplexity alone with two.
 
-    Numbers that are shown together, such as the ends of an interval, have the decimals of the `largest`.
+    Numbers that are shown together, such as the ends of an interval, have the decimals of the `largest`. A rounded -0
+    has no sign.
     """
     size = abs(value) if math.isnan(largest) else largest
     if name.startswith(("parameters", "tokens")):
         return short(value, 3)
+    if name == "perplexity" and math.isnan(largest) and size < 1000:
+        return f"{value:.2f}"
     if math.isnan(largest) and value == round(value) and size < 1e5 and "nats" not in name:
         return f"{value:z,.0f}"
     if size >= 1e5 or not math.isfinite(size) or (math.isnan(largest) and size < 100 and "nats" not in name):
