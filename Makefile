@@ -13,7 +13,7 @@ DOCS := .venv-docs
 READY := $(VENV)/.ready
 DEVELOP := $(VENV)/.develop
 FORMERLAB = $(BIN)/python -m formerlab
-SCALE_OPTION = $(if $(SCALE),--scale $(SCALE),--committed)
+SCALE_OPTION = $(if $(SCALE),--scale $(SCALE))
 SNAKEFILES = $(wildcard Snakefile workflow/rules)
 
 # The rules of the DAG call `python`, so this environment comes first in PATH.
@@ -54,7 +54,7 @@ released: $(VENV)/.released ## evaluate a released language model with pruned ca
 	@$(FORMERLAB) demo --cores $(CORES) --scale released
 
 evidence: $(READY) ## repeat the committed runs of one study of scale overnight: STUDY=tokenformer (docs/evidence.md)
-	@$(BIN)/python scripts/evidence.py $(if $(STUDY),$(STUDY),$(error name a study: make evidence STUDY=tokenformer)) $(if $(SCALE),--scale $(SCALE))
+	@$(BIN)/python scripts/evidence.py $(if $(STUDY),$(STUDY),$(error name a study: make evidence STUDY=tokenformer)) $(if $(SCALE),--scale $(SCALE),--committed)
 
 figures: $(READY) ## render the committed figures and tables, or all of SCALE, from the cached rows; PDF=1 writes PDF too
 	@$(FORMERLAB) figures $(SCALE) $(if $(PDF),--pdf)

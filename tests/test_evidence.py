@@ -1,6 +1,7 @@
 """scripts/evidence.py: runs are made by priority, each after its parent, and the same command resumes."""
 
 import importlib.util
+import subprocess
 import zipfile
 from argparse import Namespace
 from pathlib import Path
@@ -139,3 +140,12 @@ def test_given_weights_are_unpacked_and_their_run_is_not_trained(study, tmp_path
     make()
     assert trained(called) == ["deep-4", "child", "plain"]
     assert (folder / "run.json").exists()
+
+
+def test_make_evidence_repeats_committed_runs_and_other_targets_take_the_scale_alone():
+    def printed(*words):
+        return subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+    assert printed("evidence", "STUDY=vision").strip().endswith("evidence.py vision --committed")
+    assert printed("evidence", "STUDY=vision", "SCALE=pilot").strip().endswith("evidence.py vision --scale pilot")
+    assert "--committed" not in printed("plan") + printed("status") + printed("demo")
