@@ -231,7 +231,7 @@ def test_check_stops_where_the_disk_is_too_small(project, capsys, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1))
     line = refused(capsys, "check")
     assert "1B free, but the 10 missing runs need about 1" in line
-    assert line.endswith("free disk space, or set results: to another disk")
+    assert line.endswith("free disk space, or set the key `results` to a folder on another disk")
 
 
 def test_check_reads_anew_the_prepared_data_of_what_is_left_to_do(project, capsys):

@@ -66,7 +66,7 @@ def test_a_module_that_is_gone_is_refused(plan):
 
 def test_code_that_was_edited_while_it_was_imported_is_refused(plan, monkeypatch):
     monkeypatch.setattr(source_hashes, "AT_START", edited(source_hashes.AT_START, LOOP))
-    assert work(plan) == f"train {RUN}: {LOOP} was edited during its start; start it again"
+    assert work(plan) == f"train {RUN}: {LOOP} was edited while the job started; start the job again"
 
 
 @pytest.fixture

@@ -51,10 +51,12 @@ def test_ones_own_machine_and_measurements_are_taken_and_named(project):
     assert faster["totals"]["hours"] < known["totals"]["hours"]
     assert faster["basis"] == f"{known['basis']}; float32_tflops as configured"
     mine = project.plan(hardware={"mine": OWN}, set={"scale.hardware": "mine", "scale.flops_per_s": 1.0e9})
-    assert mine["basis"] == "as configured; speed as scale.flops_per_s"
+    assert mine["basis"] == "as configured; speed taken from scale.flops_per_s"
     assert mine["too_large"] == dict.fromkeys(run.rpartition("/")[0] for run in mine["train"])
     text = table(mine)
-    assert "too large for one mine, and for several (raise accumulate): small/plain, small/parent" in text
+    remedy = "lower the micro-batch size: raise task.accumulate"
+    line = f"too large for one mine, and sharding over up to 64 does not suffice ({remedy}): small/plain, small/parent"
+    assert line in text
     assert "did you mean H100" in project.mistake(set={"scale.hardware": "H10"})
 
 

@@ -66,7 +66,7 @@ def given_values(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def find_plan(arguments: argparse.Namespace) -> Path:
-    """Return the path of the plan: of --plan, otherwise of the environment, otherwise of the configuration."""
+    """Return the path of the plan: --plan, or the environment variable, or the plan built from the configuration."""
     overrides = given_values(arguments)
     if arguments.plan is not None:
         if arguments.set or arguments.overlay:
@@ -142,4 +142,4 @@ def _check_code(job: str, sources: dict[str, str], planned: str, modules: list[s
         changed = some(sorted(source_hashes.differing(sources, current) & files))
         raise UserError(f"{job}: its code has changed since it was planned ({changed}); {AGAIN}, or undo the change")
     if edited := source_hashes.differing(source_hashes.AT_START, current) & files:
-        raise UserError(f"{job}: {some(sorted(edited))} was edited during its start; start it again")
+        raise UserError(f"{job}: {some(sorted(edited))} was edited while the job started; start the job again")

@@ -87,7 +87,7 @@ def _options(scale: str, arguments: argparse.Namespace) -> str:
 
 def _snakemake(overrides: dict[str, Any], *options: str) -> int:
     """Call Snakemake with the same configuration in a new process group, which does not receive Ctrl-C."""
-    # One line of YAML per value; YAML, unlike JSON, reads small numbers such as 1e-5 back as numbers.
+    # One line of YAML per value. YAML text is used because the YAML parser reads JSON's `1e-05` as text.
     texts = {
         key: value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True, width=1 << 20).strip()
         for key, value in overrides.items()

@@ -84,7 +84,7 @@ def check(arguments: argparse.Namespace) -> None:
     if free < need:
         raise UserError(
             f"{folder}: {short(free)}B free, but the {len(missing)} missing runs need about {short(need)}B; "
-            "free disk space, or set results: to another disk"
+            "free disk space, or set the key `results` to a folder on another disk"
         )
     read = {
         plan[maker(plan, run)][run]["data"] for stage in (*MAKING, *MEASURED) for run in plan[stage] if run in pending

@@ -75,7 +75,7 @@ def papers_block(root: Path) -> str:
     rows.sort(key=lambda row: (order.index(row[0]), row[1].startswith("Table"), int(re.findall(r"\d+", row[1])[0])))
     lines = ["| paper | figure or table | ours | committed | smallest scale |", "|---|---|---|---|---|"]
     lines += [f"| {' | '.join(row)} |" for row in rows]
-    lines += ["", "Without a counterpart, or without committed rows for it:", ""]
+    lines += ["", "Items of the papers that are not reproduced here, or that have no committed rows:", ""]
     missing = read_yaml(root, "docs/no_counterpart.yaml")
     lines += [f"- {paper}, {item}: {reason}." for paper, items in missing.items() for item, reason in items.items()]
     return "\n".join(lines)

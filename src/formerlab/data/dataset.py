@@ -47,7 +47,7 @@ class DataSource(Spec, ABC):
         return self.model_dump(mode="json", exclude=self.outside_recipe)
 
     def hashed_splits(self) -> tuple[Split, ...]:
-        """Return the splits that a hash takes from `train`, including `train`."""
+        """Return the splits whose items a hash assigns from the source's `train` split (always includes `train`)."""
         return tuple(split for split in SPLITS if split == "train" or not getattr(self, split, None))
 
     def licence_notice(self) -> str:

@@ -98,7 +98,7 @@ def verify(out: Path, *, anew: bool = False) -> None:
 
 
 def verify_all(out: Path, *, anew: bool = False) -> None:
-    """Check prepared data and the data set that owns their tokenizer; a run is tested on the test text of both."""
+    """Check prepared data and the owner of a shared tokenizer, because a run is evaluated on the test text of both."""
     for folder in filter(None, (out, tokenizer_owner(out))):
         verify(folder, anew=anew)
 

@@ -30,7 +30,7 @@ class Floors(Measurement):
     orders: tuple[Annotated[int, Field(ge=1, le=8)], ...] = (1, 5)
     """Orders n of the n-gram models."""
     tokens: Count = 20_000_000
-    """Maximum number of training tokens that are counted, from the start; 20 million need about 1 GB."""
+    """Maximum number of training tokens (the first ones) to fit the n-gram models on; 20 million need about 1 GB."""
     strengths: tuple[Strength, ...] = (1e-4, 1e-3, 1e-2, 1e-1)
     """Inverse regularisation strengths of the linear probe (C of scikit-learn); the best on validation is used."""
 

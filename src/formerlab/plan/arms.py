@@ -24,7 +24,7 @@ def _claims(tree: Tree, subject: str = "") -> dict[str, ClaimArms]:
 
 
 def read_arms(root: Path, scale: str) -> dict[str, dict[str, ClaimArms]]:
-    """Return the runs of the arms by study and claim, as given by the key `claims` of studies and scale."""
+    """Return the runs of each arm, by study and claim (key `claims` of the study and scale files)."""
     arms_by_study = {}
     registered = {claim.id: claim for claim in read_claims().claims}
     at_scale = _read(root, f"workflow/scales/{scale}.yaml")

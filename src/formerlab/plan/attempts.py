@@ -36,7 +36,7 @@ class Attempts:
         self._progress: dict[tuple[str, str, int], list[int]] = {}
 
     def memory_kills(self, stage: str, name: str, attempt: int) -> int:
-        """Return how often Slurm killed a job because of its memory; call it before each submission."""
+        """Return how often Slurm killed a job that exceeded its memory limit; call it before each submission."""
         key = (stage, name, attempt)
         if key not in self._kills:
             note = self._note_of_last(stage, name) if attempt > 1 else None
@@ -77,7 +77,7 @@ def command_output(*command: str) -> str | None:
 
 
 def killed_for_memory(job: str | None) -> bool:
-    """Ask Slurm whether it killed a job for its memory.
+    """Ask Slurm whether a job was killed because it exceeded its memory limit.
 
     The state of such a job is OUT_OF_MEMORY or, if Slurm counts memory without cgroups, FAILED with signal 9 for the
     job or one of its steps.

@@ -2,8 +2,8 @@
 
 A plan contains the hash and the modules of every job, so that a job can check whether its code has changed. The modules
 are found by following imports in the source without executing it. Two kinds of modules are excluded: modules of specs
-that the stage does not use (an edited depth mixer must not retrain models with other mixers), and modules that cannot
-change a result. The hash ignores comments, docstrings, formatting and unions of variants.
+that the stage does not use (editing one depth mixer must not cause models with other mixers to be trained again), and
+modules that cannot change a result. The hash ignores comments, docstrings, formatting and unions of variants.
 """
 
 import ast
@@ -29,7 +29,7 @@ WITHOUT_EFFECT = frozenset(
 
 
 ON_REQUEST = frozenset((f"{PACKAGE}.growth.stage",))
-"""Modules with specs and functions; the plan adds such a module to the entries of the jobs that run its functions."""
+"""Modules that define both specs and functions. A job hashes them only as entries or as modules of its specs."""
 
 
 HASHED: dict[str, tuple[str, ...]] = {}
@@ -48,9 +48,9 @@ def code_hash(*entries: str, specs: Iterable[Spec] = ()) -> str:
 
 
 @functools.cache
-def _hash(entries: tuple[str, ...], chosen: frozenset[str]) -> str:
-    """Return the hash of the code that `entries` run for specs of the modules `chosen`."""
-    modules = tuple(sorted(closure(entries, chosen)))
+def _hash(entries: tuple[str, ...], spec_modules: frozenset[str]) -> str:
+    """Return the hash of the code reachable from `entries`, given the modules that define the job's specs."""
+    modules = tuple(sorted(closure(entries, spec_modules)))
     code = hash_of(modules)
     HASHED[code] = modules
     return code
@@ -77,25 +77,25 @@ def module_of(file: str) -> str:
     return f"{PACKAGE}.{file.removesuffix('.py').replace('/', '.')}".removesuffix(".__init__")
 
 
-def closure(entries: Iterable[str], chosen: frozenset[str]) -> set[str]:
-    """Return the modules that `entries` import, directly or indirectly; the specs of a job are in the modules `chosen`.
+def closure(entries: Iterable[str], spec_modules: frozenset[str]) -> set[str]:
+    """Return the modules that `entries` import, directly or indirectly.
 
-    A module that defines specs and is not chosen is included in two cases: a chosen module uses one of its specs in a
-    function body or as a base class, or a function is imported from it. A spec that occurs only as a default value, in
-    a union or in an annotation is never built.
+    `spec_modules` define the specs of the job. Another module that defines specs is included in two cases: one of
+    `spec_modules` uses one of its specs in a function body or as a base class, or a function is imported from it. A
+    spec that occurs only as a default value, in a union or in an annotation is never built.
     """
     closed: set[str] = set()
-    waiting = [*entries, *chosen]
+    waiting = [*entries, *spec_modules]
     while waiting:
         module = waiting.pop()
         if module in closed or module in WITHOUT_EFFECT:
             continue
         closed.add(module)
-        built = _names_used(module) if module in chosen else frozenset()
+        built = _names_used(module) if module in spec_modules else frozenset()
         waiting += [
             target
             for name, target in _imports(module)
-            if target in chosen
+            if target in spec_modules
             or name in built
             or not _defines_specs(target)
             or (name in _functions(target) and target not in ON_REQUEST)

@@ -13,7 +13,7 @@ NonNegative = Annotated[float, Field(ge=0.0, le=1e9)]
 
 
 class Hardware(Spec):
-    """The numbers of a processor for the estimates of time and memory.
+    """Specifications of a processor, used to estimate time and memory.
 
     Time = FLOPs / (peak x utilisation) + block_us per block and micro-batch + micro_batch_us per micro-batch. The two
     constants cover all work except matrix products; in small models this work takes most of the time.
@@ -22,9 +22,9 @@ class Hardware(Spec):
     memory_gb: Positive
     """Memory in 10^9 bytes."""
     float32_tflops: Positive
-    """Peak of dense float32 matrix products (without TF32) in 10^12 FLOP/s; on a CPU, of one thread."""
+    """Peak throughput of dense float32 matrix products (without TF32) in 10^12 FLOP/s; for a CPU, of one thread."""
     bfloat16_tflops: Positive
-    """Peak of dense bfloat16 matrix products in 10^12 FLOP/s; on a CPU, of one thread."""
+    """Peak throughput of dense bfloat16 matrix products in 10^12 FLOP/s; for a CPU, of one thread."""
     utilisation: float = Field(default=0.4, ge=1e-6, le=1.0)
     """Fraction of the peak that large models reach in training."""
     pattention_utilisation: float | None = Field(default=None, ge=1e-6, le=1.0)

@@ -134,7 +134,7 @@ def read_plan(path: Path) -> dict[str, Any]:
 
 
 def typed(value: Any) -> Any:
-    """Convert text scalars as YAML does; on its command line, Snakemake leaves scalars within {} and [] as text."""
+    """Convert text scalars as YAML does. Snakemake leaves scalars inside {} and [] on its command line as text."""
     if isinstance(value, dict):
         return {key: typed(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -62,9 +62,8 @@ def read_manifest(root: Path) -> dict[str, PublicData]:
 def check_public_data(name: str, data: DataSpec, root: Path, *, prepared: bool) -> str | None:
     """Raise UserError if files of a data set below $FORMERLAB_DATA are missing or differ from the manifest.
 
-    Files are hashed once and then identified by size and modification time. If the variable is not set, `prepared` data
-    stay valid; for other data the function returns a line that says what to do, because runs can be planned without
-    data. Otherwise it returns None.
+    Files are hashed once and then identified by size and modification time. Returns a message if the variable
+    is not set and the data are not prepared, because a plan needs no data. Returns None in all other cases.
     """
     named = sorted(re.findall(rf'"\${DATA_VARIABLE}/([^"]*)"', json.dumps(data.source.to_dict())))
     folder = variable(DATA_VARIABLE)

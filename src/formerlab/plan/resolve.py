@@ -157,7 +157,10 @@ def match_times(runs: list[Run], timed: Mapping[str, Any], sources: Sources) -> 
                     raise UserError(f"{key}: {name!r} is not a run that `speed` times{near_misses(name, names)}")
             arm, reference = (by_id[f"{run.study}/{name}/seed{run.seed}"] for name in (equal.arm, equal.reference))
             if timing_keys(reference, Speed) != timing_keys(run, Speed):
-                raise UserError(f"{key}.reference: {equal.reference!r} has another model or batch; choose an equal run")
+                raise UserError(
+                    f"{key}.reference: {equal.reference!r} has another model or batch; choose a reference with the "
+                    "same model and batch"
+                )
             run = run.model_copy(update={"steps": arm.steps})
             equal_by_id[run.id] = equal
         matched.append(run)
@@ -247,7 +250,10 @@ def _check_carried(run: Run, parent: Run, tree: Tree) -> None:
 
 
 def _grown(ordered: list[Run], trees: Mapping[str, Tree], scale: Scale) -> Iterator[Run]:
-    """Yield the runs with the tau that growth or parent set. Raises UserError if a run cannot continue its parent."""
+    """Yield the runs. The growth rule sets the Pattention scale `tau`; continued training copies it from the parent.
+
+    Raises UserError if a run cannot continue its parent.
+    """
     resolved: dict[str, Run] = {}
     for run in ordered:
         if run.init is not None:

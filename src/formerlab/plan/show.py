@@ -81,7 +81,9 @@ def _hardware(plan: dict[str, Any]) -> list[str]:
     for run, gpus in plan["too_large"].items():
         by_need.setdefault(gpus, []).append(run)
     for count, runs in by_need.items():
-        remedy = f"fits on {count} with sharding (gpus: {count})" if count else "and for several (raise accumulate)"
+        remedy = "and sharding over up to 64 does not suffice (lower the micro-batch size: raise task.accumulate)"
+        if count:
+            remedy = f"fits on {count} with sharding (gpus: {count})"
         lines.append(f"too large for one {plan['hardware']}, {remedy}: {', '.join(runs)}")
     need, limit = submissions(plan), duration(plan["runtime_minutes"] / 60)
     return [

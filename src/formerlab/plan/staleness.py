@@ -22,7 +22,7 @@ from formerlab.results.stages import MAKING, MEASURED, OPTIMIZER, STAGES, TIMED,
 RECORDS = {stage.name: stage.record for stage in STAGES.values()}
 """The record file of each stage, which the stage writes last; stages come before the stages that read their results."""
 Expected = dict[tuple[str, ...], tuple[str, Any]]
-"""Expected values of a record by the path of a key: (the key in words, the value)."""
+"""Expected values of a record: path of the key -> (label for messages, expected value)."""
 
 
 def maker(plan: dict[str, Any], run: str) -> str:

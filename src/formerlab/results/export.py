@@ -37,9 +37,9 @@ def export(
     """Export the rows of finished runs, without weights, from results/live/<scale> to results/cached/<scale>.
 
     A run is exported if all its seeds are finished and every file can be read. `seeds` gives the planned seeds by
-    study/run; the default is all seeds that any run of the study has. An exported run replaces its previous export with
-    all seeds; other exported runs, for example from another machine, stay. Each study is replaced atomically. Runs for
-    which `staleness_reason` returns a reason (stale runs) are not exported.
+    study/run; the default is all seeds that any run of the study has. An exported run replaces all seeds of its
+    previous export; other runs, for example from another machine, stay. Each study is replaced atomically. Runs
+    for which `staleness_reason` returns a reason (stale runs) are not exported.
 
     Returns ids of runs as `exported`, `diverged` (these are exported too) and `unfinished` (with the reason), and
     `left_out`, the measurements that were not exported. Raises UserError for damaged files and if scales or versions of

@@ -158,7 +158,7 @@ class Results:
         return bool(reason)
 
     def left_out(self, study: str = "*", runs: Sequence[str] = ("*",)) -> list[str]:
-        """Return "stage name: reason" for all rows left out so far; a pattern `key=value` of specs matches any run."""
+        """Return "stage name: reason" for all rows left out; patterns on spec keys (`key=value`) are treated as `*`."""
         names = ["*" if "=" in pattern else pattern for pattern in runs]
         return [
             f"{stage} {name}: {reason}"
@@ -257,7 +257,7 @@ def read_rows(path: Path, stated: str | None = None) -> DataFrame:
         raise UserError(f"{path}: changed since its stage wrote it; {AGAIN}")
     columns = TABLES[path.name].columns if path.name in TABLES else COLUMNS
     texts = {name: "str" for name, kind in columns.items() if kind == "text"}
-    empty = {name: [""] if name in texts else ["", "nan"] for name in columns}  # the texts None, NA and null are tokens
+    empty = {name: [""] if name in texts else ["", "nan"] for name in columns}  # None, NA and null may be tokens
     try:
         frame: DataFrame = pd.read_csv(
             io.BytesIO(content), dtype=texts, na_values=empty, keep_default_na=False, **EXACT_FLOATS

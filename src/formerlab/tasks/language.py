@@ -89,10 +89,10 @@ class LanguageModeling(TaskSpec):
     def train_batch(
         self, stream: NDArray[np.unsignedinteger], seed: int, step: int, chosen: slice = slice(None)
     ) -> Windows:
-        """Return the windows of an optimizer step, drawn with replacement as a function of (stream, seed, step).
+        """Return the windows `chosen` (a slice of the batch) of an optimizer step, drawn with replacement.
 
-        `step` includes the steps of the ancestors on this data set. There is no other state, so a resumed run needs no
-        loader state, and runs with the same seed and parent read the same tokens in the same order.
+        They depend only on (stream, seed, step). `step` includes the steps of the ancestors on this data set.
+        A resumed run needs no loader state, and runs with the same seed and parent read the same tokens in order.
         """
         random = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, step]))
         starts = random.integers(0, self._last_start(stream), size=self.batch, endpoint=True)

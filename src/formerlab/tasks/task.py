@@ -44,8 +44,8 @@ class Shard:
     def micro_batches(self, count: int) -> list[int]:
         """Return the numbers of this process's micro-batches in a step with `count` micro-batches.
 
-        All processes compute equally many micro-batches, because all take part in every reduction. A process with too
-        few repeats other micro-batches; their numbers are `count` or higher, and they do not contribute to the step.
+        All processes compute equally many micro-batches, because all take part in every reduction. A process with fewer
+        computes micro-batches of the step a second time; these are numbered from `count` on and do not contribute.
         """
         rounds = -(-count // self.processes)
         return list(range(self.rank, rounds * self.processes, self.processes))
@@ -81,8 +81,8 @@ class TaskSpec(Spec, ABC):
     test_columns: ClassVar[tuple[str, ...]] = ("window", "tokens", "loss_nats")
     """Columns of test.csv; the first three are the same for all tasks."""
     dynamic_shapes: ClassVar[bool | None] = False
-    """The argument `dynamic` of torch.compile. False: a static graph for every shape, also if validation, which runs
-    first, has other batch sizes than training. None: the graph becomes symbolic at the second shape."""
+    """The argument `dynamic` of torch.compile. False compiles one static graph per shape, even if validation batches
+    (which run first) have another size than training batches. None: the graph becomes symbolic at the second shape."""
 
     accumulate: Count = 1
     """Number of micro-batches per step, processed one after another; must divide `batch` if the task has this field."""
@@ -109,7 +109,7 @@ class TaskSpec(Spec, ABC):
     ) -> Sequence[Any]:
         """Return the micro-batches of `shard` in optimizer step `step` (0-based), in the order of `shard.indices`.
 
-        The other micro-batches of the step are not made. Their content does not depend on the shard.
+        Only these micro-batches are built. The content of a micro-batch does not depend on the shard.
         """
 
     @abstractmethod

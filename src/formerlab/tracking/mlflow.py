@@ -42,7 +42,7 @@ LAYOUT = "layout 2, "
 TRAINING_VIEW = "workflowType=machine_learning"
 """Query of the URL for the training view; otherwise MLflow's page opens its view for agents."""
 CONFIGURATIONS = "tags.`formerlab.level` != 'run'"
-"""Filter of the page of a study. Sorted by a metric, MLflow lists all runs flat, so the filter leaves out the seeds."""
+"""Filter of a study's page. If it is sorted by a metric, MLflow shows no nesting, so the filter leaves out seeds."""
 
 _DAMAGED = ("disk image is malformed", "file is not a database")
 """Messages of SQLite for a damaged file."""
@@ -69,7 +69,7 @@ def sync(root: Path, uri: str, figures: Path, *, weights: bool = False) -> dict[
         return ""
 
     lock = root / ".mlflow.lock"
-    training = unfinished(root)  # before the results, so that a run that finishes meanwhile is not lost
+    training = unfinished(root)  # read before the results, so that a run that finishes in between is counted
     results = Results(root, unreadable)
     with locked(lock, lambda: f"{lock}: another sync of these results is running; wait for it and sync again"):
         try:

@@ -230,7 +230,7 @@ def _points(rows: dict[str, DataFrame], record: dict[str, Any]) -> DataFrame:
     last = int(rows["train.csv"]["step"].max()) if "train.csv" in rows else 0
     ends = DataFrame(finals.items(), columns=["name", "value"]).assign(time_ms=end, step=last)
     points = pd.concat([*(curve.assign(name=curve["_of"] + "/" + curve["name"]) for curve in curves), ends])
-    timing = rows.get("timing.csv", DataFrame({"step": [0], "time_s": [0]}))  # the same files give the same times
+    timing = rows.get("timing.csv", DataFrame({"step": [0], "time_s": [0]}))  # not the clock: a sync is repeatable
     times = start + 1000 * np.interp(points["step"], timing["step"], timing["time_s"])
     points["time_ms"] = points["time_ms"].where(points["time_ms"].notna(), times).astype(int)
     return points.astype({"value": float}).reset_index(drop=True)[[*ends]]

@@ -40,7 +40,7 @@ from formerlab.seeding import mixed_seed
 Positions = NDArray[np.int64]
 """Positions in the batch of a step."""
 Key = tuple[int, int, int, Positions]
-"""Seed, index of the augmentation draw, start of the batch in the sequence of epochs, positions in the batch."""
+"""Seed, step index for the augmentations, start of the batch in the sequence of epochs, positions in the batch."""
 END_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 """Signals that ask a process to end."""
 PREFETCH = 2
@@ -57,7 +57,9 @@ class ImageBatch(NamedTuple):
     """Normalised images with targets: class indices, or one weight per class if the batch is mixed."""
 
     images: Tensor
+    """Shape (count, channels, side, side), float32."""
     targets: Tensor
+    """Shape (count,), or (count, classes) if the batch is mixed."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,7 @@ class TrainingImages(Dataset[AugmentedImages]):
     ) -> list[ImageBytes]:
         """Return the micro-batches of the batch that begins at position `start`.
 
-        `micro_batches` has positions in the batch, and `draw` is the index of the batch's random augmentations.
+        `micro_batches` has positions in the batch, and `draw` is the step index that seeds the random augmentations.
         """
         indices = step_indices(seed, start, self.batch, len(self.images))
         if not self.workers:
@@ -217,7 +219,7 @@ class TrainingImages(Dataset[AugmentedImages]):
         self._results = None  # ends earlier workers; the iterator also cannot be pickled for new workers
         self._check_shared_memory(micro_batches)
         options: dict[str, Any] = {"multiprocessing_context": "spawn", "worker_init_fn": _end_at_parents_signal}
-        # The loader draws a seed; drawn from torch's generator, it would change dropout.
+        # DataLoader draws a base seed. A separate generator keeps the global one, and therefore dropout, unchanged.
         options |= {"generator": torch.Generator(), "timeout": POLL_SECONDS, "prefetch_factor": PREFETCH}
         loader: Any = DataLoader(self, batch_size=None, sampler=keys, num_workers=self.workers, **options)
         resource_tracker.ensure_running()  # otherwise the first worker starts the tracker, which unblocks signals

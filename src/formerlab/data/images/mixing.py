@@ -17,7 +17,9 @@ class Mix(NamedTuple):
     box: tuple[int, int, int, int] | None
     """Rectangle that cutmix copies from the other image: first row, last row (exclusive), first column, last column."""
     smoothing: float
+    """Label smoothing of the targets, from 0 to 1."""
     classes: int
+    """Number of classes."""
 
     def __call__(self, images: Pictures, labels: Int[Tensor, " count"]) -> tuple[Pictures, Tensor]:
         """Mix the images in place; return them with targets of shape (count, classes)."""

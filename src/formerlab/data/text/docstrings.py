@@ -18,7 +18,7 @@ class Documented(NamedTuple):
     paragraphs: tuple[str, ...]
     """The docstring, split at blank lines; line breaks within a paragraph are kept."""
     summary: bool = True
-    """Whether the first paragraph here is the first paragraph of the docstring."""
+    """Whether `paragraphs[0]` is the first paragraph of the docstring."""
 
 
 class Module(NamedTuple):

@@ -151,7 +151,7 @@ def batches(documents: Iterator[tuple[Split, str]]) -> Iterator[tuple[Split, lis
 
 def training_sample(shards: list[Shard], data: "TextData", size: int) -> Iterator[str]:
     """Yield up to `size` bytes of training text, in equal amounts from up to 16 shards spread over the source."""
-    # The deduplicator first reads the held-out shards. max_bytes is ignored, since only starts of documents are used.
+    # Held-out shards are read first. max_bytes is ignored, because only the first bytes of sampled shards are used.
     deduplicator = Deduplicator(data.model_copy(update={"max_bytes": None}))
     deque(deduplicator.documents([shard for shard in shards if "train" not in shard.splits]), maxlen=0)
     training = [shard for shard in shards if "train" in shard.splits]

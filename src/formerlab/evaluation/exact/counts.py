@@ -192,9 +192,9 @@ def complexity() -> dict[str, float]:
     """Return slopes of counted multiply-adds, and the largest deviation of path lengths from Table 1 of the paper.
 
     The table omits the projections of self-attention; `slope:self_attention_with_projections:n` includes them, for
-    lengths below the width. For a recurrent layer, the table's path includes the step from the input to the state. It
-    assumes dilated causal kernels, and r positions on each side. Two more numbers are path length / (n/k) for kernels
-    without dilation, and path length / (n/r) for r positions in total.
+    lengths below the width. For a recurrent layer, the table's path includes the step from the input to the state.
+    The table assumes dilated causal kernels and r positions on each side. Two more numbers are path length / (n/k) for
+    kernels without dilation, and path length / (n/r) for r positions in total.
     """
     lengths, widths, k, r = GRID.lengths, GRID.widths, GRID.kernel, GRID.neighbourhood
     numbers: dict[str, float] = {}

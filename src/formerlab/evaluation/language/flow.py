@@ -52,10 +52,10 @@ def measure(run: Measured, settings: Flow) -> None:
 def flow(model: DecoderModel, task: LanguageModeling, stream: Stream, settings: Flow) -> Iterator[list[Cell]]:
     """Yield the rows of one model.
 
-    `cosine_with_embedding` at place i is the cosine similarity of Y_i and the embedding X_0, mean over tokens. Y_i is
-    the input of block i + 1; the last Y_i is the input of the final norm. `pruned_loss_nats` at place s is the loss
-    after the smallest mixing weights in magnitude, a fraction s, are set to zero; `kept` is the number of the others.
-    It is measured only for depth-weighted averages with unconstrained weights.
+    In rows `cosine_with_embedding`, `place` is the block index i, and `value` is the mean over tokens of the cosine
+    similarity of Y_i and the embedding X_0. Y_i is the input of block i + 1, and the last Y_i that of the final norm.
+    In rows `pruned_loss_nats`, the fraction `place` of the mixing weights with the smallest magnitude is set to zero;
+    `kept` is the number of remaining weights. Only depth-weighted averages with unconstrained weights have these rows.
     """
     windows = spread_windows(stream, task.context, settings.windows)
 
@@ -90,7 +90,7 @@ def cosines(model: DecoderModel, work: Callable[[], object]) -> Iterator[tuple[i
 
 @contextmanager
 def _pruned(mixer: DepthWeightedAverageLayer, fraction: float) -> Iterator[int]:
-    """Set this fraction of the mixing weights, the smallest in magnitude, to zero; yield the number of others."""
+    """Set this fraction of the mixing weights, the smallest in magnitude, to zero; yield the number that remain."""
     alphas: list[nn.Parameter] = list(mixer.alphas.values())
     original = parameters_to_vector(alphas).detach()
     count = round(fraction * len(original))

@@ -134,7 +134,7 @@ def build_requests(tasks: dict[str, Any], limit: int | None) -> dict[str, Any]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence the harness: log messages below errors, and progress bars, which it cannot switch off."""
+    """Silence the harness: log messages below errors, and progress bars, which have no option to disable them."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     with redirect_stderr(io.StringIO()):
         yield

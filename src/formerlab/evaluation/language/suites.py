@@ -66,7 +66,7 @@ class _Suite(Spec):
     shots: AnyCount = 0
     """Number of solved examples before each question, equal for all models and policies."""
     limit: Count | None = None
-    """Maximum number of examples of a suite from files; default all."""
+    """Maximum number of examples of a suite from files, a fixed random sample; null means all."""
     leading_token: bool = False
     """Begin every context with the token that ends documents; the published accuracies do not use it."""
 
@@ -102,7 +102,7 @@ class LocalSuite(_Suite):
     delimiter: str = " "
     """Text between context and ending; not for pairs."""
     shots_from: tuple[str, ...] = ()
-    """Files, folders or globs of solved examples in the same format; default the other questions of the suite."""
+    """Files, folders or globs of solved examples in the same format; if empty, the suite's other questions."""
     version: float = Field(default=1.0, gt=0.0, le=1e6)
     """Version of the task; raise it when files or prompt change."""
 
@@ -146,7 +146,7 @@ class HarnessSuite(_Suite):
     """Name in the harness: hellaswag, lambada_openai, arc_easy, arc_challenge, winogrande, piqa, openbookqa, ..."""
     paths: dict[Literal["train", "validation", "test"], str] = {}
     """Local copies of the data set by split, in JSON lines or Parquet, with the fields of the hub; every split that the
-    task uses is required. Default the hub, or the hub's cache if HF_HUB_OFFLINE is set."""
+    task uses is required. If empty, the hub is used, or its cache if HF_HUB_OFFLINE is set."""
 
     @model_validator(mode="after")
     def _check_limit(self) -> "HarnessSuite":
@@ -192,7 +192,7 @@ Suite = Annotated[LocalSuite | HarnessSuite, Field(discriminator="kind")]
 
 
 def check_names(suites: dict[str, Suite]) -> dict[str, Suite]:
-    """Return the suites. Raises ValueError unless exactly the names of suites from files end in `_local`."""
+    """Return the suites. Raises ValueError if a suite of local files lacks the suffix `_local`, or another has it."""
     for name, suite in suites.items():
         if name.endswith(LOCAL) != (suite.kind == "files"):
             rule = f"name a suite of files '<suite>{LOCAL}', because it is not the published benchmark"

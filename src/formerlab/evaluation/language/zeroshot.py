@@ -18,11 +18,11 @@ class Zeroshot(Measurement):
     """Settings of `zeroshot`."""
 
     question_limit: Count | None = None
-    """Number of examples of each task, from the first; default all."""
+    """Maximum number of examples per task (the first ones); null means all."""
     batch: Count = 16
     """Sequences per forward pass."""
     batch_tokens: Count | None = None
-    """Maximum number of tokens per forward pass, including padding; default no limit."""
+    """Maximum number of tokens per forward pass, including padding; null means no limit."""
 
     def for_run(self, run: AnyRun, *, questions: bool) -> Self | None:
         return self if questions else None

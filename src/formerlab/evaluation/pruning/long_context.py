@@ -1,9 +1,9 @@
 """Long-context tasks by the rules of RULER (arXiv:2404.06654, appendix B), generated from seeds, without a download.
 
-Seven tasks: needles (one, several keys, several values, several queries) in a text of one's choice, variable tracking
+Seven tasks: needles (one, several keys, several values, several queries) in a given text, variable tracking
 between sentences of noise, common words of a list, and frequent coded words. Templates, counts and scores are RULER's.
-Deviations: keys and listed words come from the text itself, noise is added by the sentence, and the solved example of
-the two tasks that have one is shorter (variable tracking) and left out below `SOLVED` tokens.
+Deviations from RULER: keys and listed words come from the text. Noise is added one sentence at a time. The solved
+example of variable tracking is shorter; below `SOLVED` tokens, no task has a solved example.
 """
 
 import math
@@ -22,7 +22,7 @@ from formerlab.data.text.embedded import Embedded, read_modules
 from formerlab.errors import UserError
 
 FLOOR = 0.5
-"""A task decides nothing about policies if the full cache has a lower mean score."""
+"""Minimum mean score of the full cache; tasks below it are excluded from the comparison of policies."""
 LENGTHS = range(512, 8193)
 """Valid lengths in tokens, including the answer."""
 SOLVED, SOLVED_CHAIN = 1024, 256
@@ -30,7 +30,7 @@ SOLVED, SOLVED_CHAIN = 1024, 256
 MANY_WORDS = 4096
 """Length from which common words are repeated 30 times and other words 3 times, otherwise 6 times and once."""
 CODE_SHARE = 50
-"""Tokens of the length for each coded word of the vocabulary of `frequent_words`."""
+"""`frequent_words` has one coded word per this many tokens of the length."""
 TEXT_WORDS = 20_000
 """Words read from the embedded text."""
 NOISE = "The grass is green.", "The sky is blue.", "The sun is yellow.", "Here we go.", "There and back again."
@@ -136,7 +136,7 @@ def variable_tracking(text: Text, random: Random, units: int, length: int, *, le
 
 
 def common_words(text: Text, random: Random, units: int, length: int, *, repeats: tuple[int, int] = (0, 0)) -> Example:
-    """List `units` words in random order, ten of them more often; `repeats` defaults to RULER's for the length."""
+    """List `units` words in random order, ten of them more often; `repeats` defaults to RULER's counts."""
     often, seldom = repeats if any(repeats) else (30, 3) if length >= MANY_WORDS else (6, 1)
     if units > len(text.vocabulary):
         raise OutOfText
@@ -200,7 +200,7 @@ Count = Callable[[str], int]
 
 
 def examples(name: str, length: int, number: int, count: Count, text: Text, seed: int = 0) -> Iterator[Example]:
-    """Yield `number` examples of a task whose prompts and answers have at most `length` tokens, at most 2 % fewer.
+    """Yield `number` examples of a task whose prompts and answers have 98 % to 100 % of `length` tokens.
 
     Each example has its own seed: (seed, task, length, index). Raises UserError for a length or a text that is too
     short for the task.

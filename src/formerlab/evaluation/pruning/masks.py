@@ -46,7 +46,7 @@ def mask_measures(
     states: dict[Configuration, dict[str, Tensor]] = defaultdict(dict)
 
     def observe(layer: int, attention: SimulatedLayer) -> None:
-        budgets = {configuration.budget for configuration in configurations}  # one sort of every row per budget
+        budgets = {configuration.budget for configuration in configurations}  # sort every row once per budget
         ideals = {budget: ideal_attention(attention.probabilities, budget).double() for budget in budgets}
         for configuration in configurations:
             pruned, visible = attention.simulate(*configuration, states[configuration], layer)
@@ -88,7 +88,7 @@ def follow(attention: Square) -> tuple[Scores, Missed, Importance]:
     Returns three tensors on the CPU, because they are collected for all layers and windows; the axis `sequences`
     has one entry per sequence and head:
     - the scores, divided by the sum of their weights, in float32: an exponentially weighted mean of attention;
-    - whether the score is not in the largest RETAINED of the scores of all tokens so far;
+    - whether the score is outside the top fraction RETAINED of the scores of all tokens so far;
     - the mean attention of each token from the second half.
     """
     rows = attention.flatten(0, 1).double()

@@ -76,9 +76,9 @@ class PruneSweep(Measurement):
     batch: Count = 64
     """Sequences per forward pass; padding is masked, so the batch size changes only rounding."""
     batch_tokens: Count | None = None
-    """Maximum number of tokens per forward pass, including padding, so that large models fit; default no limit."""
+    """Maximum number of tokens per forward pass, including padding, so that large models fit; null means no limit."""
     context: Size | None = None
-    """Predicted tokens per window; default the model's context."""
+    """Predicted tokens per window; null means the model's context."""
     mask_windows: AnyCount = 8
     """Number of windows, evenly spaced, on which the retained keys are measured; 0 disables the measurement."""
     questions: bool = True
@@ -88,7 +88,7 @@ class PruneSweep(Measurement):
     question_budgets: tuple[Budget, ...] = (0.4,)
     """Cache budgets for the questions."""
     question_limit: Count | None = None
-    """Number of examples of each task, from the first; default all."""
+    """Maximum number of examples per task (the first ones); null means all."""
     calibration_windows: AnyCount = 0
     """Number of validation windows on which alpha is chosen, per layer and head and for all heads; 0 disables it."""
     calibration_budgets: tuple[Budget, ...] = (0.2,)
@@ -98,9 +98,9 @@ class PruneSweep(Measurement):
     mask_dump_tokens: AnyCount = 0
     """Number of tokens of the window whose masks are plotted (Decay article, Fig. 3); 0 disables it."""
     mask_dump_budgets: tuple[Budget, ...] = (0.2,)
-    """Cache budgets of these masks."""
+    """Cache budgets of the plotted masks."""
     one_shot: tuple[Compressing, ...] = ()
-    """Policies that compress a prompt once, the first half of each window; the losses have a separate file."""
+    """Policies for one-shot compression of a prompt (the first half of a window); losses are in prune_one_shot.csv."""
     one_shot_budgets: tuple[Budget, ...] = (0.2, 0.4)
     """Cache budgets of one-shot compression, as fractions of the prompt."""
 

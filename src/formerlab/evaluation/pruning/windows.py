@@ -38,7 +38,7 @@ class Configuration(NamedTuple):
         return policy_name(self.policy), values.get("alpha"), values.get("recent"), self.budget
 
     def single_policy(self, settings: Measurement) -> tuple[Measurement, dict[str, Any], Budget]:
-        """Return the settings on which this configuration's rows depend, without the other configurations."""
+        """Return the cache key of these rows: the settings with only this policy, the policy, and the budget."""
         emptied = dict.fromkeys({"alphas", "one_shot"} & type(settings).model_fields.keys(), ())
         return settings.model_copy(update={"policies": (self.policy,), **emptied}), self.policy.to_dict(), self.budget
 
@@ -46,7 +46,7 @@ class Configuration(NamedTuple):
 def policy_name(policy: Policy) -> str:
     """Return kind and non-default fields without alpha and recent, as in `h2o variant=local_statistics`.
 
-    A policy that another one scores keys for is named as in `pyramid(snapkv window=32) layers=30`.
+    A policy that uses another policy to score keys is named like `pyramid(snapkv window=32) layers=30`.
     """
     changed = policy.model_dump(mode="json", exclude_defaults=True, exclude={"kind", "alpha", "recent", "policy"})
     inner = getattr(policy, "policy", None)

@@ -64,8 +64,8 @@ def rows_of(spec: Complexity) -> Iterator[list[Any]]:
 
 
 def multiply_adds(name: LayerName, n: int, d: int, spec: Complexity) -> int:
-    """Return the multiply-adds of a layer's mixing, up to a factor n^2 d (self-attention), n d^2 (recurrent), k n d^2
-    (convolution) or r n d (restricted) (arXiv:1706.03762, Table 1). PyTorch counts them on the meta device.
+    """Count the multiply-adds of a layer's mixing operation, which are proportional to n^2 d (self-attention), n d^2
+    (recurrent), k n d^2 (convolution) or r n d (restricted) (arXiv:1706.03762, Table 1), on PyTorch's meta device.
     """
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         _layer(name, n, d, spec)()

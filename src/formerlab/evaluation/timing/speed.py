@@ -114,7 +114,7 @@ class Turn:
     def seconds(self) -> dict[str, float]:
         """Return the seconds of one step, pass or token, by measure; steps use the training loop's clock.
 
-        One step and one pass before the timed ones warm up: they compile, choose kernels and allocate memory.
+        One untimed step and one untimed pass run first as warm-up (compilation, kernel choice, memory allocation).
         """
         spent, times = self._train(1 + self.speed.training_steps), {}
         times[TRAINING] = (spent[-1] - spent[1]) / self.speed.training_steps
@@ -132,7 +132,7 @@ class Turn:
     def _train(self, steps: int) -> list[float]:
         """Train the model for `steps` steps; return the cumulative training seconds before each step and at the end."""
         self.model.train()
-        micro_batch = self.task.batch // self.task.accumulate  # also the size of validation, so only one is compiled
+        micro_batch = self.task.batch // self.task.accumulate  # also of validation, so only one shape is compiled
         task = self.task.model_copy(update={"valid_windows": micro_batch})
         changes = {"task": task, "steps": steps, "evaluate_every": steps, "log_every": steps}
         state = State(self.model, self.run.optimizer.build(self.model))

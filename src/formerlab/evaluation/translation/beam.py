@@ -44,7 +44,7 @@ class Best:
         ends: Bool[Tensor, "sentences beam"],
         penalty: float,
     ) -> None:
-        """Update the sentences with indices `live` with their continuations that end, as marked by `ends`.
+        """For each sentence in `live`, keep its best finished continuation (see `ends`) if it beats the stored one.
 
         `top` has the scores of the continuations in descending order; continuation i extends `histories[origins[i]]`.
         """
@@ -60,7 +60,7 @@ class Best:
 
 
 def length_penalty(length: int, alpha: float) -> float:
-    """Return ((5 + length) / 6)^alpha, where the length counts the end (arXiv:1609.08144, equation 14)."""
+    """Return ((5 + length) / 6)^alpha, where length includes the end token (arXiv:1609.08144, equation 14)."""
     return float(((5 + length) / 6) ** alpha)
 
 
@@ -77,8 +77,9 @@ def beam_search(
 ) -> list[Hypothesis]:
     """Return the best translation of each source that beam search finds, with at most `limits` tokens plus the end.
 
-    Each step extends the `beam` best hypotheses by every token. Continuations among the `beam` best that end are
-    finished; the best `beam` others are extended in the next step. A sentence is done when `beam` hypotheses have
+    `real` is True for source tokens and False for padding; `end` is the id of the end token. Each step extends the
+    `beam` best hypotheses by every token. Of all continuations, those that rank in the top `beam` and end are finished;
+    the `beam` best that do not end are extended in the next step. A sentence is done when `beam` hypotheses have
     finished, or when no unfinished hypothesis can exceed the best finished score. This bound holds because the
     log-probability of a hypothesis only decreases and its length penalty is at most the penalty of the limit, so early
     stopping never changes the result. With beam = 1 the search is greedy decoding.

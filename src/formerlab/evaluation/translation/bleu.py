@@ -16,7 +16,7 @@ Metric = Literal["sacrebleu", "compound_split", "tokenized_lowercase"]
 METRICS: dict[Metric, str] = {
     "sacrebleu": "sacreBLEU, its own tokenisation (13a)",
     "compound_split": "tokenised (13a), hyphenated compounds split, as in the 2017 paper (there with Moses' tokenizer)",
-    "tokenized_lowercase": "lower-cased and tokenised (13a), as most tutorials report it; no standard",
+    "tokenized_lowercase": "lower-cased and tokenised (13a), as most tutorials report it; not a standard metric",
 }
 """Label of each metric. Only sacrebleu is comparable across papers; the others are reported in addition."""
 
@@ -39,8 +39,8 @@ def corpus_bleu(sums: Float[np.ndarray, "*shape statistics"]) -> Float[np.ndarra
     """Return BLEU, 0 to 100, from sums of STATISTICS over sentences, as sacreBLEU computes it.
 
     BLEU is the geometric mean of the precisions of all four orders, times the brevity penalty. An order with T n-grams
-    and no match has precision 1 / (2^k T), where k numbers such orders from the lowest (smoothing `exp`). A corpus
-    without a match, without n-grams of some order, or without words scores 0.
+    and no match has precision 1 / (2^k T), where k = 1, 2, ... counts the orders without a match, from the lowest
+    (smoothing `exp`). A corpus without a match, without n-grams of some order, or without words scores 0.
     """
     correct, total, length, reference = sums[..., :4], sums[..., 4:8], sums[..., 8], sums[..., 9]
     unmatched = np.cumsum(correct == 0, axis=-1)

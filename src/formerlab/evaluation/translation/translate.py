@@ -34,7 +34,7 @@ class Decoding(Measurement):
     splits: tuple[Literal["valid", "test"], ...] = ("test",)
     """Splits that are translated."""
     sentences: Count | None = None
-    """Number of sentences of each split, from the first; default all."""
+    """Maximum number of sentences of each split (the first ones); null means all."""
     beam: Size = 4
     """Beam size; 1 is greedy decoding."""
     alpha: float = Field(default=0.6, ge=0.0, le=10.0)
