@@ -127,10 +127,10 @@ class CompressedCache(KVCache):
         return self._kept[layer]
 
     @property
-    def mean_kept(self) -> float:
-        """Mean number of retained prompt keys over sequences, key heads and layers; empty slots are not counted."""
+    def mean_kept(self) -> Float[Tensor, ""]:
+        """Mean number of retained prompt keys over sequences, key-value heads and layers, without empty slots."""
         counts = [(kept != EMPTY).double().sum(-1).mean() for kept in self._kept.values()]
-        return float(torch.stack(counts).mean())
+        return torch.stack(counts).mean()
 
 
 def importance_of(policy: Policy, prompt: Prompt, position: PositionEncoding | None) -> Importance:

@@ -134,7 +134,7 @@ class DynamicAttend(KVCache):
         super().__init__()
         self._cache = DynamicCache()
 
-    def take(self, layer: int, k: AnyHeads, v: AnyHeads) -> tuple[AnyHeads, AnyHeads]:
+    def append(self, layer: int, k: AnyHeads, v: AnyHeads) -> tuple[AnyHeads, AnyHeads]:
         keys, values = self._cache.update(k, v, layer)
         return keys, values
 
