@@ -5,9 +5,10 @@ import pandas as pd
 import pytest
 from fixtures.rows import make_run, write_csv
 
+from formerlab.evaluation.pruning import long_context
 from formerlab.report.figures.decay.answers import published_accuracies
 from formerlab.report.figures.decay.long import decay_passkey
-from formerlab.report.figures.decay.loss import NEEDLES, decay_alpha, decay_budget, decay_league, level_with_h2o
+from formerlab.report.figures.decay.loss import FLOOR, NEEDLES, decay_alpha, decay_budget, decay_league, level_with_h2o
 from formerlab.report.names import data_set
 from formerlab.report.studies.pruning import at_budget, decoding, minus_h2o, size_of
 from formerlab.report.studies.questions import AGAINST, MEAN, SUITES, accuracies
@@ -284,3 +285,7 @@ def test_published_accuracies_say_their_budget_and_whether_alpha_is_known():
     assert (pruned["budget"] == 0.4).all()
     assert pruned.groupby("series")["recent"].unique().map(list).to_dict() == {"Decay": [0.0], "H2O": [0.5]}
     assert set(theirs.loc[(theirs["series"] == "Decay") & theirs["alpha"].isna(), "run"]) == {"LLaMA-2-7B-chat"}
+
+
+def test_the_league_leaves_out_the_tasks_that_long_context_excludes():
+    assert FLOOR == 100 * long_context.FLOOR

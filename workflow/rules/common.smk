@@ -149,8 +149,8 @@ def gpus(wildcards):
 
 
 def nodes(wildcards):
-    """Return the number of machines of a run, also if it is one: otherwise Slurm may spread the GPUs of a job over
-    several machines, of which the run uses only the first.
+    """Return the number of machines of a run. It is given for a single machine too, because Slurm could otherwise
+    spread the GPUs of the job over several machines, and the run would use only those of the first.
     """
     return PLAN["train"][wildcards.id]["nodes"]
 

@@ -12,7 +12,7 @@ from formerlab.plan.sources import read_sources
 from formerlab.report.claims.first_screen import first_screen
 from formerlab.report.claims.render import all_block
 from formerlab.report.claims.verdict import Verdict, verdicts
-from formerlab.report.committed import KEPT, evidence_scales, place
+from formerlab.report.committed import KEPT, evidence_scales, is_kept, place
 from formerlab.report.drawings import catalogue
 from formerlab.results.read import Results
 from formerlab.results.stages import STAGES, TABLES
@@ -68,7 +68,8 @@ def papers_block(root: Path) -> str:
     for drawing in catalogue().values():
         for item, paper in _AFTER.findall(" ".join(drawing.caption.split()))[:1]:
             smallest = next((scale for scale in by_size if drawing.chosen(runs[scale])), "")
-            paths = sorted(place(root, drawing, scale, KEPT[drawing.kind][0]) for scale in runs)
+            kept = [scale for scale in runs if is_kept(root, drawing, scale)]
+            paths = sorted(place(root, drawing, scale, KEPT[drawing.kind][0]) for scale in kept)
             links = [f"[{path.parent.name}](../{path.relative_to(root).as_posix()})" for path in paths if path.exists()]
             rows.append((PAPERS.get(paper, paper), item, f"`{drawing.name}`", ", ".join(links), smallest))
     order = list(PAPERS.values())

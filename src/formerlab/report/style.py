@@ -103,8 +103,7 @@ _GROUPS = {
     "unimportant": _look(BLACK, ""),
 }
 """Plot styles that names.yaml does not have: ways to grow, settings of one mixer or policy, the cache of transformers,
-and series of single figures. Names of one thing, and names that never meet in a
-figure, share a style."""
+and series of single figures. Names of one thing, and names that never meet in a figure, share a style."""
 _LOOKS = {name: look for names, look in _GROUPS.items() for name in names.split("; ")}
 _SPARE = (_look(YELLOW, "h"), _look(BROWN, "h"), _look("#6A51A3", "h"))
 

@@ -192,7 +192,7 @@ Suite = Annotated[LocalSuite | HarnessSuite, Field(discriminator="kind")]
 
 
 def check_names(suites: dict[str, Suite]) -> dict[str, Suite]:
-    """Return the suites. Raises ValueError if a suite of local files lacks the suffix `_local`, or another has it."""
+    """Return the suites. Raises ValueError unless `_local` ends the names of local suites and no others."""
     for name, suite in suites.items():
         if name.endswith(LOCAL) != (suite.kind == "files"):
             rule = f"name a suite of files '<suite>{LOCAL}', because it is not the published benchmark"

@@ -101,7 +101,7 @@ def first_screen(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
         verdict, line = by_id[name], FIRST_SCREEN[name]
         cases = verdict.claim.criterion.combine == "tested"  # then all items with numbers are shown
         items = [item for item in verdict.items if item.names and (cases or item.outcome == verdict.outcome)]
-        numbers = [f"{_label(item)}: " * (len(items) > 1) + with_unit(item, line) for item in items]
+        numbers = [f"{_label(item)}: " * (len(items) > 1) + shown(item, line) for item in items]
         mark = " †" * read_claims().altered(verdict.claim)
         rows.append({
             "verdict": f"{SIGNS[verdict.outcome]} {verdict.outcome.replace('_', ' ')}{mark}",
@@ -117,15 +117,11 @@ def _label(item: Item) -> str:
     return item_name(item).removeprefix("budget ").replace(" percent", " %")
 
 
-def with_unit(item: Item, line: Line) -> str:
-    """Return `shown` with its unit; a difference in nats also as a difference of perplexity in percent."""
-    text = f"{shown(item, line)} {line.unit}".rstrip()
-    mean = next(iter(item.names.values())).interval(item.confidence).mean
-    return f"{text} ({100 * math.expm1(mean):+.1f} % perplexity)" if line.unit == "nats" else text
-
-
 def shown(item: Item, line: Line) -> str:
-    """Return the first number of a criterion with its interval, in the unit of the line."""
+    """Return the first number of a criterion with its interval, in the unit of the line; a difference in nats also as
+    a difference of perplexity in percent.
+    """
     interval = next(iter(item.names.values())).interval(item.confidence)
     mean, low, high = (f"{line.convert(end):z{line.format}}" for end in (interval.mean, interval.low, interval.high))
-    return f"{mean} [{low}, {high}]"
+    text = f"{mean} [{low}, {high}] {line.unit}".rstrip()
+    return f"{text} ({100 * math.expm1(interval.mean):+.1f} % perplexity)" if line.unit == "nats" else text

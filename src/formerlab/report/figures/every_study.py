@@ -167,10 +167,9 @@ def _notes(rows: DataFrame) -> list[str]:
 def rates(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     """Search for the learning rates of the study: validation loss at the end of training, in nats per token, target
     token or image, against the peak learning rate, for every model with a searched rate. Runs of a line differ in
-    nothing else. Each depth has a panel, and runs that start from a parent have their own; a panel with more than
-    six models is split. The best rate is ringed. To
-    see: each ringed rate has a higher and a lower rate beside it in the grid. If it does not, the caption says so at
-    its end, and a comparison at that rate may be unfair.
+    nothing else. Each depth has a panel, and runs that start from a parent have their own; a panel with more than six
+    models is split. The best rate is ringed. To see: each ringed rate has a higher and a lower rate beside it in the
+    grid. If it does not, the caption says so at its end, and a comparison at that rate may be unfair.
     """
     records = {record["id"]: record for record in results.records()}
     losses = at_end(validation_losses(results, study, runs))

@@ -97,7 +97,7 @@ def decay_baselines(results: Results, runs: list[str]) -> DataFrame:
 NEEDLES = ("needle_single.csv", "needle_multikey.csv")
 """Rows of `formerlab answer-tasks` on the model of the league, files of the scale."""
 FLOOR = 50.0
-"""Percentage that the full cache finds at least in a task that decides something (`long_context.FLOOR`)."""
+"""`long_context.FLOOR` in percent. A test compares them: an import would make figures stale with the data code."""
 
 
 def needles(results: Results) -> DataFrame:

@@ -133,7 +133,7 @@ def decay_scores(results: Results, runs: list[str]) -> DataFrame:
     not among the best 40 % of all tokens so far, and would be evicted, as the mean over 15 queries. Right: scores of
     both groups under Decay and under the plain sum, as the mean and a band of the middle 80 % of tokens, cut at
     0.00001. To see: the article expects small alphas to miss fewest important tokens. At the end of the text the plain
-    sum misses fewest, because old tokens have gathered more score than new ones.
+    sum misses fewest, but it adds up the very attention by which the important tokens are defined.
     """
     rows = one_model(results.rows("prune_score_trajectories.csv", STUDY, runs))
     keys = ["run", "group", "alpha", "query"]
