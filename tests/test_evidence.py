@@ -1,6 +1,7 @@
 """scripts/evidence.py: runs are made by priority, each after its parent, and the same command resumes."""
 
 import importlib.util
+import os
 import subprocess
 import zipfile
 from argparse import Namespace
@@ -143,8 +144,12 @@ def test_given_weights_are_unpacked_and_their_run_is_not_trained(study, tmp_path
 
 
 def test_make_evidence_repeats_committed_runs_and_other_targets_take_the_scale_alone():
+    # A make that runs this test would otherwise hand its flags and its "Entering directory" lines down.
+    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+
     def printed(*words):
-        return subprocess.run(["make", "-n", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        command = ["make", "--no-print-directory", "-n", *words]
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
 
     assert printed("evidence", "STUDY=vision").strip().endswith("evidence.py vision --committed")
     assert printed("evidence", "STUDY=vision", "SCALE=pilot").strip().endswith("evidence.py vision --scale pilot")
