@@ -144,8 +144,10 @@ def test_given_weights_are_unpacked_and_their_run_is_not_trained(study, tmp_path
 
 
 def test_make_evidence_repeats_committed_runs_and_other_targets_take_the_scale_alone():
-    # A make that runs this test would otherwise hand its flags and its "Entering directory" lines down.
-    environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    # Without this, a make that runs the test hands down its flags and prints the folders that it enters.
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    }
 
     def printed(*words):
         command = ["make", "--no-print-directory", "-n", *words]
