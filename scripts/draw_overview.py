@@ -10,7 +10,7 @@ from pathlib import Path
 
 from formerlab.commands.readme import verdicts_by_scale
 from formerlab.report.claims.first_screen import FIRST_SCREEN, shown
-from formerlab.report.claims.render import best
+from formerlab.report.claims.render import best, short
 
 ROOT = Path(__file__).resolve().parents[1]
 DRAWN = ROOT / "docs/overview.svg"
@@ -107,7 +107,7 @@ def drawing() -> str:
         item = next(item for item in verdict.items if item.outcome == verdict.outcome and item.values)
         parts += [text(x, 42, title, 16, colour, 'font-weight="bold"'), text(x, 62, f"after {paper}", 12, GREY)]
         parts += (tokens, averages, cache)[column](x)
-        word = verdict.outcome.replace("_", " ")
+        word = short(verdict.outcome, verdict.items)
         parts += [
             text(x, 234, f"{meaning}:", 12),
             text(x, 251, shown(item, FIRST_SCREEN[claim]), 12),

@@ -12,7 +12,7 @@ from formerlab.errors import UserError
 from formerlab.plan.arms import read_arms
 from formerlab.report.claims.first_screen import FIRST_SCREEN, first_screen
 from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
-from formerlab.report.claims.render import ORDER, best, card, counts, frame, html
+from formerlab.report.claims.render import CONDITION_NOT_MET, ORDER, best, card, counts, frame, html
 from formerlab.report.claims.verdict import verdicts
 from formerlab.results.read import Results
 
@@ -75,7 +75,7 @@ def test_every_claim_is_there_headlines_first_and_kinds_are_never_added_up(found
         ("overnight", "decoder", "agrees at scale overnight, this model alone"),
         ("pretrained", "some-released-model", "agrees for some-released-model"),
         ("pretrained", "masks-smollm2-135m-instruct", "agrees for SmolLM2-135M-Instruct"),
-        ("laptop", "decoder", "not tested"),
+        ("laptop", "decoder", "not tested: condition not met"),
     ],
 )
 def test_a_verdict_on_one_model_says_whose_it_is(tmp_path, scale, run, expected):
@@ -112,6 +112,22 @@ def test_the_table_of_the_readme_is_sorted_by_verdict_and_keeps_its_order_within
     expected = [f"**{FIRST_SCREEN[name].claim}**" for word in ORDER for name in names if outcomes[name] == word]
     lines = [line for line in first_screen({"laptop": mixed}).splitlines()[2:] if line.startswith("|")]
     assert [line.split(" | ")[1].partition("<br>")[0] for line in lines] == expected
+
+
+def test_a_claim_that_is_not_tested_says_whether_it_has_no_run_or_does_not_meet_a_condition():
+    """In the README, on the page of verdicts and in claims.csv; the README names the condition."""
+    by_scale = verdicts_by_scale(ROOT)
+    untested = [verdict for verdict in best(by_scale) if verdict.outcome == "not_tested"]
+    measured = {verdict.claim.id for verdict in untested if any(item.names for item in verdict.items)}
+    words = {verdict.claim.id: frame([verdict])["verdict"].iloc[0] for verdict in untested}
+    assert {name for name, word in words.items() if word == CONDITION_NOT_MET} == measured
+    assert {word for name, word in words.items() if name not in measured} == {"not tested: no run"}
+    for verdict in untested:
+        assert f"<br>Verdict: {words[verdict.claim.id]} [" in card(verdict)
+    lines = [line for line in first_screen(by_scale).splitlines() if "not tested" in line.split(" | ")[0]]
+    assert all(line.startswith(f"| - {CONDITION_NOT_MET} ") for line in lines)
+    assert all(re.search(r" \| Conditions? not met: [^|]* \|$", line) for line in lines)
+    assert lines
 
 
 def test_the_readme_says_that_the_rules_of_all_its_claims_changed_and_marks_altered_verdicts(found):

@@ -30,11 +30,11 @@ def page(tmp_path):
             Image.new("RGB", (800, 400), "white").save(figures / f"{name}.png")
     (figures / "denseformer_table.md").write_text("")
     (figures / "denseformer_table.html").write_text("<body>\n<h1>denseformer_table</h1>\n<p>x</p><h2>Ours</h2></body>")
-    columns = ["claim", "item", "outcome", "ours", "runs", "statement"]
+    columns = ["claim", "item", "outcome", "verdict", "ours", "runs", "statement"]
     claims = [
-        ("denseformer-better", "", "agrees", "effect = 1", "dwa-1x1-8, plain-8", "Better <b>at depth"),
-        ("denseformer-other", "", "contradicts", None, "dwa-4x5-48", "About other runs"),
-        ("decay-elsewhere", "", "contradicts", None, "plain-8", "Of another study"),
+        ("denseformer-better", "", "agrees", "agrees", "effect = 1", "dwa-1x1-8, plain-8", "Better <b>at depth"),
+        ("denseformer-other", "", "contradicts", "contradicts", None, "dwa-4x5-48", "About other runs"),
+        ("decay-elsewhere", "", "contradicts", "contradicts", None, "plain-8", "Of another study"),
     ]
     pd.DataFrame(claims, columns=columns).to_csv(figures / "claims.csv", index=False)
     names = ("denseformer_table", "denseformer_depth", "denseformer_tradeoff", "denseformer_flow")

@@ -68,7 +68,7 @@ def gallery(
     `figures` is the folder with the rendered files. `studies` has the title and question of each study, `drawings` the
     runs of each figure and table. `stages` has the number of jobs of every stage, in groups that run in sequence.
     """
-    path, columns = figures / "claims.csv", ["claim", "item", "outcome", "ours", "runs", "statement"]
+    path, columns = figures / "claims.csv", ["claim", "item", "outcome", "verdict", "ours", "runs", "statement"]
     claims = pd.read_csv(path) if path.exists() else DataFrame(columns=columns, dtype=str)
     of_study = claims["claim"].str.split("-").str[0]
     drawn = [one for one in catalogue().values() if one.name in drawings and (figures / one.outputs[1]).exists()]
@@ -162,15 +162,16 @@ def _verdicts(title: str, claims: DataFrame) -> str:
     if claims.empty:
         return ""
     shown = claims.drop_duplicates(["claim", "item"]).astype(object).where(lambda frame: frame.notna(), "").astype(str)
-    lines = [f"<tr><td>{_chip(outcome)}</td><td>{escape(statement)}</td><td>{escape(ours)}</td></tr>"
-             for outcome, statement, ours in shown[["outcome", "statement", "ours"]].to_numpy()]  # fmt: skip
+    lines = [f"<tr><td>{_chip(outcome, verdict)}</td><td>{escape(statement)}</td><td>{escape(ours)}</td></tr>"
+             for outcome, verdict, statement, ours in shown[["outcome", "verdict", "statement", "ours"]].to_numpy()
+             ]  # fmt: skip
     outcomes = claims.drop_duplicates("claim")["outcome"].value_counts()
-    counts = ", ".join(f"{count} {_chip(str(word))}" for word, count in outcomes.items())
+    counts = ", ".join(f"{count} {_chip(str(word), str(word).replace('_', ' '))}" for word, count in outcomes.items())
     return f"<details><summary>{title}: {counts}</summary><table class='small'>{''.join(lines)}</table></details>"
 
 
-def _chip(outcome: str) -> str:
-    return f'<span class="verdict {escape(outcome)}">{escape(outcome.replace("_", " "))}</span>'
+def _chip(outcome: str, words: str) -> str:
+    return f'<span class="verdict {escape(outcome)}">{escape(words)}</span>'
 
 
 def _workflow(stages: Sequence[Mapping[str, int]]) -> str:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from pandas import DataFrame
 
 from formerlab.report.claims.registry import read_claims
-from formerlab.report.claims.render import ORDER, SIGNS, best, item_name, pipes
+from formerlab.report.claims.render import ORDER, SIGNS, best, item_name, pipes, short
 from formerlab.report.claims.verdict import Item, Verdict
 
 
@@ -23,7 +23,7 @@ class Line(NamedTuple):
     """The number that decides, with the range in which the claim agrees."""
     published: str
     objection: str
-    """The main reason for which the paper's author could dispute our number."""
+    """The main reason for which the paper's author could dispute our number; the unmet conditions if there are any."""
     unit: str = "nats"
     """Unit behind our number; a difference in nats is shown in percent of the perplexity too."""
     format: str = ".3f"
@@ -76,16 +76,17 @@ FIRST_SCREEN = {
         "loss grown - loss trained further, after short, medium and long training (5, 20, 39 M tokens); claimed: "
         "below 0",
         "no such comparison",
-        "The grown model's learning rate was searched on a quarter of the long stage. The parent hardly improves in "
-        "longer stages."),
+        "Conditions not met: the rate of the long stage was searched on a quarter of it (half is needed); the parent "
+        "hardly improves in the medium stage; the short stage is shorter than any published one."),
     "denseformer-better-at-equal-depth": Line(
         "DenseFormer has a lower loss than a plain model of equal depth.",
         "loss of the plain model - loss of DenseFormer, 24 blocks; claimed: above 0", "0.042 nats (48 blocks)",
-        "The learning rates were searched on 26 % of the tokens, and the gain depends on them."),
+        "Condition not met: the learning rates were searched on 26 % of the tokens (half is needed), and the gain "
+        "depends on them."),
     "transformer-single-head-worse": Line(
         "One attention head is worse than eight.",
         "loss with one head - loss of the base model; claimed: above 0", "0.073 nats",
-        "All models were still learning, and our base model has four heads."),
+        "Conditions not met: all models were still learning, and our base model has four heads (eight are needed)."),
 }  # fmt: skip
 """The claims of the table in the README."""
 
@@ -104,7 +105,7 @@ def first_screen(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
         numbers = [f"{_label(item)}: " * (len(items) > 1) + shown(item, line) for item in items]
         mark = " †" * read_claims().altered(verdict.claim)
         rows.append({
-            "verdict": f"{SIGNS[verdict.outcome]} {verdict.outcome.replace('_', ' ')}{mark}",
+            "verdict": f"{SIGNS[verdict.outcome]} {short(verdict.outcome, verdict.items)}{mark}",
             "claim, and the number that decides it": f"**{line.claim}**\n{line.number}",
             "ours": "\n".join(numbers),
             "published": line.published,

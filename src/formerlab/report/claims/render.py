@@ -1,7 +1,7 @@
 """Write the verdicts as claims.csv, claims.html, and the block of docs/verdicts.md."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -18,9 +18,10 @@ KINDS = {"measured": "decided by trained models", "exact": "decided by arithmeti
 ORDER: tuple[Outcome, ...] = ("agrees", "contradicts", "cannot_tell", "not_tested", "holds", "fails")
 RULES = (
     "Each claim was registered with its criterion; later changes are marked. A measured claim agrees or contradicts "
-    "if its 95 % interval decides; otherwise we cannot tell. It is not tested if rows or seeds are missing, or if our "
-    "runs do not meet a condition of the claim. Exact claims hold or fail."
+    "if its 95 % interval decides; otherwise we cannot tell. It is not tested if there is no run, or if our runs have "
+    "numbers but do not meet a condition of the claim. Exact claims hold or fail."
 )
+CONDITION_NOT_MET = "not tested: condition not met"
 SIGNS = {"agrees": "✔", "contradicts": "✘", "cannot_tell": "?", "not_tested": "-", "holds": "✔", "fails": "✘"}
 
 
@@ -37,8 +38,8 @@ def frame(evaluated: Sequence[Verdict]) -> DataFrame:
     """Return a row per claim. A claim with several items has a row for the combined verdict, then a row per item."""
     rows = []
     for verdict in evaluated:
-        claim, parts = verdict.claim, [(item.outcome, item) for item in verdict.items]
-        joint = [(verdict.outcome, Item(claim, None, {}, None))] if len(parts) > 1 else []
+        claim, parts = verdict.claim, [(item.outcome, item, [item]) for item in verdict.items]
+        joint = [(verdict.outcome, Item(claim, None, {}, None), [*verdict.items])] if len(parts) > 1 else []
         rows += [
             {
                 "claim": claim.id,
@@ -46,7 +47,7 @@ def frame(evaluated: Sequence[Verdict]) -> DataFrame:
                 "headline": claim.headline,
                 "item": item.item,
                 "outcome": outcome,
-                "verdict": worded(outcome, verdict),
+                "verdict": worded(outcome, verdict, items),
                 "changed": read_claims().revisions(claim).note,
                 "ours": item.ours,
                 "published": claim.published,
@@ -60,14 +61,24 @@ def frame(evaluated: Sequence[Verdict]) -> DataFrame:
                 "source": claim.source,
                 "traps": " | ".join(claim.traps),
             }
-            for outcome, item in [*joint, *parts]
+            for outcome, item, items in [*joint, *parts]
         ]
     return DataFrame(rows)
 
 
-def worded(outcome: str, verdict: Verdict) -> str:
-    """Return the verdict in words, with the scale or the model on which it was found."""
-    word = outcome.replace("_", " ")
+def short(outcome: str, items: Iterable[Item]) -> str:
+    """Return an outcome of `items` in words; for not_tested with its cause, so that nobody takes it for a missing run
+    beside a number.
+    """
+    if outcome != "not_tested":
+        return outcome.replace("_", " ")
+    measured = any(item.names for item in items if item.outcome == outcome)
+    return CONDITION_NOT_MET if measured else "not tested: no run"
+
+
+def worded(outcome: str, verdict: Verdict, items: Iterable[Item]) -> str:
+    """Return the outcome of `items` in words, with the scale or the model on which it was found."""
+    word = short(outcome, items)
     if outcome == "not_tested" or verdict.claim.kind == "exact":
         return word
     if verdict.scale == "pretrained":
@@ -109,11 +120,14 @@ def best(by_scale: Mapping[str, Sequence[Verdict]]) -> list[Verdict]:
 
 def all_block(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
     """Return one card per claim as Markdown for docs/verdicts.md, sorted by verdict."""
-    once = sorted(best(by_scale), key=lambda verdict: ORDER.index(verdict.outcome))
+
+    def title(verdict: Verdict) -> str:
+        return f"{SIGNS[verdict.outcome]} {_sentence(short(verdict.outcome, verdict.items))}"
+
+    once = sorted(best(by_scale), key=lambda verdict: (ORDER.index(verdict.outcome), title(verdict)))
     parts = [RULES, counts(once)]
-    for outcome, group in groupby(once, key=lambda verdict: verdict.outcome):
-        cards = "\n".join(map(card, group))
-        parts += [f"### {SIGNS[outcome]} {outcome.replace('_', ' ').capitalize()}", cards]
+    for heading, group in groupby(once, key=title):
+        parts += [f"### {heading}", "\n".join(map(card, group))]
     return "\n\n".join(parts)
 
 
@@ -131,9 +145,10 @@ def counts(evaluated: Sequence[Verdict]) -> str:
     """Return the number of claims with each verdict in words, separately for measured and exact claims."""
     sentences = []
     for kind in KINDS:
-        words = Counter(verdict.outcome for verdict in evaluated if verdict.claim.kind == kind)
-        listed = ", ".join(f"{word.replace('_', ' ')} {words[word]}" for word in ORDER if words[word])
-        sentences += [f"Of {words.total()} {kind} claims: {listed}."] if listed else []
+        of_kind = [verdict for verdict in evaluated if verdict.claim.kind == kind]
+        words = Counter(short(v.outcome, v.items) for v in sorted(of_kind, key=lambda v: ORDER.index(v.outcome)))
+        listed = "; ".join(f"{word} {count}" for word, count in words.items())
+        sentences += [f"Of {len(of_kind)} {kind} claims: {listed}."] if listed else []
     return " ".join(sentences)
 
 
@@ -151,7 +166,7 @@ def _row(verdict: Verdict) -> dict[str, str]:
         "published": claim.published,
         "ours": _ours(verdict),
         "what was run": "\n".join(dict.fromkeys(item.ran for item in items if item.ran)),
-        "word": worded(verdict.outcome, verdict) + (f" [{changed}]" if changed else ""),
+        "word": worded(verdict.outcome, verdict, verdict.items) + (f" [{changed}]" if changed else ""),
         "why": "\n".join(_reasons(items, claim.arms)),
         "p (Holm)": "" if verdict.holm_p is None else "< 0.001" if verdict.holm_p < 0.001 else f"{verdict.holm_p:.3f}",
         "source": claim.source,
