@@ -1,14 +1,27 @@
 """The grammar of drawings: what rows know is what a panel shows."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.collections import LineCollection, PathCollection
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
 
+from formerlab.report.names import all_names
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.runs import seed_notes, summary
-from formerlab.report.style import PUBLISHED_GROUND, WIDEST
+from formerlab.report.style import (
+    _LOOKS,
+    BLUE,
+    GREEN,
+    ORANGE,
+    PUBLISHED_GROUND,
+    VERMILION,
+    WIDEST,
+    ink,
+    look,
+)
 
 
 @pytest.fixture
@@ -57,6 +70,32 @@ def test_every_kind_shows_all_seeds(rows, kind):
         assert len([line for line in axes.get_lines() if line.get_linewidth() == 0.5]) == 2 * 3
     else:
         assert dots(axes) == 12
+
+
+def test_the_interval_of_verdicts_is_a_thick_bar_behind_that_of_the_seeds(rows):
+    ours = rows[rows["source"] == "ours"]
+    ends = {
+        f"loss_nats_pooled_{end}": ours[f"loss_nats_{end}"] + 0.05 * sign for end, sign in (("low", -1), ("high", 1))
+    }
+    pooled = ours.assign(**ends)
+    (axes,) = sheet(panel())(pooled).axes
+    bars = [lines for lines in axes.collections if isinstance(lines, LineCollection)]
+    thick, thin = sorted(bars, key=lambda lines: -lines.get_linewidths()[0])
+    for wide, narrow in zip(thick.get_segments(), thin.get_segments(), strict=True):
+        assert wide[0][1] == pytest.approx(narrow[0][1] - 0.05)
+    assert axes.get_ylim()[0] < pooled["loss_nats_pooled_low"].min()
+    assert seed_notes(pooled)[0].startswith("n = 3 seeds; thick bars: 95 % interval on which verdicts rest")
+
+
+def test_text_is_dark_enough_and_a_family_colour_has_one_meaning():
+    families = {BLUE: "Tokenformer|grown|final size", GREEN: "decay", VERMILION: "h2o", ORANGE: "DenseFormer 1x1"}
+    policies, *others = (all_names()[axis] for axis in ("policy", "mixer", "projection"))
+    for name in [*_LOOKS, *policies, *(name.label for kinds in others for name in kinds.values())]:
+        colour = look(name)["color"]
+        red, green, blue = (((c + 0.055) / 1.055) ** 2.4 if c > 0.04045 else c / 12.92 for c in to_rgb(ink(colour)))
+        assert 1.05 / (0.2126 * red + 0.7152 * green + 0.0722 * blue + 0.05) >= 4.5, name
+        for family, names in families.items():
+            assert to_hex(colour) != to_hex(family) or re.match(names, name), name
 
 
 def test_published_values_have_a_ground_and_a_title_of_their_own(rows):

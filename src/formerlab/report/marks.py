@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from pandas import DataFrame, Series
 
-from formerlab.report.style import BLACK, HOLLOW, LETTER, PUBLISHED_GROUND, Label, label_at_edge
+from formerlab.report.style import BLACK, HOLLOW, LETTER, PUBLISHED_GROUND, Label, ink, label_at_edge
 
 if TYPE_CHECKING:
     from formerlab.report.panel import Panel
@@ -99,7 +100,8 @@ def _moved(panel: "Panel", points: DataFrame, means: DataFrame, aside: float = 0
     span = float(np.ptp(found)) or 1.0
     beside = means.groupby(np.round(found / (0.012 * span)), sort=False)[panel.by].unique()
     most, gaps = int(beside.map(len).max()), [gap for gap in np.diff(np.unique(found)) if gap > 0.03 * span]
-    step = min(0.02 * span, 0.7 * min(gaps, default=span) / most)
+    apart = 0.035 if f"{panel.y}_pooled_low" in means else 0.02  # thick bars are wider
+    step = min(apart * span, 0.7 * min(gaps, default=span) / most)
     series = [list(beside.get(near, [])) for near in np.round(x / (0.012 * span))]
     order = [names.index(name) - (len(names) - 1) / 2 if name in names else 0.0
              for names, name in zip(series, points[panel.by], strict=True)]  # fmt: skip
@@ -117,11 +119,14 @@ def _plot(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, x: str
     means, seeds = (rows.assign(_series=rows[panel.by].astype(str)) for rows in (means, seeds))
     seeds, shared = seeds[seeds["_series"].isin(named)], {"x": x, "y": y, "legend": False}
     plot = so.Plot().scale(color=so.Nominal({name: style["color"] for name, style in looks.items()}))
-    for axis, column in (("x", panel.x), ("y", panel.y)):
-        if f"{column}_low" in means and means[f"{column}_low"].notna().any():
-            span = {f"{axis}min": f"{column}_low", f"{axis}max": f"{column}_high", "orient": "xy".replace(axis, "")}
-            bars = so.Band(alpha=0.15) if panel.kind == "band" else so.Range(linewidth=1.1)
-            plot = plot.add(bars, data=means, color="_series", **shared, **span)
+    bars = so.Band(alpha=0.15) if panel.kind == "band" else so.Range(linewidth=1.1)
+    for (axis, column), (kind, bar) in product(
+        (("x", panel.x), ("y", panel.y)), (("_pooled", so.Range(linewidth=4.5, alpha=0.35)), ("", bars))
+    ):
+        low, high = f"{column}{kind}_low", f"{column}{kind}_high"
+        if low in means and means[low].notna().any():
+            span = {f"{axis}min": low, f"{axis}max": high, "orient": "xy".replace(axis, "")}
+            plot = plot.add(bar, data=means.dropna(subset=low), color="_series", **shared, **span)
     # A layer per series, since seaborn tries all combinations of several mapped properties, which takes minutes.
     for name in sorted(named, key=lambda name: looks[name]["linestyle"] == "--"):  # dashes lie on solid lines
         style, points = looks[name], named[name]
@@ -175,7 +180,7 @@ def _forest(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame) -> l
     axes.set_yticks(range(len(names)), [str(name) for name in names])
     for name, points in means.groupby(panel.by, sort=False):
         if panel.by == panel.y:
-            axes.get_yticklabels()[names.index(name)].set_color(panel.look(str(name), points)["color"])
+            axes.get_yticklabels()[names.index(name)].set_color(ink(panel.look(str(name), points)["color"]))
     axes.set_ylim(-0.6, len(names) - 0.4)
     axes.grid(visible=False, axis="y")
     if axes.get_xscale() == "linear":
@@ -193,7 +198,8 @@ def _limit(axes: Axes, panel: "Panel", means: DataFrame, rows: DataFrame) -> Non
     start = values.min() if panel.zero is None else panel.zero
     bound = start + panel.far * (values - start).abs().quantile(0.75) if panel.far else np.inf
     near, gone = values[values <= bound], means[means[column] > bound]
-    ends = [means.drop(gone.index)[f"{column}{end}"].dropna() for end in ("_low", "_high") if f"{column}{end}" in means]
+    columns = [f"{column}{end}" for end in ("_low", "_high", "_pooled_low", "_pooled_high")]
+    ends = [means.drop(gone.index)[end].dropna() for end in columns if end in means]
     if near.nunique() < 2 or (gone.empty and not ends):
         return
     shown, reach = np.concatenate([near, *ends]), np.ptp(near)
@@ -206,7 +212,7 @@ def _limit(axes: Axes, panel: "Panel", means: DataFrame, rows: DataFrame) -> Non
         heights = [label.get_text() for label in axes.get_yticklabels()]
         for name, points in gone.groupby(panel.y, sort=False):
             axes.text(top, heights.index(str(name)), f"off scale: {points[column].max():.2g}", ha="right", va="center",
-                      color=panel.look(str(name), points)["color"])  # fmt: skip
+                      color=ink(panel.look(str(name), points)["color"]))  # fmt: skip
         return
     axes.set_ylim(bottom - room, top + room + 1.6 * room * bool(len(gone)))
     if len(gone):

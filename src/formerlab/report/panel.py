@@ -1,9 +1,10 @@
 """Figure layout: a figure consists of panels over tidy rows with means, interval ends, seeds and sources.
 
-A panel names columns. `<y>_low` and `<y>_high` are the ends of an interval. Rows with a `seed` are the values of single
-seeds, which are dots or thin lines beside their mean. `source` is `ours` or `published`. Rows without an x are
-horizontal lines; rows without a series are not drawn. A panel of published values has its own background colour. A
-figure is at most 7 inches wide with 8-point text, and names its data set and models.
+A panel names columns. `<y>_low` and `<y>_high` are the ends of an interval, a thin bar; `<y>_pooled_low` and
+`<y>_pooled_high` the ends of the interval on which verdicts rest (`pooled_differences`), a thick bar. Rows with a
+`seed` are the values of single seeds, which are dots or thin lines beside their mean. `source` is `ours` or
+`published`. Rows without an x are horizontal lines; rows without a series are not drawn. A panel of published values
+has its own background colour. A figure is at most 7 inches wide with 8-point text, and names its data set and models.
 
 Some columns are only for the figure: `_look` is the name whose plot style a series has; `_color`, `_marker`,
 `_linestyle` and `_markerfacecolor` replace parts of the plot style.

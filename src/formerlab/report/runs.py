@@ -321,7 +321,12 @@ def seed_notes(rows: DataFrame) -> list[str]:
         return []
     ends = [name for name in means if str(name).endswith("_low") and means[name].notna().any()]
     spread = "no interval"
-    if ends and counts.max() > 1:
+    if any(str(name).endswith("_pooled_low") for name in ends):
+        spread = (
+            "thick bars: 95 % interval on which verdicts rest, with a spread pooled over similar runs; thin bars: "
+            "Student t interval of these seeds alone; dots: seeds"
+        )
+    elif ends and counts.max() > 1:
         spread = "bars and bands: 95 % Student t interval over seeds; dots and thin lines: seeds"
     elif "interval" in means and means["interval"].notna().any():
         spread = "bars: 95 % bootstrap over examples, of these models alone"

@@ -13,20 +13,25 @@ from typing import Any, NamedTuple
 import numpy as np
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 from scipy.optimize import isotonic_regression
 
 from formerlab.report.names import color_and_marker
 
-BLACK, TAN, LEAF, YELLOW, PINK = "#222222", "#B5651D", "#66A61E", "#D9B500", "#A0307A"
-BLUE, ORANGE, GREEN, VERMILION, PURPLE, BROWN, _, GREY, _, SKY = sns.color_palette("colorblind").as_hex()
-"""The colour-blind palette of seaborn, without its yellow and pink, which are too light for text."""
+BLACK, TAN, RUST, LEAF, YELLOW, PINK = "#222222", "#B5651D", "#8C3B00", "#66A61E", "#D9B500", "#A0307A"
+VIOLET, GREY = "#6A51A3", "#595959"
+BLUE, ORANGE, GREEN, VERMILION, PURPLE, BROWN, _, _, _, SKY = sns.color_palette("colorblind").as_hex()
+"""The colour-blind palette of seaborn, without its yellow, pink and grey, which are too light. Text has the colour
+`ink` of its series.
+"""
 
 SETTINGS: dict[Any, Any] = {
     **sns.plotting_context("paper", font_scale=8 / 9.6),
     **sns.axes_style("whitegrid", {"axes.spines.top": False, "axes.spines.right": False, "grid.color": "#e6e6e6"}),
     "font.family": "DejaVu Sans",
+    "lines.solid_capstyle": "butt",  # round ends would make intervals longer
     "axes.titlelocation": "left",
     "axes.titlepad": 6,
     "axes.titley": 1.0,  # fixed, since automatic placement takes time and no label is above a panel
@@ -61,27 +66,27 @@ def _look(colour: str, marker: str, line: str = "-") -> Look:
 
 
 _GROUPS = {
-    "grown: random keys, tau sqrt(n); grown as published; grown, 30B a stage; convolution": _look(BLUE, "^"),
-    "grown: random keys, tau kept; grown: Net2Net by padding; Net2Net by padding": _look(VERMILION, "v"),
+    "grown: random keys, tau sqrt(n); grown as published; grown, 30B a stage": _look(BLUE, "^"),
+    "grown: random keys, tau kept; grown: Net2Net by padding; Net2Net by padding": _look(TAN, "v"),
     "grown: zero keys, tau kept; grown with zero keys; Tokenformer, zero keys, tau kept": _look(SKY, "D"),
-    "grown: zero keys, tau sqrt(n); grown, twice the tokens; Tokenformer, zero keys, tau sqrt(n)": _look(PURPLE, "P"),
+    "grown: zero keys, tau sqrt(n); Tokenformer, zero keys, tau sqrt(n); convolution": _look(VIOLET, "P"),
     "grown: random keys, tau sqrt(n), optimizer carried": _look(YELLOW, "<", "--"),
     "grown: zero keys, tau kept, optimizer carried": _look(PINK, ">", "--"),
     "grown: random keys, tau sqrt(n), old tokens frozen": _look(BROWN, "X", ":"),
     "grown: zero keys, tau kept, old tokens frozen": _look(GREY, "p", ":"),
     "Tokenformer, trained further; parent trained further; parent trained further, equal FLOPs": _look(PURPLE, "*"),
-    "final size from scratch, steps of the stage": _look(SKY, "s"),
+    "final size from scratch, steps of the stage": _look(BLUE, "d", ":"),
     "final size from scratch; Tokenformer, not grown": _look(BLUE, "s"),
     "Transformer, trained further": _look(BLACK, "*"),
     "DenseFormer 1x1": _look(ORANGE, "s"),
     "DenseFormer 4x1": _look(BROWN, "v"),
-    "DenseFormer 4x5": _look(VERMILION, "^"),
+    "DenseFormer 4x5": _look(RUST, "^"),
     "DenseFormer 2x3": _look(LEAF, "D"),
     "DenseFormer 2x1": _look(YELLOW, "P"),
     "DenseFormer 8x1": _look(PURPLE, "d"),
     "DenseFormer 4x3": _look(PINK, ">"),
     "DenseFormer 4x8; h2o variant=global_statistics": _look(TAN, "<"),
-    "dynamic_cache": _look(VERMILION, "<"),
+    "dynamic_cache": _look(GREY, "<"),
     "Decay, half recent": _look(LEAF, "o"),
     "h2o variant=local_statistics": _look(TAN, ">"),
     "streaming_llm positions=reindexed": _look(YELLOW, "h"),
@@ -90,22 +95,21 @@ _GROUPS = {
     "Transformer from scratch; Transformer, not grown; self-attention; main": _look(BLACK, "o"),
     "Tokenformer from scratch": _look(BLUE, "s", "--"),
     "before growth": _look(BLACK, "s", ""),
-    "grown, half the tokens": _look(SKY, "v"),
-    "parent trained further, equal tokens": _look(PURPLE, "*", "--") | HOLLOW,
+    "grown, half the tokens; grown, 15B a stage": _look(BLUE, "v", ":"),
+    "grown, twice the tokens; grown, 60B a stage": _look(BLUE, "P", "--"),
+    "parent trained further, equal tokens": _look(PURPLE, "p", "--"),
     "Transformer, 30B tokens": _look(GREY, "o", "--"),
-    "grown, 60B a stage": _look(PURPLE, "^"),
-    "grown, 15B a stage": _look(SKY, "^"),
     "Net2Net (2015)": _look(BROWN, "P"),
     "HyperCloning": _look(PINK, "X"),
-    "recurrent": _look(VERMILION, "s", "--"),
-    "restricted": _look(GREEN, "D"),
+    "recurrent": _look(TAN, "s", "--"),
+    "restricted": _look(PINK, "D"),
     "important": _look(PURPLE, ""),
     "unimportant": _look(BLACK, ""),
 }
 """Plot styles that names.yaml does not have: ways to grow, settings of one mixer or policy, the cache of transformers,
 and series of single figures. Names of one thing, and names that never meet in a figure, share a style."""
 _LOOKS = {name: look for names, look in _GROUPS.items() for name in names.split("; ")}
-_SPARE = (_look(YELLOW, "h"), _look(BROWN, "h"), _look("#6A51A3", "h"))
+_SPARE = (_look(YELLOW, "h"), _look(BROWN, "h"), _look(VIOLET, "h"))
 
 
 def look(name: str) -> Look:
@@ -115,6 +119,14 @@ def look(name: str) -> Look:
     """
     own = color_and_marker(name)
     return _LOOKS.get(name) or (_look(*own) if own else _SPARE[zlib.crc32(name.encode()) % len(_SPARE)])
+
+
+def ink(colour: str) -> str:
+    """Return a colour darkened until text in it has a contrast of at least 4.5 on white (WCAG 2.2, 1.4.3)."""
+    rgb = np.array(to_rgb(colour))
+    while np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4) @ (0.2126, 0.7152, 0.0722) > 0.183:
+        rgb *= 0.97
+    return to_hex((rgb[0], rgb[1], rgb[2]))
 
 
 def box(axes: Axes, x: float, y: float, width: float, height: float, words: str = "", **style: Any) -> None:
@@ -166,7 +178,7 @@ def label_at_edge(axes: Axes, labels: Sequence[Label], letters: int = EDGES[0]) 
         # The line ends at the left edge of the text, so it crosses no other text. It is dotted, unlike curves of data.
         leader = {"arrowstyle": "-", "color": label.colour, "linewidth": 0.6, "linestyle": (0, (1, 3))}
         leader |= {"shrinkA": 1, "shrinkB": 3, "relpos": (0.0, 0.5)}
-        axes.annotate(text, point, (4 + right, up), textcoords="offset points", va="center", color=label.colour,
+        axes.annotate(text, point, (4 + right, up), textcoords="offset points", va="center", color=ink(label.colour),
                       arrowprops=leader if abs(up) > 3 or right > beside else None)  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from pandas import DataFrame, Series
 from formerlab.evaluation.translation.bleu import STATISTICS, corpus_bleu
 from formerlab.report.claims.envelope import envelope_variance, flops_at_loss
 from formerlab.report.claims.quantity import (
+    Combination,
     Examples,
     Level,
     MissingRowsError,
@@ -323,6 +324,25 @@ class Rows:
         """Return the mean measured cache size of a policy on the windows or questions of the metric."""
         rows = self.rows("prune_questions.csv" if metric == "accuracy" else "prune.csv", self.run(arm))
         return float(np.mean([policy_rows(rows, a)["realised_budget"].mean() for a in _each_alpha(arm)]))
+
+
+def pooled_differences(
+    rows: DataFrame, results: Results, study: str, a: str, b: str, name: str, metric: str = "loss_nats"
+) -> DataFrame:
+    """Return difference rows with the interval on which verdicts rest, as `<name>_pooled_low` and `<name>_pooled_high`.
+
+    The columns `a` and `b` name the two runs of each row, and `name` is the difference of a `metric`: loss_nats in
+    nats, or error_rate, for which `name` is in points of accuracy. Rows of single seeds, and of runs with one seed in
+    common, have missing ends. `Combination.interval` defines the interval.
+    """
+    reader, sign = Rows(results, study, ClaimArms()), 1.0 if metric == "loss_nats" else -100.0
+    ends = np.full((len(rows), 2), np.nan)
+    for at, row in enumerate(rows.to_dict("records")):
+        if row["source"] == "ours" and row["part"] == "mean" and row["seeds"] > 1:
+            first, second = (Combination({reader.level(Arm(run=row[side]), metric): sign}) for side in (a, b))
+            interval = (first - second).interval(CONFIDENCE)
+            ends[at] = interval.low, interval.high
+    return rows.assign(**{f"{name}_pooled_low": ends[:, 0], f"{name}_pooled_high": ends[:, 1]})
 
 
 def policy_rows(rows: DataFrame, arm: Arm) -> DataFrame:

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -22,6 +23,7 @@ from formerlab.report.runs import (
     with_seeds,
 )
 from formerlab.results.read import Results
+from formerlab.yaml_files import read_scale
 
 STUDY = "tokenformer"
 SIZES = (1, 2, 3, 4)
@@ -32,7 +34,7 @@ SERIES = {
     "grown, half the tokens": "grown-half-{size}",
     "grown as published": "grown-random-sqrt-{size} annealed-random-sqrt-{size}",
     "grown, twice the tokens": "grown-double-{size}",
-    "parent trained further, equal FLOPs": "trained-on-{size} annealed-trained-on-{size}",
+    "parent trained further, equal FLOPs": "trained-on-{size} annealed-trained-on-{size}*",
     "parent trained further, equal tokens": "trained-on-tokens-{size}",
 }
 """Series that a figure joins by a line, with the name patterns of their runs; `{size}` is a size or a stage length."""
@@ -98,11 +100,23 @@ def chains(losses: DataFrame) -> DataFrame:
     return points[points["run"].isin([name for run in started for name in chain(losses, run)])]
 
 
-def down_to_zero(results: Results, runs: Sequence[str]) -> DataFrame:
-    """Return losses on one text. If the learning rate of some continued runs falls to 0, as in section 4.1, drop the
-    continued runs whose rate does not.
+def with_registered_controls(losses: DataFrame, scale: str) -> DataFrame:
+    """Return losses without parents trained further at another learning rate than the control that the claims use.
+
+    The file of the scale maps each stage length to its control.
     """
-    losses = losses_on_one_text(results, STUDY, runs)
+    claims = read_scale(Path(), scale).get("studies", {}).get(STUDY, {}).get("claims", {})
+    stages = claims.get("tokenformer-growth-beats-continuing", {}).get("items", {})
+    controls = {f"annealed-trained-on-{length}": arms["continued"]["run"] for length, arms in stages.items()}
+    other_rate = losses["run"].str.startswith(tuple(controls)) & ~losses["run"].isin(controls.values())
+    return losses[~other_rate]
+
+
+def down_to_zero(results: Results, runs: Sequence[str]) -> DataFrame:
+    """Return losses on one text, with the controls that the claims use. If the learning rate of some continued runs
+    falls to 0, as in section 4.1, drop the continued runs whose rate does not.
+    """
+    losses = with_registered_controls(losses_on_one_text(results, STUDY, runs), results.scale)
     if "init.id" not in losses:
         return losses
     started, zero = losses["init.id"].notna(), losses["regime"].str.endswith(" to 0")
@@ -118,8 +132,8 @@ def series_points(results: Results, runs: Sequence[str], *, chains: bool = True)
     losses, frames = down_to_zero(results, runs), []
     points = with_ancestors(losses, "tokens", "training_time_s")
     for series, pattern in SERIES.items():
-        names = [one.format(size=size) for size in (*SIZES, *LENGTHS) for one in pattern.split()]
-        names = [run for run in names if run in points.index]
+        patterns = [one.format(size=size) for size in (*SIZES, *LENGTHS) for one in pattern.split()]
+        names = [run for one in patterns for run in points.index if fnmatchcase(run, one)]
         if series.startswith(GROWN) and chains and names:
             names = list(dict.fromkeys([*points.loc[names[:1], "parent"].dropna(), *names]))
         frames.append(points.loc[names].assign(series=series))

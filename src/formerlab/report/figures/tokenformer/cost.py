@@ -14,6 +14,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
+from formerlab.report.claims.rows import pooled_differences
 from formerlab.report.drawings import plot
 from formerlab.report.panel import Panel, sheet
 from formerlab.report.published import TOKENFORMER as PAPER
@@ -29,6 +30,7 @@ from formerlab.report.studies.tokenformer import (
     equal_to_grown,
     from_scratch,
     series_points,
+    with_registered_controls,
 )
 from formerlab.report.style import GREY, NARROW, PUBLISHED_INK, look
 from formerlab.results.read import Results
@@ -216,18 +218,20 @@ def _mark_paper(axes: Axes, rows: DataFrame) -> None:
       draw=sheet(
     Panel("tokens_per_new_parameter", "difference_nats", by="_way", style="variant", name="legend", log="x", zero=0.0,
           title="Below 0, growing helps", xlabel="tokens of the stage per new parameter", finish=_mark_paper,
-          ylabel="loss, grown minus continued\n(nats per token)"),
-    width=NARROW, height=1.9
+          ylabel="loss, grown minus parent\ntrained further (nats per token)"),
+    width=NARROW, height=2.2
 ))  # fmt: skip
 def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
-    """Held-out loss of a grown Tokenformer minus that of its parent trained further for the same FLOPs, against the
-    tokens of the stage per parameter that it adds (arXiv:2410.23168). Differences are paired by seed; below zero,
-    growing helps. The band marks the stages of the paper. Every learning rate falls to zero. To see: whether growing
-    needs a longer stage to help.
+    """Held-out loss of a grown Tokenformer minus the loss of its parent trained further for the same FLOPs, against the
+    tokens of the stage per parameter that growth adds (arXiv:2410.23168). Differences are paired by seed; below zero,
+    growing helps. A thick bar is the interval on which the verdict rests, a thin bar Student's interval of these seeds.
+    The shaded range has the stages of the paper. Every learning rate falls to zero. To see: whether growing needs a
+    longer stage to help.
     """
     losses, records = held_out_losses(results, STUDY, runs), results.runs(STUDY).drop_duplicates("run").set_index("run")
     if "spec.growth.keys" not in losses:
         return DataFrame()
+    losses = with_registered_controls(losses, results.scale)
     losses = losses.assign(stretch=losses.get("spec.task.stretch", ""), keys=losses["spec.growth.keys"].fillna(""))
     arms = losses.astype({"stretch": str}).groupby("run", sort=False).agg(
         {name: "first" for name in ("variant", "spec.init", "stretch", "keys", "tokens", "flops")}
@@ -246,4 +250,7 @@ def tokenformer_stage_length(results: Results, runs: list[str]) -> DataFrame:
         pairs.append({"variant": stage["variant"], "run": run, "rival": controls.index[own][0]})
         pairs[-1]["tokens_per_new_parameter"] = stage["tokens"] / new
     rows = differences(losses, DataFrame(pairs), "run", "rival")
-    return rows.assign(_way=rows["variant"].replace(WAYS_TO_GROW)) if len(rows) else rows
+    if rows.empty:
+        return rows
+    rows = pooled_differences(rows, results, STUDY, "run", "rival", "difference_nats")
+    return rows.assign(_way=rows["variant"].replace(WAYS_TO_GROW))
