@@ -132,7 +132,7 @@ def main() -> None:
     options = parser.parse_args()
     options.blocks = options.blocks or (48 if options.device == "cuda" else 24)
     torch.set_num_threads(options.threads)
-    kernel = nary.path() if options.device == "cpu" else "eager (the native kernel is for the CPU)"
+    kernel = nary.implementation() if options.device == "cpu" else "eager (the native kernel is for the CPU)"
     print(setting(options.threads, options.device))
     print(f"{options.blocks} blocks, width {WIDTH}, {BATCH} x {CONTEXT} tokens, float32; path of `ours`: {kernel}")
     print(f"{options.rounds} rounds")

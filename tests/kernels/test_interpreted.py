@@ -42,8 +42,9 @@ def check_pruned_attention(policy, given, chunk=None, separate=False):
         difference = actual.out[row, :, :length].float() - expected.out[row, :, :length]
         assert difference.abs().max() <= 16 * eps * given.v[row].float().abs().max()
         if length == given.q.shape[2]:
-            held = expected.last[row] >= length
-            torch.testing.assert_close(actual.scores[row][held], expected.scores[row][held], atol=1e-5, rtol=1e-5)
+            retained = expected.last[row] >= length
+            scores, expected_scores = actual.scores[row][retained], expected.scores[row][retained]
+            torch.testing.assert_close(scores, expected_scores, atol=1e-5, rtol=1e-5)
 
 
 POLICIES = (
@@ -58,7 +59,7 @@ POLICIES = (
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 def test_pruned_attention_matches_the_reference(interpreted, policy):
-    """Two query heads share a key head, the second sequence is padded, and sizes are not powers of two."""
+    """Two query heads share a key-value head, the second sequence is padded, and sizes are not powers of two."""
     interpreted(check_pruned_attention, policy, prompt(policy, 0.4, [18, 11], 2, 1, 5))
 
 
@@ -91,28 +92,29 @@ def test_evicting_the_largest_logit_does_not_underflow(interpreted):
     interpreted(check_pruned_attention, Local(), given)
 
 
-def check_waits(heads, queries):
-    """Count the reductions of a block of queries; the threads of a program wait for each of them."""
+def check_reductions(heads, queries):
+    """Count the reductions in a block of queries; the threads of a program synchronise at each reduction."""
     from triton.runtime import interpreter
 
     from formerlab.cache import triton_engine
 
-    counted, reduce = [], interpreter.ReduceOps.apply_impl
+    reductions, reduce = [], interpreter.ReduceOps.apply_impl
     given = prompt(Decay(), 4, [queries], heads, 1, 16)
     given.q.mul_(0.1)  # no logit is far above the others
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interpreter.ReduceOps, "apply_impl", lambda self, given: counted.append(1) or reduce(self, given))
+        record = lambda self, tensor: reductions.append(1) or reduce(self, tensor)  # noqa: E731
+        patch.setattr(interpreter.ReduceOps, "apply_impl", record)
         triton_engine.run(Decay(), given)
     bounds, evictions = heads, queries - 4
-    assert len(counted) == heads * queries + evictions + bounds
+    assert len(reductions) == heads * queries + evictions + bounds
 
 
 @pytest.mark.parametrize("heads", [1, 3])
 def test_each_query_needs_one_reduction_per_head_and_one_minimum(interpreted, heads):
-    interpreted(check_waits, heads, 16)
+    interpreted(check_reductions, heads, 16)
 
 
-def check_equals():
+def check_equal_scores():
     from formerlab.cache import triton_engine
 
     k = torch.zeros(1, 1, 24, 16)
@@ -121,25 +123,25 @@ def check_equals():
 
 
 def test_ties_evict_the_older_key(interpreted):
-    interpreted(check_equals)
+    interpreted(check_equal_scores)
 
 
-def check_without_numbers():
-    """A NaN key is evicted after some queries, and no other key with it."""
+def check_nan_key():
+    """A key with NaN is evicted after some queries, and every query retains the budget."""
     from formerlab.cache import triton_engine
 
     given = prompt(Decay(), 6, [24], 1, 1, 16)
     given.k[:, :, 3] = math.nan
     actual = triton_engine.run(Decay(), given)
-    held = (actual.last[0, 0] >= torch.arange(24)[:, None]) & (torch.arange(24) <= torch.arange(24)[:, None])
-    assert held.sum(1).tolist() == [min(query + 1, 7) for query in range(24)]
+    visible = (actual.last[0, 0] >= torch.arange(24)[:, None]) & (torch.arange(24) <= torch.arange(24)[:, None])
+    assert visible.sum(1).tolist() == [min(query + 1, 7) for query in range(24)]
 
 
 def test_nan_attention_respects_the_budget(interpreted):
-    interpreted(check_without_numbers)
+    interpreted(check_nan_key)
 
 
-class Elsewhere(torch.Tensor):
+class GpuTensor(torch.Tensor):
     """A tensor that claims to be on a GPU."""
 
     is_cuda = True
@@ -150,12 +152,12 @@ def test_a_simulation_on_a_gpu_runs_the_kernel_if_supported(triton, monkeypatch,
     from formerlab.cache import KeyDiff, triton_engine
 
     given = prompt(Decay(), 0.4, [40], 2, 2, 16)
-    there = replace(given, q=given.q.as_subclass(Elsewhere))
-    assert torch_engine.choose(Decay(), there) is triton_engine.run
-    assert torch_engine.choose(KeyDiff(), there) is torch_engine.run, "it decides by more than a sum of attention"
+    on_gpu = replace(given, q=given.q.as_subclass(GpuTensor))
+    assert torch_engine.choose(Decay(), on_gpu) is triton_engine.run
+    assert torch_engine.choose(KeyDiff(), on_gpu) is torch_engine.run, "its score is not a sum of attention"
     monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: None)
     kernels.usable.cache_clear()
-    assert torch_engine.choose(Decay(), there) is torch_engine.run
+    assert torch_engine.choose(Decay(), on_gpu) is torch_engine.run
     assert "pruned attention runs in plain torch" in caplog.text
     kernels.usable.cache_clear()
 
@@ -170,14 +172,14 @@ def check_norm_and_gelu(tokens, spread, dtype):
     products[1] = 0
     exact = products.double().requires_grad_()
     expected = l2_gelu(exact, tau)
-    (slope,) = torch.autograd.grad((expected * upstream).sum(), exact)
+    (expected_gradient,) = torch.autograd.grad((expected * upstream).sum(), exact)
     factor, scores = norm_gelu.normalise_and_activate(products, tau, SMALLEST_NORM)
-    again, gradient = norm_gelu.scores_and_gradient((upstream * factor).to(dtype), products, tau)
-    assert torch.equal(scores, again)
+    backward_scores, gradient = norm_gelu.scores_and_gradient((upstream * factor).to(dtype), products, tau)
+    assert torch.equal(scores, backward_scores)
     assert all(tensor[1].eq(0).all() for tensor in (products, factor, scores, gradient))
     assert (scores - expected).norm() <= 8 * eps * expected.norm()
-    size = (upstream * factor).norm()  # relative to the incoming dS, because terms cancel
-    assert (gradient - slope).norm() <= 8 * eps * (slope.norm() + size)
+    upstream_norm = (upstream * factor).norm()  # the error is relative to dS, because terms cancel
+    assert (gradient - expected_gradient).norm() <= 8 * eps * (expected_gradient.norm() + upstream_norm)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -14,15 +14,15 @@ DTYPES = [torch.float32, torch.bfloat16]
 needs_kernel = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
 
-def both(products, upstream, tau):
+def forward_and_backward(products, upstream, tau):
     """Return Z, the factors, the scores of both passes and the gradient."""
     z = products.clone()
     factor, scores = norm_gelu_cpu.normalise_and_activate(z, tau, SMALLEST_NORM)
-    again, gradient = norm_gelu_cpu.scores_and_gradient((upstream * factor).to(z.dtype), z, tau)
-    return z, factor, scores, again, gradient
+    backward_scores, gradient = norm_gelu_cpu.scores_and_gradient((upstream * factor).to(z.dtype), z, tau)
+    return z, factor, scores, backward_scores, gradient
 
 
-def drawn(dtype, tokens, rows=4):
+def random_inputs(dtype, tokens, rows=4):
     return (torch.randn(rows, tokens).to(dtype) for _ in range(2))
 
 
@@ -33,37 +33,38 @@ def drawn(dtype, tokens, rows=4):
 def test_the_kernels_match_the_formula_and_its_gradient(dtype, tokens, spread):
     """A large tau moves Z far into the tails of the normal distribution."""
     tau, eps = spread * math.sqrt(tokens), torch.finfo(dtype).eps
-    products, upstream = drawn(dtype, tokens)
+    products, upstream = random_inputs(dtype, tokens)
     products[1] = 0
     exact = products.double().requires_grad_()
     expected = l2_gelu(exact, tau)
-    (slope,) = torch.autograd.grad((expected * upstream).sum(), exact)
-    z, factor, scores, again, gradient = both(products, upstream, tau)
-    assert torch.equal(scores, again)
+    (expected_gradient,) = torch.autograd.grad((expected * upstream).sum(), exact)
+    z, factor, scores, backward_scores, gradient = forward_and_backward(products, upstream, tau)
+    assert torch.equal(scores, backward_scores)
     assert factor[1] == 0
     assert all(tensor[1].eq(0).all() for tensor in (z, scores, gradient))
     assert (scores - expected).norm() <= 8 * eps * expected.norm()
-    size = (upstream * factor).norm()  # relative to the incoming dS, because terms cancel
-    assert (gradient - slope).norm() <= 8 * eps * (slope.norm() + size)
+    upstream_norm = (upstream * factor).norm()  # the error is relative to dS, because terms cancel
+    assert (gradient - expected_gradient).norm() <= 8 * eps * (expected_gradient.norm() + upstream_norm)
 
 
 @needs_kernel
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_results_do_not_depend_on_the_number_of_threads(dtype):
-    products, upstream = drawn(dtype, 300, rows=50)
-    one = both(products, upstream, 17.0)
+    products, upstream = random_inputs(dtype, 300, rows=50)
+    one_thread = forward_and_backward(products, upstream, 17.0)
     torch.set_num_threads(2)
-    assert all(torch.equal(a, b) for a, b in zip(one, both(products, upstream, 17.0), strict=True))
+    two_threads = forward_and_backward(products, upstream, 17.0)
+    assert all(torch.equal(a, b) for a, b in zip(one_thread, two_threads, strict=True))
 
 
 @needs_kernel
 @pytest.mark.parametrize("default", [torch.bfloat16, torch.float64])
 def test_the_default_dtype_has_no_effect(default):
-    products, upstream = drawn(torch.float32, 64)
-    expected = both(products, upstream, 8.0)
+    products, upstream = random_inputs(torch.float32, 64)
+    expected = forward_and_backward(products, upstream, 8.0)
     torch.set_default_dtype(default)
     try:
-        actual = both(products, upstream, 8.0)
+        actual = forward_and_backward(products, upstream, 8.0)
     finally:
         torch.set_default_dtype(torch.float32)
     assert all(torch.equal(a, b) for a, b in zip(actual, expected, strict=True))
@@ -71,23 +72,23 @@ def test_the_default_dtype_has_no_effect(default):
 
 @needs_kernel
 def test_unsupported_tensors_use_torch():
-    plain = torch.zeros(4, 4)
-    assert norm_gelu_cpu.fits(plain)
-    assert norm_gelu_cpu.fits(plain.bfloat16())
-    strange = plain.double(), plain.half(), plain.expand(4, 4, 4).transpose(0, 2), torch.zeros(4, 4, device="meta")
-    assert not any(map(norm_gelu_cpu.fits, strange))
+    x = torch.zeros(4, 4)
+    assert norm_gelu_cpu.fits(x)
+    assert norm_gelu_cpu.fits(x.bfloat16())
+    unsupported = x.double(), x.half(), x.expand(4, 4, 4).transpose(0, 2), torch.zeros(4, 4, device="meta")
+    assert not any(map(norm_gelu_cpu.fits, unsupported))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_without_a_compiler_torch_gives_the_same_result(dtype, monkeypatch):
-    def passes():
-        parts = [torch.randn(shape).to(dtype).requires_grad_() for shape in ((7, 6), (24, 6), (24, 5))]
-        y = lean_pattention(*parts, tau=4.0)
-        return y, *torch.autograd.grad(y.float().square().sum(), parts)
+    def output_and_gradients():
+        inputs = [torch.randn(shape).to(dtype).requires_grad_() for shape in ((7, 6), (24, 6), (24, 5))]
+        y = lean_pattention(*inputs, tau=4.0)
+        return y, *torch.autograd.grad(y.float().square().sum(), inputs)
 
     torch.manual_seed(1)
-    actual = passes()
+    with_kernel = output_and_gradients()
     monkeypatch.setattr(norm_gelu_cpu, "load_library", lambda *_: None)
     torch.manual_seed(1)
-    for one, other in zip(actual, passes(), strict=True):
-        assert (one - other).norm() <= 16 * torch.finfo(dtype).eps * other.norm()
+    for actual, expected in zip(with_kernel, output_and_gradients(), strict=True):
+        assert (actual - expected).norm() <= 16 * torch.finfo(dtype).eps * expected.norm()

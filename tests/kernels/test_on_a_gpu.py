@@ -30,12 +30,13 @@ def test_pattention_matches_the_formula(triton, monkeypatch, dtype, tokens, fuse
     def formula(x, keys, values, tau):
         return l2_gelu(x @ keys.T, tau) @ values
 
-    def found(mapped, dtype):
-        parts = [part.to(dtype).requires_grad_() for part in inputs]
-        y = mapped(*parts, math.sqrt(tokens))
-        return y, *torch.autograd.grad((y * weight.to(dtype)).sum(), parts)
+    def output_and_gradients(function, dtype):
+        arguments = [tensor.to(dtype).requires_grad_() for tensor in inputs]
+        y = function(*arguments, math.sqrt(tokens))
+        return y, *torch.autograd.grad((y * weight.to(dtype)).sum(), arguments)
 
-    for actual, expected in zip(found(lean_pattention, dtype), found(formula, torch.float64), strict=True):
+    expected_tensors = output_and_gradients(formula, torch.float64)
+    for actual, expected in zip(output_and_gradients(lean_pattention, dtype), expected_tensors, strict=True):
         assert actual.dtype == dtype
         assert (actual - expected).norm() < 16 * torch.finfo(dtype).eps * expected.norm()
 
@@ -44,16 +45,16 @@ def test_pattention_matches_the_formula(triton, monkeypatch, dtype, tokens, fuse
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("separate", [False, True])
 def test_pruned_attention_nearly_always_matches_the_reference(triton, monkeypatch, policy, dtype, separate):
-    """Another order of sums may swap two keys of nearly equal scores; a mistake would swap many keys."""
+    """Another order of sums may swap two keys with nearly equal scores; an error would swap many keys."""
     monkeypatch.setattr(import_module("formerlab.cache.triton_engine"), "SEPARATE", separate)
     lengths = [500, 311, 64]
     given = prompt(policy, 0.4, lengths, 4, 2, 64, dtype)
-    there = replace(given, q=given.q.cuda(), k=given.k.cuda(), v=given.v.cuda())
-    run = torch_engine.choose(policy, there)
+    on_gpu = replace(given, q=given.q.cuda(), k=given.k.cuda(), v=given.v.cuda())
+    run = torch_engine.choose(policy, on_gpu)
     assert run is not torch_engine.run
-    actual, expected = run(policy, there), torch_engine.run(policy, in_single_precision(given))
+    actual, expected = run(policy, on_gpu), torch_engine.run(policy, in_single_precision(given))
     for row, length in enumerate(lengths):
-        left, leaves = (pruned.last[row, :, :length].cpu().clamp(max=length) for pruned in (actual, expected))
-        assert (left == leaves).double().mean() > 0.98
-        off = (actual.out[row, :, :length].cpu().float() - expected.out[row, :, :length]).abs().amax(-1)
-        assert off.quantile(0.9) < 16 * torch.finfo(dtype).eps * 4
+        last, expected_last = (pruned.last[row, :, :length].cpu().clamp(max=length) for pruned in (actual, expected))
+        assert (last == expected_last).double().mean() > 0.98
+        error = (actual.out[row, :, :length].cpu().float() - expected.out[row, :, :length]).abs().amax(-1)
+        assert error.quantile(0.9) < 16 * torch.finfo(dtype).eps * 4

@@ -16,7 +16,7 @@ from formerlab.cache.policies.policy import Prompt
 TARGETS = (80, 90, 100)
 """Compute capabilities times ten: A100, H100, B200."""
 ALL = os.environ.get("FORMERLAB_ALL_TARGETS") == "1"
-"""Every target with every type and size; else each target, type and size at least once."""
+"""Whether to test every combination of target, dtype and size, instead of each of them at least once."""
 
 TYPES = torch.float32, torch.bfloat16, torch.float16
 
@@ -66,9 +66,9 @@ def check(kernels, capability, dtype):
     (kernel,) = kernels
     assert f".target sm_{capability}" in kernel.asm["ptx"]
     assert kernel.asm["cubin"][:4] == b"\x7fELF"
-    assert kernel.metadata.shared <= 99 * 1024, "the least that a block may have on these GPUs"
-    handful, more = 80, 160  # bytes; more without tensor cores
-    assert spilled(kernel.asm["ptx"], capability) <= (more if dtype == torch.float32 else handful)
+    assert kernel.metadata.shared <= 99 * 1024, "the smallest limit of shared memory per block on these GPUs"
+    limit = 160 if dtype == torch.float32 else 80  # bytes; float32 products do not use tensor cores
+    assert spilled(kernel.asm["ptx"], capability) <= limit
 
 
 def spilled(ptx, capability):
@@ -78,10 +78,10 @@ def spilled(ptx, capability):
     blackwell = getattr(knobs.nvidia, "ptxas_blackwell", knobs.nvidia.ptxas)  # two in Triton 3.6 and later
     tool = knobs.nvidia.ptxas if capability < 100 else blackwell
     name = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)[1]
-    words = [tool.path, "--verbose", f"--gpu-name={name}", "--output-file=/dev/null", "-"]
-    output = subprocess.run(words, input=ptx, capture_output=True, text=True, check=True).stderr
+    command = [tool.path, "--verbose", f"--gpu-name={name}", "--output-file=/dev/null", "-"]
+    output = subprocess.run(command, input=ptx, capture_output=True, text=True, check=True).stderr
     threads = int(re.search(r"^\.reqntid (\d+)", ptx, re.MULTILINE)[1])
-    assert threads * int(re.search(r"Used (\d+) registers", output)[1]) <= 2**16, "else it cannot be launched"
+    assert threads * int(re.search(r"Used (\d+) registers", output)[1]) <= 2**16, "the kernel cannot be launched"
     return sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", output)))
 
 
@@ -111,9 +111,7 @@ def test_pruned_attention(built, capability):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("capability", TARGETS)
-def test_separate_kernels_spill_no_registers_and_no_thread_waits_for_a_key_to_be_chosen(
-    built, capability, dtype, monkeypatch
-):
+def test_separate_kernels_spill_no_registers_and_evict_in_few_warps(built, capability, dtype, monkeypatch):
     from formerlab.cache import triton_engine
 
     monkeypatch.setattr(triton_engine, "SEPARATE", True)
@@ -123,7 +121,7 @@ def test_separate_kernels_spill_no_registers_and_no_thread_waits_for_a_key_to_be
     for size in sizes:
         evict, attend = built(capability, pruned_attention, Decay(), dtype, *size)
         assert [spilled(kernel.asm["ptx"], capability) for kernel in (evict, attend)] == [0, 0]
-        assert evict.metadata.num_warps == max(size[2] // 1024, 1), "a budget of 40 % takes half as many slots"
+        assert evict.metadata.num_warps == max(size[2] // 1024, 1), "with a budget of 40 %, slots are half the tokens"
 
 
 @pytest.mark.parametrize("warps", [8, 16])
@@ -143,7 +141,7 @@ def norm_and_gelu(tokens, dtype):
 @pytest.mark.parametrize("tokens", [2176, 8576])
 @pytest.mark.parametrize("capability", TARGETS)
 def test_norm_and_gelu_read_and_write_each_score_once(built, capability, tokens):
-    """At the sizes of Tokenformer 354M; in half precision forward moves 6 bytes per score and backward 8."""
+    """Tokens as in Tokenformer 354M; in half precision, the passes move 6 and 8 bytes per score."""
     kernels = built(capability, norm_and_gelu, tokens, torch.bfloat16)
     assert [len(re.findall(r"tt.load", kernel.asm["ttir"])) for kernel in kernels] == [2, 4]
     assert [len(re.findall(r"tt.store", kernel.asm["ttir"])) for kernel in kernels] == [5, 4]

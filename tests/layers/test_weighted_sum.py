@@ -32,7 +32,7 @@ def test_the_sum_does_not_depend_on_the_number_of_threads():
     torch.set_num_threads(2)
     two = weighted_sum.weighted_sum_and_products(tensors, weights, tensors[0], None)
     assert torch.equal(one[0], two[0])
-    if weighted_sum.path() == "native":
+    if weighted_sum.implementation() == "native":
         assert one[1] == two[1]
 
 

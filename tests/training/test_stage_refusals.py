@@ -9,7 +9,7 @@ from small_runs import RUN, bits, interrupted, small, trained, write_plan
 
 from formerlab.__main__ import main
 from formerlab.errors import UserError
-from formerlab.kernels.native import kernel_path
+from formerlab.kernels.native import kernel_implementation
 from formerlab.training import stage
 from formerlab.training.runtime import RuntimeConfig
 
@@ -91,8 +91,8 @@ def test_token_streams_that_differ_from_the_manifest_are_refused(data, tmp_path)
 
 def test_a_resume_with_other_kernels_prints_a_warning(data, tmp_path, monkeypatch, capsys):
     interrupted(monkeypatch, 4, RUN, data, tmp_path)
-    first = kernel_path()
-    monkeypatch.setattr(stage, "kernel_path", lambda: "plain, of another machine")
+    first = kernel_implementation()
+    monkeypatch.setattr(stage, "kernel_implementation", lambda: "plain, of another machine")
     train(RUN, "code", data, tmp_path)
     assert json.loads((tmp_path / "run.json").read_text())["kernels"] == [first, "plain, of another machine"]
     assert f"'{first}', the next steps with 'plain, of another machine'" in capsys.readouterr().err

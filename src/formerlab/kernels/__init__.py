@@ -1,6 +1,6 @@
-"""Fused kernels, in Triton for GPUs and in C++ or numba (`*_cpu`) for CPUs; each has a plain torch formula elsewhere.
+"""Fused kernels: Triton for GPUs, C++ or numba (`*_cpu`) for CPUs. Other modules have the same formulas in torch.
 
-Modules with Triton kernels are imported only on a GPU; C++ kernels fall back to torch without a compiler.
+Modules with Triton kernels are imported only on a GPU. Without a C++ compiler, torch computes the formulas.
 """
 
 import functools
@@ -16,11 +16,11 @@ EMPTY = 2**30
 
 
 COMPILERS = "CXX, c++, g++, clang++"
-"""The candidates of `compiler`, for messages."""
+"""The compilers that `compiler` tries, for messages."""
 
 
 def compiler() -> str | None:
-    """Return the path of a C++ compiler: the one that CXX names, or the first of the usual compilers on the PATH."""
+    """Return the path of a C++ compiler: $CXX (by default c++), g++ or clang++, or None if the PATH has no compiler."""
     return next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), None)
 
 

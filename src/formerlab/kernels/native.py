@@ -1,6 +1,6 @@
-"""C++ kernels for CPUs, compiled at first use into the user's cache folder, and settings of malloc.
+"""Compile C++ kernels for CPUs into the user's cache folder at first use, and configure malloc.
 
-Both are optional: without a compiler or a writable folder, plain torch runs instead.
+Without a compiler or a writable folder, plain torch replaces the kernels.
 """
 
 import ctypes
@@ -20,10 +20,10 @@ TYPES = {torch.float32: "float", torch.bfloat16: "bfloat16"}
 """The dtypes of the kernels and their names in C++ (`bfloat16.h`)."""
 _AVX2 = ["-mavx2", "-mfma"]
 _VECTORS = {"AVX2": _AVX2, "AVX512": [*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"]}
-"""Compiler options for the instruction set that torch detects; machines that share a cache may differ in it."""
+"""Compiler options by instruction set, as torch names it; files in a shared cache folder differ by these options."""
 
-_MALLOC = {-1: 2**31 - 1, -2: 2**24, -8: 1}
-"""glibc's M_TRIM_THRESHOLD, M_TOP_PAD (bytes) and M_ARENA_MAX."""
+_MALLOC_OPTIONS = {-1: 2**31 - 1, -2: 2**24, -8: 1}
+"""Values of glibc's M_TRIM_THRESHOLD (bytes), M_TOP_PAD (bytes) and M_ARENA_MAX."""
 _MMAP_THRESHOLD = -3
 
 
@@ -39,13 +39,16 @@ def keep_memory(largest: int = 2**30) -> None:
     if mallopt is not None:
         if not mallopt(_MMAP_THRESHOLD, largest):  # older versions of glibc have a lower limit
             mallopt(_MMAP_THRESHOLD, 2**25)
-        for setting, value in _MALLOC.items():
+        for setting, value in _MALLOC_OPTIONS.items():
             mallopt(setting, value)
 
 
 @functools.cache
 def load_library(file: str, feature: str) -> ctypes.CDLL | None:
-    """Compile a C++ file of this folder; return the library or None. Logs which implementation `feature` uses."""
+    """Compile a C++ file of this folder; return the library, or None if it cannot be compiled.
+
+    Logs which implementation `feature` uses.
+    """
     sources = (Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("bfloat16.h", file))
     library = compiled(file.removesuffix(".cpp"), "".join(sources))
     logging.getLogger(__name__).info("%s: %s", feature, "plain torch" if library is None else "native kernel")
@@ -55,12 +58,12 @@ def load_library(file: str, feature: str) -> ctypes.CDLL | None:
 def compiled(name: str, source: str) -> ctypes.CDLL | None:
     """Compile C++ source; return the library, or None after a log message with the reason."""
     log = logging.getLogger(__name__)
-    path = compiler()
-    if path is None:
-        log.warning("%s: no C++ compiler found (%s), going on without a native kernel", name, COMPILERS)
+    compiler_path = compiler()
+    if compiler_path is None:
+        log.warning("%s: no C++ compiler found (%s); plain torch replaces the native kernel", name, COMPILERS)
         return None
     vectors = _VECTORS.get(torch.backends.cpu.get_cpu_capability(), [])
-    command = [path, "-x", "c++", "-std=c++17", "-O3", *vectors, "-fopenmp", "-shared", "-fPIC", "-o"]
+    command = [compiler_path, "-x", "c++", "-std=c++17", "-O3", *vectors, "-fopenmp", "-shared", "-fPIC", "-o"]
     digest = hashlib.sha256("\n".join([source, *command]).encode()).hexdigest()[:16]
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -72,11 +75,14 @@ def compiled(name: str, source: str) -> ctypes.CDLL | None:
         return ctypes.CDLL(str(library))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         reason = (getattr(error, "stderr", None) or str(error)).strip().partition("\n")[0]
-        log.warning("%s: going on without a native kernel (%s)", name, reason)
+        log.warning("%s: plain torch replaces the native kernel (%s)", name, reason)
         return None
 
 
-def kernel_path() -> str:
-    """Return "native" or "plain" kernels and the instruction set, which determine the last bits of results on a CPU."""
+def kernel_implementation() -> str:
+    """Return "native" or "plain" (without a compiler) and the instruction set, such as "native, AVX2".
+
+    Both affect the last bits of results on a CPU.
+    """
     library = compiled("probe", 'extern "C" int probe() { return 0; }')
     return f"{'plain' if library is None else 'native'}, {torch.backends.cpu.get_cpu_capability()}"

@@ -2,20 +2,20 @@
 
 constexpr long BLOCK = 1024;
 
-// A block as float32: the memory itself, or a buffer that bfloat16 is copied to and from.
+// Access a block as float32: float32 memory directly, bfloat16 through a buffer.
 inline const float* read(const float* from, float*, long) { return from; }
 inline const float* read(const bfloat16* from, float* buffer, long size) {
     for (long e = 0; e < size; e++) buffer[e] = wide(from[e]);
     return buffer;
 }
-inline float* place(float* to, float*) { return to; }
-inline float* place(bfloat16*, float* buffer) { return buffer; }
+inline float* destination(float* to, float*) { return to; }
+inline float* destination(bfloat16*, float* buffer) { return buffer; }
 inline void write(const float*, float*, long) {}
 inline void write(const float* from, bfloat16* to, long size) {
     for (long e = 0; e < size; e++) to[e].bits = narrow(from[e]);
 }
 
-// The standard normal distribution up to z, (1 + erf(z / sqrt 2)) / 2: a rational function within 1e-7 (that of XLA).
+// Standard normal CDF at z, (1 + erf(z / sqrt 2)) / 2, by XLA's rational function with an error below 1e-7.
 inline float distribution(float z) {
     const float limit = 3.832506856900711f;
     float x = z * 0.7071067811865476f;
@@ -36,7 +36,7 @@ inline float distribution(float z) {
     return 0.5f + 0.5f * x * p / q;
 }
 
-// Its density at z, exp(-z^2 / 2) / sqrt(2 pi): 2^n exp(r) with n an integer and |r| <= ln(2) / 2 (Cephes' expf).
+// Standard normal density at z, exp(-z^2 / 2) / sqrt(2 pi), by exp(t) = 2^n exp(r) with |r| <= ln(2) / 2 (Cephes' expf).
 inline float density(float z) {
     float t = -0.5f * z * z;
     t = t < -87.0f ? -87.0f : t;
@@ -54,12 +54,12 @@ inline float density(float z) {
     return 0.3989422804014327f * power * (p * r * r + r + 1.0f);
 }
 
-// A -> Z = tau A / ||A|| in place, gelu(Z) and tau / ||A||
+// Replace A by Z = tau A / ||A|| in place; write gelu(Z) and tau / ||A||.
 template <class T>
 void forward(T* products, float* factor, T* scores, long rows, long tokens, float tau, float smallest, int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (long row = 0; row < rows; row++) {
-        float buffer[BLOCK], other[BLOCK], squares = 0;
+        float buffer[BLOCK], score_buffer[BLOCK], squares = 0;
         T* const a = products + row * tokens;
         for (long start = 0; start < tokens; start += BLOCK) {
             const long size = tokens - start < BLOCK ? tokens - start : BLOCK;
@@ -72,47 +72,48 @@ void forward(T* products, float* factor, T* scores, long rows, long tokens, floa
         for (long start = 0; start < tokens; start += BLOCK) {
             const long size = tokens - start < BLOCK ? tokens - start : BLOCK;
             const float* x = read(a + start, buffer, size);
-            float* const z = place(a + start, buffer);
+            float* const z = destination(a + start, buffer);
             for (long e = 0; e < size; e++) z[e] = x[e] * scale;
             write(z, a + start, size);
-            x = read(a + start, buffer, size);  // the gradient will see Z as it is stored
+            x = read(a + start, buffer, size);  // the stored, rounded Z, which the gradient uses too
             T* const out = scores + row * tokens + start;
-            float* const s = place(out, other);
+            float* const s = destination(out, score_buffer);
             for (long e = 0; e < size; e++) s[e] = x[e] * distribution(x[e]);
             write(s, out, size);
         }
     }
 }
 
-// dS -> g - share Z (Z . g) in place, with g = dS gelu'(Z); and gelu(Z)
+// Replace dS by dA = g - Z (Z . g) / tau^2 in place, with g = dS gelu'(Z); write gelu(Z).
 template <class T>
-void backward(T* gradient, const T* normalised, T* scores, long rows, long tokens, float share, int threads) {
+void backward(T* gradient, const T* normalised, T* scores, long rows, long tokens, float inverse_squared_tau,
+              int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (long row = 0; row < rows; row++) {
-        float buffer[BLOCK], other[BLOCK], third[BLOCK], along = 0;
+        float z_buffer[BLOCK], g_buffer[BLOCK], score_buffer[BLOCK], projection = 0;
         T* const d = gradient + row * tokens;
-        const T* const of = normalised + row * tokens;
+        const T* const source = normalised + row * tokens;
         for (long start = 0; start < tokens; start += BLOCK) {
             const long size = tokens - start < BLOCK ? tokens - start : BLOCK;
-            const float *const z = read(of + start, buffer, size), *const x = read(d + start, other, size);
+            const float *const z = read(source + start, z_buffer, size), *const x = read(d + start, g_buffer, size);
             T* const out = scores + row * tokens + start;
-            float *const g = place(d + start, other), *const s = place(out, third);
-#pragma omp simd reduction(+ : along)
+            float *const g = destination(d + start, g_buffer), *const s = destination(out, score_buffer);
+#pragma omp simd reduction(+ : projection)
             for (long e = 0; e < size; e++) {
                 const float cdf = distribution(z[e]);
                 s[e] = z[e] * cdf;
                 g[e] = x[e] * (cdf + z[e] * density(z[e]));
-                along += z[e] * g[e];
+                projection += z[e] * g[e];
             }
             write(g, d + start, size);
             write(s, out, size);
         }
-        along *= share;
+        projection *= inverse_squared_tau;
         for (long start = 0; start < tokens; start += BLOCK) {
             const long size = tokens - start < BLOCK ? tokens - start : BLOCK;
-            const float *const z = read(of + start, buffer, size), *const x = read(d + start, other, size);
-            float* const g = place(d + start, other);
-            for (long e = 0; e < size; e++) g[e] = x[e] - z[e] * along;
+            const float *const z = read(source + start, z_buffer, size), *const x = read(d + start, g_buffer, size);
+            float* const g = destination(d + start, g_buffer);
+            for (long e = 0; e < size; e++) g[e] = x[e] - z[e] * projection;
             write(g, d + start, size);
         }
     }
@@ -125,10 +126,10 @@ void forward_float(float* a, float* f, float* s, long rows, long n, float tau, f
 void forward_bfloat16(bfloat16* a, float* f, bfloat16* s, long rows, long n, float tau, float smallest, int threads) {
     forward(a, f, s, rows, n, tau, smallest, threads);
 }
-void backward_float(float* d, const float* z, float* s, long rows, long n, float share, int threads) {
-    backward(d, z, s, rows, n, share, threads);
+void backward_float(float* d, const float* z, float* s, long rows, long n, float factor, int threads) {
+    backward(d, z, s, rows, n, factor, threads);
 }
-void backward_bfloat16(bfloat16* d, const bfloat16* z, bfloat16* s, long rows, long n, float share, int threads) {
-    backward(d, z, s, rows, n, share, threads);
+void backward_bfloat16(bfloat16* d, const bfloat16* z, bfloat16* s, long rows, long n, float factor, int threads) {
+    backward(d, z, s, rows, n, factor, threads);
 }
 }

@@ -1,7 +1,7 @@
 """C++ kernels of Pattention's score l2_gelu: norm and GeLU in one pass over memory, and their gradient.
 
-Rows are processed in blocks that fit the first-level cache. All arithmetic is float32 for any dtype of the tensors, and
-results do not depend on the number of threads.
+Rows are processed in blocks that fit the L1 cache. All arithmetic is float32 for every dtype of the tensors. Results do
+not depend on the number of threads.
 """
 
 import ctypes
@@ -13,13 +13,13 @@ from formerlab.kernels.native import TYPES, load_library
 
 
 def fits(tensor: Tensor) -> bool:
-    """Return whether the kernels support this tensor (contiguous, of a supported dtype) and could be compiled."""
+    """Return whether the kernels are compiled and support this tensor (contiguous, float32 or bfloat16, on a CPU)."""
     plain = type(tensor) is Tensor and tensor.device.type == "cpu" and tensor.is_contiguous()
     return plain and tensor.dtype in TYPES and load_library("norm_gelu.cpp", "Pattention") is not None
 
 
 def normalise_and_activate(products: Tensor, tau: float, smallest_norm: float) -> tuple[Tensor, Tensor]:
-    """Replace the rows A by Z = tau A / ||A||_2 in place; return (tau / ||A||_2 in float32, gelu(Z)).
+    """Replace A (rows, tokens) by Z = tau A / ||A||_2 in place; return tau / ||A||_2 (rows, 1) in float32, and gelu(Z).
 
     A row with a norm of at most `smallest_norm` becomes zero, and its factor is zero.
     """
@@ -29,14 +29,17 @@ def normalise_and_activate(products: Tensor, tau: float, smallest_norm: float) -
 
 
 def scores_and_gradient(grad: Tensor, z: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-    """Return gelu(Z), and g - Z (Z . g) / tau^2 with g = dS gelu'(Z), which replaces `grad` = dS in place."""
+    """Return gelu(Z) and dA = g - Z (Z . g) / tau^2 with g = dS gelu'(Z), each (rows, tokens).
+
+    `grad` contains dS, and dA overwrites it.
+    """
     scores = torch.empty_like(z)
     _call("backward", (grad, z, scores), 1 / (tau * tau))
     return scores, grad
 
 
-def _call(name: str, tensors: tuple[Tensor, ...], *numbers: float) -> None:
+def _call(name: str, tensors: tuple[Tensor, ...], *constants: float) -> None:
     kernel = getattr(load_library("norm_gelu.cpp", "Pattention"), f"{name}_{TYPES[tensors[0].dtype]}")
     pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors)
-    sizes, reals = map(ctypes.c_long, tensors[0].shape), map(ctypes.c_float, numbers)
-    kernel(*pointers, *sizes, *reals, torch.get_num_threads())
+    sizes, floats = map(ctypes.c_long, tensors[0].shape), map(ctypes.c_float, constants)
+    kernel(*pointers, *sizes, *floats, torch.get_num_threads())

@@ -5,19 +5,26 @@ For q = 0, 1, ... of a sequence, in each head group (`cache/eviction.py`, Decay 
     p[k] = softmax over the retained keys of q k^T / sqrt(d_head)    out[q] = sum over k of p[k] v[k]
     S[k] <- decay S[k] + gain sum over the head group of p[k]        a full cache evicts the key of lowest S
 
-One program processes one sequence and head group, and keeps positions and scores of the retained keys in registers.
-Queries are processed in blocks of 16. One product computes the logits of a block with the retained keys and its own
-keys, which reads each key once and bounds the logits of each query. Then the eviction rule runs row by row, and another
-product multiplies the probabilities with the values. Sums are float32, so half-precision logits are not rounded; the
-reference, `cache/torch_engine.py`, rounds them.
+One program processes one head group of one sequence. It keeps the positions and scores of the retained keys in
+registers and processes queries in blocks of 16. For each block, a matrix product computes the logits of its queries
+with the retained keys and the new keys, so each key is read once per block. Then the eviction rule runs query by query.
+A second matrix product multiplies the probabilities with the values. Sums are float32, so half-precision logits are not
+rounded; the reference, `cache/torch_engine.py`, rounds them.
 
-Memory besides `out`: 16 logits per slot and head of the group, and two positions per slot, 4 bytes each; the number of
-slots is the next power of two above budget + 16. Time: the products of T queries with budget + 16 keys (full attention
-has T / 2 keys on average), plus T sequential steps of a sum per head and a minimum over the slots, which dominate.
-Sequences and head groups run in parallel.
+Besides `out`, a program needs 16 logits per slot and head of the group, and two positions per slot, 4 bytes each. The
+number of slots is the smallest power of two from budget + 16. The time is the products of T queries with budget + 16
+keys (full attention has T / 2 keys on average), plus T sequential steps with a sum per head and a minimum over the
+slots. The sequential steps dominate. Sequences and head groups run in parallel.
 
-The outputs depend only on the last query that sees each key. So `evict` can leave them out and then runs in fewer warps
-(one warp up to 512 slots, which waits for no other), and `attend` computes them as full attention with a mask.
+The outputs depend only on the last query that sees each key. Therefore `evict` can run without outputs, which needs
+fewer warps (one warp up to 512 slots, without synchronisation), and `attend` computes the outputs as full attention
+with a mask.
+
+Variables of the kernels: `q_batch`, `q_head`, `q_time` and so on are strides in elements. `row` is the index of a query
+in its block, `member` the index of a query head in its group, and `line` = row * heads_per_group + member the index of
+a row of logits. `row_maxima` and `row_sums` have the maximum of each line and the sum of its exponentials. `slot_log`
+has two entries per slot: the position of its key, and the last query that sees the key. `bounds` has the length,
+capacity, sink and recent window of each sequence, in tokens.
 
 `cache/triton_engine.py` launches the kernels. With TRITON_INTERPRET=1, set before this module is imported, the same
 code runs on the CPU.
@@ -29,34 +36,34 @@ import triton.language as tl
 from formerlab.kernels import EMPTY
 
 BLOCK = 16
-"""Queries per block, the smallest size of a tensor-core product."""
+"""Number of queries per block, the smallest size of a tensor-core product."""
 CHUNK = 64
-"""Slots whose keys or values are loaded at a time."""
+"""Number of slots whose keys or values are loaded at a time."""
 REGISTERS = {4: 168, 8: 128, 16: 128}
 """Registers per thread, by number of warps: a multiprocessor runs three programs of 4 warps, two of 8 or one of 16."""
-NOBODY = tl.constexpr(EMPTY)
-FINITE = tl.constexpr(-1e30)
-"""Running maximum of a query that has seen no key: exp(x - FINITE) is 0 for a masked x."""
-FAINT = tl.constexpr(1 / 16)
-"""Sum of exp(x - bound) below which the bound is too far above the logits of the retained keys."""
+NO_KEY = tl.constexpr(EMPTY)
+LOWEST = tl.constexpr(-1e30)
+"""Initial value of a running maximum: finite, so that exp(x - LOWEST) is 0 for a masked x = -inf."""
+SMALLEST_SUM = tl.constexpr(1 / 16)
+"""If the sum of exp(x - bound) is smaller, the exact maximum replaces the bound."""
 
 
-def slots_for(most: int) -> int:
-    """Return the number of slots of a program that retains `most` keys between blocks."""
-    return max(int(triton.next_power_of_2(most + BLOCK)), CHUNK)
+def slots_for(capacity: int) -> int:
+    """Return the number of slots of a program that retains at most `capacity` keys between blocks."""
+    return max(int(triton.next_power_of_2(capacity + BLOCK)), CHUNK)
 
 
 def launch(slots: int, d_head: int) -> dict[str, int]:
     """Return the compile-time constants and launch options of `evict` with outputs."""
     warps = min(max(slots // 128, 4), 8)
-    sizes = {"mixes": True, "slots": slots, "channels": padded(d_head), "block": BLOCK, "chunk": CHUNK}
+    sizes = {"with_outputs": True, "slots": slots, "channels": padded(d_head), "block": BLOCK, "chunk": CHUNK}
     return sizes | {"num_warps": warps, "num_stages": 2, "maxnreg": REGISTERS[warps]}
 
 
 def launch_eviction(slots: int, d_head: int, itemsize: int) -> dict[str, int]:
     """Return the compile-time constants and launch options of `evict` without outputs."""
     warps = max(slots // 512, padded(d_head) // 128, 1)
-    sizes = {"mixes": False, "slots": slots, "channels": padded(d_head), "block": BLOCK, "chunk": 64 // itemsize}
+    sizes = {"with_outputs": False, "slots": slots, "channels": padded(d_head), "block": BLOCK, "chunk": 64 // itemsize}
     return sizes | {"num_warps": warps, "num_stages": 2}
 
 
@@ -68,176 +75,185 @@ def launch_attention(d_head: int, itemsize: int) -> dict[str, int]:
 
 
 def padded(d_head: int) -> int:
-    """Return the number of channels in a product."""
+    """Return the number of channels in a matrix product: a power of two, at least 16."""
     return max(int(triton.next_power_of_2(d_head)), 16)
 
 
-@triton.jit(do_not_specialize=("head_groups", "time"))  # otherwise compiled again where 16 divides one, or does not
+@triton.jit(do_not_specialize=("head_groups", "time"))  # otherwise compiled again if 16 divides one of them
 def evict(  # noqa: ANN201
     q, q_batch, q_head, q_time, k, k_batch, k_head, k_time, v, v_batch, v_head, v_time, out, out_batch, out_head,
-    out_time, initial, last, final, logits, tops, totals, noted, bounds, decay, gain, scale, head_groups, number, share,
-    time, d_head, enters: tl.constexpr, mixes: tl.constexpr, slots: tl.constexpr, channels: tl.constexpr,
-    block: tl.constexpr, chunk: tl.constexpr,
+    out_time, initial_scores, last, final_scores, logits, row_maxima, row_sums, slot_log, bounds, decay, gain, scale,
+    head_groups, heads_per_group, heads_per_kv_head, time, d_head, with_initial_scores: tl.constexpr,
+    with_outputs: tl.constexpr, slots: tl.constexpr, channels: tl.constexpr, block: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
-    """Simulate eviction over whole sequences, with one program per sequence and head group; `mixes`: write `out`."""
+    """Simulate eviction over whole sequences, with one program per sequence and head group.
+
+    Writes `last`, `final_scores` of the retained keys and, if `with_outputs`, `out`.
+    """
     program = tl.program_id(0).to(tl.int64)
-    batch, head = program // head_groups, program % head_groups * number
+    batch, head = program // head_groups, program % head_groups * heads_per_group
     length, capacity = tl.load(bounds + 4 * batch), tl.load(bounds + 4 * batch + 1)
     sink, recent = tl.load(bounds + 4 * batch + 2), tl.load(bounds + 4 * batch + 3)
     q += batch * q_batch + head * q_head
-    k += batch * k_batch + head // share * k_head
-    v += batch * v_batch + head // share * v_head
+    k += batch * k_batch + head // heads_per_kv_head * k_head
+    v += batch * v_batch + head // heads_per_kv_head * v_head
     out += batch * out_batch + head * out_head
     last += program * time
-    final += program * time
-    lines = number * block + 1  # one extra line, because the next line is prefetched
+    final_scores += program * time
+    lines = heads_per_group * block + 1  # one extra line, because the next line is prefetched
     logits += program * lines * slots
-    tops += program * lines
-    totals += program * lines
-    noted += program * 2 * slots
+    row_maxima += program * lines
+    row_sums += program * lines
+    slot_log += program * 2 * slots
     slot = tl.arange(0, slots)
-    positions = tl.full([slots], NOBODY, tl.int32)
+    positions = tl.full([slots], NO_KEY, tl.int32)
     scores = tl.zeros([slots], tl.float32)
     for start in range(0, length, block):
         rows = tl.minimum(length - start, block)
         # The keys of the block take the first empty slots; a query does not see later keys of the block.
-        vacant = positions == NOBODY
-        order = tl.cumsum(vacant.to(tl.int32), 0)
-        positions = tl.where(vacant & (order <= rows), start + order - 1, positions)
+        empty = positions == NO_KEY
+        order = tl.cumsum(empty.to(tl.int32), 0)
+        positions = tl.where(empty & (order <= rows), start + order - 1, positions)
         used = tl.minimum(start + block, slots)
-        tl.store(noted + slot, positions)
-        tl.store(noted + slots + slot, NOBODY)
+        tl.store(slot_log + slot, positions)
+        tl.store(slot_log + slots + slot, NO_KEY)
         tl.debug_barrier()  # makes writes visible to the other threads of the program
-        first = q + start * q_time
-        _meet(first, q_head, q_time, k, k_head, k_time, logits, tops, noted, scale, number, share, start, rows, used,
-              d_head, slots, channels, block, chunk)  # fmt: skip
+        block_q = q + start * q_time
+        _write_logits(
+            block_q, q_head, q_time, k, k_head, k_time, logits, row_maxima, slot_log, scale, heads_per_group,
+            heads_per_kv_head, start, rows, used, d_head, slots, channels, block, chunk,
+        )  # fmt: skip
         tl.debug_barrier()
-        ahead, bound = tl.load(logits + slot), tl.load(tops)
-        for i in range(rows):
-            now = start + i
+        next_logits, next_bound = tl.load(logits + slot), tl.load(row_maxima)
+        for row in range(rows):
+            query = start + row
             received = tl.zeros([slots], tl.float32)
-            for line in range(i * number, (i + 1) * number):
-                x, top = tl.where(positions <= now, ahead, -float("inf")), bound
-                ahead, bound = tl.load(logits + (line + 1) * slots + slot), tl.load(tops + line + 1)
-                weight = tl.exp(x - top)
+            for line in range(row * heads_per_group, (row + 1) * heads_per_group):
+                x, maximum = tl.where(positions <= query, next_logits, -float("inf")), next_bound
+                next_logits, next_bound = tl.load(logits + (line + 1) * slots + slot), tl.load(row_maxima + line + 1)
+                weight = tl.exp(x - maximum)
                 total = tl.sum(weight, 0)
-                if not (total >= FAINT):  # the key with the largest logit was evicted within this block
-                    top = tl.max(x, 0)
-                    weight = tl.exp(x - top)
+                if not (total >= SMALLEST_SUM):  # the key with the largest logit was evicted within this block
+                    maximum = tl.max(x, 0)
+                    weight = tl.exp(x - maximum)
                     total = tl.sum(weight, 0)
-                    tl.store(tops + line, top)
-                tl.store(totals + line, total)
+                    tl.store(row_maxima + line, maximum)
+                tl.store(row_sums + line, total)
                 received += weight / total
-            own = tl.load(initial + program * time + now) if enters else 0.0
-            scores = decay * tl.where(positions == now, own, scores) + gain * received
-            if now >= capacity:
-                candidate = (positions >= sink) & (positions <= now - recent)
+            initial_score = tl.load(initial_scores + program * time + query) if with_initial_scores else 0.0
+            scores = decay * tl.where(positions == query, initial_score, scores) + gain * received
+            if query >= capacity:
+                candidate = (positions >= sink) & (positions <= query - recent)
                 priority = tl.where(scores == scores, scores, -float("inf"))  # evict NaN scores first
                 priority = tl.where(candidate, priority, float("inf"))
-                _, gone = tl.reduce((priority, tl.where(candidate, positions, NOBODY)), 0, _lower_or_older)
-                tl.store(last + gone, now, mask=gone != NOBODY)
-                tl.store(noted + slots + slot, now, mask=positions == gone)
-                positions = tl.where(positions == gone, NOBODY, positions)
+                _, evicted = tl.reduce((priority, tl.where(candidate, positions, NO_KEY)), 0, _lower_or_older)
+                tl.store(last + evicted, query, mask=evicted != NO_KEY)
+                tl.store(slot_log + slots + slot, query, mask=positions == evicted)
+                positions = tl.where(positions == evicted, NO_KEY, positions)
         tl.debug_barrier()
-        if mixes:
-            first = out + start * out_time
-            _collect(first, out_head, out_time, v, v_head, v_time, logits, tops, totals, noted, number, share, start,
-                     rows, used, d_head, slots, channels, block, chunk)  # fmt: skip
+        if with_outputs:
+            block_out = out + start * out_time
+            _write_outputs(
+                block_out, out_head, out_time, v, v_head, v_time, logits, row_maxima, row_sums, slot_log,
+                heads_per_group, heads_per_kv_head, start, rows, used, d_head, slots, channels, block, chunk,
+            )  # fmt: skip
             tl.debug_barrier()
-    tl.store(final + positions, scores, mask=positions != NOBODY)
+    tl.store(final_scores + positions, scores, mask=positions != NO_KEY)
 
 
 @triton.jit
-def _lower_or_older(score, position, other, other_position):
-    first = (score < other) | ((score == other) & (position < other_position))
-    return tl.where(first, score, other), tl.where(first, position, other_position)
+def _lower_or_older(score, position, other_score, other_position):
+    first = (score < other_score) | ((score == other_score) & (position < other_position))
+    return tl.where(first, score, other_score), tl.where(first, position, other_position)
 
 
 @triton.jit
-def _meet(
-    q, q_head, q_time, k, k_head, k_time, logits, tops, noted, scale, number, share, start, rows, used, d_head,
-    slots: tl.constexpr, channels: tl.constexpr, block: tl.constexpr, chunk: tl.constexpr,
+def _write_logits(
+    q, q_head, q_time, k, k_head, k_time, logits, row_maxima, slot_log, scale, heads_per_group, heads_per_kv_head,
+    start, rows, used, d_head, slots: tl.constexpr, channels: tl.constexpr, block: tl.constexpr, chunk: tl.constexpr,
 ):  # fmt: skip
     """Write the logits of a block of queries with all slots, and the largest visible logit of each query."""
     row, channel, column = tl.arange(0, block), tl.arange(0, channels), tl.arange(0, chunk)
-    for member in range(number):
-        mine = q + member * q_head + row[:, None] * q_time + channel[None, :]
-        queries = tl.load(mine, mask=(row < rows)[:, None] & (channel < d_head)[None, :], other=0.0)
-        line = row * number + member
-        highest = tl.full([block, chunk], -float("inf"), tl.float32)
+    for member in range(heads_per_group):
+        q_pointers = q + member * q_head + row[:, None] * q_time + channel[None, :]
+        queries = tl.load(q_pointers, mask=(row < rows)[:, None] & (channel < d_head)[None, :], other=0.0)
+        line = row * heads_per_group + member
+        maxima = tl.full([block, chunk], -float("inf"), tl.float32)
         for first in range(0, used, chunk):
-            at = tl.load(noted + first + column)
-            held = (at != NOBODY)[:, None] & (channel < d_head)[None, :]
-            place = at[:, None].to(tl.int64) * k_time + channel[None, :]
-            keys = tl.load(k + member // share * k_head + place, mask=held, other=0.0)
+            position = tl.load(slot_log + first + column)
+            occupied = (position != NO_KEY)[:, None] & (channel < d_head)[None, :]
+            offsets = position[:, None].to(tl.int64) * k_time + channel[None, :]
+            keys = tl.load(k + member // heads_per_kv_head * k_head + offsets, mask=occupied, other=0.0)
             product = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
             tl.store(logits + line[:, None] * slots + first + column[None, :], product)
-            seen = at[None, :] <= start + row[:, None]
-            highest = tl.where(seen, tl.maximum(highest, product), highest)
-        tl.store(tops + line, tl.max(highest, 1))
+            visible = position[None, :] <= start + row[:, None]
+            maxima = tl.where(visible, tl.maximum(maxima, product), maxima)
+        tl.store(row_maxima + line, tl.max(maxima, 1))
 
 
 @triton.jit
-def _collect(
-    out, out_head, out_time, v, v_head, v_time, logits, tops, totals, noted, number, share, start, rows, used, d_head,
-    slots: tl.constexpr, channels: tl.constexpr, block: tl.constexpr, chunk: tl.constexpr,
+def _write_outputs(
+    out, out_head, out_time, v, v_head, v_time, logits, row_maxima, row_sums, slot_log, heads_per_group,
+    heads_per_kv_head, start, rows, used, d_head, slots: tl.constexpr, channels: tl.constexpr, block: tl.constexpr,
+    chunk: tl.constexpr,
 ):  # fmt: skip
-    """Write the outputs of a block of queries; a query sees a key from the key's own query to its last query."""
+    """Write the outputs of a block of queries; the key of position p is visible from query p to its last query."""
     row, channel, column = tl.arange(0, block), tl.arange(0, channels), tl.arange(0, chunk)
-    now = start + row[:, None]
-    for member in range(number):
-        line = row * number + member
-        top, total = tl.load(tops + line), tl.load(totals + line, mask=row < rows, other=1.0)
-        mixed = tl.zeros([block, channels], tl.float32)
+    query = start + row[:, None]
+    for member in range(heads_per_group):
+        line = row * heads_per_group + member
+        maximum, total = tl.load(row_maxima + line), tl.load(row_sums + line, mask=row < rows, other=1.0)
+        output = tl.zeros([block, channels], tl.float32)
         for first in range(0, used, chunk):
-            at = tl.load(noted + first + column)
-            held = (at != NOBODY)[:, None] & (channel < d_head)[None, :]
-            place = at[:, None].to(tl.int64) * v_time + channel[None, :]
-            values = tl.load(v + member // share * v_head + place, mask=held, other=0.0)
-            until = tl.load(noted + slots + first + column)
+            position = tl.load(slot_log + first + column)
+            occupied = (position != NO_KEY)[:, None] & (channel < d_head)[None, :]
+            offsets = position[:, None].to(tl.int64) * v_time + channel[None, :]
+            values = tl.load(v + member // heads_per_kv_head * v_head + offsets, mask=occupied, other=0.0)
+            last_query = tl.load(slot_log + slots + first + column)
             x = tl.load(logits + line[:, None] * slots + first + column[None, :])
-            seen = (at[None, :] <= now) & (now <= until[None, :])
-            p = tl.where(seen, tl.exp(x - top[:, None]) / total[:, None], 0.0)
-            mixed = tl.dot(p.to(values.dtype), values, mixed, input_precision="ieee")
-        mine = out + member * out_head + row[:, None] * out_time + channel[None, :]
+            visible = (position[None, :] <= query) & (query <= last_query[None, :])
+            p = tl.where(visible, tl.exp(x - maximum[:, None]) / total[:, None], 0.0)
+            output = tl.dot(p.to(values.dtype), values, output, input_precision="ieee")
+        out_pointers = out + member * out_head + row[:, None] * out_time + channel[None, :]
         inside = (row < rows)[:, None] & (channel < d_head)[None, :]
-        tl.store(mine, mixed.to(out.dtype.element_ty), mask=inside)
+        tl.store(out_pointers, output.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=("head_groups", "time"))
 def attend(  # noqa: ANN201
     q, q_batch, q_head, q_time, k, k_batch, k_head, k_time, v, v_batch, v_head, v_time, out, out_batch, out_head,
-    out_time, last, scale, head_groups, number, share, time, d_head, channels: tl.constexpr, rows: tl.constexpr,
-    columns: tl.constexpr,
+    out_time, last, scale, head_groups, heads_per_group, heads_per_kv_head, time, d_head, channels: tl.constexpr,
+    rows: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
-    """Write out[q] = softmax over k <= q <= last[k] of q k^T / sqrt(d_head), times v, a tile of queries per program.
+    """Write out[q] = softmax(q k^T / sqrt(d_head)) v over the keys with k <= q <= last[k].
 
-    The softmax is computed online over tiles of keys (FlashAttention, arXiv:2205.14135, Algorithm 1).
+    A program computes `rows` queries. The softmax is computed online over tiles of `columns` keys (FlashAttention,
+    arXiv:2205.14135, Algorithm 1).
     """
     program = tl.program_id(0).to(tl.int64)
-    batch, head = program // (head_groups * number), program % (head_groups * number)
+    batch, head = program // (head_groups * heads_per_group), program % (head_groups * heads_per_group)
     start = tl.program_id(1) * rows
     row, column, channel = tl.arange(0, rows), tl.arange(0, columns), tl.arange(0, channels)
-    now = start + row[:, None]
-    inside = (now < time) & (channel < d_head)[None, :]
-    place = q + batch * q_batch + head * q_head + now.to(tl.int64) * q_time + channel[None, :]
-    queries = tl.load(place, mask=inside, other=0.0)
-    k += batch * k_batch + head // share * k_head
-    v += batch * v_batch + head // share * v_head
-    last += (batch * head_groups + head // number) * time
-    top, total = tl.full([rows], FINITE, tl.float32), tl.zeros([rows], tl.float32)
-    mixed = tl.zeros([rows, channels], tl.float32)
+    query = start + row[:, None]
+    inside = (query < time) & (channel < d_head)[None, :]
+    q_pointers = q + batch * q_batch + head * q_head + query.to(tl.int64) * q_time + channel[None, :]
+    queries = tl.load(q_pointers, mask=inside, other=0.0)
+    k += batch * k_batch + head // heads_per_kv_head * k_head
+    v += batch * v_batch + head // heads_per_kv_head * v_head
+    last += (batch * head_groups + head // heads_per_group) * time
+    maximum, total = tl.full([rows], LOWEST, tl.float32), tl.zeros([rows], tl.float32)
+    output = tl.zeros([rows, channels], tl.float32)
     for first in range(0, tl.minimum(start + rows, time), columns):
-        at = first + column
-        until = tl.load(last + at, mask=at < time, other=-1)
-        held = (at < time)[:, None] & (channel < d_head)[None, :]
-        keys = tl.load(k + at[:, None].to(tl.int64) * k_time + channel[None, :], mask=held, other=0.0)
+        position = first + column
+        last_query = tl.load(last + position, mask=position < time, other=-1)
+        valid = (position < time)[:, None] & (channel < d_head)[None, :]
+        keys = tl.load(k + position[:, None].to(tl.int64) * k_time + channel[None, :], mask=valid, other=0.0)
         x = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
-        x = tl.where((at[None, :] <= now) & (now <= until[None, :]), x, -float("inf"))
-        higher = tl.maximum(top, tl.max(x, 1))
-        weight, shrink = tl.exp(x - higher[:, None]), tl.exp(top - higher)
-        values = tl.load(v + at[:, None].to(tl.int64) * v_time + channel[None, :], mask=held, other=0.0)
-        mixed = tl.dot(weight.to(values.dtype), values, mixed * shrink[:, None], input_precision="ieee")
-        top, total = higher, total * shrink + tl.sum(weight, 1)
-    place = out + batch * out_batch + head * out_head + now.to(tl.int64) * out_time + channel[None, :]
-    tl.store(place, (mixed / total[:, None]).to(out.dtype.element_ty), mask=inside)
+        x = tl.where((position[None, :] <= query) & (query <= last_query[None, :]), x, -float("inf"))
+        new_maximum = tl.maximum(maximum, tl.max(x, 1))
+        weight, rescale = tl.exp(x - new_maximum[:, None]), tl.exp(maximum - new_maximum)
+        values = tl.load(v + position[:, None].to(tl.int64) * v_time + channel[None, :], mask=valid, other=0.0)
+        output = tl.dot(weight.to(values.dtype), values, output * rescale[:, None], input_precision="ieee")
+        maximum, total = new_maximum, total * rescale + tl.sum(weight, 1)
+    out_pointers = out + batch * out_batch + head * out_head + query.to(tl.int64) * out_time + channel[None, :]
+    tl.store(out_pointers, (output / total[:, None]).to(out.dtype.element_ty), mask=inside)

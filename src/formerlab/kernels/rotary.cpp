@@ -1,4 +1,5 @@
-template <int STEP, class T>  // STEP is the distance between two pairs: 2 where they are interleaved, else 1
+// Rotate one row of channels. STEP is the distance between two pairs: 2 if they are interleaved, otherwise 1.
+template <int STEP, class T>
 inline void row(const T* __restrict x, T* __restrict out, const float* __restrict cosine, const float* __restrict sine,
                 float sign, long width, long pairs) {
     const long other = STEP == 2 ? 1 : pairs;
@@ -12,6 +13,7 @@ inline void row(const T* __restrict x, T* __restrict out, const float* __restric
     for (long e = 2 * pairs; e < width; e++) out[e] = x[e];
 }
 
+// xb, xh and xt are the strides of x over batch, heads and time; ob, oh and ot are the strides of out.
 template <class T>
 void rotate(const T* x, T* out, const float* cosine, const float* sine, long batch, long heads, long time, long width,
             long pairs, long xb, long xh, long xt, long ob, long oh, long ot, int interleaved, float sign,

@@ -1,4 +1,4 @@
-"""C++ kernel of rotary positions: one pass over queries or keys, with any strides of batch, heads and time."""
+"""C++ kernel of rotary positions: one pass over queries or keys, for any strides of batch, heads and time."""
 
 import ctypes
 
@@ -9,16 +9,16 @@ from formerlab.kernels.native import TYPES, load_library
 
 
 def fits(x: Tensor, table: Tensor) -> bool:
-    """Return whether the kernel supports this tensor (contiguous channels, supported dtype) and could be compiled."""
+    """Return whether the kernel is compiled and supports x (4 axes, contiguous channels) and a float32 `table`."""
     plain = type(x) is Tensor and x.device.type == "cpu" and x.ndim == 4 and x.stride(-1) == 1
     return plain and x.dtype in TYPES and table.dtype == torch.float32 and _library() is not None
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor, *, interleaved: bool, inverse: bool) -> Tensor:
-    """Return x (batch, heads, time, d_head) with every pair of channels rotated, by the negative angle if `inverse`.
+    """Return x (batch, heads, time, d_head) with r of its channels rotated in pairs, by -angle if `inverse`.
 
-    Pairs are (2i, 2i + 1) if `interleaved`, otherwise (i, i + r/2); the remaining channels are copied. The tables are
-    contiguous float32: `cosine` (time, d_head) and `sine` (time, r/2).
+    Pairs are (2i, 2i + 1) if `interleaved`, otherwise (i, i + r/2). The remaining d_head - r channels are copied.
+    `cosine` (time, d_head) and `sine` (time, r/2) are contiguous and float32.
     """
     out = torch.empty_like(x)
     kernel = getattr(_library(), f"rotate_{TYPES[x.dtype]}")

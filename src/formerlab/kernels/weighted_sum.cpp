@@ -1,12 +1,12 @@
 #include <vector>
 
-// A block of the sum stays in the first-level cache while all tensors add to it.
+// Number of elements in a block; the block of the sum stays in the L1 cache while all tensors are added to it.
 constexpr long BLOCK = 4096;
 
 inline double wide(double value) { return value; }
 inline void narrow(double value, double& out) { out = value; }
 
-// sum += a[0] t[0] + ... + a[3] t[3], and the products of the t with x where products is given
+// Compute sum += a[0] t[0] + ... + a[3] t[3]; if products is not null, also write the dot products of each t with x.
 template <class T, class A>
 inline void add_four(const T* const* t, const double* a, const T* x, A* sum, double* products, long size) {
     const T *t0 = t[0], *t1 = t[1], *t2 = t[2], *t3 = t[3];
@@ -41,17 +41,17 @@ template <class T, class A>
 void run(long n, const T* const* tensors, const double* a, const T* direct, const T* x, T* out, double* products,
          long count, int threads) {
     const long blocks = (count + BLOCK - 1) / BLOCK;
-    std::vector<double> partial(x ? blocks * n : 0);  // summed in order: the result depends on no number of threads
+    std::vector<double> partial(x ? blocks * n : 0);  // summed in order, so results do not depend on threads
 #pragma omp parallel for schedule(static) num_threads(threads) if (blocks > 4)
     for (long b = 0; b < blocks; b++) {
         const long start = b * BLOCK, size = count - start < BLOCK ? count - start : BLOCK;
-        const T* here[4];
+        const T* blocks_of_four[4];
         A sum[BLOCK];
         for (long e = 0; e < size; e++) sum[e] = direct ? A(wide(direct[start + e])) : A(0);
         long j = 0;
         for (; j + 4 <= n; j += 4) {
-            for (int k = 0; k < 4; k++) here[k] = tensors[j + k] + start;
-            add_four<T, A>(here, a + j, x ? x + start : x, sum, x ? &partial[b * n + j] : nullptr, size);
+            for (int k = 0; k < 4; k++) blocks_of_four[k] = tensors[j + k] + start;
+            add_four<T, A>(blocks_of_four, a + j, x ? x + start : x, sum, x ? &partial[b * n + j] : nullptr, size);
         }
         for (; j < n; j++)
             add_one<T, A>(tensors[j] + start, A(a[j]), x ? x + start : x, sum, x ? &partial[b * n + j] : nullptr, size);

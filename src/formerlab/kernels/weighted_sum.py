@@ -1,6 +1,6 @@
 """Weighted sums of tensors of equal shape, in one pass over memory by a C++ kernel, or tensor by tensor in torch.
 
-Sums are at least float32 for any dtype of the tensors, also under autocast.
+Sums have at least float32 precision for every dtype of the tensors, also under autocast.
 """
 
 import ctypes
@@ -30,9 +30,9 @@ def weighted_sum_and_products(
     direct: Tensor | None,
     dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, list[Weight]]:
-    """Return (sum over n of weights[n] tensors[n], plus `direct` if given; [<tensors[n], x> for every n]).
+    """Return the sum over n of weights[n] tensors[n], plus `direct` if given, and the dot products <tensors[n], x>.
 
-    Without x the list is empty. The dtype of the sum is `dtype`, by default the dtype of the first tensor.
+    The list of dot products is empty if x is None. The sum has dtype `dtype`, by default the dtype of the first tensor.
     """
     dtype = dtype or tensors[0].dtype
     others = [tensor for tensor in (x, direct) if tensor is not None]
@@ -41,8 +41,8 @@ def weighted_sum_and_products(
     return _eager(tensors, weights, x, direct, dtype)
 
 
-def path() -> str:
-    """Return which implementation this process uses for sums on the CPU: "native" or "eager"."""
+def implementation() -> str:
+    """Return the implementation of sums on the CPU in this process: "native" (C++) or "eager" (torch)."""
     return "eager" if _kernel() is None else "native"
 
 
@@ -58,7 +58,7 @@ def _kernel() -> ctypes._CFuncPtr | None:
 
 
 def _fits(tensors: Sequence[Tensor], dtype: torch.dtype) -> bool:
-    """Return whether the kernel supports these tensors (contiguous, of one supported dtype); False during tracing."""
+    """Return whether the kernel supports these tensors: contiguous, all of dtype `dtype`, and not traced."""
     tracing = torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
     supported = dtype in _TYPES and not tracing
     return supported and all(

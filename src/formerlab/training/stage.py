@@ -21,7 +21,7 @@ from formerlab.errors import UserError
 from formerlab.files import read_record, sha256, write_text
 from formerlab.growth.optimizer import grow_optimizer_state, limit_old_tokens
 from formerlab.growth.stage import continued_spec, grow_into, grown_spec
-from formerlab.kernels.native import keep_memory, kernel_path
+from formerlab.kernels.native import keep_memory, kernel_implementation
 from formerlab.layers.initialization import without_values
 from formerlab.results.stages import OPTIMIZER, STAGES, WEIGHTS
 from formerlab.training import processes, provenance
@@ -189,7 +189,7 @@ def initial_state(run: Run, parent: Path | None, record: Record | None, content:
 
 def note_kernels(state: State) -> None:
     """Record the kernels that compute the next steps; warn if they differ from the kernels of earlier steps."""
-    current, previous = kernel_path(), state.kernels[-1:]
+    current, previous = kernel_implementation(), state.kernels[-1:]
     if previous and previous != [current] and processes.rank() == 0:
         differing = f"earlier steps were computed with kernels '{previous[0]}', the next steps with '{current}'"
         print(f"{differing}: results may differ in the last bits from an uninterrupted run", file=sys.stderr)
