@@ -28,9 +28,9 @@ PANELS = (
         "DenseFormer",
         GREEN,
         "denseformer-gain-persists-with-training",
-        "gain after eight times the tokens, nats",
+        "gain after eight times the tokens",
     ),
-    ("A cache that forgets", "Decay", BLUE, "decay-beats-h2o", "accuracy minus that of H2O, points"),
+    ("A cache that forgets", "Decay", BLUE, "decay-beats-h2o", "accuracy minus that of H2O"),
 )
 """Title, paper, colour, claim whose verdict is shown, and meaning of its number."""
 
