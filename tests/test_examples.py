@@ -11,6 +11,7 @@ import pytest
 from tests.huggingface.foreign import build
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+PROMPT = runpy.run_path(str(EXAMPLES / "prune_a_model.py"))["PROMPT"]
 
 
 @pytest.fixture
@@ -68,12 +69,12 @@ def folder(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_model_of_transformers_is_pruned(run, folder):
-    printed = run("prune_a_model.py", folder, "once upon a time", "--tokens", 5)
-    assert [line.partition(":")[0] for line in printed.splitlines()] == [
-        "whole cache",
-        *(f"{name}, 40% of 16 tokens" for name in ("Local", "H2O", "Decay")),
-    ]
+@pytest.mark.parametrize(("prompt", "length"), [(["once upon a time"], 16), ([], len(PROMPT))])
+def test_a_model_of_transformers_is_pruned(run, folder, prompt, length):
+    """Without a prompt on the command line the example reads its own; the tokenizer splits into characters."""
+    printed = run("prune_a_model.py", folder, "--tokens", 5, *prompt)
+    lines = re.findall(r"^(\w+), (\d+)% of (\d+) prompt tokens, [\d.]+ MiB: '.*'$", printed, re.M)
+    assert lines == [("Full", "100", str(length)), *((name, "40", str(length)) for name in ("Local", "H2O", "Decay"))]
 
 
 def test_the_notebook_prunes_measures_and_plots(folder, capsys, monkeypatch):
