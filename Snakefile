@@ -96,4 +96,4 @@ onerror:
 
 onsuccess:
     track_after_training()
-    count_failed_drawings()
+    count_failed_entries()

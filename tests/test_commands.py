@@ -22,7 +22,7 @@ from formerlab.files import read_json, sha256, write_json
 from formerlab.plan import locate
 from formerlab.plan.build import build_plan
 from formerlab.plan.locate import ensure_plan
-from formerlab.report.drawings import catalogue
+from formerlab.report.catalogue import catalogue
 from formerlab.results.stages import MAKING, MEASURED, TIMED
 
 
@@ -259,8 +259,8 @@ def test_rescue_says_what_failed_and_goes_on(project, capsys):
 def test_rescue_draws_only_what_is_asked_for_and_has_rows(project, capsys, monkeypatch):
     """A failure in one study once gave hundreds of figures without rows."""
     names = ["tokenformer_growth", "denseformer_depth"]
-    drawings = {name: {"outputs": [f"figures/{file}" for file in catalogue()[name].outputs]} for name in names}
-    write_json(project.root / "plan.json", project.plan() | {"draw": {"all": {"drawings": drawings}}})
+    entries = {name: {"outputs": [f"figures/{file}" for file in catalogue()[name].outputs]} for name in names}
+    write_json(project.root / "plan.json", project.plan() | {"draw": {"all": {"drawings": entries}}})
     (project.root / "results/live/smoke").mkdir(parents=True)
     assert "no stage failed" in output(capsys, "rescue", "--plan", "plan.json")
     assert not (project.root / "figures").exists()

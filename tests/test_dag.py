@@ -20,7 +20,7 @@ from formerlab.files import write_json
 from formerlab.plan.build import build_plan
 from formerlab.plan.show import states
 from formerlab.plan.staleness import RECORDS
-from formerlab.report.drawings import catalogue
+from formerlab.report.catalogue import catalogue
 from formerlab.results.notes import noted
 from formerlab.results.stages import MEASURED, STAGES, TIMED
 
@@ -122,8 +122,8 @@ def test_edited_code_runs_exactly_what_uses_it(acted):
 def test_every_other_scale_has_a_dag(acted, scale, rule):
     found = acted.to_do(config={"scale": scale})
     assert {"exact", *ENDING} <= found
-    studies = {drawing.study for name, drawing in catalogue().items() if f"draw_{name}" in found}
-    assert studies == ({"decay"} if rule == "load" else {drawing.study for drawing in catalogue().values()})
+    studies = {entry.study for name, entry in catalogue().items() if f"draw_{name}" in found}
+    assert studies == ({"decay"} if rule == "load" else {entry.study for entry in catalogue().values()})
     for name, least in {"data": 1, "prune": 1, rule: 5}.items():
         assert len([job for job in found if job.startswith(f"{name} ")]) >= least
 

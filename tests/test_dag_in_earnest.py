@@ -55,15 +55,15 @@ def test_moved_elsewhere_nothing_runs_again_and_figures_are_redrawn(tiny, monkey
             there.setitem(tiny.environment, "PYTHONPATH", str(elsewhere / "src"))
             there.setitem(tiny.environment, "XDG_CACHE_HOME", str(elsewhere / "cache"))
             assert tiny.to_do() == set()
-            drawing = elsewhere / "figures/live/smoke/tokenformer_growth.pdf"
-            drawing.unlink()
+            figure = elsewhere / "figures/live/smoke/tokenformer_growth.pdf"
+            figure.unlink()
             assert tiny.snakemake("--cores", "1", "--", "figures/live/smoke/tokenformer_growth.pdf").returncode == 0
-            assert drawing.exists()
+            assert figure.exists()
     finally:
         elsewhere.rename(home)
 
 
-def test_a_drawing_that_failed_fails_the_call_keeps_its_files_and_is_drawn_again(tiny):
+def test_a_figure_that_fails_keeps_its_files_fails_the_call_and_is_rendered_again(tiny):
     """The environment names a year beyond 9999, which no PDF can, so every figure fails and no table."""
     figures = tiny.root / "figures/live/smoke"
     pictures = {path: path.read_bytes() for path in figures.glob("tokenformer_*.png")}
@@ -71,8 +71,8 @@ def test_a_drawing_that_failed_fails_the_call_keeps_its_files_and_is_drawn_again
     for _ in range(2):
         done = tiny.snakemake("--cores", "1", SOURCE_DATE_EPOCH="1000000000000")
         assert done.returncode == 1
-        number = re.search(r"(\d+) of the figures and tables could not be drawn", done.stderr)[1]
-        assert "status says why; the same command draws them again" in done.stderr
+        number = re.search(r"(\d+) of the figures and tables could not be rendered", done.stderr)[1]
+        assert "status says why; the same command renders them again" in done.stderr
         assert "warning: tokenformer_" in done.stderr
         assert {path: path.read_bytes() for path in pictures} == pictures
         assert (figures / "tokenformer_growth.csv").read_text() == "source\n"
@@ -99,7 +99,7 @@ def test_after_a_failure_the_rest_is_finished_drawn_and_the_failure_is_named(tin
     record = json.loads((tiny.root / "results/live/smoke" / RUNS[0] / "run.json").read_text())
     assert record["spec"]["optimizer"]["lr"] == 1.0e-3
     before = json.loads((tiny.root / "results/live/smoke" / RUNS[2] / "run.json").read_text())
-    assert before["spec"]["optimizer"]["lr"] != 1.0e-3, "what was finished before stays, and no drawing counts it"
+    assert before["spec"]["optimizer"]["lr"] != 1.0e-3, "finished runs stay, and figures exclude them"
     assert (tiny.root / "figures/live/smoke/tokenformer_table.csv").read_text().count("ours") == 2
     weights.write_bytes(intact)
     drawn = drawn_from("tokenformer/grown-zero-keep-2") - {"draw_tokenformer_zeroshot"}  # nothing was asked here

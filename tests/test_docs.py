@@ -11,7 +11,7 @@ import yaml
 
 from formerlab.__main__ import build_parser
 from formerlab.plan.build import build_plan
-from formerlab.report.drawings import catalogue
+from formerlab.report.catalogue import catalogue
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])

@@ -12,7 +12,7 @@ from pandas.testing import assert_frame_equal
 from formerlab.errors import UserError
 from formerlab.files import locked, write_record
 from formerlab.plan.staleness import UNPLANNED
-from formerlab.report.ledger import ledger
+from formerlab.report.run_table import run_table
 from formerlab.report.runs import by_run, held_out_losses
 from formerlab.report.write import draw
 from formerlab.results import export as exporting
@@ -56,7 +56,7 @@ def test_rows_go_into_few_files_and_weights_do_not(live, cached):
 
 def test_whoever_reads_rows_need_not_know_in_which_form_they_are(live, cached):
     export(live, cached)
-    assert ledger(Results(cached)).drop(columns="host").equals(ledger(Results(live)).drop(columns="host"))
+    assert run_table(Results(cached)).drop(columns="host").equals(run_table(Results(live)).drop(columns="host"))
     entries = [seed_entry(results, results.records()[0]) for results in (Results(live), Results(cached))]
     assert entries[0].points.equals(entries[1].points)
     assert entries[0].params == entries[1].params

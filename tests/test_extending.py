@@ -208,7 +208,7 @@ runs: {plain: {}}
 OWN_FIGURE = '''
 """Figures of the study `own`."""
 
-from formerlab.report.drawings import plot
+from formerlab.report.catalogue import plot
 
 
 @plot(reads="eval.csv")
@@ -226,12 +226,12 @@ import json
 from pathlib import Path
 
 from formerlab.plan.build import build_plan
-from formerlab.report.committed import is_kept
-from formerlab.report.drawings import catalogue
+from formerlab.report.committed import is_committed
+from formerlab.report.catalogue import catalogue
 from formerlab.report.names import data_set
 
 plan = build_plan(Path.cwd(), {"scale": "own", "studies": ["own"]})
-kept = is_kept(Path.cwd(), catalogue()["own_end"], "own"), is_kept(Path.cwd(), catalogue()["own_end"], "smoke")
+kept = [is_committed(Path.cwd(), catalogue()["own_end"], scale) for scale in ("own", "smoke")]
 default = list(build_plan(Path.cwd(), {"scale": "smoke"})["studies"])
 drawn = sorted(name for job in plan["draw"].values() for name in job["drawings"])
 print(json.dumps([sorted(plan["train"]), drawn, kept, data_set("text", None, "own"), default]))

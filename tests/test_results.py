@@ -149,13 +149,14 @@ def test_nothing_that_reads_rows_imports_torch_or_mlflow():
     code = """
 import sys
 from importlib import import_module
-from formerlab.report.drawings import catalogue
-drawings = catalogue()
+from formerlab.report.catalogue import catalogue
+entries = catalogue()
 assert not {"pandas", "matplotlib"} & set(sys.modules), "the catalogue must not import what draws"
-for drawing in drawings.values():
-    import_module(drawing.module)
+for entry in entries.values():
+    import_module(entry.module)
 for name in ("results.read", "statistics", "report.published", "tracking.mlflow", "tracking.rows", "results.export",
-             "report.headline", "report.write", "report.claims.render", "report.ledger", "plan.arms", "data.any_data"):
+             "report.headline", "report.write", "report.claims.render", "report.run_table", "plan.arms",
+             "data.any_data"):
     import_module(f"formerlab.{name}")
 print(sorted({"torch", "mlflow", "snakemake", "datasets"} & set(sys.modules)))
 """

@@ -14,7 +14,7 @@ from formerlab.errors import UserError
 from formerlab.released import Folder
 from formerlab.report import pages
 from formerlab.report.claims.render import pipes
-from formerlab.report.ledger import write_ledger
+from formerlab.report.run_table import write_run_table
 from formerlab.report.write import draw
 from formerlab.results.read import Results
 from formerlab.tracking.rows import seed_entry
@@ -124,7 +124,7 @@ def test_a_text_in_a_table_of_markdown_is_one_cell_of_text():
 
 
 def test_what_foreign_results_hold_stands_on_pages_as_text(hostile, tmp_path):
-    paths = write_ledger(hostile, tmp_path)
+    paths = write_run_table(hostile, tmp_path)
     paths += [path for name in ("decay_answers_table", "decay_tasks_table") for path in draw(name, hostile, tmp_path)]
     shown = {path.name: path.read_text() for path in paths if path.suffix not in (".csv", ".rst")}
     assert len(shown) == 5

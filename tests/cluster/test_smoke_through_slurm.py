@@ -29,7 +29,7 @@ LAST = {"speed": "speed.json", "train": "run.json"}
 
 
 def targets(plan):
-    """Return the products of all jobs; drawing, claims and tracking are no jobs, and other tests have them."""
+    """Return the outputs of all cluster jobs; rendering, claims and tracking run locally and have their own tests."""
     names = [f"{name}/{LAST.get(stage, f'{stage}.json')}" for stage in STAGES[1:] for name in plan[stage]]
     return [f"{plan['results']}/{name}" for name in (*names, "exact.csv")]
 

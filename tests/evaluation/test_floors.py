@@ -16,7 +16,7 @@ from formerlab.evaluation.language.ngram import FALLBACK, NGram, discounts
 from formerlab.evaluation.measurement import Measured
 from formerlab.models import Decoder
 from formerlab.models.vision import VisionTransformer
-from formerlab.report.drawings import catalogue, rows_of
+from formerlab.report.catalogue import catalogue, load_rows
 from formerlab.results.read import Results
 from formerlab.tasks import Classification, LanguageModeling, Translation
 from formerlab.training.run import Run
@@ -119,6 +119,6 @@ def test_floors_stand_above_the_runs_of_a_table(tmp_path):
     folder = make_run(tmp_path, "tokenformer", "transformer-1")
     columns = ("floor", "window", "tokens", "loss_nats", "rank")
     write_csv(folder / "floors.csv", columns, [("unigram", 0, 3, 6.0, None), ("unigram", 1, 1, 2.0, None)])
-    table = rows_of(catalogue()["tokenformer_table"], Results(tmp_path)).query("source == 'ours'")
+    table = load_rows(catalogue()["tokenformer_table"], Results(tmp_path)).query("source == 'ours'")
     assert table["run"].tolist() == ["unigram on text", "transformer-1"]
     assert table["loss_nats"].iloc[0] == 5.0

@@ -7,7 +7,7 @@ from fixtures.rows import make_run, model, pattention
 from formerlab.cache import H2O, Decay
 from formerlab.cache.simulation import simulate
 from formerlab.layers import DepthWeightedAverage
-from formerlab.report.drawings import catalogue
+from formerlab.report.catalogue import catalogue
 from formerlab.report.figures.decay.rule import ARMS, BUDGET, TOKENS, attention, decay_rule, example, pruned
 from formerlab.report.figures.denseformer.inside import averages
 from formerlab.report.figures.tokenformer.layer import tokenformer_layer

@@ -102,8 +102,8 @@ shown = {
     "Low rank 8": ("tokenformer_cost", "vision_accuracy"),
     "Peak attention": ("decay_baselines", "decay_table"),
 }
-for label, drawings in shown.items():
-    for name in drawings:
+for label, entries in shown.items():
+    for name in entries:
         draw_one(name, root, Path("figures"))
         assert label in Path(f"figures/{name}.csv").read_text(), (label, name)
 assert look("Skips of rank 3")["color"] == "#123456"

@@ -1,4 +1,4 @@
-"""The grammar of drawings: what rows know is what a panel shows."""
+"""Panels show the means, intervals, seeds and sources of their rows."""
 
 import re
 
@@ -9,7 +9,7 @@ from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_hex, to_rgb
 
 from formerlab.report.names import all_names
-from formerlab.report.panel import Panel, sheet
+from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import seed_notes, summary
 from formerlab.report.style import (
     _LOOKS,
@@ -65,7 +65,7 @@ def test_a_mean_has_its_interval_and_its_seeds_and_differences_are_paired(rows):
 @pytest.mark.parametrize("kind", ["line", "band", "forest"])
 def test_every_kind_shows_all_seeds(rows, kind):
     shape = {"x": "loss_nats", "y": "run", "by": "run"} if kind == "forest" else {}
-    (axes,) = sheet(panel(kind=kind, **shape))(rows).axes
+    (axes,) = layout(panel(kind=kind, **shape))(rows).axes
     if kind == "band":
         assert len([line for line in axes.get_lines() if line.get_linewidth() == 0.5]) == 2 * 3
     else:
@@ -78,7 +78,7 @@ def test_the_interval_of_verdicts_is_a_thick_bar_behind_that_of_the_seeds(rows):
         f"loss_nats_pooled_{end}": ours[f"loss_nats_{end}"] + 0.05 * sign for end, sign in (("low", -1), ("high", 1))
     }
     pooled = ours.assign(**ends)
-    (axes,) = sheet(panel())(pooled).axes
+    (axes,) = layout(panel())(pooled).axes
     bars = [lines for lines in axes.collections if isinstance(lines, LineCollection)]
     thick, thin = sorted(bars, key=lambda lines: -lines.get_linewidths()[0])
     for wide, narrow in zip(thick.get_segments(), thin.get_segments(), strict=True):
@@ -99,7 +99,7 @@ def test_text_is_dark_enough_and_a_family_colour_has_one_meaning():
 
 
 def test_published_values_have_a_ground_and_a_title_of_their_own(rows):
-    ours, theirs = sheet(panel(title="here"), panel(where={"source": "published"}, title="there"))(rows).axes
+    ours, theirs = layout(panel(title="here"), panel(where={"source": "published"}, title="there"))(rows).axes
     assert ours.get_title() == "here"
     assert theirs.get_title().startswith("PUBLISHED, not ours:")
     assert to_hex(theirs.get_facecolor()) == PUBLISHED_GROUND
@@ -108,7 +108,7 @@ def test_published_values_have_a_ground_and_a_title_of_their_own(rows):
 
 def test_points_of_one_x_stand_side_by_side_and_what_has_no_x_is_a_line_across(rows):
     level = rows.iloc[:1].assign(variant="level", size=np.nan)
-    (axes,) = sheet(panel())(pd.concat([rows, level], ignore_index=True)).axes
+    (axes,) = layout(panel())(pd.concat([rows, level], ignore_index=True)).axes
     first, second = (
         line.get_xdata() for line in axes.get_lines() if len(line.get_xdata()) == 2 and line.get_marker() != "None"
     )
@@ -116,18 +116,18 @@ def test_points_of_one_x_stand_side_by_side_and_what_has_no_x_is_a_line_across(r
     assert first + second == pytest.approx([2, 4])
     assert sum(len(bars.get_segments()) for bars in axes.collections if isinstance(bars, LineCollection)) == 4
     assert "level" in {text.get_text() for text in axes.texts}
-    (axes,) = sheet(panel(where={"source": "published"}))(rows).axes
+    (axes,) = layout(panel(where={"source": "published"}))(rows).axes
     assert [list(line.get_xdata()) for line in axes.get_lines()] == [[1, 2]] * 2, "no bars, so nothing is moved"
 
 
 def test_a_series_whose_last_value_is_missing_keeps_its_name(rows):
     gone = rows["variant"].eq("Transformer") & rows["size"].eq(2)
-    (axes,) = sheet(panel())(rows.assign(loss_nats=rows["loss_nats"].mask(gone))).axes
+    (axes,) = layout(panel())(rows.assign(loss_nats=rows["loss_nats"].mask(gone))).axes
     assert {text.get_text() for text in axes.texts} == {"Transformer", "Tokenformer"}
 
 
 def test_a_panel_for_each_value_and_no_figure_is_wider_than_a_page(rows):
-    figure = sheet(panel(each="size", name="legend"), columns=3, wanted=["Transformer", "Perceptron"])(rows)
+    figure = layout(panel(each="size", name="legend"), columns=3, wanted=["Transformer", "Perceptron"])(rows)
     assert [axes.get_title() for axes in figure.axes] == ["1", "2"]
     assert figure.get_size_inches()[0] == WIDEST
     assert {text.get_text() for text in figure.legends[0].get_texts()} == {"Transformer", "Tokenformer"}
@@ -147,7 +147,7 @@ def test_a_caption_says_how_many_seeds_and_which_runs_diverged(rows):
 
 def test_bars_longer_than_what_they_belong_to_leave_the_panel(rows):
     rows.loc[0, ["loss_nats_low", "loss_nats_high"]] = [-50.0, 50.0]
-    (axes,) = sheet(panel())(rows).axes
+    (axes,) = layout(panel())(rows).axes
     low, high = axes.get_ylim()
     assert 3 < low < high < 5
 
@@ -163,7 +163,7 @@ def test_bars_longer_than_what_they_belong_to_leave_the_panel(rows):
 )
 def test_values_far_above_most_others_stand_at_the_edge_in_words(values, far):
     rows = pd.DataFrame({"source": "ours", "variant": "Tokenformer", "size": range(4), "loss_nats": values})
-    (axes,) = sheet(panel(zero=0.0, far=2.0))(rows.assign(part="mean")).axes
+    (axes,) = layout(panel(zero=0.0, far=2.0))(rows.assign(part="mean")).axes
     said = [text.get_text() for text in axes.texts if "\N{BLACK UP-POINTING TRIANGLE}" in text.get_text()]
     assert said == [f"{value:g} \N{BLACK UP-POINTING TRIANGLE}" for value in far]
     if far:
@@ -172,15 +172,15 @@ def test_values_far_above_most_others_stand_at_the_edge_in_words(values, far):
 
 def test_titles_and_headings_name_data_set_and_model(rows):
     known = rows.assign(_data_set="books", _released=None, _blocks=4.0, _wide=rows["size"].map({1: 64, 2: 128}))
-    titled, plain = sheet(panel())(known), sheet(panel(title="Loss"))(known)
+    titled, plain = layout(panel())(known), layout(panel(title="Loss"))(known)
     assert titled.axes[0].get_title() == "books, 4 blocks x 64 to 128"
     note, heading = (text.get_text() for text in plain.texts)
     assert heading == "books, 4 blocks x 64 to 128"
     assert note.startswith("n = 3 seeds; bars and bands: 95 % Student t interval")
     released = known.assign(_released="SmolLM2")
-    assert sheet(panel())(released).axes[0].get_title() == "books, SmolLM2"
+    assert layout(panel())(released).axes[0].get_title() == "books, SmolLM2"
 
 
 def test_an_axis_with_values_that_have_no_logarithm_is_linear(rows):
-    assert sheet(panel(log="y"))(rows).axes[0].get_yscale() == "log"
-    assert sheet(panel(log="y"))(rows.assign(loss_nats=rows["loss_nats"] - 4)).axes[0].get_yscale() == "linear"
+    assert layout(panel(log="y"))(rows).axes[0].get_yscale() == "log"
+    assert layout(panel(log="y"))(rows.assign(loss_nats=rows["loss_nats"] - 4)).axes[0].get_yscale() == "linear"

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 from fixtures.rows import grown, make_run, model, pattention, write_csv
 
-from formerlab.report.drawings import catalogue
+from formerlab.report.catalogue import catalogue
 from formerlab.report.families import families
 from formerlab.report.figures.every_study import at_the_edge, curves
 from formerlab.report.figures.every_study import rates as figure
@@ -126,5 +126,5 @@ def test_where_nothing_was_searched_there_is_no_figure(tmp_path, capsys):
     assert "tokenformer_rates" not in {path.stem for path in written}
     assert "have no rows of finished runs" in capsys.readouterr().err
     specs = [("tokenformer", run, {"name": run, "optimizer": {"lr": rate}}) for run, rate in (("a", 1.0), ("b", 2.0))]
-    assert catalogue()["tokenformer_rates"].chosen([*specs, ("decay", "a", {})]) == [0, 1]
-    assert catalogue()["tokenformer_rates"].chosen(specs[:1]) == []
+    assert catalogue()["tokenformer_rates"].shown_indices([*specs, ("decay", "a", {})]) == [0, 1]
+    assert catalogue()["tokenformer_rates"].shown_indices(specs[:1]) == []

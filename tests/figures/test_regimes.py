@@ -18,7 +18,7 @@ from fixtures.rows import (
 )
 from fixtures.rows import grown as grown_from
 
-from formerlab.report.drawings import catalogue, declaration, rows_of
+from formerlab.report.catalogue import catalogue, load_declaration, load_rows
 from formerlab.report.families import regime
 from formerlab.report.tables.denseformer import plains
 from formerlab.results.read import Results
@@ -56,13 +56,13 @@ def copied(root, study, changes):
 def test_rows_of_another_regime_change_no_number_of_what_is_drawn(tmp_path, study, make, changes):
     make(tmp_path, (0,))
     own = [one for one in catalogue().values() if one.study == study and not one.varied]
-    drawings = [one for one in own if one.declared == one.name]  # one of several studies has a panel per data set
+    entries = [one for one in own if one.function == one.name]  # one of several studies has a panel per data set
     results = Results(tmp_path)
-    before = {one.name: rows_of(one, results) for one in drawings}
+    before = {one.name: load_rows(one, results) for one in entries}
     copied(tmp_path, study, changes)
     results = Results(tmp_path)
-    for one in drawings:
-        rows, old = rows_of(one, results), before[one.name]
+    for one in entries:
+        rows, old = load_rows(one, results), before[one.name]
         if (one.kind == "table" or one.within) and "run" in old:
             own = rows["run"].isin(old["run"]) & ~rows["run"].str.startswith("annealed-", na=False)
             rows = rows[own | rows["run"].isna()]
@@ -96,8 +96,8 @@ def test_stages_are_compared_with_the_parent_trained_on_for_their_flops(tmp_path
             ):
                 rest |= shared | {"tokens": tokens * (1 if length == "short" else 8)}
                 make_run(tmp_path, "tokenformer", f"annealed-{run}-{length}", seed, loss=loss, **rest)
-    plot, drawing = declaration("tokenformer_stage_length"), catalogue()["tokenformer_stage_length"]
-    rows = plot.rows(Results(tmp_path), drawing.names(Results(tmp_path)))
+    plot, entry = load_declaration("tokenformer_stage_length"), catalogue()["tokenformer_stage_length"]
+    rows = plot.rows(Results(tmp_path), entry.run_names(Results(tmp_path)))
     means = rows[rows["part"] == "mean"].set_index("tokens_per_new_parameter")["difference_nats"]
     assert list(means.index) == [160.0, 20.0]
     assert means.to_numpy() == pytest.approx(np.array([-0.1, 0.1]), abs=0.05)
@@ -108,7 +108,7 @@ def test_stages_are_compared_with_the_parent_trained_on_for_their_flops(tmp_path
         for seed in seeds:
             make_run(tmp_path, "tokenformer", f"annealed-{run}", seed, loss=loss, **fair)
     make_run(tmp_path, "tokenformer", "annealed-random-sqrt-all", loss=2.0, **grown | NOVELS | {"flops": 3e12})
-    rows = plot.rows(Results(tmp_path), drawing.names(Results(tmp_path)))
+    rows = plot.rows(Results(tmp_path), entry.run_names(Results(tmp_path)))
     means = rows[rows["part"] == "mean"].set_index("rival")["difference_nats"]
     assert means["annealed-trained-on-long-1250"] == pytest.approx(0.1, abs=0.05), "the best rate of several seeds"
     assert set(means.index) == {"annealed-trained-on-short", "annealed-trained-on-long-1250"}

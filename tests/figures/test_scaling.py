@@ -15,9 +15,9 @@ from fixtures.rows import (
     write_csv,
 )
 
+from formerlab.report.catalogue import load_declaration
 from formerlab.report.claims.registry import Arm, ClaimArms
 from formerlab.report.claims.rows import Rows
-from formerlab.report.drawings import declaration
 from formerlab.report.tables.denseformer import gains
 from formerlab.report.tables.tokenformer import tokenformer_envelope
 from formerlab.results.read import Results
@@ -73,7 +73,7 @@ def test_runs_on_other_data_are_no_part_of_the_chains(tmp_path):
     rows = tokenformer_envelope.rows(Results(tmp_path), ("*",)).set_index("run")
     assert "continued-tokenformer-ungrown" not in rows.index
     assert rows.loc["annealed-trained-on-short", "flops_ratio"] == pytest.approx(0.5), "on one text"
-    drawn = declaration("tokenformer_scaling").rows(Results(tmp_path), ("*",)).query("part == 'chain'")
+    drawn = load_declaration("tokenformer_scaling").rows(Results(tmp_path), ("*",)).query("part == 'chain'")
     assert set(drawn["run"]) == {"tokenformer-1", "annealed-trained-on-short"}, "rates that fall to zero come first"
 
 
@@ -82,7 +82,7 @@ def test_a_parent_trained_on_is_told_by_what_it_shares_with_what_grew(tmp_path):
     long = {"init": "tokenformer-1", "flops": 1e12, "inherited": 1e12, "tokens": 300} | tokenformer(1)
     exact(tmp_path, "tokenformer", "trained-on-flops-2", 0, 2.0, **long)
     exact(tmp_path, "tokenformer", "trained-on-longer-2", 0, 2.0, **long | {"flops": 9e12})
-    rows = declaration("tokenformer_scaling").rows(Results(tmp_path), ("*",))
+    rows = load_declaration("tokenformer_scaling").rows(Results(tmp_path), ("*",))
     shared = rows[rows["part"] == "chain"].set_index("run")["equal"]
     assert shared["trained-on-2"] == "tokens"
     assert shared["trained-on-flops-2"] == "FLOPs"
@@ -123,7 +123,7 @@ def test_a_longer_run_is_compared_with_a_plain_one_as_long(tmp_path):
     found = gains(Results(tmp_path), ("*",)).set_index("run")
     assert found.loc["dwa-1x1-8", ["plain", "gain_nats"]].tolist() == ["plain-8", pytest.approx(0.1)]
     assert found.loc["long-dwa-1x1-8", ["plain", "gain_nats"]].tolist() == ["long-plain-8", pytest.approx(0.05)]
-    drawn = declaration("denseformer_gain").rows(Results(tmp_path), ("*",))
+    drawn = load_declaration("denseformer_gain").rows(Results(tmp_path), ("*",))
     means = drawn[drawn["part"] == "mean"]
     assert list(means["tokens"]) == [100, 800]
     assert list(means["difference_nats"]) == pytest.approx([0.1, 0.05])

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from fixtures.rows import draw_one, grown, make_run, make_tokenformer, tokenformer, transformer, write_csv
 
-from formerlab.report.drawings import catalogue, rows_of
+from formerlab.report.catalogue import catalogue, load_rows
 from formerlab.report.runs import at_end, held_out, minus, validation_losses
 from formerlab.report.studies.tokenformer import Shape, means
 from formerlab.report.tables.tokenformer import tokenformer_formulas
@@ -56,7 +56,7 @@ def test_the_start_of_a_growth_is_measured_against_its_parent(tmp_path):
         ):
             rest = tokenformer(2) | grown("tokenformer-1", **growth)
             with_losses(tmp_path, run, seed, final + shift, {0: start + shift, 10: 3.0}, **rest)
-    table = rows_of(catalogue()["tokenformer_ablation"], Results(tmp_path)).set_index("run")
+    table = load_rows(catalogue()["tokenformer_ablation"], Results(tmp_path)).set_index("run")
     assert list(table.index) == ["grown-random-sqrt-2", "grown-zero-keep-2"]
     keeping = table.loc["grown-zero-keep-2"]
     assert keeping["start_minus_parent_nats"] == pytest.approx(0.0)
@@ -114,9 +114,9 @@ def test_runs_whose_parent_is_not_there_are_drawn_without_it(tmp_path):
     for seed, run in ((0, "tokenformer-1"), (1, "grown-random-sqrt-2")):  # no seed in common
         rest = grown("tokenformer-1") if run.startswith("grown") else {}
         with_losses(tmp_path, run, seed, 4.0, {0: 6.0, 10: 4.0}, **tokenformer(2) | rest)
-    assert rows_of(catalogue()["tokenformer_growth"], Results(tmp_path)).empty
+    assert load_rows(catalogue()["tokenformer_growth"], Results(tmp_path)).empty
     with_losses(tmp_path / "other", "grown-random-sqrt-2", 0, 4.0, {10: 4.0}, **tokenformer(2) | grown("tokenformer-1"))
-    rows = rows_of(catalogue()["tokenformer_cost"], Results(tmp_path / "other"))
+    rows = load_rows(catalogue()["tokenformer_cost"], Results(tmp_path / "other"))
     assert set(rows.loc[rows["source"] == "ours", "run"]) == {"grown-random-sqrt-2"}
 
 
@@ -130,7 +130,7 @@ def test_gains_are_measured_from_each_familys_own_start(tmp_path):
             ("hypercloning-2", 4.1, transformer(2) | grown("transformer-1", method="hypercloning", noise=0.32)),
         ):
             with_losses(tmp_path, run, seed, loss + shift, {0: 5.0, 10: 4.0}, **rest)
-    table = rows_of(catalogue()["tokenformer_methods"], Results(tmp_path)).query("source == 'ours'").set_index("run")
+    table = load_rows(catalogue()["tokenformer_methods"], Results(tmp_path)).query("source == 'ours'").set_index("run")
     cloned = table.loc["hypercloning-2"]
     assert table.loc["grown-random-sqrt-2", "gain_nats"] == pytest.approx(0.5)
     assert cloned["gain_nats"] == pytest.approx(0.4)
@@ -155,7 +155,7 @@ def test_continued_training_is_relative_to_the_ungrown_model_after_as_many_steps
 
 
 def test_the_scores_are_compared_with_the_default_of_their_block(results):
-    table = rows_of(catalogue()["tokenformer_scores"], results)
+    table = load_rows(catalogue()["tokenformer_scores"], results)
     ours = table[table["source"] == "ours"].set_index("run")
     assert np.isnan(ours.loc["score-l2_gelu", "loss_minus_default_nats"])
     assert ours.loc["score-exp_l1", "loss_minus_default_nats"] == pytest.approx(0.2, abs=0.06)
@@ -176,7 +176,7 @@ def test_each_arm_is_taken_at_the_rate_that_validation_prefers(tmp_path):
     ):
         for seed in (0, 1):
             with_losses(tmp_path, run, seed, test + 0.1 * seed, {0: 6.0, 10: valid}, **rest)
-    table = rows_of(catalogue()["tokenformer_modern"], Results(tmp_path)).set_index("run")
+    table = load_rows(catalogue()["tokenformer_modern"], Results(tmp_path)).set_index("run")
     chosen = {"matched-high", "modern-low", "long-matched-low", "whole-modern-low"}
     assert set(table.index[table["chosen"] == "yes"]) == chosen
     differences = table["tokenformer_minus_best_nats"].dropna().to_dict()

@@ -74,9 +74,9 @@ def test_what_waits_for_the_same_jobs_is_drawn_together_and_nothing_else(plan):
     for name, job in plan["draw"].items():
         awaited.append((job["study"], waits(job["inputs"])))
         assert name == next(iter(job["drawings"]))
-        assert all(waits(drawing["inputs"]) == awaited[-1][1] for drawing in job["drawings"].values())
+        assert all(waits(entry["inputs"]) == awaited[-1][1] for entry in job["drawings"].values())
         for key in ("inputs", "outputs"):
-            assert set(job[key]) == {path for drawing in job["drawings"].values() for path in drawing[key]}
+            assert set(job[key]) == {path for entry in job["drawings"].values() for path in entry[key]}
     assert all(other not in awaited[:place] for place, other in enumerate(awaited))
     assert len({path for job in plan["draw"].values() for path in job["outputs"]}) == 4 * sum(
         len(job["drawings"]) for job in plan["draw"].values()

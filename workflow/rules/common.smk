@@ -8,7 +8,7 @@ from snakemake.jobs import Job
 
 from formerlab.errors import some
 from formerlab.plan.attempts import Attempts, command_output, already_running
-from formerlab.report.drawings import failure_of
+from formerlab.report.catalogue import failure_file
 
 ON_A_GPU = 1 if PLAN["device"] == "cuda" else 0
 STALENESS = Staleness(PLAN)
@@ -25,14 +25,14 @@ TIME_LIMIT = (
 )
 
 
-def failed_drawings(job):
+def failed_entries(job):
     """Return the error notes of the figures and tables of a job that failed, by name."""
-    notes = {name: failure_of(Path(FIGURES), name) for name in job["drawings"]}
+    notes = {name: failure_file(Path(FIGURES), name) for name in job["drawings"]}
     return {name: note for name, note in notes.items() if note.exists()}
 
 
 FAILURES = [
-    note for job in PLAN["draw"].values() for note in failed_drawings(job).values()
+    note for job in PLAN["draw"].values() for note in failed_entries(job).values()
 ]
 STALE_LIST = None
 if workflow.is_main_process and (STALE or FAILURES):
@@ -249,7 +249,7 @@ def refuse_running_jobs():
         raise WorkflowError(busy)
 
 
-def drawing_jobs():
+def draw_jobs():
     """Return the jobs of this call that render figures and tables."""
     rules = {job.rule.name for job in workflow.dag.jobs}
     return [job for name, job in PLAN["draw"].items() if f"draw_{name}" in rules]
@@ -264,11 +264,11 @@ def track_after_training():
         shell("python -m formerlab track")
 
 
-def count_failed_drawings():
+def count_failed_entries():
     """Raise WorkflowError with the number of figures and tables of this call that failed, if any did."""
-    if failed := [name for job in drawing_jobs() for name in failed_drawings(job)]:
-        problem = f"{len(failed)} of the figures and tables could not be drawn ({some(failed)})"
-        again = "the same command draws them again"
+    if failed := [name for job in draw_jobs() for name in failed_entries(job)]:
+        problem = f"{len(failed)} of the figures and tables could not be rendered ({some(failed)})"
+        again = "the same command renders them again"
         raise WorkflowError(f"{problem}: python -m formerlab status says why; {again}")
 
 
@@ -287,5 +287,5 @@ def after_a_failure():
     if SIGNALS or workflow.scheduler._user_kill:
         print(SAFE, file=sys.stderr)
         return
-    names = [name for job in drawing_jobs() for name in job["drawings"]]
+    names = [name for job in draw_jobs() for name in job["drawings"]]
     shell("python -m formerlab rescue --only {names:q} || true")

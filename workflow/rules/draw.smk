@@ -8,7 +8,7 @@ for name, job in PLAN["draw"].items():
             f"draw_{name}"
         input:
             job["inputs"],
-            [STALE_LIST] if STALE_LIST and failed_drawings(job) else [],
+            [STALE_LIST] if STALE_LIST and failed_entries(job) else [],
         output:
             job["outputs"],
         log:

@@ -118,9 +118,9 @@ def rescue(arguments: argparse.Namespace) -> None:
     from formerlab.report.write import draw_each
 
     plan = load_plan(arguments)
-    drawings = {name: drawing for job in plan["draw"].values() for name, drawing in job["drawings"].items()}
-    drawings = drawings if arguments.only is None else {name: drawings[name] for name in arguments.only}
-    missing = [name for name, drawing in drawings.items() if not any(map(os.path.exists, drawing["outputs"]))]
+    entries = {name: entry for job in plan["draw"].values() for name, entry in job["drawings"].items()}
+    entries = entries if arguments.only is None else {name: entries[name] for name in arguments.only}
+    missing = [name for name, entry in entries.items() if not any(map(os.path.exists, entry["outputs"]))]
     results = Path(plan["results"])
     if missing and results.is_dir():
         draw_each(missing, results, Path(plan["figures"]), Staleness(plan).staleness_reason, where_rows=True)

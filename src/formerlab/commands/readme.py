@@ -9,11 +9,11 @@ from formerlab.plan.arms import read_arms
 from formerlab.plan.resolve import resolve_released, resolve_study
 from formerlab.plan.schema import Config
 from formerlab.plan.sources import read_sources
+from formerlab.report.catalogue import catalogue
 from formerlab.report.claims.first_screen import first_screen
 from formerlab.report.claims.render import all_block
 from formerlab.report.claims.verdict import Verdict, verdicts
-from formerlab.report.committed import KEPT, evidence_scales, is_kept, place
-from formerlab.report.drawings import catalogue
+from formerlab.report.committed import SUFFIXES, committed_file, evidence_scales, is_committed
 from formerlab.results.read import Results
 from formerlab.results.stages import STAGES, TABLES
 from formerlab.yaml_files import read_scale, read_yaml, study_names
@@ -65,13 +65,13 @@ def papers_block(root: Path) -> str:
             flops[scale] = sum(run.flops for run in trained)
     by_size = sorted(filter(flops.__getitem__, flops), key=flops.__getitem__)
     rows = []
-    for drawing in catalogue().values():
-        for item, paper in _AFTER.findall(" ".join(drawing.caption.split()))[:1]:
-            smallest = next((scale for scale in by_size if drawing.chosen(runs[scale])), "")
-            kept = [scale for scale in runs if is_kept(root, drawing, scale)]
-            paths = sorted(place(root, drawing, scale, KEPT[drawing.kind][0]) for scale in kept)
+    for entry in catalogue().values():
+        for item, paper in _AFTER.findall(" ".join(entry.caption.split()))[:1]:
+            smallest = next((scale for scale in by_size if entry.shown_indices(runs[scale])), "")
+            scales = [scale for scale in runs if is_committed(root, entry, scale)]
+            paths = sorted(committed_file(root, entry, scale, SUFFIXES[entry.kind][0]) for scale in scales)
             links = [f"[{path.parent.name}](../{path.relative_to(root).as_posix()})" for path in paths if path.exists()]
-            rows.append((PAPERS.get(paper, paper), item, f"`{drawing.name}`", ", ".join(links), smallest))
+            rows.append((PAPERS.get(paper, paper), item, f"`{entry.name}`", ", ".join(links), smallest))
     order = list(PAPERS.values())
     rows.sort(key=lambda row: (order.index(row[0]), row[1].startswith("Table"), int(re.findall(r"\d+", row[1])[0])))
     lines = ["| paper | figure or table | ours | committed | smallest scale |", "|---|---|---|---|---|"]

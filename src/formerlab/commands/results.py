@@ -60,14 +60,14 @@ def report(arguments: argparse.Namespace) -> None:
 
 def write_report(plan: Plan, out: Path | None = None) -> Path:
     """Write the page and return its path."""
-    from formerlab.report.gallery import gallery
+    from formerlab.report.html_report import html_report
 
-    drawings = {name: drawing["runs"] for job in plan["draw"].values() for name, drawing in job["drawings"].items()}
+    runs = {name: entry["runs"] for job in plan["draw"].values() for name, entry in job["drawings"].items()}
     stages = (("data", *TIMED, "exact"), MAKING, MEASURED)
     groups = [{stage: len(plan[stage]) for stage in group if plan[stage]} for group in stages]
     groups.append({"figures and tables": len(plan["draw"]), "claims": 1, "runs": 1, "MLflow": 1})
     path = out or Path(plan["results"], "report.html")
-    write_text(path, gallery(_results(plan), Path(plan["figures"]), plan["studies"], drawings, groups))
+    write_text(path, html_report(_results(plan), Path(plan["figures"]), plan["studies"], runs, groups))
     return path
 
 
@@ -83,14 +83,14 @@ def draw(arguments: argparse.Namespace) -> None:
 
 def figures(arguments: argparse.Namespace) -> None:
     """Render the committed figures and tables, or all of one scale, from the cached rows, without training."""
-    from formerlab.report.committed import is_kept
+    from formerlab.report.committed import is_committed
     from formerlab.report.write import draw_all
     from formerlab.results.read import has_runs
 
     rows, out = Path("results/cached"), Path("figures/cached")
     in_checkout = Path("workflow", "studies").is_dir()
     scale_folders = sorted(rows.glob(f"{arguments.scale or '*'}/")) if in_checkout else []
-    wanted = partial(_is_of, arguments.scale) if arguments.scale else partial(is_kept, Path()) if in_checkout else None
+    selects = partial(is_committed, Path()) if in_checkout and not arguments.scale else None
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # one thread per process; there is a process for every core
     # A figure has many small objects that live until it is saved, so frequent garbage collection is slow.
     collect_rarely = partial(gc.set_threshold, 200_000)
@@ -98,7 +98,7 @@ def figures(arguments: argparse.Namespace) -> None:
         # verdicts take longest, so they are submitted first
         scales = [root for root in scale_folders if has_runs(root)]
         verdicts = [pool.submit(_write_verdicts, root, out / root.name) for root in scales]
-        written = draw_all(rows, out, pool=pool, pdf=arguments.pdf, wanted=wanted)
+        written = draw_all(rows, out, scale=arguments.scale or "*", pool=pool, pdf=arguments.pdf, selects=selects)
         written += [path for verdict in verdicts for path in verdict.result()]
     print(f"{len(written)} files in {out}")
 
@@ -144,26 +144,26 @@ def _results(plan: Plan) -> "Results":
 def readme(arguments: argparse.Namespace) -> None:
     """Update README.md, docs and figures from the cached results."""
     from formerlab.commands.readme import outdated
-    from formerlab.report.committed import complaint, refresh
+    from formerlab.report.committed import refresh, stale_message
 
     if not arguments.check:
-        drawn = refresh(Path())  # first, because the pages list the figures
+        rendered = refresh(Path())  # first, because the pages list the figures
         pages = outdated(Path())
         for name, text in pages.items():
             write_text(Path(name), text)
-        print("updated: " + (", ".join([*pages, *drawn]) or "nothing, all pages and figures were up to date"))
+        print("updated: " + (", ".join([*pages, *rendered]) or "nothing, all pages and figures were up to date"))
     elif pages := outdated(Path()):
         raise UserError(f"{next(iter(pages))}: differs from results/cached or workflow; run make readme")
-    elif line := complaint(Path()):
+    elif line := stale_message(Path()):
         raise UserError(line)
 
 
 def runs(arguments: argparse.Namespace) -> None:
     """List every finished run with its cost, parent, code and data."""
-    from formerlab.report.ledger import text, write_ledger
+    from formerlab.report.run_table import format_text, write_run_table
 
     results = _results(load_plan(arguments))
-    print(text(results) if arguments.out is None else "\n".join(map(str, write_ledger(results, arguments.out))))
+    print(*([format_text(results)] if arguments.out is None else write_run_table(results, arguments.out)), sep="\n")
 
 
 def _write_claims(results: "Results", out: Path, root: Path = Path()) -> list[Path]:
@@ -176,16 +176,12 @@ def _write_claims(results: "Results", out: Path, root: Path = Path()) -> list[Pa
     return paths
 
 
-def _is_of(wanted: str, _: object, scale: str) -> bool:
-    return wanted == scale
-
-
 def _write_verdicts(root: Path, out: Path) -> list[Path]:
     """Write the verdicts of a scale, and the list of its runs with their costs."""
-    from formerlab.report.ledger import write_ledger
+    from formerlab.report.run_table import write_run_table
     from formerlab.results.read import read_once
 
-    return _write_claims(read_once(root), out) + write_ledger(read_once(root), out)
+    return _write_claims(read_once(root), out) + write_run_table(read_once(root), out)
 
 
 def headline(arguments: argparse.Namespace) -> None:

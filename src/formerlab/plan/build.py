@@ -30,7 +30,7 @@ from formerlab.plan.resolve import execution_keys, match_times, resolve_released
 from formerlab.plan.schema import Study, StudyScale
 from formerlab.plan.sources import Sources, read_sources, tokenizer_chain
 from formerlab.plan.staleness import RECORDS, made_runs, maker
-from formerlab.report.drawings import Drawing, catalogue
+from formerlab.report.catalogue import CatalogueEntry, catalogue
 from formerlab.report.names import all_names
 from formerlab.results.schema import CLAIMS
 from formerlab.results.stages import MEASURED, STAGES, TIMED, WRITER
@@ -117,12 +117,12 @@ def build_plan(root: Path, command_line: Job) -> dict[str, Any]:
     _check_files(plan, available, sources)
     for name, job in plan["data"].items():
         job["data_problem"] = check_public_data(name, scale.data[name], root, prepared=name in available)
-    plan["draw"] = _group_drawings(_drawing_jobs(plan, scale.labels), by_study=scale.draw_by_study)
+    plan["draw"] = _group_draw_jobs(_draw_jobs(plan, scale.labels), by_study=scale.draw_by_study)
     plan["exact"] = {CLAIMS: {"code": code_hash("formerlab.evaluation.exact")}}
     specs: list[Study | StudyScale] = [*sources.studies.values(), *scale.studies.values()]
     arms = [{name: claim.to_dict() for name, claim in spec.claims.items()} for spec in specs]
     plan["claims"] = {"code": code_hash("formerlab.report.claims.render"), "arms": fingerprint(arms)}
-    plan["ledger"] = code_hash("formerlab.report.ledger")
+    plan["ledger"] = code_hash("formerlab.report.run_table")
     plan["jobs"] = fingerprint([sorted(plan[stage]) for stage in RECORDS])
     hashes = {job["code"] for stage in RECORDS for job in plan[stage].values()}
     plan["code"] = {code: list(HASHED[code]) for code in sorted(hashes)}
@@ -198,58 +198,58 @@ def _set_priorities(train: Job) -> None:
             longest[job["init"]] = max(longest.get(job["init"], 0), job["priority"])
 
 
-def _drawing_jobs(plan: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
+def _draw_jobs(plan: dict[str, Any], labels: dict[str, str]) -> dict[str, Any]:
     """Return the figures and tables that have input rows, by name, each with the files that it reads."""
     jobs = {}
     made = list(made_runs(plan).values())
     runs = [(job["study"], job["run"], job["spec"]) for job in made]
     named = fingerprint([all_names(), labels])
-    for name, drawing in catalogue().items():
+    for name, entry in catalogue().items():
         inputs, seeds = list[str](), dict[str, list[str]]()
-        for job in (made[index] for index in drawing.chosen(runs)):
-            if files := _inputs(drawing, job, plan):
+        for job in (made[index] for index in entry.shown_indices(runs)):
+            if files := _inputs(entry, job, plan):
                 inputs += files
                 seeds.setdefault(f"{job['study']}/{job['run']}", []).append(str(job["seed"]))
         if inputs:  # timings are rows of the whole study
-            files = [f"{stage}.csv" for stage in TIMED if drawing.study in plan[stage]]
-            inputs += [f"{plan['results']}/{drawing.study}/{file}" for file in files if file in drawing.reads]
+            files = [f"{stage}.csv" for stage in TIMED if entry.study in plan[stage]]
+            inputs += [f"{plan['results']}/{entry.study}/{file}" for file in files if file in entry.reads]
         rows = {path.rpartition("/")[2] for path in inputs} - {"run.json"}
         if rows or (
-            inputs and set(drawing.reads) == {"run.json"}
+            inputs and set(entry.reads) == {"run.json"}
         ):  # records are enough for a figure that reads only records
             jobs[name] = {
-                "study": drawing.study,
+                "study": entry.study,
                 "inputs": inputs,
                 "runs": [f"{run} (seed {', '.join(numbers)})" for run, numbers in seeds.items()],
-                "outputs": [f"{plan['figures']}/{file}" for file in drawing.outputs],
-                "code": code_hash(drawing.module, "formerlab.report.write"),
+                "outputs": [f"{plan['figures']}/{file}" for file in entry.outputs],
+                "code": code_hash(entry.module, "formerlab.report.write"),
                 "names": named,
             }
     return jobs
 
 
-def _group_drawings(drawings: dict[str, Any], *, by_study: bool) -> dict[str, Any]:
+def _group_draw_jobs(entries: dict[str, Any], *, by_study: bool) -> dict[str, Any]:
     """Group figures and tables into jobs, each named after its first figure or table.
 
     Figures that wait for the same jobs of a study share a process, because starting a process takes longer than
     rendering; with `by_study` all figures of a study share one process.
     """
     groups: dict[tuple[str, frozenset[tuple[str, str]]], dict[str, Any]] = {}
-    for name, drawing in drawings.items():
-        waits = frozenset((folder, WRITER[file]) for folder, _, file in (p.rpartition("/") for p in drawing["inputs"]))
-        groups.setdefault((drawing["study"], frozenset() if by_study else waits), {})[name] = drawing
+    for name, entry in entries.items():
+        waits = frozenset((folder, WRITER[file]) for folder, _, file in (p.rpartition("/") for p in entry["inputs"]))
+        groups.setdefault((entry["study"], frozenset() if by_study else waits), {})[name] = entry
     return {
         next(iter(group)): {
             "study": study,
             "drawings": group,
-            "inputs": sorted({path for drawing in group.values() for path in drawing["inputs"]}),
-            "outputs": [path for drawing in group.values() for path in drawing["outputs"]],
+            "inputs": sorted({path for entry in group.values() for path in entry["inputs"]}),
+            "outputs": [path for entry in group.values() for path in entry["outputs"]],
         }
         for (study, _), group in groups.items()
     }
 
 
-def _inputs(drawing: Drawing, job: Job, plan: dict[str, Any]) -> list[str]:
+def _inputs(entry: CatalogueEntry, job: Job, plan: dict[str, Any]) -> list[str]:
     """Return the files of a run that a figure or table reads."""
     run_id = f"{job['study']}/{job['run']}/seed{job['seed']}"
     written = set(STAGES[maker(plan, run_id)].written)
@@ -257,4 +257,4 @@ def _inputs(drawing: Drawing, job: Job, plan: dict[str, Any]) -> list[str]:
         written.update(stage.tables if run_id in plan[name] else ())
     if not plan["prune"].get(run_id, {"settings": {}})["settings"].get("questions"):
         written.discard("prune_questions.csv")
-    return [f"{plan['results']}/{run_id}/{file}" for file in drawing.reads if file in written]
+    return [f"{plan['results']}/{run_id}/{file}" for file in entry.reads if file in written]

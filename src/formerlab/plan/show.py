@@ -12,7 +12,7 @@ from formerlab.errors import MOST_NAMED, some
 from formerlab.kernels import COMPILERS, compiler
 from formerlab.plan.staleness import RECORDS, Staleness, made_runs
 from formerlab.progress import duration, short
-from formerlab.report.drawings import failure_of
+from formerlab.report.catalogue import failure_file
 from formerlab.results.notes import read_note
 from formerlab.results.schema import CLAIMS
 from formerlab.results.stages import MEASURED, TIMED
@@ -149,16 +149,16 @@ def states(plan: dict[str, Any]) -> list[tuple[str, ...]]:
             else:
                 log = f"; log {note['log']}" if note["log"] else ""
                 rows.append((stage, name, note["state"], f"{note.get('reason', 'since ' + note['since'])}{log}"))
-    return rows + [("draw", name, "failed", reason) for name, reason in failed_drawings(plan)]
+    return rows + [("draw", name, "failed", reason) for name, reason in failed_entries(plan)]
 
 
-def failed_drawings(plan: dict[str, Any]) -> list[tuple[str, str]]:
+def failed_entries(plan: dict[str, Any]) -> list[tuple[str, str]]:
     """Return (name, detail) of the figures and tables that failed; the detail has the reason and the error file."""
     figures, names = Path(plan["figures"]), (name for job in plan["draw"].values() for name in job["drawings"])
     return [
         (name, f"{note.read_text(encoding='utf-8').splitlines()[-1]}; full error in {note}")
         for name in names
-        if (note := failure_of(figures, name)).exists()
+        if (note := failure_file(figures, name)).exists()
     ]
 
 

@@ -11,13 +11,13 @@ from pandas import Series
 
 from formerlab.files import write_text
 from formerlab.report import pages
-from formerlab.report.drawings import Drawing, catalogue, rows_of
+from formerlab.report.catalogue import CatalogueEntry, catalogue, load_rows
 from formerlab.report.write import same_rows, write
 from formerlab.results.read import Results, has_runs
 from formerlab.yaml_files import read_scale, read_yaml, study_names
 
 INDEX = Path("figures", "README.md")
-KEPT = {"figure": ("png", "csv"), "table": ("md", "csv")}
+SUFFIXES = {"figure": ("png", "csv"), "table": ("md", "csv")}
 """Suffixes of the committed files, by kind."""
 _HEAD = """# Figures and tables of the committed rows
 
@@ -33,9 +33,9 @@ or 3.5 inches, one column.
 """
 
 
-def place(root: Path, drawing: Drawing, scale: str, ending: str) -> Path:
+def committed_file(root: Path, entry: CatalogueEntry, scale: str, suffix: str) -> Path:
     """Return the path of a committed file of a figure or table."""
-    return root / "figures" / "cached" / scale / f"{drawing.name}.{ending}"
+    return root / "figures" / "cached" / scale / f"{entry.name}.{suffix}"
 
 
 def evidence_scales(root: Path) -> list[str]:
@@ -48,77 +48,76 @@ def evidence_scales(root: Path) -> list[str]:
     return sorted(flops, key=lambda name: (-flops[name], name))
 
 
-def is_kept(root: Path, drawing: Drawing, scale: str) -> bool:
+def is_committed(root: Path, entry: CatalogueEntry, scale: str) -> bool:
     """Return whether a figure or table of a scale is committed if it has rows."""
-    return read_scale(root, scale).get("evidence") == ("rates" if drawing.varied else True)
+    return read_scale(root, scale).get("evidence") == ("rates" if entry.varied else True)
 
 
-def refresh(root: Path, *, look_only: bool = False) -> list[str]:
+def refresh(root: Path, *, dry_run: bool = False) -> list[str]:
     """Render each figure or table whose rows or table caption changed, write the page, and return the changed files.
 
-    With `look_only`, return the files that would change and write nothing.
+    With `dry_run`, return the files that would change and write nothing.
     """
     changed = []
     for path in (path for path in sorted((root / "results" / "cached").glob("*/")) if has_runs(path)):
         results = Results(path)
-        for drawing in (drawing for drawing in catalogue().values() if is_kept(root, drawing, path.name)):
-            rows = rows_of(drawing, results)
-            files = [place(root, drawing, path.name, ending) for ending in KEPT[drawing.kind]]
+        for entry in (entry for entry in catalogue().values() if is_committed(root, entry, path.name)):
+            rows = load_rows(entry, results)
+            files = [committed_file(root, entry, path.name, suffix) for suffix in SUFFIXES[entry.kind]]
             exist, has_rows = [file.exists() for file in files], rows["source"].eq("ours").any()
-            if all(exist) and _says(files[0], drawing) and same_rows(files[-1], rows) if has_rows else not any(exist):
+            current = all(exist) and _has_caption(files[0], entry) and same_rows(files[-1], rows)
+            if current if has_rows else not any(exist):
                 continue
             changed.append(str(files[0].relative_to(root)))
-            if has_rows and not look_only:
-                write(drawing, results, files[0].parent, rows, pdf=False)
-            for file in () if look_only or has_rows else files:
+            if has_rows and not dry_run:
+                write(entry, results, files[0].parent, rows, pdf=False)
+            for file in () if dry_run or has_rows else files:
                 file.unlink(missing_ok=True)
     page = root / INDEX
     if not page.exists() or index(root) != page.read_text(encoding="utf-8"):
         changed.append(str(INDEX))
-        if not look_only:
+        if not dry_run:
             write_text(page, index(root))
     return changed
 
 
-def _says(file: Path, drawing: Drawing) -> bool:
+def _has_caption(file: Path, entry: CatalogueEntry) -> bool:
     """Return whether the file of a table has the current caption; always true for figures, which commit no caption."""
-    return drawing.kind == "figure" or drawing.caption in file.read_text(encoding="utf-8")
+    return entry.kind == "figure" or entry.caption in file.read_text(encoding="utf-8")
 
 
-def complaint(root: Path) -> str:
+def stale_message(root: Path) -> str:
     """Return one line that names stale files and the remedy, or "" if all files are up to date."""
-    stale = refresh(root, look_only=True)
+    stale = refresh(root, dry_run=True)
     more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
-    return f"{stale[0]}{more}: not what results/cached gives now; run make readme, commit figures" if stale else ""
+    return f"{stale[0]}{more}: does not match results/cached; run make readme, commit figures" if stale else ""
 
 
 def index(root: Path) -> str:
     """Return the page with the figures of every study as images and its tables as links."""
-    parts = [_HEAD]
+    lines = [_HEAD]
     for study in study_names(root):
-        drawings = [drawing for drawing in catalogue().values() if drawing.study == study]
+        entries = [entry for entry in catalogue().values() if entry.study == study]
         figures, tables = (
-            [entry for drawing in drawings if drawing.kind == kind for entry in _entries(root, drawing)]
-            for kind in KEPT
+            [text for entry in entries if entry.kind == kind for text in _index_texts(root, entry)] for kind in SUFFIXES
         )
         if figures or tables:
-            parts += [f"## {read_yaml(root, f'workflow/studies/{study}.yaml')['title']}\n", *figures]
-            parts += ["Tables:\n", *tables, ""] if tables else []
-    return "\n".join(parts).rstrip() + "\n"
+            lines += [f"## {read_yaml(root, f'workflow/studies/{study}.yaml')['title']}\n", *figures]
+            lines += ["Tables:\n", *tables, ""] if tables else []
+    return "\n".join(lines).rstrip() + "\n"
 
 
-def _entries(root: Path, drawing: Drawing) -> Iterator[str]:
-    """Yield the entry of a figure (a heading and its images by scale) or of a table (a line of links by scale)."""
-    words = escape(pages.title(drawing.caption), quote=False)
-    paths = (root / "figures" / "cached").glob(f"*/{drawing.name}.{KEPT[drawing.kind][0]}")
-    paths = (path for path in paths if is_kept(root, drawing, path.parent.name))
-    shown = []
-    for path in sorted(paths):
+def _index_texts(root: Path, entry: CatalogueEntry) -> Iterator[str]:
+    """Yield the text of a figure (a heading and its images by scale) or a table (a line of links by scale), if any."""
+    title = escape(pages.title(entry.caption), quote=False)
+    by_scale = []
+    for path in sorted((root / "figures" / "cached").glob(f"*/{entry.name}.{SUFFIXES[entry.kind][0]}")):
         scale, link = path.parent.name, path.relative_to(root / "figures").as_posix()
-        numbers = f"[numbers]({link.rpartition('.')[0]}.csv)"
-        picture = f"![{drawing.name}]({link})\n\nScale `{scale}`, {numbers}."
-        shown.append(picture if drawing.kind == "figure" else f"[{scale}]({link}), {numbers}")
-    if shown and drawing.kind == "table":
-        yield f"- {words}: {'; '.join(shown)}"
-    elif shown:
-        yield "\n\n".join([f"### {words}", *shown, escape(drawing.caption, quote=False)]) + "\n"
+        if is_committed(root, entry, scale):
+            numbers = f"[numbers]({link.rpartition('.')[0]}.csv)"
+            image = f"![{entry.name}]({link})\n\nScale `{scale}`, {numbers}."
+            by_scale.append(image if entry.kind == "figure" else f"[{scale}]({link}), {numbers}")
+    if by_scale and entry.kind == "table":
+        yield f"- {title}: {'; '.join(by_scale)}"
+    elif by_scale:
+        yield "\n\n".join([f"### {title}", *by_scale, escape(entry.caption, quote=False)]) + "\n"

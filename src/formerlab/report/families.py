@@ -30,7 +30,7 @@ def setting(run: str) -> str:
     return next((name for name in SETTINGS if run.removeprefix(ROUND).startswith(f"{name}-")), "main")
 
 
-def is_of(run: str, spec: Spec, patterns: Sequence[str]) -> bool:
+def matches(run: str, spec: Spec, patterns: Sequence[str]) -> bool:
     """Return whether a run matches one of the patterns: a glob of its name, or globs of keys of its model.
 
     `depth.kind=dwa depth.period=1` requires both keys, so it matches any run with this model whatever its name. Runs of

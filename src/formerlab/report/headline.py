@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pandas import DataFrame
 
-from formerlab.report.drawings import catalogue, rows_of
+from formerlab.report.catalogue import catalogue, load_rows
 from formerlab.report.pages import plain
 from formerlab.report.studies.pruning import at_budget, main_configurations
 from formerlab.results.read import Results, StalenessReason
@@ -30,19 +30,19 @@ NOTE = "[low, high]: 95 % interval, over seeds if there are at least two, otherw
 def headline(root: Path, staleness_reason: StalenessReason | None = None) -> str:
     """Return the main numbers of every study with finished runs in `root` (results/<tree>/<scale>), as aligned text."""
     results = Results(root, staleness_reason)
-    parts = [f"{title} (scale {results.scale})\n\n{plain(table)}" for title, table in tables(results).items()]
-    parts = [*parts, NOTE] if parts else [f"{root}: no study has finished runs yet"]
-    return "\n\n".join(filter(None, [*parts, results.warning()])) + "\n"
+    texts = [f"{title} (scale {results.scale})\n\n{plain(table)}" for title, table in headline_tables(results).items()]
+    texts = [*texts, NOTE] if texts else [f"{root}: no study has finished runs yet"]
+    return "\n\n".join(filter(None, [*texts, results.warning()])) + "\n"
 
 
-def tables(results: Results) -> dict[str, DataFrame]:
+def headline_tables(results: Results) -> dict[str, DataFrame]:
     """Return the main numbers of every study with finished runs, with the ends of intervals, by title."""
-    found = {}
-    for title, (name, columns) in ((title, words.split(": ")) for title, words in BLOCKS.items()):
-        rows = rows_of(catalogue()[name], results)
+    tables = {}
+    for title, (name, columns) in ((title, text.split(": ")) for title, text in BLOCKS.items()):
+        rows = load_rows(catalogue()[name], results)
         rows = rows[rows["source"] == "ours"]
         if len(rows):
             rows = main_configurations(at_budget(rows)) if name == "decay_table" else rows
-            ends = [f"{column}{end}" for column in columns.split() for end in ("", "_low", "_high")]
-            found[title] = rows[[column for column in ends if column in rows]]
-    return found
+            with_ends = [f"{column}{end}" for column in columns.split() for end in ("", "_low", "_high")]
+            tables[title] = rows[[column for column in with_ends if column in rows]]
+    return tables

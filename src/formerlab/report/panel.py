@@ -123,7 +123,7 @@ def setting(rows: DataFrame) -> str:
     return ", ".join([*filter(None, ours["_data_set"].unique()), *models])
 
 
-def sheet(
+def layout(
     *panels: Panel,
     notes: Callable[[DataFrame], Sequence[str]] = seed_notes,
     wanted: Sequence[str] = (),

@@ -25,7 +25,14 @@ from PIL import Image
 from formerlab.errors import UserError, near_misses, some
 from formerlab.files import NoRoom, replacing, write_text
 from formerlab.report import pages
-from formerlab.report.drawings import Drawing, catalogue, declaration, failure_of, rows_of, shown_columns
+from formerlab.report.catalogue import (
+    CatalogueEntry,
+    catalogue,
+    expand_columns,
+    failure_file,
+    load_declaration,
+    load_rows,
+)
 from formerlab.report.names import RELEASED, data_set
 from formerlab.report.style import SETTINGS, empty
 from formerlab.results.read import Results, StalenessReason, has_runs, read_once
@@ -33,8 +40,8 @@ from formerlab.results.read import Results, StalenessReason, has_runs, read_once
 DOTS_PER_INCH = 150
 """Resolution of the PNG, sharp at the size at which pages show it."""
 subset.Options._drop_tables_default += ("GSUB", "GPOS", "GDEF", "MATH")  # unused in a PDF, but slow to subset
-Wanted = Callable[[Drawing, str], bool]
-"""Returns whether a figure or table of a scale is rendered."""
+Selection = Callable[[CatalogueEntry, str], bool]
+"""Returns whether a figure or table is rendered at a scale."""
 COMMAND = "\n\nCommand: "
 """Separates a caption with its notes from the command that renders the figure or table."""
 
@@ -47,11 +54,11 @@ def draw(name: str, results: Results, out: Path, *, where_rows: bool = False, pd
     """
     if name not in catalogue():
         raise UserError(f"no figure or table is called {name!r}{near_misses(name, list(catalogue()))}")
-    drawing = catalogue()[name]
-    rows = rows_of(drawing, results)
+    entry = catalogue()[name]
+    rows = load_rows(entry, results)
     if rows["source"].eq("ours").any() or not where_rows:
-        return write(drawing, results, out, rows, pdf=pdf)
-    for file in drawing.outputs:
+        return write(entry, results, out, rows, pdf=pdf)
+    for file in entry.outputs:
         (out / file).unlink(missing_ok=True)
     return []
 
@@ -68,137 +75,147 @@ def draw_each(
 
     With `where_rows`, those without rows of ours are skipped. Raises NoRoom if the disk is full.
     """
-    drawn = _drawn(Results(root, staleness_reason), out, names, where_rows=where_rows)
-    return [name for name, files in drawn.items() if files is None]
+    by_name = _draw_names(Results(root, staleness_reason), out, names, where_rows=where_rows)
+    return [name for name, files in by_name.items() if files is None]
 
 
 def draw_all(
-    tree_root: Path, out_root: Path, *, pool: Executor | None = None, pdf: bool = True, wanted: Wanted | None = None
+    tree_root: Path,
+    out_root: Path,
+    *,
+    scale: str = "*",
+    pool: Executor | None = None,
+    pdf: bool = True,
+    selects: Selection | None = None,
 ) -> list[Path]:
     """Render every figure and table for each scale below `tree_root` (results/<tree>) into `out_root`/<scale>.
 
-    A figure or table without rows has no files there, and a figure has a PDF only with `pdf`. `wanted` selects figures
-    and tables; by default all are rendered. The processes of a `pool` take the studies in order of decreasing size of
-    their rows.
+    A figure or table without rows has no files there, and a figure has a PDF only with `pdf`. `scale` is a pattern of
+    scales, and `selects` selects figures and tables. The processes of a `pool` take the studies in order of decreasing
+    size of their rows.
     """
-    roots = [root for root in sorted(tree_root.glob("*/")) if has_runs(root)]
-    shares = [(root, study) for root in roots for study in sorted({one.study for one in catalogue().values()})]
-    shares.sort(key=lambda share: -sum(file.stat().st_size for file in share[0].joinpath(share[1]).glob("*.*")))
-    each = pool.map if pool else map
-    parts = each(_share, *zip(*shares, strict=True), repeat(out_root), repeat(pdf), repeat(wanted)) if shares else ()
-    found = {f"{root.name}: {name}": files
-             for (root, _), part in zip(shares, parts, strict=True) for name, files in part.items()}  # fmt: skip
-    for root in roots:
-        drawn = [len(files) for name, files in found.items() if name.startswith(f"{root.name}: ") and files is not None]
-        print(f"{root.name}: {len(drawn) - drawn.count(0)} drawn, {drawn.count(0)} have no rows of finished runs",
+    roots = [root for root in sorted(tree_root.glob(f"{scale}/")) if has_runs(root)]
+    jobs = [(root, study) for root in roots for study in sorted({entry.study for entry in catalogue().values()})]
+    jobs.sort(key=lambda job: -sum(file.stat().st_size for file in job[0].joinpath(job[1]).glob("*.*")))
+    run = pool.map if pool else map
+    by_job = run(_draw_study, *zip(*jobs, strict=True), repeat(out_root), repeat(pdf), repeat(selects)) if jobs else ()
+    by_scale: dict[str, dict[str, list[Path] | None]] = {root.name: {} for root in roots}
+    for (root, _), files_by_name in zip(jobs, by_job, strict=True):
+        by_scale[root.name] |= files_by_name
+    for name, files_by_name in by_scale.items():
+        counts = [len(files) for files in files_by_name.values() if files is not None]
+        print(f"{name}: {len(counts) - counts.count(0)} rendered, {counts.count(0)} have no rows of finished runs",
               file=sys.stderr)  # fmt: skip
-    if failed := sorted(name for name, files in found.items() if files is None):
-        raise UserError(f"{', '.join(failed)} could not be drawn, for the reasons above")
-    if not (written := [path for files in found.values() for path in files or ()]):
+    by_name = {f"{scale}: {name}": files for scale, group in by_scale.items() for name, files in group.items()}
+    if failed := sorted(name for name, files in by_name.items() if files is None):
+        raise UserError(f"{', '.join(failed)} could not be rendered, for the reasons above")
+    if not (written := [path for files in by_name.values() for path in files or ()]):
         raise UserError(f"{tree_root}: no finished runs at any scale; run the DAG first")
     return written
 
 
-def _share(root: Path, study: str, out_root: Path, pdf: bool, wanted: Wanted | None) -> dict[str, list[Path] | None]:
+def _draw_study(
+    root: Path, study: str, out_root: Path, pdf: bool, selects: Selection | None
+) -> dict[str, list[Path] | None]:
     """Render the figures and tables of a study at a scale that have rows."""
-    of_study = {name: one for name, one in catalogue().items() if one.study == study}
-    names = [name for name, one in of_study.items() if wanted is None or wanted(one, root.name)]
-    return _drawn(read_once(root), out_root / root.name, names, where_rows=True, pdf=pdf)
+    entries = [entry for entry in catalogue().values() if entry.study == study]
+    names = [entry.name for entry in entries if selects is None or selects(entry, root.name)]
+    return _draw_names(read_once(root), out_root / root.name, names, where_rows=True, pdf=pdf)
 
 
-def _drawn(results: Results, out: Path, names: Iterable[str], **how: bool) -> dict[str, list[Path] | None]:
+def _draw_names(results: Results, out: Path, names: Iterable[str], **options: bool) -> dict[str, list[Path] | None]:
     """Render several figures and tables; return their files by name, or None for a failure. Warn about excluded rows.
 
     A failure does not stop the others, and each reason is printed once. The earlier files of a figure or table that
     fails stay. Its missing files are written with a message, since Snakemake requires all files of a job. Raises NoRoom
     if the disk is full.
     """
-    found, reasons = dict[str, list[Path] | None](), dict[str, list[str]]()
+    files, reasons = dict[str, list[Path] | None](), dict[str, list[str]]()
     for name in names:
         try:
-            found[name] = draw(name, results, out, **how)
-            failure_of(out, name).unlink(missing_ok=True)
+            files[name] = draw(name, results, out, **options)
+            failure_file(out, name).unlink(missing_ok=True)
         except NoRoom:
             raise
         except Exception as error:
-            found[name] = None
+            files[name] = None
             reason = str(error) if isinstance(error, UserError) else traceback.format_exc().rstrip()
             reasons.setdefault(reason, []).append(name)
             if name in catalogue():
-                write_text(failure_of(out, name), f"{reason}\n")
-                _fill_in(catalogue()[name], out)
-    for reason, alike in reasons.items():
+                write_text(failure_file(out, name), f"{reason}\n")
+                _write_missing_files(catalogue()[name], out)
+    for reason, failed in reasons.items():
         *details, last = reason.splitlines()
-        print(*details, f"warning: {some(alike)} could not be drawn: {last}", sep="\n", file=sys.stderr)
+        print(*details, f"warning: {some(failed)} could not be rendered: {last}", sep="\n", file=sys.stderr)
     if warning := results.warning():
         print(f"{results.scale}: {warning}", file=sys.stderr)
-    return found
+    return files
 
 
-def _fill_in(drawing: Drawing, out: Path) -> None:
+def _write_missing_files(entry: CatalogueEntry, out: Path) -> None:
     """Write the missing files of a figure or table that failed, with a message that says so."""
-    words = f"{drawing.name} could not be drawn; `python -m formerlab status` says why."
-    for path in (path for file in drawing.outputs if not (path := out / file).exists()):
+    message = f"{entry.name} could not be rendered; `python -m formerlab status` says why."
+    for path in (path for file in entry.outputs if not (path := out / file).exists()):
         if path.suffix in (".pdf", ".png"):
-            save(empty(words), path)
+            save(empty(message), path)
         else:
-            write_text(path, "source\n" if path.suffix == ".csv" else f"{words}\n")
+            write_text(path, "source\n" if path.suffix == ".csv" else f"{message}\n")
 
 
-def write(drawing: Drawing, results: Results, out: Path, rows: DataFrame, *, pdf: bool = True) -> list[Path]:
-    """Write the files of a figure or table with the rows of `rows_of` into `out`; return their paths."""
-    paths, notes = [out / name for name in drawing.outputs], ""
-    if drawing.kind == "figure":
+def write(entry: CatalogueEntry, results: Results, out: Path, rows: DataFrame, *, pdf: bool = True) -> list[Path]:
+    """Write the files of a figure or table with the rows of `load_rows` into `out`; return their paths."""
+    paths, notes = [out / name for name in entry.outputs], ""
+    if entry.kind == "figure":
         if not pdf:
-            paths.pop(0).unlink(missing_ok=True)  # it would show the rows of before
-        notes = _write_pictures(drawing, results, paths[:-2], rows)
+            paths.pop(0).unlink(missing_ok=True)  # an earlier PDF would show earlier rows
+        notes = _write_pictures(entry, results, paths[:-2], rows)
     else:
-        for path, text in zip(paths[1:3], _texts(drawing, results, rows), strict=True):
+        for path, text in zip(paths[1:3], _texts(entry, results, rows), strict=True):
             write_text(path, text)
-    numbers = out / f"{drawing.name}.csv"
-    if not same_rows(numbers, rows):  # another machine may round the last digit differently
-        write_text(numbers, _csv(rows))
-    caption = f"{drawing.caption} {notes}".rstrip()
-    write_text(paths[-1], f"{caption}{COMMAND}``python -m formerlab draw {drawing.name} --scale {results.scale}``\n")
+    csv_file = out / f"{entry.name}.csv"
+    if not same_rows(csv_file, rows):  # another machine may round the last digit differently
+        write_text(csv_file, _csv(rows))
+    caption = f"{entry.caption} {notes}".rstrip()
+    write_text(paths[-1], f"{caption}{COMMAND}``python -m formerlab draw {entry.name} --scale {results.scale}``\n")
     return paths
 
 
 def _csv(rows: DataFrame) -> str:
     """Return rows as CSV, without the columns that only the figure uses."""
-    shown = rows[[name for name in rows if not str(name).startswith("_")]]
-    return str(shown.to_csv(index=False, lineterminator="\n"))
+    columns = [name for name in rows if not str(name).startswith("_")]
+    return str(rows[columns].to_csv(index=False, lineterminator="\n"))
 
 
 def same_rows(path: Path, rows: DataFrame) -> bool:
     """Return whether a CSV file contains these rows, up to the rounding of the last digits."""
-    ours = _csv(rows)
+    new = _csv(rows)
     try:
-        theirs = path.read_text(encoding="utf-8")
-        if theirs != ours:
-            old, new = (pd.read_csv(io.StringIO(text)) for text in (theirs, ours))
-            assert_frame_equal(old, new, check_dtype=False, rtol=1e-6, atol=1e-9)
+        old = path.read_text(encoding="utf-8")
+        if old != new:
+            left, right = (pd.read_csv(io.StringIO(text)) for text in (old, new))
+            assert_frame_equal(left, right, check_dtype=False, rtol=1e-6, atol=1e-9)
     except (FileNotFoundError, ValueError, AssertionError):
         return False
     return True
 
 
 @matplotlib.rc_context()
-def _write_pictures(drawing: Drawing, results: Results, paths: Sequence[Path], rows: DataFrame) -> str:
+def _write_pictures(entry: CatalogueEntry, results: Results, paths: Sequence[Path], rows: DataFrame) -> str:
     """Write the PDF and PNG of a figure; return the notes for its caption."""
     matplotlib.rcdefaults()  # neither a user's matplotlibrc nor an earlier figure changes the bytes
     matplotlib.rcParams.update(SETTINGS)
     if rows["source"].eq("ours").any():
-        known = with_settings(rows, results.runs(drawing.study), results.scale)
+        rows = with_settings(rows, results.runs(entry.study), results.scale)
         # matplotlib would read text between two dollars as a formula
-        figure = declaration(drawing.name).draw(known.replace(r"\$", r"\\$", regex=True))
+        figure = load_declaration(entry.name).draw(rows.replace(r"\$", r"\\$", regex=True))
     else:
         figure = empty(
-            f"{drawing.name} shows {', '.join(drawing.reads)} of runs like "
-            f"{' or '.join(drawing.needs or drawing.runs)}; no finished run of study '{drawing.study}' at scale "
-            f"'{results.scale}' has them yet, or what they have cannot be compared."
+            f"{entry.name} shows {', '.join(entry.reads)} of runs like "
+            f"{' or '.join(entry.needs or entry.runs)}; no finished run of study '{entry.study}' at scale "
+            f"'{results.scale}' has them yet, or their rows cannot be compared."
         )
     save(figure, *paths)
-    return f"{figure.get_label()} Rows: {results.origin(drawing.study, drawing.runs)}."
+    return f"{figure.get_label()} Rows: {results.origin(entry.study, entry.runs)}."
 
 
 def save(figure: Figure, *paths: Path) -> None:
@@ -225,56 +242,56 @@ def fewer_colours(colours: Image.Image) -> Image.Image:
 
 
 def with_settings(rows: DataFrame, records: DataFrame, scale: str) -> DataFrame:
-    """Return rows with the missing columns on the data set and model of each run, which titles use.
+    """Add the data set and model of each run as columns for titles, unless the rows have them.
 
-    Losses on the text of another data set (`lent`) have no data set; the runs of that data set beside them name it.
+    Losses on the text of another data set (`lent`) get no data set, since the runs trained on that data set name it.
     """
     if "run" not in rows:
         return rows
     columns = {"spec.model.layers": "_blocks", "spec.model.width": "_wide", "spec.released": "_released"}
-    known = records.drop_duplicates("run").set_index("run").reindex(columns=["data.name", *columns])
-    known = known.rename(columns=columns)
-    released = known["_released"].astype(object).where(known["_released"].notna(), None)
-    names = [data_set(str(name), model, scale) for name, model in zip(known["data.name"], released, strict=True)]
-    known = known.assign(_data_set=names, _released=released.map(lambda name: RELEASED.get(name, name)))
-    new = [name for name in ("_data_set", *columns.values()) if name not in rows]
-    found = rows.assign(**{name: rows["run"].map(known[name]) for name in new})
-    return found.assign(_data_set=found["_data_set"].mask(found["lent"].eq(True))) if "lent" in found else found
+    runs = records.drop_duplicates("run").set_index("run").reindex(columns=["data.name", *columns])
+    runs = runs.rename(columns=columns)
+    released = runs["_released"].astype(object).where(runs["_released"].notna(), None)
+    names = [data_set(str(name), model, scale) for name, model in zip(runs["data.name"], released, strict=True)]
+    runs = runs.assign(_data_set=names, _released=released.map(lambda name: RELEASED.get(name, name)))
+    missing = [name for name in ("_data_set", *columns.values()) if name not in rows]
+    rows = rows.assign(**{name: rows["run"].map(runs[name]) for name in missing})
+    return rows.assign(_data_set=rows["_data_set"].mask(rows["lent"].eq(True))) if "lent" in rows else rows
 
 
 def labelled(rows: DataFrame, scale: str) -> DataFrame:
-    """Return rows of a table for readers: labels of data sets, and names of runs behind the labels of models.
+    """Replace the names of data sets in a table by their labels, and move the names of runs behind the other columns.
 
     `regime` is `<data set>, <schedule>`. The run of a baseline is `<baseline> on <data set>`.
     """
     labels: dict[str, Any] = {}
     if "regime" in rows:
-        split = [str(text).partition(", ") for text in rows["regime"].fillna("")]
-        labels["regime"] = ["".join((data_set(name, None, scale), *schedule)) for name, *schedule in split]
+        regimes = [str(text).partition(", ") for text in rows["regime"].fillna("")]
+        labels["regime"] = ["".join((data_set(name, None, scale), *schedule)) for name, *schedule in regimes]
     if "variant" in rows and "run" in rows and rows["source"].eq("ours").all():
         baseline = rows["variant"].eq("floor")
-        split = [str(run).partition(" on ") for run in rows["run"]]
-        runs = ["".join((name, on, data_set(data, None, scale) if on else "")) for name, on, data in split]
+        names = [str(run).partition(" on ") for run in rows["run"]]
+        runs = ["".join((name, on, data_set(data, None, scale) if on else "")) for name, on, data in names]
         labels["variant"] = rows["variant"].mask(baseline, runs)
         rows = rows[[*rows.columns.drop("run"), "run"]].assign(run=rows["run"].mask(baseline))
     return rows.assign(**labels)
 
 
-def _texts(drawing: Drawing, results: Results, table: DataFrame) -> tuple[str, str]:
+def _texts(entry: CatalogueEntry, results: Results, table: DataFrame) -> tuple[str, str]:
     """Return a table as Markdown and as HTML: its caption, and blocks of our values and of published values."""
-    declared, where = declaration(drawing.name), results.origin(drawing.study, drawing.runs)
-    hidden = {shown_columns(word)[0] for word in declared.columns.split() if word.startswith("-")}
-    ours, theirs = (table[table["source"] == source] for source in ("ours", "published"))
-    blocks = [(f"Ours ({where})", ours)]
-    if declared.each and len(ours):
-        blocks = [(f"Ours, {name} ({where})", rows) for name, rows in ours.groupby(declared.each, sort=False)]
-    blocks += [("Published, not ours", theirs)] if len(theirs) else []
-    text, page = [f"# {pages.title(drawing.caption)}", drawing.caption], [pages.paragraph(drawing.caption)]
+    declaration, origin = load_declaration(entry.name), results.origin(entry.study, entry.runs)
+    hidden = {expand_columns(word)[0] for word in declaration.columns.split() if word.startswith("-")}
+    ours, published = (table[table["source"] == source] for source in ("ours", "published"))
+    blocks = [(f"Ours ({origin})", ours)]
+    if declaration.each and len(ours):
+        blocks = [(f"Ours, {name} ({origin})", rows) for name, rows in ours.groupby(declaration.each, sort=False)]
+    blocks += [("Published, not ours", published)] if len(published) else []
+    title, text, page = pages.title(entry.caption), [entry.caption], [pages.paragraph(entry.caption)]
     for heading, rows in blocks:
-        cells, said = DataFrame(), f"No finished run of study '{drawing.study}' has {', '.join(drawing.reads)} yet."
+        cells, note = DataFrame(), f"No finished run of study '{entry.study}' has {', '.join(entry.reads)} yet."
         if len(rows):
-            own = hidden if rows is theirs else hidden | {declared.each}
-            cells, said = pages.without_constants(pages.readable(labelled(rows, results.scale), own))
-        text += [f"**{heading}** {said}".strip(), *([] if cells.empty else [pages.pipes(cells)])]
-        page += [pages.heading(heading), pages.paragraph(said), *([] if cells.empty else [pages.table(cells)])]
-    return "\n\n".join(text) + "\n", pages.page(pages.title(drawing.caption), page)
+            hidden_here = hidden if rows is published else hidden | {declaration.each}
+            cells, note = pages.without_constants(pages.readable(labelled(rows, results.scale), hidden_here))
+        text += [f"**{heading}** {note}".strip(), *([] if cells.empty else [pages.pipes(cells)])]
+        page += [pages.heading(heading), pages.paragraph(note), *([] if cells.empty else [pages.table(cells)])]
+    return "\n\n".join([f"# {title}", *text]) + "\n", pages.page(title, page)

@@ -16,8 +16,8 @@ import yaml
 from pandas import DataFrame
 
 from formerlab.files import read_json
-from formerlab.report.drawings import catalogue
-from formerlab.report.families import is_of
+from formerlab.report.catalogue import catalogue
+from formerlab.report.families import matches
 from formerlab.results.notes import read_note
 from formerlab.results.read import Results, flatten
 from formerlab.results.schema import Table
@@ -123,7 +123,7 @@ def study_entry(scale: str, study: str, figures: Path) -> Entry:
     claim that is not tested, and `claim.<id>.changed` marks a criterion that was changed later. The tags are missing
     until claims are evaluated.
     """
-    names = [name for drawing in catalogue().values() if drawing.study == study for name in drawing.outputs]
+    names = [name for entry in catalogue().values() if entry.study == study for name in entry.outputs]
     rendered = [name for name in names if FOLDERS.get(Path(name).suffix) and not name.endswith(".csv")]
     files = [path for name in (*rendered, *CLAIMS) if (path := figures / name).exists()]
     tags: dict[str, str] = {}
@@ -141,7 +141,7 @@ def study_entry(scale: str, study: str, figures: Path) -> Entry:
 def figure_of_run(figures: Path, record: Mapping[str, Any]) -> list[Path]:
     """Return the first rendered figure of the study that shows a run, as a list of one path, or an empty list."""
     specs = [spec for spec in catalogue().values() if (spec.kind, spec.study) == ("figure", record["study"])]
-    paths = (figures / f"{spec.name}.png" for spec in specs if is_of(record["run"], record["spec"], spec.runs))
+    paths = (figures / f"{spec.name}.png" for spec in specs if matches(record["run"], record["spec"], spec.runs))
     return [path for path in paths if path.exists()][:1]
 
 

@@ -1,1 +1,1 @@
-"""Figures, one package or module per study; see `formerlab.report.drawings`."""
+"""Figures, one package or module per study; see `formerlab.report.catalogue`."""

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.drawings import plot
-from formerlab.report.panel import Panel, sheet
+from formerlab.report.catalogue import plot
+from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import ends, held_out, held_out_losses, minus
 from formerlab.report.tables.combined import PRUNED, STUDY, cells, contrasts, levels
 from formerlab.results.read import Results
@@ -38,7 +38,7 @@ def gains(losses: DataFrame) -> DataFrame:
     return DataFrame(rows)
 
 
-@plot(reads="test.csv prune.csv", draw=sheet(
+@plot(reads="test.csv prune.csv", draw=layout(
     Panel("gain_nats", "_label", by="_label", kind="forest", where={"kind": "gain"}, zero=0.0,
           title="{setting}: lower loss", xlabel="nats per token (right is better)"),
     Panel("cost_nats", "_label", by="_policy", kind="forest", where={"policy": [*PRUNED]}, zero=0.0, name="legend",

@@ -13,11 +13,11 @@ import seaborn as sns
 from matplotlib.colors import to_hex
 from pandas import DataFrame, Series
 
-from formerlab.report.drawings import plot, shown_columns
+from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.families import families
 from formerlab.report.figures.transformer import VARIANTS
 from formerlab.report.names import data_set
-from formerlab.report.panel import Panel, sheet
+from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import GROWN, at_end, recorded, seed_notes, summary, validation_losses, variant
 from formerlab.report.studies.tokenformer import WAYS_TO_GROW
 from formerlab.report.style import BROWN, LEAF, PINK, SKY, TAN, look
@@ -111,7 +111,7 @@ def best_rates(means: DataFrame) -> Series:
     return means["run"].map(best)
 
 
-@plot(every_study=True, reads="eval.csv", draw=sheet(
+@plot(every_study=True, reads="eval.csv", draw=layout(
     Panel("step", "loss_nats", by="_series", unit="run", kind="band", each="_panel", log="xy", style="variant",
           xlabel="training step", ylabel="validation loss (nats)"),
     height=2.2
@@ -159,7 +159,7 @@ def _notes(rows: DataFrame) -> list[str]:
     ]
 
 
-@plot(every_study=True, reads="eval.csv", varied="optimizer.lr", draw=sheet(
+@plot(every_study=True, reads="eval.csv", varied="optimizer.lr", draw=layout(
     Panel("lr", "loss_nats", by="family", each="_panel", log="x", ring="chosen", style="variant",
           xlabel="peak learning rate", ylabel="validation loss at the end (nats)", ticks="{:.3g}".format),
     notes=_notes, height=1.7
@@ -188,5 +188,5 @@ def rates(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     firsts = found.drop_duplicates("number").set_index("number")["id"]
     told = styled(told_apart([records[name] for name in firsts], results.scale), "family").set_index(firsts.index)
     rows = pd.concat([means, seeds]).join(told, on="number").sort_values(["panel", "number", "lr"], ignore_index=True)
-    columns = shown_columns("source panel family variant lr chosen inside part run seed loss_nats[] seeds diverged")
+    columns = expand_columns("source panel family variant lr chosen inside part run seed loss_nats[] seeds diverged")
     return split(rows[[*columns, "_color", "_linestyle", "_markerfacecolor", "_marker"]], "family")

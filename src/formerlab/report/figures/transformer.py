@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from pandas import DataFrame
 
-from formerlab.report.drawings import plot
+from formerlab.report.catalogue import plot
 from formerlab.report.marks import heat
-from formerlab.report.panel import Panel, setting, sheet
+from formerlab.report.panel import Panel, layout, setting
 from formerlab.report.published import TRANSFORMER as PAPER
 from formerlab.report.published import published_rows
 from formerlab.report.runs import differences, held_out_losses
@@ -43,7 +43,7 @@ def _published_differences() -> DataFrame:
 
 
 @plot(reads="test.csv bleu.csv", runs="base heads-* key-* layers-* width-* hidden-* dropout-* smoothing-* positions-*",
-      needs="heads-* key-* layers-* width-* hidden-* dropout-* smoothing-* positions-*", draw=sheet(
+      needs="heads-* key-* layers-* width-* hidden-* dropout-* smoothing-* positions-*", draw=layout(
     _beside_base("loss_minus_base_nats", title="{setting}: loss", xlabel="nats per word piece (left is better)"),
     _beside_base("bleu_minus_base", title="BLEU", xlabel="points (right is better)"),
 ))  # fmt: skip
@@ -128,7 +128,7 @@ _length, _width = (partial(_panel, axis, where={"axis": axis}, xlabel=f"{word} {
                    for axis, word in (("n", "length"), ("d", "width")))  # fmt: skip
 
 
-@plot(reads="complexity.csv", draw=sheet(
+@plot(reads="complexity.csv", draw=layout(
     _length("multiply_adds", title="Counted, width d = {d}", ylabel="multiply-adds"),
     _width("multiply_adds", title="Counted, length n = {n}", ylabel="multiply-adds"),
     _length("time_s", title="Measured, width d = {d}", ylabel="time of a call (s)"),

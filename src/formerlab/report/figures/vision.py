@@ -3,8 +3,8 @@
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.drawings import plot, shown_columns
-from formerlab.report.panel import Panel, sheet
+from formerlab.report.catalogue import expand_columns, plot
+from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import differences, held_out
 from formerlab.report.tables import vision as tables
 from formerlab.results.read import Results
@@ -45,7 +45,7 @@ ASKED = (
     (_DEPTH, "Tokenformer", "tokenformer-dwa", "tokenformer", "", ""),
 )
 """Question, label, run, the run it is compared with, and the published models of both; {} is their size, B or L."""
-_COLUMNS = shown_columns("source part group run seed model top1_percent[] seeds diverged")
+_COLUMNS = expand_columns("source part group run seed model top1_percent[] seeds diverged")
 _PAIR = ["question", "model", "run", "compared_with"]
 
 
@@ -76,7 +76,7 @@ def _differences(measured: DataFrame, results: Results) -> DataFrame:
     return pd.concat([ours, theirs[theirs["question"].isin(ours["question"])]], ignore_index=True)
 
 
-@plot(reads="test.csv floors.csv", draw=sheet(
+@plot(reads="test.csv floors.csv", draw=layout(
     Panel(tables.COMPARED, "model", by="_series", kind="forest", each="question", zero=0.0, name="legend", alike="x",
           xlabel="top-1 accuracy (points)"),
     order="_rank"
@@ -121,7 +121,7 @@ GROWTH = {
 
 
 @plot(reads="test.csv", runs="tokenformer-small tokenformer-short tokenformer grown-* trained-on", needs="grown-*",
-      draw=sheet(
+      draw=layout(
     Panel(tables.COMPARED, "_label", by="_label", kind="forest", zero=0.0, xlabel="top-1, points above the parent"),
     order="_below"
 ))  # fmt: skip

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame, Series
 
-from formerlab.report.drawings import shown_columns
+from formerlab.report.catalogue import expand_columns
 from formerlab.report.names import RELEASED, all_names
 from formerlab.report.runs import ends, n_seeds
 from formerlab.results.read import Results
@@ -47,7 +47,7 @@ def configurations(results: Results, study: str, runs: Sequence[str] = ("*",)) -
     table = beside(_shared(results.rows("prune.csv", study, runs)), ["run"], "full", "increase_nats")
     full = table["policy"] == "full"
     level = table["run"].map(table[full].groupby("run")["loss_nats"].max())  # NaN without rows of the full cache
-    table.loc[full, shown_columns("increase_nats[]")] = 0.0
+    table.loc[full, expand_columns("increase_nats[]")] = 0.0
     bounds = {f"perplexity_{end}": np.exp(level + table[f"increase_nats_{end}"]) for end in ("low", "high")}
     return ordered(table.assign(perplexity=np.exp(table["loss_nats"]), **bounds, source="ours"))
 
@@ -78,7 +78,7 @@ def beside(rows: DataFrame, by: Sequence[str], base: str, name: str, arm: Sequen
     of `arm`) on the same windows of the same model. They are empty for the base itself, and without rows of the base.
     """
     found = [_beside(own, base, name, [*arm]) for _, own in rows.groupby([*by], sort=False)]
-    return pd.concat(found or [DataFrame(columns=[*arm, "loss_nats", *shown_columns(f"{name}[]")])], ignore_index=True)
+    return pd.concat(found or [DataFrame(columns=[*arm, "loss_nats", *expand_columns(f"{name}[]")])], ignore_index=True)
 
 
 def _beside(rows: DataFrame, base: str, name: str, arm: list[str]) -> DataFrame:
@@ -90,7 +90,7 @@ def _beside(rows: DataFrame, base: str, name: str, arm: list[str]) -> DataFrame:
         weights = group["tokens"].to_numpy(dtype=float)[: grids[-1].shape[1]]
     losses, table = np.stack(grids), DataFrame(found).assign(seeds=seeds, windows=len(weights))
     table["loss_nats"] = np.average(losses, axis=2, weights=weights).mean(axis=1)
-    columns, at = shown_columns(f"{name}[]"), (table[arm] == base).any(axis=1)
+    columns, at = expand_columns(f"{name}[]"), (table[arm] == base).any(axis=1)
     table[columns] = np.nan
     if at.any():
         more = losses - losses[np.argmax(at)]
@@ -113,7 +113,7 @@ def league(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
     for budget in sorted(rows.loc[rows["policy"] != "full", "budget"].unique()):
         alike = _shared(rows[rows["policy"].eq("full") | rows["budget"].eq(budget)])
         table, versus = (beside(alike, ["run"], *base) for base in (("full", "increase_nats"), ("h2o", MINUS_H2O)))
-        found.append(table.assign(**versus[shown_columns(f"{MINUS_H2O}[]")]).query("policy != 'full'"))
+        found.append(table.assign(**versus[expand_columns(f"{MINUS_H2O}[]")]).query("policy != 'full'"))
     return ordered(pd.concat(found or [DataFrame(columns=CONFIGURATION)], ignore_index=True))
 
 
@@ -125,7 +125,7 @@ def minus_h2o(results: Results, study: str, runs: Sequence[str] = ("*",)) -> Dat
     rows = results.rows("prune.csv", study, runs)
     rows = _shared(rows[rows["policy"].eq("decay") | rows["policy"].eq("h2o") & rows["recent"].eq(0.5)])
     table = beside(rows, ["run", "budget"], "h2o", MINUS_H2O)
-    return table.loc[table["policy"] == "decay", [*CONFIGURATION, *shown_columns(f"{MINUS_H2O}[]")]].dropna(
+    return table.loc[table["policy"] == "decay", [*CONFIGURATION, *expand_columns(f"{MINUS_H2O}[]")]].dropna(
         subset=MINUS_H2O
     )
 

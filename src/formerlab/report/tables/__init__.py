@@ -1,1 +1,1 @@
-"""Tables, a file for each study; see `formerlab.report.drawings`."""
+"""Tables, a file for each study; see `formerlab.report.catalogue`."""

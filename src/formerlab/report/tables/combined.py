@@ -17,7 +17,7 @@ from itertools import product
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.drawings import table
+from formerlab.report.catalogue import table
 from formerlab.report.runs import ends
 from formerlab.report.studies.pruning import as_published, at_budget
 from formerlab.results.read import Results

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
+from formerlab.report.catalogue import expand_columns, table
 from formerlab.report.claims.quantity import Examples
-from formerlab.report.drawings import shown_columns, table
 from formerlab.report.published import DECAY, published_rows
 from formerlab.report.runs import ends
 from formerlab.report.studies import pruning, questions
@@ -86,7 +86,7 @@ def decay_suites_table(results: Results, runs: list[str]) -> DataFrame:
     shown = [table.assign(name=table["task"].str.removesuffix(LOCAL).map(_NAMES).fillna(_MEAN))]
     for policy, name in _AGAINST.items():
         means = table[table["task"].str.startswith(MEAN) & (table["policy"] != policy)].assign(name=name)
-        means[values] = means[shown_columns(f"{AGAINST[policy]}[]")]
+        means[values] = means[expand_columns(f"{AGAINST[policy]}[]")]
         shown.append(means)
     long = pd.concat(shown, ignore_index=True)
     long[values] *= 100

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.drawings import shown_columns, table
+from formerlab.report.catalogue import expand_columns, table
 from formerlab.report.families import setting
 from formerlab.report.published import DENSEFORMER, published_rows
 from formerlab.report.runs import by_run, held_out_losses, language_floors, main_first, once, paired, recorded
@@ -46,7 +46,7 @@ def gains(results: Results, runs: list[str]) -> DataFrame:
     rows = by_run(losses[losses["run"].isin(results.runs(STUDY, runs)["run"])], first=first)
     rows = rows.assign(setting=rows["run"].map(setting), plain=rows["run"].map(plain))
     found = [paired(losses, plain.get(run), run, "gain_nats", results=results) for run in rows["run"]]
-    rows = rows.join(DataFrame(found, columns=[*shown_columns("gain_nats[]"), "interval"]))
+    rows = rows.join(DataFrame(found, columns=[*expand_columns("gain_nats[]"), "interval"]))
     return rows.sort_values(["layers", "run"], ignore_index=True)
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
+from formerlab.report.catalogue import table
 from formerlab.report.claims.envelope import flops_at_loss
-from formerlab.report.drawings import table
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published, published_rows
 from formerlab.report.runs import (

@@ -5,7 +5,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.evaluation.translation.bleu import METRICS, STATISTICS, corpus_bleu
-from formerlab.report.drawings import table
+from formerlab.report.catalogue import table
 from formerlab.report.published import TRANSFORMER, published, published_rows
 from formerlab.report.runs import at_end, by_run, held_out_losses, recorded, validation_losses
 from formerlab.results.read import Results

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.drawings import table
+from formerlab.report.catalogue import table
 from formerlab.report.published import TOKENFORMER, published_rows
 from formerlab.report.runs import by_run, floors, paired, recorded
 from formerlab.results.read import Results

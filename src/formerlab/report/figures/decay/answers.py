@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.drawings import plot, shown_columns
+from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.figures.decay.loss import level_with_h2o, mark_alpha
-from formerlab.report.panel import Panel, sheet
+from formerlab.report.panel import Panel, layout
 from formerlab.report.published import DECAY, published
 from formerlab.report.runs import n_seeds
 from formerlab.report.studies.pruning import as_published, at_budget, labels, model_of, one_model, size_of
@@ -60,7 +60,7 @@ def _accuracy_notes(rows: DataFrame) -> list[str]:
     ]
 
 
-@plot(reads="prune_questions.csv", runs="decoder* released-*", draw=sheet(
+@plot(reads="prune_questions.csv", runs="decoder* released-*", draw=layout(
     Panel("_difference", "_name", by="_series", kind="forest", each="_title", zero=0.0, name="legend",
           xlabel="accuracy minus\nfull cache (points)", alike="x"),
     notes=_accuracy_notes, wanted=("H2O", "Decay", "Local"), columns=3, order="source run _order"
@@ -93,7 +93,7 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
     )
 
 
-@plot(reads="prune_questions.csv", runs="decoder released-*", draw=sheet(
+@plot(reads="prune_questions.csv", runs="decoder released-*", draw=layout(
     Panel("alpha", "_difference", by="_series", each="_title", zero=0.0, name="legend", empty="_level",
           xlabel="alpha", ylabel="points minus\nfull cache", style="policy", finish=mark_alpha, alike="y"),
     notes=lambda rows: [
@@ -118,7 +118,7 @@ def decay_alpha_accuracy(results: Results, runs: list[str]) -> DataFrame:
         return DataFrame()
     half = rows["policy"].eq("h2o") & rows["recent"].eq(0.5)
     chosen = rows[(without_recent | half) & rows["budget"].eq(float(str(counts.idxmax()))) | rows["policy"].eq("full")]
-    table, minus_h2o = accuracies(chosen, against=("full", "h2o")), shown_columns("minus_h2o[]")
+    table, minus_h2o = accuracies(chosen, against=("full", "h2o")), expand_columns("minus_h2o[]")
     table = table[[*table.columns.drop(minus_h2o), *minus_h2o]]
     full = table[table["policy"] == "full"].set_index("task")["accuracy"]
     titles = [f"{_task(task)} (n = {count:.0f}, full cache {100 * full.get(task, np.nan):.0f} %)"

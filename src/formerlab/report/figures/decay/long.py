@@ -7,8 +7,8 @@ import seaborn as sns
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.report.drawings import plot
-from formerlab.report.panel import Panel, sheet
+from formerlab.report.catalogue import plot
+from formerlab.report.panel import Panel, layout
 from formerlab.report.studies.pruning import (
     CONFIGURATION,
     decoding,
@@ -32,7 +32,7 @@ def _notes(rows: DataFrame) -> list[str]:
     return [f"Median and quartiles of {rows['repetitions'].min():.0f} repetitions on {machine}."]
 
 
-@plot(reads="decode.csv", draw=sheet(
+@plot(reads="decode.csv", draw=layout(
     _cases("tokens_per_s", by="configuration", style="policy", log="xy", ylabel="decoded tokens\nper second"),
     _cases("cache_bytes", by="_size", log="xy", ylabel="keys and values\n(bytes)"),
     _cases("prompt_ratio", by="configuration", style="policy", log="x", ylabel="prompt time over\nthe full cache"),

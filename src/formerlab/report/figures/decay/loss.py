@@ -6,9 +6,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
-from formerlab.report.drawings import plot
+from formerlab.report.catalogue import plot
 from formerlab.report.names import data_set
-from formerlab.report.panel import Panel, sheet
+from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import ends
 from formerlab.report.studies import pruning
 from formerlab.report.style import GREY
@@ -38,7 +38,7 @@ def looks(rows: DataFrame) -> "Series[str]":
     return rows["policy"].mask(rows["policy"].eq("decay") & rows["recent"].eq(0.5), "Decay, half recent")
 
 
-@plot(reads="prune.csv", runs="decoder* released-* wikitext-* long-*", draw=sheet(
+@plot(reads="prune.csv", runs="decoder* released-* wikitext-* long-*", draw=layout(
     Panel("_percent", "increase_nats", by="_pruned", each="run", log="y",
           title="{setting}: {windows:.0f} windows of {window_tokens:.0f} tokens",
           xlabel="measured cache size (% of the tokens)",
@@ -69,7 +69,7 @@ def decay_budget(results: Results, runs: list[str]) -> DataFrame:
     )
 
 
-@plot(reads="prune.csv", runs="decoder released-*", draw=sheet(
+@plot(reads="prune.csv", runs="decoder released-*", draw=layout(
     Panel("increase_nats", "_pruned", by="_pruned", kind="forest", each="_cell", zero=0.0, far=1.5, once=True,
           xlabel="nats per token"),
     notes=pruning.interval_notes, columns=3, order="run budget _rank"
@@ -127,7 +127,7 @@ def needles(results: Results) -> DataFrame:
     )
 
 
-@plot(reads="prune.csv", runs="random-* league-*", needs="league-*", draw=sheet(
+@plot(reads="prune.csv", runs="random-* league-*", needs="league-*", draw=layout(
     Panel("increase_nats", "configuration", by="configuration", kind="forest", each="_cell", zero=0.0, far=1.5,
           xlabel="nats per token"),
     Panel("found_percent", "configuration", by="configuration", kind="forest", each="_task", xlabel="found (%)"),
@@ -176,7 +176,7 @@ def draw_alpha(data: DataFrame) -> Figure:
     rows = pd.concat([data.merge(cells, on=["run", "budget"]), full], ignore_index=True)
     panel = Panel("alpha", "perplexity", by="_series", each="_cell", xlabel="forgetting factor alpha", empty="_level",
                   ylabel="perplexity", style="policy", far=2.0, finish=mark_alpha)  # fmt: skip
-    return sheet(panel, notes=pruning.interval_notes, wanted=("Full", "H2O"))(rows)
+    return layout(panel, notes=pruning.interval_notes, wanted=("Full", "H2O"))(rows)
 
 
 @plot(reads="prune.csv", runs="decoder* released-*", draw=draw_alpha)

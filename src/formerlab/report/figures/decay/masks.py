@@ -5,9 +5,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.report.drawings import plot
+from formerlab.report.catalogue import plot
 from formerlab.report.figures.decay.loss import mark_alpha
-from formerlab.report.panel import Panel, sheet
+from formerlab.report.panel import Panel, layout
 from formerlab.report.published import A2SF, published
 from formerlab.report.runs import n_seeds
 from formerlab.report.studies.pruning import PANELS, PUBLISHED_ALPHA, measured, one_model, ordered, size_of
@@ -33,7 +33,7 @@ def draw_masks(data: DataFrame) -> Figure:
     title = data["configuration"].str.replace("Decay, ", "Decay ") + ": " + data["budget"].map(size_of)
     cells = data.assign(_title=title, _seen=data["kept"].map(list)).explode(["key", "_seen"])
     panel = Panel("key", "query", by="_seen", kind="heat", each="_title", xlabel="key (down: query)")
-    return sheet(panel, notes=_masks_note, columns=5, height=1.0, order="budget _rank configuration")(cells)
+    return layout(panel, notes=_masks_note, columns=5, height=1.0, order="budget _rank configuration")(cells)
 
 
 @plot(reads="prune_mask_dumps.csv", runs="decoder released-*", draw=draw_masks)
@@ -58,7 +58,7 @@ def _mark_even(axes: Axes, rows: DataFrame) -> None:
         axes.axhline(even, color=GREY, linestyle=":", linewidth=1)
 
 
-@plot(reads="prune_masks.csv", runs="decoder released-*", draw=sheet(
+@plot(reads="prune_masks.csv", runs="decoder released-*", draw=layout(
     *(
         Panel("alpha", "value", by="_series", where={"metric": metric, "source": "ours"}, title=heading,
               log="y" * metric.startswith("distance"), xlabel="forgetting factor alpha", finish=_mark_even)
@@ -114,7 +114,7 @@ def draw_scores(data: DataFrame) -> Figure:
     smooth = important.groupby("alpha")["missed"].transform(lambda rows: rows.rolling(SMOOTHED, min_periods=1).mean())
     colours = important["alpha"].map({0: GREY, PUBLISHED_ALPHA: GREEN, 1: VERMILION}).fillna(LEAF)
     missed = important.assign(_of_alpha=important["_alpha"], _missed=100 * smooth, _color=colours, _marker="", alpha=-1)
-    return sheet(
+    return layout(
         Panel("query", "_missed", by="_of_alpha", kind="band", title="Important tokens that would be evicted",
               xlabel="query", ylabel="missed (%)"),
         Panel("query", "_value", by="group", kind="band", where={"alpha": [PUBLISHED_ALPHA, 1]}, each="_alpha", log="y",

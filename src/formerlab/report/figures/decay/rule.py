@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from pandas import DataFrame
 
-from formerlab.report.drawings import plot
+from formerlab.report.catalogue import plot
 from formerlab.report.marks import heat
 from formerlab.report.studies.pruning import PUBLISHED_ALPHA
 from formerlab.report.style import BLACK, BLUE, GREEN, GREY, NARROW, VERMILION, Label, label_at_edge

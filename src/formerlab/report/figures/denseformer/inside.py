@@ -6,9 +6,9 @@ from matplotlib.colors import SymLogNorm
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.report.drawings import plot
+from formerlab.report.catalogue import plot
 from formerlab.report.names import data_sets
-from formerlab.report.panel import Panel, sheet
+from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import DENSEFORMER, TRANSFORMER, n_seeds, recorded, summary
 from formerlab.report.style import GREY, WIDEST, arrow, box, look
 from formerlab.results.read import Results
@@ -90,7 +90,7 @@ def _frame(axes: Axes, rows: DataFrame) -> None:
     axes.set(xlim=(-0.5, layers + 0.5), ylim=(layers + 0.5, 0.5), facecolor="#d9d9d9")
 
 
-_draw_weights = sheet(
+_draw_weights = layout(
     Panel("source_block", "destination", "weight", kind="heat", each="_title", finish=_frame,
           bar="weight (linear within 0.05, then logarithmic)",
           colours={"cmap": "RdBu_r", "norm": SymLogNorm(0.05, vmin=-1.0, vmax=1.0, base=10)},
@@ -100,7 +100,7 @@ _draw_weights = sheet(
 )  # fmt: skip
 
 
-@plot(reads="depth.csv", runs="depth.kind=dwa", within=True, draw=_draw_weights)
+@plot(reads="depth.csv", runs="depth.kind=dwa", within_regime=True, draw=_draw_weights)
 def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
     """Mixing weights alpha that DenseFormer learned, after Fig. 5 of arXiv:2402.02622: row i is the average after block
     i, column j the source X_j, and X_0 the embedding. For each dilation and period, the deepest model on a text is
@@ -126,7 +126,8 @@ PANELS = 6
 """Maximum number of evaluation steps that are shown."""
 
 
-@plot(reads="depth.csv", runs=("depth.kind=dwa depth.dilation=1 depth.period=1",), within=True, draw=_draw_weights)
+@plot(reads="depth.csv", runs=("depth.kind=dwa depth.dilation=1 depth.period=1",), within_regime=True,
+      draw=_draw_weights)  # fmt: skip
 def denseformer_evolution(results: Results, runs: list[str]) -> DataFrame:
     """Mixing weights of the deepest DenseFormer 1x1 during training, after Fig. 10 of arXiv:2402.02622: row i is the
     average after block i, column j the source X_j, and X_0 the embedding; mean over seeds. The number above each panel
@@ -160,7 +161,7 @@ def compared(results: Results, rows: DataFrame, runs: list[str]) -> DataFrame:
     return rows.merge(deepest[["run", "variant", "layers"]], on="run")
 
 
-@plot(reads="flow.csv", runs="depth.kind=identity depth.kind=dwa", draw=sheet(
+@plot(reads="flow.csv", runs="depth.kind=identity depth.kind=dwa", draw=layout(
     Panel("place", "value", kind="band", where={"measure": COSINE}, title="What each block passes on",
           ticks="{:.0f}".format, xlabel="block i", ylabel="cosine of Y_i with the embedding"),
     Panel("place", "value", kind="band", where={"measure": PRUNED}, title="Without the smallest mixing weights",
@@ -184,7 +185,7 @@ def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
     return found
 
 
-@plot(reads="flow.csv", runs="depth.kind=identity depth.kind=dwa", draw=sheet(
+@plot(reads="flow.csv", runs="depth.kind=identity depth.kind=dwa", draw=layout(
     Panel("place", "_value", kind="band", each="matrix", name="legend", xlabel="rank (fraction of all)",
           ylabel="singular value / largest"),
     notes=lambda rows: [f"{n_seeds(rows['seeds'])}; bands: lowest to highest seed."], columns=3, height=1.5

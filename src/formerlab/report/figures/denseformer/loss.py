@@ -7,9 +7,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from pandas import DataFrame
 
-from formerlab.report.drawings import plot, shown_columns
+from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.names import data_sets
-from formerlab.report.panel import Panel, sheet
+from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import (
     DENSEFORMER,
     INTERVALS,
@@ -35,7 +35,7 @@ _beside_table_1 = partial(
 )
 
 
-@plot(reads="test.csv", runs="depth.kind=identity depth.kind=dwa", within=True, draw=sheet(
+@plot(reads="test.csv", runs="depth.kind=identity depth.kind=dwa", within_regime=True, draw=layout(
     Panel("layers", "_gain", by="_of_text", where={"source": "ours"}, style="variant", name="legend", zero=0.0,
           title="Gain over plain", ticks="{:.0f}".format, xlabel="depth (blocks)",
           ylabel="lower loss (nats per token)"),
@@ -98,7 +98,7 @@ def _mark_depths(axes: Axes, rows: DataFrame) -> None:
     )
 
 
-@plot(reads="test.csv speed.csv", draw=sheet(
+@plot(reads="test.csv speed.csv", draw=layout(
     _beside_table_1("batches_per_s", y="_perplexity", title="{setting}", ylabel="perplexity", finish=_mark_depths,
                     xlabel=f"forward passes of {{{FORWARD}_sequences:.0f}} sequences a second"),
     notes=lambda rows: [f"{n_seeds(rows['seeds'])}; bars: 95 % interval of the gain over the Transformer, paired by "
@@ -126,12 +126,12 @@ def denseformer_tradeoff(results: Results, runs: list[str]) -> DataFrame:
     theirs = theirs.assign(front=_front(theirs["batches_per_s"], theirs["perplexity"]), part="mean")
     columns = f"source part run variant layers batches_per_s[] {FORWARD}_sequences loss_nats[] perplexity seeds seed"
     rows = pd.concat([ours, theirs], ignore_index=True)
-    return rows.reindex(columns=shown_columns(f"{columns} diverged front _perplexity[]"))
+    return rows.reindex(columns=expand_columns(f"{columns} diverged front _perplexity[]"))
 
 
 @plot(reads="test.csv",
       runs=("depth.kind=identity", "depth.kind=dwa depth.dilation=1 depth.period=1", "long-plain-*", "long-dwa-1x1-*"),
-      needs="long-dwa-1x1-*", within=True, draw=sheet(
+      needs="long-dwa-1x1-*", within_regime=True, draw=layout(
     Panel("difference_nats", "_label", by="_label", kind="forest", each="_text", zero=0.0, alike="x",
           title="DenseFormer 1x1, test text: {_text}", xlabel="loss saved (nats per token)",
           published={"each": "", "title": "Table 1"}),
@@ -174,7 +174,8 @@ _time = partial(_forest, "_slower", title="{setting}: time", xlabel="forward pas
 
 
 @plot(reads="test.csv", runs="depth.kind=identity depth.kind=dwa",
-      needs=("depth.dilation=[!1]* depth.period=1", "depth.dilation=1[0-9]* depth.period=1"), within=True, draw=sheet(
+      needs=("depth.dilation=[!1]* depth.period=1", "depth.dilation=1[0-9]* depth.period=1"), within_regime=True,
+      draw=layout(
     _sparse(where={"source": "ours"}, each="_model"),
     _sparse(where={"source": "published"}, title="48 blocks: loss"),
     _time(where={"source": "ours"}, each="_model", title="{_model}: time"),
@@ -209,7 +210,7 @@ def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
     rows["follows"] = (rows["dilation"] > 1) & (rows["period"] % rows["dilation"] == 1)
     columns = f"source part run layers dilation period follows {_GAIN}[] {_BEHIND}[] {_TIME}[] interval seeds seed"
     texts = data_sets(ours.drop_duplicates("run").set_index("run")["data.name"], results.scale)
-    rows = rows.reindex(columns=shown_columns(columns))
+    rows = rows.reindex(columns=expand_columns(columns))
     rows["_model"] = rows["run"].map(texts) + rows["layers"].map(", {:.0f} blocks".format)
     label = rows["dilation"].map("{:.0f}".format) + " x " + rows["period"].map("{:.0f}".format)
     rows["_label"] = label + rows["follows"].map({True: " *", False: ""})

@@ -14,9 +14,9 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
+from formerlab.report.catalogue import plot
 from formerlab.report.claims.rows import pooled_differences
-from formerlab.report.drawings import plot
-from formerlab.report.panel import Panel, sheet
+from formerlab.report.panel import Panel, layout
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
 from formerlab.report.runs import GROWN, TOKENFORMER, TRAINED_FURTHER, differences, held_out_losses, short
@@ -93,7 +93,7 @@ def _costs(column: str, label: str, title: str) -> Callable[[DataFrame], Figure]
     """Return a function that plots our points against `column`, and the published points against TPU hours."""
     theirs = {"x": "tpu_v4_hours", "xlabel": "training cost (TPU v4 hours)", "title": "124M to 1.4B parameters"}
     panel = _loss_panel(column, by="series", log="x", xlabel=label, title=title, finish=_name_stages, published=theirs)
-    return sheet(panel, columns=1, height=2.8)
+    return layout(panel, columns=1, height=2.8)
 
 
 _LOWEST = "Transformer from scratch"
@@ -101,7 +101,7 @@ _LOWEST = "Transformer from scratch"
 
 @plot(
     reads="test.csv",
-    within=True,
+    within_regime=True,
     draw=_costs("flops_cumulative", "cumulative FLOPs", "{setting}: cost with all ancestors"),
 )
 def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
@@ -179,7 +179,7 @@ def _envelope(axes: Axes, rows: DataFrame) -> None:
     _join_to_parents(axes, rows[rows["part"] == "chain"], by="_model")
 
 
-@plot(reads="test.csv", needs="envelope-*", within=True, draw=sheet(
+@plot(reads="test.csv", needs="envelope-*", within_regime=True, draw=layout(
     _loss_panel("flops_cumulative", by="_model", log="xy", title="{setting}: grown models and the envelope",
                 xlabel="cumulative FLOPs", finish=_envelope),
     _loss_panel("tokens", by="_size", log="xy", title="From scratch, size by size", xlabel="tokens"),
@@ -215,7 +215,7 @@ def _mark_paper(axes: Axes, rows: DataFrame) -> None:
 
 
 @plot(reads="test.csv", runs="annealed-random-* annealed-zero-* annealed-trained-on-*", needs="annealed-trained-on-*",
-      draw=sheet(
+      draw=layout(
     Panel("tokens_per_new_parameter", "difference_nats", by="_way", style="variant", name="legend", log="x", zero=0.0,
           title="Below 0, growing helps", xlabel="tokens of the stage per new parameter", finish=_mark_paper,
           ylabel="loss, grown minus parent\ntrained further (nats per token)"),

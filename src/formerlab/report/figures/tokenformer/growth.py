@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.drawings import plot
+from formerlab.report.catalogue import plot
 from formerlab.report.names import data_sets
-from formerlab.report.panel import Panel, sheet
+from formerlab.report.panel import Panel, layout
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published, published_rows
 from formerlab.report.runs import (
@@ -56,7 +56,7 @@ _ended = partial(_minus_parent, _LOSS, "label", kind="forest", xlabel="loss minu
 
 @plot(reads="eval.csv test.csv",
       runs="tokenformer-1 long-matched-chosen grown-random-*-2 grown-zero-*-2 trained-on-*2",
-      needs="grown-random-*-2 grown-zero-*-2", draw=sheet(
+      needs="grown-random-*-2 grown-zero-*-2", draw=layout(
     _ended(where={"part": ["end", "seed"]}, title="{setting}: at the end, test text"),
     _ended(where={"part": ["end_valid", "seed_valid"]}, title="At the end, validation text"),
     _minus_parent("_tera", _LOSS, kind="band", where={"part": "curve"}, far=4.0,
@@ -124,7 +124,7 @@ def _short(name: str) -> str:
     return name.removeprefix("Tokenformer, ").removeprefix("Transformer, ")
 
 
-@plot(reads="eval.csv", runs="continued-*", draw=sheet(
+@plot(reads="eval.csv", runs="continued-*", draw=layout(
     _domain(where={"part": "loss"}, each="_family", title="{_family}", ylabel="validation loss (nats)"),
     _domain(where={"part": "relative"}, zero=0.0, title="Both, minus the ungrown model",
             ylabel="loss difference (nats)"),
@@ -149,7 +149,7 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
 
 @plot(reads="eval.csv test.csv",
       runs="matched-* modern-* classic-* long-* annealed-m* annealed-classic-* annealed-long-* annealed-whole-*",
-      needs="long-matched-*", within=True, draw=sheet(
+      needs="long-matched-*", within_regime=True, draw=layout(
     Panel("difference_nats", "_label", by="_label", kind="forest", each="_text", zero=0.0, alike="x",
           title="Tokenformer, test text: {_text}", xlabel="nats per token (left is better)",
           published={"each": "", "title": "one model"}),
@@ -205,7 +205,7 @@ def published_gains() -> DataFrame:
 
 @plot(reads="eval.csv test.csv",
       runs="tokenformer-1 transformer-1 long-*-chosen grown-random-sqrt-[23] net2net-* hypercloning-*",
-      needs="net2net-* hypercloning-*", draw=sheet(
+      needs="net2net-* hypercloning-*", draw=layout(
     Panel("step", "loss_nats", by="method", kind="band", where={"part": "curve"}, title="First stage",
           name="legend", xlabel="step of the stage", ylabel="validation loss (nats)"),
     Panel("size", "gain_nats", by="method", where={"part": ["mean", "seed"]}, zero=0.0, ticks="{:.0f}".format,

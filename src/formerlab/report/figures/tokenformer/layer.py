@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from formerlab.report.drawings import plot
-from formerlab.report.panel import Panel, sheet
+from formerlab.report.catalogue import plot
+from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import chain, short
 from formerlab.report.studies.tokenformer import Shape, shape_of
 from formerlab.report.style import BLACK, BLUE, GREEN, PURPLE, VERMILION, WIDEST, arrow, box
@@ -130,7 +130,7 @@ _WIDTHS = (("124M", 768, 576), ("354M", 1416, 2140), ("757M", 2104, 4850))
 
 
 @plot(reads="run.json",
-      runs="transformer-[1-4] classic-chosen tokenformer-1 long-matched-chosen grown-random-sqrt-[2-4]", draw=sheet(
+      runs="transformer-[1-4] classic-chosen tokenformer-1 long-matched-chosen grown-random-sqrt-[2-4]", draw=layout(
     Panel("length", "_per_token", by="_series", log="xy", kind="band", xlabel="length of the text (tokens)",
           ylabel="forward FLOPs per token", title="Formula: {setting}",
           ticks=lambda value: f"{value / 1024:g}k" if value >= 1024 else f"{value:g}",

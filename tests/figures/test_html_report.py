@@ -1,4 +1,4 @@
-"""report.html: one page with every figure of a scale, that asks for nothing else."""
+"""report.html: a self-contained page with every figure of a scale."""
 
 import re
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 from fixtures.rows import dwa, make_run, model
 from PIL import Image
 
-from formerlab.report.drawings import catalogue
-from formerlab.report.gallery import gallery
+from formerlab.report.catalogue import catalogue
+from formerlab.report.html_report import html_report
 from formerlab.report.pages import title
 from formerlab.results.read import Results
 
@@ -24,8 +24,7 @@ def page(tmp_path):
     for run, depth in (("plain-8", None), ("dwa-1x1-8", dwa(1, 1))):
         make_run(root, "denseformer", run, spec=model(8, depth=depth))
     for name in ("denseformer_depth", "denseformer_tradeoff", "denseformer_table"):
-        said = f"{catalogue()[name].caption} n = 3 seeds.\n\nCommand: ``x``"
-        (figures / f"{name}.rst").write_text(said)
+        (figures / f"{name}.rst").write_text(f"{catalogue()[name].caption} n = 3 seeds.\n\nCommand: ``x``")
         if name != "denseformer_table":
             Image.new("RGB", (800, 400), "white").save(figures / f"{name}.png")
     (figures / "denseformer_table.md").write_text("")
@@ -42,34 +41,34 @@ def page(tmp_path):
         "denseformer": {"title": "DenseFormer", "question": "Does <depth> pay?"},
         "vision": {"title": "Vision", "question": "Is it as good?"},
     }
-    return gallery(Results(Path(root)), figures, studies, dict.fromkeys((*names, "vision_rates"), RUNS), STAGES)
+    return html_report(Results(Path(root)), figures, studies, dict.fromkeys((*names, "vision_rates"), RUNS), STAGES)
 
 
-def test_it_opens_on_a_figure_then_tables_and_all_figures_and_each_leads_to_its_section(page):
-    scope, _, rest = page.partition("<section")[0].partition('<div class="sheet">')
+def test_page_begins_with_main_figures_tables_verdicts_and_thumbnails(page):
+    scope, _, rest = page.partition("<section")[0].partition('<div class="thumbnails">')
     assert "2 finished runs of 1 studies at scale tiny: 20 s of training on synthetic processor." in scope
     assert "One seed of a small model proves nothing" in scope
-    opening, _, rest = rest.partition("</div>")
-    assert re.findall(r'href="#(\w+)".*?<b>.*?</b> To see: \w', opening) == ["denseformer_depth"]
-    words, _, sheet = rest.partition('class="sheet"')
-    assert words.index("<td>dwa-1x1-8</td>") < words.index("1 <span class")  # numbers, then verdicts
-    assert "Of another study" not in words
-    links = re.findall(r'href="#(\w+)"', sheet)
+    main_figures, _, rest = rest.partition("</div>")
+    assert re.findall(r'href="#(\w+)".*?<b>.*?</b> To see: \w', main_figures) == ["denseformer_depth"]
+    tables, _, overview = rest.partition('class="thumbnails"')
+    assert tables.index("<td>dwa-1x1-8</td>") < tables.index("1 <span class")  # numbers, then verdicts
+    assert "Of another study" not in tables
+    links = re.findall(r'href="#(\w+)"', overview)
     assert links == ["denseformer_depth", "denseformer_tradeoff"]
     assert all(f'id="{name}"' in page for name in [*links, "denseformer_table"])
-    assert "denseformer_flow" not in page  # not drawn
+    assert "denseformer_flow" not in page  # not rendered
 
 
-def test_a_study_without_drawings_says_how_to_get_them(page):
+def test_a_study_without_figures_names_the_command_that_renders_them(page):
     assert page.count("No figures or tables yet") == 1
     command = "<code>snakemake --cores 2 vision --config scale=tiny</code>"
     assert command in page.partition('<section id="vision">')[2]
 
 
-def test_each_drawing_has_title_caption_verdicts_command_and_runs(page):
+def test_each_figure_has_title_caption_verdicts_command_and_runs(page):
     article = re.search(r'<article id="denseformer_depth">.*?</article>', page, re.DOTALL)[0]
     assert title(catalogue()["denseformer_depth"].caption) in article
-    assert " n = 3 seeds.</p>" in article, "with the notes on what was drawn"
+    assert " n = 3 seeds.</p>" in article, "the notes of the figure follow its caption"
     assert "python -m formerlab draw denseformer_depth --scale tiny" in article
     assert "denseformer/plain-8 (seed 0)" in article
     assert "Better &lt;b&gt;at depth" in article
@@ -78,13 +77,13 @@ def test_each_drawing_has_title_caption_verdicts_command_and_runs(page):
     assert "Of another study" not in page
 
 
-def test_it_asks_for_nothing_and_shows_texts_as_texts(page):
+def test_page_loads_no_other_files_and_escapes_text(page):
     assert not re.findall(r'(?:src|href)="(?!data:image/png|#)', page)
     assert "<script" not in page
     assert "Does &lt;depth&gt; pay?" in page
 
 
-def test_workflow_is_by_stage_and_provenance_comes_last(page):
+def test_page_ends_with_workflow_and_provenance(page):
     headings = re.findall(r"<h2>(.*?)</h2>", page)
     assert headings[-2:] == ["The workflow, by stage", "Provenance and cost"]
     workflow = page.partition("The workflow, by stage")[2]
@@ -92,6 +91,6 @@ def test_workflow_is_by_stage_and_provenance_comes_last(page):
     assert "<b>train</b> 2 jobs" in workflow
 
 
-def test_every_title_is_short_and_differs():
-    titles = [title(drawing.caption) for drawing in catalogue().values()]
+def test_titles_are_short():
+    titles = [title(entry.caption) for entry in catalogue().values()]
     assert all(3 < len(text) < 120 for text in titles)

@@ -1,4 +1,4 @@
-"""The ledger: every finished run with its cost and origin, and the costs by study."""
+"""The run table: every finished run with its cost and provenance, and the costs by study."""
 
 from pathlib import Path
 
@@ -17,14 +17,14 @@ COLUMNS = (
 )
 """Columns of runs.csv: keys of run.json; `plan`, whether the run is as planned (if known); and `outside_steps`, the
 fraction of the run's time outside training steps."""
-SHOWN = (
+HTML_COLUMNS = (
     *("run", "seed", "status", "plan", "parameters", "tokens", "flops", "flops_cumulative", "training_time_s"),
     *("outside_steps", "peak_memory_megabytes", "data", "device", "commit_code_spec", "torch", "finished_UTC"),
 )
 """Columns of runs.html."""
 
 
-def ledger(results: Results) -> DataFrame:
+def run_table(results: Results) -> DataFrame:
     """Return a row per finished run and seed, including runs that are not as planned; missing keys are empty."""
     staleness_reason = results.staleness_reason
     records = [
@@ -36,53 +36,58 @@ def ledger(results: Results) -> DataFrame:
     return rows.assign(outside_steps=1 - rows["training_time_s"] / rows["wall_time_s"])
 
 
-def costs(rows: DataFrame) -> DataFrame:
+def costs_by_study(rows: DataFrame) -> DataFrame:
     """Return the cost of each study: runs, tokens, FLOPs (each run counted once), training hours and total hours."""
     groups = rows.assign(diverged=rows["status"] == "diverged").groupby("study")
     sums = groups[["diverged", "tokens", "flops", "training_time_s", "wall_time_s"]].sum()
     training, wall = sums["training_time_s"] / 3600, sums["wall_time_s"] / 3600
-    shown = {"runs": groups.size(), "diverged": sums["diverged"]}
-    shown |= {"tokens": sums["tokens"].map("{:.4g}".format), "FLOPs": sums["flops"].map("{:.4g}".format)}
-    shown |= {"training (hours)": training.map("{:.2f}".format), "with evaluation (hours)": wall.map("{:.2f}".format)}
-    shown |= {"outside steps": (1 - training / wall).map("{:.0%}".format)}
-    shown |= {"devices": groups["device"].agg(lambda names: ", ".join(sorted(set(names.dropna()))))}
-    return DataFrame(shown).reset_index()
+    columns = {
+        "runs": groups.size(),
+        "diverged": sums["diverged"],
+        "tokens": sums["tokens"].map("{:.4g}".format),
+        "FLOPs": sums["flops"].map("{:.4g}".format),
+        "training (hours)": training.map("{:.2f}".format),
+        "with evaluation (hours)": wall.map("{:.2f}".format),
+        "outside steps": (1 - training / wall).map("{:.0%}".format),
+        "devices": groups["device"].agg(lambda names: ", ".join(sorted(set(names.dropna())))),
+    }
+    return DataFrame(columns).reset_index()
 
 
-def write_ledger(results: Results, out: Path) -> list[Path]:
+def write_run_table(results: Results, out: Path) -> list[Path]:
     """Write runs.csv (all columns) and runs.html (for readers) into `out`; return their paths."""
-    rows, paths = ledger(results), [out / "runs.csv", out / "runs.html"]
+    rows, paths = run_table(results), [out / "runs.csv", out / "runs.html"]
     write_text(paths[0], rows.to_csv(index=False, lineterminator="\n"))
-    words = (
+    notes = (
         "Cumulative FLOPs include the ancestors of a run; FLOPs do not. Times are wall-clock times on the named "
-        "device. Outside its steps a run starts, validates, tests and writes. The folder of a run has its rows and "
-        "run.json, with all of these values and the resolved spec."
+        "device. Time outside steps is for startup, validation, tests and writing. The folder of a run has its rows "
+        "and run.json, with all of these values and the resolved spec."
     )
-    parts = [paragraph(words), heading("Cost by study"), table(costs(rows))]
+    parts = [paragraph(notes), heading("Cost by study"), table(costs_by_study(rows))]
     for study, group in rows.groupby("study"):
         parts += [heading(str(study)), table(_readable(group))]
     write_text(paths[1], page(f"Runs at scale {results.scale}, {results.tree} results", parts))
     return paths
 
 
-def text(results: Results) -> str:
+def format_text(results: Results) -> str:
     """Return the costs by study and a line per run, for a terminal."""
-    rows = ledger(results)
+    rows = run_table(results)
     if rows.empty:
         return f"no finished run in {results.root} yet; make demo trains the runs of scale laptop"
     lines = _readable(rows).drop(columns=["data", "commit code spec", "torch", "device"], errors="ignore")
     lines.insert(0, "study", rows["study"])
-    return f"{costs(rows).to_string(index=False)}\n\n{lines.to_string(index=False)}"
+    return f"{costs_by_study(rows).to_string(index=False)}\n\n{lines.to_string(index=False)}"
 
 
 def _readable(rows: DataFrame) -> DataFrame:
-    changed = rows["git.dirty_hash"].notna().map({True: " + changes", False: ""})
+    uncommitted = rows["git.dirty_hash"].notna().map({True: " + changes", False: ""})
     commits, code, spec = (rows[name].fillna("") for name in ("git.commit", "code_hash", "spec_hash"))
-    shown = rows.assign(
+    rows = rows.assign(
         data=rows["data.name"] + " " + rows["data.fingerprint"].astype(str).str[:10],
-        commit_code_spec=commits.str[:10] + changed + "\n" + code + "\n" + spec,
+        commit_code_spec=commits.str[:10] + uncommitted + "\n" + code + "\n" + spec,
         torch=rows["versions.torch"],
         peak_memory_megabytes=rows["peak_memory_bytes"] / 1e6,
         finished_UTC=rows["finished"].str[:19],
     )
-    return readable(shown[[*SHOWN]])
+    return readable(rows[[*HTML_COLUMNS]])

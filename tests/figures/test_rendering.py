@@ -30,9 +30,9 @@ from matplotlib.figure import Figure
 
 from formerlab.errors import UserError
 from formerlab.files import NoRoom, write_text
-from formerlab.plan.show import failed_drawings
+from formerlab.plan.show import failed_entries
 from formerlab.report import write
-from formerlab.report.drawings import catalogue, shown_columns
+from formerlab.report.catalogue import catalogue, expand_columns
 from formerlab.report.headline import headline
 from formerlab.report.pages import number, readable, title, without_constants
 from formerlab.report.runs import by_run, chain, held_out_losses, variant
@@ -42,13 +42,13 @@ from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 
 ROOT = Path(__file__).parents[2]
-DRAWINGS = catalogue()
-RENDERED = set({(drawing.study, drawing.kind): name for name, drawing in DRAWINGS.items()}.values())
+ENTRIES = catalogue()
+RENDERED = set({(entry.study, entry.kind): name for name, entry in ENTRIES.items()}.values())
 """A figure and a table of every study. Of others, tests that draw again look at rows: one function saves pictures."""
 OF_SEEDS = {
     *("denseformer_depth", "denseformer_tradeoff", "denseformer_flow", "denseformer_sparsity", "vision_growth"),
     *("tokenformer_gap", "transformer_bleu", "transformer_differences"),
-    *(name for name in DRAWINGS if not any((ROOT / "figures/cached").glob(f"*/{name}.csv"))),
+    *(name for name in ENTRIES if not any((ROOT / "figures/cached").glob(f"*/{name}.csv"))),
 }
 """What is drawn of three seeds here: of the others, tests/figures/test_committed.py draws the committed ones."""
 UNSAVED = pytest.mark.usefixtures("unsaved")
@@ -88,13 +88,13 @@ def place(tmp_path_factory):
 
 def test_everything_is_drawn(place):
     drawn = place / "figures" / "live" / "one"
-    missing = {name for name in DRAWINGS if not (drawn / f"{name}.csv").exists()}
+    missing = {name for name in ENTRIES if not (drawn / f"{name}.csv").exists()}
     assert missing == {"combined_rates", "decay_rates"}  # these studies have no search for a learning rate
-    for name, drawing in DRAWINGS.items():
+    for name, entry in ENTRIES.items():
         if name in missing:
             continue
         assert "ours" in set(pd.read_csv(drawn / f"{name}.csv")["source"]), name
-        if drawing.kind == "figure":
+        if entry.kind == "figure":
             saved = name in RENDERED
             assert (drawn / f"{name}.pdf").read_bytes().startswith(b"%PDF-" if saved else b"as the others"), name
             assert (drawn / f"{name}.png").exists() == saved, name
@@ -105,11 +105,11 @@ def test_everything_is_drawn(place):
 @UNSAVED
 def test_without_rows_it_says_so(tmp_path):
     (tmp_path / "results").mkdir()
-    for name, drawing in DRAWINGS.items():
+    for name, entry in ENTRIES.items():
         written = draw_one(name, tmp_path / "results", tmp_path / "out")
-        assert [path.name for path in written] == list(drawing.outputs)
+        assert [path.name for path in written] == list(entry.outputs)
         assert all(path.exists() for path in written)
-        if drawing.kind == "table":
+        if entry.kind == "table":
             assert "No finished run" in written[-2].read_text()
 
 
@@ -135,12 +135,12 @@ def test_a_pdf_that_is_not_wanted_is_neither_written_nor_left_from_before(tmp_pa
 @UNSAVED
 def test_only_what_is_wanted_is_drawn(tmp_path):
     make_run(tmp_path / "live" / "one", "decay", "decoder")
-    written = draw_all(tmp_path / "live", tmp_path / "out", wanted=lambda one, scale: one.name == "decay_rule")
+    written = draw_all(tmp_path / "live", tmp_path / "out", selects=lambda entry, scale: entry.name == "decay_rule")
     assert {path.stem for path in written} == {"decay_rule"}
 
 
 def test_columns_are_words_with_marks():
-    assert shown_columns("run loss_nats[] perplexity[]± minus~Full") == [
+    assert expand_columns("run loss_nats[] perplexity[]± minus~Full") == [
         *("run", "loss_nats", "loss_nats_low", "loss_nats_high"),
         *("perplexity", "perplexity_low", "perplexity_high", "perplexity_se", "minus Full"),
     ]
@@ -150,8 +150,8 @@ def test_captions_are_written_beside_the_pictures(place):
     from docutils.core import publish_doctree
 
     for path in (place / "figures/live/one").glob("*.rst"):
-        drawing, text = DRAWINGS[path.stem], path.read_text()
-        assert text.startswith(drawing.caption)
+        entry, text = ENTRIES[path.stem], path.read_text()
+        assert text.startswith(entry.caption)
         publish_doctree(text, settings_overrides={"halt_level": 2, "report_level": 2})
 
 
@@ -165,24 +165,24 @@ def test_one_that_cannot_be_drawn_is_named_and_leaves_the_others(tmp_path, capsy
         raise ZeroDivisionError("by its author")
 
     make_decay(tmp_path / "results")
-    module = import_module(DRAWINGS["decay_table"].module)
+    module = import_module(ENTRIES["decay_table"].module)
     monkeypatch.setattr(module, "decay_table", module.decay_table._replace(rows=broken))
     names = ["decay_one_shot_table", "decay_table", "decay_alfa", "decay_heads_table"]
     assert draw_each(names, tmp_path / "results", tmp_path / "out") == ["decay_table", "decay_alfa"]
     said = capsys.readouterr().err
     assert said.startswith("Traceback")
-    assert "warning: decay_table could not be drawn: ZeroDivisionError: by its author\nwarning: decay_alfa" in said
-    assert "could not be drawn: no figure or table is called 'decay_alfa'" in said
+    assert "warning: decay_table could not be rendered: ZeroDivisionError: by its author\nwarning: decay_alfa" in said
+    assert "could not be rendered: no figure or table is called 'decay_alfa'" in said
     drawn = {"decay_one_shot_table", "decay_heads_table"}
     assert {path.stem for path in (tmp_path / "out").iterdir()} - {".decay_table"} == {*drawn, "decay_table"}
-    assert "decay_table could not be drawn" in (tmp_path / "out/decay_table.md").read_text()
+    assert "decay_table could not be rendered" in (tmp_path / "out/decay_table.md").read_text()
     jobs = {"decay": {"drawings": dict.fromkeys([*drawn, "decay_table"])}}
-    ((name, reason),) = failed_drawings({"figures": str(tmp_path / "out"), "draw": jobs})
+    ((name, reason),) = failed_entries({"figures": str(tmp_path / "out"), "draw": jobs})
     assert name == "decay_table"
     assert reason.startswith("ZeroDivisionError: by its author")
     monkeypatch.undo()
     assert draw_each(["decay_table"], tmp_path / "results", tmp_path / "out") == []
-    assert failed_drawings({"figures": str(tmp_path / "out"), "draw": jobs}) == []
+    assert failed_entries({"figures": str(tmp_path / "out"), "draw": jobs}) == []
 
 
 def test_what_was_drawn_before_stays_where_a_drawing_fails(tmp_path, monkeypatch):
@@ -192,7 +192,7 @@ def test_what_was_drawn_before_stays_where_a_drawing_fails(tmp_path, monkeypatch
     (out / "decay_table.md").unlink()
     (out / "decay_budget.png").unlink()
     before = {path.name: path.read_bytes() for path in out.iterdir()}
-    monkeypatch.setattr(write, "rows_of", lambda drawing, results: 1 / 0)
+    monkeypatch.setattr(write, "load_rows", lambda entry, results: 1 / 0)
     assert draw_each(names, tmp_path / "results", out) == names
     after = {path.name: path.read_bytes() for path in out.iterdir()}
     assert {name: after[name] for name in before} == before
@@ -218,7 +218,7 @@ def test_draw_all_skips_studies_without_runs(tmp_path, capsys):
     of_what_it_has = {"architecture", "curves", "depth", "evolution", "weights", "table", "patterns"}
     assert {path.stem for path in written} == {f"denseformer_{name}" for name in of_what_it_has}
     assert {path.stem for path in (tmp_path / "figures/tiny").iterdir()} == {path.stem for path in written}
-    assert re.fullmatch(r"tiny: 7 drawn, \d+ have no rows of finished runs\n", capsys.readouterr().err)
+    assert re.fullmatch(r"tiny: 7 rendered, \d+ have no rows of finished runs\n", capsys.readouterr().err)
     with pytest.raises(UserError, match="no finished runs"):
         draw_all(tmp_path / "cached", tmp_path / "figures")
 
@@ -457,7 +457,7 @@ def test_a_mean_is_that_of_the_seeds_beside_it(place, name, value, keys):
 
 
 def test_declarations_fit_the_contract():
-    for name, drawing in DRAWINGS.items():
-        assert set(drawing.reads) <= {*TABLES, "run.json"}
-        assert "run.json" in drawing.reads
-        assert "To see" in drawing.caption or drawing.kind == "table", name
+    for name, entry in ENTRIES.items():
+        assert set(entry.reads) <= {*TABLES, "run.json"}
+        assert "run.json" in entry.reads
+        assert "To see" in entry.caption or entry.kind == "table", name

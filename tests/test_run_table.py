@@ -1,26 +1,26 @@
-"""The ledger lists every finished run with what it cost and what it came from."""
+"""The run table lists every finished run with its cost and provenance."""
 
 import pandas as pd
 from fixtures.rows import make_run
 
-from formerlab.report.ledger import COLUMNS, costs, ledger, text, write_ledger
+from formerlab.report.run_table import COLUMNS, costs_by_study, format_text, run_table, write_run_table
 from formerlab.results.read import Results
 
 
-def test_every_run_is_a_row_and_every_study_a_sum(tmp_path):
+def test_every_run_has_a_row_and_every_study_has_total_costs(tmp_path):
     root = tmp_path / "results/live/laptop"
     for seed in (0, 1):
         make_run(root, "denseformer", "plain-8", seed, flops=1e12)
     make_run(root, "denseformer", "plain-16", status="diverged")
     make_run(root, "tokenformer", "grown", init="tokenformer-1", flops=2e12, inherited=3e12)
-    rows = ledger(Results(root))
+    rows = run_table(Results(root))
     assert tuple(rows.columns) == COLUMNS
     assert len(rows) == 4
-    by_study = costs(rows).set_index("study")
+    by_study = costs_by_study(rows).set_index("study")
     assert by_study.loc["denseformer", ["runs", "diverged", "FLOPs"]].tolist() == [3, 1, "3e+12"]
     assert by_study.loc["tokenformer", "FLOPs"] == "2e+12", "ancestors are counted where they ran"
     assert (rows["outside_steps"] == 1 - rows["training_time_s"] / rows["wall_time_s"]).all()
-    csv, page = write_ledger(Results(root), tmp_path)
+    csv, page = write_run_table(Results(root), tmp_path)
     assert pd.read_csv(csv)["git.commit"].tolist() == ["a" * 40] * 4
     written = page.read_text()
     assert "synthetic processor" in written
@@ -28,11 +28,11 @@ def test_every_run_is_a_row_and_every_study_a_sum(tmp_path):
     assert "diverged" in written
 
 
-def test_without_runs_it_is_empty(tmp_path):
+def test_the_table_is_empty_without_runs(tmp_path):
     (tmp_path / "live/smoke").mkdir(parents=True)
-    assert len(ledger(Results(tmp_path / "live/smoke"))) == 0
-    write_ledger(Results(tmp_path / "live/smoke"), tmp_path)
-    assert text(Results(tmp_path / "live/smoke")).startswith("no finished run in ")
+    assert len(run_table(Results(tmp_path / "live/smoke"))) == 0
+    write_run_table(Results(tmp_path / "live/smoke"), tmp_path)
+    assert format_text(Results(tmp_path / "live/smoke")).startswith("no finished run in ")
 
 
 def test_runs_that_are_not_as_planned_are_marked(tmp_path):
@@ -40,7 +40,7 @@ def test_runs_that_are_not_as_planned_are_marked(tmp_path):
     for run in ("plain-8", "plain-16"):
         make_run(root, "denseformer", run)
     results = Results(root, lambda stage, name: "changed since: code" if "plain-16" in name else "")
-    assert ledger(results)["plan"].tolist() == ["changed since: code", "as planned"]
-    write_ledger(results, tmp_path)
+    assert run_table(results)["plan"].tolist() == ["changed since: code", "as planned"]
+    write_run_table(results, tmp_path)
     assert "changed since: code" in (tmp_path / "runs.html").read_text()
-    assert ledger(Results(root))["plan"].tolist() == ["", ""], "who has no plan cannot tell"
+    assert run_table(Results(root))["plan"].tolist() == ["", ""], "unknown without a plan"

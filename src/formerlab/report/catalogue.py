@@ -1,0 +1,189 @@
+"""The catalogue of figures and tables, read without importing the code that renders them.
+
+A module below `figures/` or `tables/` declares a figure or table by a function of the same name that returns its rows:
+`@plot(...)` above `decay_budget` in `figures/decay/loss.py`, `@table(...)` above `vision_sizes` in `tables/vision.py`.
+The docstring is the caption in reStructuredText; it says what is shown and what to look for. The folder or file below
+`figures/` or `tables/` names the study. A declaration with `every_study` is rendered once per study, as
+`<study>_<name>`.
+The plan reads the runs, the files and the caption from the source, so they must be literals.
+"""
+
+import ast
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from formerlab.report.families import families, matches, regime
+
+if TYPE_CHECKING:  # pandas takes a second to import; the plan reads the catalogue without it
+    from pandas import DataFrame
+
+    from formerlab.results.read import Results
+
+REPORT = Path(__file__).parent
+_STRING_LISTS = ("reads", "runs", "needs")
+"""Fields whose declared value may be one string, separated by spaces."""
+
+
+class Declaration(NamedTuple):
+    """The executable fields of a declaration, which are only needed for rendering."""
+
+    rows: "Callable[..., DataFrame]"
+    """Returns the rows, given the results and the names of the finished runs among `runs`, and the `study` if the
+    declaration is for several studies. It is called only if a file of `reads` has rows. For a table it returns only our
+    rows. Columns whose names begin with _ are used by the figure and are not written to the CSV."""
+    draw: Any = None
+    """Renders the rows of a figure (`panel.layout`)."""
+    published: "Callable[[], DataFrame] | None" = None
+    """Returns the published rows of a table."""
+    columns: str = ""
+    """Columns of a table in order; by default all. `loss_nats[]` adds the ends of an interval, and `perplexity[]±` also
+    adds a standard error; `~` is a space. `-flops` is written to the CSV only, not to the Markdown and HTML."""
+    each: str = ""
+    """Column of a table whose values split our rows into blocks."""
+
+
+def plot(**fields: Any) -> "Callable[[Callable[..., DataFrame]], Declaration]":
+    """Declare a figure by the function that returns its rows. `catalogue` reads the other arguments from the source."""
+    return lambda rows: Declaration(rows, **{key: fields[key] for key in Declaration._fields if key in fields})
+
+
+table = plot  # declares a table
+
+
+def expand_columns(specification: str) -> list[str]:
+    """Return the column names of a specification such as `loss_nats[] -flops` (see `Declaration.columns`)."""
+    names = []
+    for word in specification.split():
+        name = word.lstrip("-").rstrip("±").removesuffix("[]").replace("~", " ")
+        suffixes = ("", *(("_low", "_high") if "[]" in word else ()), *(("_se",) if "±" in word else ()))
+        names += [name + suffix for suffix in suffixes]
+    return names
+
+
+@dataclass(frozen=True, kw_only=True)
+class CatalogueEntry:
+    """A figure or table of a study, as declared by literals in the source."""
+
+    name: str
+    kind: str
+    """figure or table."""
+    study: str
+    """The study whose runs it reads."""
+    module: str
+    function: str
+    """Name of the decorated function in the module."""
+    caption: str
+    """Caption in reStructuredText: what is shown and what to look for."""
+    reads: Sequence[str]
+    """Files of a run or of the study that it reads, including run.json."""
+    runs: Sequence[str] = ("*",)
+    """Patterns of the runs that it shows (`families.matches`)."""
+    varied: str = ""
+    """Key of the spec, such as optimizer.lr. Only `runs` that differ from another run in this key alone are shown."""
+    needs: Sequence[str] = ()
+    """Patterns of runs. The figure exists only at scales that have a run of one of them."""
+    every_study: bool = False
+    """Whether the declaration is rendered once for each study that has a figure or table of its own."""
+    within_regime: bool = False
+    """Whether all comparisons are within a regime. The figure may then show runs of several regimes."""
+
+    def shown_indices(self, runs: "Sequence[tuple[str, str, Mapping[str, Any]]]") -> list[int]:
+        """Return the indices of the runs that are shown, among `runs` given as (study, name, spec).
+
+        A figure of one study shows runs of one regime, unless it compares within each regime. This is the regime with
+        the most runs of the study, among the regimes that meet `needs`.
+        """
+        of_study = {index: (run, spec) for index, (study, run, spec) in enumerate(runs) if study == self.study}
+        indices = [index for index, run in of_study.items() if matches(*run, self.runs)]
+        if self.varied:
+            numbers = families([runs[index][2] for index in indices], self.varied)
+            indices = [index for index, family in zip(indices, numbers, strict=True) if family >= 0]
+        elif self.kind == "figure" and not (self.within_regime or self.every_study):  # these have a panel per data set
+            regimes = {index: regime(spec) for index, (_, spec) in of_study.items()}
+            complete = {regimes[index] for index, run in of_study.items() if matches(*run, self.needs or ("*",))}
+            candidates = [regimes[index] for index in indices if regimes[index] in complete - {""}]
+            counts = Counter(name for name, _ in {(regimes[index], run) for index, (run, _) in of_study.items()})
+            main = max(candidates, key=counts.__getitem__, default="")
+            indices = [index for index in indices if regimes[index] in ("", main)]
+        return indices if any(matches(*of_study[index], self.needs or self.runs) for index in indices) else []
+
+    def run_names(self, results: "Results") -> list[str]:
+        """Return the names of the finished runs that are shown."""
+        records = results.records()
+        indices = self.shown_indices([(record["study"], record["run"], record["spec"]) for record in records])
+        return list(dict.fromkeys(records[index]["run"] for index in indices))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the files that `write` writes; the last file is the caption."""
+        suffixes = ("pdf", "png", "csv", "rst") if self.kind == "figure" else ("csv", "md", "html", "rst")
+        return tuple(f"{self.name}.{suffix}" for suffix in suffixes)
+
+
+@cache
+def catalogue() -> dict[str, CatalogueEntry]:
+    """Return every figure and table by name, without importing their modules."""
+    declared = list[tuple[str, dict[str, Any]]]()
+    for kind in ("figure", "table"):
+        for path in sorted((REPORT / f"{kind}s").rglob("*.py")):
+            parts = path.relative_to(REPORT).with_suffix("").parts
+            shared = {"kind": kind, "module": ".".join(("formerlab", "report", *parts))}
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                match node:
+                    case ast.FunctionDef(name=name, decorator_list=[ast.Call(ast.Name("plot" | "table")) as call]):
+                        fields = shared | {"function": name} | _literal_fields(call, ast.get_docstring(node))
+                        declared.append(("" if fields.get("every_study") else parts[1], fields))
+    studies = sorted({study for study, _ in declared if study})
+    entries = {}
+    for only_study, fields in declared:
+        for study in [only_study] if only_study else studies:
+            name = fields["function"] if only_study else f"{study}_{fields['function']}"
+            entries[name] = CatalogueEntry(name=name, study=study, **fields)
+    return entries
+
+
+def _literal_fields(call: ast.Call, caption: str | None) -> dict[str, Any]:
+    """Return the literal arguments of a decorator as fields of `CatalogueEntry`."""
+    arguments = {str(argument.arg): argument.value for argument in call.keywords}
+    fields = {key: ast.literal_eval(value) for key, value in arguments.items() if key not in Declaration._fields}
+    fields |= {key: tuple(fields[key].split()) for key in _STRING_LISTS if isinstance(fields.get(key), str)}
+    reads = tuple(dict.fromkeys([*fields.get("reads", ()), "run.json"]))
+    return fields | {"reads": reads, "caption": " ".join((caption or "").split())}
+
+
+def load_declaration(name: str) -> Declaration:
+    """Import the module of a figure or table and return its declaration."""
+    entry = catalogue()[name]
+    declaration: Declaration = getattr(import_module(entry.module), entry.function)
+    return declaration
+
+
+def load_rows(entry: CatalogueEntry, results: "Results") -> "DataFrame":
+    """Return the rows that a figure or table shows, without rows of ours if there is nothing to compare.
+
+    The column `source` distinguishes our rows from published rows; in a table it is the first column.
+    """
+    import pandas as pd
+
+    runs, declaration = entry.run_names(results), load_declaration(entry.name)
+    owners = [entry.study, *results.runs(entry.study, runs)["id"]] if runs else []
+    files = [file for file in entry.reads if file != "run.json"]
+    has_rows = any(len(results.rows_of(file, owner)) for file in files for owner in owners) if files else bool(owners)
+    study = {"study": entry.study} if entry.every_study else {}
+    ours = declaration.rows(results, runs, **study) if has_rows else pd.DataFrame()
+    if entry.kind == "figure":
+        return ours if "source" in ours else ours.assign(source="ours")
+    by_source = {"ours": ours, "published": declaration.published() if declaration.published else pd.DataFrame()}
+    blocks = [rows.assign(source=source) for source, rows in by_source.items() if len(rows)]
+    table: DataFrame = pd.concat(blocks or [pd.DataFrame(columns=["source"])], ignore_index=True)
+    return table.reindex(columns=expand_columns(declaration.columns) or ["source", *table.columns.drop("source")])
+
+
+def failure_file(out: Path, name: str) -> Path:
+    """Return the file with the error of a figure or table that failed; its last line, the summary, is for `status`."""
+    return out / f".{name}.failed"
