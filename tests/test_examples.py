@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.huggingface.foreign import build
+from tests.huggingface.foreign import save_with_tokenizer
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 PROMPT = runpy.run_path(str(EXAMPLES / "prune_a_model.py"))["PROMPT"]
@@ -57,15 +57,7 @@ def test_a_mixer_of_ones_own_trains(run, text):
 @pytest.fixture
 def folder(tmp_path):
     """Return the folder of a tiny model of transformers with a tokenizer of single characters."""
-    import tokenizers
-    import transformers
-
-    build("llama").save_pretrained(tmp_path)
-    alphabet = {chr(index): index for index in range(32, 126)} | {"<unk>": 0}
-    letters = tokenizers.Tokenizer(tokenizers.models.WordLevel(alphabet, unk_token="<unk>"))
-    letters.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
-    transformers.PreTrainedTokenizerFast(tokenizer_object=letters).save_pretrained(tmp_path)
-    return tmp_path
+    return save_with_tokenizer(tmp_path)
 
 
 @pytest.mark.slow

@@ -8,12 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import formerlab
-from formerlab.cache import Decay
 from formerlab.errors import UserError, missing_package
-from tests.huggingface.foreign import build, tokens
+from tests.huggingface.foreign import build, save_with_tokenizer
 
 ROOT = Path(__file__).parents[1]
 
@@ -57,13 +55,6 @@ def examples(page, heading=""):
     return re.findall(r"^```python\n(.*?)^```", section or (ROOT / page).read_text(), re.M | re.S)
 
 
-@pytest.fixture
-def names():
-    """Return the reader's own objects: a model of transformers and a prompt."""
-    mask = torch.tensor([[0, 0, *[1] * 18], [1] * 20])
-    return {"model": build("llama"), "inputs": {"input_ids": tokens(2, 20), "attention_mask": mask, "pad_token_id": 0}}
-
-
 def test_the_examples_of_the_readme_run_are_short_and_print_what_it_says(capsys):
     build("llama")  # models of transformers can be imported, whatever torchvision was compiled for
     blocks, results = examples("README.md"), {}
@@ -76,12 +67,16 @@ def test_the_examples_of_the_readme_run_are_short_and_print_what_it_says(capsys)
     assert [len(rows) for rows in results["mixer"].alphas.values()] == [2, 3, 4, 5, 6, 7]
 
 
-def test_the_page_on_pruning_begins_with_three_lines_and_runs(names, capsys):
-    names |= {"formerlab": formerlab, "Decay": Decay}  # the page says so below its first lines
-    for block in examples("docs/pruning.md"):
-        exec(block.replace("max_new_tokens=200", "max_new_tokens=20"), names)
-    full, pruned = (int(line.split()[-6]) for line in capsys.readouterr().out.splitlines())
-    assert pruned < full
+def test_the_page_on_pruning_begins_with_a_whole_example(tmp_path, capsys):
+    """A small saved model takes the place of the model of the hub."""
+    folder = save_with_tokenizer(tmp_path)
+    (block,) = examples("docs/pruning.md")
+    exec(block.replace("HuggingFaceTB/SmolLM2-135M", str(folder)), {})
+    promised = re.findall(r"^(\w+): (\d+) bytes", (ROOT / "docs/pruning.md").read_text(), re.MULTILINE)
+    printed = re.findall(r"^(\w+): (\d+) bytes", capsys.readouterr().out, re.MULTILINE)
+    assert [kind for kind, _ in printed] == [kind for kind, _ in promised]
+    for (_, full), (_, pruned), (_, other) in (printed, promised):
+        assert int(pruned) == int(other) < int(full)
 
 
 def without(package, code):

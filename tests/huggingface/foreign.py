@@ -48,5 +48,18 @@ def build(kind, **changes):
     return getattr(transformers, f"{name.removesuffix('Text')}ForCausalLM")(config).double().eval()
 
 
+def save_with_tokenizer(folder):
+    """Save a llama and a tokenizer of single characters; return the folder."""
+    build("llama").save_pretrained(folder)
+    import tokenizers
+    import transformers
+
+    alphabet = {chr(index): index for index in range(32, 126)} | {"<unk>": 0}
+    letters = tokenizers.Tokenizer(tokenizers.models.WordLevel(alphabet, unk_token="<unk>"))
+    letters.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=letters).save_pretrained(folder)
+    return folder
+
+
 def tokens(*shape, seed=0):
     return torch.randint(VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
