@@ -9,8 +9,8 @@ from html import escape
 from pathlib import Path
 
 from formerlab.commands.readme import verdicts_by_scale
-from formerlab.report.claims.first_screen import FIRST_SCREEN, shown
-from formerlab.report.claims.render import best, short
+from formerlab.report.claims.first_screen import FIRST_SCREEN, number_text
+from formerlab.report.claims.render import best_verdicts, outcome_text
 
 ROOT = Path(__file__).resolve().parents[1]
 DRAWN = ROOT / "docs/overview.svg"
@@ -99,7 +99,7 @@ def cache(x: float) -> list[str]:
 
 def drawing() -> str:
     """Return the SVG file."""
-    verdicts = {verdict.claim.id: verdict for verdict in best(verdicts_by_scale(ROOT))}
+    verdicts = {verdict.claim.id: verdict for verdict in best_verdicts(verdicts_by_scale(ROOT))}
     parts = [box(0.5, 0.5, 999, 309, "#d8dbe0", "white"), *decoder()]
     for column, (title, paper, colour, claim, meaning) in enumerate(PANELS):
         x = 230 + column * 260
@@ -107,10 +107,10 @@ def drawing() -> str:
         item = next(item for item in verdict.items if item.outcome == verdict.outcome and item.values)
         parts += [text(x, 42, title, 16, colour, 'font-weight="bold"'), text(x, 62, f"after {paper}", 12, GREY)]
         parts += (tokens, averages, cache)[column](x)
-        word = short(verdict.outcome, verdict.items)
+        word = outcome_text(verdict.outcome, verdict.items)
         parts += [
             text(x, 234, f"{meaning}:", 12),
-            text(x, 251, shown(item, FIRST_SCREEN[claim]), 12),
+            text(x, 251, number_text(item, FIRST_SCREEN[claim]), 12),
             text(x, 290, item.ran, 9, GREY),
         ]
         parts += [text(x, 274, word, 15, colour, 'font-weight="bold"')]

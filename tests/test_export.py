@@ -13,7 +13,7 @@ from formerlab.errors import UserError
 from formerlab.files import locked, write_record
 from formerlab.plan.staleness import UNPLANNED
 from formerlab.report.run_table import run_table
-from formerlab.report.runs import by_run, held_out_losses
+from formerlab.report.runs import held_out_losses, means_by_run
 from formerlab.report.write import draw
 from formerlab.results import export as exporting
 from formerlab.results.export import export
@@ -250,7 +250,7 @@ def test_bits_per_byte_are_those_of_the_text_that_a_record_knows(live, cached):
         path.write_text(json.dumps(json.loads(path.read_text()) | {"bytes_per_token": 3.0}))
     export(live, cached)
     for root in (live, cached):
-        points = by_run(held_out_losses(Results(root), "denseformer")).set_index("run")
+        points = means_by_run(held_out_losses(Results(root), "denseformer")).set_index("run")
         known = points["bits_per_byte"].dropna()
         assert known.to_dict() == {"plain-4": pytest.approx(points.loc["plain-4", "loss_nats"] / math.log(2) / 3)}
 

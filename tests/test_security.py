@@ -13,7 +13,7 @@ from fixtures.rows import make_decay
 from formerlab.errors import UserError
 from formerlab.released import Folder
 from formerlab.report import pages
-from formerlab.report.claims.render import pipes
+from formerlab.report.claims.render import compact_markdown_table
 from formerlab.report.run_table import write_run_table
 from formerlab.report.write import draw
 from formerlab.results.read import Results
@@ -112,13 +112,13 @@ def is_inert(page):
 
 def test_a_text_in_any_place_of_a_page_is_text():
     frame = pd.DataFrame({EVIL: [EVIL, None]})
-    page = pages.page(EVIL, [pages.heading(EVIL), pages.paragraph(EVIL), pages.table(frame)])
+    page = pages.html_page(EVIL, [pages.heading(EVIL), pages.paragraph(EVIL), pages.html_table(frame)])
     assert is_inert(page)
     assert page.count("&lt;script&gt;alert(1)") == 6
 
 
 def test_a_text_in_a_table_of_markdown_is_one_cell_of_text():
-    text = pipes(pd.DataFrame({EVIL: [EVIL], "other": ["x"]}))
+    text = compact_markdown_table(pd.DataFrame({EVIL: [EVIL], "other": ["x"]}))
     assert [len(re.findall(r"(?<!\\)\|", line)) for line in text.splitlines()] == [3, 3, 3]
     assert not re.search(r"<(?!br>)|\]\(|\\(?!\|)", text)
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from formerlab.report.runs import minus
+from formerlab.report.runs import subtract
 from formerlab.statistics import (
     Interval,
     bootstrap_means,
@@ -40,7 +40,7 @@ def test_one_seed_has_no_interval():
 
 def test_paired_difference_uses_the_seeds_that_both_have():
     a, b = {0: 3.0, 1: 4.0, 2: 5.0}, {1: 3.5, 2: 4.4, 7: 0.0}
-    interval = student(minus(pd.Series(a), pd.Series(b)))
+    interval = student(subtract(pd.Series(a), pd.Series(b)))
     expected = stats.ttest_rel([4.0, 5.0], [3.5, 4.4]).confidence_interval(0.95)
     assert interval.seeds == 2
     assert (interval.low, interval.high) == pytest.approx((expected.low, expected.high))

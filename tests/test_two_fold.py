@@ -2,14 +2,14 @@
 
 import numpy as np
 
-from formerlab.report.studies.two_fold import answers_of, choices, half_of
+from formerlab.report.studies.two_fold import choose_alphas, chosen_answers, half_index
 
 
 def test_alpha_per_task_is_judged_where_it_was_not_chosen():
     halves = {task: np.arange(8) % 2 for task in ("a", "b")}
 
     def mean(grids, task, *, common=False):
-        return answers_of(grids[task], choices(grids, halves, common=common)[task], halves[task]).mean()
+        return chosen_answers(grids[task], choose_alphas(grids, halves, common=common)[task], halves[task]).mean()
 
     grids = {"a": np.zeros((2, 1, 8)), "b": np.zeros((2, 1, 8))}
     grids["a"][0] = grids["b"][1] = 1.0  # each task has an alpha that is always right
@@ -18,10 +18,10 @@ def test_alpha_per_task_is_judged_where_it_was_not_chosen():
     noise = np.zeros((2, 1, 8))
     noise[0, 0, halves["a"] == 0] = noise[1, 0, halves["a"] == 1] = 1.0  # each alpha is right on one half only
     assert mean({"a": noise}, "a") == 0.0  # what looked best on one half is wrong on the other
-    assert choices({"a": noise}, halves, common=False)["a"].tolist() == [[1, 0]]
+    assert choose_alphas({"a": noise}, halves, common=False)["a"].tolist() == [[1, 0]]
 
 
 def test_halves_are_even_and_follow_the_id_alone():
-    halves = [half_of(f"question-{number}") for number in range(400)]
+    halves = [half_index(f"question-{number}") for number in range(400)]
     assert 160 < sum(halves) < 240
-    assert halves == [half_of(f"question-{number}") for number in range(400)]
+    assert halves == [half_index(f"question-{number}") for number in range(400)]

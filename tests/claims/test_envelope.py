@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from formerlab.report.claims.envelope import SAME_BUDGET, envelope_variance, flops_at_loss, on_envelope
 from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
-from formerlab.report.claims.rows import Rows
+from formerlab.report.claims.rows import ClaimRows
 from formerlab.report.claims.verdict import evaluate
 from formerlab.results.read import Results
 
@@ -108,7 +108,7 @@ def evaluated(root, *, seeds=(0, 1, 2), loss=None, flops=4e12, left_out=(), init
         if lent:
             (folder / "lender_test.csv").write_text(f"window,tokens,loss_nats\n0,{lent},{reached!r}\n")
     arms = ClaimArms(arms={"grown": Arm(run="grown-random-sqrt-4", envelope=("envelope-*",))})
-    rows = Rows(Results(root), "tokenformer", arms)
+    rows = ClaimRows(Results(root), "tokenformer", arms)
     return evaluate(CLAIM, rows, {}, "overnight")
 
 

@@ -10,17 +10,17 @@ from scipy import stats
 from formerlab.evaluation.translation.bleu import corpus_bleu
 from formerlab.report.claims.quantity import (
     BATCHES,
-    GUARD,
+    MONTE_CARLO_GUARD,
     Agreement,
     Combination,
     Examples,
-    Level,
     MissingRowsError,
+    RunMetric,
     residual_variance,
-    variance_within,
+    within_run_variance,
 )
-from formerlab.report.claims.rows import alike
-from formerlab.report.studies.two_fold import answers_of, choices
+from formerlab.report.claims.rows import similar_runs
+from formerlab.report.studies.two_fold import choose_alphas, chosen_answers
 from formerlab.statistics import resampled
 
 NOISE = np.random.default_rng(0)
@@ -28,7 +28,7 @@ POOL = (0.01, 12)
 
 
 def linear(name, values, pool=None, **more):
-    return Combination({Level(name, pd.Series(values), pooled=lambda levels: pool, **more): 1.0})
+    return Combination({RunMetric(name, pd.Series(values), pooled=lambda levels: pool, **more): 1.0})
 
 
 def answered(*groups, seeds=None, **more):
@@ -62,7 +62,7 @@ def test_the_pooled_variance_stands_unless_the_own_one_is_larger_than_chance():
 def test_arms_of_unequal_deviation_have_welchs_interval():
     """Each arm's own variance, with the degrees of freedom of both; equal deviations keep the common one."""
     wide, narrow = pd.Series([3.0, 3.12, 3.05]), pd.Series([2.9, 2.91, 2.92])
-    own = [variance_within([values]) for values in (wide, narrow)]
+    own = [within_run_variance([values]) for values in (wide, narrow)]
     a, b = (linear(n, v, POOL, own_variance=lambda o=o: o) for n, v, o in zip("ab", (wide, narrow), own, strict=True))
     expected = stats.ttest_ind(wide, narrow, equal_var=False).confidence_interval(0.95)
     found = (a - b).interval(0.95)
@@ -78,8 +78,8 @@ def test_arms_of_unequal_deviation_have_welchs_interval():
 
 def test_runs_of_one_model_give_its_deviation_about_their_own_means():
     first, second, single = pd.Series([3.0, 3.2]), pd.Series([4.0, 4.0, 4.3]), pd.Series([9.0])
-    assert variance_within([first, second, single]) == pytest.approx(((0.02 + 0.06) / 3, 3))
-    assert variance_within([single]) is None
+    assert within_run_variance([first, second, single]) == pytest.approx(((0.02 + 0.06) / 3, 3))
+    assert within_run_variance([single]) is None
 
 
 def test_what_all_seeds_share_enters_once():
@@ -135,7 +135,7 @@ def test_runs_share_a_variance_that_are_alike():
         "grown": {"init.id": "study/own/seed0"},
     }
     runs = pd.DataFrame([base | {"run": run} | changes for run, changes in others.items()])
-    assert set(alike(runs, ["own"])["run"]) == {"own", "twice"}
+    assert set(similar_runs(runs, ["own"])["run"]) == {"own", "twice"}
 
 
 def test_seeds_and_examples_enter_with_their_own_variances():
@@ -155,7 +155,7 @@ def test_fewer_than_twenty_examples_are_compared_by_t():
 def test_ends_that_are_compared_lie_three_monte_carlo_standard_errors_outward():
     found = estimate(NOISE.normal(0, 1, (1, 100)))
     lows = [np.quantile(batch, 0.025) for batch in found.replicates]
-    expected = np.quantile(found.replicates, 0.025) - GUARD * np.std(lows, ddof=1) / math.sqrt(BATCHES)
+    expected = np.quantile(found.replicates, 0.025) - MONTE_CARLO_GUARD * np.std(lows, ddof=1) / math.sqrt(BATCHES)
     assert found.ends(0.95)[0] == pytest.approx(expected)
     assert found.interval(0.95).low == pytest.approx(np.quantile(found.replicates, 0.025))
 
@@ -206,8 +206,8 @@ def test_a_choice_of_alpha_is_made_again_in_every_resample():
             assert found[choice].replicates[0, resample] == pytest.approx(np.mean(expected))
     grid = {task: np.concatenate(pair, axis=2) for task, pair in halves.items()}
     sides = dict.fromkeys("ab", np.repeat([0, 1], 30))
-    picked = choices(grid, sides, common=False)
-    points = [answers_of(grid[task], picked[task], sides[task]).mean() for task in "ab"]
+    picked = choose_alphas(grid, sides, common=False)
+    points = [chosen_answers(grid[task], picked[task], sides[task]).mean() for task in "ab"]
     assert found["own"].of_seeds[0] == pytest.approx(np.mean(points))
     middle = found["own"].interval(0.95)
     assert middle.high - middle.mean == pytest.approx(stats.norm.ppf(0.975) * found["own"].replicates.std())

@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from fixtures.rows import dwa, make_run, model, write_csv
 
-from formerlab.report.claims.regime import QUANTITIES, arms_of, shots, unmet
+from formerlab.report.claims.regime import QUANTITIES, arm_runs, shots, unmet_conditions
 from formerlab.report.claims.registry import Arm, ClaimArms, Condition, read_claims
-from formerlab.report.claims.rows import Rows
+from formerlab.report.claims.rows import ClaimRows
 from formerlab.results.read import Results
 
 ANY = next(claim for claim in read_claims().claims if claim.id == "denseformer-better-at-equal-time")
@@ -19,7 +19,7 @@ def asked(root, *conditions, **arms):
     """The claim under conditions of our own, and the runs of its arms."""
     given = {name: arm if isinstance(arm, Arm) else Arm(run=arm) for name, arm in arms.items()}
     claim = ANY.model_copy(update={"regime": tuple(Condition(**condition) for condition in conditions)})
-    return claim, arms_of(claim, Rows(Results(root), "study", ClaimArms(arms=given)), None)
+    return claim, arm_runs(claim, ClaimRows(Results(root), "study", ClaimArms(arms=given)), None)
 
 
 def value(root, quantity, arm):
@@ -27,7 +27,7 @@ def value(root, quantity, arm):
 
 
 def holds(root, quantity, limits, **arms):
-    return not unmet(*asked(root, {"quantity": quantity, "of": tuple(arms), **limits}, **arms))
+    return not unmet_conditions(*asked(root, {"quantity": quantity, "of": tuple(arms), **limits}, **arms))
 
 
 @pytest.fixture
@@ -56,7 +56,8 @@ def test_growth_is_measured_by_new_parameters_and_by_what_the_parent_read(root):
     make_run(root, "study", "grown", init="parent")
     assert value(root, "tokens_per_new_parameter", "grown") == pytest.approx(102_400 / 200_000)
     assert value(root, "start_tokens_per_parameter", "grown") == pytest.approx(50)
-    lines = unmet(*asked(root, {"quantity": "tokens_per_new_parameter", "of": "a", "at_least": 1}, a="parent"))
+    condition = {"quantity": "tokens_per_new_parameter", "of": "a", "at_least": 1}
+    lines = unmet_conditions(*asked(root, condition, a="parent"))
     assert lines == ["parent does not start from a run of this scale"]
 
 
@@ -110,8 +111,8 @@ def test_windows_are_counted_and_not_their_rows(root):
         columns = ("policy", "alpha", "recent", "budget", "window", "metric", "value", "document")
         write_csv(folder / "prune_masks.csv", columns, rows)
         own = claim.model_copy(update={"regime": (condition,)})
-        rows = Rows(Results(root), "study", ClaimArms(arms={"decay": arm}))
-        lines = unmet(own, arms_of(own, rows, None))
+        rows = ClaimRows(Results(root), "study", ClaimArms(arms={"decay": arm}))
+        lines = unmet_conditions(own, arm_runs(own, rows, None))
         assert lines == ([] if count == 20 else ["examples of 'decay': 19 (needed: at least 20)"])
         assert rows.windows(arm, "distance_to_ideal") == (count, (count + 1) // 2)
 
@@ -186,7 +187,7 @@ def test_arms_are_compared_by_their_largest_and_smallest(root):
     assert not holds(root, "parameters_non_embedding_apart", {"at_most": 0.5}, one="a", other="b")
     assert holds(root, "tokens_ratio", {"at_least": 8}, one="b", other="a")
     assert holds(root, "rotary_apart", {"at_most": 0}, one="a", other="b"), "none in either"
-    line = unmet(*asked(root, {"quantity": "depth", "of": "a", "at_least": 24}, a="a"))
+    line = unmet_conditions(*asked(root, {"quantity": "depth", "of": "a", "at_least": 24}, a="a"))
     assert line == ["blocks of 'a': 4 (needed: at least 24)"]
 
 

@@ -7,7 +7,7 @@ from importlib.resources import files
 import pytest
 
 from formerlab.evaluation.exact import CHECKS
-from formerlab.report.claims.quantity import BATCHES, GUARD, MIN_UNITS, POOL_CHECK
+from formerlab.report.claims.quantity import BATCHES, MIN_UNITS, MONTE_CARLO_GUARD, POOL_CHECK
 from formerlab.report.claims.regime import QUANTITIES
 from formerlab.report.claims.registry import read_claims
 from formerlab.report.claims.rows import POOL_FACTOR
@@ -51,7 +51,7 @@ def test_constants_that_stand_beside_their_formulas_are_the_registered_ones():
     extra = BOOK.protocol
     assert (extra["confidence"], extra["min_seeds"], extra["bootstrap_resamples"]) == (CONFIDENCE, MIN_SEEDS, RESAMPLES)
     assert extra["min_documents"] == extra["min_examples"] == MIN_UNITS
-    assert extra["monte_carlo_guard"] == GUARD
+    assert extra["monte_carlo_guard"] == MONTE_CARLO_GUARD
     assert extra["monte_carlo_batches"] == BATCHES
     assert (extra["pool_check"], extra["pool_factor"]) == (POOL_CHECK, POOL_FACTOR)
 

@@ -12,8 +12,16 @@ from formerlab.errors import UserError
 from formerlab.plan.arms import read_arms
 from formerlab.report.claims.first_screen import FIRST_SCREEN, first_screen
 from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
-from formerlab.report.claims.render import CONDITION_NOT_MET, ORDER, best, card, counts, frame, html
-from formerlab.report.claims.verdict import verdicts
+from formerlab.report.claims.render import (
+    CONDITION_NOT_MET,
+    ORDER,
+    best_verdicts,
+    html,
+    outcome_counts,
+    verdict_card,
+    verdict_frame,
+)
+from formerlab.report.claims.verdict import evaluate_results
 from formerlab.results.read import Results
 
 HEADLINES = [claim.id for claim in read_claims().claims if claim.headline]
@@ -41,14 +49,14 @@ def found(tmp_path_factory):
     make_tokenformer(root)
     make_decay(root, (0, 1, 2))
     (root / "exact.csv").write_text("claim,name,value\ntransformer-sinusoid-linear-shift,sinusoid_linear_shift,0.0\n")
-    return verdicts(Results(root), read_arms(ROOT, "overnight"))
+    return evaluate_results(Results(root), read_arms(ROOT, "overnight"))
 
 
 @pytest.mark.parametrize("scale", LISTED)
 def test_committed_rows_have_the_verdicts_that_were_registered_with_the_definitions(scale):
     """The lists of versions 3 and 4, and LATER; what they leave out has no rows, or only such as decide nothing."""
     root = ROOT / "results/cached" / scale
-    found = verdicts_by_scale(ROOT).get(scale) or verdicts(Results(root), read_arms(ROOT, scale))
+    found = verdicts_by_scale(ROOT).get(scale) or evaluate_results(Results(root), read_arms(ROOT, scale))
     now = {verdict.claim.id: verdict for verdict in found}
     for claim, text in (LISTED[scale] | LATER.get(scale, {})).items():
         word, *by = re.split(r"[:,] ", text.partition("-> ")[2])
@@ -60,11 +68,11 @@ def test_committed_rows_have_the_verdicts_that_were_registered_with_the_definiti
 
 
 def test_every_claim_is_there_headlines_first_and_kinds_are_never_added_up(found):
-    claims, page = list(dict.fromkeys(frame(found)["claim"])), html(found, "overnight")
+    claims, page = list(dict.fromkeys(verdict_frame(found)["claim"])), html(found, "overnight")
     assert len(claims) == 62
     assert claims[: len(HEADLINES)] == HEADLINES
     assert all(claim in page for claim in claims)
-    sentences = re.findall(r"Of (\d+) (\w+) claims: (.*?)\.", counts(found))
+    sentences = re.findall(r"Of (\d+) (\w+) claims: (.*?)\.", outcome_counts(found))
     assert [(total, kind) for total, kind, _ in sentences] == [("46", "measured"), ("16", "exact")]
     assert all(int(total) == sum(map(int, re.findall(r"\d+", listed))) for total, _, listed in sentences)
 
@@ -89,15 +97,16 @@ def test_a_verdict_on_one_model_says_whose_it_is(tmp_path, scale, run, expected)
         for budget in (0.1, 0.2)
     }
     name = "decay-half-recent-beats-h2o"
-    found = verdicts(Results(tmp_path / scale), {"decay": {name: ClaimArms(items=items)}})
-    rows = frame(found).set_index("claim").loc[name]
+    found = evaluate_results(Results(tmp_path / scale), {"decay": {name: ClaimArms(items=items)}})
+    rows = verdict_frame(found).set_index("claim").loc[name]
     assert set(rows["verdict"]) == {expected}
     assert rows["ours"].str.startswith("effect = 0.0").sum() == 2
 
 
 def test_a_claim_is_told_of_from_the_first_scale_that_tests_it(found):
-    untested = verdicts(Results(ROOT / "results/cached/laptop"), {})
-    tested = [verdict for verdict in best({"laptop": untested, "overnight": found}) if verdict.scale == "overnight"]
+    untested = evaluate_results(Results(ROOT / "results/cached/laptop"), {})
+    best = best_verdicts({"laptop": untested, "overnight": found})
+    tested = [verdict for verdict in best if verdict.scale == "overnight"]
     assert "decay-half-recent-beats-h2o" in {verdict.claim.id for verdict in tested}
     lines = first_screen({"laptop": untested, "overnight": found}).splitlines()
     assert lines[0] == "| verdict | claim, and the number that decides it | ours | published | main objection |"
@@ -117,13 +126,13 @@ def test_the_table_of_the_readme_is_sorted_by_verdict_and_keeps_its_order_within
 def test_a_claim_that_is_not_tested_says_whether_it_has_no_run_or_does_not_meet_a_condition():
     """In the README, on the page of verdicts and in claims.csv; the README names the condition."""
     by_scale = verdicts_by_scale(ROOT)
-    untested = [verdict for verdict in best(by_scale) if verdict.outcome == "not_tested"]
+    untested = [verdict for verdict in best_verdicts(by_scale) if verdict.outcome == "not_tested"]
     measured = {verdict.claim.id for verdict in untested if any(item.names for item in verdict.items)}
-    words = {verdict.claim.id: frame([verdict])["verdict"].iloc[0] for verdict in untested}
+    words = {verdict.claim.id: verdict_frame([verdict])["verdict"].iloc[0] for verdict in untested}
     assert {name for name, word in words.items() if word == CONDITION_NOT_MET} == measured
     assert {word for name, word in words.items() if name not in measured} == {"not tested: no run"}
     for verdict in untested:
-        assert f"<br>Verdict: {words[verdict.claim.id]} [" in card(verdict)
+        assert f"<br>Verdict: {words[verdict.claim.id]} [" in verdict_card(verdict)
     lines = [line for line in first_screen(by_scale).splitlines() if "not tested" in line.split(" | ")[0]]
     assert all(line.startswith(f"| - {CONDITION_NOT_MET} ") for line in lines)
     assert all(re.search(r" \| Conditions? not met: [^|]* \|$", line) for line in lines)
@@ -147,7 +156,7 @@ def test_every_number_has_a_meaning_and_no_card_shows_a_symbol_of_the_registry(f
         needed = {*claim.criterion.let} | ({"requires"} if claim.criterion.requires else set())
         assert needed <= claim.labels.keys(), claim.id
     for verdict in (one for one in found if one.claim.kind == "measured"):
-        text = card(verdict).partition("<br>")[2]
+        text = verdict_card(verdict).partition("<br>")[2]
         names = {*verdict.claim.arms, *verdict.claim.criterion.for_each, *verdict.claim.criterion.let}
         assert not [name for name in names if "_" in name and name in text], text
         assert not re.search(r"\b(effect|excess|search share|maps no run|lo\(|hi\()", text), text

@@ -5,7 +5,7 @@ from fixtures.rows import NOVELS, WINDOWS, make_decay, make_run, model, write, w
 
 from formerlab.report.claims.quantity import MissingRowsError
 from formerlab.report.claims.registry import Arm, ClaimArms
-from formerlab.report.claims.rows import Rows
+from formerlab.report.claims.rows import ClaimRows
 from formerlab.results.read import Results
 
 
@@ -17,11 +17,11 @@ def test_chance_is_zero_where_the_answer_is_free(tmp_path):
     own, chance = Arm(run="one"), Arm(run="one", chance=True)
     for suites, expected in ((("lambada",), 1.0), (("piqa",), 0.5), (("lambada", "piqa"), 0.75)):
         arms = ClaimArms(arms={"own": own, "chance": chance}, suites=suites)
-        found = Rows(Results(tmp_path), "tokenformer", arms).paired(own, chance, "accuracy")
+        found = ClaimRows(Results(tmp_path), "tokenformer", arms).paired(own, chance, "accuracy")
         assert found.interval(0.95).mean == pytest.approx(expected)
     arms = ClaimArms(arms={"own": own}, suites=("piqa", "hellaswag"))
     with pytest.raises(MissingRowsError, match="run one has no acc of hellaswag"):
-        Rows(Results(tmp_path), "tokenformer", arms).sample(own, "accuracy")
+        ClaimRows(Results(tmp_path), "tokenformer", arms).sample(own, "accuracy")
 
 
 def test_a_file_of_free_answers_alone_has_no_choices(tmp_path):
@@ -29,7 +29,7 @@ def test_a_file_of_free_answers_alone_has_no_choices(tmp_path):
     rows = [("lambada", 1, example, "acc", 1.0) for example in "ab"]
     write_csv(make_run(tmp_path, "tokenformer", "one") / "zeroshot.csv", columns, rows)
     arms = ClaimArms(arms={"one": Arm(run="one")})
-    found = Rows(Results(tmp_path), "tokenformer", arms).sample(Arm(run="one"), "above_chance")
+    found = ClaimRows(Results(tmp_path), "tokenformer", arms).sample(Arm(run="one"), "above_chance")
     assert found.groups[0].mean() == 1.0
 
 
@@ -39,7 +39,7 @@ def test_a_run_that_diverged_ends_as_a_uniform_guess(tmp_path):
     gone = make_run(tmp_path, "tokenformer", "gone", loss=3.0, status="diverged", diverged_at_step=100)
     write(gone / "test.csv", [(window, 64, 6.0) for window in range(WINDOWS)])
     write(gone / "eval.csv", [(step, "valid", 0, 512, 3.0) for step in (0, 100)])  # of 200 steps
-    rows = Rows(Results(tmp_path), "tokenformer", ClaimArms(arms={}))
+    rows = ClaimRows(Results(tmp_path), "tokenformer", ClaimArms(arms={}))
     assert rows._validation("good", "last_step")[0] == pytest.approx(3.06, abs=0.05)
     assert rows._validation("gone", "last_step")[0] == 6.0
     assert rows._validation("gone", "area_under_curve")[0] == (3.0 + 4.5) / 2
@@ -47,7 +47,7 @@ def test_a_run_that_diverged_ends_as_a_uniform_guess(tmp_path):
 
 def test_an_arm_is_one_policy(tmp_path):
     make_decay(tmp_path)
-    rows = Rows(Results(tmp_path), "decay", ClaimArms(arms={}))
+    rows = ClaimRows(Results(tmp_path), "decay", ClaimArms(arms={}))
     with pytest.raises(MissingRowsError, match="several values of recent; name one"):
         rows.sample(Arm(run="decoder", policy="decay", alpha=0.2, budget=0.4), "loss_nats")
     with pytest.raises(MissingRowsError, match="several values of budget; name one"):
@@ -64,5 +64,5 @@ def test_the_deviation_of_a_model_is_that_of_its_runs_on_any_text(tmp_path):
         for seed, loss in enumerate(by_seed):
             folder = make_run(tmp_path, "tokenformer", run, seed, **changes.get(run, {}))
             write(folder / "test.csv", [(window, 64, loss) for window in range(WINDOWS)])
-    rows = Rows(Results(tmp_path), "tokenformer", ClaimArms(arms={}))
+    rows = ClaimRows(Results(tmp_path), "tokenformer", ClaimArms(arms={}))
     assert rows.level(Arm(run="a"), "loss_nats").own_variance() == pytest.approx(((0.1**2 + 0.3**2) / 2 / 2, 2))

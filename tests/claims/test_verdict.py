@@ -6,15 +6,15 @@ import pytest
 from scipy import stats
 
 from formerlab.evaluation.exact import CHECKS
-from formerlab.report.claims.quantity import Examples, Level, MissingRowsError
+from formerlab.report.claims.quantity import Examples, MissingRowsError, RunMetric
 from formerlab.report.claims.registry import Arm, Claim, ClaimArms, read_claims
-from formerlab.report.claims.rows import Rows
-from formerlab.report.claims.verdict import combined, evaluate, evaluate_all, holm, p_value
+from formerlab.report.claims.rows import ClaimRows
+from formerlab.report.claims.verdict import combine_outcomes, evaluate, evaluate_all, holm, p_value
 
 BOOK = read_claims()
 
 
-class Planted(Rows):
+class Planted(ClaimRows):
     """Rows that are made up: numbers per arm and metric, or answers per arm."""
 
     def __init__(self, claim, numbers, examples=None):
@@ -24,7 +24,7 @@ class Planted(Rows):
     def level(self, arm, metric, *, logarithm=False):
         if (arm.run, metric) not in self.numbers:
             raise MissingRowsError(f"no finished run {arm.run}")
-        return Level(f"{metric} {arm.run}", pd.Series(self.numbers[arm.run, metric]))
+        return RunMetric(f"{metric} {arm.run}", pd.Series(self.numbers[arm.run, metric]))
 
     def sample(self, arm, metric, **more):
         if (values := self.planted.get((arm.run, metric))) is None:
@@ -43,8 +43,8 @@ def claim_of(name) -> Claim:
 
 @pytest.fixture(autouse=True)
 def without_runs(monkeypatch):
-    monkeypatch.setattr("formerlab.report.claims.verdict.arms_of", lambda *asked: {})
-    monkeypatch.setattr("formerlab.report.claims.verdict.sizes", lambda *asked: "")
+    monkeypatch.setattr("formerlab.report.claims.verdict.arm_runs", lambda *asked: {})
+    monkeypatch.setattr("formerlab.report.claims.verdict.model_sizes", lambda *asked: "")
 
 
 def evaluated(name, numbers=None, examples=None, scale="workstation"):
@@ -106,8 +106,8 @@ def test_what_a_claim_requires_is_not_met():
     ],
 )
 def test_what_items_come_to(items, by_all, by_tested):
-    assert (combined(items, "all"), combined(items, "tested")) == (by_all, by_tested)
-    assert combined(["holds", "fails"], "all") == "fails"
+    assert (combine_outcomes(items, "all"), combine_outcomes(items, "tested")) == (by_all, by_tested)
+    assert combine_outcomes(["holds", "fails"], "all") == "fails"
 
 
 def test_the_seeds_are_counted_over_which_the_interval_goes():

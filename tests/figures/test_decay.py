@@ -9,9 +9,9 @@ from formerlab.evaluation.pruning import long_context
 from formerlab.report.figures.decay.answers import published_accuracies
 from formerlab.report.figures.decay.long import decay_passkey
 from formerlab.report.figures.decay.loss import FLOOR, NEEDLES, decay_alpha, decay_budget, decay_league, level_with_h2o
-from formerlab.report.names import data_set
-from formerlab.report.studies.pruning import at_budget, decoding, minus_h2o, size_of
-from formerlab.report.studies.questions import AGAINST, MEAN, SUITES, accuracies
+from formerlab.report.names import data_set_label
+from formerlab.report.studies.pruning import budget_text, decay_minus_h2o, decode_speeds, nearest_budget_rows
+from formerlab.report.studies.questions import DIFFERENCES, MEAN_LABEL, SUITES, accuracies
 from formerlab.report.tables.decay import (
     BEST,
     decay_decode_table,
@@ -56,20 +56,20 @@ def test_the_mean_weighs_suites_alike_however_many_questions_they_have():
         for policy, budget in (("full", 1.0), ("decay", 0.4))
     ]
     table = accuracies(pd.concat(parts))
-    means = table[table["task"] == f"{MEAN} (local)"]
+    means = table[table["task"] == f"{MEAN_LABEL} (local)"]
     expected = np.mean([10 * place / (40 + 20 * place) for place in range(5)])
     assert means["accuracy"].tolist() == pytest.approx([expected] * 2)
     assert set(means["questions"]) == {sum(40 + 20 * place for place in range(5))}
     assert (means["low"] < expected).all()
-    assert MEAN not in set(table["task"])  # local suites never count as the published ones
+    assert MEAN_LABEL not in set(table["task"])  # local suites never count as the published ones
     without = accuracies(pd.concat(parts[2:]))
-    assert f"{MEAN} (local)" not in set(without["task"])
+    assert f"{MEAN_LABEL} (local)" not in set(without["task"])
 
 
 def test_decay_is_minus_h2o_as_the_papers_divide_it():
     shares = [answered("piqa", "h2o", right).assign(recent=recent) for right, recent in ((10, 0.25), (30, 0.5))]
     table = accuracies(pd.concat([*shares, answered("piqa", "decay", 30, alpha=0.2)]), against=("h2o",))
-    assert table.set_index("policy").loc["decay", AGAINST["h2o"]] == 0
+    assert table.set_index("policy").loc["decay", DIFFERENCES["h2o"]] == 0
 
 
 def test_questions_that_an_arm_lacks_do_not_count():
@@ -92,7 +92,7 @@ def test_decoding_is_compared_within_a_repetition(tmp_path):
         )
     ]
     write_csv(tmp_path / "decay/decode.csv", TABLES["decode.csv"].names, rows)
-    table = decoding(Results(tmp_path), "decay", ("*",)).set_index("configuration")
+    table = decode_speeds(Results(tmp_path), "decay", ("*",)).set_index("configuration")
     assert table.index.to_list() == ["Full", "Decay, alpha 0.2, 25 %"]
     assert table.loc["Full", "tokens_per_s"] == pytest.approx(4 / 0.02)
     ratios = table.loc["Decay, alpha 0.2, 25 %", ["speed_ratio_low", "speed_ratio", "speed_ratio_high"]]
@@ -100,7 +100,7 @@ def test_decoding_is_compared_within_a_repetition(tmp_path):
     assert table["prompt_ratio"].tolist() == pytest.approx([1.0, 1.5])
     assert table["cache_share"].tolist() == [1.0, 0.25]
     assert table["metadata_bytes"].tolist() == [0, 30]
-    assert decoding(Results(tmp_path), "decay", ("other",)).empty
+    assert decode_speeds(Results(tmp_path), "decay", ("other",)).empty
     assert decay_decode_table.rows(Results(tmp_path), ("other",)).empty, "timing runs first"
 
 
@@ -145,8 +145,8 @@ def test_the_table_of_suites_compares_at_the_published_budget_and_in_percent(tmp
 def test_each_run_shows_the_nearest_budget_that_it_has():
     cells = [("a", "full", 1.0), ("a", "h2o", 0.2), ("a", "h2o", 0.4), ("b", "full", 1.0), ("b", "h2o", 0.2)]
     rows = pd.DataFrame(cells, columns=["run", "policy", "budget"])
-    assert at_budget(rows).index.tolist() == [0, 2, 3, 4]
-    assert [size_of(budget, " of the tokens") for budget in (0.4, 64)] == ["40 % of the tokens", "64 entries"]
+    assert nearest_budget_rows(rows).index.tolist() == [0, 2, 3, 4]
+    assert [budget_text(budget, " of the tokens") for budget in (0.4, 64)] == ["40 % of the tokens", "64 entries"]
 
 
 def test_numbers_are_counted_by_length_and_place(tmp_path):
@@ -197,7 +197,7 @@ def pruned_runs(root, *names):
 
 def test_decay_is_told_from_h2o_on_the_same_windows(tmp_path):
     results = pruned_runs(tmp_path, "decoder")
-    table = minus_h2o(results, "decay").set_index("alpha")
+    table = decay_minus_h2o(results, "decay").set_index("alpha")
     assert table["minus_h2o_nats"].to_dict() == pytest.approx({0.1: 0.0, 0.2: 0.02, 1.0: 0.8})
     assert level_with_h2o(table, "minus_h2o_nats").to_dict() == {0.1: True, 0.2: False, 1.0: False}
     data = decay_alpha.rows(results, ("*",))
@@ -212,7 +212,7 @@ def test_decay_is_told_from_h2o_on_the_same_windows(tmp_path):
 def test_without_h2o_nothing_is_minus_it(tmp_path):
     rows = {arm: losses for arm, losses in PRUNED.items() if not arm[0].startswith("h2o")}
     write_csv(make_run(tmp_path, "decay", "decoder") / "prune.csv", TABLES["prune.csv"].required, windows(rows))
-    assert minus_h2o(Results(tmp_path), "decay").empty
+    assert decay_minus_h2o(Results(tmp_path), "decay").empty
     data = decay_alpha.rows(Results(tmp_path), ("*",))
     assert data["minus_h2o_nats"].isna().all()
     assert "Hollow" not in decay_alpha.draw(data).get_label()
@@ -276,7 +276,7 @@ def test_the_best_alpha_of_every_window_bounds_what_a_choice_by_text_can_gain(tm
     ],
 )
 def test_data_sets_are_named_as_readers_know_them(name, released, scale, read):
-    assert data_set(name, released, scale) == read
+    assert data_set_label(name, released, scale) == read
 
 
 def test_published_accuracies_say_their_budget_and_whether_alpha_is_known():

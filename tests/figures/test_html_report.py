@@ -10,7 +10,7 @@ from PIL import Image
 
 from formerlab.report.catalogue import catalogue
 from formerlab.report.html_report import html_report
-from formerlab.report.pages import title
+from formerlab.report.pages import caption_title
 from formerlab.results.read import Results
 
 RUNS = ["denseformer/plain-8 (seed 0)", "denseformer/dwa-1x1-8 (seed 0)"]
@@ -67,7 +67,7 @@ def test_a_study_without_figures_names_the_command_that_renders_them(page):
 
 def test_each_figure_has_title_caption_verdicts_command_and_runs(page):
     article = re.search(r'<article id="denseformer_depth">.*?</article>', page, re.DOTALL)[0]
-    assert title(catalogue()["denseformer_depth"].caption) in article
+    assert caption_title(catalogue()["denseformer_depth"].caption) in article
     assert " n = 3 seeds.</p>" in article, "the notes of the figure follow its caption"
     assert "python -m formerlab draw denseformer_depth --scale tiny" in article
     assert "denseformer/plain-8 (seed 0)" in article
@@ -92,5 +92,5 @@ def test_page_ends_with_workflow_and_provenance(page):
 
 
 def test_titles_are_short():
-    titles = [title(entry.caption) for entry in catalogue().values()]
+    titles = [caption_title(entry.caption) for entry in catalogue().values()]
     assert all(3 < len(text) < 120 for text in titles)

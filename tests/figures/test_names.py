@@ -14,8 +14,8 @@ import formerlab
 from formerlab.cache import CachePolicy
 from formerlab.layers.depth.union import DepthMixer
 from formerlab.layers.projection import Projection
-from formerlab.report.names import all_names, called
-from formerlab.report.write import labelled
+from formerlab.report.names import all_names, kind_label
+from formerlab.report.write import with_labels
 from formerlab.spec import variants
 
 SPEC = '''
@@ -145,9 +145,9 @@ def test_names_are_those_of_the_specs(axis, union):
 
 def test_a_label_shows_the_settings_of_the_run():
     record = {"depth.kind": "last_k", "depth.outputs": 4.0, "depth.embedding": "always"}
-    assert called("mixer", record, "depth.") == "Last-K, K = 4, X_0 always"
-    assert called("mixer", {"depth.kind": "of_another_checkout"}, "depth.") == "of another checkout"
-    assert called("mixer", {"depth.kind": None}, "depth.") == ""
+    assert kind_label("mixer", record, "depth.") == "Last-K, K = 4, X_0 always"
+    assert kind_label("mixer", {"depth.kind": "of_another_checkout"}, "depth.") == "of another checkout"
+    assert kind_label("mixer", {"depth.kind": None}, "depth.") == ""
 
 
 def test_tables_for_readers_name_data_sets_by_their_labels_and_have_runs_last():
@@ -159,7 +159,7 @@ def test_tables_for_readers_name_data_sets_by_their_labels_and_have_runs_last():
             "regime": [None, "text, cosine to 0"],
         }
     )
-    shown = labelled(rows, "overnight").drop(columns="source")
+    shown = with_labels(rows, "overnight").drop(columns="source")
     assert list(shown) == ["variant", "regime", "run"]
     assert shown.fillna("").to_numpy().tolist() == [
         ["5-gram on books", "", ""],

@@ -10,7 +10,7 @@ from matplotlib.colors import to_hex, to_rgb
 
 from formerlab.report.names import all_names
 from formerlab.report.panel import Panel, layout
-from formerlab.report.runs import seed_notes, summary
+from formerlab.report.runs import seed_notes, summarize
 from formerlab.report.style import (
     _LOOKS,
     BLUE,
@@ -39,7 +39,7 @@ def rows():
         for size in (1, 2)
         for seed in (0, 1, 2)
     ]
-    ours = summary(pd.DataFrame(each), "loss_nats", ["run", "variant", "size"])
+    ours = summarize(pd.DataFrame(each), "loss_nats", ["run", "variant", "size"])
     theirs = ours[ours["part"] == "mean"].assign(source="published")
     return pd.concat([ours, theirs.assign(loss_nats_low=np.nan, loss_nats_high=np.nan)], ignore_index=True)
 
@@ -57,7 +57,7 @@ def test_a_mean_has_its_interval_and_its_seeds_and_differences_are_paired(rows):
     assert (means["loss_nats_low"] < means["loss_nats"]).all()
     assert means["seeds"].tolist() == [3] * 4
     each = rows[rows["part"] == "seed"].drop(columns="part")
-    minus = summary(each, "loss_nats", ["run"], {"Transformer-2": "Transformer-1"}, "gain")
+    minus = summarize(each, "loss_nats", ["run"], {"Transformer-2": "Transformer-1"}, "gain")
     assert minus.loc[minus["part"] == "mean", ["gain", "gain_low", "gain_high"]].to_numpy() == pytest.approx(-0.1)
     assert len(minus) == 4
 

@@ -34,8 +34,8 @@ from formerlab.plan.show import failed_entries
 from formerlab.report import write
 from formerlab.report.catalogue import catalogue, expand_columns
 from formerlab.report.headline import headline
-from formerlab.report.pages import number, readable, title, without_constants
-from formerlab.report.runs import by_run, chain, held_out_losses, variant
+from formerlab.report.pages import caption_title, format_number, format_table, without_constants
+from formerlab.report.runs import chain, held_out_losses, means_by_run, variant_label
 from formerlab.report.studies.pruning import configurations, main_configurations, with_seeds
 from formerlab.report.write import draw_all, draw_each
 from formerlab.results.read import Results
@@ -225,23 +225,23 @@ def test_draw_all_skips_studies_without_runs(tmp_path, capsys):
 
 def test_variants_are_read_from_the_spec():
     spec = {"spec.model.projection.kind": "linear", "spec.model.depth.kind": "identity", "spec.growth": None}
-    assert variant(spec) == "Transformer"
-    assert variant(spec | {"spec.model.projection.kind": "pattention"}) == "Tokenformer"
+    assert variant_label(spec) == "Transformer"
+    assert variant_label(spec | {"spec.model.projection.kind": "pattention"}) == "Tokenformer"
     dwa = {"spec.model.depth.kind": "dwa", "spec.model.depth.dilation": 4.0, "spec.model.depth.period": 5.0}
-    assert variant(spec | dwa) == "DenseFormer 4x5"
+    assert variant_label(spec | dwa) == "DenseFormer 4x5"
     growth = {"spec.growth.keys": "zero", "spec.growth.tau": "keep", "spec.growth.optimizer": "carry"}
-    assert variant(spec | growth) == "grown: zero keys, tau kept, optimizer carried"
-    held = variant(spec | growth | {"spec.growth.method": "tokens", "spec.growth.old_tokens": "freeze"})
+    assert variant_label(spec | growth) == "grown: zero keys, tau kept, optimizer carried"
+    held = variant_label(spec | growth | {"spec.growth.method": "tokens", "spec.growth.old_tokens": "freeze"})
     assert held == "grown: zero keys, tau kept, optimizer carried, old tokens frozen"
     wide = growth | {"spec.growth.method": "hypercloning", "spec.growth.noise": 0.0}
-    assert variant(spec | wide) == "grown: HyperCloning"
-    assert variant(spec | wide | {"spec.growth.noise": 0.1}) == "grown: HyperCloning, noise 0.1"
+    assert variant_label(spec | wide) == "grown: HyperCloning"
+    assert variant_label(spec | wide | {"spec.growth.noise": 0.1}) == "grown: HyperCloning, noise 0.1"
 
 
 def test_losses_are_means_over_tokens(tmp_path):
     folder = make_run(tmp_path, "tokenformer", "transformer-2")
     write_csv(folder / "test.csv", TABLES["test.csv"].required, [(0, 30, 2.0), (1, 10, 4.0)])
-    row = by_run(held_out_losses(Results(tmp_path), "tokenformer")).iloc[0]
+    row = means_by_run(held_out_losses(Results(tmp_path), "tokenformer")).iloc[0]
     assert row["loss_nats"] == pytest.approx(2.5)
     assert row["perplexity"] == pytest.approx(np.exp(2.5))
     assert np.isnan(row["loss_nats_low"])
@@ -371,19 +371,19 @@ def test_chance_is_shown_where_rows_say_how_many_choices(tmp_path):
 
 
 def test_numbers_have_three_digits_and_those_of_an_interval_as_many_decimals():
-    assert number("loss_nats", 3.45678) == "3.457"
-    assert number("difference (nats)", -0.00001) == "0.0000"
-    assert number("accuracy (points)", -0.0) == "0"
-    assert number("perplexity", 11.99) == "11.99"
-    assert number("parameters", 1_310_000_000.0) == "1.31B"
-    assert number("flops_cumulative", 4.1e12) == "4.1e+12"
+    assert format_number("loss_nats", 3.45678) == "3.457"
+    assert format_number("difference (nats)", -0.00001) == "0.0000"
+    assert format_number("accuracy (points)", -0.0) == "0"
+    assert format_number("perplexity", 11.99) == "11.99"
+    assert format_number("parameters", 1_310_000_000.0) == "1.31B"
+    assert format_number("flops_cumulative", 4.1e12) == "4.1e+12"
     frame = pd.DataFrame({"share": [0.5, 0.08], "share_low": [0.25, 0.0], "share_high": [0.75, 0.11], "empty": np.nan})
-    assert readable(frame).to_dict("list") == {"share": ["0.500 [0.250, 0.750]", "0.080 [0.000, 0.110]"]}
-    assert readable(pd.DataFrame({"gain_nats": [0.5], "run": "a"}), {"run"}).to_dict("list") == {
+    assert format_table(frame).to_dict("list") == {"share": ["0.500 [0.250, 0.750]", "0.080 [0.000, 0.110]"]}
+    assert format_table(pd.DataFrame({"gain_nats": [0.5], "run": "a"}), {"run"}).to_dict("list") == {
         "gain (nats)": ["0.500"]
     }
     published = pd.DataFrame({"perplexity": [18.61, 17.84], "perplexity_se": [0.02, 0.005]})
-    assert readable(published).to_dict("list") == {"perplexity": ["18.61 ± 0.02", "17.840 ± 0.005"]}
+    assert format_table(published).to_dict("list") == {"perplexity": ["18.61 ± 0.02", "17.840 ± 0.005"]}
 
 
 def test_what_all_rows_say_is_said_once():
@@ -391,7 +391,7 @@ def test_what_all_rows_say_is_said_once():
     assert (list(cells), said) == (["run"], "In all rows: seeds 3.")
     assert without_constants(cells.head(1))[1] == ""
     assert without_constants(pd.DataFrame({"run": ["a", "b"], "schedule": ["", ""]}))[1] == ""
-    assert title("Cost of every run, after Table 1 of X (arXiv:1.2): all. More.") == "Cost of every run"
+    assert caption_title("Cost of every run, after Table 1 of X (arXiv:1.2): all. More.") == "Cost of every run"
 
 
 def test_no_committed_table_has_more_than_nine_columns():

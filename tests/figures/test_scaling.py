@@ -17,7 +17,7 @@ from fixtures.rows import (
 
 from formerlab.report.catalogue import load_declaration
 from formerlab.report.claims.registry import Arm, ClaimArms
-from formerlab.report.claims.rows import Rows
+from formerlab.report.claims.rows import ClaimRows
 from formerlab.report.tables.denseformer import gains
 from formerlab.report.tables.tokenformer import tokenformer_envelope
 from formerlab.results.read import Results
@@ -59,7 +59,7 @@ def test_a_chain_pays_for_its_ancestors_and_is_compared_at_equal_loss(tmp_path):
     assert rows.loc["trained-on-2", "envelope"] == "beyond its ends"
     assert np.isnan(rows.loc["trained-on-2", "flops_ratio"])
     arm = Arm(run="grown-random-sqrt-2", envelope=("envelope-*",))
-    judged = Rows(results, "tokenformer", ClaimArms(arms={"grown": arm})).level(arm, "flops_ratio_at_equal_loss")
+    judged = ClaimRows(results, "tokenformer", ClaimArms(arms={"grown": arm})).level(arm, "flops_ratio_at_equal_loss")
     assert list(judged.values) == pytest.approx([0.5] * 3), "as the claim is judged"
 
 
@@ -107,7 +107,7 @@ def test_each_budget_compares_the_best_rates_by_validation(tmp_path):
     published = pd.read_csv(tmp_path / "out/tokenformer_gap.csv").query("source == 'published'")
     assert published["difference_nats"].tolist() == pytest.approx([np.log(15.86 / 15.49)])
     arm = Arm(best_of="matched-*")
-    judged = Rows(Results(tmp_path), "tokenformer", ClaimArms(arms={"ours": arm})).level(arm, "loss_nats")
+    judged = ClaimRows(Results(tmp_path), "tokenformer", ClaimArms(arms={"ours": arm})).level(arm, "loss_nats")
     assert list(judged.values) == [3.3, 3.3], "a claim takes no rate at which the run diverged either"
 
 

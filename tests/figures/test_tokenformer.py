@@ -6,8 +6,8 @@ import pytest
 from fixtures.rows import draw_one, grown, make_run, make_tokenformer, tokenformer, transformer, write_csv
 
 from formerlab.report.catalogue import catalogue, load_rows
-from formerlab.report.runs import at_end, held_out, minus, validation_losses
-from formerlab.report.studies.tokenformer import Shape, means
+from formerlab.report.runs import by_seed, last_step_rows, subtract, validation_losses
+from formerlab.report.studies.tokenformer import Shape, mean_curves
 from formerlab.report.tables.tokenformer import tokenformer_formulas
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
@@ -38,13 +38,13 @@ def test_curves_are_means_over_tokens_then_over_seeds(tmp_path):
     unequal = [(0, "valid", 0, 30, 5.0), (0, "valid", 1, 10, 6.0), (0, "test", 0, 10, 9.0)]
     write_csv(folder / "eval.csv", TABLES["eval.csv"].required, unequal)
     curves = validation_losses(Results(tmp_path), "tokenformer")
-    assert held_out(curves.query("step == 0"), "tokenformer-1").to_dict() == {0: 5.25, 1: 6.0}
-    assert held_out(at_end(curves), "tokenformer-1").to_dict() == {0: 5.25, 1: 5.0}
-    first = means(curves).query("step == 0").iloc[0]
+    assert by_seed(curves.query("step == 0"), "tokenformer-1").to_dict() == {0: 5.25, 1: 6.0}
+    assert by_seed(last_step_rows(curves), "tokenformer-1").to_dict() == {0: 5.25, 1: 5.0}
+    first = mean_curves(curves).query("step == 0").iloc[0]
     assert first["loss_nats"] == pytest.approx(5.625)
     assert first["loss_nats_low"] < 5.25
     assert first["seeds"] == 2
-    assert minus(pd.Series({0: 3.0, 1: 2.0}), pd.Series({1: 0.5, 2: 1.0})).to_dict() == {1: 1.5}
+    assert subtract(pd.Series({0: 3.0, 1: 2.0}), pd.Series({1: 0.5, 2: 1.0})).to_dict() == {1: 1.5}
 
 
 def test_the_start_of_a_growth_is_measured_against_its_parent(tmp_path):

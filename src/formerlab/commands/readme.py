@@ -11,8 +11,8 @@ from formerlab.plan.schema import Config
 from formerlab.plan.sources import read_sources
 from formerlab.report.catalogue import catalogue
 from formerlab.report.claims.first_screen import first_screen
-from formerlab.report.claims.render import all_block
-from formerlab.report.claims.verdict import Verdict, verdicts
+from formerlab.report.claims.render import verdict_cards
+from formerlab.report.claims.verdict import Verdict, evaluate_results
 from formerlab.report.committed import SUFFIXES, committed_file, evidence_scales, is_committed
 from formerlab.results.read import Results
 from formerlab.results.stages import STAGES, TABLES
@@ -37,7 +37,7 @@ def verdicts_by_scale(root: Path) -> dict[str, list[Verdict]]:
     cached, scales = root / "results" / "cached", evidence_scales(root)
     if not scales:
         raise UserError(f"{cached}: no rows at any scale; export some first (make results-export)")
-    return {name: verdicts(Results(cached / name), read_arms(root, name)) for name in scales}
+    return {name: evaluate_results(Results(cached / name), read_arms(root, name)) for name in scales}
 
 
 def stages_block() -> str:
@@ -98,6 +98,6 @@ def with_block(path: Path, block: str) -> str:
 def outdated(root: Path) -> dict[str, str]:
     """Return the new texts of the pages that are not up to date."""
     by_scale = verdicts_by_scale(root)
-    blocks = first_screen(by_scale), all_block(by_scale), stages_block(), papers_block(root)
+    blocks = first_screen(by_scale), verdict_cards(by_scale), stages_block(), papers_block(root)
     texts = {name: with_block(root / name, block) for name, block in zip(PAGES, blocks, strict=True)}
     return {name: text for name, text in texts.items() if text != (root / name).read_text(encoding="utf-8")}

@@ -119,17 +119,17 @@ def exact(arguments: argparse.Namespace) -> None:
 def claims(arguments: argparse.Namespace) -> None:
     """Evaluate the registered claims on the live results."""
     from formerlab.plan.arms import read_arms
-    from formerlab.report.claims.render import counts, frame
-    from formerlab.report.claims.verdict import verdicts
+    from formerlab.report.claims.render import outcome_counts, verdict_frame
+    from formerlab.report.claims.verdict import evaluate_results
 
     path = find_plan(arguments)
     results, root = _results(read_plan(path)), root_of(path)
     if arguments.out is not None:
         print(*_write_claims(results, arguments.out, root), sep="\n")
         return
-    evaluated = verdicts(results, read_arms(root, results.scale))
-    rows = frame(evaluated)[["verdict", "claim", "item", "ours"]].fillna("")
-    print(f"{counts(evaluated)}\n\n{rows.to_string(index=False, justify='left', max_colwidth=60)}")
+    evaluated = evaluate_results(results, read_arms(root, results.scale))
+    rows = verdict_frame(evaluated)[["verdict", "claim", "item", "ours"]].fillna("")
+    print(f"{outcome_counts(evaluated)}\n\n{rows.to_string(index=False, justify='left', max_colwidth=60)}")
     if warning := results.warning():
         print(f"\n{warning}")
 

@@ -109,7 +109,7 @@ def index(root: Path) -> str:
 
 def _index_texts(root: Path, entry: CatalogueEntry) -> Iterator[str]:
     """Yield the text of a figure (a heading and its images by scale) or a table (a line of links by scale), if any."""
-    title = escape(pages.title(entry.caption), quote=False)
+    title = escape(pages.caption_title(entry.caption), quote=False)
     by_scale = []
     for path in sorted((root / "figures" / "cached").glob(f"*/{entry.name}.{SUFFIXES[entry.kind][0]}")):
         scale, link = path.parent.name, path.relative_to(root / "figures").as_posix()

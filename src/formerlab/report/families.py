@@ -9,25 +9,25 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-_ASIDE = ("study", "name", "seed", "compile")
+_IGNORED = ("study", "name", "seed", "compile")
 """Keys of a spec that are ignored in comparisons: those that identify the run, and `compile`, which changes only
 rounding.
 """
 
 Spec = Mapping[str, Any]
 
-SETTINGS = (
+SETTING_PREFIXES = (
     *("small-batch", "long-context", "long", "books", "modern", "late", "no-decay", "equal-time"),
     *("searched", "whole", "shallow", "league"),
 )
 """Name prefixes of runs that differ from the main runs of a study in more than size and kind of layer."""
-ROUND = "annealed-"
+ANNEALED_PREFIX = "annealed-"
 """Name prefix of runs whose schedules end at zero; `regime` distinguishes them from the others."""
 
 
-def setting(run: str) -> str:
+def run_setting(run: str) -> str:
     """Return the setting of a run: one of SETTINGS, or `main`."""
-    return next((name for name in SETTINGS if run.removeprefix(ROUND).startswith(f"{name}-")), "main")
+    return next((name for name in SETTING_PREFIXES if run.removeprefix(ANNEALED_PREFIX).startswith(f"{name}-")), "main")
 
 
 def matches(run: str, spec: Spec, patterns: Sequence[str]) -> bool:
@@ -36,10 +36,10 @@ def matches(run: str, spec: Spec, patterns: Sequence[str]) -> bool:
     `depth.kind=dwa depth.period=1` requires both keys, so it matches any run with this model whatever its name. Runs of
     another setting than `main` do not match a pattern of keys.
     """
-    return any(_fits(run, spec, pattern) for pattern in patterns)
+    return any(_matches_pattern(run, spec, pattern) for pattern in patterns)
 
 
-def _fits(run: str, spec: Spec, pattern: str) -> bool:
+def _matches_pattern(run: str, spec: Spec, pattern: str) -> bool:
     if "=" not in pattern:
         return fnmatchcase(run, pattern)
     for keys, _, wanted in (part.partition("=") for part in pattern.split()):
@@ -48,7 +48,7 @@ def _fits(run: str, spec: Spec, pattern: str) -> bool:
             value = value.get(key) if isinstance(value, Mapping) else None
         if not fnmatchcase(str(value), wanted):
             return False
-    return setting(run) == "main"
+    return run_setting(run) == "main"
 
 
 def regime(spec: Spec) -> str:
@@ -70,7 +70,7 @@ def families(specs: Sequence[Spec], varied: str) -> list[int]:
     Families are numbered from 0 in the order of their first spec. The number is -1 if the key has the same value in all
     specs that are otherwise equal. A key that is a mapping (`model.depth`) is compared as one value.
     """
-    rest, values = zip(*(_apart(spec, varied) for spec in specs), strict=True) if specs else ((), ())
+    rest, values = zip(*(_split_key(spec, varied) for spec in specs), strict=True) if specs else ((), ())
     known = defaultdict(set)
     for common, value in zip(rest, values, strict=True):
         known[common].add(value)
@@ -78,9 +78,9 @@ def families(specs: Sequence[Spec], varied: str) -> list[int]:
     return [searched.index(common) if common in searched else -1 for common in rest]
 
 
-def _apart(spec: Spec, varied: str) -> tuple[str, str]:
+def _split_key(spec: Spec, varied: str) -> tuple[str, str]:
     """Return a spec without the key and the ignored keys, and the value of the key, both as JSON."""
-    copy: dict[str, Any] = json.loads(json.dumps({key: value for key, value in spec.items() if key not in _ASIDE}))
+    copy: dict[str, Any] = json.loads(json.dumps({key: value for key, value in spec.items() if key not in _IGNORED}))
     *outer, last = varied.split(".")
     place = copy
     for key in outer:

@@ -5,8 +5,8 @@ from pathlib import Path
 from pandas import DataFrame
 
 from formerlab.report.catalogue import catalogue, load_rows
-from formerlab.report.pages import plain
-from formerlab.report.studies.pruning import at_budget, main_configurations
+from formerlab.report.pages import text_table
+from formerlab.report.studies.pruning import main_configurations, nearest_budget_rows
 from formerlab.results.read import Results, StalenessReason
 
 BLOCKS = {
@@ -30,7 +30,8 @@ NOTE = "[low, high]: 95 % interval, over seeds if there are at least two, otherw
 def headline(root: Path, staleness_reason: StalenessReason | None = None) -> str:
     """Return the main numbers of every study with finished runs in `root` (results/<tree>/<scale>), as aligned text."""
     results = Results(root, staleness_reason)
-    texts = [f"{title} (scale {results.scale})\n\n{plain(table)}" for title, table in headline_tables(results).items()]
+    tables = headline_tables(results)
+    texts = [f"{title} (scale {results.scale})\n\n{text_table(table)}" for title, table in tables.items()]
     texts = [*texts, NOTE] if texts else [f"{root}: no study has finished runs yet"]
     return "\n\n".join(filter(None, [*texts, results.warning()])) + "\n"
 
@@ -42,7 +43,7 @@ def headline_tables(results: Results) -> dict[str, DataFrame]:
         rows = load_rows(catalogue()[name], results)
         rows = rows[rows["source"] == "ours"]
         if len(rows):
-            rows = main_configurations(at_budget(rows)) if name == "decay_table" else rows
+            rows = main_configurations(nearest_budget_rows(rows)) if name == "decay_table" else rows
             with_ends = [f"{column}{end}" for column in columns.split() for end in ("", "_low", "_high")]
             tables[title] = rows[[column for column in with_ends if column in rows]]
     return tables

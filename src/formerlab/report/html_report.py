@@ -20,7 +20,7 @@ from formerlab.progress import duration
 from formerlab.report import pages
 from formerlab.report.catalogue import CatalogueEntry, catalogue
 from formerlab.report.headline import NOTE, headline_tables
-from formerlab.report.pages import readable
+from formerlab.report.pages import format_table
 from formerlab.report.run_table import costs_by_study, run_table
 from formerlab.report.write import COMMAND
 from formerlab.results.read import Results
@@ -73,7 +73,7 @@ def html_report(
     claims = pd.read_csv(path) if path.exists() else DataFrame(columns=columns, dtype=str)
     study_of_claim = claims["claim"].str.split("-").str[0]
     entries = [entry for entry in catalogue().values() if entry.name in runs and (figures / entry.outputs[1]).exists()]
-    heads = [f"<div><h3>{escape(title)}</h3><div class='wide'>{pages.table(readable(rows))}</div></div>"
+    heads = [f"<div><h3>{escape(title)}</h3><div class='wide'>{pages.html_table(format_table(rows))}</div></div>"
              for title, rows in headline_tables(results).items()]  # fmt: skip
     overview, sections = [], []
     for name, study in studies.items():
@@ -86,7 +86,7 @@ def html_report(
         content = [pages.heading(study["title"]), pages.paragraph(study["question"]),
                    _verdicts("All claims of this study", study_claims), *(articles or [nothing])]  # fmt: skip
         sections.append(f'<section id="{escape(name)}">{"".join(content)}</section>')
-    html = pages.page(f"formerlab at scale {results.scale}", [
+    html = pages.html_page(f"formerlab at scale {results.scale}", [
         pages.paragraph(_scope(results)),
         _thumbnails(_main_figures(entries), figures, to_see=True),
         f'<div class="heads">{"".join(heads)}</div>',
@@ -128,7 +128,7 @@ def _thumbnails(entries: Sequence[CatalogueEntry], figures: Path, *, to_see: boo
     """Return figures as links to their sections, with title; with `to_see` also with what to look for."""
     links = []
     for entry in entries:
-        title = escape(pages.title(entry.caption))
+        title = escape(pages.caption_title(entry.caption))
         text = f"<b>{title}.</b> {escape(pages.to_see(entry.caption))}" if to_see else title
         links.append(f'<a href="#{entry.name}"><img alt="" src="{_uri(figures / entry.outputs[1])}"><br>{text}</a>')
     return f'<div class="thumbnails">{"".join(links)}</div>' if links else ""
@@ -136,7 +136,7 @@ def _thumbnails(entries: Sequence[CatalogueEntry], figures: Path, *, to_see: boo
 
 def _article(entry: CatalogueEntry, runs: Sequence[str], figures: Path, claims: DataFrame, results: Results) -> str:
     """Return a figure or table with its title, caption, verdicts, command and source runs."""
-    title = escape(pages.title(entry.caption))
+    title = escape(pages.caption_title(entry.caption))
     if entry.kind == "figure":
         content = f'<img alt="{title}" src="{_uri(figures / entry.outputs[1])}">'
     else:
@@ -194,7 +194,7 @@ def _provenance(results: Results, figures: Path) -> str:
     rows, page = run_table(results), figures / "runs.html"
     if rows.empty:
         return pages.paragraph("No finished run.")
-    costs = f"<div class='wide'>{pages.table(costs_by_study(rows))}</div>"
+    costs = f"<div class='wide'>{pages.html_table(costs_by_study(rows))}</div>"
     if not page.exists():
         return costs
     return f"{costs}<details><summary>Every run</summary><div class='wide'>{_body(page)}</div></details>"

@@ -13,7 +13,7 @@ from formerlab.yaml_files import read_scale
 if TYPE_CHECKING:  # the plan reads the labels, and it loads no pandas
     from pandas import Series
 
-TABLE = Path(__file__).with_suffix(".yaml")
+NAMES_FILE = Path(__file__).with_suffix(".yaml")
 
 
 class Name(NamedTuple):
@@ -27,11 +27,11 @@ class Name(NamedTuple):
 @cache
 def all_names() -> dict[str, dict[str, Name]]:
     """Return {"mixer" | "projection" | "policy": {kind: name}}, in the order of names.yaml."""
-    table = yaml.safe_load(TABLE.read_text(encoding="utf-8"))
+    table = yaml.safe_load(NAMES_FILE.read_text(encoding="utf-8"))
     return {axis: {kind: Name(**name) for kind, name in kinds.items()} for axis, kinds in table.items()}
 
 
-def called(axis: str, record: Mapping[Hashable, Any], prefix: str) -> str:
+def kind_label(axis: str, record: Mapping[Hashable, Any], prefix: str) -> str:
     """Return the label of a run's mixer, projection or policy from its settings in the columns `<prefix>kind`, ..."""
     kind = record.get(f"{prefix}kind")
     if not isinstance(kind, str):
@@ -61,22 +61,22 @@ def _style(name: Name) -> tuple[str, str] | None:
     return None if name.color is None or name.marker is None else (name.color, name.marker)
 
 
-RELEASED = {"smollm2-135m-instruct": "SmolLM2-135M-Instruct"}
+RELEASED_NAMES = {"smollm2-135m-instruct": "SmolLM2-135M-Instruct"}
 """Official names of released models."""
 
 
-def data_set(name: str, released: str | None, scale: str) -> str:
+def data_set_label(name: str, released: str | None, scale: str) -> str:
     """Return the label that the scale's file gives a data set; for a released model, its name ends in the model's."""
     own = name.removesuffix(released).strip("-") or "text" if released else name
-    return _labels(scale).get(own, own)
+    return _scale_labels(scale).get(own, own)
 
 
-def data_sets(names: "Series[str]", scale: str) -> "Series[str]":
+def data_set_labels(names: "Series[str]", scale: str) -> "Series[str]":
     """Return the labels of data sets, and missing values for missing names."""
-    return names.map(lambda name: data_set(name, None, scale), na_action="ignore")
+    return names.map(lambda name: data_set_label(name, None, scale), na_action="ignore")
 
 
 @cache
-def _labels(scale: str) -> dict[str, str]:
+def _scale_labels(scale: str) -> dict[str, str]:
     labels: dict[str, str] = read_scale(Path(), scale).get("labels", {})
     return labels

@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 from pandas import DataFrame
 
-from formerlab.report.runs import short
+from formerlab.report.runs import format_count
 
 HEADINGS = {
     "loss_nats": "held-out loss (nats)",
@@ -53,7 +53,7 @@ td { font-variant-numeric: tabular-nums; }
 """
 
 
-def page(title: str, parts: Sequence[str]) -> str:
+def html_page(title: str, parts: Sequence[str]) -> str:
     """Return a complete page; `parts` are HTML."""
     meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     head = f'<!doctype html>\n<html lang="en">\n<head>{meta}<title>{escape(title)}</title>'
@@ -71,17 +71,17 @@ def paragraph(text: str) -> str:
     return f"<p>{escape(text)}</p>"
 
 
-def table(frame: DataFrame) -> str:
+def html_table(frame: DataFrame) -> str:
     """Return a table as HTML; a line feed in a cell begins a new line."""
-    cells = frame.astype(object).where(frame.notna(), "").map(_lines)
-    return str(cells.rename(columns=_lines).to_html(index=False, escape=False, border=0, justify="left"))
+    cells = frame.astype(object).where(frame.notna(), "").map(_escape_lines)
+    return str(cells.rename(columns=_escape_lines).to_html(index=False, escape=False, border=0, justify="left"))
 
 
-def _lines(value: object) -> str:
+def _escape_lines(value: object) -> str:
     return escape(str(value)).replace("\n", "<br>")
 
 
-def title(caption: str) -> str:
+def caption_title(caption: str) -> str:
     """Return the first sentence of a caption without its source in brackets; a long sentence is cut at a comma."""
     first = re.split(r"(?<=\?)\s|(?<!Fig)(?<!Figs)[.:;]\s", caption, maxsplit=1)[0].rstrip(".")
     first = re.split(r",? after (?:Fig|Table)| \([^)]*arXiv", first)[0]
@@ -95,7 +95,7 @@ def to_see(caption: str) -> str:
     return f"To see: {sentence}." if sentence else ""
 
 
-def readable(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:
+def format_table(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:
     """Return the table as text: `x` with `x_low` and `x_high` as `x [low, high]`, with `x_se` as `x ± se`.
 
     Columns without any value and `hidden` columns are dropped. So are the policy and its settings if the table has a
@@ -106,7 +106,7 @@ def readable(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:
         if name in ("source", *named, *hidden) or name.endswith(_SUFFIXES) or table[name].isna().all():
             continue
         spreads = [table.get(name + suffix, pd.Series(math.nan, table.index)) for suffix in _SUFFIXES]
-        columns[heading_of(name)] = [_cell(name, *cells) for cells in zip(table[name], *spreads, strict=True)]
+        columns[column_heading(name)] = [_cell(name, *cells) for cells in zip(table[name], *spreads, strict=True)]
     return DataFrame(columns)
 
 
@@ -117,7 +117,7 @@ def without_constants(cells: DataFrame) -> tuple[DataFrame, str]:
     return cells.drop(columns=same), f"In all rows: {said}." if said else ""
 
 
-def heading_of(name: str) -> str:
+def column_heading(name: str) -> str:
     """Return the heading of a column, with its unit in brackets."""
     if name in HEADINGS:
         return HEADINGS[name]
@@ -134,16 +134,16 @@ def _cell(name: str, value: Any, low: float, high: float, error: float) -> str:
     if not isinstance(value, int | float):
         return str(value)
     if math.isnan(low) and math.isnan(error):
-        return number(name, value)
+        return format_number(name, value)
     largest = max(abs(one) for one in (value, low, high) if not math.isnan(one))
     if not math.isnan(error):  # an error has at least one significant digit; a published error of 0.00 has two decimals
         largest = min(largest, 100 * error or 1.0)
-    text = number(name, value, largest)
-    text += "" if math.isnan(low) else f" [{number(name, low, largest)}, {number(name, high, largest)}]"
-    return text if math.isnan(error) else f"{text} ± {number(name, error, largest)}"
+    text = format_number(name, value, largest)
+    text += "" if math.isnan(low) else f" [{format_number(name, low, largest)}, {format_number(name, high, largest)}]"
+    return text if math.isnan(error) else f"{text} ± {format_number(name, error, largest)}"
 
 
-def number(name: str, value: float, largest: float = math.nan) -> str:
+def format_number(name: str, value: float, largest: float = math.nan) -> str:
     """Return a number with three significant digits, nats with three decimals, or a perplexity alone with two.
 
     Numbers that are shown together, such as the ends of an interval, have the decimals of the `largest`. A rounded -0
@@ -151,7 +151,7 @@ def number(name: str, value: float, largest: float = math.nan) -> str:
     """
     size = abs(value) if math.isnan(largest) else largest
     if name.startswith(("parameters", "tokens")):
-        return short(value, 3)
+        return format_count(value, 3)
     if name == "perplexity" and math.isnan(largest) and size < 1000:
         return f"{value:.2f}"
     if math.isnan(largest) and value == round(value) and size < 1e5 and "nats" not in name:
@@ -162,17 +162,18 @@ def number(name: str, value: float, largest: float = math.nan) -> str:
     return f"{value:z,.{max(decimals, 3) if 'nats' in name else decimals}f}"
 
 
-def plain(table: DataFrame) -> str:
+def text_table(table: DataFrame) -> str:
     """Return a table as aligned text for a terminal."""
-    return str(readable(table).to_markdown(index=False, tablefmt="simple", disable_numparse=True))
+    return str(format_table(table).to_markdown(index=False, tablefmt="simple", disable_numparse=True))
 
 
-def pipes(cells: DataFrame) -> str:
+def markdown_table(cells: DataFrame) -> str:
     """Return readable rows as a Markdown table."""
-    return str(cells.map(markdown).rename(columns=markdown).to_markdown(index=False, disable_numparse=True))
+    escaped = cells.map(escape_markdown).rename(columns=escape_markdown)
+    return str(escaped.to_markdown(index=False, disable_numparse=True))
 
 
-def markdown(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Return a text escaped for a cell of a Markdown table: one line without HTML, links and images."""
     text = escape(text, quote=False).replace("\\", "&#92;").replace("](", "]&#40;")
     return text.replace("|", "\\|").replace("\r", " ").replace("\n", "<br>")

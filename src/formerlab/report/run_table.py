@@ -5,7 +5,7 @@ from pathlib import Path
 from pandas import DataFrame
 
 from formerlab.files import write_text
-from formerlab.report.pages import heading, page, paragraph, readable, table
+from formerlab.report.pages import format_table, heading, html_page, html_table, paragraph
 from formerlab.results.read import Results, flatten
 
 COLUMNS = (
@@ -63,10 +63,10 @@ def write_run_table(results: Results, out: Path) -> list[Path]:
         "device. Time outside steps is for startup, validation, tests and writing. The folder of a run has its rows "
         "and run.json, with all of these values and the resolved spec."
     )
-    parts = [paragraph(notes), heading("Cost by study"), table(costs_by_study(rows))]
+    parts = [paragraph(notes), heading("Cost by study"), html_table(costs_by_study(rows))]
     for study, group in rows.groupby("study"):
-        parts += [heading(str(study)), table(_readable(group))]
-    write_text(paths[1], page(f"Runs at scale {results.scale}, {results.tree} results", parts))
+        parts += [heading(str(study)), html_table(_readable(group))]
+    write_text(paths[1], html_page(f"Runs at scale {results.scale}, {results.tree} results", parts))
     return paths
 
 
@@ -90,4 +90,4 @@ def _readable(rows: DataFrame) -> DataFrame:
         peak_memory_megabytes=rows["peak_memory_bytes"] / 1e6,
         finished_UTC=rows["finished"].str[:19],
     )
-    return readable(rows[[*HTML_COLUMNS]])
+    return format_table(rows[[*HTML_COLUMNS]])

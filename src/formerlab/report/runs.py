@@ -14,7 +14,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.families import regime
-from formerlab.report.names import all_names, called
+from formerlab.report.names import all_names, kind_label
 from formerlab.results.read import Results
 from formerlab.statistics import Interval, over_examples, student, weighted_means
 
@@ -30,34 +30,34 @@ WIDER = {"net2net_pad": "Net2Net by padding", "net2net": "Net2Net", "hyperclonin
 INTERVALS = {"student": "over seeds", "bootstrap": "over {}, these two models only", "none": "none"}
 """The meaning of the interval of a difference, by its method."""
 
-CARRIED = (
+RUN_COLUMNS = (
     *("parameters", "parameters_non_embedding", "tokens", "flops", "flops_cumulative"),
     *("tokens_per_s", "training_time_s", "layers"),
 )
 """Numbers of run.json that are equal for all seeds of a run, or whose mean over seeds is shown."""
 
 
-def variant(record: Mapping[Any, Any]) -> str:
+def variant_label(record: Mapping[Any, Any]) -> str:
     """Return the label of a run's model, from the flat columns of its spec."""
     if isinstance(record.get("spec.growth.keys"), str):
-        return f"{GROWN}: {_growth(record)}"
-    mixer = called("mixer", record, "spec.model.depth.")
-    name = mixer or called("projection", record, "spec.model.projection.") or TRANSFORMER
+        return f"{GROWN}: {_growth_label(record)}"
+    mixer = kind_label("mixer", record, "spec.model.depth.")
+    name = mixer or kind_label("projection", record, "spec.model.projection.") or TRANSFORMER
     return f"{name}, {TRAINED_FURTHER}" if isinstance(record.get("spec.init"), str) else name
 
 
-def _growth(record: Mapping[Any, Any]) -> str:
+def _growth_label(record: Mapping[Any, Any]) -> str:
     """Return the label of a way to grow."""
     if (method := record.get("spec.growth.method")) in WIDER:
         noise = record.get("spec.growth.noise")
         return f"{WIDER[method]}, noise {noise:g}" if noise else WIDER[method]
-    keys, tau, optimizer, old = growth_by_tokens(record).values()
+    keys, tau, optimizer, old = token_growth_labels(record).values()
     carried = ", optimizer carried" if optimizer == "carried" else ""
     held = "" if old == "trained" else f", old tokens {old.replace('learning ', '')}"
     return f"{keys} keys, tau {tau}{carried}{held}"
 
 
-def growth_by_tokens(record: Mapping[Any, Any]) -> dict[str, str]:
+def token_growth_labels(record: Mapping[Any, Any]) -> dict[str, str]:
     """Return the labels of the options of a run that grew by parameter tokens: keys, tau, optimizer, old_tokens."""
     old = record.get("spec.growth.old_tokens")
     slower = isinstance(old, float) and 0 < old < 1  # older records do not have this key
@@ -69,7 +69,7 @@ def growth_by_tokens(record: Mapping[Any, Any]) -> dict[str, str]:
     }
 
 
-def once(read: Callable[..., DataFrame]) -> Callable[..., DataFrame]:
+def cached_reader(read: Callable[..., DataFrame]) -> Callable[..., DataFrame]:
     """Cache the result of a reader for the same results and arguments; every caller gets its own copy."""
     known = lru_cache(maxsize=64)(read)  # the figures of a study read the same runs many times
 
@@ -80,8 +80,8 @@ def once(read: Callable[..., DataFrame]) -> Callable[..., DataFrame]:
     return found
 
 
-@once
-def recorded(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
+@cached_reader
+def load_runs(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
     """Return the rows of `Results.runs`, one per run and seed, with `variant`, `layers`, `regime` and `diverged`."""
     records = results.runs(study, runs)
     if records.empty:
@@ -90,27 +90,27 @@ def recorded(results: Results, study: str, runs: Sequence[str] = ("*",)) -> Data
     schedules = [{key: one.get(f"spec.schedule.{key}") for key in ("kind", "floor", "end_division")} for one in flat]
     return records.assign(
         layers=records.get("spec.model.layers", pd.Series(np.nan, records.index)),
-        variant=[variant(one) for one in flat],
+        variant=[variant_label(one) for one in flat],
         diverged=records["status"] == "diverged",
         regime=[regime({"data": one["data.name"], "schedule": s}) for one, s in zip(flat, schedules, strict=True)],
         bytes_per_token=records.get("bytes_per_token", pd.Series(np.nan, records.index)).astype(float),
     )
 
 
-@once
+@cached_reader
 def held_out_losses(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
-    """Return the rows of `recorded` with `loss_nats`, the mean over tokens of test.csv, in nats.
+    """Return the rows of `load_runs` with `loss_nats`, the mean over tokens of test.csv, in nats.
 
     For a run that diverged, training writes the loss of a uniform guess to test.csv.
     """
-    records = recorded(results, study, runs)
+    records = load_runs(results, study, runs)
     if records.empty:
         return records
     return records.join(weighted_means(results.rows("test.csv", study, runs), ["run", "seed"]), on=["run", "seed"])
 
 
-@once
-def losses_on_one_text(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
+@cached_reader
+def comparable_losses(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
     """Return `held_out_losses` on comparable text.
 
     If another data set lends a run its tokenizer, the loss is on the test text of that data set (lender_test.csv), and
@@ -124,30 +124,30 @@ def losses_on_one_text(results: Results, study: str, runs: Sequence[str] = ("*",
     return losses.assign(lent=found.notna(), loss_nats=found.fillna(losses["loss_nats"]), bytes_per_token=unknown)
 
 
-@once
+@cached_reader
 def validation_losses(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
     """Return the validation loss of every run, seed and evaluated step: the mean over tokens of eval.csv, in nats."""
     rows = results.rows("eval.csv", study, runs)
     return weighted_means(rows[rows["split"] == "valid"], ["run", "seed", "step"]).reset_index()
 
 
-def at_end(curves: DataFrame) -> DataFrame:
+def last_step_rows(curves: DataFrame) -> DataFrame:
     """Return the rows of the last step of each run and seed."""
     return curves[curves["step"] == curves.groupby(["run", "seed"])["step"].transform("max")]
 
 
-def by_run(rows: DataFrame, values: Sequence[str] = ("loss_nats",), first: Iterable[str] = ()) -> DataFrame:
+def means_by_run(rows: DataFrame, values: Sequence[str] = ("loss_nats",), first: Iterable[str] = ()) -> DataFrame:
     """Return a row per run with the mean of each value over seeds, Student's interval, and the columns of CARRIED.
 
-    `rows` has one row per run and seed (`recorded`). For the columns `first`, the value of the first seed is used.
+    `rows` has one row per run and seed (`load_runs`). For the columns `first`, the value of the first seed is used.
     """
     found = []
     for run, group in rows.groupby("run", sort=False):
         row: dict[str, Any] = {"source": "ours", "run": run, "variant": group["variant"].iloc[0]}
         row |= {"seeds": len(group), "diverged": int(group["diverged"].sum())}
         for value in values:
-            row |= ends(value, student(group[value]))
-        row |= {name: group[name].astype(float).mean() for name in CARRIED if name in group}
+            row |= estimate(value, student(group[value]))
+        row |= {name: group[name].astype(float).mean() for name in RUN_COLUMNS if name in group}
         found.append(row | {name: group[name].iloc[0] for name in ("bytes_per_token", *first) if name in group})
     return with_perplexity(DataFrame(found))
 
@@ -165,43 +165,43 @@ def with_seeds(rows: DataFrame, losses: DataFrame, shared: Sequence[str]) -> Dat
     return pd.concat([rows.assign(part="mean"), seeds.assign(part="seed")], ignore_index=True)
 
 
-def floors(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
+def baselines(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
     """Return floors.csv once per baseline and data set; `run` is `<baseline> on <data set>`."""
     rows = results.rows("floors.csv", study, runs)
-    of_run = recorded(results, study, runs).set_index(["run", "seed"])[["data.name", "bytes_per_token"]]
+    of_run = load_runs(results, study, runs).set_index(["run", "seed"])[["data.name", "bytes_per_token"]]
     rows = rows.join(of_run, on=["run", "seed"]).drop_duplicates(["floor", "data.name", "window"])
     return rows.assign(run=rows["floor"] + " on " + rows["data.name"], variant="floor")
 
 
-def language_floors(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
-    """Return a row per baseline that predicts text, with the columns of `by_run`."""
-    rows = floors(results, study, runs)
+def language_baselines(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
+    """Return a row per baseline that predicts text, with the columns of `means_by_run`."""
+    rows = baselines(results, study, runs)
     return with_perplexity(weighted_means(rows, ["run", "variant", "bytes_per_token"]).reset_index())
 
 
-def main_first(rows: DataFrame, *then: str) -> DataFrame:
+def sort_by_regime(rows: DataFrame, *then: str) -> DataFrame:
     """Return the rows sorted by regime, the regime with the most rows first, then by the columns `then`."""
     counts = rows.groupby("regime")["regime"].transform("size").astype(int)
     order = ["_count", "regime", *then]
     return rows.assign(_count=-counts).sort_values(order, ignore_index=True).drop(columns="_count")
 
 
-def ends(name: str, interval: Interval) -> dict[Any, Any]:
+def estimate(name: str, interval: Interval) -> dict[Any, Any]:
     """Return a mean as `name`, with the ends of its interval as `<name>_low` and `<name>_high`."""
     return {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
 
 
-def held_out(losses: DataFrame, run: str | None, value: str = "loss_nats") -> "pd.Series[float]":
+def by_seed(losses: DataFrame, run: str | None, value: str = "loss_nats") -> "pd.Series[float]":
     """Return a run's held-out loss, or another value, by seed."""
     return losses[losses["run"] == run].set_index("seed")[value].astype(float).sort_index()
 
 
-def minus(a: "pd.Series[float]", b: "pd.Series[float]") -> "pd.Series[float]":
+def subtract(a: "pd.Series[float]", b: "pd.Series[float]") -> "pd.Series[float]":
     """Return a - b for the seeds that both have."""
     return (a - b).loc[a.index.intersection(b.index)]
 
 
-def paired(
+def difference(
     rows: DataFrame, a: str | None, b: str | None, name: str, value: str = "loss_nats", results: Results | None = None
 ) -> dict[Any, Any]:
     """Return the value of run a minus the value of run b, paired by seed, as `name` with its interval ends.
@@ -209,24 +209,24 @@ def paired(
     Return {} if a is b or the runs share no seed. With `results`, `interval` says what the interval is over, and a
     single shared seed has a bootstrap interval over windows or images, which is about these two models only.
     """
-    difference = minus(held_out(rows, a, value), held_out(rows, b, value))
-    interval = student(difference)
-    if a == b or difference.empty or results is None:
-        return {} if a == b or difference.empty else ends(name, interval)
+    values = subtract(by_seed(rows, a, value), by_seed(rows, b, value))
+    interval = student(values)
+    if a == b or values.empty or results is None:
+        return {} if a == b or values.empty else estimate(name, interval)
     if interval.seeds == 1:
         tests = results.rows("test.csv", rows["study"].iloc[0], [str(a), str(b)])
-        tests = tests[tests["seed"] == difference.index[0]]
+        tests = tests[tests["seed"] == values.index[0]]
         tests = tests.assign(top1_percent=100.0 * (tests["rank"] == 0)) if "rank" in tests else tests
-        of_a, of_b = (tests[tests["run"] == run] for run in (a, b))
-        pairs = of_a.merge(of_b, on=["window", "tokens"], suffixes=("_a", "_b"))
+        rows_a, rows_b = (tests[tests["run"] == run] for run in (a, b))
+        pairs = rows_a.merge(rows_b, on=["window", "tokens"], suffixes=("_a", "_b"))
         if len(pairs):
-            gaps = (pairs[f"{value}_a"] - pairs[f"{value}_b"]).to_numpy()
-            interval = over_examples(gaps[None, :], pairs["tokens"].to_numpy(dtype=float))
-    over = INTERVALS[interval.method].format("images" if value == "top1_percent" else "windows")
-    return ends(name, interval) | {"interval": over}
+            by_example = (pairs[f"{value}_a"] - pairs[f"{value}_b"]).to_numpy()
+            interval = over_examples(by_example[None, :], pairs["tokens"].to_numpy(dtype=float))
+    meaning = INTERVALS[interval.method].format("images" if value == "top1_percent" else "windows")
+    return estimate(name, interval) | {"interval": meaning}
 
 
-def summary(
+def summarize(
     rows: DataFrame, value: str, by: Sequence[str], minus: Mapping[Hashable, str] | None = None, name: str = ""
 ) -> DataFrame:
     """Return the mean over seeds of a value for each group of `by`, then its values by seed.
@@ -245,7 +245,7 @@ def summary(
     means = []
     for key, group in rows.groupby([*by], sort=False, dropna=False):
         interval = student(group[value])
-        means.append(dict(zip(by, key, strict=True)) | ends(name, interval) | {"seeds": interval.seeds})
+        means.append(dict(zip(by, key, strict=True)) | estimate(name, interval) | {"seeds": interval.seeds})
     seeds = rows[[*by, "seed", value]].rename(columns={value: name}).assign(part="seed")
     found = pd.concat([DataFrame(means).assign(part="mean"), seeds], ignore_index=True)
     found.insert(0, "source", "ours")
@@ -264,17 +264,17 @@ def differences(
     """Return the difference of a value for each row of `pairs`: the run in column `a` minus the run in column `b`, by
     seed (`part` is `seed`), and the mean with the interval of `paired` (`part` is `mean`).
     """
-    found = []
+    rows = []
     for pair in pairs.to_dict("records"):
         shared = {"source": "ours"} | pair
-        by_seed = minus(held_out(losses, pair[a], value), held_out(losses, pair[b], value))
-        found += [shared | {"part": "seed", "seed": seed, name: number} for seed, number in by_seed.items()]
-        if mean := paired(losses, pair[a], pair[b], name, value, results):
-            found.append(shared | {"part": "mean", "seeds": len(by_seed)} | mean)
-    return DataFrame(found)
+        values = subtract(by_seed(losses, pair[a], value), by_seed(losses, pair[b], value))
+        rows += [shared | {"part": "seed", "seed": seed, name: number} for seed, number in values.items()]
+        if mean := difference(losses, pair[a], pair[b], name, value, results):
+            rows.append(shared | {"part": "mean", "seeds": len(values)} | mean)
+    return DataFrame(rows)
 
 
-def labelled(ours: DataFrame, nats: float, series: str) -> DataFrame:
+def with_published(ours: DataFrame, nats: float, series: str) -> DataFrame:
     """Return differences with the label and the test text of each series, named `<label>, <text>`, followed by a row
     with the published difference `nats`.
     """
@@ -282,13 +282,13 @@ def labelled(ours: DataFrame, nats: float, series: str) -> DataFrame:
         return ours
     words = ours["series"].str.rsplit(", ", n=1)
     ours = ours.assign(
-        _label=words.str[0] + ours["tokens"].map(lambda count: f", {short(count)} tokens"), _text=words.str[1]
+        _label=words.str[0] + ours["tokens"].map(lambda count: f", {format_count(count)} tokens"), _text=words.str[1]
     )
     theirs = {"source": "published", "part": "published", "series": series, "_label": series, "difference_nats": nats}
     return pd.concat([ours, DataFrame([theirs])], ignore_index=True)
 
 
-def parent(losses: DataFrame, run: str) -> str | None:
+def parent_run(losses: DataFrame, run: str) -> str | None:
     """Return the run from which `run` started, or None if it is not among `losses`."""
     if "init.id" not in losses:
         return None
@@ -300,12 +300,12 @@ def parent(losses: DataFrame, run: str) -> str | None:
 def chain(losses: DataFrame, run: str) -> list[str]:
     """Return the ancestors of `run`, oldest first, followed by `run`."""
     names = [run]
-    while (name := parent(losses, names[0])) is not None and name not in names:
+    while (name := parent_run(losses, names[0])) is not None and name not in names:
         names.insert(0, name)
     return names
 
 
-def n_seeds(counts: Iterable[float]) -> str:
+def seed_count(counts: Iterable[float]) -> str:
     """Return the number of seeds in words, such as `n = 3 seeds` or `n = 1 to 3 seeds`."""
     known = sorted({int(count) for count in counts if not np.isnan(count)})
     number = f"{known[0]}" if len(known) == 1 else f"{known[0]} to {known[-1]}"
@@ -330,7 +330,7 @@ def seed_notes(rows: DataFrame) -> list[str]:
         spread = "bars and bands: 95 % Student t interval over seeds; dots and thin lines: seeds"
     elif "interval" in means and means["interval"].notna().any():
         spread = "bars: 95 % bootstrap over examples, of these models alone"
-    notes = [f"{n_seeds(counts)}; {spread}."]
+    notes = [f"{seed_count(counts)}; {spread}."]
     diverged = means[means["diverged"] > 0] if "diverged" in means else means[:0]
     if len(diverged):
         names = ", ".join(f"{row.run} ({row.diverged:.0f} of {row.seeds:.0f} seeds)" for row in diverged.itertuples())
@@ -338,7 +338,7 @@ def seed_notes(rows: DataFrame) -> list[str]:
     return notes
 
 
-def short(value: float, digits: int = 2) -> str:
+def format_count(value: float, digits: int = 2) -> str:
     """Return a count with few significant digits and the suffix k, M or B."""
     rounded = float(f"{value:.{digits}g}")
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):

@@ -33,7 +33,7 @@ from formerlab.report.catalogue import (
     load_declaration,
     load_rows,
 )
-from formerlab.report.names import RELEASED, data_set
+from formerlab.report.names import RELEASED_NAMES, data_set_label
 from formerlab.report.style import SETTINGS, empty
 from formerlab.results.read import Results, StalenessReason, has_runs, read_once
 
@@ -252,14 +252,14 @@ def with_settings(rows: DataFrame, records: DataFrame, scale: str) -> DataFrame:
     runs = records.drop_duplicates("run").set_index("run").reindex(columns=["data.name", *columns])
     runs = runs.rename(columns=columns)
     released = runs["_released"].astype(object).where(runs["_released"].notna(), None)
-    names = [data_set(str(name), model, scale) for name, model in zip(runs["data.name"], released, strict=True)]
-    runs = runs.assign(_data_set=names, _released=released.map(lambda name: RELEASED.get(name, name)))
+    names = [data_set_label(str(name), model, scale) for name, model in zip(runs["data.name"], released, strict=True)]
+    runs = runs.assign(_data_set=names, _released=released.map(lambda name: RELEASED_NAMES.get(name, name)))
     missing = [name for name in ("_data_set", *columns.values()) if name not in rows]
     rows = rows.assign(**{name: rows["run"].map(runs[name]) for name in missing})
     return rows.assign(_data_set=rows["_data_set"].mask(rows["lent"].eq(True))) if "lent" in rows else rows
 
 
-def labelled(rows: DataFrame, scale: str) -> DataFrame:
+def with_labels(rows: DataFrame, scale: str) -> DataFrame:
     """Replace the names of data sets in a table by their labels, and move the names of runs behind the other columns.
 
     `regime` is `<data set>, <schedule>`. The run of a baseline is `<baseline> on <data set>`.
@@ -267,11 +267,11 @@ def labelled(rows: DataFrame, scale: str) -> DataFrame:
     labels: dict[str, Any] = {}
     if "regime" in rows:
         regimes = [str(text).partition(", ") for text in rows["regime"].fillna("")]
-        labels["regime"] = ["".join((data_set(name, None, scale), *schedule)) for name, *schedule in regimes]
+        labels["regime"] = ["".join((data_set_label(name, None, scale), *schedule)) for name, *schedule in regimes]
     if "variant" in rows and "run" in rows and rows["source"].eq("ours").all():
         baseline = rows["variant"].eq("floor")
         names = [str(run).partition(" on ") for run in rows["run"]]
-        runs = ["".join((name, on, data_set(data, None, scale) if on else "")) for name, on, data in names]
+        runs = ["".join((name, on, data_set_label(data, None, scale) if on else "")) for name, on, data in names]
         labels["variant"] = rows["variant"].mask(baseline, runs)
         rows = rows[[*rows.columns.drop("run"), "run"]].assign(run=rows["run"].mask(baseline))
     return rows.assign(**labels)
@@ -286,12 +286,12 @@ def _texts(entry: CatalogueEntry, results: Results, table: DataFrame) -> tuple[s
     if declaration.each and len(ours):
         blocks = [(f"Ours, {name} ({origin})", rows) for name, rows in ours.groupby(declaration.each, sort=False)]
     blocks += [("Published, not ours", published)] if len(published) else []
-    title, text, page = pages.title(entry.caption), [entry.caption], [pages.paragraph(entry.caption)]
+    title, text, page = pages.caption_title(entry.caption), [entry.caption], [pages.paragraph(entry.caption)]
     for heading, rows in blocks:
         cells, note = DataFrame(), f"No finished run of study '{entry.study}' has {', '.join(entry.reads)} yet."
         if len(rows):
             hidden_here = hidden if rows is published else hidden | {declaration.each}
-            cells, note = pages.without_constants(pages.readable(labelled(rows, results.scale), hidden_here))
-        text += [f"**{heading}** {note}".strip(), *([] if cells.empty else [pages.pipes(cells)])]
-        page += [pages.heading(heading), pages.paragraph(note), *([] if cells.empty else [pages.table(cells)])]
-    return "\n\n".join([f"# {title}", *text]) + "\n", pages.page(title, page)
+            cells, note = pages.without_constants(pages.format_table(with_labels(rows, results.scale), hidden_here))
+        text += [f"**{heading}** {note}".strip(), *([] if cells.empty else [pages.markdown_table(cells)])]
+        page += [pages.heading(heading), pages.paragraph(note), *([] if cells.empty else [pages.html_table(cells)])]
+    return "\n\n".join([f"# {title}", *text]) + "\n", pages.html_page(title, page)

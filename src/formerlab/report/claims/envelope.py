@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pandas import Series
 
-from formerlab.report.claims.quantity import variance_within
+from formerlab.report.claims.quantity import within_run_variance
 
 SAME_BUDGET = 1.02
 """Runs whose FLOPs differ by less than this factor have the same budget, and only the best of them counts.
@@ -57,7 +57,7 @@ def envelope_variance(
     loss of the run times the variance of this mean, which is pooled over the runs. Return None if every run has one
     seed.
     """
-    if (pool := variance_within(by_run)) is None:
+    if (pool := within_run_variance(by_run)) is None:
         return None
     means, step = np.array([run.mean() for run in by_run]), 1e-6
 

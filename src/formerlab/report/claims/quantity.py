@@ -16,18 +16,18 @@ from jaxtyping import Float
 from pandas import DataFrame, Series
 from scipy import special
 
-from formerlab.report.studies.two_fold import halved, halves_of, two_fold_means
+from formerlab.report.studies.two_fold import half_indices, split_halves, two_fold_means
 from formerlab.statistics import RESAMPLES, Interval, half_width, interval_over, resampled, student
 
 MIN_UNITS = 20
 """Smallest number of documents or examples whose variance is estimated (min_documents, min_examples)."""
-GUARD = 3
+MONTE_CARLO_GUARD = 3
 """Monte Carlo standard errors by which an interval end is moved outward before a comparison (monte_carlo_guard)."""
 BATCHES = 20
 """Batches of resamples, each with its own random seed (monte_carlo_batches)."""
 POOL_CHECK = 0.99
 """Quantile of the F test above which a comparison uses its own variance instead of the pooled one (pool_check)."""
-UNEQUAL = 2
+UNEQUAL_DEVIATIONS = 2
 """Two arms get Welch's interval if their standard deviations between seeds differ by more than this factor (version 4).
 """
 
@@ -84,14 +84,14 @@ def residual_variance(values: Series) -> tuple[float, int] | None:
     return (float(np.sum((flat - design @ fit) ** 2)) / freedom, freedom) if freedom > 0 else None
 
 
-def variance_within(values: Sequence[Series]) -> tuple[float, int] | None:
+def within_run_variance(values: Sequence[Series]) -> tuple[float, int] | None:
     """Return the variance of values about the mean of their run, and its degrees of freedom; None for single seeds."""
     freedom = sum(len(run) - 1 for run in values)
     return (float(sum(run.var(ddof=0) * len(run) for run in values)) / freedom, freedom) if freedom > 0 else None
 
 
 @dataclass(frozen=True)
-class Level:
+class RunMetric:
     """One metric of a run, by seed."""
 
     name: str
@@ -100,10 +100,10 @@ class Level:
     units: DataFrame | None = field(default=None, compare=False)
     """The metric by seed (rows) and independent unit of the held-out split (columns); for a logarithm, value / mean."""
     weights: Float[np.ndarray, " units"] | None = field(default=None, compare=False)
-    pooled: Callable[[Collection["Level"]], tuple[float, int] | None] = field(default=lambda _: None, compare=False)
+    pooled: Callable[[Collection["RunMetric"]], tuple[float, int] | None] = field(default=lambda _: None, compare=False)
     """Returns the variance of the metric between seeds, over runs similar to the levels' (`residual_variance`)."""
     own_variance: Callable[[], tuple[float, int] | None] = field(default=lambda: None, compare=False)
-    """Returns the variance over the runs of this model, each about its own mean (`variance_within`)."""
+    """Returns the variance over the runs of this model, each about its own mean (`within_run_variance`)."""
     shared: tuple[float, int] | None = field(default=None, compare=False)
     """Variance of a quantity that all seeds share, such as an envelope, and its degrees of freedom."""
 
@@ -112,7 +112,7 @@ class Level:
 class Combination(Quantity):
     """A linear combination of run metrics, paired by seed."""
 
-    terms: Mapping[Level, float]
+    terms: Mapping[RunMetric, float]
     constant: float = 0.0
 
     @cached_property
@@ -154,7 +154,7 @@ class Combination(Quantity):
             return []
         of_arms = [level.own_variance() for level in self.terms]
         variances = [variance for variance, _ in filter(None, of_arms)]
-        if len(variances) == len(self.terms) == 2 and max(variances) > UNEQUAL**2 * min(variances):
+        if len(variances) == len(self.terms) == 2 and max(variances) > UNEQUAL_DEVIATIONS**2 * min(variances):
             return [(c**2 * arm[0], arm[1]) for c, arm in zip(self.terms.values(), of_arms, strict=True) if arm]
         pool = next(iter(self.terms)).pooled(self.terms)
         return [] if pool is None else [(pool[0] * sum(c**2 for c in self.terms.values()), pool[1])]
@@ -175,7 +175,7 @@ class Combination(Quantity):
 
 
 @dataclass(frozen=True, eq=False)
-class Paired(Quantity):
+class PairedMean(Quantity):
     """A mean over examples. All means of one claim share their resamples, so arithmetic on them stays paired."""
 
     of_seeds: Series
@@ -199,7 +199,7 @@ class Paired(Quantity):
             return -math.inf, math.inf
         batches = [self._over(batch, confidence) for batch in self.replicates]
         low, high = (np.std([getattr(b, end) for b in batches], ddof=1) for end in ("low", "high"))
-        guard = GUARD / math.sqrt(len(batches))
+        guard = MONTE_CARLO_GUARD / math.sqrt(len(batches))
         return float(interval.low - guard * low), float(interval.high + guard * high)
 
     def _over(self, replicates: Float[np.ndarray, " resamples"], confidence: float) -> Interval:
@@ -217,16 +217,16 @@ class Paired(Quantity):
         half = float(special.ndtri((1 + confidence) / 2)) * replicates.std()
         return Interval(mean, float(mean - half), float(mean + half), method="bootstrap", **more)
 
-    def __mul__(self, factor: float) -> "Paired":
+    def __mul__(self, factor: float) -> "PairedMean":
         return self._map(lambda numbers: factor * numbers)
 
-    def __add__(self, other: Any) -> "Paired":
-        if not isinstance(other, Paired):
+    def __add__(self, other: Any) -> "PairedMean":
+        if not isinstance(other, PairedMean):
             return self._map(lambda numbers: numbers + other)
         if not self.of_seeds.index.equals(other.of_seeds.index):
             raise MissingRowsError("two paired differences have different seeds")
         alike = list(map(len, self.groups)) == list(map(len, other.groups))
-        return Paired(
+        return PairedMean(
             self.of_seeds + other.of_seeds,
             self.replicates + other.replicates,
             min(self.examples, other.examples),
@@ -234,7 +234,7 @@ class Paired(Quantity):
             self.percentiles and other.percentiles,
         )
 
-    def _map(self, function: Callable[[Any], Any]) -> "Paired":
+    def _map(self, function: Callable[[Any], Any]) -> "PairedMean":
         groups = tuple(map(function, self.groups))
         return replace(self, of_seeds=function(self.of_seeds), replicates=function(self.replicates), groups=groups)
 
@@ -263,7 +263,7 @@ class Examples:
         indices = [self.seeds.index(seed) for seed in seeds]
         return replace(self, groups=tuple(group[indices] for group in self.groups), seeds=seeds)
 
-    def estimate(self, resamples: int = RESAMPLES) -> Paired:
+    def estimate(self, resamples: int = RESAMPLES) -> PairedMean:
         """Return the mean over the examples, averaged over tasks without weights, and its replicates."""
         sizes = [group.shape[1] for group in self.groups]
         of_seeds = self._means([np.ones((1, size)) for size in sizes])[0]
@@ -275,7 +275,7 @@ class Examples:
         plain = self.reduce is ratio_of_sums and self.chosen is None
         single = tuple(ratio_of_sums(group).mean(axis=0) for group in self.groups) if plain else ()
         point_estimate = Series(of_seeds, self.seeds)
-        return Paired(point_estimate, np.array(replicates), sum(sizes), single, percentiles=self.chosen is None)
+        return PairedMean(point_estimate, np.array(replicates), sum(sizes), single, percentiles=self.chosen is None)
 
     def _means(self, drawn: Sequence[Float[np.ndarray, "resamples examples"]]) -> Float[np.ndarray, "resamples seeds"]:
         if self.chosen is None:
@@ -284,7 +284,7 @@ class Examples:
         return two_fold_means(self.groups, drawn, common=self.chosen == "common")
 
 
-def over_alphas(each: Sequence[Examples], run: str | None, chosen: Literal["own", "common"] | None) -> Examples:
+def combine_alphas(each: Sequence[Examples], run: str | None, chosen: Literal["own", "common"] | None) -> Examples:
     """Return the answers averaged over alphas, or stacked by alpha if the other half of the questions chooses one."""
     first = each[0]
     if any((examples.seeds, examples.names) != (first.seeds, first.names) for examples in each):
@@ -292,12 +292,13 @@ def over_alphas(each: Sequence[Examples], run: str | None, chosen: Literal["own"
     stacks = [np.stack(groups, axis=-1) for groups in zip(*(examples.groups for examples in each), strict=True)]
     if chosen is None:
         return replace(first, groups=tuple(stack.mean(axis=-1) for stack in stacks))
-    halves = halves_of(first.names)
+    halves = half_indices(first.names)
     answers = {task: s[:, :, 0] for task, s in zip(halves, stacks, strict=True) if len(set(halves[task])) == 2}
-    return Examples(halved(answers, halves), first.seeds, {task: first.names[task] for task in answers}, chosen=chosen)
+    names = {task: first.names[task] for task in answers}
+    return Examples(split_halves(answers, halves), first.seeds, names, chosen=chosen)
 
 
-def grouped(rows: DataFrame, example: str, run: str) -> Examples:
+def group_examples(rows: DataFrame, example: str, run: str) -> Examples:
     """Return an array [seeds, examples, (sum, count)] per task, with documents as examples if there are enough."""
     example = "document" if "document" in rows and rows["document"].nunique() >= MIN_UNITS else example
     groups, names, seeds = [], {}, set()

@@ -18,7 +18,7 @@ from pandas import DataFrame, Series
 
 from formerlab.report.claims.quantity import Combination, MissingRowsError
 from formerlab.report.claims.registry import Arm, Claim, Condition
-from formerlab.report.claims.rows import OF_WINDOWS, Rows, policy_rows
+from formerlab.report.claims.rows import WINDOW_METRICS, ClaimRows, policy_rows
 from formerlab.results.read import Results
 from formerlab.statistics import CONFIDENCE
 
@@ -47,7 +47,7 @@ PHRASES = {
 class ArmRuns:
     """The run of an arm, restricted to the seeds that are compared."""
 
-    rows: Rows
+    rows: ClaimRows
     arm: Arm
     name: str
     records: DataFrame
@@ -178,7 +178,7 @@ def loss_by_pruning(runs: ArmRuns) -> float:
 
 def examples(runs: ArmRuns) -> float:
     """Return the number of windows, questions, pairs or images of the metric by which policies are compared."""
-    if runs.measured in OF_WINDOWS:
+    if runs.measured in WINDOW_METRICS:
         return float(runs.rows.windows(runs.arm, runs.measured)[0])
     return float(sum(map(len, runs.rows.sample(runs.arm, runs.measured).names.values())))
 
@@ -240,7 +240,7 @@ QUANTITIES: dict[str, Callable[[ArmRuns], float]] = {
 """Quantities of one arm, by name."""
 
 
-def arms_of(claim: Claim, rows: Rows, item: str | None) -> dict[str, ArmRuns]:
+def arm_runs(claim: Claim, rows: ClaimRows, item: str | None) -> dict[str, ArmRuns]:
     """Return the runs of the arms of an item, restricted to the seeds that all of them have."""
     arms = {name: arm for name, arm in rows.arms.of(item).items() if arm.constant is None}
     names = {name: rows.run(arm) for name, arm in arms.items()}
@@ -250,7 +250,7 @@ def arms_of(claim: Claim, rows: Rows, item: str | None) -> dict[str, ArmRuns]:
     return {name: ArmRuns(rows, arms[name], run, shared[name], claim.criterion.measured) for name, run in names.items()}
 
 
-def sizes(arms: dict[str, ArmRuns]) -> str:
+def model_sizes(arms: dict[str, ArmRuns]) -> str:
     """Return the parameters (without embedding) and the training tokens or images of an item's models."""
     kinds = {kind for runs in arms.values() for kind in runs.records.get("spec.task.kind", ())}
     parts = []
@@ -264,7 +264,7 @@ def sizes(arms: dict[str, ArmRuns]) -> str:
     return ", ".join(parts)
 
 
-def unmet(claim: Claim, arms: dict[str, ArmRuns]) -> list[str]:
+def unmet_conditions(claim: Claim, arms: dict[str, ArmRuns]) -> list[str]:
     """Return the conditions of a claim's regime that an item does not meet, with the measured and the needed value."""
     return [line for condition in claim.regime for line in _violations(condition, arms)]
 
@@ -282,7 +282,7 @@ def _violations(condition: Condition, arms: dict[str, ArmRuns]) -> Iterator[str]
         if quantity in CURVES and any((runs.records["status"] == "diverged").any() for runs in compared):
             continue
         try:
-            value = _value(quantity, compared)
+            value = _quantity_value(quantity, compared)
         except MissingRowsError as error:
             yield str(error)
             continue
@@ -290,17 +290,17 @@ def _violations(condition: Condition, arms: dict[str, ArmRuns]) -> Iterator[str]
             needed = f"at least {style.format(low)}" if value < low else f"at most {style.format(high)}"
             found.setdefault((style.format(value), needed), []).extend(names)
     for (text, needed), violating in found.items():
-        line = phrase.format(of=_listed(violating), value=text) + f" (needed: {needed})" * (quantity != "rate_inside")
+        line = phrase.format(of=_quoted(violating), value=text) + f" (needed: {needed})" * (quantity != "rate_inside")
         yield line.replace("%", " %")
 
 
-def _listed(arms: Sequence[str]) -> str:
+def _quoted(arms: Sequence[str]) -> str:
     """Return the names of arms in quotes, as a list in words."""
     *first, last = (f"'{name.replace('_', ' ')}'" for name in arms)
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _value(quantity: str, arms: list[ArmRuns]) -> float:
+def _quantity_value(quantity: str, arms: list[ArmRuns]) -> float:
     if quantity in QUANTITIES:
         return QUANTITIES[quantity](arms[0])
     if quantity == "same_grid":
@@ -310,12 +310,12 @@ def _value(quantity: str, arms: list[ArmRuns]) -> float:
         return (first - second).ends(CONFIDENCE)[0]
     base, _, comparison = quantity.rpartition("_")
     if quantity == "parameters_apart":
-        return min(_apart([QUANTITIES[x](runs) for runs in arms]) for x in ("parameters", "parameters_non_embedding"))
+        return min(_spread([QUANTITIES[x](runs) for runs in arms]) for x in ("parameters", "parameters_non_embedding"))
     values = [QUANTITIES[base](runs) for runs in arms]
-    return _apart(values) if comparison == "apart" else values[0] / values[1]
+    return _spread(values) if comparison == "apart" else values[0] / values[1]
 
 
-def _apart(values: Sequence[float]) -> float:
+def _spread(values: Sequence[float]) -> float:
     """Return the largest value divided by the smallest, minus 1."""
     if max(values) == min(values):
         return 0.0

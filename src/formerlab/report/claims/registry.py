@@ -24,13 +24,13 @@ POOLED = {"pooled intervals": ("diff", "logratio")}
 """Functions of criteria that a change of the statistics affects without naming them."""
 
 
-class Registered(Spec):
+class ClaimsSection(Spec):
     """A section of claims.yaml. Entries that only document the file have no field and are ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
 
-class Criterion(Registered):
+class Criterion(ClaimsSection):
     """The conditions under which a claim holds or fails, as expressions over the names of `let`.
 
     An expression of `let` may use earlier names. The claim is not tested unless `requires` is true. The criterion is
@@ -51,18 +51,18 @@ class Criterion(Registered):
         return min(str(metric) for text in texts for metric in re.findall(r"'(\w+)'\)", text))
 
 
-class Scales(Registered):
+class Scales(ClaimsSection):
     """The scales at which a claim is tested, and the reason why other scales do not test it."""
 
     judged: tuple[str, ...]
     why: str
 
 
-FORMER = {"holds": "agrees", "fails": "contradicts", "undecided": "cannot_tell", "indicative": "cannot_tell"}
+FORMER_OUTCOMES = {"holds": "agrees", "fails": "contradicts", "undecided": "cannot_tell", "indicative": "cannot_tell"}
 """Words of verdicts before version 3, and the words that replaced them for measured claims."""
 
 
-class Condition(Registered):
+class Condition(ClaimsSection):
     """A condition on the runs of a claim: limits of a quantity's mean over seeds."""
 
     quantity: str
@@ -73,7 +73,7 @@ class Condition(Registered):
     at_most: float = math.inf
 
 
-class Claim(Registered):
+class Claim(ClaimsSection):
     """A claim of a paper or of its critics."""
 
     id: str
@@ -98,7 +98,7 @@ class Claim(Registered):
     @property
     def labels(self) -> dict[str, str]:
         """The meaning of each name of the criterion, with its unit."""
-        return {"m": "smallest difference that counts"} | _labels().get(self.id, {})
+        return {"m": "smallest difference that counts"} | _claim_labels().get(self.id, {})
 
     @property
     def study(self) -> str:
@@ -106,7 +106,7 @@ class Claim(Registered):
         return self.id.split("-")[0]
 
 
-class Change(Registered):
+class Change(ClaimsSection):
     """A later version of the file, and the results that were known when it was written."""
 
     version: int
@@ -118,7 +118,7 @@ class Change(Registered):
     """Verdicts that changed only because of the new definitions, by scale and claim: `old -> new: reason`."""
 
 
-class ClaimRegistry(Registered):
+class ClaimRegistry(ClaimsSection):
     """The whole file. `protocol` has the rules that all claims share."""
 
     version: int
@@ -147,7 +147,7 @@ class ClaimRegistry(Registered):
         """Return whether a later version gave results that existed another verdict, renamed words aside."""
         texts = [by.get(claim.id, "") for change in self.changes for by in change.verdicts.values()]
         words = [re.findall(r"\w+", text)[:2] for text in texts if text]
-        return any(FORMER.get(before, before) != after for before, after in words)
+        return any(FORMER_OUTCOMES.get(before, before) != after for before, after in words)
 
 
 class Revisions(NamedTuple):
@@ -170,7 +170,7 @@ class Revisions(NamedTuple):
 
 
 @cache
-def _labels() -> dict[str, dict[str, str]]:
+def _claim_labels() -> dict[str, dict[str, str]]:
     """Return the labels of the claims, by claim."""
     text = files(__package__).joinpath("labels.yaml").read_text(encoding="utf-8")
     return dict(yaml.load(text, Loader=FAST))

@@ -10,8 +10,8 @@ from pandas import DataFrame
 from formerlab.files import write_text
 from formerlab.report import pages
 from formerlab.report.claims.registry import ClaimArms, read_claims
-from formerlab.report.claims.verdict import Item, Outcome, Verdict, verdicts
-from formerlab.report.names import RELEASED
+from formerlab.report.claims.verdict import Item, Outcome, Verdict, evaluate_results
+from formerlab.report.names import RELEASED_NAMES
 from formerlab.results.read import Results
 
 KINDS = {"measured": "decided by trained models", "exact": "decided by arithmetic and algebra, without training"}
@@ -27,14 +27,14 @@ SIGNS = {"agrees": "✔", "contradicts": "✘", "cannot_tell": "?", "not_tested"
 
 def write_claims(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]], out: Path) -> list[Path]:
     """Write claims.csv (all columns) and claims.html (for readers) into `out`; return their paths."""
-    evaluated = verdicts(results, arms)
+    evaluated = evaluate_results(results, arms)
     paths = [out / "claims.csv", out / "claims.html"]
-    write_text(paths[0], frame(evaluated).to_csv(index=False, lineterminator="\n"))
+    write_text(paths[0], verdict_frame(evaluated).to_csv(index=False, lineterminator="\n"))
     write_text(paths[1], html(evaluated, results.scale))
     return paths
 
 
-def frame(evaluated: Sequence[Verdict]) -> DataFrame:
+def verdict_frame(evaluated: Sequence[Verdict]) -> DataFrame:
     """Return a row per claim. A claim with several items has a row for the combined verdict, then a row per item."""
     rows = []
     for verdict in evaluated:
@@ -47,7 +47,7 @@ def frame(evaluated: Sequence[Verdict]) -> DataFrame:
                 "headline": claim.headline,
                 "item": item.item,
                 "outcome": outcome,
-                "verdict": worded(outcome, verdict, items),
+                "verdict": verdict_text(outcome, verdict, items),
                 "changed": read_claims().revisions(claim).note,
                 "ours": item.ours,
                 "published": claim.published,
@@ -66,7 +66,7 @@ def frame(evaluated: Sequence[Verdict]) -> DataFrame:
     return DataFrame(rows)
 
 
-def short(outcome: str, items: Iterable[Item]) -> str:
+def outcome_text(outcome: str, items: Iterable[Item]) -> str:
     """Return an outcome of `items` in words; for not_tested with its cause, so that nobody takes it for a missing run
     beside a number.
     """
@@ -76,13 +76,13 @@ def short(outcome: str, items: Iterable[Item]) -> str:
     return CONDITION_NOT_MET if measured else "not tested: no run"
 
 
-def worded(outcome: str, verdict: Verdict, items: Iterable[Item]) -> str:
+def verdict_text(outcome: str, verdict: Verdict, items: Iterable[Item]) -> str:
     """Return the outcome of `items` in words, with the scale or the model on which it was found."""
-    word = short(outcome, items)
+    word = outcome_text(outcome, items)
     if outcome == "not_tested" or verdict.claim.kind == "exact":
         return word
     if verdict.scale == "pretrained":
-        models = [RELEASED.get(next(filter(run.endswith, RELEASED), ""), run) for run in verdict.runs]
+        models = [RELEASED_NAMES.get(next(filter(run.endswith, RELEASED_NAMES), ""), run) for run in verdict.runs]
         return f"{word} for {', '.join(dict.fromkeys(models))}"
     alone = max(item.seeds for item in verdict.items) == 1 and any(item.examples for item in verdict.items)
     qualifier = ", this model alone" if alone else ""
@@ -96,18 +96,18 @@ def html(evaluated: Sequence[Verdict], scale: str) -> str:
     """Return a page with all verdicts: the headline claims first, then the others by study."""
     registry = read_claims()
     notes = [f"Version {change.version} ({change.date}); known by then: {change.known}." for change in registry.changes]
-    head = RULES, " ".join([f"The registered claims are version {registry.version}.", *notes]), counts(evaluated)
-    parts = [pages.paragraph(text) for text in head]
+    versions = " ".join([f"The registered claims are version {registry.version}.", *notes])
+    parts = [pages.paragraph(text) for text in (RULES, versions, outcome_counts(evaluated))]
     groups: dict[str, list[Verdict]] = {}
     for verdict in sorted(evaluated, key=lambda each: (not each.claim.headline, [*KINDS].index(each.claim.kind))):
         title = f"{verdict.claim.study}, {verdict.claim.kind}: {KINDS[verdict.claim.kind]}"
         groups.setdefault("Headline claims" if verdict.claim.headline else title, []).append(verdict)
     for title, group in groups.items():
-        parts += [pages.heading(title), pages.table(readable(group))]
-    return pages.page(f"Claims at scale {scale}", parts)
+        parts += [pages.heading(title), pages.html_table(verdict_table(group))]
+    return pages.html_page(f"Claims at scale {scale}", parts)
 
 
-def best(by_scale: Mapping[str, Sequence[Verdict]]) -> list[Verdict]:
+def best_verdicts(by_scale: Mapping[str, Sequence[Verdict]]) -> list[Verdict]:
     """Return one verdict per claim: from the first scale that tests it, otherwise from the first scale with numbers,
     otherwise from the first scale.
     """
@@ -118,55 +118,55 @@ def best(by_scale: Mapping[str, Sequence[Verdict]]) -> list[Verdict]:
     return [min(of_claim, key=rank) for of_claim in zip(*by_scale.values(), strict=True)]
 
 
-def all_block(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
+def verdict_cards(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
     """Return one card per claim as Markdown for docs/verdicts.md, sorted by verdict."""
 
     def title(verdict: Verdict) -> str:
-        return f"{SIGNS[verdict.outcome]} {_sentence(short(verdict.outcome, verdict.items))}"
+        return f"{SIGNS[verdict.outcome]} {_sentence(outcome_text(verdict.outcome, verdict.items))}"
 
-    once = sorted(best(by_scale), key=lambda verdict: (ORDER.index(verdict.outcome), title(verdict)))
-    parts = [RULES, counts(once)]
+    once = sorted(best_verdicts(by_scale), key=lambda verdict: (ORDER.index(verdict.outcome), title(verdict)))
+    parts = [RULES, outcome_counts(once)]
     for heading, group in groupby(once, key=title):
-        parts += [f"### {heading}", "\n".join(map(card, group))]
+        parts += [f"### {heading}", "\n".join(map(verdict_card, group))]
     return "\n\n".join(parts)
 
 
-def card(verdict: Verdict) -> str:
+def verdict_card(verdict: Verdict) -> str:
     """Return a claim as one Markdown list entry: statement, published, ours, why it is not tested, what was run."""
-    cells, claim = _row(verdict), verdict.claim
+    cells, claim = _verdict_cells(verdict), verdict.claim
     keys = {"published": "published", "ours": "ours", "why": "why", "verdict": "word", "run": "what was run"}
     lines = [f"{name.capitalize()}: {cells[key].replace(chr(10), '. ')}" for name, key in keys.items() if cells[key]]
     p = f"; p after Holm's correction {cells['p (Holm)']}" if cells["p (Holm)"] else ""
-    lines = [*map(pages.markdown, lines), f"Registered as `{claim.id}`{pages.markdown(p)}"]
-    return f"- **{pages.markdown(claim.statement)}**<br>{'<br>'.join(lines)}"
+    lines = [*map(pages.escape_markdown, lines), f"Registered as `{claim.id}`{pages.escape_markdown(p)}"]
+    return f"- **{pages.escape_markdown(claim.statement)}**<br>{'<br>'.join(lines)}"
 
 
-def counts(evaluated: Sequence[Verdict]) -> str:
+def outcome_counts(evaluated: Sequence[Verdict]) -> str:
     """Return the number of claims with each verdict in words, separately for measured and exact claims."""
     sentences = []
     for kind in KINDS:
         of_kind = [verdict for verdict in evaluated if verdict.claim.kind == kind]
-        words = Counter(short(v.outcome, v.items) for v in sorted(of_kind, key=lambda v: ORDER.index(v.outcome)))
+        words = Counter(outcome_text(v.outcome, v.items) for v in sorted(of_kind, key=lambda v: ORDER.index(v.outcome)))
         listed = "; ".join(f"{word} {count}" for word, count in words.items())
         sentences += [f"Of {len(of_kind)} {kind} claims: {listed}."] if listed else []
     return " ".join(sentences)
 
 
-def readable(evaluated: Sequence[Verdict]) -> DataFrame:
+def verdict_table(evaluated: Sequence[Verdict]) -> DataFrame:
     """Return a row per claim as text, without its columns that are empty in all rows."""
-    table = DataFrame(map(_row, evaluated))
+    table = DataFrame(map(_verdict_cells, evaluated))
     return table.drop(columns=[name for name in table if not table[name].any()])
 
 
-def _row(verdict: Verdict) -> dict[str, str]:
+def _verdict_cells(verdict: Verdict) -> dict[str, str]:
     claim, changed = verdict.claim, read_claims().revisions(verdict.claim).note
     items = [item for item in verdict.counted or verdict.items if item.values or item.reason]
     return {
         "claim": f"{claim.id}\n{claim.statement}",
         "published": claim.published,
-        "ours": _ours(verdict),
+        "ours": _our_numbers(verdict),
         "what was run": "\n".join(dict.fromkeys(item.ran for item in items if item.ran)),
-        "word": worded(verdict.outcome, verdict, verdict.items) + (f" [{changed}]" if changed else ""),
+        "word": verdict_text(verdict.outcome, verdict, verdict.items) + (f" [{changed}]" if changed else ""),
         "why": "\n".join(_reasons(items, claim.arms)),
         "p (Holm)": "" if verdict.holm_p is None else "< 0.001" if verdict.holm_p < 0.001 else f"{verdict.holm_p:.3f}",
         "source": claim.source,
@@ -175,7 +175,7 @@ def _row(verdict: Verdict) -> dict[str, str]:
     }
 
 
-def _ours(verdict: Verdict) -> str:
+def _our_numbers(verdict: Verdict) -> str:
     """Return each number of a claim behind its meaning, by item if there are several."""
     items = [item for item in verdict.items if item.values]
     parts = []
@@ -213,7 +213,7 @@ def item_name(item: Item) -> str:
     return (item.item or "").replace("_", " ")
 
 
-def pipes(table: DataFrame) -> str:
+def compact_markdown_table(table: DataFrame) -> str:
     """Return a table as Markdown."""
     lines = [list(table.columns), ["---"] * len(table.columns), *table.to_numpy().tolist()]
-    return "\n".join("| " + " | ".join(map(pages.markdown, line)) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(map(pages.escape_markdown, line)) + " |" for line in lines)

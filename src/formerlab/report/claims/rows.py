@@ -17,13 +17,13 @@ from formerlab.report.claims.envelope import envelope_variance, flops_at_loss
 from formerlab.report.claims.quantity import (
     Combination,
     Examples,
-    Level,
     MissingRowsError,
-    Paired,
-    grouped,
-    over_alphas,
+    PairedMean,
+    RunMetric,
+    combine_alphas,
+    group_examples,
     residual_variance,
-    variance_within,
+    within_run_variance,
 )
 from formerlab.report.claims.registry import Arm, ClaimArms
 from formerlab.results.read import Results
@@ -31,18 +31,18 @@ from formerlab.statistics import CONFIDENCE, weighted_means
 
 BLEU = {"bleu": "sacrebleu", "bleu_compound_split": "compound_split"}
 """Names of the translation metrics in claims, with their names in rows."""
-OF_WINDOWS = {"loss_nats": "prune.csv", "early_share": "prune_masks.csv", "distance_to_ideal": "prune_masks.csv"}
+WINDOW_METRICS = {"loss_nats": "prune.csv", "early_share": "prune_masks.csv", "distance_to_ideal": "prune_masks.csv"}
 """Metrics of a policy that are measured on every window, with the files that have them."""
 POOL_FACTOR = 2
 """Runs within this factor of the FLOPs and parameters of the arms share their variance (pool_factor)."""
 Result = TypeVar("Result")
 
 
-def once(find: Callable[..., Result]) -> Callable[..., Result]:
+def cached_method(find: Callable[..., Result]) -> Callable[..., Result]:
     """Cache the results of a method. Claims of a study share them if they read the same suites by the same metric."""
 
     @wraps(find)
-    def cached(self: "Rows", *arguments: Any, **named: Any) -> Result:
+    def cached(self: "ClaimRows", *arguments: Any, **named: Any) -> Result:
         key = (find.__name__, self.study, self.arms.suites, self.arms.metric, *arguments, *named.items())
         if key not in self.cache:
             self.cache[key] = find(self, *arguments, **named)
@@ -52,7 +52,7 @@ def once(find: Callable[..., Result]) -> Callable[..., Result]:
     return cached
 
 
-class Rows:
+class ClaimRows:
     """The rows of one study for the arms of one claim."""
 
     def __init__(self, results: Results, study: str, arms: ClaimArms, cache: dict[Any, Any] | None = None) -> None:
@@ -61,13 +61,13 @@ class Rows:
         self.used: set[str] = set()
         self.cache = {} if cache is None else cache
 
-    @once
+    @cached_method
     def all_runs(self) -> DataFrame:
         """Return the records of all runs of the study, with the columns of their starts even if no run has a start."""
         runs, starts = self.results.runs(self.study), ["init.id", "init.weights_sha256", "weights_sha256"]
         return runs.reindex(columns=runs.columns.union(starts, sort=False))
 
-    @once
+    @cached_method
     def records(self, run: str) -> DataFrame:
         """Return the records of a run."""
         return self.all_runs()[self.all_runs()["run"] == run]
@@ -96,7 +96,7 @@ class Rows:
             raise MissingRowsError(f"run {run} has no rows in {name}")
         return rows
 
-    def level(self, arm: Arm, metric: str, *, logarithm: bool = False) -> Level:
+    def level(self, arm: Arm, metric: str, *, logarithm: bool = False) -> RunMetric:
         """Return the metric of an arm or its logarithm, one number per seed (for timings, per repetition)."""
         if metric in ("time_s", "memory_bytes"):
             rows = self.results.rows_of("speed.csv", self.study)
@@ -104,7 +104,7 @@ class Rows:
             if rows.empty:
                 raise MissingRowsError(f"a planned run ({arm.run}) has not been timed")
             self.used.add(str(arm.run))
-            return Level(f"{metric} {arm.measure} {arm.run}", rows.set_index("repetition")[metric].astype(float))
+            return RunMetric(f"{metric} {arm.measure} {arm.run}", rows.set_index("repetition")[metric].astype(float))
         run = self.run(arm)
         if metric in ("loss_nats", "error_rate"):
             kind = (metric, arm.at, logarithm)
@@ -120,10 +120,10 @@ class Rows:
             values = self._embedding_weight(run, last=metric.endswith("last_third"))
         else:
             values = self._recorded(run, metric)
-        return Level(f"{metric} {run}", values)
+        return RunMetric(f"{metric} {run}", values)
 
-    @once
-    def _held_out(self, run: str, metric: str, at: str, logarithm: bool) -> Level:
+    @cached_method
+    def _held_out(self, run: str, metric: str, at: str, logarithm: bool) -> RunMetric:
         """Return the loss or error rate of a run at a moment; on the test split with its documents, pairs or images."""
         rows = self.rows("test.csv" if at == "end" else "eval.csv", run)
         if rows["loss_nats"].isna().any() and not self._diverged(run):
@@ -134,16 +134,16 @@ class Rows:
         pairs = (self.records(run).get("spec.task.kind", Series([None])) == "translation").all()
         unit = "document" if "document" in rows else "window" if pairs or "label" in rows else None
         if at != "end" or unit is None:  # the rows have no column of documents, pairs or images
-            return Level(name, values)
+            return RunMetric(name, values)
         units = weighted_means(rows, ["seed", unit]).unstack()
         weights = rows[rows["seed"] == means.index[0]].groupby(unit)["tokens"].sum().to_numpy(float)
-        return Level(name, values, units.div(means, axis=0) if logarithm else units, weights)
+        return RunMetric(name, values, units.div(means, axis=0) if logarithm else units, weights)
 
-    @once
-    def _pooled(self, terms: frozenset[Level], *kind: Any) -> tuple[float, int] | None:
+    @cached_method
+    def _pooled(self, terms: frozenset[RunMetric], *kind: Any) -> tuple[float, int] | None:
         """Return the variance of one run between seeds, over the runs similar to the runs of the terms."""
         by_run = {}
-        for run, records in alike(self.all_runs(), {term.name.split()[-1] for term in terms}).groupby(
+        for run, records in similar_runs(self.all_runs(), {term.name.split()[-1] for term in terms}).groupby(
             "run", sort=False
         ):
             with suppress(MissingRowsError):
@@ -151,10 +151,10 @@ class Rows:
                 by_run[run] = values[values.index.isin(records["seed"])]
         return residual_variance(pd.concat(by_run)) if by_run else None
 
-    @once
+    @cached_method
     def _own_variance(self, run: str, *kind: Any) -> tuple[float, int] | None:
         """Return the variance between seeds over the runs with the same model, start and budget, on any text."""
-        others, models = alike(self.all_runs(), [run], any_text=True), {}
+        others, models = similar_runs(self.all_runs(), [run], any_text=True), {}
         for name, records in others.groupby("run", sort=False):
             models[str(name)] = self.results.stage_record(str(records["id"].iloc[0]), "train")["spec"]["model"]
         by_run = []
@@ -162,7 +162,7 @@ class Rows:
             with suppress(MissingRowsError):
                 values = self._held_out(name, *kind).values
                 by_run.append(values[values.index.isin(others.loc[others["run"] == name, "seed"])])
-        return variance_within(by_run)
+        return within_run_variance(by_run)
 
     def curve(self, run: str) -> DataFrame:
         """Return the validation loss of a run by seed and step."""
@@ -193,7 +193,7 @@ class Rows:
         """Return a column of run.json by seed."""
         return self.records(run).set_index("seed")[key].astype(float).sort_index()
 
-    def _flops_ratio(self, run: str, envelope: Sequence[str]) -> Level:
+    def _flops_ratio(self, run: str, envelope: Sequence[str]) -> RunMetric:
         """Return the cumulative FLOPs of a run divided by the FLOPs that models from scratch need for its loss.
 
         All seeds of the run use the same envelope, which is built from means over seeds. They share the variance that
@@ -216,7 +216,7 @@ class Rows:
             ends = f"{losses.max():.4g} to {losses.min():.4g}"
             raise MissingRowsError(f"a loss of {beyond.iloc[0]:.4g} nats lies beyond the ends of the envelope ({ends})")
         shared = envelope_variance(by_seed.to_numpy(), cost[by_seed.index].to_numpy(), flops, [*by_run.values()])
-        return Level(f"flops_ratio_at_equal_loss {run}", cost / needed, shared=shared)
+        return RunMetric(f"flops_ratio_at_equal_loss {run}", cost / needed, shared=shared)
 
     def _losses_on_text_of(self, other: str, run: str) -> Series:
         """Return the loss by seed of a run on the test text of another run.
@@ -256,7 +256,7 @@ class Rows:
         rows = self._mixing(self.run(arm)).query("destination != source")
         return rows.pivot(index="seed", columns=["destination", "source"], values="weight").to_numpy()
 
-    @once
+    @cached_method
     def sample(self, arm: Arm, metric: str, *, above_chance: bool = False, suite: str | None = None) -> Examples:
         """Return an arm's examples, in the same order for every arm.
 
@@ -270,11 +270,11 @@ class Rows:
             names = {"valid": tuple(map(str, range(stacked.shape[1])))}
             return Examples((stacked,), tuple(of_seeds), names, corpus_bleu)
         if arm.alphas:
-            each = [self.sample(a, metric, above_chance=above_chance, suite=suite) for a in _each_alpha(arm)]
-            return over_alphas(each, arm.run, arm.chosen)
+            each = [self.sample(a, metric, above_chance=above_chance, suite=suite) for a in _arms_by_alpha(arm)]
+            return combine_alphas(each, arm.run, arm.chosen)
         run = self.run(arm)
-        if metric in OF_WINDOWS:
-            return grouped(self._of_windows(arm, metric).assign(task=metric), "window", run)
+        if metric in WINDOW_METRICS:
+            return group_examples(self._of_windows(arm, metric).assign(task=metric), "window", run)
         rows = self.rows("prune_questions.csv" if arm.policy else "zeroshot.csv", run)
         rows = policy_rows(rows, arm) if arm.policy else rows
         rows = rows[rows["metric"] == self.arms.metric]
@@ -284,11 +284,11 @@ class Rows:
         rows = rows[rows["task"].isin(suites)] if suites else rows
         choices = rows.get("choices", Series(np.nan, rows.index))  # files with only free answers have no such column
         guess = (1 / choices).fillna(0.0) if arm.chance or above_chance else 0.0  # 0: a free answer
-        return grouped(rows.assign(value=guess if arm.chance else rows["value"] - guess), "example", run)
+        return group_examples(rows.assign(value=guess if arm.chance else rows["value"] - guess), "example", run)
 
     def _of_windows(self, arm: Arm, metric: str) -> DataFrame:
         """Return the rows of an arm's policy on windows, with the metric in the column `value`."""
-        rows = policy_rows(self.rows(OF_WINDOWS[metric], self.run(arm)), arm)
+        rows = policy_rows(self.rows(WINDOW_METRICS[metric], self.run(arm)), arm)
         return rows[rows["metric"] == metric] if "metric" in rows else rows.assign(value=rows[metric])
 
     def windows(self, arm: Arm, metric: str) -> tuple[int, int | None]:
@@ -297,7 +297,7 @@ class Rows:
         documents = rows["document"].nunique() if "document" in rows and rows["document"].notna().all() else None
         return rows["window"].nunique(), documents
 
-    def paired(self, left: Arm, right: Arm, metric: str) -> Paired:
+    def paired(self, left: Arm, right: Arm, metric: str) -> PairedMean:
         """Return the mean difference left - right over the same examples; one of the arms may be a constant."""
         if left.constant is not None:
             return -1.0 * self.paired(right, left, metric)
@@ -311,11 +311,11 @@ class Rows:
             raise MissingRowsError("the arms have no seed in common")
         return self._estimate(left, metric, seeds) - self._estimate(right, metric, seeds)
 
-    @once
-    def _estimate(self, arm: Arm, metric: str, seeds: tuple[int, ...]) -> Paired:
+    @cached_method
+    def _estimate(self, arm: Arm, metric: str, seeds: tuple[int, ...]) -> PairedMean:
         return self.sample(arm, metric).of(seeds).estimate()
 
-    @once
+    @cached_method
     def over_chance(self, arm: Arm, suite: str | None = None) -> float:
         """Return the lower end of the interval of accuracy minus guessing."""
         return self.sample(arm, "accuracy", above_chance=True, suite=suite).estimate().ends(CONFIDENCE)[0]
@@ -323,7 +323,7 @@ class Rows:
     def realised_budget(self, arm: Arm, metric: str) -> float:
         """Return the mean measured cache size of a policy on the windows or questions of the metric."""
         rows = self.rows("prune_questions.csv" if metric == "accuracy" else "prune.csv", self.run(arm))
-        return float(np.mean([policy_rows(rows, a)["realised_budget"].mean() for a in _each_alpha(arm)]))
+        return float(np.mean([policy_rows(rows, a)["realised_budget"].mean() for a in _arms_by_alpha(arm)]))
 
 
 def pooled_differences(
@@ -335,7 +335,7 @@ def pooled_differences(
     nats, or error_rate, for which `name` is in points of accuracy. Rows of single seeds, and of runs with one seed in
     common, have missing ends. `Combination.interval` defines the interval.
     """
-    reader, sign = Rows(results, study, ClaimArms()), 1.0 if metric == "loss_nats" else -100.0
+    reader, sign = ClaimRows(results, study, ClaimArms()), 1.0 if metric == "loss_nats" else -100.0
     ends = np.full((len(rows), 2), np.nan)
     for at, row in enumerate(rows.to_dict("records")):
         if row["source"] == "ours" and row["part"] == "mean" and row["seeds"] > 1:
@@ -362,7 +362,7 @@ def policy_rows(rows: DataFrame, arm: Arm) -> DataFrame:
     return of_policy
 
 
-def alike(runs: DataFrame, arm_runs: Collection[str], *, any_text: bool = False) -> DataFrame:
+def similar_runs(runs: DataFrame, arm_runs: Collection[str], *, any_text: bool = False) -> DataFrame:
     """Return the finished runs with the data, start, size and budget of the arms, within POOL_FACTOR for the last two.
 
     With `any_text`, the data may differ.
@@ -378,6 +378,6 @@ def alike(runs: DataFrame, arm_runs: Collection[str], *, any_text: bool = False)
     return runs[wanted]
 
 
-def _each_alpha(arm: Arm) -> list[Arm]:
+def _arms_by_alpha(arm: Arm) -> list[Arm]:
     """Return an arm per alpha, or the arm itself if it has one alpha."""
     return [arm.model_copy(update={"alpha": a, "alphas": (), "chosen": None}) for a in arm.alphas] or [arm]

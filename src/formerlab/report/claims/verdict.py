@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from simpleeval import simple_eval
 
-from formerlab.report.claims.quantity import Agreement, Combination, Level, MissingRowsError, Paired, Quantity
-from formerlab.report.claims.regime import ArmRuns, arms_of, sizes, unmet
+from formerlab.report.claims.quantity import Agreement, Combination, MissingRowsError, PairedMean, Quantity, RunMetric
+from formerlab.report.claims.regime import ArmRuns, arm_runs, model_sizes, unmet_conditions
 from formerlab.report.claims.registry import Arm, Claim, ClaimArms, read_claims
-from formerlab.report.claims.rows import OF_WINDOWS, Rows
+from formerlab.report.claims.rows import WINDOW_METRICS, ClaimRows
 from formerlab.results.read import Results
 from formerlab.results.schema import EXACT
 from formerlab.statistics import CONFIDENCE
@@ -31,7 +31,7 @@ class Item:
     """One item of a claim, or a claim without items, with its outcome."""
 
     def __init__(
-        self, claim: Claim, rows: Rows | None, numbers: Numbers, item: str | None, confidence: float = CONFIDENCE
+        self, claim: Claim, rows: ClaimRows | None, numbers: Numbers, item: str | None, confidence: float = CONFIDENCE
     ) -> None:
         self.claim, self.item, self.confidence = claim, item, confidence
         self._rows, self._numbers = rows, numbers
@@ -43,7 +43,7 @@ class Item:
         self.one_text = False
 
     @property
-    def rows(self) -> Rows:
+    def rows(self) -> ClaimRows:
         """The rows of the study. Raises MissingRowsError if the study maps no runs to the claim."""
         if self._rows is None:
             raise MissingRowsError("no run is planned for this claim")
@@ -76,12 +76,12 @@ class Item:
         claim, measured = self.claim, self.claim.kind == "measured"
         try:
             self._define()
-            runs = arms_of(claim, self.rows, self.item) if measured else {}
+            runs = arm_runs(claim, self.rows, self.item) if measured else {}
             reasons = self._not_tested(scale, runs) if measured else []
             holds = not reasons and self._evaluate(claim.criterion.holds)
             fails = not reasons and not holds and self._evaluate(claim.criterion.fails)
             if measured:
-                models = sizes(runs)
+                models = model_sizes(runs)
                 examples = self._described_examples(runs) if self.examples else ""
                 unit = "repetition" if any(run.arm.measure for run in runs.values()) else "seed"
                 self.ran = ", ".join(filter(None, [models, examples, f"{self.seeds} {unit}{'s' * (self.seeds != 1)}"]))
@@ -103,7 +103,7 @@ class Item:
         """Return the reasons why the existing rows do not test the claim."""
         claim, needed = self.claim, self.claim.criterion.requires
         reasons = [] if scale in claim.scales.judged else [f"scale {scale} does not test it: {claim.scales.why}"]
-        reasons += unmet(claim, runs)
+        reasons += unmet_conditions(claim, runs)
         if needed is not None and not self._evaluate(needed):
             reasons.append(f"our runs do not show what the claim presupposes: {claim.labels.get('requires', needed)}")
         few = self._fewest_seeds < MIN_SEEDS
@@ -113,7 +113,7 @@ class Item:
         """Return the number of examples in words; windows of text also name the number of their documents."""
         metric = self.claim.criterion.measured
         arm = next((run.arm for run in runs.values() if run.arm.policy), None)
-        if arm is None or metric not in OF_WINDOWS:
+        if arm is None or metric not in WINDOW_METRICS:
             return f"{self.examples} examples"
         windows, documents = self.rows.windows(arm, metric)
         return f"{windows} windows" + (f" of {documents} documents" if documents else "")
@@ -158,9 +158,9 @@ class Item:
     def _ratio(self, a: str, b: str, metric: str) -> Combination:
         first, second = (self._linear(arm, metric).by_seed for arm in (a, b))
         shared = first.index.intersection(second.index)
-        return Combination({Level(f"{metric} {a} / {b}", (first / second).loc[shared]): 1.0})
+        return Combination({RunMetric(f"{metric} {a} / {b}", (first / second).loc[shared]): 1.0})
 
-    def _paired(self, a: str, b: str, metric: str) -> Paired:
+    def _paired(self, a: str, b: str, metric: str) -> PairedMean:
         paired = self.rows.paired(self._arm(a), self._arm(b), metric)
         self._seeds_of_pairs, self.examples = len(paired.of_seeds), paired.examples
         return paired
@@ -200,21 +200,21 @@ class Verdict:
         return tuple(item for item in self.items if not (left_out and item.outcome == "not_tested"))
 
 
-def evaluate(claim: Claim, rows: Rows | None, numbers: Numbers, scale: str) -> Verdict:
+def evaluate(claim: Claim, rows: ClaimRows | None, numbers: Numbers, scale: str) -> Verdict:
     """Return the verdict on one claim."""
     items = tuple(Item(claim, rows, numbers, item).decide(scale) for item in claim.criterion.for_each or (None,))
-    outcome = combined([item.outcome for item in items], claim.criterion.combine)
+    outcome = combine_outcomes([item.outcome for item in items], claim.criterion.combine)
     return Verdict(claim, scale, outcome, items, tuple(sorted(rows.used)) if rows else ())
 
 
-def combined(outcomes: Iterable[Outcome], combine: str | None) -> Outcome:
+def combine_outcomes(outcomes: Iterable[Outcome], combine: str | None) -> Outcome:
     """Return the combined outcome of all items, or with `tested`, of the items that were tested."""
     counted = [outcome for outcome in outcomes if combine != "tested" or outcome != "not_tested"]
     order: tuple[Outcome, ...] = ("contradicts", "fails", "not_tested", "cannot_tell", "agrees", "holds")
     return next((outcome for outcome in order if outcome in counted), "not_tested")
 
 
-def p_value(verdict: Verdict, rows: Rows | None) -> float:
+def p_value(verdict: Verdict, rows: ClaimRows | None) -> float:
     """Return the smallest a, to 1e-4, with which all counted items hold at confidence 1 - a, or 1 if no a does."""
 
     def holds(error: float) -> bool:
@@ -239,7 +239,7 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 def evaluate_all(
-    claims: Iterable[Claim], scale: str, rows: Mapping[str, Rows], numbers: Mapping[str, Numbers]
+    claims: Iterable[Claim], scale: str, rows: Mapping[str, ClaimRows], numbers: Mapping[str, Numbers]
 ) -> list[Verdict]:
     """Return the verdicts on all claims. Headline claims with a verdict have a corrected p value.
 
@@ -251,10 +251,14 @@ def evaluate_all(
     return [replace(verdict, holm_p=corrected.get(verdict.claim.id)) for verdict in evaluated]
 
 
-def verdicts(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]]) -> list[Verdict]:
+def evaluate_results(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]]) -> list[Verdict]:
     """Return the verdicts at the scale of `results`, headline claims first; `arms` are by study and claim id."""
-    shared = dict[Any, Any]()
-    rows = {name: Rows(results, study, own, shared) for study, mapped in arms.items() for name, own in mapped.items()}
+    cache = dict[Any, Any]()
+    rows = {
+        claim: ClaimRows(results, study, claim_arms, cache)
+        for study, by_claim in arms.items()
+        for claim, claim_arms in by_claim.items()
+    }
     numbers = {
         str(claim): dict(zip(group["name"], group["value"].astype(float), strict=True))
         for claim, group in results.rows_of(EXACT, "").groupby("claim")

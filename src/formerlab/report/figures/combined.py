@@ -6,7 +6,7 @@ from pandas import DataFrame
 
 from formerlab.report.catalogue import plot
 from formerlab.report.panel import Panel, layout
-from formerlab.report.runs import ends, held_out, held_out_losses, minus
+from formerlab.report.runs import by_seed, estimate, held_out_losses, subtract
 from formerlab.report.tables.combined import PRUNED, STUDY, cells, contrasts, levels
 from formerlab.results.read import Results
 from formerlab.statistics import student
@@ -26,14 +26,14 @@ def gains(losses: DataFrame) -> DataFrame:
 
     The difference is the gain beside the other part minus the gain without it, which is the same for both parts.
     """
-    found = {name: minus(held_out(losses, old), held_out(losses, new)) for name, (old, new, _) in PAIRS.items()}
+    found = {name: subtract(by_seed(losses, old), by_seed(losses, new)) for name, (old, new, _) in PAIRS.items()}
     first, second, *_ = found.values()
-    found[_DIFFERENCE] = minus(second, first)
+    found[_DIFFERENCE] = subtract(second, first)
     rows = []
     for name, values in found.items():
         shared = {"kind": "gain", "name": name, "run": PAIRS[name][1] if name in PAIRS else "pattention-dwa"}
         if len(values):
-            rows.append(shared | ends("gain_nats", student(values)) | {"seeds": len(values)})
+            rows.append(shared | estimate("gain_nats", student(values)) | {"seeds": len(values)})
         rows += [shared | {"seed": seed, "gain_nats": value} for seed, value in values.items()]
     return DataFrame(rows)
 

@@ -16,9 +16,17 @@ from pandas import DataFrame, Series
 from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.families import families
 from formerlab.report.figures.transformer import VARIANTS
-from formerlab.report.names import data_set
+from formerlab.report.names import data_set_label
 from formerlab.report.panel import Panel, layout
-from formerlab.report.runs import GROWN, at_end, recorded, seed_notes, summary, validation_losses, variant
+from formerlab.report.runs import (
+    GROWN,
+    last_step_rows,
+    load_runs,
+    seed_notes,
+    summarize,
+    validation_losses,
+    variant_label,
+)
 from formerlab.report.studies.tokenformer import WAYS_TO_GROW
 from formerlab.report.style import BROWN, LEAF, PINK, SKY, TAN, look
 from formerlab.report.tables.vision import NAMES
@@ -52,8 +60,8 @@ def told_apart(firsts: Sequence[dict[str, Any]], scale: str) -> DataFrame:
     for record in firsts:
         layers, start = record["spec"]["model"].get("layers"), "from a parent" if record["init"] else "from scratch"
         depth = f"{layers:.0f} blocks" if layers else ""
-        panels.append(", ".join(filter(None, [data_set(record["data"]["name"], None, scale), depth, start])))
-    known = DataFrame({"panel": panels, "variant": [variant(one) for one in flat]})
+        panels.append(", ".join(filter(None, [data_set_label(record["data"]["name"], None, scale), depth, start])))
+    known = DataFrame({"panel": panels, "variant": [variant_label(one) for one in flat]})
     known["family"] = known["variant"].replace(WAYS_TO_GROW).str.removeprefix(f"{GROWN}: ")
     others = (key.removeprefix("spec.") for one in flat for key in one)
     keys = [key for key in dict.fromkeys([*TOLD, *others]) if key not in ("study", "name", "seed", RATE)]
@@ -172,14 +180,14 @@ def rates(results: Results, runs: Sequence[str], *, study: str) -> DataFrame:
     grid. If it does not, the caption says so at its end, and a comparison at that rate may be unfair.
     """
     records = {record["id"]: record for record in results.records()}
-    losses = at_end(validation_losses(results, study, runs))
-    found = recorded(results, study, runs).merge(losses, "left", ["run", "seed"])
+    losses = last_step_rows(validation_losses(results, study, runs))
+    found = load_runs(results, study, runs).merge(losses, "left", ["run", "seed"])
     found["number"] = families([records[name]["spec"] for name in found["id"]], RATE)
     found["lr"], found["loss_nats"] = found[f"spec.{RATE}"].astype(float), found["loss_nats"].mask(found["diverged"])
     # a run may stand twice, under two names
     found = found[found["number"] >= 0].drop_duplicates(["number", "lr", "seed"])
     found["run"] = found.groupby(["number", "lr"])["run"].transform("first")
-    rows = summary(found, "loss_nats", keys := ["number", "lr", "run"])
+    rows = summarize(found, "loss_nats", keys := ["number", "lr", "run"])
     means = rows[rows["part"] == "mean"].merge(found.groupby(keys)["diverged"].sum().reset_index())
     grid = means.groupby("number")
     means["chosen"] = means["loss_nats"] == grid["loss_nats"].transform("min")

@@ -5,7 +5,7 @@ from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.panel import Panel, layout
-from formerlab.report.runs import differences, held_out
+from formerlab.report.runs import by_seed, differences
 from formerlab.report.tables import vision as tables
 from formerlab.results.read import Results
 
@@ -136,7 +136,7 @@ def vision_growth(results: Results, runs: list[str]) -> DataFrame:
     rows = differences(measured, pairs, "run", "parent", tables.COMPARED, "top1_percent", results)
     if rows.empty:
         return rows
-    costs = {run: held_out(measured, run, "flops_cumulative").mean() for run in GROWTH}
+    costs = {run: by_seed(measured, run, "flops_cumulative").mean() for run in GROWTH}
     means = rows[rows["part"] == "mean"].set_index("run")[tables.COMPARED]
     return rows.assign(
         flops_cumulative=rows["run"].map(costs).where(rows["part"] == "mean"),

@@ -7,13 +7,13 @@ import pandas as pd
 from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import expand_columns
-from formerlab.report.names import RELEASED, all_names
-from formerlab.report.runs import ends, n_seeds
+from formerlab.report.names import RELEASED_NAMES, all_names
+from formerlab.report.runs import estimate, seed_count
 from formerlab.results.read import Results
 from formerlab.statistics import bootstrap_means, mean_ends, over_examples, weighted_means
 
 _POLICIES = {kind: name.label for kind, name in all_names()["policy"].items()}
-NAMES = {"full": _POLICIES["full"], "dynamic_cache": "DynamicCache", **_POLICIES}
+POLICY_LABELS = {"full": _POLICIES["full"], "dynamic_cache": "DynamicCache", **_POLICIES}
 """Labels of the policies, in the order in which they are shown. DynamicCache is the cache of transformers."""
 
 CONFIGURATION = ["run", "policy", "alpha", "recent", "budget"]
@@ -25,15 +25,15 @@ RELEASED_RUNS = "released-"
 """Prefix of the names of the main runs of released models."""
 
 
-def one_model(rows: DataFrame) -> DataFrame:
+def first_model_rows(rows: DataFrame) -> DataFrame:
     """Return the rows of the run that a figure of a single model shows; released models come before ours."""
     runs = sorted(rows["run"].unique(), key=lambda run: not str(run).startswith(RELEASED_RUNS))
     return rows[rows["run"] == runs[0]] if runs else rows
 
 
-def model_of(run: str) -> str:
+def model_label(run: str) -> str:
     """Return the label of the released model of a run, or the name of any other run."""
-    return RELEASED.get(name := run.removeprefix(RELEASED_RUNS), name)
+    return RELEASED_NAMES.get(name := run.removeprefix(RELEASED_RUNS), name)
 
 
 def configurations(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
@@ -44,17 +44,17 @@ def configurations(results: Results, study: str, runs: Sequence[str] = ("*",)) -
     `perplexity_high` add this interval to the loss of the full cache, so they show the uncertainty of the comparison.
     The difference and these ends are empty without rows of the full cache.
     """
-    table = beside(_shared(results.rows("prune.csv", study, runs)), ["run"], "full", "increase_nats")
+    table = paired_losses(_on_common_windows(results.rows("prune.csv", study, runs)), ["run"], "full", "increase_nats")
     full = table["policy"] == "full"
     level = table["run"].map(table[full].groupby("run")["loss_nats"].max())  # NaN without rows of the full cache
     table.loc[full, expand_columns("increase_nats[]")] = 0.0
     bounds = {f"perplexity_{end}": np.exp(level + table[f"increase_nats_{end}"]) for end in ("low", "high")}
-    return ordered(table.assign(perplexity=np.exp(table["loss_nats"]), **bounds, source="ours"))
+    return label_and_sort(table.assign(perplexity=np.exp(table["loss_nats"]), **bounds, source="ours"))
 
 
-def labels(kinds: "Series[str]") -> "Series[str]":
+def policy_labels(kinds: "Series[str]") -> "Series[str]":
     """Return the label of each policy, or its kind if names.yaml does not list it."""
-    return kinds.map(NAMES).fillna(kinds)
+    return kinds.map(POLICY_LABELS).fillna(kinds)
 
 
 def scorer(policy: str) -> str:
@@ -62,42 +62,48 @@ def scorer(policy: str) -> str:
     return policy.split()[0].rstrip(")").rpartition("(")[2]
 
 
-def ordered(table: DataFrame) -> DataFrame:
+def label_and_sort(table: DataFrame) -> DataFrame:
     """Return the rows in the order in which policies are shown, with a column `configuration` of names."""
     kinds = table["policy"].map(scorer)
-    places = {policy: place for place, policy in enumerate(NAMES)}
-    table = table.assign(place=kinds.map(places).fillna(len(places)), configuration=_labels(table))
+    places = {policy: place for place, policy in enumerate(POLICY_LABELS)}
+    table = table.assign(place=kinds.map(places).fillna(len(places)), configuration=_configuration_labels(table))
     table = table.sort_values(["run", "place", "policy", "alpha", "recent", "budget"], ignore_index=True)
     return table.drop(columns="place")
 
 
-def beside(rows: DataFrame, by: Sequence[str], base: str, name: str, arm: Sequence[str] = CONFIGURATION) -> DataFrame:
-    """Return each `arm` with its `loss_nats` and the paired difference to the `base`, for each group of `by`.
+def paired_losses(
+    rows: DataFrame, by: Sequence[str], base: str, name: str, keys: Sequence[str] = CONFIGURATION
+) -> DataFrame:
+    """Return a row per configuration (combination of `keys`) with its `loss_nats` and its paired difference to the
+    `base`, for each group of `by`.
 
-    The columns `name`, `<name>_low` and `<name>_high` have the loss minus the loss with the `base` (a value of a column
-    of `arm`) on the same windows of the same model. They are empty for the base itself, and without rows of the base.
+    The columns `name`, `<name>_low` and `<name>_high` have the loss minus the loss with the `base` (a value of one of
+    the `keys`) on the same windows of the same model. They are empty for the base itself, and without rows of the base.
     """
-    found = [_beside(own, base, name, [*arm]) for _, own in rows.groupby([*by], sort=False)]
-    return pd.concat(found or [DataFrame(columns=[*arm, "loss_nats", *expand_columns(f"{name}[]")])], ignore_index=True)
+    tables = [_paired_losses_of_group(group, base, name, [*keys]) for _, group in rows.groupby([*by], sort=False)]
+    columns = [*keys, "loss_nats", *expand_columns(f"{name}[]")]
+    return pd.concat(tables or [DataFrame(columns=columns)], ignore_index=True)
 
 
-def _beside(rows: DataFrame, base: str, name: str, arm: list[str]) -> DataFrame:
-    rows, seeds = rows.sort_values([*arm, "seed", "window"]), rows["seed"].nunique()
-    found, grids = [], []
-    for key, group in rows.groupby(arm, sort=False, dropna=False):
+def _paired_losses_of_group(rows: DataFrame, base: str, name: str, keys: list[str]) -> DataFrame:
+    rows, seeds = rows.sort_values([*keys, "seed", "window"]), rows["seed"].nunique()
+    configurations, grids = [], []
+    for values, group in rows.groupby(keys, sort=False, dropna=False):
         grids.append(group["loss_nats"].to_numpy().reshape(seeds, -1))
-        found.append(dict(zip(arm, key, strict=True)) | {"realised_budget": group["realised_budget"].mean()})
+        configurations.append(
+            dict(zip(keys, values, strict=True)) | {"realised_budget": group["realised_budget"].mean()}
+        )
         weights = group["tokens"].to_numpy(dtype=float)[: grids[-1].shape[1]]
-    losses, table = np.stack(grids), DataFrame(found).assign(seeds=seeds, windows=len(weights))
+    losses, table = np.stack(grids), DataFrame(configurations).assign(seeds=seeds, windows=len(weights))
     table["loss_nats"] = np.average(losses, axis=2, weights=weights).mean(axis=1)
-    columns, at = expand_columns(f"{name}[]"), (table[arm] == base).any(axis=1)
+    columns, is_base = expand_columns(f"{name}[]"), (table[keys] == base).any(axis=1)
     table[columns] = np.nan
-    if at.any():
-        more = losses - losses[np.argmax(at)]
-        of_seeds = np.average(more, axis=2, weights=weights)
-        low, high = mean_ends(of_seeds, bootstrap_means(more, weights), len(weights))
-        table[columns] = np.column_stack([of_seeds.mean(axis=1), low, high])
-        table.loc[at, columns] = np.nan
+    if is_base.any():
+        differences = losses - losses[np.argmax(is_base)]
+        by_seed = np.average(differences, axis=2, weights=weights)
+        low, high = mean_ends(by_seed, bootstrap_means(differences, weights), len(weights))
+        table[columns] = np.column_stack([by_seed.mean(axis=1), low, high])
+        table.loc[is_base, columns] = np.nan
     return table
 
 
@@ -109,28 +115,29 @@ def league(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
     """
     rows = results.rows("prune.csv", study, runs)
     rows = rows.assign(run=rows["run"].str.partition("-")[2]).drop_duplicates([*CONFIGURATION, "seed", "window"])
-    found = []
+    tables = []
     for budget in sorted(rows.loc[rows["policy"] != "full", "budget"].unique()):
-        alike = _shared(rows[rows["policy"].eq("full") | rows["budget"].eq(budget)])
-        table, versus = (beside(alike, ["run"], *base) for base in (("full", "increase_nats"), ("h2o", MINUS_H2O)))
-        found.append(table.assign(**versus[expand_columns(f"{MINUS_H2O}[]")]).query("policy != 'full'"))
-    return ordered(pd.concat(found or [DataFrame(columns=CONFIGURATION)], ignore_index=True))
+        of_budget = _on_common_windows(rows[rows["policy"].eq("full") | rows["budget"].eq(budget)])
+        table = paired_losses(of_budget, ["run"], "full", "increase_nats")
+        minus_h2o = paired_losses(of_budget, ["run"], "h2o", MINUS_H2O)[expand_columns(f"{MINUS_H2O}[]")]
+        tables.append(table.assign(**minus_h2o).query("policy != 'full'"))
+    return label_and_sort(pd.concat(tables or [DataFrame(columns=CONFIGURATION)], ignore_index=True))
 
 
-def minus_h2o(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
+def decay_minus_h2o(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
     """Return the loss of Decay minus the loss of H2O (half recent) by configuration, paired as in `configurations`.
 
     Budgets without H2O have no rows.
     """
     rows = results.rows("prune.csv", study, runs)
-    rows = _shared(rows[rows["policy"].eq("decay") | rows["policy"].eq("h2o") & rows["recent"].eq(0.5)])
-    table = beside(rows, ["run", "budget"], "h2o", MINUS_H2O)
+    rows = _on_common_windows(rows[rows["policy"].eq("decay") | rows["policy"].eq("h2o") & rows["recent"].eq(0.5)])
+    table = paired_losses(rows, ["run", "budget"], "h2o", MINUS_H2O)
     return table.loc[table["policy"] == "decay", [*CONFIGURATION, *expand_columns(f"{MINUS_H2O}[]")]].dropna(
         subset=MINUS_H2O
     )
 
 
-def _shared(rows: DataFrame) -> DataFrame:
+def _on_common_windows(rows: DataFrame) -> DataFrame:
     """Return the rows of the seeds and windows that all configurations of their run have."""
     of_run = rows.drop_duplicates(CONFIGURATION)["run"].value_counts()
     return rows[rows.groupby(["run", "seed", "window"])["loss_nats"].transform("size") == rows["run"].map(of_run)]
@@ -141,19 +148,20 @@ def with_seeds(results: Results, study: str, table: DataFrame) -> DataFrame:
 
     The rows of seeds have `increase_nats`.
     """
-    rows, keys = _shared(results.rows("prune.csv", study, list(table["run"].unique()))), ["run", "seed", "window"]
-    rows = rows.join(rows[rows["policy"] == "full"].set_index(keys)["loss_nats"].rename("whole"), on=keys)
-    rows = rows[rows["whole"].notna() & (rows.groupby("run")["seed"].transform("nunique") > 1)]
-    parts = [table.assign(part="mean")]
+    keys = ["run", "seed", "window"]
+    rows = _on_common_windows(results.rows("prune.csv", study, list(table["run"].unique())))
+    rows = rows.join(rows[rows["policy"] == "full"].set_index(keys)["loss_nats"].rename("full_nats"), on=keys)
+    rows = rows[rows["full_nats"].notna() & (rows.groupby("run")["seed"].transform("nunique") > 1)]
+    tables = [table.assign(part="mean")]
     if len(rows):
-        more = rows.assign(increase_nats=rows["loss_nats"] - rows["whole"])
-        seeds = weighted_means(more, [*CONFIGURATION, "seed"], "increase_nats").reset_index()
+        rows = rows.assign(increase_nats=rows["loss_nats"] - rows["full_nats"])
+        seeds = weighted_means(rows, [*CONFIGURATION, "seed"], "increase_nats").reset_index()
         pruned = table.loc[table["policy"] != "full", ["source", *CONFIGURATION, "realised_budget", "configuration"]]
-        parts.append(pruned.merge(seeds, on=CONFIGURATION).assign(part="seed"))
-    return pd.concat(parts, ignore_index=True)
+        tables.append(pruned.merge(seeds, on=CONFIGURATION).assign(part="seed"))
+    return pd.concat(tables, ignore_index=True)
 
 
-def _labels(table: DataFrame) -> list[str]:
+def _configuration_labels(table: DataFrame) -> list[str]:
     """Return a name per configuration: policy, alpha (for Decay), and recent fraction (if the policy has several).
 
     In the rows, a policy is its kind followed by its other options that differ from the defaults
@@ -166,14 +174,14 @@ def _labels(table: DataFrame) -> list[str]:
         *dividing, _ = kind.split("(")
         said = [option.removeprefix("variant=").removeprefix("positions=").replace("_", " ") for option in options]
         said = [f"({option}{', sees the future' * (option == 'global statistics')})" for option in said]
-        parts = [" ".join([NAMES.get(scorer(policy), scorer(policy)), *(said if not dividing else [])])]
+        parts = [" ".join([POLICY_LABELS.get(scorer(policy), scorer(policy)), *(said if not dividing else [])])]
         parts += [f"alpha {alpha:g}"] if scorer(policy) == "decay" else []
         parts += [f"{100 * recent:g} % recent" if recent else "no recent"] if several[policy] else []
-        names.append(", ".join([*parts, *(NAMES.get(kind, kind) for kind in dividing)]))
+        names.append(", ".join([*parts, *(POLICY_LABELS.get(kind, kind) for kind in dividing)]))
     return names
 
 
-def as_published(rows: DataFrame) -> "pd.Series[bool]":
+def is_published_setting(rows: DataFrame) -> "pd.Series[bool]":
     """Mark the rows of the published settings: H2O with half of the budget recent, Decay with alpha 0.2 and no recent
     window.
     """
@@ -181,7 +189,7 @@ def as_published(rows: DataFrame) -> "pd.Series[bool]":
     return policy.eq("h2o") & recent.eq(0.5) | policy.eq("decay") & recent.eq(0) & rows["alpha"].eq(PUBLISHED_ALPHA)
 
 
-def at_budget(rows: DataFrame, budget: float = PUBLISHED_BUDGET) -> DataFrame:
+def nearest_budget_rows(rows: DataFrame, budget: float = PUBLISHED_BUDGET) -> DataFrame:
     """Return the rows of the full cache, and the rows of pruned caches at the run's budget nearest to this one."""
     pruned = rows["policy"] != "full"
     away = (rows["budget"] - budget).abs().where(pruned)
@@ -214,10 +222,10 @@ def interval_notes(table: DataFrame) -> list[str]:
     if table["increase_nats_low"].isna().all():
         bars = "no rows of the full cache, so no paired interval"
     dots = "; small dots: seeds" if "part" in table and (table["part"] == "seed").any() else ""
-    return [f"{n_seeds(table['seeds'])}; {bars}{dots}."]
+    return [f"{seed_count(table['seeds'])}; {bars}{dots}."]
 
 
-PANELS = {
+MASK_METRICS = {
     "early_share": ("Fraction from the first 40 %", 0.4),
     "early_share_10": ("Fraction from the first 10 %", 0.1),
     "mean_position": ("Mean position", 0.5),
@@ -226,10 +234,10 @@ PANELS = {
 }
 """Metrics of masks: their heading, and their value for an even choice of keys."""
 
-_POINT = ["run", "sequences", "length"]
+_DECODE_KEYS = ["run", "sequences", "length"]
 
 
-def decoding(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
+def decode_speeds(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
     """Return the medians and quartiles over repetitions, in a row per run, number of sequences, cache and length.
 
     `tokens_per_s` counts the tokens of all sequences. The ratios divide by our full cache in the same repetition:
@@ -241,13 +249,13 @@ def decoding(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
     if rows.empty:
         return DataFrame()
     rows = rows.assign(prompt_s=rows.get("prompt_s", np.nan))
-    full = rows[rows["policy"] == "full"].set_index([*_POINT, "repetition"])
-    rows = rows.join(full[["time_s", "prompt_s", "cache_bytes"]].add_suffix("_full"), on=[*_POINT, "repetition"])
+    full = rows[rows["policy"] == "full"].set_index([*_DECODE_KEYS, "repetition"])
+    rows = rows.join(full[["time_s", "prompt_s", "cache_bytes"]].add_suffix("_full"), on=[*_DECODE_KEYS, "repetition"])
     rows["tokens_per_s"] = rows["sequences"] / rows["time_s"]
     rows["speed_ratio"] = rows["time_s_full"] / rows["time_s"]
     rows["prompt_ratio"] = rows["prompt_s"] / rows["prompt_s_full"]
     rows["cache_share"] = rows["cache_bytes"] / rows["cache_bytes_full"]
-    table, keys = [], [*_POINT, *CONFIGURATION[1:]]
+    table, keys = [], [*_DECODE_KEYS, *CONFIGURATION[1:]]
     for key, group in rows.groupby(keys, sort=False, dropna=False):
         row = dict(zip(keys, key, strict=True))
         for name in ("tokens_per_s", "speed_ratio", "prompt_s", "prompt_ratio"):
@@ -255,22 +263,22 @@ def decoding(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
             row |= {name: middle, f"{name}_low": low, f"{name}_high": high}
         row |= {name: float(group[name].median()) for name in ("cache_bytes", "metadata_bytes", "cache_share")}
         table.append(row | {"repetitions": len(group)})
-    found = ordered(DataFrame(table)).assign(source="ours")
-    found["configuration"] += found["budget"].map(lambda budget: "" if budget == 1.0 else f", {size_of(budget)}")
+    found = label_and_sort(DataFrame(table)).assign(source="ours")
+    found["configuration"] += found["budget"].map(lambda budget: "" if budget == 1.0 else f", {budget_text(budget)}")
     return found.sort_values(["run", "sequences", "length"], kind="stable", ignore_index=True)
 
 
-def size_of(budget: float, of: str = "") -> str:
+def budget_text(budget: float, of: str = "") -> str:
     """Return the budget of a pruned cache in words; `of` follows a percentage."""
     return f"{100 * budget:g} %{of}" if budget < 1 else f"{budget:g} entries"
 
 
-def measured(rows: DataFrame) -> DataFrame:
+def mask_metrics(rows: DataFrame) -> DataFrame:
     """Return a row per configuration and mask metric, with the mean and its 95 % interval."""
-    table, rows = [], rows[rows["metric"].isin(PANELS)]
+    table, rows = [], rows[rows["metric"].isin(MASK_METRICS)]
     for key, block in rows.groupby([*CONFIGURATION, "metric"], sort=False, dropna=False):
         grid = block.pivot(index="seed", columns="window", values="value").dropna(axis=1).to_numpy()
         interval = over_examples(grid, resamples=2000)
         cells = dict(zip([*CONFIGURATION, "metric"], key, strict=True))
-        table.append(cells | ends("value", interval) | {"seeds": interval.seeds, "windows": interval.examples})
-    return ordered(DataFrame(table)).assign(source="ours")
+        table.append(cells | estimate("value", interval) | {"seeds": interval.seeds, "windows": interval.examples})
+    return label_and_sort(DataFrame(table)).assign(source="ours")

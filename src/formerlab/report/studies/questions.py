@@ -8,21 +8,21 @@ import pandas as pd
 from numpy.typing import NDArray
 from pandas import DataFrame
 
-from formerlab.report.studies.pruning import CONFIGURATION, ordered
+from formerlab.report.studies.pruning import CONFIGURATION, label_and_sort
 from formerlab.results.read import Results
 from formerlab.statistics import bootstrap_means, mean_ends, standard_error
 
 SUITES = ("openbookqa", "winogrande", "arc_easy", "arc_challenge", "piqa")
 """The suites of the Decay article, scored by the summed log-probability (acc)."""
 CHANCE = "chance"
-LOCAL = "_local"
-MEAN = "mean of the five suites"
+LOCAL_SUFFIX = "_local"
+MEAN_LABEL = "mean of the five suites"
 
 Grid = NDArray[np.float64]
 """Configurations x seeds x examples."""
 
 
-def answers(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
+def load_answers(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
     """Return the answers of all runs by the main metric of their task.
 
     The embedded questions use acc_mutual_info, since small models are at chance in plain accuracy. HellaSwag uses
@@ -34,7 +34,7 @@ def answers(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataF
     return rows[rows["metric"] == rows["task"].map(metrics)]
 
 
-def grids(rows: DataFrame) -> tuple[DataFrame, dict[str, Grid], dict[str, list[str]]]:
+def answer_grids(rows: DataFrame) -> tuple[DataFrame, dict[str, Grid], dict[str, list[str]]]:
     """Return the configurations of a run (one per row), their answers by task, and the names of the examples by task.
 
     Only examples that every configuration and seed answered are used, so all comparisons are paired.
@@ -53,7 +53,7 @@ def grids(rows: DataFrame) -> tuple[DataFrame, dict[str, Grid], dict[str, list[s
 
 def _with_mean(values: dict[str, Any], combined: Callable[..., Any] = np.mean) -> dict[str, Any]:
     """Add the unweighted mean over the five suites of the article, if all are present (local or official)."""
-    for ending, label in ((LOCAL, f"{MEAN} (local)"), ("", MEAN)):
+    for ending, label in ((LOCAL_SUFFIX, f"{MEAN_LABEL} (local)"), ("", MEAN_LABEL)):
         names = [f"{suite}{ending}" for suite in SUITES]
         if all(name in values for name in names):
             values = values | {label: combined([values[name] for name in names], axis=0)}
@@ -64,7 +64,7 @@ RESAMPLES = 2_000
 """Resamples for an interval in a figure or table. Its ends have a Monte Carlo error of at most a tenth of its width."""
 
 
-AGAINST = {"full": "difference", "h2o": "minus_h2o"}
+DIFFERENCES = {"full": "difference", "h2o": "minus_h2o"}
 """Column of the accuracy minus the accuracy of a policy, by policy."""
 
 
@@ -77,7 +77,7 @@ def accuracies(rows: DataFrame, against: Sequence[str] = ("full",)) -> DataFrame
     """
     tables = []
     for run, mine in rows.groupby("run", sort=False):
-        configurations, found, _ = grids(mine)
+        configurations, found, _ = answer_grids(mine)
         numbered = enumerate(found.items())
         drawn = {t: bootstrap_means(grid, resamples=RESAMPLES, random_seed=place) for place, (t, grid) in numbered}
         means = _with_mean({task: grid.mean(axis=2) for task, grid in found.items()})
@@ -88,7 +88,7 @@ def accuracies(rows: DataFrame, against: Sequence[str] = ("full",)) -> DataFrame
             low, high = mean_ends(of_seeds, replicates, size)
             table = configurations.assign(task=task, accuracy=of_seeds.mean(axis=1), low=low, high=high)
             half = configurations["recent"].fillna(0.5).eq(0.5)  # H2O with half of the budget recent, as in the papers
-            for name, base in ((AGAINST[policy], configurations["policy"].eq(policy) & half) for policy in against):
+            for name, base in ((DIFFERENCES[policy], configurations["policy"].eq(policy) & half) for policy in against):
                 more, first = of_seeds - of_seeds[base.argmax()], [int(base.argmax())]
                 parts = more.mean(axis=1), *mean_ends(more, replicates - replicates[:, first], size)
                 for end, part in zip(("", "_low", "_high"), parts, strict=True):
@@ -97,10 +97,10 @@ def accuracies(rows: DataFrame, against: Sequence[str] = ("full",)) -> DataFrame
             tables.append(table.merge(budgets, on=CONFIGURATION))
     if not tables:
         return DataFrame(columns=["source", *CONFIGURATION, "task", "accuracy"])
-    return ordered(pd.concat(tables, ignore_index=True)).assign(source="ours")
+    return label_and_sort(pd.concat(tables, ignore_index=True)).assign(source="ours")
 
 
-def chance(rows: DataFrame) -> dict[str, float]:
+def chance_accuracy(rows: DataFrame) -> dict[str, float]:
     """Return the accuracy of guessing by task, for tasks whose number of choices is known."""
     if "choices" not in rows:
         return {}
@@ -108,7 +108,7 @@ def chance(rows: DataFrame) -> dict[str, float]:
     return {str(task): float(value) for task, value in (1 / known["choices"]).groupby(known["task"]).mean().items()}
 
 
-def title(task: str) -> str:
+def task_label(task: str) -> str:
     """Return the label of a task."""
     names = {
         "openbookqa": "OpenBookQA",
@@ -121,7 +121,7 @@ def title(task: str) -> str:
         "blimp": "BLiMP",
         "sciq": "SciQ",
     }
-    plain = task.removesuffix(LOCAL)
+    plain = task.removesuffix(LOCAL_SUFFIX)
     return names.get(plain, plain.removeprefix("embedded_").replace("_", " ")) + (" (local)" if plain != task else "")
 
 

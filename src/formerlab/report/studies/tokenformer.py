@@ -12,13 +12,13 @@ from formerlab.report.claims.envelope import on_envelope
 from formerlab.report.runs import (
     GROWN,
     TRAINED_FURTHER,
-    at_end,
-    by_run,
     chain,
+    comparable_losses,
     held_out_losses,
-    losses_on_one_text,
-    parent,
-    summary,
+    last_step_rows,
+    means_by_run,
+    parent_run,
+    summarize,
     validation_losses,
     with_seeds,
 )
@@ -45,8 +45,8 @@ WAYS_TO_GROW = {
 """Labels of the two main ways to grow."""
 LENGTHS = ("short", "medium", "long")
 """Lengths of one stage from one parent; medium has 4 times and long has 8 times the tokens of short."""
-WAYS = ("grown-random-*-2", "grown-zero-*-2", "annealed-zero-keep-*")
-"""Ways to grow in the first stage."""
+GROWTH_PATTERNS = ("grown-random-*-2", "grown-zero-*-2", "annealed-zero-keep-*")
+"""Name patterns of the ways to grow in the first stage."""
 
 
 METHODS = {
@@ -59,10 +59,10 @@ METHODS = {
 STAGES = (2, 3)
 
 
-def before_growth(losses: DataFrame, method: str) -> str:
+def run_before_growth(losses: DataFrame, method: str) -> str:
     """Return the run from which the first stage of a method of METHODS grew."""
     start, pattern = METHODS[method]
-    return parent(losses, pattern.format(size=STAGES[0])) or start
+    return parent_run(losses, pattern.format(size=STAGES[0])) or start
 
 
 FROM_SCRATCH = ("envelope-", "modern-chosen", "long-modern-chosen")
@@ -72,17 +72,17 @@ Other comparisons also use the smallest models of the shortest and longest budge
 """
 
 
-def from_scratch(losses: DataFrame) -> DataFrame:
+def scratch_points(losses: DataFrame) -> DataFrame:
     """Return a row per run of FROM_SCRATCH, sorted by size and length; `lowest` marks runs on the lower envelope."""
-    points = by_run(losses[losses["run"].str.startswith(FROM_SCRATCH)], first=["lent"])
+    points = means_by_run(losses[losses["run"].str.startswith(FROM_SCRATCH)], first=["lent"])
     points["lowest"] = points.index.isin(on_envelope(points["flops_cumulative"], points["loss_nats"]))
     return points.sort_values(["parameters_non_embedding", "tokens"], ignore_index=True)
 
 
 def with_ancestors(losses: DataFrame, *sums: str) -> DataFrame:
     """Return a row per run with its `parent`, and for each of `sums` a `<name>_cumulative` that includes ancestors."""
-    points = by_run(losses, first=["lent"]).set_index("run", drop=False)
-    points["parent"] = [parent(losses, run) for run in points.index]
+    points = means_by_run(losses, first=["lent"]).set_index("run", drop=False)
+    points["parent"] = [parent_run(losses, run) for run in points.index]
     for name in sums:
         points[f"{name}_cumulative"] = [points.loc[chain(losses, run), name].sum() for run in points.index]
     return points
@@ -91,7 +91,7 @@ def with_ancestors(losses: DataFrame, *sums: str) -> DataFrame:
 def chains(losses: DataFrame) -> DataFrame:
     """Return the rows of the runs that have a parent and were tested on the text of the envelope, with their ancestors.
 
-    `losses` is the result of `losses_on_one_text`.
+    `losses` is the result of `comparable_losses`.
     """
     data = losses.loc[losses["run"].str.startswith(FROM_SCRATCH), "data.fingerprint"]
     tested = losses["data.fingerprint"].isin(data) | losses["lent"] & ~losses["run"].str.startswith("continued-")
@@ -112,11 +112,11 @@ def with_registered_controls(losses: DataFrame, scale: str) -> DataFrame:
     return losses[~other_rate]
 
 
-def down_to_zero(results: Results, runs: Sequence[str]) -> DataFrame:
+def fully_annealed_losses(results: Results, runs: Sequence[str]) -> DataFrame:
     """Return losses on one text, with the controls that the claims use. If the learning rate of some continued runs
     falls to 0, as in section 4.1, drop the continued runs whose rate does not.
     """
-    losses = with_registered_controls(losses_on_one_text(results, STUDY, runs), results.scale)
+    losses = with_registered_controls(comparable_losses(results, STUDY, runs), results.scale)
     if "init.id" not in losses:
         return losses
     started, zero = losses["init.id"].notna(), losses["regime"].str.endswith(" to 0")
@@ -126,34 +126,37 @@ def down_to_zero(results: Results, runs: Sequence[str]) -> DataFrame:
 def series_points(results: Results, runs: Sequence[str], *, chains: bool = True) -> DataFrame:
     """Return a row per run of `SERIES`, in the order of series and size, followed by runs with other projections.
 
-    With `chains`, a series of grown models begins with their parent, and the other `WAYS` to grow follow. `part` is
-    `mean` for the mean over seeds and `seed` for the loss of one seed.
+    With `chains`, a series of grown models begins with their parent, and other runs of GROWTH_PATTERNS follow. `part`
+    is `mean` for the mean over seeds and `seed` for the loss of one seed.
     """
-    losses, frames = down_to_zero(results, runs), []
+    losses, frames = fully_annealed_losses(results, runs), []
     points = with_ancestors(losses, "tokens", "training_time_s")
     for series, pattern in SERIES.items():
-        patterns = [one.format(size=size) for size in (*SIZES, *LENGTHS) for one in pattern.split()]
-        names = [run for one in patterns for run in points.index if fnmatchcase(run, one)]
+        globs = [glob.format(size=size) for size in (*SIZES, *LENGTHS) for glob in pattern.split()]
+        names = [run for glob in globs for run in points.index if fnmatchcase(run, glob)]
         if series.startswith(GROWN) and chains and names:
             names = list(dict.fromkeys([*points.loc[names[:1], "parent"].dropna(), *names]))
         frames.append(points.loc[names].assign(series=series))
-    own = points[~points["run"].str.startswith((*FAMILIES, *ELSEWHERE))].sort_values("parameters", kind="stable")
-    known = {run for frame in frames for run in frame["run"]}
-    ways = points[[run not in known and any(fnmatchcase(run, way) for way in WAYS) for run in points["run"]]]
-    for others in (own, ways) if chains else (own,):
+    no_series = ~points["run"].str.startswith((*MAIN_PREFIXES, *OWN_FIGURE_PREFIXES))
+    groups = [points[no_series].sort_values("parameters", kind="stable")]
+    if chains:
+        in_series = {run for frame in frames for run in frame["run"]}
+        others = points[~points["run"].isin(in_series)]
+        groups.append(others[[any(fnmatchcase(run, glob) for glob in GROWTH_PATTERNS) for run in others["run"]]])
+    for group in groups:
         frames += [
             rows.assign(series=WAYS_TO_GROW.get(str(variant), variant))
-            for variant, rows in others.groupby("variant", sort=False)
+            for variant, rows in group.groupby("variant", sort=False)
         ]
     means = pd.concat(frames, ignore_index=True)
-    return with_seeds(means, losses, [name for name in map(str, means) if not name.startswith(_OF_SEEDS)])
+    return with_seeds(means, losses, [name for name in map(str, means) if not name.startswith(_SEED_COLUMNS)])
 
 
-_OF_SEEDS = ("run", "loss_nats", "perplexity", "bits_per_byte", "seeds", "diverged")
+_SEED_COLUMNS = ("run", "loss_nats", "perplexity", "bits_per_byte", "seeds", "diverged")
 """Prefixes of the columns that differ between seeds."""
 
 
-def equal_to_grown(points: DataFrame) -> dict[str, str]:
+def budgets_equal_to_grown(points: DataFrame) -> dict[str, str]:
     """Return whether each continued parent has the `tokens` or the `FLOPs` of a model grown from it, or "" for neither.
 
     `points` has a row per run, indexed by run, with `parent`, `variant`, `tokens` and `flops`.
@@ -167,9 +170,12 @@ def equal_to_grown(points: DataFrame) -> dict[str, str]:
     return found
 
 
-FAMILIES = ("transformer-", "tokenformer-", "grown-", "net2net-", "hypercloning-", "trained-on-", "envelope-")
+MAIN_PREFIXES = ("transformer-", "tokenformer-", "grown-", "net2net-", "hypercloning-", "trained-on-", "envelope-")
 """Name prefixes of the main runs of the study."""
-ELSEWHERE = ("score-", "layernorm-", "matched-", "modern-", "classic-", "long-", "continued-", "searched-", "annealed-")
+OWN_FIGURE_PREFIXES = (
+    *("score-", "layernorm-", "matched-", "modern-", "classic-", "long-"),
+    *("continued-", "searched-", "annealed-"),
+)
 """Name prefixes of runs that have their own figures and tables."""
 
 
@@ -183,7 +189,7 @@ def families_at_best_rates(results: Results, runs: Sequence[str]) -> DataFrame:
     shared = {"data.name": "first", "regime": "first", "tokens": "first", "diverged": "any"}
     found: DataFrame = losses.groupby("run").agg(shared).reset_index()
     found["arm"] = found["run"].str.extract("(matched|modern|classic)-[^-]*$")[0]
-    validation = at_end(validation_losses(results, STUDY, runs)).groupby("run")["loss_nats"].mean()
+    validation = last_step_rows(validation_losses(results, STUDY, runs)).groupby("run")["loss_nats"].mean()
     ended = found["run"].map(validation).mask(found["diverged"]).dropna()
     budget = ["regime", "tokens"]
     found["chosen"] = found.index.isin(ended.groupby([found[key] for key in (*budget, "arm")]).idxmin())
@@ -191,9 +197,9 @@ def families_at_best_rates(results: Results, runs: Sequence[str]) -> DataFrame:
     return found.join(ours.rename("tokenformer"), on=budget)
 
 
-def means(curves: DataFrame, minus: Mapping[Hashable, str] | None = None) -> DataFrame:
+def mean_curves(curves: DataFrame, minus: Mapping[Hashable, str] | None = None) -> DataFrame:
     """Return the mean over seeds of each run and step with Student's interval; `minus` is as in `summary`."""
-    found = summary(curves, "loss_nats", ["run", "step"], minus).query("part == 'mean'")
+    found = summarize(curves, "loss_nats", ["run", "step"], minus).query("part == 'mean'")
     return found.drop(columns=["part", "seed"]).astype({"step": float})
 
 
@@ -225,7 +231,7 @@ class Shape(NamedTuple):
         return 2 * (self.parameters + vocabulary * self.width) * time + self.token_token_flops(time)
 
 
-def shape_of(record: Mapping[Hashable, Any]) -> Shape:
+def model_shape(record: Mapping[Hashable, Any]) -> Shape:
     """Return the shape of a run's model from the flat columns of its record; the feed-forward must be GeLU."""
     layers, width = (int(record[f"spec.model.{key}"]) for key in ("layers", "width"))
     if record["spec.model.projection.kind"] == "pattention":

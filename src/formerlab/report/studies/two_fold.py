@@ -15,17 +15,17 @@ Grid = Float[ndarray, "alphas seeds examples"]
 Choice = Int[ndarray, "seeds halves"]
 
 
-def half_of(example: str) -> int:
+def half_index(example: str) -> int:
     """Return 0 or 1 by a hash of an example's id, so that every machine and run has the same halves."""
     return hashlib.blake2b(example.encode()).digest()[0] % 2
 
 
-def halves_of(names: Mapping[str, Sequence[str]]) -> dict[str, Int[ndarray, " examples"]]:
+def half_indices(names: Mapping[str, Sequence[str]]) -> dict[str, Int[ndarray, " examples"]]:
     """Return the half of each example, by task."""
-    return {task: np.array([half_of(example) for example in examples]) for task, examples in names.items()}
+    return {task: np.array([half_index(example) for example in examples]) for task, examples in names.items()}
 
 
-def choices(
+def choose_alphas(
     grids: Mapping[str, Grid], halves: Mapping[str, Int[ndarray, " examples"]], *, common: bool
 ) -> dict[str, Choice]:
     """Return the index of the alpha that is chosen for each half of the examples, by task."""
@@ -37,13 +37,13 @@ def choices(
     return {task: (of_all if common else mine).argmax(axis=0) for task, mine in shown.items()}
 
 
-def answers_of(grid: Grid, choice: Choice, halves: Int[ndarray, " examples"]) -> Float[ndarray, "seeds examples"]:
+def chosen_answers(grid: Grid, choice: Choice, halves: Int[ndarray, " examples"]) -> Float[ndarray, "seeds examples"]:
     """Return the answers of a task, each with the alpha that is chosen for its half."""
     answers: Float[ndarray, "seeds examples"] = np.take_along_axis(grid, choice[None][:, :, halves], axis=0)[0]
     return answers
 
 
-def halved(
+def split_halves(
     answers: Mapping[str, Float[ndarray, "seeds _ alphas"]], halves: Mapping[str, Int[ndarray, " _"]]
 ) -> tuple[Float[ndarray, "seeds _ alphas"], ...]:
     """Return the answers of the first and second half of every task, as consecutive entries."""

@@ -18,8 +18,8 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.catalogue import table
-from formerlab.report.runs import ends
-from formerlab.report.studies.pruning import as_published, at_budget
+from formerlab.report.runs import estimate
+from formerlab.report.studies.pruning import is_published_setting, nearest_budget_rows
 from formerlab.results.read import Results
 from formerlab.statistics import student, weighted_means
 
@@ -40,7 +40,7 @@ BEYOND = "beyond the sum"
 def cells(results: Results, runs: Sequence[str] = ("*",)) -> DataFrame:
     """Return the losses of every seed that has all twelve, in nats per token: a column per run and policy."""
     rows = results.rows("prune.csv", STUDY, runs)
-    rows = at_budget(rows[as_published(rows) | rows["policy"].eq("full")])
+    rows = nearest_budget_rows(rows[is_published_setting(rows) | rows["policy"].eq("full")])
     wanted = pd.MultiIndex.from_product([MODELS, ["full", *PRUNED]], names=["run", "policy"])
     losses = weighted_means(rows, ["seed", "run", "policy"]).unstack(["run", "policy"])
     return DataFrame(losses).reindex(columns=wanted).sort_index().dropna()
@@ -65,9 +65,9 @@ def levels(cells: DataFrame) -> DataFrame:
     """Return a row per cell: its loss, and what its policy costs beside the whole cache, over seeds."""
     return DataFrame(
         {"kind": "cell", "run": run, "name": MODELS[run][0], "policy": policy}
-        | ends("loss_nats", student(cells[run, policy]))
+        | estimate("loss_nats", student(cells[run, policy]))
         | {"seeds": len(cells)}
-        | ends("cost_nats", student(cells[run, policy] - cells[run, "full"]))
+        | estimate("cost_nats", student(cells[run, policy] - cells[run, "full"]))
         for run, policy in product(MODELS, ("full", *PRUNED))
     )
 
@@ -76,7 +76,7 @@ def contrasts(cells: DataFrame) -> DataFrame:
     """Return a row per effect."""
     return DataFrame(
         {"kind": "interaction" if str(name).endswith(BEYOND) else "main", "name": name}
-        | ends("effect_nats", student(values))
+        | estimate("effect_nats", student(values))
         | {"seeds": len(values)}
         for name, values in effects(cells).items()
     )

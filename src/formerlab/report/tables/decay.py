@@ -7,11 +7,19 @@ from pandas import DataFrame
 from formerlab.report.catalogue import expand_columns, table
 from formerlab.report.claims.quantity import Examples
 from formerlab.report.published import DECAY, published_rows
-from formerlab.report.runs import ends
+from formerlab.report.runs import estimate
 from formerlab.report.studies import pruning, questions
-from formerlab.report.studies.pruning import CONFIGURATION, beside, ordered
-from formerlab.report.studies.questions import AGAINST, LOCAL, MEAN, SUITES, accuracies, answers, title
-from formerlab.report.studies.two_fold import answers_of, choices, halved, halves_of
+from formerlab.report.studies.pruning import CONFIGURATION, label_and_sort, paired_losses
+from formerlab.report.studies.questions import (
+    DIFFERENCES,
+    LOCAL_SUFFIX,
+    MEAN_LABEL,
+    SUITES,
+    accuracies,
+    load_answers,
+    task_label,
+)
+from formerlab.report.studies.two_fold import choose_alphas, chosen_answers, half_indices, split_halves
 from formerlab.results.read import Results
 from formerlab.statistics import CONFIDENCE, over_examples
 
@@ -47,9 +55,9 @@ def decay_answers_table(results: Results, runs: list[str]) -> DataFrame:
     Decay article (accuracies at 40 % of the tokens, zero-shot). After ±: one standard error over questions and
     seeds. The published models are OPT-2.7B and LLaMA-2-7B-chat on other questions.
     """
-    scored = questions.accuracy_columns(answers(results, STUDY, runs), CONFIGURATION).drop(columns="seeds")
+    scored = questions.accuracy_columns(load_answers(results, STUDY, runs), CONFIGURATION).drop(columns="seeds")
     guessed = scored["run"] == questions.CHANCE
-    chance, table, found = scored[guessed].assign(configuration=questions.CHANCE), ordered(scored[~guessed]), []
+    chance, table, found = scored[guessed].assign(configuration=questions.CHANCE), label_and_sort(scored[~guessed]), []
     table.insert(1, "configuration", table.pop("configuration"))
     for run, mine in table.groupby("run", sort=False):
         asked = [name for name in mine if mine[name].notna().any()]
@@ -57,7 +65,7 @@ def decay_answers_table(results: Results, runs: list[str]) -> DataFrame:
     return pd.concat(found, ignore_index=True)
 
 
-_NAMES = {suite: f"{title(suite)} (%)" for suite in (*SUITES, "sciq", "blimp")}
+_NAMES = {suite: f"{task_label(suite)} (%)" for suite in (*SUITES, "sciq", "blimp")}
 _MEAN, _AGAINST = "mean of five (%)", {"full": "minus Full (points)", "h2o": "minus H2O (points)"}
 
 
@@ -78,15 +86,15 @@ def decay_suites_table(results: Results, runs: list[str]) -> DataFrame:
     mean, paired by question: read these, for the accuracies of two policies on the same questions err together. Our
     suites come from local files with prompts of their own, so levels compare with none published.
     """
-    rows = answers(results, STUDY, runs)
-    rows = rows[rows["task"].str.removesuffix(LOCAL).isin(_NAMES)]
+    rows = load_answers(results, STUDY, runs)
+    rows = rows[rows["task"].str.removesuffix(LOCAL_SUFFIX).isin(_NAMES)]
     if rows["policy"].eq("full").all():
         return DataFrame()
-    values, table = ["accuracy", "low", "high"], accuracies(pruning.at_budget(rows), against=tuple(_AGAINST))
-    shown = [table.assign(name=table["task"].str.removesuffix(LOCAL).map(_NAMES).fillna(_MEAN))]
+    values, table = ["accuracy", "low", "high"], accuracies(pruning.nearest_budget_rows(rows), against=tuple(_AGAINST))
+    shown = [table.assign(name=table["task"].str.removesuffix(LOCAL_SUFFIX).map(_NAMES).fillna(_MEAN))]
     for policy, name in _AGAINST.items():
-        means = table[table["task"].str.startswith(MEAN) & (table["policy"] != policy)].assign(name=name)
-        means[values] = means[expand_columns(f"{AGAINST[policy]}[]")]
+        means = table[table["task"].str.startswith(MEAN_LABEL) & (table["policy"] != policy)].assign(name=name)
+        means[values] = means[expand_columns(f"{DIFFERENCES[policy]}[]")]
         shown.append(means)
     long = pd.concat(shown, ignore_index=True)
     long[values] *= 100
@@ -139,7 +147,7 @@ def decay_heads_table(results: Results, runs: list[str]) -> DataFrame:
     the published codes has this.
     """
     rows, keys = results.rows("prune_calibrated.csv", STUDY, runs), ["run", "budget", "choice"]
-    table = beside(rows, keys[:2], "single_by_loss", "minus_best_single_nats", keys)
+    table = paired_losses(rows, keys[:2], "single_by_loss", "minus_best_single_nats", keys)
     alphas = results.rows("prune_alphas.csv", STUDY, runs).groupby(keys)["alpha"].agg(_spread).rename("alphas")
     return table.join(alphas, on=keys).assign(choice=table["choice"].str.replace("_", " "))
 
@@ -158,7 +166,7 @@ def decay_texts_table(results: Results, runs: list[str]) -> DataFrame:
     alone = rows[(rows["recent"] == 0) & (rows.groupby(keys)["alpha"].transform("nunique") > 2)]
     best = alone.loc[alone.groupby([*keys, "seed", "window"])["loss_nats"].idxmin()]
     rows = pd.concat([rows, best.assign(choice=BEST)], ignore_index=True)
-    found = beside(rows, keys, "alpha 0.2", "minus_published_alpha_nats", [*keys, "choice"])
+    found = paired_losses(rows, keys, "alpha 0.2", "minus_published_alpha_nats", [*keys, "choice"])
     single = found["choice"].str.fullmatch(r"alpha [\d.]+")
     least = found["loss_nats"] == found[single].groupby(keys)["loss_nats"].transform("min").reindex(found.index)
     return found[~single | least | found["choice"].eq("alpha 0.2")].sort_values(keys, kind="stable")
@@ -180,29 +188,29 @@ def decay_tasks_table(results: Results, runs: list[str]) -> DataFrame:
     them anew in every resample. Reading the best alpha off the curve itself would make it differ between tasks by
     chance. The grid is that of the sweep, without a recent part.
     """
-    rows = answers(results, STUDY, runs)
+    rows = load_answers(results, STUDY, runs)
     rows = rows[(rows["policy"] == "decay") & (rows["recent"] == 0)]
     found = []
     for (run, budget), group in rows.groupby(["run", "budget"], sort=False):
-        alphas, grids, names = questions.grids(group.sort_values("alpha", kind="stable"))
-        halves = halves_of(names)
+        alphas, grids, names = questions.answer_grids(group.sort_values("alpha", kind="stable"))
+        halves = half_indices(names)
         grids = {task: grid for task, grid in grids.items() if len(set(halves[task])) == 2}
         if len(alphas) < 2 or not grids:
             continue
-        own, common = (choices(grids, halves, common=common) for common in (False, True))
+        own, common = (choose_alphas(grids, halves, common=common) for common in (False, True))
         for task, grid in grids.items():
-            row = {"run": run, "budget": budget, "task": title(task)}
+            row = {"run": run, "budget": budget, "task": task_label(task)}
             for name, chosen in (("own", own[task]), ("common", common[task])):
                 row[f"{name} alphas"] = ", ".join(sorted({f"{alpha:g}" for alpha in alphas["alpha"][chosen.ravel()]}))
-            of_own, of_common = (answers_of(grid, chosen[task], halves[task]) for chosen in (own, common))
+            of_own, of_common = (chosen_answers(grid, chosen[task], halves[task]) for chosen in (own, common))
             row |= {"acc_own": of_own.mean(), "acc_common": of_common.mean()}
-            row |= ends("gain", over_examples(of_own - of_common))
+            row |= estimate("gain", over_examples(of_own - of_common))
             found.append(row | {"seeds": len(of_own), "questions": grid.shape[2]})
-        sides = halved({task: np.moveaxis(grid, 0, -1) for task, grid in grids.items()}, halves)
+        sides = split_halves({task: np.moveaxis(grid, 0, -1) for task, grid in grids.items()}, halves)
         seeds = tuple(range(len(sides[0])))
         by_own, by_common = (Examples(sides, seeds, {}, chosen=chosen).estimate() for chosen in ("own", "common"))
         mean = (by_own - by_common).interval(CONFIDENCE)
-        found.append({"run": run, "budget": budget, "task": "mean of these"} | ends("gain", mean))
+        found.append({"run": run, "budget": budget, "task": "mean of these"} | estimate("gain", mean))
     return DataFrame(found)
 
 
@@ -215,8 +223,8 @@ def decay_one_shot_table(results: Results, runs: list[str]) -> DataFrame:
     tables of step-by-step eviction, whose prompts are pruned while they are read: at the same ratio this is the easier
     task. Budgets are fractions of the prompt. Loss minus Full is paired, with its 95 % interval over windows and seeds.
     """
-    found = beside(results.rows("prune_one_shot.csv", STUDY, runs), ["run"], "full", "increase_nats")
-    return ordered(found.assign(perplexity=np.exp(found["loss_nats"])))
+    found = paired_losses(results.rows("prune_one_shot.csv", STUDY, runs), ["run"], "full", "increase_nats")
+    return label_and_sort(found.assign(perplexity=np.exp(found["loss_nats"])))
 
 
 @table(reads="prune_questions.csv", runs="float32-* released-*", needs="float32-*",
@@ -228,7 +236,7 @@ def decay_precision_table(results: Results, runs: list[str]) -> DataFrame:
     95 % interval over questions; judged_alike is the fraction of the questions that both answer rightly or both
     wrongly.
     """
-    rows, keys = answers(results, STUDY, runs), [*CONFIGURATION, "task"]
+    rows, keys = load_answers(results, STUDY, runs), [*CONFIGURATION, "task"]
     precise = rows["run"].str.startswith("float32-")
     rounded = rows[~precise].assign(run=rows["run"].str.replace(pruning.RELEASED_RUNS, "float32-"))
     pairs = rows[precise].merge(rounded, on=[*keys, "example"], suffixes=("_precise", "_rounded"))
@@ -236,10 +244,10 @@ def decay_precision_table(results: Results, runs: list[str]) -> DataFrame:
     for key, group in pairs.groupby(keys, sort=False, dropna=False):
         row = dict(zip(keys, key, strict=True))
         of_float32, of_model = group["value_precise"].to_numpy(), group["value_rounded"].to_numpy()
-        row |= {"task": title(str(row["task"])), "acc_float32": of_float32.mean(), "acc_model": of_model.mean()}
-        row |= ends("difference", over_examples((of_model - of_float32)[None]))
+        row |= {"task": task_label(str(row["task"])), "acc_float32": of_float32.mean(), "acc_model": of_model.mean()}
+        row |= estimate("difference", over_examples((of_model - of_float32)[None]))
         found.append(row | {"judged_alike": (of_float32 == of_model).mean(), "questions": len(group)})
-    return ordered(DataFrame(found)) if found else DataFrame()
+    return label_and_sort(DataFrame(found)) if found else DataFrame()
 
 
 @table(reads="decode.csv",
@@ -253,7 +261,7 @@ def decay_decode_table(results: Results, runs: list[str]) -> DataFrame:
     on the machine, in turns, on an untrained model of that shape, or a released one: nothing learned matters to speed.
     A ratio on one machine says little about another, and one on a CPU nothing about a GPU.
     """
-    rows = pruning.decoding(results, STUDY, runs)
+    rows = pruning.decode_speeds(results, STUDY, runs)
     if rows.empty:
         return rows
     rows = rows[rows["length"] == rows.groupby(["run", "sequences"])["length"].transform("max")]

@@ -5,9 +5,17 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, table
-from formerlab.report.families import setting
+from formerlab.report.families import run_setting
 from formerlab.report.published import DENSEFORMER, published_rows
-from formerlab.report.runs import by_run, held_out_losses, language_floors, main_first, once, paired, recorded
+from formerlab.report.runs import (
+    cached_reader,
+    difference,
+    held_out_losses,
+    language_baselines,
+    load_runs,
+    means_by_run,
+    sort_by_regime,
+)
 from formerlab.results.read import Results
 from formerlab.results.schema import DECODE, FORWARD, TRAINING
 
@@ -25,7 +33,7 @@ def plains(records: DataFrame) -> dict[str, str]:
     plain: dict[tuple[str, ...], str] = {}
     keys: dict[str, tuple[str, ...]] = {}
     for row in records.drop_duplicates("run").to_dict("records"):
-        run, where = row["run"], setting(row["run"])
+        run, where = row["run"], run_setting(row["run"])
         own = where if where in _OWN_PLAIN else "main"
         keys[run] = (row["regime"], own, str(row["spec.model.layers"]), str(row.get("spec.optimizer.lr")))
         if row["spec.model.depth.kind"] == "identity" and where == own:
@@ -35,7 +43,7 @@ def plains(records: DataFrame) -> dict[str, str]:
     return {run: partner for run, partner in found.items() if partner}
 
 
-@once
+@cached_reader
 def gains(results: Results, runs: list[str]) -> DataFrame:
     """Return a row per run, by depth: its loss, spec, and how much lower than its plain Transformer's it is, in nats.
     The difference is paired by seed; `interval` says what its interval speaks of.
@@ -43,9 +51,9 @@ def gains(results: Results, runs: list[str]) -> DataFrame:
     losses = held_out_losses(results, STUDY)
     plain = plains(losses)
     first = [str(name) for name in losses if str(name).startswith(("regime", "data.name", "spec."))]
-    rows = by_run(losses[losses["run"].isin(results.runs(STUDY, runs)["run"])], first=first)
-    rows = rows.assign(setting=rows["run"].map(setting), plain=rows["run"].map(plain))
-    found = [paired(losses, plain.get(run), run, "gain_nats", results=results) for run in rows["run"]]
+    rows = means_by_run(losses[losses["run"].isin(results.runs(STUDY, runs)["run"])], first=first)
+    rows = rows.assign(setting=rows["run"].map(run_setting), plain=rows["run"].map(plain))
+    found = [difference(losses, plain.get(run), run, "gain_nats", results=results) for run in rows["run"]]
     rows = rows.join(DataFrame(found, columns=[*expand_columns("gain_nats[]"), "interval"]))
     return rows.sort_values(["layers", "run"], ignore_index=True)
 
@@ -99,8 +107,8 @@ def denseformer_table(results: Results, runs: list[str]) -> DataFrame:
     for end, gain in (("", ""), ("_low", "_high"), ("_high", "_low")):
         ours[f"loss_minus_plain_nats{end}"] = -ours[f"gain_nats{gain}"]
     ours["mixed"] = ours["spec.model.depth.kind"] != "identity"
-    rows = main_first(ours, "layers", "mixed", "variant", "run")
-    return pd.concat([language_floors(results, STUDY, runs), rows])
+    rows = sort_by_regime(ours, "layers", "mixed", "variant", "run")
+    return pd.concat([language_baselines(results, STUDY, runs), rows])
 
 
 STATIC = ("dwa", "last_k", "connect_to_last", "random_sparse", "softmax")
@@ -125,7 +133,7 @@ def denseformer_patterns(results: Results, runs: list[str]) -> DataFrame:
     ours = ours.assign(parameters_added=ours["parameters"] - ours["plain"].map(ours.set_index("run")["parameters"]))
     absent = 1 - ours["parameters_added"] / (ours["layers"] * (ours["layers"] + 3) / 2)
     ours["sparsity"] = absent.where(ours["spec.model.depth.kind"].isin(STATIC))
-    return main_first(ours, "setting", "layers", "loss_nats")
+    return sort_by_regime(ours, "setting", "layers", "loss_nats")
 
 
 _ASKED = {"spec.optimizer.lr": "lr", "spec.task.batch": "batch", "spec.task.context": "context", "data.name": "data"}
@@ -191,11 +199,11 @@ def denseformer_equal_time(results: Results, runs: list[str]) -> DataFrame:
     """
     losses = held_out_losses(results, STUDY, runs)
     own = ["spec.steps", "equal_time.arm", "equal_time.reference", "equal_time.time_ratio"]
-    rows, found = by_run(losses, first=own).set_index("run", drop=False), []
+    rows, found = means_by_run(losses, first=own).set_index("run", drop=False), []
     for equal in rows[rows["equal_time.arm"].notna()].to_dict("records"):
         arm = equal["equal_time.arm"]
         for run in (run for run in (equal["equal_time.reference"], equal["run"], arm) if run in rows.index):
-            found.append(rows.loc[run].to_dict() | paired(losses, run, arm, "gain_nats", results=results))
+            found.append(rows.loc[run].to_dict() | difference(losses, run, arm, "gain_nats", results=results))
     return DataFrame(found).rename(columns={"spec.steps": "steps", "equal_time.time_ratio": "step_time_ratio"})
 
 
@@ -217,9 +225,9 @@ def denseformer_speed(results: Results, runs: list[str]) -> DataFrame:
     below 1 is faster. A forward pass is a batch of sequences without gradients, 64 in the paper, which names no GPU
     and does not report decoding. Peak memory, the most that tensors hold at one time, is in the CSV.
     """
-    records, timed = recorded(results, STUDY, runs), speeds(results)
+    records, timed = load_runs(results, STUDY, runs), speeds(results)
     rows = timed.merge(records.drop_duplicates("run")[["run", "variant", "layers", "parameters"]], on="run")
-    rows = rows[rows["run"].map(setting) == "main"].sort_values(["layers", "run"])
+    rows = rows[rows["run"].map(run_setting) == "main"].sort_values(["layers", "run"])
     plain = timed.set_index("run").reindex(rows["run"].map(plains(records))).set_index(rows.index)
     for measure, name in _UNITS.items():
         for end, column in zip(_ENDS, ("_time_s", "_time_s_high", "_time_s_low"), strict=True):

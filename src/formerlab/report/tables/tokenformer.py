@@ -14,18 +14,18 @@ from formerlab.report.runs import (
     TOKENFORMER,
     TRAINED_FURTHER,
     TRANSFORMER,
-    at_end,
-    by_run,
-    ends,
-    growth_by_tokens,
-    held_out,
+    by_seed,
+    comparable_losses,
+    difference,
+    estimate,
     held_out_losses,
-    language_floors,
-    losses_on_one_text,
-    main_first,
-    minus,
-    paired,
-    recorded,
+    language_baselines,
+    last_step_rows,
+    load_runs,
+    means_by_run,
+    sort_by_regime,
+    subtract,
+    token_growth_labels,
     validation_losses,
 )
 from formerlab.report.studies.questions import CHANCE, accuracy_columns
@@ -35,10 +35,10 @@ from formerlab.report.studies.tokenformer import (
     STAGES,
     STUDY,
     Shape,
-    before_growth,
     chains,
     families_at_best_rates,
-    shape_of,
+    model_shape,
+    run_before_growth,
 )
 from formerlab.results.read import Results
 from formerlab.statistics import student
@@ -64,8 +64,8 @@ def tokenformer_table(results: Results, runs: list[str]) -> DataFrame:
     Student t interval over seeds. Perplexity is exp of the mean loss. A run that diverged counts as a uniform
     guess. Published is OpenWebText at 124M to 1.4B parameters: compare ratios, never levels.
     """
-    rows = by_run(held_out_losses(results, STUDY, runs), first=["regime"])
-    return pd.concat([language_floors(results, STUDY, runs), main_first(rows, "flops_cumulative", "run")])
+    rows = means_by_run(held_out_losses(results, STUDY, runs), first=["regime"])
+    return pd.concat([language_baselines(results, STUDY, runs), sort_by_regime(rows, "flops_cumulative", "run")])
 
 
 def _published_zeroshot() -> DataFrame:
@@ -82,7 +82,7 @@ def tokenformer_zeroshot(results: Results, runs: list[str]) -> DataFrame:
     After ±: one standard error over questions, and over seeds where there are several. The published suites and the
     embedded tasks are different questions: compare models within a block, never across.
     """
-    variants = recorded(results, STUDY, runs).drop_duplicates("run").set_index("run")["variant"]
+    variants = load_runs(results, STUDY, runs).drop_duplicates("run").set_index("run")["variant"]
     ours = accuracy_columns(results.rows("zeroshot.csv", STUDY, runs), ["run"])
     ours.insert(1, "variant", ours["run"].map(variants).fillna(CHANCE))
     return ours
@@ -131,7 +131,7 @@ def tokenformer_formulas(results: Results, runs: list[str]) -> DataFrame:
     """
     rows = []
     for record in results.runs(STUDY, runs).drop_duplicates("run").to_dict("records"):
-        shape, tokens = shape_of(record), record["spec.model.projection.kind"] == "pattention"
+        shape, tokens = model_shape(record), record["spec.model.projection.kind"] == "pattention"
         time, batch, steps = (int(record[f"spec.{key}"]) for key in ("task.context", "task.batch", "steps"))
         row = _columns(record["run"], TOKENFORMER if tokens else TRANSFORMER, shape) | {"context": time}
         row |= {"flops_projections": 2 * shape.parameters * time, "flops_formula": shape.flops(time)}
@@ -160,10 +160,10 @@ def tokenformer_scores(results: Results, runs: list[str]) -> DataFrame:
     gelu_l1 is our reading of a row that neither official code has. Published: top-1 accuracy on ImageNet.
     """
     losses = held_out_losses(results, STUDY, runs)
-    rows = by_run(losses)
+    rows = means_by_run(losses)
     rows = rows.assign(block=rows["run"].str.partition("-")[0], diverged=rows["diverged"].replace(0, None))
     pairs = zip(rows["run"], rows["block"].map(DEFAULTS), strict=True)
-    rows = rows.join(DataFrame([paired(losses, run, default, "loss_minus_default_nats") for run, default in pairs]))
+    rows = rows.join(DataFrame([difference(losses, run, default, "loss_minus_default_nats") for run, default in pairs]))
     return rows.sort_values(["block", "loss_nats"], ascending=[False, True], ignore_index=True)
 
 
@@ -183,15 +183,15 @@ def tokenformer_ablation(results: Results, runs: list[str]) -> DataFrame:
     """
     losses = held_out_losses(results, STUDY, runs)
     curves, rows = validation_losses(results, STUDY, runs), []
-    parent = held_out(at_end(curves), before_growth(losses, "Tokenformer"))
+    parent = by_seed(last_step_rows(curves), run_before_growth(losses, "Tokenformer"))
     first_step = curves[curves["step"] == 0]
     grown = losses[losses["run"].str.startswith(("grown-", "trained-on-"))]
     for record in grown.drop_duplicates("run").to_dict("records"):
-        run, final = record["run"], held_out(losses, record["run"])
+        run, final = record["run"], by_seed(losses, record["run"])
         grew = isinstance(record["spec.growth.keys"], str)
-        row = {"run": run} | (growth_by_tokens(record) if grew else {"keys": f"not grown, {TRAINED_FURTHER}"})
-        row |= ends("start_minus_parent_nats", student(minus(held_out(first_step, run), parent)))
-        row |= ends("loss_nats", student(final)) | paired(losses, run, PUBLISHED, "loss_minus_published_nats")
+        row = {"run": run} | (token_growth_labels(record) if grew else {"keys": f"not grown, {TRAINED_FURTHER}"})
+        row |= estimate("start_minus_parent_nats", student(subtract(by_seed(first_step, run), parent)))
+        row |= estimate("loss_nats", student(final)) | difference(losses, run, PUBLISHED, "loss_minus_published_nats")
         rows.append(row | {"seeds": len(final)})
     return DataFrame(rows).sort_values("loss_nats", ignore_index=True) if rows else DataFrame()
 
@@ -216,19 +216,19 @@ def tokenformer_methods(results: Results, runs: list[str]) -> DataFrame:
     multiplies T^2. The published perplexities fit neither Table 7 nor a documented setting; read them by column.
     """
     losses = held_out_losses(results, STUDY, runs)
-    points = by_run(losses, first=["spec.model.layers", "spec.model.width"])
+    points = means_by_run(losses, first=["spec.model.layers", "spec.model.width"])
     points["flops_token_token_coefficient"] = 4 * points["spec.model.layers"] * points["spec.model.width"]
-    first, (_, ours), rows = before_growth(losses, "Tokenformer"), METHODS["Tokenformer"], []
+    first, (_, ours), rows = run_before_growth(losses, "Tokenformer"), METHODS["Tokenformer"], []
     for method, (_, pattern) in METHODS.items():
-        start = before_growth(losses, method)
+        start = run_before_growth(losses, method)
         rows.append({"run": start, "method": "before growth", "stage": 1})
         for stage in STAGES:
             run, grown = pattern.format(size=stage), ours.format(size=stage)
-            row = {"run": run, "method": method, "stage": stage} | paired(losses, start, run, "gain_nats")
+            row = {"run": run, "method": method, "stage": stage} | difference(losses, start, run, "gain_nats")
             if run != grown:
-                gained = (minus(held_out(losses, a), held_out(losses, b)) for a, b in ((first, grown), (start, run)))
-                row |= ends("tokenformers_lead_nats", student(minus(*gained)))
-                row |= paired(losses, run, grown, "loss_minus_tokenformers_nats")
+                gained = (subtract(by_seed(losses, a), by_seed(losses, b)) for a, b in ((first, grown), (start, run)))
+                row |= estimate("tokenformers_lead_nats", student(subtract(*gained)))
+                row |= difference(losses, run, grown, "loss_minus_tokenformers_nats")
             rows.append(row)
     return DataFrame(rows).drop_duplicates("run").merge(points, on="run")
 
@@ -250,10 +250,10 @@ def tokenformer_modern(results: Results, runs: list[str]) -> DataFrame:
     """
     losses = held_out_losses(results, STUDY, runs)
     families = families_at_best_rates(results, runs)[["run", "arm", "chosen", "tokenformer"]]
-    points = by_run(losses, first=["regime", "spec.optimizer.lr"]).merge(families)
+    points = means_by_run(losses, first=["regime", "spec.optimizer.lr"]).merge(families)
     points = points.sort_values(["regime", "tokens", "arm", "loss_nats"], ignore_index=True)
     pairs = zip(points["run"], points["tokenformer"].where(points["chosen"]), strict=True)
-    found = [paired(losses, tokenformer, run, "tokenformer_minus_best_nats") for run, tokenformer in pairs]
+    found = [difference(losses, tokenformer, run, "tokenformer_minus_best_nats") for run, tokenformer in pairs]
     points = points.assign(chosen=points["chosen"].map({True: "yes", False: ""}), variant=points["arm"].map(ARMS))
     points = points.join(DataFrame(found)).assign(diverged=points["diverged"].replace(0, None))
     return points.rename(columns={"spec.optimizer.lr": "learning_rate"})
@@ -270,7 +270,7 @@ def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
     the cost. A value per seed, in brackets the 95 % Student t interval over seeds. Beyond its ends the envelope says
     nothing. All losses are on its test text, also of runs that were tested on another too.
     """
-    losses = losses_on_one_text(results, STUDY, runs)
+    losses = comparable_losses(results, STUDY, runs)
     scratch, rows = losses[losses["run"].str.startswith(FROM_SCRATCH)], []
     envelope = scratch.groupby("run")[["flops_cumulative", "loss_nats"]].mean().to_numpy().T
     for row in chains(losses).sort_values("flops_cumulative").to_dict("records"):
@@ -278,6 +278,6 @@ def tokenformer_envelope(results: Results, runs: list[str]) -> DataFrame:
         for _, own in losses[losses["run"] == row["run"]].iterrows():
             ratios.append(own["flops_cumulative"] / flops_at_loss(own["loss_nats"], *envelope))
         known = not np.isnan(ratios).any()
-        rows.append(row | ends("flops_ratio", student(ratios if known else [])))
+        rows.append(row | estimate("flops_ratio", student(ratios if known else [])))
         rows[-1]["envelope"] = None if known else "beyond its ends"
     return DataFrame(rows)

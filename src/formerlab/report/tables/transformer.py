@@ -7,7 +7,7 @@ from pandas import DataFrame
 from formerlab.evaluation.translation.bleu import METRICS, STATISTICS, corpus_bleu
 from formerlab.report.catalogue import table
 from formerlab.report.published import TRANSFORMER, published, published_rows
-from formerlab.report.runs import at_end, by_run, held_out_losses, recorded, validation_losses
+from formerlab.report.runs import held_out_losses, last_step_rows, load_runs, means_by_run, validation_losses
 from formerlab.results.read import Results
 
 STUDY = "transformer"
@@ -30,10 +30,12 @@ def over_seeds(results: Results, split: str, runs: list[str]) -> DataFrame:
     Losses are in nats per target token, never smoothed. The split `test` is measured with the final weights; `valid`
     after the last step, before any average of snapshots.
     """
-    records = recorded(results, STUDY, runs)
-    read = held_out_losses(results, STUDY, runs) if split == "test" else at_end(validation_losses(results, STUDY, runs))
-    measured = read.set_index(["run", "seed"])[["loss_nats"]].join(scores(results, split))
-    return by_run(records.join(measured, on=["run", "seed"]), SCORES, first=records.columns)
+    records = load_runs(results, STUDY, runs)
+    test = split == "test"
+    losses = (held_out_losses if test else validation_losses)(results, STUDY, runs)
+    losses = losses if test else last_step_rows(losses)
+    measured = losses.set_index(["run", "seed"])[["loss_nats"]].join(scores(results, split))
+    return means_by_run(records.join(measured, on=["run", "seed"]), SCORES, first=records.columns)
 
 
 def complexity(results: Results, runs: list[str]) -> DataFrame:

@@ -11,7 +11,7 @@ from pandas import DataFrame
 
 from formerlab.report.catalogue import table
 from formerlab.report.published import TOKENFORMER, published_rows
-from formerlab.report.runs import by_run, floors, paired, recorded
+from formerlab.report.runs import baselines, difference, load_runs, means_by_run
 from formerlab.results.read import Results
 from formerlab.statistics import expected_calibration_error
 
@@ -47,8 +47,8 @@ COLUMNS = (
 
 
 def accuracies(results: Results, runs: list[str]) -> DataFrame:
-    """Return one row per run and seed: the columns of `recorded` with the metrics of its test images."""
-    rows, records = results.rows("test.csv", STUDY, runs), recorded(results, STUDY, runs)
+    """Return one row per run and seed: the columns of `load_runs` with the metrics of its test images."""
+    rows, records = results.rows("test.csv", STUDY, runs), load_runs(results, STUDY, runs)
     metrics = [
         {"run": run, "seed": seed}
         | _scores(group)
@@ -65,7 +65,7 @@ def _scores(rows: DataFrame) -> dict[str, float]:
 
 def models(measured: DataFrame) -> DataFrame:
     """Return one row per run: the mean of each metric over seeds with its Student interval, and what seeds share."""
-    table = by_run(measured, METRICS, first=["images"])
+    table = means_by_run(measured, METRICS, first=["images"])
     names = zip(table["run"], table["variant"], strict=True)
     return table.assign(model=[NAMES.get(run) or f"{variant} ({run})" for run, variant in names])
 
@@ -77,14 +77,14 @@ def comparison(results: Results, arms: str) -> DataFrame:
     table = models(measured).set_index("run", drop=False)
     table = table.loc[[run for run in compared if run in table.index]].reset_index(drop=True)
     pairs = [(run, compared[run]) for run in table["run"]]
-    points = [paired(measured, *pair, COMPARED, "top1_percent", results) for pair in pairs]
+    points = [difference(measured, *pair, COMPARED, "top1_percent", results) for pair in pairs]
     said = [{"compared_with": other} | found if found else {} for (_, other), found in zip(pairs, points, strict=True)]
     return pd.concat([image_floors(results, [*compared]), table.join(DataFrame(said))], ignore_index=True)
 
 
 def image_floors(results: Results, runs: list[str]) -> DataFrame:
     """Return a row per model without depth and data set."""
-    groups = floors(results, STUDY, runs).groupby(["run", "floor"], sort=False)
+    groups = baselines(results, STUDY, runs).groupby(["run", "floor"], sort=False)
     rows = [
         {"source": "ours", "run": run, "model": f"{floor}, on the pixels"} | _scores(own)
         for (run, floor), own in groups

@@ -10,9 +10,16 @@ from formerlab.report.catalogue import expand_columns, plot
 from formerlab.report.figures.decay.loss import level_with_h2o, mark_alpha
 from formerlab.report.panel import Panel, layout
 from formerlab.report.published import DECAY, published
-from formerlab.report.runs import n_seeds
-from formerlab.report.studies.pruning import as_published, at_budget, labels, model_of, one_model, size_of
-from formerlab.report.studies.questions import MEAN, SUITES, accuracies, answers, chance, title
+from formerlab.report.runs import seed_count
+from formerlab.report.studies.pruning import (
+    budget_text,
+    first_model_rows,
+    is_published_setting,
+    model_label,
+    nearest_budget_rows,
+    policy_labels,
+)
+from formerlab.report.studies.questions import MEAN_LABEL, SUITES, accuracies, chance_accuracy, load_answers, task_label
 from formerlab.results.read import Results
 
 STUDY = "decay"
@@ -37,7 +44,7 @@ def published_accuracies() -> DataFrame:
 
 
 def _task(task: str) -> str:
-    return title(task).removesuffix(" (local)").replace(MEAN, "mean").replace("average", "mean")
+    return task_label(task).removesuffix(" (local)").replace(MEAN_LABEL, "mean").replace("average", "mean")
 
 
 def _beside(full: DataFrame, run: str, task: str) -> str:
@@ -51,10 +58,10 @@ def _beside(full: DataFrame, run: str, task: str) -> str:
 
 def _accuracy_notes(rows: DataFrame) -> list[str]:
     ours = rows[rows["source"] == "ours"]
-    sizes = " or ".join(dict.fromkeys(ours["budget"].map(size_of)))
+    sizes = " or ".join(dict.fromkeys(ours["budget"].map(budget_text)))
     measured = " to ".join(sorted(set((100 * ours["realised_budget"].dropna()).map("{:.1f}".format))))
     return [
-        f"Cache of {sizes}{f' ({measured} % measured)' * bool(measured)}; {n_seeds(rows['seeds'])}, "
+        f"Cache of {sizes}{f' ({measured} % measured)' * bool(measured)}; {seed_count(rows['seeds'])}, "
         f"{rows['questions'].min():.0f} to {rows['questions'].max():.0f} questions; bars: 95 % interval over them, "
         "paired; beside a suite: its accuracy with the full cache (%), a star: at chance."
     ]
@@ -74,11 +81,11 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
     see: how much accuracy H2O loses against the full cache, and how much of it Decay recovers; a model near chance
     loses nothing by pruning, so it shows nothing about pruning.
     """
-    rows = answers(results, STUDY, runs)
-    table = accuracies(at_budget(rows[as_published(rows) | rows["policy"].isin(["local", "full"])]))
-    table = table.assign(series=labels(table["policy"]), chance=table["task"].map(chance(rows)))
+    rows = load_answers(results, STUDY, runs)
+    table = accuracies(nearest_budget_rows(rows[is_published_setting(rows) | rows["policy"].isin(["local", "full"])]))
+    table = table.assign(series=policy_labels(table["policy"]), chance=table["task"].map(chance_accuracy(rows)))
     rows = pd.concat([table, published_accuracies()], ignore_index=True)
-    suites = [MEAN, f"{MEAN} (local)", "average", *SUITES, *(f"{suite}_local" for suite in SUITES)]
+    suites = [MEAN_LABEL, f"{MEAN_LABEL} (local)", "average", *SUITES, *(f"{suite}_local" for suite in SUITES)]
     order = {task: number for number, task in enumerate(suites)}
     is_full = rows["series"] == "Full"
     full = rows[is_full].set_index(["run", "task"])
@@ -86,7 +93,7 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
         **(100 * rows[[*ENDS]]).add_prefix("_"),
         _name=[_beside(full, run, task) for run, task in zip(rows["run"], rows["task"], strict=True)],
         _order=rows["task"].map(order),
-        _title=rows["run"].map(model_of),
+        _title=rows["run"].map(model_label),
         _series=rows["series"].mask(is_full),
         _look=rows["series"].str.lower(),
         _data_set="",
@@ -97,8 +104,8 @@ def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
     Panel("alpha", "_difference", by="_series", each="_title", zero=0.0, name="legend", empty="_level",
           xlabel="alpha", ylabel="points minus\nfull cache", style="policy", finish=mark_alpha, alike="y"),
     notes=lambda rows: [
-        f"Budget {size_of(rows['budget'].iloc[0], ' of the tokens')}; {n_seeds([rows['seeds'].max()])}; bars and band: "
-        "95 % interval, paired by question."
+        f"Budget {budget_text(rows['budget'].iloc[0], ' of the tokens')}; {seed_count([rows['seeds'].max()])}; "
+        "bars and band: 95 % interval, paired by question."
     ],
     wanted=["H2O"], columns=3, height=1.4
 ))  # fmt: skip
@@ -111,7 +118,7 @@ def decay_alpha_accuracy(results: Results, runs: list[str]) -> DataFrame:
     The best point of a curve is a biased estimate; decay_tasks_table chooses alpha on one half of the questions and
     evaluates it on the other half.
     """
-    rows = one_model(answers(results, STUDY, runs))
+    rows = first_model_rows(load_answers(results, STUDY, runs))
     without_recent = rows["policy"].eq("decay") & rows["recent"].eq(0)
     counts = rows[without_recent].groupby("budget")["alpha"].nunique()
     if counts.empty or counts.max() < 2:
@@ -125,10 +132,10 @@ def decay_alpha_accuracy(results: Results, runs: list[str]) -> DataFrame:
             for task, count in zip(table["task"], table["questions"], strict=True)]  # fmt: skip
     plotted = table.groupby("task")["accuracy"].transform("max").gt(0) & table["policy"].ne("full")
     return table.assign(
-        chance=table["task"].map(chance(rows)),
+        chance=table["task"].map(chance_accuracy(rows)),
         **(100 * table[[*ENDS]]).add_prefix("_"),
         _title=titles,
-        _series=labels(table["policy"]).where(plotted),
+        _series=policy_labels(table["policy"]).where(plotted),
         _level=level_with_h2o(table, "minus_h2o"),
         _data_set="",
     )

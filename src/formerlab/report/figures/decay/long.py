@@ -11,11 +11,11 @@ from formerlab.report.catalogue import plot
 from formerlab.report.panel import Panel, layout
 from formerlab.report.studies.pruning import (
     CONFIGURATION,
-    decoding,
-    model_of,
-    one_model,
-    ordered,
-    size_of,
+    budget_text,
+    decode_speeds,
+    first_model_rows,
+    label_and_sort,
+    model_label,
 )
 from formerlab.report.style import GREY, WIDEST
 from formerlab.results.read import Results
@@ -46,16 +46,16 @@ def decay_decode(results: Results, runs: list[str]) -> DataFrame:
     decay_decode_table. No speeds were published. To see: at which lengths pruning saves more time than it takes. The
     bytes follow from the budget, whichever policy chooses.
     """
-    rows, record = decoding(results, STUDY, runs), results.stage_record(STUDY, "decode")
+    rows, record = decode_speeds(results, STUDY, runs), results.stage_record(STUDY, "decode")
     if rows.empty:
         return rows
     pruned = sorted({budget for budget in rows["budget"] if budget != 1}, reverse=True)[1:]
     return rows.assign(
         device=record.get("device"),
         threads=record.get("threads"),
-        _case=rows["run"].map(model_of)
+        _case=rows["run"].map(model_label)
         + rows["sequences"].map(lambda count: f", {count} sequences" if count > 1 else ", one sequence"),
-        _size=rows["budget"].map(lambda budget: "full cache" if budget == 1 else f"pruned to {size_of(budget)}"),
+        _size=rows["budget"].map(lambda budget: "full cache" if budget == 1 else f"pruned to {budget_text(budget)}"),
         _look=np.where(rows["budget"].eq(1), "full", "local"),
         _linestyle=rows["budget"].map({budget: _LINES[at % len(_LINES)] for at, budget in enumerate(pruned)}),
         _markerfacecolor=rows["budget"].isin(pruned).map({True: "white", False: None}),
@@ -64,7 +64,7 @@ def decay_decode(results: Results, runs: list[str]) -> DataFrame:
 
 
 def _sizes(rows: DataFrame) -> list[str]:
-    return [size_of(budget) for budget in rows.loc[rows["policy"] != "full", "budget"].unique()]
+    return [budget_text(budget) for budget in rows.loc[rows["policy"] != "full", "budget"].unique()]
 
 
 def draw_passkey(data: DataFrame) -> Figure:
@@ -97,11 +97,11 @@ def decay_passkey(results: Results, runs: list[str]) -> DataFrame:
     reads the question. To see: which rows look like the full cache, which is the bound, and whether a number inside a
     window of recent tokens is found because of its position.
     """
-    rows = one_model(results.rows("passkey.csv", STUDY, runs))
+    rows = first_model_rows(results.rows("passkey.csv", STUDY, runs))
     cells = rows.groupby([*CONFIGURATION, "length", "depth"], sort=False, dropna=False)
     scores = cells.agg(found=("found", "mean"), numbers=("found", "size"), log_prob=("log_prob", "mean")).reset_index()
     totals = rows.groupby(CONFIGURATION, sort=False, dropna=False)["found"].agg(all_found="sum", all_numbers="size")
-    table = ordered(scores.merge(totals.reset_index(), on=CONFIGURATION)).assign(source="ours")
-    sizes = ", " + table["budget"].map(size_of) if len(_sizes(table)) > 1 else ""
+    table = label_and_sort(scores.merge(totals.reset_index(), on=CONFIGURATION)).assign(source="ours")
+    sizes = ", " + table["budget"].map(budget_text) if len(_sizes(table)) > 1 else ""
     counts = ": " + table["all_found"].astype(str) + " of " + table["all_numbers"].astype(str)
     return table.assign(_series=table["configuration"] + sizes + counts)

@@ -7,9 +7,9 @@ from matplotlib.figure import Figure
 from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import plot
-from formerlab.report.names import data_set
+from formerlab.report.names import data_set_label
 from formerlab.report.panel import Panel, layout
-from formerlab.report.runs import ends
+from formerlab.report.runs import estimate
 from formerlab.report.studies import pruning
 from formerlab.report.style import GREY
 from formerlab.results.read import Results
@@ -43,7 +43,7 @@ def looks(rows: DataFrame) -> "Series[str]":
           title="{setting}: {windows:.0f} windows of {window_tokens:.0f} tokens",
           xlabel="measured cache size (% of the tokens)",
           ylabel="loss above that of the full\ncache (nats per token)"),
-    notes=pruning.interval_notes, wanted=[pruning.NAMES[name] for name in ARTICLE], columns=1, height=1.9,
+    notes=pruning.interval_notes, wanted=[pruning.POLICY_LABELS[name] for name in ARTICLE], columns=1, height=1.9,
     order="_after"
 ))  # fmt: skip
 def decay_budget(results: Results, runs: list[str]) -> DataFrame:
@@ -57,7 +57,7 @@ def decay_budget(results: Results, runs: list[str]) -> DataFrame:
     table = pruning.configurations(results, STUDY, runs)
     table = with_half_recent(results, table[table["policy"].isin(["full", "streaming_llm", *ARTICLE])])
     texts = {
-        record["run"]: data_set(record["data.name"], record.get("spec.released"), results.scale)
+        record["run"]: data_set_label(record["data.name"], record.get("spec.released"), results.scale)
         for record in results.runs(STUDY, runs).to_dict("records")
     }
     sizes = results.rows("prune.csv", STUDY, runs).groupby("run")["tokens"].max()
@@ -84,7 +84,7 @@ def decay_baselines(results: Results, runs: list[str]) -> DataFrame:
     """
     table = pruning.configurations(results, STUDY, runs)
     rows = with_half_recent(results, table[~table["policy"].isin(ARTICLE_ALONE)])
-    sizes = rows["budget"].map(pruning.size_of) + " of the tokens"
+    sizes = rows["budget"].map(pruning.budget_text) + " of the tokens"
     rank = rows[rows["part"] == "mean"].groupby("configuration")["increase_nats"].mean().rank()
     return rows.assign(
         _cell=rows["run"] + ": " + sizes if rows["run"].nunique() > 1 else "Added loss, " + sizes,
@@ -113,8 +113,8 @@ def needles(results: Results) -> DataFrame:
     keys = [*pruning.CONFIGURATION[1:], "task"]
     for key, group in rows.groupby(keys, sort=False, dropna=False):
         values = over_examples(100 * group["value"].to_numpy(dtype=float)[None])
-        found.append(dict(zip(keys, key, strict=True)) | ends("found_percent", values) | {"examples": len(group)})
-    table = pruning.ordered(DataFrame(found).assign(run=""))
+        found.append(dict(zip(keys, key, strict=True)) | estimate("found_percent", values) | {"examples": len(group)})
+    table = pruning.label_and_sort(DataFrame(found).assign(run=""))
     full = table[table["policy"] == "full"]
     full = full[full["found_percent"] >= FLOOR]
     pruned = table[table["policy"].ne("full") & table["task"].isin(full["task"])]
@@ -123,7 +123,7 @@ def needles(results: Results) -> DataFrame:
     shown = pd.concat([beside, pruned], ignore_index=True)
     task = shown["task"].str.rpartition("_")[0].str.replace("_", " ").str.capitalize()
     return shown.assign(
-        _task=task + " at " + shown["_budget"].map(pruning.size_of) + ", n = " + shown["examples"].astype(str)
+        _task=task + " at " + shown["_budget"].map(pruning.budget_text) + ", n = " + shown["examples"].astype(str)
     )
 
 
@@ -144,7 +144,7 @@ def decay_league(results: Results, runs: list[str]) -> DataFrame:
     divided budget recovers.
     """
     table, found = pruning.league(results, STUDY, runs), needles(results)
-    sizes, count = table["budget"].map(pruning.size_of), table["windows"].map("{:.0f}".format)
+    sizes, count = table["budget"].map(pruning.budget_text), table["windows"].map("{:.0f}".format)
     cells = "Added loss at " + sizes + ", " + count + " windows"
     rows = pd.concat([table.assign(_cell=cells, _budget=table["budget"]), found], ignore_index=True)
     rows = rows.reindex(columns=[*dict.fromkeys([*rows, "found_percent", "_task"])])
@@ -170,7 +170,7 @@ def level_with_h2o(rows: DataFrame, name: str) -> "Series[bool]":
 def draw_alpha(data: DataFrame) -> Figure:
     """Draw a panel per run and budget, in which the full cache of the run is a line."""
     cells = data.loc[data["policy"] == "decay", ["run", "budget"]].drop_duplicates()
-    sizes = [f"budget {pruning.size_of(budget)}{' of the tokens' * (budget <= 1)}" for budget in cells["budget"]]
+    sizes = [f"budget {pruning.budget_text(budget)}{' of the tokens' * (budget <= 1)}" for budget in cells["budget"]]
     cells = cells.assign(_cell=cells["run"] + ": " + sizes if cells["run"].nunique() > 1 else sizes)
     full = data[data["policy"] == "full"].merge(cells[["run", "_cell"]], on="run")
     rows = pd.concat([data.merge(cells, on=["run", "budget"]), full], ignore_index=True)
@@ -197,6 +197,6 @@ def decay_alpha(results: Results, runs: list[str]) -> DataFrame:
         return decay
     others = pruning.main_configurations(table[table["policy"].isin(["full", "h2o"])])
     others = others[(others["policy"] == "full") | others["budget"].isin(decay["budget"])]
-    differences = pruning.minus_h2o(results, STUDY, runs)
+    differences = pruning.decay_minus_h2o(results, STUDY, runs)
     table = pd.concat([others, decay], ignore_index=True).merge(differences, on=pruning.CONFIGURATION, how="left")
-    return table.assign(_series=pruning.labels(table["policy"]), _level=level_with_h2o(table, pruning.MINUS_H2O))
+    return table.assign(_series=pruning.policy_labels(table["policy"]), _level=level_with_h2o(table, pruning.MINUS_H2O))

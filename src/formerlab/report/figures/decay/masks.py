@@ -9,8 +9,15 @@ from formerlab.report.catalogue import plot
 from formerlab.report.figures.decay.loss import mark_alpha
 from formerlab.report.panel import Panel, layout
 from formerlab.report.published import A2SF, published
-from formerlab.report.runs import n_seeds
-from formerlab.report.studies.pruning import PANELS, PUBLISHED_ALPHA, measured, one_model, ordered, size_of
+from formerlab.report.runs import seed_count
+from formerlab.report.studies.pruning import (
+    MASK_METRICS,
+    PUBLISHED_ALPHA,
+    budget_text,
+    first_model_rows,
+    label_and_sort,
+    mask_metrics,
+)
 from formerlab.report.style import GREEN, GREY, LEAF, VERMILION
 from formerlab.results.read import Results
 
@@ -30,7 +37,7 @@ def draw_masks(data: DataFrame) -> Figure:
     rank = data["configuration"].map({name: place for place, name in enumerate(WANTED)})
     data = data.assign(_rank=rank.fillna(len(WANTED)), _look=kinds, key=data["kept"].map(lambda kept: range(len(kept))))
     data = data[rank.notna() | ~kinds.isin(["ideal", "local", "h2o", "decay"])]
-    title = data["configuration"].str.replace("Decay, ", "Decay ") + ": " + data["budget"].map(size_of)
+    title = data["configuration"].str.replace("Decay, ", "Decay ") + ": " + data["budget"].map(budget_text)
     cells = data.assign(_title=title, _seen=data["kept"].map(list)).explode(["key", "_seen"])
     panel = Panel("key", "query", by="_seen", kind="heat", each="_title", xlabel="key (down: query)")
     return layout(panel, notes=_masks_note, columns=5, height=1.0, order="budget _rank configuration")(cells)
@@ -43,9 +50,9 @@ def decay_masks(results: Results, runs: list[str]) -> DataFrame:
     each query separately, which no cache can do. To see: vertical lines are keys that a policy retains for long, the
     diagonal are recent keys. H2O retains early keys once it has them; a small alpha evicts them.
     """
-    rows = one_model(results.rows("prune_mask_dumps.csv", STUDY, runs))
+    rows = first_model_rows(results.rows("prune_mask_dumps.csv", STUDY, runs))
     rows = rows[rows["seed"] == rows["seed"].min()]
-    return ordered(rows).sort_values(["budget", "query"], kind="stable").assign(source="ours")
+    return label_and_sort(rows).sort_values(["budget", "query"], kind="stable").assign(source="ours")
 
 
 LEVELS = {"h2o": "H2O", "local": "Local", "streaming_llm": "StreamingLLM", "tova": "TOVA", "decay": "Decay"}
@@ -54,7 +61,7 @@ LEVELS = {"h2o": "H2O", "local": "Local", "streaming_llm": "StreamingLLM", "tova
 
 def _mark_even(axes: Axes, rows: DataFrame) -> None:
     mark_alpha(axes, rows)
-    if (even := PANELS[rows["metric"].iloc[0]][1]) is not None:
+    if (even := MASK_METRICS[rows["metric"].iloc[0]][1]) is not None:
         axes.axhline(even, color=GREY, linestyle=":", linewidth=1)
 
 
@@ -62,11 +69,11 @@ def _mark_even(axes: Axes, rows: DataFrame) -> None:
     *(
         Panel("alpha", "value", by="_series", where={"metric": metric, "source": "ours"}, title=heading,
               log="y" * metric.startswith("distance"), xlabel="forgetting factor alpha", finish=_mark_even)
-        for metric, (heading, _) in PANELS.items()
+        for metric, (heading, _) in MASK_METRICS.items()
     ),
     Panel("value", "_series", by="_series", kind="forest", where={"source": "published"}, title="Distance to Ideal",
           log="x", xlabel="1 - cosine similarity"),
-    notes=lambda rows: [f"Budget {size_of(rows['budget'].iloc[0], ' of the tokens')}, {rows['windows'].max():.0f} "
+    notes=lambda rows: [f"Budget {budget_text(rows['budget'].iloc[0], ' of the tokens')}, {rows['windows'].max():.0f} "
                         "windows, unpruned attention."],
     height=1.5, order="alpha"
 ))  # fmt: skip
@@ -80,7 +87,7 @@ def decay_bias(results: Results, runs: list[str]) -> DataFrame:
     suites; compare the order of its policies and not their values. To see: whether the plain sum (alpha 1) retains the
     start of the text and small alphas do not, and which policies are nearest to Ideal.
     """
-    rows = measured(one_model(results.rows("prune_masks.csv", STUDY, runs)))
+    rows = mask_metrics(first_model_rows(results.rows("prune_masks.csv", STUDY, runs)))
     published_rows = published(A2SF, "Table 2")
     published_rows = published_rows[published_rows["setting"].str.contains("average")]
     names, cosine = (
@@ -120,7 +127,7 @@ def draw_scores(data: DataFrame) -> Figure:
         Panel("query", "_value", by="group", kind="band", where={"alpha": [PUBLISHED_ALPHA, 1]}, each="_alpha", log="y",
               name="legend", title="Scores: {_alpha}", xlabel="query", ylabel="score",
               finish=lambda axes, rows: axes.set_ylim(LOWEST, 0.1)),
-        notes=lambda rows: [f"{n_seeds(rows['seeds'].unique())}; bands: middle 80 % of the tokens."],
+        notes=lambda rows: [f"{seed_count(rows['seeds'].unique())}; bands: middle 80 % of the tokens."],
         columns=3, height=1.8,
     )(pd.concat([data, missed], ignore_index=True))  # fmt: skip
 
@@ -135,7 +142,7 @@ def decay_scores(results: Results, runs: list[str]) -> DataFrame:
     0.00001. To see: the article expects small alphas to miss fewest important tokens. At the end of the text the plain
     sum misses fewest, but it adds up the very attention by which the important tokens are defined.
     """
-    rows = one_model(results.rows("prune_score_trajectories.csv", STUDY, runs))
+    rows = first_model_rows(results.rows("prune_score_trajectories.csv", STUDY, runs))
     keys = ["run", "group", "alpha", "query"]
     means = rows.groupby(keys, as_index=False)[["mean", "low", "high", "missed"]].mean()
     names = {PUBLISHED_ALPHA: "\n(Decay)", 1: "\n(plain sum)"}

@@ -7,9 +7,9 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.catalogue import plot
-from formerlab.report.names import data_sets
+from formerlab.report.names import data_set_labels
 from formerlab.report.panel import Panel, layout
-from formerlab.report.runs import DENSEFORMER, TRANSFORMER, n_seeds, recorded, summary
+from formerlab.report.runs import DENSEFORMER, TRANSFORMER, load_runs, seed_count, summarize
 from formerlab.report.style import GREY, WIDEST, arrow, box, look
 from formerlab.results.read import Results
 from formerlab.results.schema import COSINE, PRUNED, SINGULAR
@@ -69,7 +69,7 @@ def denseformer_architecture(results: Results, runs: list[str]) -> DataFrame:
     arcs grows with the square of the depth. A larger dilation or period gives fewer arcs, and with a dilation above 1
     the embedding enters only some of the averages.
     """
-    records = recorded(results, STUDY, runs)
+    records = load_runs(results, STUDY, runs)
     records = records[records["spec.model.depth.kind"] == "dwa"]
     keys = ["spec.model.layers", "spec.model.depth.dilation", "spec.model.depth.period"]
     kinds = records.drop_duplicates(keys).sort_values(keys)
@@ -95,7 +95,7 @@ _draw_weights = layout(
           bar="weight (linear within 0.05, then logarithmic)",
           colours={"cmap": "RdBu_r", "norm": SymLogNorm(0.05, vmin=-1.0, vmax=1.0, base=10)},
           xlabel="source j (0: embedding)", ylabel="average after block i"),
-    notes=lambda rows: [f"Mean over {n_seeds(rows['seeds'])}; grey cells: no weight."],
+    notes=lambda rows: [f"Mean over {seed_count(rows['seeds'])}; grey cells: no weight."],
     columns=3, height=1.6, order="_rank destination source_block"
 )  # fmt: skip
 
@@ -110,13 +110,13 @@ def denseformer_weights(results: Results, runs: list[str]) -> DataFrame:
     """
     rows = results.rows("depth.csv", STUDY, runs)
     rows = rows[rows["step"] == rows.groupby(["run", "seed"])["step"].transform("max")]
-    records = recorded(results, STUDY, runs).drop_duplicates("run")
+    records = load_runs(results, STUDY, runs).drop_duplicates("run")
     deepest = records[records["run"].isin(rows["run"])].sort_values("layers").groupby(["data.name", "variant"]).tail(1)
     chosen = rows.merge(deepest[["run", "variant", "layers", "data.name"]]).rename(columns={"source": "source_block"})
     grouped = chosen.groupby(["variant", "run", "layers", "data.name", "destination", "source_block"])["weight"]
     means = grouped.agg(weight="mean", weight_sd="std", seeds="count").reset_index()
     means = means.sort_values(["variant", "layers", "run", "destination", "source_block"], ignore_index=True)
-    text = data_sets(means.pop("data.name"), results.scale)
+    text = data_set_labels(means.pop("data.name"), results.scale)
     blocks = means["layers"].map(", {:.0f} blocks, ".format)
     title = means["variant"].str.removeprefix(f"{DENSEFORMER} ") + blocks + text
     return means.assign(source="ours", _title=title, _rank=means["variant"].ne(f"{DENSEFORMER} 1x1"))
@@ -154,7 +154,7 @@ def denseformer_evolution(results: Results, runs: list[str]) -> DataFrame:
 
 def compared(results: Results, rows: DataFrame, runs: list[str]) -> DataFrame:
     """Return the rows of flow.csv, with variant and depth, of the deepest of the depths that most variants share."""
-    records = recorded(results, STUDY, runs).drop_duplicates("run")
+    records = load_runs(results, STUDY, runs).drop_duplicates("run")
     records = records[records["run"].isin(rows["run"])]
     kinds = records.groupby("layers")["variant"].nunique()
     deepest = records[records["layers"] == kinds.index[kinds == kinds.max()].max()]
@@ -180,7 +180,7 @@ def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
     whole = rows[(rows["measure"] == PRUNED) & (rows["place"] == 0)].set_index(["run", "seed"])["value"]
     shift = [whole.get((row.run, row.seed), 0.0) if row.measure == PRUNED else 0.0 for row in rows.itertuples()]
     rows, keys = rows.assign(value=rows["value"] - np.array(shift)), ["variant", "run", "layers", "measure", "place"]
-    found = summary(rows, "value", keys)
+    found = summarize(rows, "value", keys)
     found.insert(9, "kept", rows.groupby(keys, sort=False)["kept"].mean().reset_index()["kept"])
     return found
 
@@ -188,7 +188,7 @@ def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
 @plot(reads="flow.csv", runs="depth.kind=identity depth.kind=dwa", draw=layout(
     Panel("place", "_value", kind="band", each="matrix", name="legend", xlabel="rank (fraction of all)",
           ylabel="singular value / largest"),
-    notes=lambda rows: [f"{n_seeds(rows['seeds'])}; bands: lowest to highest seed."], columns=3, height=1.5
+    notes=lambda rows: [f"{seed_count(rows['seeds'])}; bands: lowest to highest seed."], columns=3, height=1.5
 ))  # fmt: skip
 def denseformer_spectra(results: Results, runs: list[str]) -> DataFrame:
     """Singular values of the trained weights, divided by the largest of each matrix and averaged over blocks, after

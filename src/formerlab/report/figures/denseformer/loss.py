@@ -8,19 +8,19 @@ from matplotlib.axes import Axes
 from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, plot
-from formerlab.report.names import data_sets
+from formerlab.report.names import data_set_labels
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import (
     DENSEFORMER,
     INTERVALS,
     TRANSFORMER,
-    by_run,
     differences,
     held_out_losses,
-    labelled,
-    n_seeds,
+    means_by_run,
+    seed_count,
     seed_notes,
-    summary,
+    summarize,
+    with_published,
     with_seeds,
 )
 from formerlab.report.style import GREY, NARROW
@@ -52,7 +52,7 @@ def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
     378 to 676 million parameters (OWT2, 40k steps).
     """
     losses, pairs = held_out_losses(results, STUDY, runs), tables.gains(results, runs)
-    means, pairs = by_run(losses), pairs[pairs["interval"] == INTERVALS["student"]].set_index("run")
+    means, pairs = means_by_run(losses), pairs[pairs["interval"] == INTERVALS["student"]].set_index("run")
     means["paired"] = means["run"].isin(pairs.index)
     for end, gain in (("low", "high"), ("high", "low")):
         paired = means["loss_nats"] + means["run"].map(pairs["gain_nats"] - pairs[f"gain_nats_{gain}"])
@@ -61,7 +61,7 @@ def denseformer_depth(results: Results, runs: list[str]) -> DataFrame:
     ours = with_seeds(means.sort_values(["variant", "layers"]), losses, ("source", "variant", "layers"))
     rows = pd.concat([ours, tables.published_depths().assign(part="mean")], ignore_index=True)
     texts = losses.drop_duplicates("run").set_index("run")["data.name"]
-    rows["_text"] = data_sets(rows["run"].map(texts), results.scale)
+    rows["_text"] = data_set_labels(rows["run"].map(texts), results.scale)
     theirs = rows["source"].eq("published")
     main = str(rows["_text"].value_counts().idxmax())
     depths = rows.groupby(["_text", "variant"], dropna=False)["layers"].transform("nunique")
@@ -101,7 +101,7 @@ def _mark_depths(axes: Axes, rows: DataFrame) -> None:
 @plot(reads="test.csv speed.csv", draw=layout(
     _beside_table_1("batches_per_s", y="_perplexity", title="{setting}", ylabel="perplexity", finish=_mark_depths,
                     xlabel=f"forward passes of {{{FORWARD}_sequences:.0f}} sequences a second"),
-    notes=lambda rows: [f"{n_seeds(rows['seeds'])}; bars: 95 % interval of the gain over the Transformer, paired by "
+    notes=lambda rows: [f"{seed_count(rows['seeds'])}; bars: 95 % interval of the gain over the Transformer, paired by "
                         "seed; quartiles of speed."],
     height=2.6
 ))  # fmt: skip
@@ -147,10 +147,10 @@ def denseformer_gain(results: Results, runs: list[str]) -> DataFrame:
     losses["plain"] = losses["run"].map(tables.plains(losses))
     dense = losses[losses["variant"].str.startswith(DENSEFORMER)].dropna(subset="plain").drop_duplicates("run")
     dense = dense.sort_values(["layers", "variant", "tokens"]).astype({"tokens": float})
-    texts = data_sets(dense["data.name"], results.scale)
+    texts = data_set_labels(dense["data.name"], results.scale)
     pairs = dense.assign(series=dense["variant"] + dense["layers"].map(", {:.0f} blocks, ".format) + texts)
     rows = differences(losses, pairs[["series", "tokens", "run", "plain"]], "plain", "run")
-    rows = labelled(rows, float(np.log(18.61 / 17.84)), "1x1 at 48 blocks (Table 1)")
+    rows = with_published(rows, float(np.log(18.61 / 17.84)), "1x1 at 48 blocks (Table 1)")
     if rows.empty:
         return rows
     names = rows["_label"].str.replace(f"^({DENSEFORMER} )?1x1(,| at) | [(]Table 1[)]", "", regex=True)
@@ -201,7 +201,7 @@ def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
     if ours.empty:
         return DataFrame()
     against = ours.set_index("run")["dense"].to_dict()
-    behind = summary(held_out_losses(results, STUDY), "loss_nats", ["run"], against, _BEHIND)
+    behind = summarize(held_out_losses(results, STUDY), "loss_nats", ["run"], against, _BEHIND)
     of_seed = behind["part"] == "seed"
     seeds = behind[of_seed].merge(ours[["run", "layers", "dilation", "period"]], on="run")
     ours = ours.merge(behind[~of_seed].drop(columns=["source", "seeds"]), on="run", how="left")
@@ -209,7 +209,7 @@ def denseformer_sparsity(results: Results, runs: list[str]) -> DataFrame:
     rows: DataFrame = pd.concat([ours, _published_sparsity()], ignore_index=True)
     rows["follows"] = (rows["dilation"] > 1) & (rows["period"] % rows["dilation"] == 1)
     columns = f"source part run layers dilation period follows {_GAIN}[] {_BEHIND}[] {_TIME}[] interval seeds seed"
-    texts = data_sets(ours.drop_duplicates("run").set_index("run")["data.name"], results.scale)
+    texts = data_set_labels(ours.drop_duplicates("run").set_index("run")["data.name"], results.scale)
     rows = rows.reindex(columns=expand_columns(columns))
     rows["_model"] = rows["run"].map(texts) + rows["layers"].map(", {:.0f} blocks".format)
     label = rows["dilation"].map("{:.0f}".format) + " x " + rows["period"].map("{:.0f}".format)

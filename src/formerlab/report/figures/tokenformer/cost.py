@@ -19,16 +19,16 @@ from formerlab.report.claims.rows import pooled_differences
 from formerlab.report.panel import Panel, layout
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published
-from formerlab.report.runs import GROWN, TOKENFORMER, TRAINED_FURTHER, differences, held_out_losses, short
+from formerlab.report.runs import GROWN, TOKENFORMER, TRAINED_FURTHER, differences, format_count, held_out_losses
 from formerlab.report.studies.tokenformer import (
     FROM_SCRATCH,
     LENGTHS,
     STUDY,
     WAYS_TO_GROW,
+    budgets_equal_to_grown,
     chains,
-    down_to_zero,
-    equal_to_grown,
-    from_scratch,
+    fully_annealed_losses,
+    scratch_points,
     series_points,
     with_registered_controls,
 )
@@ -114,9 +114,9 @@ def tokenformer_cost(results: Results, runs: list[str]) -> DataFrame:
     Transformers from scratch with the lowest loss at their cost; tokenformer_scaling has all of them. The published
     models are a thousand times larger, and their Transformers are single models, so only the shape compares.
     """
-    ours, losses = series_points(results, runs), down_to_zero(results, runs)
+    ours, losses = series_points(results, runs), fully_annealed_losses(results, runs)
     if losses["run"].str.startswith(FROM_SCRATCH).any():
-        lowest = from_scratch(losses).query("lowest").assign(series=_LOWEST, part="mean", source="ours")
+        lowest = scratch_points(losses).query("lowest").assign(series=_LOWEST, part="mean", source="ours")
         ours = pd.concat([ours, lowest.reindex(columns=ours.columns)], ignore_index=True)
     return _with_published(
         ours,
@@ -157,7 +157,8 @@ def _named(data: DataFrame) -> DataFrame:
     names = dict.fromkeys(shown["parent"].dropna(), "before growth")
     for run, variant, equal in shown[["run", "variant", "equal"]].fillna("").to_numpy():
         names[run] = SHOWN[variant] + f", equal {equal}" * bool(equal)
-    sizes = data["parameters_non_embedding"].map(lambda size: f"Transformer, {short(size, 3)}", na_action="ignore")
+    parameters = data["parameters_non_embedding"]
+    sizes = parameters.map(lambda size: f"Transformer, {format_count(size, 3)}", na_action="ignore")
     known = sorted(scratch["parameters_non_embedding"].unique())
     shades = dict(zip(known, map(to_hex, colormaps["Greys"](np.linspace(0.45, 1, len(known)))), strict=True))
     own = data["run"].isin(set(scratch["run"]) - set(names))
@@ -193,15 +194,15 @@ def tokenformer_scaling(results: Results, runs: list[str]) -> DataFrame:
     that was trained further is the other control: growing helps if the grown model is lower at equal FLOPs. The slopes
     are those of this range of small models.
     """
-    losses = down_to_zero(results, runs)
-    points, grown = from_scratch(losses), chains(losses)
+    losses = fully_annealed_losses(results, runs)
+    points, grown = scratch_points(losses), chains(losses)
     seeds = losses[losses["run"].isin({*points["run"], *grown["run"]})]
     columns = ["run", "seed", "variant", "loss_nats", "flops_cumulative", "tokens", "parameters_non_embedding", "lent"]
     parts = {"scratch": points, "chain": grown, "seed": seeds[columns]}
     frames = [frame.assign(source="ours", part=part) for part, frame in parts.items()]
     rows = pd.concat(frames, ignore_index=True)
     chain = rows[rows["part"] == "chain"].set_index("run")
-    return _named(rows.assign(equal=rows["run"].map(equal_to_grown(chain))))
+    return _named(rows.assign(equal=rows["run"].map(budgets_equal_to_grown(chain))))
 
 
 STAGES = (27, 260)

@@ -7,7 +7,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.catalogue import plot
-from formerlab.report.names import data_sets
+from formerlab.report.names import data_set_labels
 from formerlab.report.panel import Panel, layout
 from formerlab.report.published import TOKENFORMER as PAPER
 from formerlab.report.published import published, published_rows
@@ -15,22 +15,22 @@ from formerlab.report.runs import (
     GROWN,
     TOKENFORMER,
     TRANSFORMER,
-    at_end,
     differences,
     held_out_losses,
-    labelled,
-    summary,
+    last_step_rows,
+    summarize,
     validation_losses,
+    with_published,
 )
 from formerlab.report.studies.tokenformer import (
     METHODS,
     STAGES,
     STUDY,
     WAYS_TO_GROW,
-    before_growth,
-    equal_to_grown,
+    budgets_equal_to_grown,
     families_at_best_rates,
-    means,
+    mean_curves,
+    run_before_growth,
     with_ancestors,
 )
 from formerlab.results.read import Results
@@ -78,21 +78,21 @@ def tokenformer_growth(results: Results, runs: list[str]) -> DataFrame:
     if not losses[losses["run"].isin(started)]["variant"].str.startswith(GROWN).any():
         return DataFrame()
     curves = validation_losses(results, STUDY, runs)
-    ends = {"": losses, "_valid": at_end(curves)}
+    ends = {"": losses, "_valid": last_step_rows(curves)}
     level = ends["_valid"].set_index(["run", "seed"])["loss_nats"]
     curves = curves[curves["run"].isin(started)]
     before = level.reindex(list(zip(curves["run"].map(started), curves["seed"], strict=True))).to_numpy()
     curves = curves.assign(**{_LOSS: curves["loss_nats"] - before}).dropna(subset=_LOSS)
-    parts = [summary(curves, _LOSS, ["run", "step"]).query("part == 'mean'").assign(part="curve")]
+    parts = [summarize(curves, _LOSS, ["run", "step"]).query("part == 'mean'").assign(part="curve")]
     for text, rows in ends.items():
-        ended = summary(rows, "loss_nats", ["run"], started, _LOSS)
+        ended = summarize(rows, "loss_nats", ["run"], started, _LOSS)
         parts.append(ended.assign(part=ended["part"].replace("mean", "end") + text))
     rows = pd.concat(parts, ignore_index=True)
     if rows.empty:  # no seed in common with the parent
         return DataFrame()
     first = losses.drop_duplicates("run").set_index("run")
     first["parent"] = first.index.map(started)
-    equal = equal_to_grown(first)
+    equal = budgets_equal_to_grown(first)
     share = rows["step"] / rows["run"].map(first["spec.steps"])
     rows["flops_of_stage"] = share * rows["run"].map(first["flops"])
     rows["variant"] = rows["run"].map(first["variant"])
@@ -140,8 +140,8 @@ def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
     curves = validation_losses(results, STUDY, runs)
     curves = curves[curves["run"].isin(ARMS)]
     family = {run: "tokenformer" if "tokenformer" in run else "transformer" for run in ARMS if "ungrown" not in run}
-    relative = means(curves, {run: f"continued-{name}-ungrown" for run, name in family.items()})
-    rows = pd.concat([means(curves).assign(part="loss"), relative.assign(part="relative")], ignore_index=True)
+    relative = mean_curves(curves, {run: f"continued-{name}-ungrown" for run, name in family.items()})
+    rows = pd.concat([mean_curves(curves).assign(part="loss"), relative.assign(part="relative")], ignore_index=True)
     rows["variant"] = rows["run"].map(ARMS)
     families = rows["run"].str.contains("tokenformer").map({True: TOKENFORMER, False: TRANSFORMER})
     return rows.assign(_name=rows["variant"].map(_short), _look=rows["variant"], _family=families)
@@ -164,14 +164,14 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
     """
     losses = held_out_losses(results, STUDY, runs)
     families = families_at_best_rates(results, runs)
-    families["text"] = data_sets(families["data.name"], results.scale)
+    families["text"] = data_set_labels(families["data.name"], results.scale)
     families["series"] = "minus " + families["arm"] + " Transformer, " + families["text"]
     rivals = families[families["chosen"] & families["arm"].ne("matched")].dropna(subset="tokenformer")
     rivals = rivals.sort_values(["text", "arm", "tokens"]).rename(columns={"run": "rival", "tokenformer": "run"})
     pairs = rivals[["series", "tokens", "run", "rival"]]
     theirs = published("zzox531/nlp_tokenformer").query("metric == 'perplexity'").set_index("model")["value"]
     gap = float(np.log(float(theirs["TokenFormer"]) / float(theirs["Transformer"])))
-    return labelled(differences(losses, pairs, "run", "rival"), gap, "third party, 124M parameters").assign(
+    return with_published(differences(losses, pairs, "run", "rival"), gap, "third party, 124M parameters").assign(
         _look=TOKENFORMER
     )
 
@@ -186,7 +186,7 @@ _PRINTED = {
 def gains(losses: DataFrame) -> DataFrame:
     """Return the decrease in held-out loss of each stage from the model before growth, paired by seed, in nats."""
     pairs = DataFrame(
-        {"method": method, "run": pattern.format(size=size), "size": size, "start": before_growth(losses, method)}
+        {"method": method, "run": pattern.format(size=size), "size": size, "start": run_before_growth(losses, method)}
         for method, (_, pattern) in METHODS.items()
         for size in STAGES
     )
@@ -221,7 +221,7 @@ def tokenformer_rivals(results: Results, runs: list[str]) -> DataFrame:
     HyperCloning copy units and preserve the function if the growth factor is an integer.
     """
     losses = held_out_losses(results, STUDY, runs)
-    curves = means(validation_losses(results, STUDY, runs))
+    curves = mean_curves(validation_losses(results, STUDY, runs))
     first = {pattern.format(size=2): method for method, (_, pattern) in METHODS.items()}
     curves = curves[curves["run"].isin(first)].assign(part="curve")
     curves["method"] = curves["run"].map(first)

@@ -9,8 +9,8 @@ from pandas import DataFrame
 
 from formerlab.report.catalogue import plot
 from formerlab.report.panel import Panel, layout
-from formerlab.report.runs import chain, short
-from formerlab.report.studies.tokenformer import Shape, shape_of
+from formerlab.report.runs import chain, format_count
+from formerlab.report.studies.tokenformer import Shape, model_shape
 from formerlab.report.style import BLACK, BLUE, GREEN, PURPLE, VERMILION, WIDEST, arrow, box
 from formerlab.results.read import Results
 
@@ -29,7 +29,7 @@ _ROWS = 4
 def draw(data: DataFrame) -> Figure:
     """Draw a block, a projection with the parameter tokens of every stage, and the token counts of each projection."""
     width, stages, score = int(data["width"].iloc[0]), int(data["stage"].max()), data["score"].iloc[0]
-    grown = ", then ".join(short(size, 3) for size in data["parameters_non_embedding"].unique())
+    grown = ", then ".join(format_count(size, 3) for size in data["parameters_non_embedding"].unique())
     note = f"Parameters without embedding: {grown}. Width {width} at every stage."
     figure = Figure((WIDEST, 4.0), layout="constrained", label=note)
     block, formula, counts = figure.subplots(1, 3)
@@ -147,7 +147,8 @@ def tokenformer_length(results: Results, runs: list[str]) -> DataFrame:
     found = []
     for record in results.runs(STUDY, runs).drop_duplicates("run").to_dict("records"):
         family = "Tokenformer" if record["spec.model.projection.kind"] == "pattention" else "Transformer"
-        found.append(("ours", family, short(record["parameters_non_embedding"]), record["run"], shape_of(record)))
+        size = format_count(record["parameters_non_embedding"])
+        found.append(("ours", family, size, record["run"], model_shape(record)))
     for name, width, tokens in _WIDTHS:
         wide, grown = Shape(12, width, width // 2, 4 * width), Shape(12, 768, tokens, 4 * tokens)
         found.append(("published", "Transformer", name, f"Transformer {name}, d = {width}", wide))
