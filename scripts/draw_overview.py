@@ -28,7 +28,7 @@ PANELS = (
         "DenseFormer",
         GREEN,
         "denseformer-gain-persists-with-training",
-        "gain after eight times the tokens",
+        "perplexity relative to the plain model",
     ),
     ("A cache that forgets", "Decay", BLUE, "decay-beats-h2o", "accuracy minus that of H2O"),
 )

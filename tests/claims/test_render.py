@@ -1,5 +1,6 @@
 """Verdicts are the registered ones and reach their readers: claims.csv, a page, README and docs."""
 
+import math
 import re
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from formerlab.report.claims.registry import Arm, ClaimArms, read_claims
 from formerlab.report.claims.render import (
     CONDITION_NOT_MET,
     ORDER,
+    SIGNS,
     best_verdicts,
     html,
     outcome_counts,
@@ -103,14 +105,44 @@ def test_a_verdict_on_one_model_says_whose_it_is(tmp_path, scale, run, expected)
     assert rows["ours"].str.startswith("effect = 0.0").sum() == 2
 
 
+def table_of_the_readme(by_scale):
+    return [line for line in first_screen(by_scale).splitlines() if line.startswith("|")]
+
+
+def test_the_findings_of_the_readme_have_the_verdict_and_the_number_of_their_row_in_the_table():
+    block = first_screen(verdicts_by_scale(ROOT))
+    findings = re.findall(r"^- (\S) \*\*[^:]+: (.*?)\.\*\* (.*)$", block, re.MULTILINE)
+    lines = [line for line in FIRST_SCREEN.values() if line.topic]
+    assert len(findings) == len(lines) == 5
+    assert [sentence for *_, sentence in findings if re.search(r"[{}]", sentence)] == []
+    signs = [SIGNS[outcome] for outcome in ORDER]
+    assert [sign for sign, *_ in findings] == sorted((sign for sign, *_ in findings), key=signs.index)
+    rows = [row.removeprefix("| ").split(" | ") for row in table_of_the_readme(verdicts_by_scale(ROOT))[2:]]
+    by_claim = {cells[1].partition("<br>")[0].strip("*"): cells for cells in rows}
+    for line in lines:
+        verdict, _, ours, *_ = by_claim[line.claim]
+        numbers = re.findall(r"(?:^|: )([-+]?[\d.]+) \[", ours.replace("<br>", ": "))
+        start = line.finding.partition("{")[0]
+        (finding,) = [finding for finding in findings if finding[2].startswith(start)]
+        assert verdict.removesuffix(" †") == f"{finding[0]} {finding[1]}"
+        assert all(numbers[int(index)] in finding[2] for index in re.findall(r"\{(\d)\}", line.finding))
+
+
+def test_a_gain_and_a_difference_of_losses_become_the_same_change_of_perplexity():
+    gains, losses = (
+        FIRST_SCREEN[name] for name in ("denseformer-better-at-equal-depth", "tokenformer-growth-beats-continuing")
+    )
+    assert gains.convert(0.1) == losses.convert(-0.1) == pytest.approx(100 * (math.exp(-0.1) - 1))
+
+
 def test_a_claim_is_told_of_from_the_first_scale_that_tests_it(found):
     untested = evaluate_results(Results(ROOT / "results/cached/laptop"), {})
     best = best_verdicts({"laptop": untested, "overnight": found})
     tested = [verdict for verdict in best if verdict.scale == "overnight"]
     assert "decay-half-recent-beats-h2o" in {verdict.claim.id for verdict in tested}
-    lines = first_screen({"laptop": untested, "overnight": found}).splitlines()
+    lines = table_of_the_readme({"laptop": untested, "overnight": found})
     assert lines[0] == "| verdict | claim, and the number that decides it | ours | published | main objection |"
-    assert sum(line.startswith("|") for line in lines) - 2 == len(FIRST_SCREEN)
+    assert len(lines) - 2 == len(FIRST_SCREEN)
     assert not any("**fails**" in line for line in lines), "no measured claim fails"
 
 
@@ -119,7 +151,7 @@ def test_the_table_of_the_readme_is_sorted_by_verdict_and_keeps_its_order_within
     outcomes = {name: ORDER[3 - place % 4] for place, name in enumerate(names)}
     mixed = [replace(verdict, outcome=outcomes.get(verdict.claim.id, verdict.outcome)) for verdict in found]
     expected = [f"**{FIRST_SCREEN[name].claim}**" for word in ORDER for name in names if outcomes[name] == word]
-    lines = [line for line in first_screen({"laptop": mixed}).splitlines()[2:] if line.startswith("|")]
+    lines = table_of_the_readme({"laptop": mixed})[2:]
     assert [line.split(" | ")[1].partition("<br>")[0] for line in lines] == expected
 
 
@@ -133,7 +165,7 @@ def test_a_claim_that_is_not_tested_says_whether_it_has_no_run_or_does_not_meet_
     assert {word for name, word in words.items() if name not in measured} == {"not tested: no run"}
     for verdict in untested:
         assert f"<br>Verdict: {words[verdict.claim.id]} [" in verdict_card(verdict)
-    lines = [line for line in first_screen(by_scale).splitlines() if "not tested" in line.split(" | ")[0]]
+    lines = [line for line in table_of_the_readme(by_scale) if "not tested" in line.split(" | ")[0]]
     assert all(line.startswith(f"| - {CONDITION_NOT_MET} ") for line in lines)
     assert all(re.search(r" \| Conditions? not met: [^|]* \|$", line) for line in lines)
     assert lines
@@ -146,7 +178,7 @@ def test_the_readme_says_that_the_rules_of_all_its_claims_changed_and_marks_alte
     altered = {claim.id for claim in shown if registry.altered(claim)}
     assert {"tokenformer-growth-beats-continuing", "denseformer-better-at-equal-depth"} <= altered
     assert "decay-beats-h2o" not in altered, "undecided became cannot_tell, which is another word alone"
-    lines = first_screen({"overnight": found}).splitlines()
+    lines = table_of_the_readme({"overnight": found})
     assert sum(" † | " in line for line in lines) == len(altered) < len(shown)
 
 
