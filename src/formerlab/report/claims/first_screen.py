@@ -152,7 +152,7 @@ def first_screen(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
         sign, word = SIGNS[verdict.outcome], outcome_text(verdict.outcome, verdict.items)
         if line.topic:
             means = [_mean(item, line) for item in items]
-            finding = line.finding.format(*means, *["(no run)"] * 2)
+            finding = line.finding.format(*means, *["(no run)"] * 3)
             findings.append(f"- {sign} **{line.topic}: {word}.** {finding}")
         rows.append({
             "verdict": f"{sign} {word}{mark}",
