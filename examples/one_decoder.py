@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One decoder, three ideas: parameters as tokens that grow, averages over depth, a cache that forgets.
+"""Train, grow and prune one decoder with parameter tokens and averages over depth.
 
     python examples/one_decoder.py [TEXT] [--steps 300]
 

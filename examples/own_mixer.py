@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Train a depth mixer of your own, and compare it with no mixer and with DenseFormer's averages.
+"""Train your own depth mixer, and compare it with a plain decoder and with DenseFormer's averages.
 
     python examples/own_mixer.py [TEXT] [--steps 300]
 

@@ -81,7 +81,7 @@ def test_the_notebook_prunes_measures_and_plots(folder, capsys, monkeypatch):
     printed = capsys.readouterr().out
     sizes = [int(size.replace(",", "")) for size in re.findall(r"([\d,]+) bytes", printed)]
     assert sizes[1:] == 3 * [sizes[0] * 16 // 59], "16 of the 40 tokens of the prompt and 19 of the answer"
-    assert len(re.findall(r"-?\d\.\d{3} nats above the whole cache", printed)) == 9
+    assert len(re.findall(r"-?\d\.\d{3} nats above the full cache", printed)) == 9
     assert [len(line.get_xdata()) for line in namespace["axes"].lines] == [3, 3, 3]
     namespace["plt"].close("all")
 
