@@ -8,13 +8,21 @@ from fixtures.rows import make_run, write_csv
 from formerlab.evaluation.pruning import long_context
 from formerlab.report.figures.decay.answers import published_accuracies
 from formerlab.report.figures.decay.long import decay_passkey
-from formerlab.report.figures.decay.loss import FLOOR, NEEDLES, decay_alpha, decay_budget, decay_league, level_with_h2o
+from formerlab.report.figures.decay.loss import decay_alpha, decay_budget, decay_league, level_with_h2o
 from formerlab.report.names import data_set_label
-from formerlab.report.studies.pruning import budget_text, decay_minus_h2o, decode_speeds, nearest_budget_rows
+from formerlab.report.studies.league import FLOOR, NEEDLES
+from formerlab.report.studies.pruning import (
+    budget_text,
+    configurations,
+    decay_minus_h2o,
+    decode_speeds,
+    nearest_budget_rows,
+)
 from formerlab.report.studies.questions import DIFFERENCES, MEAN_LABEL, SUITES, accuracies
 from formerlab.report.tables.decay import (
     BEST,
     decay_decode_table,
+    decay_league_table,
     decay_precision_table,
     decay_suites_table,
     decay_texts_table,
@@ -226,33 +234,75 @@ def test_panels_of_budgets_name_their_text_and_show_every_policy(tmp_path):
         assert "Local" in {text.get_text() for text in axes.texts}
 
 
-def test_the_league_compares_policies_on_the_windows_that_all_of_them_read(tmp_path):
+def test_the_league_pairs_each_policy_with_h2o_on_the_windows_that_both_read(tmp_path):
     path = make_run(tmp_path, "decay", "random-small") / "prune.csv"
     harder = HARD + np.array([0.0, 9.0, 0.0, 9.0, 0.0])  # on windows that the other run does not read
-    rows = {("full", None, None, 1.0): HARD, ("h2o", None, 0.5, 0.1): harder + 0.2, ("random", None, None, 0.4): harder}
+    rows = {("full", None, None, 1.0): HARD, ("h2o", None, 0.5, 0.1): harder + 0.2}
+    rows |= {("random", None, None, 0.1): harder + 3, ("h2o variant=local_statistics", None, 0.5, 0.1): harder}
     write_csv(path, TABLES["prune.csv"].required, windows(rows))
     path = make_run(tmp_path, "decay", "league-small") / "prune.csv"
     rows = {("full", None, None, 1.0): HARD, ("pyramid(h2o) layers=30", None, 0.5, 0.1): HARD + 0.05}
+    rows |= {("decay", alpha, recent, 0.1): HARD + alpha for alpha, recent in ((0.2, 0.0), (0.95, 0.5), (0.5, 0.0))}
     write_csv(path, TABLES["prune.csv"].required, [row for row in windows(rows) if row[5] % 2 == 0])
-    tasks = {"needle_single_512": 3, "needle_multikey_512": 1}
+    write_needles(tmp_path)
+    data = decay_league.rows(Results(tmp_path), ["random-small", "league-small"])
+    losses = data[data["increase_nats"].notna()].set_index("configuration")
+    assert losses["windows"].to_dict() == {"H2O": 5, "Random": 5, "Decay 0.2": 3, "Decay 0.95, half recent": 3}
+    expected = {"H2O": 0, "Random": 2.8, "Decay 0.2": 0, "Decay 0.95, half recent": 0.75}
+    assert losses["minus_h2o_nats"].to_dict() == pytest.approx(expected)
+    assert losses.loc["H2O", "increase_nats"] == pytest.approx(3.8)
+    assert losses.loc["Decay 0.2", "increase_nats"] == pytest.approx(0.2)
+    found = data.set_index("configuration")["found_percent"].dropna()
+    assert found.to_dict() == {"Full": 75.0, "H2O": 75.0}
+    figure = decay_league.draw(data)
+    titles = [" ".join(axes.get_title().split()) for axes in figure.axes]
+    assert titles == ["text at 10 %, 5 windows", "needles at 40 %, n = 4"]
+    names = ["Decay 0.95, half recent", "Decay 0.2", "H2O", "Random", "Full"]  # the panels share them
+    assert [one.get_text() for one in figure.axes[0].get_yticklabels()][::-1] == names
+    assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim()
+    assert "n = 1 seed" in figure.texts[0].get_text()
+    table = decay_league_table.rows(Results(tmp_path), ["random-small", "league-small"]).set_index("configuration")
+    assert table.index.to_list() == [
+        "Full",
+        "Decay 0.95, half recent",
+        "Decay 0.2",
+        "H2O",
+        "Random",
+        "H2O, budget by layer",
+    ]
+    column = table["text at 10 % (nats)"]
+    assert column.to_dict() == pytest.approx(expected | {"Full": -3.8, "H2O, budget by layer": -0.15})
+    assert table["needle single 512 at 40 % (%)"].dropna().to_dict() == {"Full": 75.0, "H2O": 75.0}
+    assert "needle multikey 512 at 40 % (%)" not in table, "the full cache finds less than half"
+
+
+def write_needles(root):
+    """Write answers of which the full cache has more than half right in one task of two."""
     answers = [
         (*arm, task, 1, example, metric, float(example < right))
-        for task, right in tasks.items()
+        for task, right in {"needle_single_512": 3, "needle_multikey_512": 1}.items()
         for arm in (("full", None, None, 1.0), ("h2o", None, 0.5, 0.4))
         for example in range(4)
         for metric in ("string_match", "string_match_part")
     ]
     columns = ("policy", "alpha", "recent", "budget", "task", "task_version", "example", "metric", "value")
-    write_csv(tmp_path / NEEDLES[0], columns, answers)
-    data = decay_league.rows(Results(tmp_path), ["random-small", "league-small"])
-    losses = data[data["_cell"].notna()].set_index("configuration")
-    assert losses["increase_nats"].to_dict() == pytest.approx({"H2O": 0.2, "H2O, budget by layer": 0.05, "Random": 3.6})
-    assert losses["windows"].to_dict() == {"H2O": 3, "H2O, budget by layer": 3, "Random": 5}
-    assert losses.loc["H2O, budget by layer", "minus_h2o_nats"] == pytest.approx(-0.15)
-    found = data[data["_task"].notna()]
-    assert set(found["_task"]) == {"Needle single at 40 %, n = 4"}
-    assert found.set_index("configuration")["found_percent"].to_dict() == {"Full": 75.0, "H2O": 75.0}
-    assert len(decay_league.draw(data).axes) == 3
+    write_csv(root / NEEDLES[0], columns, answers)
+
+
+def test_windows_of_one_document_are_resampled_together(tmp_path):
+    """Equal windows of a document bring nothing new: the interval is that of one window of each document."""
+    ends = {}
+    for copies in (1, 4):
+        path = make_run(tmp_path / str(copies), "decay", "random-small") / "prune.csv"
+        documents = np.repeat(np.arange(25), copies)
+        losses = np.random.default_rng(0).normal(size=25)[documents]
+        rows = windows({("full", None, None, 1.0): 0 * losses, ("h2o", None, 0.5, 0.1): losses})
+        columns = (*TABLES["prune.csv"].required, "document")
+        write_csv(path, columns, [(*row, documents[row[5]]) for row in rows])
+        table = configurations(Results(tmp_path / str(copies)), "decay").set_index("policy")
+        ends[copies] = table.loc["h2o", ["increase_nats_low", "increase_nats", "increase_nats_high"]].tolist()
+        assert table.loc["h2o", "windows"] == 25 * copies
+    assert ends[1] == pytest.approx(ends[4])
 
 
 def test_the_best_alpha_of_every_window_bounds_what_a_choice_by_text_can_gain(tmp_path):

@@ -1,6 +1,7 @@
 """Draw the rows of a panel: points with bars, curves in bands, forest plots, heat maps, outliers and axes."""
 
 import math
+from collections.abc import Mapping
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any
@@ -25,9 +26,10 @@ _LEAST_FACTOR = 2.5
 """The limits of a logarithmic axis with few ticks differ by at least this factor."""
 
 
-def mark(axes: Axes, panel: "Panel", rows: DataFrame, letters: int) -> None:
+def mark(axes: Axes, panel: "Panel", rows: DataFrame, letters: int, common: Mapping[Any, str]) -> None:
     """Draw the rows of one panel; names beside it have lines of so many `letters`.
 
+    `common` are the y of a forest plot, from top to bottom with their colours, if panels side by side share them.
     The rows that `panel.finish` gets have a column `_at` with the x at which a point is drawn.
     """
     if panel.kind == "heat":
@@ -45,7 +47,7 @@ def mark(axes: Axes, panel: "Panel", rows: DataFrame, letters: int) -> None:
     if panel.kind == "line":
         rows = rows.assign(_at=pd.concat([_moved(panel, means, means), _moved(panel, seeds, means, -0.35)]))
         means, seeds = rows.loc[means.index], rows.loc[seeds.index]
-    labels = (_forest if forest else _lines)(axes, panel, means, seeds)
+    labels = _forest(axes, panel, means, seeds, common) if forest else _lines(axes, panel, means, seeds)
     for letter, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
         if letter in panel.log and (means[getattr(panel, letter)].dropna() > 0).all():
             _logarithmic(axis, means[getattr(panel, letter)])
@@ -165,8 +167,8 @@ def _lines(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame) -> li
     return labels
 
 
-def _forest(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame) -> list[Label]:
-    names, series = list(means[panel.y].unique())[::-1], list(means[panel.by].unique())
+def _forest(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame, common: Mapping[Any, str]) -> list[Label]:
+    names, series = list(common or means[panel.y].unique())[::-1], list(means[panel.by].unique())
     several = panel.by != panel.y and len(series) > 1
     aside = {name: 0.22 * ((len(series) - 1) / 2 - at) * several for at, name in enumerate(series)}
     means, seeds = means.copy(), seeds[seeds[panel.y].isin(names)].copy()
@@ -178,9 +180,10 @@ def _forest(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame) -> l
     if len(means):
         _plot(axes, panel, means, seeds, panel.x, "_at")
     axes.set_yticks(range(len(names)), [str(name) for name in names])
-    for name, points in means.groupby(panel.by, sort=False):
+    colours = common or {name: panel.look(str(name), points)["color"] for name, points in means.groupby(panel.by)}
+    for name, tick in zip(names, axes.get_yticklabels(), strict=True):
         if panel.by == panel.y:
-            axes.get_yticklabels()[names.index(name)].set_color(ink(panel.look(str(name), points)["color"]))
+            tick.set_color(ink(colours[name]))
     axes.set_ylim(-0.6, len(names) - 0.4)
     axes.grid(visible=False, axis="y")
     if axes.get_xscale() == "linear":

@@ -62,7 +62,7 @@ class Panel:
     unit: str = ""
     """Column that separates the lines of one series, such as the run."""
     once: bool = False
-    """Whether only the first of the panels side by side names the y of a forest plot, which all have in common."""
+    """Whether forest plots side by side share their y, which only the first names; a y without an x stays blank."""
     ticks: Callable[[float], str] | None = None
     """Formats the values of x; each value then has a tick."""
     ring: str = ""
@@ -180,10 +180,11 @@ def _figure(
     figure.text(0.012, 0.03 / total, note, va="bottom", color=GREY, fontsize=7)
     for line, over, tall, under in zip(lines, tops, heights, below, strict=True):
         x, y = 0.0, y - over - tall
+        common = _common(data, [shown[at] for at in line])
         for at, left, right in zip(line, lefts, rights, strict=False):
             axes = figure.add_axes(((x + left) / whole, y / total, width / whole, tall / total))
             (panel, rows), title = shown[at], titles[at]
-            mark(axes, panel, rows, letters)
+            mark(axes, panel, rows, letters, common)
             axes.tick_params(axis="y", labelleft=not (panel.once and at > line[0]))
             axes.set_xlabel(filled(panel.xlabel, rows))
             axes.set_title(title, color=PUBLISHED_INK if title.startswith("PUBLISHED") else BLACK)
@@ -201,6 +202,14 @@ def _figure(
         figure.legend(handles.values(), handles, loc="upper left", bbox_to_anchor=(0, top), ncols=across,
                       borderaxespad=0.1)  # fmt: skip
     return figure
+
+
+def _common(data: DataFrame, line: Sequence[tuple[Panel, DataFrame]]) -> dict[Any, str]:
+    """Return the y that panels side by side share with their colours, in the order of all rows; empty if none do."""
+    first, colours = line[0][0], dict[Any, str]()
+    for panel, rows in line if first.once else ():
+        colours |= {name: panel.look(str(name), points)["color"] for name, points in rows.groupby(panel.y)}
+    return {name: colours[name] for name in data[first.y].unique() if name in colours}
 
 
 def _sides_of_columns(

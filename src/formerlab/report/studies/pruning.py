@@ -4,9 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float
 from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import expand_columns
+from formerlab.report.claims.quantity import MIN_UNITS
 from formerlab.report.names import RELEASED_NAMES, all_names
 from formerlab.report.runs import estimate, seed_count
 from formerlab.results.read import Results
@@ -44,7 +46,7 @@ def configurations(results: Results, study: str, runs: Sequence[str] = ("*",)) -
     `perplexity_high` add this interval to the loss of the full cache, so they show the uncertainty of the comparison.
     The difference and these ends are empty without rows of the full cache.
     """
-    table = paired_losses(_on_common_windows(results.rows("prune.csv", study, runs)), ["run"], "full", "increase_nats")
+    table = paired_losses(on_common_windows(results.rows("prune.csv", study, runs)), ["run"], "full", "increase_nats")
     full = table["policy"] == "full"
     level = table["run"].map(table[full].groupby("run")["loss_nats"].max())  # NaN without rows of the full cache
     table.loc[full, expand_columns("increase_nats[]")] = 0.0
@@ -93,8 +95,9 @@ def _paired_losses_of_group(rows: DataFrame, base: str, name: str, keys: list[st
         configurations.append(
             dict(zip(keys, values, strict=True)) | {"realised_budget": group["realised_budget"].mean()}
         )
-        weights = group["tokens"].to_numpy(dtype=float)[: grids[-1].shape[1]]
-    losses, table = np.stack(grids), DataFrame(configurations).assign(seeds=seeds, windows=len(weights))
+        windows = group[: grids[-1].shape[1]]
+    losses, table = np.stack(grids), DataFrame(configurations).assign(seeds=seeds, windows=len(windows))
+    losses, weights = _of_documents(losses, windows)
     table["loss_nats"] = np.average(losses, axis=2, weights=weights).mean(axis=1)
     columns, is_base = expand_columns(f"{name}[]"), (table[keys] == base).any(axis=1)
     table[columns] = np.nan
@@ -107,21 +110,18 @@ def _paired_losses_of_group(rows: DataFrame, base: str, name: str, keys: list[st
     return table
 
 
-def league(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
-    """Return the pruned configurations of runs that read the same windows of one model, as one run named for the model.
+def _of_documents(
+    losses: Float[np.ndarray, "arms seeds windows"], windows: DataFrame
+) -> tuple[Float[np.ndarray, "arms seeds units"], Float[np.ndarray, " units"]]:
+    """Return the mean losses of documents and their tokens if there are enough; otherwise those of windows.
 
-    At each budget the policies are compared on the windows that all of them read: `increase_nats` is the loss minus the
-    loss of the full cache, `minus_h2o_nats` minus that of H2O (half recent), both paired, with their intervals.
+    The mean over tokens is the same. Windows of one document are alike, so documents are what a bootstrap resamples.
     """
-    rows = results.rows("prune.csv", study, runs)
-    rows = rows.assign(run=rows["run"].str.partition("-")[2]).drop_duplicates([*CONFIGURATION, "seed", "window"])
-    tables = []
-    for budget in sorted(rows.loc[rows["policy"] != "full", "budget"].unique()):
-        of_budget = _on_common_windows(rows[rows["policy"].eq("full") | rows["budget"].eq(budget)])
-        table = paired_losses(of_budget, ["run"], "full", "increase_nats")
-        minus_h2o = paired_losses(of_budget, ["run"], "h2o", MINUS_H2O)[expand_columns(f"{MINUS_H2O}[]")]
-        tables.append(table.assign(**minus_h2o).query("policy != 'full'"))
-    return label_and_sort(pd.concat(tables or [DataFrame(columns=CONFIGURATION)], ignore_index=True))
+    tokens, documents = windows["tokens"].to_numpy(dtype=float), windows.get("document", Series(dtype=float))
+    if documents.nunique() < MIN_UNITS or documents.isna().any():
+        return losses, tokens
+    sums = np.eye(documents.nunique())[documents.factorize()[0]] * tokens[:, None]  # windows, documents
+    return losses @ sums / sums.sum(axis=0), sums.sum(axis=0)
 
 
 def decay_minus_h2o(results: Results, study: str, runs: Sequence[str] = ("*",)) -> DataFrame:
@@ -130,14 +130,14 @@ def decay_minus_h2o(results: Results, study: str, runs: Sequence[str] = ("*",)) 
     Budgets without H2O have no rows.
     """
     rows = results.rows("prune.csv", study, runs)
-    rows = _on_common_windows(rows[rows["policy"].eq("decay") | rows["policy"].eq("h2o") & rows["recent"].eq(0.5)])
+    rows = on_common_windows(rows[rows["policy"].eq("decay") | rows["policy"].eq("h2o") & rows["recent"].eq(0.5)])
     table = paired_losses(rows, ["run", "budget"], "h2o", MINUS_H2O)
     return table.loc[table["policy"] == "decay", [*CONFIGURATION, *expand_columns(f"{MINUS_H2O}[]")]].dropna(
         subset=MINUS_H2O
     )
 
 
-def _on_common_windows(rows: DataFrame) -> DataFrame:
+def on_common_windows(rows: DataFrame) -> DataFrame:
     """Return the rows of the seeds and windows that all configurations of their run have."""
     of_run = rows.drop_duplicates(CONFIGURATION)["run"].value_counts()
     return rows[rows.groupby(["run", "seed", "window"])["loss_nats"].transform("size") == rows["run"].map(of_run)]
@@ -149,7 +149,7 @@ def with_seeds(results: Results, study: str, table: DataFrame) -> DataFrame:
     The rows of seeds have `increase_nats`.
     """
     keys = ["run", "seed", "window"]
-    rows = _on_common_windows(results.rows("prune.csv", study, list(table["run"].unique())))
+    rows = on_common_windows(results.rows("prune.csv", study, list(table["run"].unique())))
     rows = rows.join(rows[rows["policy"] == "full"].set_index(keys)["loss_nats"].rename("full_nats"), on=keys)
     rows = rows[rows["full_nats"].notna() & (rows.groupby("run")["seed"].transform("nunique") > 1)]
     tables = [table.assign(part="mean")]

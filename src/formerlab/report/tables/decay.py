@@ -8,7 +8,7 @@ from formerlab.report.catalogue import expand_columns, table
 from formerlab.report.claims.quantity import Examples
 from formerlab.report.published import DECAY, published_rows
 from formerlab.report.runs import estimate
-from formerlab.report.studies import pruning, questions
+from formerlab.report.studies import league, pruning, questions
 from formerlab.report.studies.pruning import CONFIGURATION, label_and_sort, paired_losses
 from formerlab.report.studies.questions import (
     DIFFERENCES,
@@ -267,3 +267,41 @@ def decay_decode_table(results: Results, runs: list[str]) -> DataFrame:
     rows = rows[rows["length"] == rows.groupby(["run", "sequences"])["length"].transform("max")]
     rows = rows.rename(columns=lambda name: name.replace("tokens_per_s", "decoded_tokens_per_s"))
     return rows.assign(cache_megabytes=rows["cache_bytes"] / 1e6, metadata_megabytes=rows["metadata_bytes"] / 1e6)
+
+
+@table(reads="prune.csv prune_questions.csv decode.csv", runs="released-* random-* novels-* tight-* league-*",
+       needs="league-*")  # fmt: skip
+def decay_league_table(results: Results, runs: list[str]) -> DataFrame:
+    """Which policy at which budget: loss minus the loss with H2O at the same budget on each text, numbers found that
+    are hidden in a text of 512 tokens, accuracy on the five suites minus that with H2O at 40 % of the tokens, and
+    decoding behind the longest prompt that was measured. In brackets: 95 % intervals, paired with H2O on the windows or
+    questions that both read, for this one model; of several windows of a document, documents are resampled. Cache,
+    speed and the time to read the prompt are ratios to the full cache. Random, protected keeps the first 4 keys and
+    gives a quarter of the budget to recent keys. Budget by head or layer: the same total, divided unequally.
+    """
+    parts = {
+        "nats": (league.losses(results, STUDY, runs), "text", pruning.MINUS_H2O),
+        "%": (league.needles(results), "task", "found_percent"),
+    }
+    blocks = []
+    for unit, (part, by, value) in parts.items():
+        part = part.sort_values([by, "budget"], ascending=[False, True])
+        for (of, budget), rows in part.groupby([by, "budget"], sort=False):
+            name = f"{of.replace('_', ' ')} at {pruning.budget_text(budget)} ({unit})"
+            columns = {f"{value}{end}": f"{name}{end}" for end in ("", "_low", "_high")}
+            blocks.append(rows.set_index("configuration").rename(columns=columns)[[*columns.values()]])
+    accuracy = decay_suites_table.rows(results, [run for run in runs if run.startswith(pruning.RELEASED_RUNS)])
+    speed = pruning.decode_speeds(results, STUDY, runs)
+    if len(speed):
+        speed = pruning.nearest_budget_rows(speed[speed["length"] == speed["length"].max()])
+    for rows, words in ((accuracy, f"{_AGAINST['h2o'].replace(' ', '~')}[]"), (speed, _SPEED)):
+        if len(rows):
+            rows = league.labelled(rows.drop(columns="configuration")).set_index("configuration")
+            blocks.append(rows[expand_columns(words)])
+    wide = pd.concat(blocks, axis=1) if blocks else DataFrame()
+    return wide.reindex([name for name in league.LABELS.values() if name in wide.index]).reset_index(
+        names="configuration"
+    )
+
+
+_SPEED = "cache_share speed_ratio prompt_ratio"

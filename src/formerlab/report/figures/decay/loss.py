@@ -4,16 +4,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import plot
 from formerlab.report.names import data_set_label
 from formerlab.report.panel import Panel, layout
-from formerlab.report.runs import estimate
-from formerlab.report.studies import pruning
+from formerlab.report.runs import seed_count
+from formerlab.report.studies import league, pruning
 from formerlab.report.style import GREY
 from formerlab.results.read import Results
-from formerlab.statistics import over_examples
 
 STUDY = "decay"
 ARTICLE = ("local", "h2o", "spatten", "decay")
@@ -94,65 +94,52 @@ def decay_baselines(results: Results, runs: list[str]) -> DataFrame:
     )
 
 
-NEEDLES = ("needle_single.csv", "needle_multikey.csv")
-"""Rows of `formerlab answer-tasks` on the model of the league, files of the scale."""
-FLOOR = 50.0
-"""`long_context.FLOOR` in percent. A test compares them: an import would make figures stale with the data code."""
+LEAGUE = ("Decay 0.95, half recent", "Decay 0.2", "TOVA", "H2O", "SnapKV", "Random, protected", "Random", "Full")
+"""The policies of `decay_league`, from top to bottom."""
 
 
-def needles(results: Results) -> DataFrame:
-    """Return the percentage of needles that a policy finds, by task and budget, with its interval over examples.
-
-    The full cache is beside every budget. Tasks in which it finds less than half decide nothing and are left out.
-    """
-    files, found = [results.rows_of(file, "") for file in NEEDLES], []
-    if all(rows.empty for rows in files):
-        return files[0]
-    rows = pd.concat(files, ignore_index=True)
-    rows = rows[rows["metric"] == "string_match"]
-    keys = [*pruning.CONFIGURATION[1:], "task"]
-    for key, group in rows.groupby(keys, sort=False, dropna=False):
-        values = over_examples(100 * group["value"].to_numpy(dtype=float)[None])
-        found.append(dict(zip(keys, key, strict=True)) | estimate("found_percent", values) | {"examples": len(group)})
-    table = pruning.label_and_sort(DataFrame(found).assign(run=""))
-    full = table[table["policy"] == "full"]
-    full = full[full["found_percent"] >= FLOOR]
-    pruned = table[table["policy"].ne("full") & table["task"].isin(full["task"])]
-    pruned = pruned.assign(_budget=pruned["budget"])
-    beside = full.merge(pruned[["task", "_budget"]].drop_duplicates(), on="task")
-    shown = pd.concat([beside, pruned], ignore_index=True)
-    task = shown["task"].str.rpartition("_")[0].str.replace("_", " ").str.capitalize()
-    return shown.assign(
-        _task=task + " at " + shown["_budget"].map(pruning.budget_text) + ", n = " + shown["examples"].astype(str)
-    )
+def few_ticks(axes: Axes, rows: DataFrame) -> None:
+    """Leave the ticks that fit below a narrow panel."""
+    axes.xaxis.set_major_locator(MaxNLocator(3, steps=[1, 2, 4, 5, 10]))
 
 
-@plot(reads="prune.csv", runs="random-* league-*", needs="league-*", draw=layout(
-    Panel("increase_nats", "configuration", by="configuration", kind="forest", each="_cell", zero=0.0, far=1.5,
-          xlabel="nats per token"),
-    Panel("found_percent", "configuration", by="configuration", kind="forest", each="_task", xlabel="found (%)"),
-    notes=pruning.interval_notes, columns=2, order="_budget _rank"
+def league_notes(rows: DataFrame) -> list[str]:
+    """Return the note on the bars of the league."""
+    note = "bars: 95 % intervals for this one model, of the paired difference to H2O over novels or windows of books"
+    return [f"{seed_count(rows['seeds'])}; {note}, of needles over examples."]
+
+
+@plot(reads="prune.csv", runs="released-* random-* novels-* tight-* league-*", needs="league-*", draw=layout(
+    Panel("minus_h2o_nats", "configuration", by="configuration", kind="forest", each="_panel", zero=0.0, far=1.5,
+          once=True, xlabel="loss minus H2O (nats)", finish=few_ticks),
+    Panel("found_percent", "configuration", by="configuration", kind="forest", each="_panel", once=True,
+          xlabel="found (%)", finish=few_ticks),
+    notes=league_notes, columns=4, order="_row _rank"
 ))  # fmt: skip
 def decay_league(results: Results, runs: list[str]) -> DataFrame:
-    """Which policy at which budget: loss above that of the full cache (line) on windows of novels, and needles found in
-    a text of 512 tokens, with step-by-step eviction (SnapKV reads the prompt unpruned). All policies of a panel hold
-    equally many bytes. Hollow: a policy that divides the same total among heads or layers. Random with protected tokens
-    (4 first, a quarter of the budget recent) is the baseline that a score must beat; Ideal is the bound that no cache
-    reaches. The loss of each policy is paired with the full cache on the windows that all policies of the panel read,
-    nearly every window from another novel. Needles are scored as in RULER; only tasks of which the full cache finds at
-    least half are shown. To see: whether the bars of two policies separate, and how much of the distance to Ideal a
-    divided budget recovers.
+    """Which policy at which budget: loss minus the loss with H2O at the same budget (line; left is better), and numbers
+    found that are hidden in a text of 512 tokens (right is better), with step-by-step eviction. SnapKV reads the prompt
+    unpruned. All policies of a panel hold equally many bytes. Decay has its alpha behind it; half recent means that
+    half of the budget is for recent keys, as in H2O. Random, protected keeps the first 4 keys and gives a quarter of
+    the budget to recent keys: a score must beat it. Two policies are paired on the windows that both read. Needles are
+    scored as in RULER; 0 of 20 found means less than 17 %. The table decay_league_table has further columns. To see:
+    which bars exclude the line, and on which side.
     """
-    table, found = pruning.league(results, STUDY, runs), needles(results)
-    sizes, count = table["budget"].map(pruning.budget_text), table["windows"].map("{:.0f}".format)
-    cells = "Added loss at " + sizes + ", " + count + " windows"
-    rows = pd.concat([table.assign(_cell=cells, _budget=table["budget"]), found], ignore_index=True)
-    rows = rows.reindex(columns=[*dict.fromkeys([*rows, "found_percent", "_task"])])
+    table, found = league.losses(results, STUDY, runs), league.needles(results)
+    sizes = [
+        rows["budget"].map(lambda budget: pruning.budget_text(budget).replace(" ", "\u00a0")) for rows in (table, found)
+    ]
+    most = table.groupby(["text", "budget"])["windows"].transform("max").map(",\u00a0{:.0f}\u00a0windows".format)
+    texts = table.groupby("text")["budget"].transform("nunique")  # the text with the most budgets is first
+    table = table.assign(_panel=table["text"] + " at " + sizes[0] + most, _row=-10 * texts + table["budget"])
+    found = found.assign(_panel="needles at " + sizes[1] + found["examples"].map(", n\u00a0=\u00a0{}".format), _row=0.0)
+    found = found[(found["task"] == found["task"].max()) & (found["budget"] == pruning.PUBLISHED_BUDGET)]
+    rows = pd.concat([table[table["policy"] != "full"], found])
+    rows = rows[rows["configuration"].isin(LEAGUE)].reset_index(drop=True)
     return rows.assign(
         source="ours",
-        _rank=rows["increase_nats"].fillna(-rows["found_percent"]),
-        _look=rows["policy"].map(pruning.scorer),
-        _markerfacecolor=rows["policy"].str.contains("(", regex=False).map({True: "white", False: None}),
+        _rank=rows["configuration"].map(LEAGUE.index),
+        _look=rows["policy"].map(pruning.scorer).mask(rows["configuration"] == LEAGUE[0], "Decay, half recent"),
     )
 
 

@@ -1,0 +1,109 @@
+"""The league of cache policies: their loss minus the loss with H2O at the same budget, and the needles they find."""
+
+import re
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import pandas as pd
+from pandas import DataFrame
+
+from formerlab.report.catalogue import expand_columns
+from formerlab.report.names import data_set_label
+from formerlab.report.runs import estimate
+from formerlab.report.studies.pruning import CONFIGURATION, MINUS_H2O, on_common_windows, paired_losses
+from formerlab.results.read import Results
+from formerlab.statistics import over_examples
+
+LABELS = {
+    "full": "Full",
+    "ideal": "Ideal",
+    "decay alpha=0.95 recent=0.5": "Decay 0.95, half recent",
+    "decay alpha=0.2": "Decay 0.2",
+    "h2o recent=0.5": "H2O",
+    "tova": "TOVA",
+    "snapkv": "SnapKV",
+    "streaming_llm": "StreamingLLM",
+    "random sink=4 recent=0.25": "Random, protected",
+    "random": "Random",
+    "head_adaptive(h2o) recent=0.5": "H2O, budget by head",
+    "pyramid(h2o) recent=0.5": "H2O, budget by layer",
+    "head_adaptive(decay) alpha=0.2": "Decay 0.2, budget by head",
+    "pyramid(decay) alpha=0.2": "Decay 0.2, budget by layer",
+}
+"""Labels of the policies of the league, in the order in which they are shown; other configurations are left out."""
+NEEDLES = ("needle_single.csv", "needle_multikey.csv")
+"""Rows of `formerlab answer-tasks` on the model of the league, files of the scale."""
+FLOOR = 50.0
+"""`long_context.FLOOR` in percent. A test compares them: an import would make figures stale with the data code."""
+_SETTINGS = CONFIGURATION[1:]
+
+
+def label(policy: str, alpha: float, recent: float) -> str | None:
+    """Return the label of a configuration, or None if the league leaves it out."""
+    fields = {"alpha": alpha, "recent": recent}
+    known = [f"{key}={value:g}" for key, value in fields.items() if pd.notna(value) and (value or key == "alpha")]
+    return LABELS.get(" ".join([re.sub(r" layers=\d+", "", policy), *known]))
+
+
+def labelled(rows: DataFrame) -> DataFrame:
+    """Return the rows of the league's configurations with a column `configuration` of labels."""
+    cells = rows[["policy", "alpha", "recent"]].drop_duplicates()
+    names = [label(*one) for one in cells.itertuples(index=False)]
+    return rows.merge(cells.assign(configuration=names), on=["policy", "alpha", "recent"]).dropna(
+        subset="configuration"
+    )
+
+
+def losses(results: Results, study: str, runs: Sequence[str]) -> DataFrame:
+    """Return one row per text, model, budget and policy; the full cache is beside every budget.
+
+    `increase_nats` is the loss minus the loss of the full cache, and `minus_h2o_nats` minus the loss of H2O (half
+    recent) at the same budget. Both are paired on the windows that the two policies read, in whichever runs, and have
+    95 % intervals; of windows of many documents, documents are resampled. `run` is the model.
+    """
+    rows, records = results.rows("prune.csv", study, runs), results.runs(study, runs).to_dict("records")
+    texts = {one["run"]: data_set_label(one["data.name"], one.get("spec.released"), results.scale) for one in records}
+    rows = labelled(rows.assign(text=rows["run"].map(texts), run=rows["run"].str.partition("-")[2]))
+    rows = rows.drop_duplicates(["text", *CONFIGURATION, "seed", "window"])
+    found, columns = [], ["text", "configuration", *CONFIGURATION]
+    for _, alike in rows.groupby(["text", "run"], sort=False):
+        full = alike["policy"] == "full"
+        for budget in alike.loc[~full, "budget"].unique():
+            at = alike[full | alike["budget"].eq(budget)].assign(budget=budget)
+            arms = at.drop_duplicates("configuration")[columns].to_dict("records")
+            found += [arm | _differences(at, arm["configuration"]) for arm in arms]
+    columns += ["realised_budget", "seeds", "windows", "loss_nats", *expand_columns(f"increase_nats[] {MINUS_H2O}[]")]
+    return DataFrame(found, columns=columns)
+
+
+def _differences(rows: DataFrame, name: str) -> dict[Hashable, Any]:
+    """Return the loss of a configuration and its paired differences to the full cache and to H2O, 0 to itself."""
+    row = dict[Hashable, Any]()
+    for base, column in (("full", "increase_nats"), ("h2o", MINUS_H2O)):
+        arm, columns = rows["configuration"] == name, expand_columns(f"{column}[]")
+        pair = paired_losses(on_common_windows(rows[arm | rows["policy"].eq(base)]), ["run"], base, column)
+        is_base = bool(rows.loc[arm, "policy"].eq(base).all())
+        of_arm = pair[pair["policy"].eq(base) == is_base].iloc[0].drop(CONFIGURATION).to_dict()
+        row |= of_arm | (dict.fromkeys(columns, 0.0) if is_base else {})
+    return row
+
+
+def needles(results: Results) -> DataFrame:
+    """Return the percentage of needles that each policy finds, by task and budget, with its interval over examples.
+
+    The full cache is beside every budget. Tasks in which it finds less than half decide nothing and are left out.
+    """
+    files, found = [results.rows_of(file, "") for file in NEEDLES], []
+    columns = [*_SETTINGS, "task", "configuration", *expand_columns("found_percent[]"), "examples"]
+    if any(len(rows) for rows in files):
+        rows = pd.concat(files, ignore_index=True)
+        rows = labelled(rows[rows["metric"] == "string_match"])
+        for key, group in rows.groupby(columns[:6], sort=False, dropna=False):
+            values = over_examples(100 * group["value"].to_numpy(dtype=float)[None])
+            found.append(dict(zip(columns, key, strict=False)) | estimate("found_percent", values))
+            found[-1]["examples"] = len(group)
+    table = DataFrame(found, columns=columns)
+    full = table[(table["policy"] == "full") & (table["found_percent"] >= FLOOR)]
+    pruned = table[table["policy"].ne("full") & table["task"].isin(full["task"])]
+    beside_each = full.drop(columns="budget").merge(pruned[["task", "budget"]].drop_duplicates(), on="task")
+    return pd.concat([beside_each, pruned], ignore_index=True)
