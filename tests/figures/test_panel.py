@@ -165,7 +165,7 @@ def test_values_far_above_most_others_stand_at_the_edge_in_words(values, far):
     rows = pd.DataFrame({"source": "ours", "variant": "Tokenformer", "size": range(4), "loss_nats": values})
     (axes,) = layout(panel(zero=0.0, far=2.0))(rows.assign(part="mean")).axes
     said = [text.get_text() for text in axes.texts if "\N{BLACK UP-POINTING TRIANGLE}" in text.get_text()]
-    assert said == [f"{value:g} \N{BLACK UP-POINTING TRIANGLE}" for value in far]
+    assert said == [f"1 point above:\n{value:g} \N{BLACK UP-POINTING TRIANGLE}" for value in far]
     if far:
         assert axes.get_ylim()[1] < min(far)
 

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from fixtures.rows import draw_one, grown, make_run, make_tokenformer, tokenformer, transformer, write_csv
 
-from formerlab.report.catalogue import catalogue, load_rows
+from formerlab.report.catalogue import catalogue, load_declaration, load_rows
 from formerlab.report.runs import by_seed, last_step_rows, subtract, validation_losses
 from formerlab.report.studies.tokenformer import Shape, mean_curves
 from formerlab.report.tables.tokenformer import tokenformer_formulas
@@ -80,14 +80,39 @@ def test_growth_is_drawn_minus_the_parent_that_each_run_started_from(tmp_path):
     draw_one("tokenformer_growth", tmp_path, tmp_path / "out")
     rows = pd.read_csv(tmp_path / "out/tokenformer_growth.csv")
     assert set(rows["parent"]) == {"long-matched-chosen"}
-    curves, ended = (rows[rows["part"] == part].set_index("run") for part in ("curve", "end"))
+    curves = rows.set_index("run")
     assert curves.loc["trained-on-2", "loss_minus_parent_nats"].tolist() == pytest.approx([0.0, -0.2])
     assert curves.loc["trained-on-2", "flops_of_stage"].tolist() == [0.0, 2e12]
-    assert ended.loc["grown-random-sqrt-2", "loss_minus_parent_nats"] == pytest.approx(-0.2)
-    assert "published" in ended.loc["grown-random-sqrt-2", "label"]
-    assert "equal FLOPs" in ended.loc["trained-on-2", "label"]
-    assert "equal tokens" in ended.loc["trained-on-tokens-2", "label"]
-    assert len(rows[rows["part"] == "seed"]) == 6
+    assert curves.loc["grown-random-sqrt-2", "loss_minus_parent_nats"].tolist() == pytest.approx([1.0, -0.3])
+    labels = curves["label"].groupby("run").first().to_dict()
+    assert labels == {
+        "grown-random-sqrt-2": "grown as published",
+        "trained-on-2": "parent trained further, equal FLOPs",
+        "trained-on-tokens-2": "parent trained further, equal tokens",
+    }
+
+
+def test_growth_on_another_text_is_drawn_minus_the_first_loss_of_the_parent_trained_further(tmp_path):
+    novels = {"data": {"name": "novels", "fingerprint": "n" * 32}}
+    with_losses(tmp_path, "long-matched-chosen", 0, 4.0, {0: 6.0, 10: 4.1}, **tokenformer(1))
+    for run, start, rest in (
+        ("annealed-random-sqrt-long", 9.0, tokenformer(2) | grown("long-matched-chosen")),
+        ("annealed-trained-on-long", 3.9, tokenformer(1, init="long-matched-chosen")),
+    ):
+        with_losses(tmp_path, run, 0, 3.5, {0: start, 200: 3.7}, **rest | novels)
+    rows = load_declaration("tokenformer_growth").rows(Results(tmp_path), ("*",)).set_index("run")
+    assert rows.loc["annealed-random-sqrt-long", "loss_minus_parent_nats"].tolist() == pytest.approx([5.1, -0.2])
+    assert set(rows["stage"]) == {"long stage"}
+
+
+def test_the_transformer_as_large_as_the_largest_tokenformer_has_a_line(tmp_path):
+    for run, tokens in (("tokenformer-1", 1), ("grown-random-sqrt-2", 2)):
+        size = {"parameters_non_embedding": 10_000 * tokens}
+        with_losses(tmp_path, run, 0, 4.0, {10: 4.0}, **tokenformer(tokens) | size)
+    rows = load_declaration("tokenformer_length").rows(Results(tmp_path), ("*",)).query("source == 'ours'")
+    sizes = rows.groupby("family")["size"].unique().map(set)
+    assert sizes["Transformer"] == sizes["Tokenformer"]
+    assert rows.loc[rows["family"] == "Transformer", "flops_relative"].eq(1).all()
 
 
 def test_a_chain_begins_where_it_started_and_pays_for_it(tmp_path):

@@ -154,13 +154,13 @@ SHOWN = {**WAYS_TO_GROW, f"{TOKENFORMER}, {TRAINED_FURTHER}": f"parent {TRAINED_
 def _named(data: DataFrame) -> DataFrame:
     """Return the rows with the series of the two panels, `_model` and `_size`, and their plot style."""
     scratch, shown = data[data["part"] == "scratch"], data[data["part"].eq("chain") & data["variant"].isin(SHOWN)]
-    names = dict.fromkeys(shown["parent"].dropna(), "before growth")
+    names = dict.fromkeys(shown["parent"].dropna(), "parent")
     for run, variant, equal in shown[["run", "variant", "equal"]].fillna("").to_numpy():
         names[run] = SHOWN[variant] + f", equal {equal}" * bool(equal)
     parameters = data["parameters_non_embedding"]
     sizes = parameters.map(lambda size: f"Transformer, {format_count(size, 3)}", na_action="ignore")
     known = sorted(scratch["parameters_non_embedding"].unique())
-    shades = dict(zip(known, map(to_hex, colormaps["Greys"](np.linspace(0.45, 1, len(known)))), strict=True))
+    shades = dict(zip(known, map(to_hex, colormaps["Greys"](np.linspace(0.6, 1, len(known)))), strict=True))
     own = data["run"].isin(set(scratch["run"]) - set(names))
     model = data["run"].map(names).where(~own, sizes)
     return data.assign(
@@ -181,9 +181,9 @@ def _envelope(axes: Axes, rows: DataFrame) -> None:
 
 
 @plot(reads="test.csv", needs="envelope-*", within_regime=True, draw=layout(
-    _loss_panel("flops_cumulative", by="_model", log="xy", title="{setting}: grown models and the envelope",
+    _loss_panel("flops_cumulative", by="_model", log="xy", title="{setting}: cost with all ancestors; grey: envelope",
                 xlabel="cumulative FLOPs", finish=_envelope),
-    _loss_panel("tokens", by="_size", log="xy", title="From scratch, size by size", xlabel="tokens"),
+    _loss_panel("tokens", by="_size", log="xy", title="Transformers from scratch, size by size", xlabel="tokens"),
     columns=1, height=2.6, order="_below tokens parameters_non_embedding"
 ))  # fmt: skip
 def tokenformer_scaling(results: Results, runs: list[str]) -> DataFrame:

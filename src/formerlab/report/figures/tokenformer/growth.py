@@ -7,6 +7,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.catalogue import plot
+from formerlab.report.claims.rows import pooled_differences
 from formerlab.report.names import data_set_labels
 from formerlab.report.panel import Panel, layout
 from formerlab.report.published import TOKENFORMER as PAPER
@@ -14,6 +15,7 @@ from formerlab.report.published import published, published_rows
 from formerlab.report.runs import (
     GROWN,
     TOKENFORMER,
+    TRAINED_FURTHER,
     TRANSFORMER,
     differences,
     held_out_losses,
@@ -23,12 +25,14 @@ from formerlab.report.runs import (
     with_published,
 )
 from formerlab.report.studies.tokenformer import (
+    LENGTHS,
     METHODS,
     STAGES,
     STUDY,
     WAYS_TO_GROW,
     budgets_equal_to_grown,
     families_at_best_rates,
+    fully_annealed_losses,
     mean_curves,
     run_before_growth,
     with_ancestors,
@@ -38,121 +42,105 @@ from formerlab.results.read import Results
 _LOSS = "loss_minus_parent_nats"
 
 
-def _label(variant: str, equal: str | None) -> str:
-    """Return the label of a run. The label of a parent trained further says what it has in common with a grown
-    model.
-    """
-    if equal is not None:
-        return "parent trained further" + f",\nequal {equal}" * bool(equal)
-    keys, tau, *changes = variant.removeprefix(f"{GROWN}: ").split(", ")
-    if variant in WAYS_TO_GROW:
-        return f"{WAYS_TO_GROW[variant]}\n({keys}, {tau})"
-    return "\n".join([f"{keys}, {tau}", *([", ".join(changes)] if changes else [])])
-
-
-_minus_parent = partial(Panel, by="label", zero=0.0)
-_ended = partial(_minus_parent, _LOSS, "label", kind="forest", xlabel="loss minus the parent's (nats)")
-
-
 @plot(reads="eval.csv test.csv",
-      runs="tokenformer-1 long-matched-chosen grown-random-*-2 grown-zero-*-2 trained-on-*2",
-      needs="grown-random-*-2 grown-zero-*-2", draw=layout(
-    _ended(where={"part": ["end", "seed"]}, title="{setting}: at the end, test text"),
-    _ended(where={"part": ["end_valid", "seed_valid"]}, title="At the end, validation text"),
-    _minus_parent("_tera", _LOSS, kind="band", where={"part": "curve"}, far=4.0,
-                  title="From the moment of growth on, validation text", ylabel="loss minus the parent's (nats)",
-                  xlabel="training cost since then (TFLOP)"),
-    columns=1, height=2.4, order="_rank step"
+      runs="tokenformer-1 long-matched-chosen grown-random-*-2 grown-zero-*-2 trained-on-*2 annealed-random-sqrt-* "
+           "annealed-zero-keep-* annealed-trained-on-*",
+      needs="grown-random-*-2 grown-zero-*-2", within_regime=True, draw=layout(
+    Panel("_tera", _LOSS, by="label", kind="band", each="stage", zero=0.0, far=4.0, alike="y", name="legend",
+          title="{stage}", ylabel="validation loss minus\nthe parent's (nats)", xlabel="TFLOP since growth"),
+    columns=0, order="_shortest step"
 ))  # fmt: skip
 def tokenformer_growth(results: Results, runs: list[str]) -> DataFrame:
-    """Loss in the first stage after growth, minus the final loss of the parent (line at zero). The variants differ in
-    how new keys start, whether tau keeps its value, whether the optimizer's moments are carried over, and whether old
-    tokens are trained (Tokenformer, arXiv:2410.23168, section 3.3 and Appendix B). The control is the parent trained
-    further, without growth. Above: both held-out texts at the end; below: the validation text from growth on.
-    Differences are paired by seed. To see: only zero keys with tau kept preserve the function, so only these grown
-    models start on the line. Growing helps if a model ends left of the control. The paper prints no values for its
-    curves.
+    """Validation loss from growth on, minus the loss of the parent at that moment (line at zero), a panel for each
+    length of the stage, paired by seed (Tokenformer, arXiv:2410.23168, section 3.3 and Appendix B). The control is the
+    parent trained further, without growth, for the same FLOPs. If the learning rates of some stages fall to zero, only
+    these are shown. To see: growth with zero keys and tau kept preserves the function, so it starts on the line; growth
+    as published starts far above it, and helps if it ends below the control. The verdict rests on the test text
+    (tokenformer_stage_length). The paper prints no values for its curves.
     """
-    losses = held_out_losses(results, STUDY, runs)
-    started = with_ancestors(losses)["parent"].dropna().to_dict()
-    if not losses[losses["run"].isin(started)]["variant"].str.startswith(GROWN).any():
+    losses = fully_annealed_losses(results, runs)
+    parents = with_ancestors(losses)["parent"].dropna().to_dict()
+    stages = losses[losses["run"].isin(parents)]
+    if not stages["variant"].str.startswith(GROWN).any():
         return DataFrame()
-    curves = validation_losses(results, STUDY, runs)
-    ends = {"": losses, "_valid": last_step_rows(curves)}
-    level = ends["_valid"].set_index(["run", "seed"])["loss_nats"]
-    curves = curves[curves["run"].isin(started)]
-    before = level.reindex(list(zip(curves["run"].map(started), curves["seed"], strict=True))).to_numpy()
-    curves = curves.assign(**{_LOSS: curves["loss_nats"] - before}).dropna(subset=_LOSS)
-    parts = [summarize(curves, _LOSS, ["run", "step"]).query("part == 'mean'").assign(part="curve")]
-    for text, rows in ends.items():
-        ended = summarize(rows, "loss_nats", ["run"], started, _LOSS)
-        parts.append(ended.assign(part=ended["part"].replace("mean", "end") + text))
-    rows = pd.concat(parts, ignore_index=True)
+    curves = validation_losses(results, STUDY, list(losses["run"].unique()))
+    of_runs = losses.drop_duplicates("run").assign(parent=lambda rows: rows["run"].map(parents)).set_index("run")
+    rows = summarize(_minus_parent(curves, of_runs), _LOSS, ["run", "step"])
+    rows = rows[rows["part"] == "mean"].assign(part="curve")
     if rows.empty:  # no seed in common with the parent
         return DataFrame()
-    first = losses.drop_duplicates("run").set_index("run")
-    first["parent"] = first.index.map(started)
-    equal = budgets_equal_to_grown(first)
-    share = rows["step"] / rows["run"].map(first["spec.steps"])
-    rows["flops_of_stage"] = share * rows["run"].map(first["flops"])
-    rows["variant"] = rows["run"].map(first["variant"])
-    rows["parent"] = rows["run"].map(started)
-    rows["equal"] = rows["run"].map(equal)
-    rows["label"] = [_label(str(name), equal.get(run)) for run, name in zip(rows["run"], rows["variant"], strict=True)]
-    rank = rows[rows["part"] == "end"].groupby("label")[_LOSS].mean().rank()
-    return rows.assign(
-        _tera=rows["flops_of_stage"] / 1e12,
-        _rank=rows["label"].map(rank),
-        _look=rows["variant"].mask(rows["equal"].eq("tokens"), "parent trained further, equal tokens"),
-    )
+    rows = rows.join(of_runs[["variant", "parent", "flops", "spec.steps"]], on="run").drop(columns="seed")
+    rows["flops_of_stage"] = rows["step"] / rows.pop("spec.steps") * rows.pop("flops")
+    rows["equal"] = rows["run"].map(budgets_equal_to_grown(of_runs))
+    equal = (", equal " + rows["equal"]).where(rows["equal"] != "", "")
+    further = ("parent trained further" + equal).where(rows["equal"].notna())
+    rows["label"] = further.fillna(rows["variant"].replace(WAYS_TO_GROW).str.removeprefix(f"{GROWN}: "))
+    length = rows["run"].str.extract(f"^annealed-.*-({'|'.join(LENGTHS)})(?:-|$)")[0]
+    cost = rows.groupby(length.fillna(""))["flops_of_stage"].transform("max")
+    return rows.assign(stage=(length + " stage").fillna("first stage"), _shortest=cost,
+                       _tera=rows["flops_of_stage"] / 1e12, _look=rows["label"])  # fmt: skip
+
+
+def _minus_parent(curves: DataFrame, runs: DataFrame) -> DataFrame:
+    """Return the validation losses of the runs that have a parent, minus the parent's loss before they started.
+
+    If the parent has another validation text, its loss is the first one of the parent trained further. `runs` has a row
+    per run, indexed by run.
+    """
+    last = last_step_rows(curves).set_index(["run", "seed"])["loss_nats"]
+    further = runs.index[runs["variant"].str.endswith(TRAINED_FURTHER)]
+    first = curves[curves["step"].eq(0) & curves["run"].isin(further)]
+    first = first.assign(run=first["run"].map(runs["parent"])).groupby(["run", "seed"])["loss_nats"].first()
+    curves = curves[curves["run"].isin(runs.index[runs["parent"].notna()])]
+    parent = curves["run"].map(runs["parent"])
+    same_text = curves["run"].map(runs["data.name"]) == parent.map(runs["data.name"])
+    keys = list(zip(parent, curves["seed"], strict=True))
+    before = np.where(same_text, last.reindex(keys), first.reindex(keys))
+    return curves.assign(**{_LOSS: curves["loss_nats"] - before}).dropna(subset=_LOSS)
 
 
 ARMS = {
-    "continued-tokenformer": "Tokenformer, zero keys, tau kept",
-    "continued-tokenformer-sqrt": "Tokenformer, zero keys, tau sqrt(n)",
     "continued-tokenformer-ungrown": "Tokenformer, not grown",
-    "continued-net2net-pad": "Net2Net by padding",
-    "continued-net2net": "Net2Net (2015)",
-    "continued-hypercloning": "HyperCloning",
+    "continued-tokenformer": "by tokens, zero keys, tau kept",
+    "continued-tokenformer-sqrt": "by tokens, zero keys, tau = sqrt(n)",
     "continued-transformer-ungrown": "Transformer, not grown",
+    "continued-net2net-pad": "in width by new blocks (the paper's Net2Net)",
+    "continued-net2net": "in width by copies (Net2Net of 2015)",
+    "continued-hypercloning": "in width by copies (HyperCloning)",
 }
-_domain = partial(Panel, "step", "loss_nats", by="_name", kind="band", far=2.5, xlabel="step on the second domain")
-
-
-def _short(name: str) -> str:
-    """Return the label of an arm without its family, which is in the title."""
-    return name.removeprefix("Tokenformer, ").removeprefix("Transformer, ")
+_domain = partial(Panel, "step", "loss_nats", by="variant", kind="band", far=2.5, name="legend",
+                  xlabel="step on the second domain")  # fmt: skip
 
 
 @plot(reads="eval.csv", runs="continued-*", draw=layout(
     _domain(where={"part": "loss"}, each="_family", title="{_family}", ylabel="validation loss (nats)"),
-    _domain(where={"part": "relative"}, zero=0.0, title="Both, minus the ungrown model",
-            ylabel="loss difference (nats)"),
-    wanted=[_short(name) for name in ARMS.values()]
+    _domain(where={"part": "relative"}, zero=0.0, title="Grown minus not grown", ylabel="loss difference (nats)"),
+    wanted=list(ARMS.values()), columns=3, order="_order step"
 ))  # fmt: skip
 def tokenformer_continued(results: Results, runs: list[str]) -> DataFrame:
-    """Continued training of grown and ungrown models on a second domain at a constant learning rate, after Fig. 6 of
-    Tokenformer (arXiv:2410.23168). Above: validation loss on the new domain. Below: the same minus the loss of the
-    ungrown model of the same family at the same step, paired by seed. To see: growing helps a model whose line is below
-    zero. A model whose growth preserves its function starts at zero. Copies (the Net2Net of 2015, HyperCloning) do so
-    by construction; padding with new blocks, the paper's form of Net2Net, does not. The paper prints no values.
+    """Continued training of grown models, and of the same models not grown, on a second domain at a constant learning
+    rate, after Fig. 6 of Tokenformer (arXiv:2410.23168). Left and middle: validation loss on the new domain. Right: the
+    same minus the loss of the model of the same family that was not grown, at the same step, paired by seed. To see:
+    growing helps a model whose line is below zero. A model whose growth preserves its function starts at zero. Copies
+    (the Net2Net of 2015, HyperCloning) do so by construction; padding with new blocks, the paper's form of Net2Net,
+    does not. The paper prints no values.
     """
     curves = validation_losses(results, STUDY, runs)
     curves = curves[curves["run"].isin(ARMS)]
     family = {run: "tokenformer" if "tokenformer" in run else "transformer" for run in ARMS if "ungrown" not in run}
     relative = mean_curves(curves, {run: f"continued-{name}-ungrown" for run, name in family.items()})
     rows = pd.concat([mean_curves(curves).assign(part="loss"), relative.assign(part="relative")], ignore_index=True)
-    rows["variant"] = rows["run"].map(ARMS)
     families = rows["run"].str.contains("tokenformer").map({True: TOKENFORMER, False: TRANSFORMER})
-    return rows.assign(_name=rows["variant"].map(_short), _look=rows["variant"], _family=families)
+    order = rows["run"].map(list(ARMS).index)
+    return rows.assign(variant=rows["run"].map(ARMS), _family=families, _order=order)
 
 
 @plot(reads="eval.csv test.csv",
       runs="matched-* modern-* classic-* long-* annealed-m* annealed-classic-* annealed-long-* annealed-whole-*",
       needs="long-matched-*", within_regime=True, draw=layout(
     Panel("difference_nats", "_label", by="_label", kind="forest", each="_text", zero=0.0, alike="x",
-          title="Tokenformer, test text: {_text}", xlabel="nats per token (left is better)",
-          published={"each": "", "title": "one model"}),
+          title="Loss of the Tokenformer ... (test text: {_text})", xlabel="nats per token (left is better)",
+          published={"each": "", "title": "minus a modern Transformer, one model of each"}),
     columns=1
 ))  # fmt: skip
 def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
@@ -171,9 +159,10 @@ def tokenformer_gap(results: Results, runs: list[str]) -> DataFrame:
     pairs = rivals[["series", "tokens", "run", "rival"]]
     theirs = published("zzox531/nlp_tokenformer").query("metric == 'perplexity'").set_index("model")["value"]
     gap = float(np.log(float(theirs["TokenFormer"]) / float(theirs["Transformer"])))
-    return with_published(differences(losses, pairs, "run", "rival"), gap, "third party, 124M parameters").assign(
-        _look=TOKENFORMER
-    )
+    rows = differences(losses, pairs, "run", "rival")
+    if len(rows):
+        rows = pooled_differences(rows, results, STUDY, "run", "rival", "difference_nats")
+    return with_published(rows, gap, "third party, 124M parameters").assign(_look=TOKENFORMER)
 
 
 _PRINTED = {

@@ -1,17 +1,18 @@
 """Layers of a Tokenformer, their growth and their FLOPs, from the specs of runs (arXiv:2410.23168, Fig 2 and 5)."""
 
+from functools import partial
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from pandas import DataFrame
+from pandas import DataFrame, Series
 
 from formerlab.report.catalogue import plot
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import chain, format_count
 from formerlab.report.studies.tokenformer import Shape, model_shape
-from formerlab.report.style import BLACK, BLUE, GREEN, PURPLE, VERMILION, WIDEST, arrow, box
+from formerlab.report.style import BLACK, BLUE, SKY, TAN, VIOLET, WIDEST, arrow, box
 from formerlab.results.read import Results
 
 STUDY = "tokenformer"
@@ -19,7 +20,7 @@ STAGES = ("grown-random-sqrt-2", "grown-random-sqrt-3", "grown-random-sqrt-4")
 PROJECTIONS = ("query", "key", "value", "output")
 SCORES = {"l2_gelu": "gelu(\ntau s / |s|)"}
 """Formulas of score functions. Other score functions are shown by name."""
-_COLOURS = (BLUE, VERMILION, GREEN, PURPLE)
+_COLOURS = (BLUE, SKY, VIOLET, TAN)
 _PATTENTION = {"facecolor": "#d9d9d9"}
 _PLAIN = {"facecolor": "white"}
 _ROWS = 4
@@ -72,7 +73,7 @@ def _draw_formula(axes: Axes, stages: int, width: int, score: str) -> None:
         axes.text(x, middle, words, ha="center", va="center", fontsize=9)
     axes.text(4.9, 1.02 * middle, "n scores\ns = K x", ha="center", va="bottom", fontsize=7.5)
     axes.text(4.9, 0.95 * middle, score, ha="center", va="top", fontsize=7.5)
-    for begin, end in ((0.4, 1.2), (2.8, 7.0), (8.6, 9.4)):
+    for begin, end in ((0.5, 1.2), (2.8, 7.0), (8.6, 9.3)):
         arrow(axes, (begin, middle), (end, middle))
     axes.set(xlim=(-0.5, 10.3), ylim=(-0.03 * middle, 2.4 * middle))
     axes.set_title("A projection: attention to tokens\nthat are parameters")
@@ -127,44 +128,66 @@ LENGTHS = tuple(2**power for power in range(7, 18))
 _WIDTHS = (("124M", 768, 576), ("354M", 1416, 2140), ("757M", 2104, 4850))
 """Size, width of the Transformer, and parameter tokens of the Tokenformer of width 768 (Tables 8 and 9 of the paper).
 """
+_length_panel = partial(Panel, "length", by="_series", log="xy", kind="band", xlabel="length of the text (tokens)",
+                        ticks=lambda value: f"{value / 1024:g}k" if value >= 1024 else f"{value:g}")  # fmt: skip
 
 
 @plot(reads="run.json",
       runs="transformer-[1-4] classic-chosen tokenformer-1 long-matched-chosen grown-random-sqrt-[2-4]", draw=layout(
-    Panel("length", "_per_token", by="_series", log="xy", kind="band", xlabel="length of the text (tokens)",
-          ylabel="forward FLOPs per token", title="Formula: {setting}",
-          ticks=lambda value: f"{value / 1024:g}k" if value >= 1024 else f"{value:g}",
-          published={"title": "formula, sizes of Table 8"})
+    _length_panel("_per_token", ylabel="forward FLOPs per token", title="Formula: {setting}",
+                  published={"title": "formula, sizes of Table 8"}),
+    _length_panel("flops_relative", where={"family": "Tokenformer"}, zero=1.0, log="x",
+                  ylabel="FLOPs relative to the\nTransformer of equal size", title="Below 1, it costs less",
+                  published={"title": "below 1, it costs less"}),
+    notes=lambda _: ["Computed from the formula, not measured; d is the width."], height=1.9
 ))  # fmt: skip
 def tokenformer_length(results: Results, runs: list[str]) -> DataFrame:
     """FLOPs of a forward pass against the length of the text, 2 N T + 4 L d T^2, after Fig. 5 of Tokenformer
     (arXiv:2410.23168), plotted per token so that the lines separate. The values are computed from the formula and not
-    measured, without the logits, with the full square of attention. To see: at equal parameters, growing in width
-    increases the token-token term of a Transformer, and a Tokenformer of fixed width keeps it; the two separate where
-    that term dominates. A Transformer that grew only its feed-forward layer would keep the term too. Below: the sizes
-    of Table 8 with 12 layers, whose widths follow from its printed FLOPs.
+    measured, without the logits, with the full square of attention. Below: the same relative to the Transformer of
+    equal parameters. To see: at equal parameters, growing in width increases the token-token term of a Transformer, and
+    a Tokenformer of fixed width keeps it; the two separate where that term dominates. A Transformer that grew only its
+    feed-forward layer would keep the term too. The Transformer of the size of the largest Tokenformer was not trained;
+    its width follows from 12 L d^2 parameters. Published: the sizes of Table 8 with 12 layers, whose widths follow from
+    its printed FLOPs.
     """
-    found = []
+    models = []
     for record in results.runs(STUDY, runs).drop_duplicates("run").to_dict("records"):
         family = "Tokenformer" if record["spec.model.projection.kind"] == "pattention" else "Transformer"
-        size = format_count(record["parameters_non_embedding"])
-        found.append(("ours", family, size, record["run"], model_shape(record)))
+        models.append(
+            ("ours", family, format_count(record["parameters_non_embedding"]), record["run"], model_shape(record))
+        )
+    sizes = {size for _, family, size, *_ in models if family == "Transformer"}
+    for _, family, size, _, shape in list(models):
+        if family == "Tokenformer" and size not in sizes:
+            sizes.add(size)
+            width = 2 * round((shape.parameters / (12 * shape.layers)) ** 0.5 / 2)
+            wide = Shape(shape.layers, width, width // 2, 4 * width)
+            models.append(("ours", "Transformer", size, f"Transformer {size}, not trained", wide))
     for name, width, tokens in _WIDTHS:
         wide, grown = Shape(12, width, width // 2, 4 * width), Shape(12, 768, tokens, 4 * tokens)
-        found.append(("published", "Transformer", name, f"Transformer {name}, d = {width}", wide))
-        found.append(("published", "Tokenformer", name, f"TokenFormer {name}, d = 768", grown))
+        models.append(("published", "Transformer", name, f"Transformer {name}, d = {width}", wide))
+        models.append(("published", "Tokenformer", name, f"TokenFormer {name}, d = 768", grown))
     rows = DataFrame(
         {"source": source, "family": family, "size": size, "run": run, "width": shape.width, "length": length}
         | {"flops": shape.flops(length), "token_token_flops": shape.token_token_flops(length)}
-        for source, family, size, run, shape in sorted(found, key=lambda one: one[:2])  # dashes lie on top
+        for source, family, size, run, shape in sorted(models, key=lambda model: (*model[:2], model[-1].parameters))
         for length in LENGTHS
     )
+    of_transformers, keys = rows[rows["family"] == "Transformer"], ["source", "size", "length"]
+    level = of_transformers.drop_duplicates(keys).set_index(keys)["flops"]
     dashed = rows["family"].eq("Transformer")
     return rows.assign(
+        flops_relative=rows["flops"] / level.reindex(rows.set_index(keys).index).to_numpy(),
         _series=rows["family"] + " " + rows["size"] + ", d " + rows["width"].astype(str),
         _per_token=rows["flops"] / rows["length"],
         _data_set="",
-        _marker="",
+        _marker=rows.groupby("source")["size"].transform(lambda sizes: sizes.map(_marker_of_size(sizes))),
         _color=dashed.map({True: BLACK, False: BLUE}),
         _linestyle=dashed.map({True: "--", False: None}),
     )
+
+
+def _marker_of_size(sizes: "Series[str]") -> dict[str, str]:
+    """Return a marker for each size, in the order of the sizes."""
+    return dict(zip(sizes.unique(), "osD^vPX", strict=False))
