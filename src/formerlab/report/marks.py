@@ -219,8 +219,8 @@ def _limit(axes: Axes, panel: "Panel", means: DataFrame, rows: DataFrame) -> Non
         return
     axes.set_ylim(bottom - room, top + room + 1.6 * room * bool(len(gone)))
     if len(gone):
-        ends = dict.fromkeys(f"{value:.3g}" for value in (gone[column].min(), gone[column].max()))
-        words = f"{len(gone)} point{'s' * (len(gone) > 1)} above:\n{' to '.join(ends)} \u25b2"
+        span = " to ".join(dict.fromkeys(f"{value:.3g}" for value in (gone[column].min(), gone[column].max())))
+        words = f"{len(gone)} point{'s' * (len(gone) > 1)} above:\n{span} \u25b2"
         axes.text(0.98, 0.985, words, ha="right", va="top", transform=axes.transAxes)
 
 

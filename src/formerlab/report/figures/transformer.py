@@ -10,6 +10,7 @@ from matplotlib.image import AxesImage
 from pandas import DataFrame
 
 from formerlab.report.catalogue import plot
+from formerlab.report.claims.rows import pooled_differences
 from formerlab.report.marks import heat
 from formerlab.report.panel import Panel, layout, setting
 from formerlab.report.published import TRANSFORMER as PAPER
@@ -51,15 +52,17 @@ def transformer_differences(results: Results, runs: list[str]) -> DataFrame:
     """Variations of the base model on the test split, as differences from it, after Table 3 of arXiv:1706.03762: loss
     per word piece, never smoothed, and sacreBLEU, paired by seed. Hollow: the paper's values for English to German on
     its development split, where base has eight heads. To see: which changes are on the same side of zero as in the
-    paper. Our models were still learning when training ended, so variants that learn faster are ahead.
+    paper. Our models were still learning when training ended, so variants that learn faster have the lower loss.
     """
     losses = held_out_losses(results, STUDY, runs).join(scores(results, "test")[["sacrebleu"]], on=["run", "seed"])
     pairs = DataFrame({"run": [run for run in losses["run"].unique() if run != "base"], "base": "base"})
-    parts = [differences(losses, pairs, "run", "base", name, value) for value, name in _MINUS.items()]
-    if not sum(map(len, parts)):
+    of_loss, of_bleu = (differences(losses, pairs, "run", "base", name, value) for value, name in _MINUS.items())
+    if not len(of_loss) + len(of_bleu):
         return DataFrame()
-    theirs = _published_differences()
-    rows = pd.concat([*parts, theirs[theirs["run"].isin(pairs["run"])]], ignore_index=True)
+    if len(of_loss):
+        of_loss = pooled_differences(of_loss, results, STUDY, "run", "base", _MINUS["loss_nats"])
+    published = _published_differences()
+    rows = pd.concat([of_loss, of_bleu, published[published["run"].isin(pairs["run"])]], ignore_index=True)
     labels = {run: label for run, (label, _) in VARIANTS.items()}
     order = rows["run"].map({run: number for number, run in enumerate(VARIANTS)}).fillna(len(VARIANTS))
     return rows.assign(

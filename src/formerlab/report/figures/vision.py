@@ -4,6 +4,7 @@ import pandas as pd
 from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, plot
+from formerlab.report.claims.rows import pooled_differences
 from formerlab.report.panel import Panel, layout
 from formerlab.report.runs import by_seed, differences
 from formerlab.report.tables import vision as tables
@@ -19,31 +20,29 @@ GROUPS = {
 }
 """Groups of runs that answer one question."""
 PUBLISHED = {"sizes": "Table 2", "scores": "Table 4", "norms": "Table 5"}
-_SIZES, _SCORES, _NORMS = "Tokenformer minus ViT", "Score function, minus exp + L1 norm", "Norms, minus gain and bias"
+_SIZES, _SCORES, _NORMS = "Size (Table 2)", "Score (Table 4)", "Norms, minus gain and bias"
 _GROWTH, _DEPTH, _OTHER = "Growth, minus the parent", "Averages over depth, minus none", "Other models, minus ViT"
 _VIT, _EXP = "ViT-{}/16 (MAE recipe) 224px", "TokenFormer-{}/16 exp + L1 norm"
+_MATCHED, _GELU_L1 = "TokenFormer-{}/16 (parameter matched)", "TokenFormer-{}/16 GeLU + L1 norm"
 _WITH_NORM = "TokenFormer-{}/16, LayerNorm "
 ASKED = (
-    (_SIZES, "same number of\nparameters", "tokenformer-matched", "vit", "TokenFormer-{}/16 (parameter matched)", _VIT),
-    (_SIZES, "more parameters\n(ours: a third)", "tokenformer", "vit", "TokenFormer-{}/16", _VIT),
-    (_SCORES, "GeLU, L1 norm", "score-gelu-l1", "score-exp-l1", "TokenFormer-{}/16 GeLU + L1 norm", _EXP),
-    (_SCORES, "GeLU, then L2 norm", "score-gelu-l2", "score-exp-l1", "", ""),
-    (
-        _SCORES,
-        "L2 norm, then GeLU\n(Tokenformer)",
-        "tokenformer",
-        "score-exp-l1",
-        "TokenFormer-{}/16 GeLU + L2 norm",
-        _EXP,
-    ),
+    (_SIZES, "Tokenformer minus ViT,\nequal parameters", "tokenformer-matched", "vit", _MATCHED, _VIT),
+    (_SIZES, "a third more parameters\nminus equal parameters", "tokenformer", "tokenformer-matched",
+     "TokenFormer-{}/16", _MATCHED),
+    (_SCORES, "exp to GeLU\n(both L1 norm)", "score-gelu-l1", "score-exp-l1", _GELU_L1, _EXP),
+    (_SCORES, "L1 norm to L2 norm\n(both after GeLU)", "score-gelu-l2", "score-gelu-l1", "", ""),
+    (_SCORES, "L2 norm after GeLU\nto before GeLU", "tokenformer", "score-gelu-l2", "", ""),
+    (_SCORES, "the last two steps\ntogether", "tokenformer", "score-gelu-l1", "TokenFormer-{}/16 GeLU + L2 norm",
+     _GELU_L1),
     (_NORMS, "bias alone", "norm-bias", "norm-gain-bias", f"{_WITH_NORM}bias only", f"{_WITH_NORM}gain and bias"),
     (_NORMS, "no parameters", "tokenformer", "norm-gain-bias", f"{_WITH_NORM}none", f"{_WITH_NORM}gain and bias"),
     (_GROWTH, "parent trained further,\nequal FLOPs", "trained-on", "tokenformer-small", "", ""),
     (_GROWTH, "grown as published", "grown-random-sqrt", "tokenformer-small", "", ""),
     (_GROWTH, "grown with zero keys", "grown-zero-keep", "tokenformer-small", "", ""),
+    (_GROWTH, "final size from scratch,\ntwice the FLOPs", "tokenformer", "tokenformer-small", "", ""),
     (_DEPTH, "ViT", "vit-dwa", "vit", "", ""),
     (_DEPTH, "Tokenformer", "tokenformer-dwa", "tokenformer", "", ""),
-)
+)  # fmt: skip
 """Question, label, run, the run it is compared with, and the published models of both; {} is their size, B or L."""
 _COLUMNS = expand_columns("source part group run seed model top1_percent[] seeds diverged")
 _PAIR = ["question", "model", "run", "compared_with"]
@@ -64,16 +63,24 @@ def _published_differences() -> DataFrame:
 def _differences(measured: DataFrame, results: Results) -> DataFrame:
     """Return the differences that ASKED names, and those of all other models to the ViT, with the published ones."""
     asked = DataFrame([row[:4] for row in ASKED], columns=_PAIR)
-    known = {*asked["run"], *asked["compared_with"], *(run for names in GROUPS.values() for run in names.split())}
+    in_groups = {*asked["run"], *asked["compared_with"], *(run for names in GROUPS.values() for run in names.split())}
     models = tables.models(measured)
-    others = models[~models["run"].isin(known)].assign(question=_OTHER, compared_with="vit")
+    others = models[~models["run"].isin(in_groups)].assign(question=_OTHER, compared_with="vit")
     pairs = pd.concat([asked, others[_PAIR]], ignore_index=True)
-    ours = differences(measured, pairs, "run", "compared_with", tables.COMPARED, "top1_percent", results)
+    ours = _points(measured, pairs, "compared_with", results)
     if ours.empty:
         return ours
     ours["part"] = ours["part"].replace("mean", "difference")
-    theirs = _published_differences()
-    return pd.concat([ours, theirs[theirs["question"].isin(ours["question"])]], ignore_index=True)
+    published = _published_differences()
+    return pd.concat([ours, published[published["question"].isin(ours["question"])]], ignore_index=True)
+
+
+def _points(measured: DataFrame, pairs: DataFrame, other: str, results: Results) -> DataFrame:
+    """Return the differences in top-1 accuracy between the runs in the columns `run` and `other` of the pairs."""
+    rows = differences(measured, pairs, "run", other, tables.COMPARED, "top1_percent", results)
+    if rows.empty:
+        return rows
+    return pooled_differences(rows, results, tables.STUDY, "run", other, tables.COMPARED, "error_rate")
 
 
 @plot(reads="test.csv floors.csv", draw=layout(
@@ -83,10 +90,10 @@ def _differences(measured: DataFrame, results: Results) -> DataFrame:
 ))  # fmt: skip
 def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
     """Differences in top-1 accuracy on test images, after Tables 2, 4 and 5 of Tokenformer (arXiv:2410.23168), a panel
-    for each question, paired by seed, right of zero is better. Tokenformer minus ViT compares with the ViT of the same
-    size. Hollow: the paper's values on ImageNet-1K, each from a single run, for B/16 and L/16 where it has both. To
-    see: whether a Tokenformer with as many parameters reaches the ViT, whether exp is worse than GeLU, and whether a
-    grown model beats its parent. The accuracies themselves are in the CSV and in the tables.
+    for each question, paired by seed; right of zero is better. The differences are those of the tables vision_sizes,
+    vision_scores and vision_growth. Hollow: the paper's values on ImageNet-1K, each from a single run, for B/16 and
+    L/16 if it has both. To see: whether a Tokenformer with as many parameters reaches the ViT, whether exp is worse
+    than GeLU, and whether a grown model beats its parent. The accuracies themselves are in the CSV and in the tables.
     """
     measured = tables.accuracies(results, runs)
     groups = {run: name for name, names in GROUPS.items() for run in names.split()}
@@ -95,17 +102,16 @@ def vision_accuracy(results: Results, runs: list[str]) -> DataFrame:
     ours = pd.concat([ours, seeds.assign(part="seed")], ignore_index=True)
     ours = ours.assign(group=ours["run"].map(groups).fillna("other"))
     lowest = tables.image_floors(results, runs).assign(group="floor", part="mean")
-    theirs = [tables.published_accuracies(table).assign(group=name) for name, table in PUBLISHED.items()]
-    printed = pd.concat(theirs).assign(source="published")
+    published = [tables.published_accuracies(table).assign(group=name) for name, table in PUBLISHED.items()]
+    printed = pd.concat(published).assign(source="published")
     levels = pd.concat([ours, lowest, printed], ignore_index=True).reindex(columns=_COLUMNS)
     rows = pd.concat([levels, _differences(measured, results)], ignore_index=True)
     if "question" not in rows:
         return levels
     rank = {(question, label): number for number, (question, label, *_) in enumerate(ASKED)}
-    places = zip(rows["question"], rows["model"], strict=True)
     return rows.assign(
-        _rank=[rank.get(place, len(rank)) for place in places],
-        _series=rows["source"].map({"ours": "ours", "published": "the paper's, ImageNet-1K"}),
+        _rank=[rank.get(row, len(rank)) for row in zip(rows["question"], rows["model"], strict=True)],
+        _series=rows["source"].map({"ours": "ours", "published": "the paper's, ImageNet-1K (B/16, L/16)"}),
         _look=rows["question"].map({_DEPTH: "DenseFormer 1x1"}).fillna("Tokenformer"),
     )
 
@@ -133,7 +139,7 @@ def vision_growth(results: Results, runs: list[str]) -> DataFrame:
     """
     measured = tables.accuracies(results, runs)
     pairs = DataFrame({"run": list(GROWTH), "model": list(GROWTH.values()), "parent": _PARENT})
-    rows = differences(measured, pairs, "run", "parent", tables.COMPARED, "top1_percent", results)
+    rows = _points(measured, pairs, "parent", results)
     if rows.empty:
         return rows
     costs = {run: by_seed(measured, run, "flops_cumulative").mean() for run in GROWTH}

@@ -89,8 +89,8 @@ def _minus_parent(curves: DataFrame, runs: DataFrame) -> DataFrame:
     """
     last = last_step_rows(curves).set_index(["run", "seed"])["loss_nats"]
     further = runs.index[runs["variant"].str.endswith(TRAINED_FURTHER)]
-    first = curves[curves["step"].eq(0) & curves["run"].isin(further)]
-    first = first.assign(run=first["run"].map(runs["parent"])).groupby(["run", "seed"])["loss_nats"].first()
+    starts = curves[curves["step"].eq(0) & curves["run"].isin(further)]
+    first = starts.assign(run=starts["run"].map(runs["parent"])).groupby(["run", "seed"])["loss_nats"].first()
     curves = curves[curves["run"].isin(runs.index[runs["parent"].notna()])]
     parent = curves["run"].map(runs["parent"])
     same_text = curves["run"].map(runs["data.name"]) == parent.map(runs["data.name"])
