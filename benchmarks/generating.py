@@ -38,9 +38,11 @@ class Clock:
 def variants_of(budget):
     """Return the variants by name: functions from a model to the context in which `generate` runs."""
     import formerlab
-    from formerlab.cache import H2O, Decay, Knorm, SnapKV
+    from formerlab.cache import H2O, TOVA, Decay, Knorm, Random, SnapKV
 
-    policies = {"Decay 0.2": Decay(alpha=0.2), "H2O": H2O(), "SnapKV": SnapKV(), "Knorm": Knorm()}
+    policies = {"Decay 0.2": Decay(alpha=0.2), "Decay 0.95, half recent": Decay(alpha=0.95, recent=0.5)}
+    policies |= {"H2O": H2O(), "TOVA": TOVA(), "SnapKV": SnapKV(), "Knorm": Knorm()}
+    policies["Random, protected"] = Random(sink=4, recent=0.25)
     variants = {"transformers": lambda model: nullcontext()}
     variants |= {
         f"prune, {name}": lambda model, policy=policy: formerlab.prune(model, policy, budget)
@@ -145,7 +147,7 @@ def main():
             prefill = ratio([times[0] for times in rounds], [times[0] for times in baseline])
             speed = ratio([times[1] for times in baseline], [times[1] for times in rounds])
             print(
-                f"  {name:18} first token {first:6.2f} s, {prefill[0]:.2f} [{prefill[1]:.2f}, {prefill[2]:.2f}] x"
+                f"  {name:30} first token {first:6.2f} s, {prefill[0]:.2f} [{prefill[1]:.2f}, {prefill[2]:.2f}] x"
                 f"   {1 / step:6.1f} tokens/s, {speed[0]:.2f} [{speed[1]:.2f}, {speed[2]:.2f}] x"
                 f"   {size / 2**20:6.1f} MiB"
             )

@@ -48,10 +48,8 @@ def label(policy: str, alpha: float, recent: float) -> str | None:
 def labelled(rows: DataFrame) -> DataFrame:
     """Return the rows of the league's configurations with a column `configuration` of labels."""
     cells = rows[["policy", "alpha", "recent"]].drop_duplicates()
-    names = [label(*one) for one in cells.itertuples(index=False)]
-    return rows.merge(cells.assign(configuration=names), on=["policy", "alpha", "recent"]).dropna(
-        subset="configuration"
-    )
+    cells["configuration"] = [label(*cell) for cell in cells.itertuples(index=False)]
+    return rows.merge(cells.dropna(subset="configuration"), on=["policy", "alpha", "recent"])
 
 
 def losses(results: Results, study: str, runs: Sequence[str]) -> DataFrame:

@@ -286,8 +286,8 @@ def decay_league_table(results: Results, runs: list[str]) -> DataFrame:
     blocks = []
     for unit, (part, by, value) in parts.items():
         part = part.sort_values([by, "budget"], ascending=[False, True])
-        for (of, budget), rows in part.groupby([by, "budget"], sort=False):
-            name = f"{of.replace('_', ' ')} at {pruning.budget_text(budget)} ({unit})"
+        names = part[by].str.replace("_", " ") + " at " + part["budget"].map(pruning.budget_text) + f" ({unit})"
+        for name, rows in part.groupby(names, sort=False):
             columns = {f"{value}{end}": f"{name}{end}" for end in ("", "_low", "_high")}
             blocks.append(rows.set_index("configuration").rename(columns=columns)[[*columns.values()]])
     accuracy = decay_suites_table.rows(results, [run for run in runs if run.startswith(pruning.RELEASED_RUNS)])
