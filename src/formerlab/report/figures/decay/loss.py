@@ -132,7 +132,9 @@ def decay_league(results: Results, runs: list[str]) -> DataFrame:
     most = table.groupby(["text", "budget"])["windows"].transform("max").map(",\u00a0{:.0f}\u00a0windows".format)
     texts = table.groupby("text")["budget"].transform("nunique")  # the text with the most budgets is first
     table = table.assign(_panel=table["text"] + " at " + sizes[0] + most, _row=-10 * texts + table["budget"])
-    found = found.assign(_panel="needles at " + sizes[1] + found["examples"].map(", n\u00a0=\u00a0{}".format), _row=np.inf)
+    found = found.assign(
+        _panel="needles at " + sizes[1] + ", n\u00a0=\u00a0" + found["examples"].astype(str), _row=np.inf
+    )
     found = found[(found["task"] == found["task"].max()) & (found["budget"] == pruning.PUBLISHED_BUDGET)]
     table = table[table["policy"] != "full"]
     rows: DataFrame = pd.concat(
