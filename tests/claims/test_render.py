@@ -164,7 +164,8 @@ def test_a_claim_that_is_not_tested_says_whether_it_has_no_run_or_does_not_meet_
     assert {name for name, word in words.items() if word == CONDITION_NOT_MET} == measured
     assert {word for name, word in words.items() if name not in measured} == {"not tested: no run"}
     for verdict in untested:
-        assert f"<br>Verdict: {words[verdict.claim.id]} [" in verdict_card(verdict)
+        assert f"<br>Verdict: {words[verdict.claim.id]}<br>" in verdict_card(verdict)
+        assert not re.search(r"'\w|planned run \(", verdict_card(verdict).partition("<br>Why: ")[2]), "internal names"
     lines = [line for line in table_of_the_readme(by_scale) if "not tested" in line.split(" | ")[0]]
     assert all(line.startswith(f"| - {CONDITION_NOT_MET} ") for line in lines)
     assert all(re.search(r" \| Conditions? not met: [^|]* \|$", line) for line in lines)
@@ -180,6 +181,17 @@ def test_the_readme_says_that_the_rules_of_all_its_claims_changed_and_marks_alte
     assert "decay-beats-h2o" not in altered, "undecided became cannot_tell, which is another word alone"
     lines = table_of_the_readme({"overnight": found})
     assert sum(" † | " in line for line in lines) == len(altered) < len(shown)
+
+
+def test_cards_show_numbers_in_the_unit_of_their_label():
+    """The rows have fractions of questions and logarithms of ratios; the cards points and ratios, as published."""
+    cards = {verdict.claim.id: verdict for verdict in best_verdicts(verdicts_by_scale(ROOT))}
+    shown = {"decay-beats-h2o": "{:.1f} [{:.1f}, {:.1f}] points", "vision-gelu-over-exp": "{:.2f} [{:.2f}, {:.2f}];"}
+    for (name, form), convert in zip(shown.items(), (lambda x: 100 * x, math.exp), strict=True):
+        (item,) = cards[name].items
+        interval = item.names["effect"].interval(item.confidence)
+        text = form.format(*map(convert, (interval.mean, interval.low, interval.high)))
+        assert f": {text}" in verdict_card(cards[name])
 
 
 def test_every_number_has_a_meaning_and_no_card_shows_a_symbol_of_the_registry(found):

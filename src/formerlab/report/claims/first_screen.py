@@ -157,16 +157,12 @@ def first_screen(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
         rows.append({
             "verdict": f"{sign} {word}{mark}",
             "claim, and the number that decides it": f"**{line.claim}**\n{line.number}",
-            "ours": "\n".join(f"{_label(item)}: " * (len(items) > 1) + number_text(item, line) for item in items),
+            "ours": "\n".join(f"{item_name(item)}: " * (len(items) > 1) + number_text(item, line) for item in items),
             "published": line.published,
             "main objection": line.objection,
         })  # fmt: skip
     summary = f"<summary>{len(rows)} claims with intervals and the main objection to each</summary>"
     return "\n".join([*findings, "", f"<details>{summary}", "", compact_markdown_table(DataFrame(rows)), "</details>"])
-
-
-def _label(item: Item) -> str:
-    return item_name(item).removeprefix("budget ").replace(" percent", " %")
 
 
 def _mean(item: Item, line: TableLine) -> str:

@@ -1,14 +1,18 @@
 """Write the verdicts as claims.csv, claims.html, and the block of docs/verdicts.md."""
 
+import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from pandas import DataFrame
 
 from formerlab.files import write_text
 from formerlab.report import pages
+from formerlab.report.claims.quantity import Quantity
 from formerlab.report.claims.registry import ClaimArms, read_claims
 from formerlab.report.claims.verdict import Item, Outcome, Verdict, evaluate_results
 from formerlab.report.names import RELEASED_NAMES
@@ -22,7 +26,37 @@ RULES = (
     "numbers but do not meet a condition of the claim. Exact claims hold or fail."
 )
 CONDITION_NOT_MET = "not tested: condition not met"
+
+
+class Unit(NamedTuple):
+    """How a number of a criterion is shown: its format, its conversion from the rows' unit, and the text behind it."""
+
+    format: str
+    convert: Callable[[float], float] = float
+    suffix: str = ""
+
+
+UNITS = {
+    "nats": Unit(".3f", suffix=" nats"),
+    "points": Unit(".1f", lambda fraction: 100 * fraction, " points"),
+    "ratio": Unit(".2f", math.exp),
+    "times": Unit(".1f", suffix=" times"),
+    "BLEU": Unit(".1f", suffix=" BLEU"),
+}
+"""Units behind the labels of labels.yaml; `ratio` is shown for the logarithm of a ratio."""
 SIGNS = {"agrees": "✔", "contradicts": "✘", "cannot_tell": "?", "not_tested": "-", "holds": "✔", "fails": "✘"}
+
+
+ITEM_WORDS = {
+    r"^(?:budget )?(\d+) percent|(\d+) percent": r"\1\2 %",
+    r"^lm ": "",
+    r"^scale ": "growth to ",
+    r"(\d)m\b": r"\1M",
+    r"^b16": "B/16",
+    r"^l16": "L/16",
+    r"^last k": "last four",
+}
+"""Patterns in the names of items, with the words that replace them."""
 
 
 def write_claims(results: Results, arms: Mapping[str, Mapping[str, ClaimArms]], out: Path) -> list[Path]:
@@ -132,13 +166,15 @@ def verdict_cards(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
 
 
 def verdict_card(verdict: Verdict) -> str:
-    """Return a claim as one Markdown list entry: statement, published, ours, why it is not tested, what was run."""
+    """Return a claim as one Markdown list entry: statement, published, ours, what was run, verdict, why not tested."""
     cells, claim = _verdict_cells(verdict), verdict.claim
-    keys = {"published": "published", "ours": "ours", "why": "why", "verdict": "word", "run": "what was run"}
+    keys = {"published": "published", "ours": "ours", "run": "what was run", "verdict": "word", "why": "why"}
     lines = [f"{name.capitalize()}: {cells[key].replace(chr(10), '. ')}" for name, key in keys.items() if cells[key]]
     p = f"; p after Holm's correction {cells['p (Holm)']}" if cells["p (Holm)"] else ""
-    lines = [*map(pages.escape_markdown, lines), f"Registered as `{claim.id}`{pages.escape_markdown(p)}"]
-    return f"- **{pages.escape_markdown(claim.statement)}**<br>{'<br>'.join(lines)}"
+    note = f" ({cells['changed']})" if cells["changed"] else ""
+    lines = [*map(pages.escape_markdown, lines), f"Registered as `{claim.id}`{pages.escape_markdown(note + p)}"]
+    statement = pages.escape_markdown(claim.labels.get("statement", claim.statement))
+    return f"- **{statement}**<br>{'<br>'.join(lines)}"
 
 
 def outcome_counts(evaluated: Sequence[Verdict]) -> str:
@@ -159,15 +195,16 @@ def verdict_table(evaluated: Sequence[Verdict]) -> DataFrame:
 
 
 def _verdict_cells(verdict: Verdict) -> dict[str, str]:
-    claim, changed = verdict.claim, read_claims().revisions(verdict.claim).note
+    claim = verdict.claim
     items = [item for item in verdict.counted or verdict.items if item.values or item.reason]
     return {
         "claim": f"{claim.id}\n{claim.statement}",
         "published": claim.published,
         "ours": _our_numbers(verdict),
         "what was run": "\n".join(dict.fromkeys(item.ran for item in items if item.ran)),
-        "word": verdict_text(verdict.outcome, verdict, verdict.items) + (f" [{changed}]" if changed else ""),
-        "why": "\n".join(_reasons(items, claim.arms)),
+        "word": verdict_text(verdict.outcome, verdict, verdict.items),
+        "why": "\n".join(_reasons(items)),
+        "changed": read_claims().revisions(claim).note,
         "p (Holm)": "" if verdict.holm_p is None else "< 0.001" if verdict.holm_p < 0.001 else f"{verdict.holm_p:.3f}",
         "source": claim.source,
         "runs": ", ".join(verdict.runs),
@@ -180,28 +217,42 @@ def _our_numbers(verdict: Verdict) -> str:
     items = [item for item in verdict.items if item.values]
     parts = []
     for name in dict.fromkeys(name for item in items for name in item.values):
-        texts = {item_name(item): item.values[name] for item in items}
+        texts = {item_name(item): in_unit(item, name) for item in items}
         same = len({*texts.values()}) == 1 or len(verdict.items) == 1
         numbers = [*texts.values()][:1] if same else [f"{item} {text}" for item, text in texts.items()]
-        parts.append(f"{verdict.claim.labels[name]}: {', '.join(numbers)}")
+        parts.append(f"{verdict.claim.labels[name].partition(' | ')[0]}: {', '.join(numbers)}")
     return "; ".join(parts)
 
 
-def _reasons(items: Sequence[Item], arms: Mapping[str, str]) -> list[str]:
-    """Return each reason why items are not tested, with the items that it concerns if it does not concern all.
+def in_unit(item: Item, name: str) -> str:
+    """Return a number of a criterion in the unit of its label, with the interval of a measured one."""
+    own_units = {key: label.partition(" | ")[2] for key, label in item.claim.labels.items() if key in item.names}
+    unit = own_units[name] or next(filter(None, own_units.values()), "")
+    value = item.names[name]
+    interval = value.interval(item.confidence) if isinstance(value, Quantity) else None
+    if not unit or (interval and not interval.known):
+        return item.values[name].partition(" (SD ")[0]
+    form, convert, suffix = UNITS[unit]
+    if interval is None:
+        return f"{convert(value):{form}}{suffix}"
+    low, high = (f"{convert(end):{form}}" for end in (interval.low, interval.high))
+    return f"{convert(interval.mean):z{form}} [{low}, {high}]{suffix}"
 
-    The meaning of the arms that the reasons name in one word follows.
-    """
+
+def _reasons(items: Sequence[Item]) -> list[str]:
+    """Return each reason why items are not tested, with the items that it concerns if it does not concern all."""
     by_reason: dict[str, list[str]] = {}
     for item in items:
-        for reason in filter(None, item.reason.split("; ")):
+        words = {f"'{arm.replace('_', ' ')}'": item.claim.labels.get(f"arm {arm}", text)
+                 for arm, text in item.claim.arms.items()}  # fmt: skip
+        text = re.sub(r"'[^']*'", lambda arm, words=words: words.get(arm[0], arm[0]), item.reason)
+        text = re.sub(r"a planned run \([^)]*\)", "a planned run", text)
+        for reason in filter(None, text.split("; ")):
             by_reason.setdefault(reason, []).append(item_name(item))
-    lines = [
+    return [
         _sentence(reason if len(names) == len(items) else f"{', '.join(names)}: {reason}")
         for reason, names in by_reason.items()
     ]
-    named = [f"'{arm}' = {text}" for arm, text in arms.items() if any(f"'{arm}'" in line for line in lines)]
-    return [*lines, *([f"Arms: {'; '.join(named)}"] if named else [])]
 
 
 def _sentence(text: str) -> str:
@@ -210,7 +261,10 @@ def _sentence(text: str) -> str:
 
 def item_name(item: Item) -> str:
     """Return the name of an item in words; empty if the claim has no items."""
-    return (item.item or "").replace("_", " ")
+    text = re.sub(r"(\d)_(\d+)b\b", r"\1.\2B", item.item or "").replace("_", " ")
+    for pattern, words in ITEM_WORDS.items():
+        text = re.sub(pattern, words, text)
+    return text
 
 
 def compact_markdown_table(table: DataFrame) -> str:
