@@ -1,6 +1,6 @@
 """Group runs: by name, by kind of layer, or by specs that differ in a single key.
 
-The last grouping does not depend on names, so a hyperparameter search is recognised whatever its runs are called.
+The last grouping does not depend on names, so it recognises a hyperparameter search with any names of runs.
 """
 
 import json
@@ -42,11 +42,11 @@ def matches(run: str, spec: Spec, patterns: Sequence[str]) -> bool:
 def _matches_pattern(run: str, spec: Spec, pattern: str) -> bool:
     if "=" not in pattern:
         return fnmatchcase(run, pattern)
-    for keys, _, wanted in (part.partition("=") for part in pattern.split()):
+    for keys, _, glob in (condition.partition("=") for condition in pattern.split()):
         value: Any = spec["model"]
         for key in keys.split("."):
             value = value.get(key) if isinstance(value, Mapping) else None
-        if not fnmatchcase(str(value), wanted):
+        if not fnmatchcase(str(value), glob):
             return False
     return run_setting(run) == "main"
 
@@ -59,9 +59,8 @@ def regime(spec: Spec) -> str:
     schedule = spec.get("schedule") or {}
     if not isinstance(kind := schedule.get("kind"), str):
         return ""
-    ends = {"cosine": schedule.get("floor"), "onecycle": 1 / (schedule.get("end_division") or 1)}
-    last = ends.get(kind)
-    return f"{spec.get('data')}, {kind}" + ("" if last is None else f" to {last:g}")
+    end = {"cosine": schedule.get("floor"), "onecycle": 1 / (schedule.get("end_division") or 1)}.get(kind)
+    return f"{spec.get('data')}, {kind}" + ("" if end is None else f" to {end:g}")
 
 
 def families(specs: Sequence[Spec], varied: str) -> list[int]:
@@ -70,20 +69,20 @@ def families(specs: Sequence[Spec], varied: str) -> list[int]:
     Families are numbered from 0 in the order of their first spec. The number is -1 if the key has the same value in all
     specs that are otherwise equal. A key that is a mapping (`model.depth`) is compared as one value.
     """
-    rest, values = zip(*(_split_key(spec, varied) for spec in specs), strict=True) if specs else ((), ())
-    known = defaultdict(set)
-    for common, value in zip(rest, values, strict=True):
-        known[common].add(value)
-    searched = [common for common, found in known.items() if len(found) > 1]
-    return [searched.index(common) if common in searched else -1 for common in rest]
+    pairs = [_split_key(spec, varied) for spec in specs]
+    values_by_common = defaultdict(set)
+    for common, value in pairs:
+        values_by_common[common].add(value)
+    searched = [common for common, values in values_by_common.items() if len(values) > 1]
+    return [searched.index(common) if common in searched else -1 for common, _ in pairs]
 
 
 def _split_key(spec: Spec, varied: str) -> tuple[str, str]:
     """Return a spec without the key and the ignored keys, and the value of the key, both as JSON."""
     copy: dict[str, Any] = json.loads(json.dumps({key: value for key, value in spec.items() if key not in _IGNORED}))
     *outer, last = varied.split(".")
-    place = copy
+    section = copy
     for key in outer:
-        place = place.get(key) or {}
-    value = place.pop(last, None)
+        section = section.get(key) or {}
+    value = section.pop(last, None)
     return json.dumps(copy, sort_keys=True), json.dumps(value, sort_keys=True)

@@ -53,11 +53,11 @@ td { font-variant-numeric: tabular-nums; }
 """
 
 
-def html_page(title: str, parts: Sequence[str]) -> str:
-    """Return a complete page; `parts` are HTML."""
+def html_page(title: str, blocks: Sequence[str]) -> str:
+    """Return a complete page from blocks of HTML."""
     meta = '<meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     head = f'<!doctype html>\n<html lang="en">\n<head>{meta}<title>{escape(title)}</title>'
-    body = "\n".join([f"<h1>{escape(title)}</h1>", *parts])
+    body = "\n".join([f"<h1>{escape(title)}</h1>", *blocks])
     return f"{head}<style>{STYLE}</style></head>\n<body>\n{body}\n</body>\n</html>\n"
 
 
@@ -101,9 +101,9 @@ def format_table(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:
     Columns without any value and `hidden` columns are dropped. So are the policy and its settings if the table has a
     column `configuration`, which names them.
     """
-    columns, named = {}, ("policy", "alpha", "recent") if "configuration" in table else ()
+    columns, in_configuration = {}, ("policy", "alpha", "recent") if "configuration" in table else ()
     for name in table.columns:
-        if name in ("source", *named, *hidden) or name.endswith(_SUFFIXES) or table[name].isna().all():
+        if name in ("source", *in_configuration, *hidden) or name.endswith(_SUFFIXES) or table[name].isna().all():
             continue
         spreads = [table.get(name + suffix, pd.Series(math.nan, table.index)) for suffix in _SUFFIXES]
         columns[column_heading(name)] = [_cell(name, *cells) for cells in zip(table[name], *spreads, strict=True)]
@@ -111,10 +111,10 @@ def format_table(table: DataFrame, hidden: Collection[str] = ()) -> DataFrame:
 
 
 def without_constants(cells: DataFrame) -> tuple[DataFrame, str]:
-    """Return readable rows without their constant columns, and a sentence with the constant values."""
-    same = [name for name in cells if len(cells) > 1 and len(set(cells[name])) == 1]
-    said = "; ".join(f"{name} {value}" for name in same if (value := cells[name].iloc[0]))
-    return cells.drop(columns=same), f"In all rows: {said}." if said else ""
+    """Return a formatted table without its constant columns, and a sentence with the constant values."""
+    constant = [name for name in cells if len(cells) > 1 and len(set(cells[name])) == 1]
+    values = "; ".join(f"{name} {value}" for name in constant if (value := cells[name].iloc[0]))
+    return cells.drop(columns=constant), f"In all rows: {values}." if values else ""
 
 
 def column_heading(name: str) -> str:
@@ -123,9 +123,9 @@ def column_heading(name: str) -> str:
         return HEADINGS[name]
     if "(" in name:
         return name.replace("_local", "").replace("_", " ")
-    words = re.sub(r"_per_s$", "/s", name).replace("_", " ").replace("flops", "FLOPs")
-    what, _, unit = words.rpartition(" ")
-    return f"{what} ({_UNITS[unit]})" if what and unit in _UNITS else words
+    text = re.sub(r"_per_s$", "/s", name).replace("_", " ").replace("flops", "FLOPs")
+    quantity, _, unit = text.rpartition(" ")
+    return f"{quantity} ({_UNITS[unit]})" if quantity and unit in _UNITS else text
 
 
 def _cell(name: str, value: Any, low: float, high: float, error: float) -> str:
@@ -135,7 +135,7 @@ def _cell(name: str, value: Any, low: float, high: float, error: float) -> str:
         return str(value)
     if math.isnan(low) and math.isnan(error):
         return format_number(name, value)
-    largest = max(abs(one) for one in (value, low, high) if not math.isnan(one))
+    largest = max(abs(end) for end in (value, low, high) if not math.isnan(end))
     if not math.isnan(error):  # an error has at least one significant digit; a published error of 0.00 has two decimals
         largest = min(largest, 100 * error or 1.0)
     text = format_number(name, value, largest)
@@ -168,7 +168,7 @@ def text_table(table: DataFrame) -> str:
 
 
 def markdown_table(cells: DataFrame) -> str:
-    """Return readable rows as a Markdown table."""
+    """Return a formatted table as a Markdown table."""
     escaped = cells.map(escape_markdown).rename(columns=escape_markdown)
     return str(escaped.to_markdown(index=False, disable_numparse=True))
 

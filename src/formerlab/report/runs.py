@@ -51,10 +51,10 @@ def _growth_label(record: Mapping[Any, Any]) -> str:
     if (method := record.get("spec.growth.method")) in WIDER:
         noise = record.get("spec.growth.noise")
         return f"{WIDER[method]}, noise {noise:g}" if noise else WIDER[method]
-    keys, tau, optimizer, old = token_growth_labels(record).values()
+    keys, tau, optimizer, old_tokens = token_growth_labels(record).values()
     carried = ", optimizer carried" if optimizer == "carried" else ""
-    held = "" if old == "trained" else f", old tokens {old.replace('learning ', '')}"
-    return f"{keys} keys, tau {tau}{carried}{held}"
+    slowed = "" if old_tokens == "trained" else f", old tokens {old_tokens.replace('learning ', '')}"
+    return f"{keys} keys, tau {tau}{carried}{slowed}"
 
 
 def token_growth_labels(record: Mapping[Any, Any]) -> dict[str, str]:
@@ -70,14 +70,14 @@ def token_growth_labels(record: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def cached_reader(read: Callable[..., DataFrame]) -> Callable[..., DataFrame]:
-    """Cache the result of a reader for the same results and arguments; every caller gets its own copy."""
-    known = lru_cache(maxsize=64)(read)  # the figures of a study read the same runs many times
+    """Cache the rows that a function returns for the same results and arguments; every caller gets a copy."""
+    cached = lru_cache(maxsize=64)(read)  # the figures of a study read the same runs many times
 
     @wraps(read)
-    def found(results: Results, *arguments: str | Sequence[str]) -> DataFrame:
-        return known(results, *(one if isinstance(one, str) else tuple(one) for one in arguments)).copy()
+    def read_copy(results: Results, *arguments: str | Sequence[str]) -> DataFrame:
+        return cached(results, *(value if isinstance(value, str) else tuple(value) for value in arguments)).copy()
 
-    return found
+    return read_copy
 
 
 @cached_reader
@@ -86,14 +86,17 @@ def load_runs(results: Results, study: str, runs: Sequence[str] = ("*",)) -> Dat
     records = results.runs(study, runs)
     if records.empty:
         return records
-    flat = records.to_dict("records")
-    schedules = [{key: one.get(f"spec.schedule.{key}") for key in ("kind", "floor", "end_division")} for one in flat]
+    missing, regimes, variants = pd.Series(np.nan, records.index), [], []
+    for record in records.to_dict("records"):
+        schedule = {key: record.get(f"spec.schedule.{key}") for key in ("kind", "floor", "end_division")}
+        regimes.append(regime({"data": record["data.name"], "schedule": schedule}))
+        variants.append(variant_label(record))
     return records.assign(
-        layers=records.get("spec.model.layers", pd.Series(np.nan, records.index)),
-        variant=[variant_label(one) for one in flat],
+        layers=records.get("spec.model.layers", missing),
+        variant=variants,
         diverged=records["status"] == "diverged",
-        regime=[regime({"data": one["data.name"], "schedule": s}) for one, s in zip(flat, schedules, strict=True)],
-        bytes_per_token=records.get("bytes_per_token", pd.Series(np.nan, records.index)).astype(float),
+        regime=regimes,
+        bytes_per_token=records.get("bytes_per_token", missing).astype(float),
     )
 
 
@@ -119,9 +122,9 @@ def comparable_losses(results: Results, study: str, runs: Sequence[str] = ("*",)
     losses, rows = held_out_losses(results, study, runs), results.rows("lender_test.csv", study, runs)
     if losses.empty or rows.empty:
         return losses.assign(lent=False)
-    found = losses[["run", "seed"]].join(weighted_means(rows, ["run", "seed"]), on=["run", "seed"])["loss_nats"]
-    unknown = losses["bytes_per_token"].where(found.isna())
-    return losses.assign(lent=found.notna(), loss_nats=found.fillna(losses["loss_nats"]), bytes_per_token=unknown)
+    lent = losses[["run", "seed"]].join(weighted_means(rows, ["run", "seed"]), on=["run", "seed"])["loss_nats"]
+    bytes_per_token = losses["bytes_per_token"].where(lent.isna())  # unknown for the text of the lender
+    return losses.assign(lent=lent.notna(), loss_nats=lent.fillna(losses["loss_nats"]), bytes_per_token=bytes_per_token)
 
 
 @cached_reader
@@ -141,15 +144,15 @@ def means_by_run(rows: DataFrame, values: Sequence[str] = ("loss_nats",), first:
 
     `rows` has one row per run and seed (`load_runs`). For the columns `first`, the value of the first seed is used.
     """
-    found = []
+    means = []
     for run, group in rows.groupby("run", sort=False):
         row: dict[str, Any] = {"source": "ours", "run": run, "variant": group["variant"].iloc[0]}
         row |= {"seeds": len(group), "diverged": int(group["diverged"].sum())}
         for value in values:
             row |= estimate(value, student(group[value]))
         row |= {name: group[name].astype(float).mean() for name in RUN_COLUMNS if name in group}
-        found.append(row | {name: group[name].iloc[0] for name in ("bytes_per_token", *first) if name in group})
-    return with_perplexity(DataFrame(found))
+        means.append(row | {name: group[name].iloc[0] for name in ("bytes_per_token", *first) if name in group})
+    return with_perplexity(DataFrame(means))
 
 
 def with_perplexity(rows: DataFrame) -> DataFrame:
@@ -160,7 +163,7 @@ def with_perplexity(rows: DataFrame) -> DataFrame:
 
 
 def with_seeds(rows: DataFrame, losses: DataFrame, shared: Sequence[str]) -> DataFrame:
-    """Return rows of runs (`part` is mean), then a row per run and seed (`part` is seed) with the `shared` columns."""
+    """Return the rows of runs (`part` is mean), then a row per run and seed (`part` is seed) with `shared` columns."""
     seeds = losses[["run", "seed", "loss_nats"]].merge(rows[["run", *shared]], on="run")
     return pd.concat([rows.assign(part="mean"), seeds.assign(part="seed")], ignore_index=True)
 
@@ -179,10 +182,10 @@ def language_baselines(results: Results, study: str, runs: Sequence[str]) -> Dat
     return with_perplexity(weighted_means(rows, ["run", "variant", "bytes_per_token"]).reset_index())
 
 
-def sort_by_regime(rows: DataFrame, *then: str) -> DataFrame:
-    """Return the rows sorted by regime, the regime with the most rows first, then by the columns `then`."""
+def sort_by_regime(rows: DataFrame, *columns: str) -> DataFrame:
+    """Return the rows sorted by regime, with the most frequent regime first, then by `columns`."""
     counts = rows.groupby("regime")["regime"].transform("size").astype(int)
-    order = ["_count", "regime", *then]
+    order = ["_count", "regime", *columns]
     return rows.assign(_count=-counts).sort_values(order, ignore_index=True).drop(columns="_count")
 
 
@@ -240,16 +243,16 @@ def summarize(
         keys = ["seed", *(key for key in by if key != "run")]
         level = rows.drop_duplicates(["run", *keys]).set_index(["run", *keys])[value]
         rows = rows[rows["run"].isin(list(minus))]
-        places = list(zip(rows["run"].map(minus), *(rows[key] for key in keys), strict=True))
-        rows = rows.assign(**{value: rows[value] - level.reindex(places).to_numpy()}).dropna(subset=value)
+        index = list(zip(rows["run"].map(minus), *(rows[key] for key in keys), strict=True))
+        rows = rows.assign(**{value: rows[value] - level.reindex(index).to_numpy()}).dropna(subset=value)
     means = []
     for key, group in rows.groupby([*by], sort=False, dropna=False):
         interval = student(group[value])
         means.append(dict(zip(by, key, strict=True)) | estimate(name, interval) | {"seeds": interval.seeds})
     seeds = rows[[*by, "seed", value]].rename(columns={value: name}).assign(part="seed")
-    found = pd.concat([DataFrame(means).assign(part="mean"), seeds], ignore_index=True)
-    found.insert(0, "source", "ours")
-    return found
+    table = pd.concat([DataFrame(means).assign(part="mean"), seeds], ignore_index=True)
+    table.insert(0, "source", "ours")
+    return table
 
 
 def differences(
@@ -307,9 +310,9 @@ def chain(losses: DataFrame, run: str) -> list[str]:
 
 def seed_count(counts: Iterable[float]) -> str:
     """Return the number of seeds in words, such as `n = 3 seeds` or `n = 1 to 3 seeds`."""
-    known = sorted({int(count) for count in counts if not np.isnan(count)})
-    number = f"{known[0]}" if len(known) == 1 else f"{known[0]} to {known[-1]}"
-    return f"n = {number} seed{'s' if known[-1] > 1 else ''}"
+    numbers = sorted({int(count) for count in counts if not np.isnan(count)})
+    text = " to ".join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))
+    return f"n = {text} seed{'s' if numbers[-1] > 1 else ''}"
 
 
 def seed_notes(rows: DataFrame) -> list[str]:
@@ -319,18 +322,18 @@ def seed_notes(rows: DataFrame) -> list[str]:
     counts = means.get("seeds", pd.Series(dtype=float)).dropna()
     if counts.empty:
         return []
-    ends = [name for name in means if str(name).endswith("_low") and means[name].notna().any()]
-    spread = "no interval"
-    if any(str(name).endswith("_pooled_low") for name in ends):
-        spread = (
+    lows = [name for name in means if str(name).endswith("_low") and means[name].notna().any()]
+    interval = "no interval"
+    if any(str(name).endswith("_pooled_low") for name in lows):
+        interval = (
             "thick bars: 95 % interval on which verdicts rest, with a spread pooled over similar runs; thin bars: "
             "Student t interval of these seeds alone; dots: seeds"
         )
-    elif ends and counts.max() > 1:
-        spread = "bars and bands: 95 % Student t interval over seeds; dots and thin lines: seeds"
+    elif lows and counts.max() > 1:
+        interval = "bars and bands: 95 % Student t interval over seeds; dots and thin lines: seeds"
     elif "interval" in means and means["interval"].notna().any():
-        spread = "bars: 95 % bootstrap over examples, of these models alone"
-    notes = [f"{seed_count(counts)}; {spread}."]
+        interval = "bars: 95 % bootstrap over examples, of these models alone"
+    notes = [f"{seed_count(counts)}; {interval}."]
     diverged = means[means["diverged"] > 0] if "diverged" in means else means[:0]
     if len(diverged):
         names = ", ".join(f"{row.run} ({row.diverged:.0f} of {row.seeds:.0f} seeds)" for row in diverged.itertuples())

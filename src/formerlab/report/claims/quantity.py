@@ -28,8 +28,7 @@ BATCHES = 20
 POOL_CHECK = 0.99
 """Quantile of the F test above which a comparison uses its own variance instead of the pooled one (pool_check)."""
 UNEQUAL_DEVIATIONS = 2
-"""Two arms get Welch's interval if their standard deviations between seeds differ by more than this factor (version 4).
-"""
+"""Two arms get Welch's interval if their standard deviations between seeds differ by more than this factor."""
 
 
 class MissingRowsError(Exception):
@@ -64,12 +63,12 @@ class Quantity:
         return self + other * -1.0
 
 
-def t_interval(mean: float, parts: Sequence[tuple[float, float]], confidence: float, **more: Any) -> Interval:
-    """Return mean +- t SE, where `parts` of (variance, degrees of freedom) sum to SE^2 and t uses Satterthwaite's
-    degrees of freedom.
+def t_interval(mean: float, variances: Sequence[tuple[float, float]], confidence: float, **fields: Any) -> Interval:
+    """Return mean +- t SE, where `variances`, given as (variance, degrees of freedom), sum to SE^2 and t uses
+    Satterthwaite's degrees of freedom.
     """
-    half = float(half_width([(np.asarray(part), freedom) for part, freedom in parts], confidence))
-    return Interval(mean, mean - half, mean + half, **more)
+    half = float(half_width([(np.asarray(variance), freedom) for variance, freedom in variances], confidence))
+    return Interval(mean, mean - half, mean + half, **fields)
 
 
 def residual_variance(values: Series) -> tuple[float, int] | None:
@@ -101,7 +100,7 @@ class RunMetric:
     """The metric by seed (rows) and independent unit of the held-out split (columns); for a logarithm, value / mean."""
     weights: Float[np.ndarray, " units"] | None = field(default=None, compare=False)
     pooled: Callable[[Collection["RunMetric"]], tuple[float, int] | None] = field(default=lambda _: None, compare=False)
-    """Returns the variance of the metric between seeds, over runs similar to the levels' (`residual_variance`)."""
+    """Returns the variance of the metric between seeds, over runs similar to the arms (`residual_variance`)."""
     own_variance: Callable[[], tuple[float, int] | None] = field(default=lambda: None, compare=False)
     """Returns the variance over the runs of this model, each about its own mean (`within_run_variance`)."""
     shared: tuple[float, int] | None = field(default=None, compare=False)
@@ -118,7 +117,7 @@ class Combination(Quantity):
     @cached_property
     def by_seed(self) -> Series:
         """The value for each seed that all terms have."""
-        columns = [c * level.values for level, c in self.terms.items()]
+        columns = [c * term.values for term, c in self.terms.items()]
         return pd.concat(columns, axis=1, join="inner").sum(axis=1, skipna=False) + self.constant
 
     def interval(self, confidence: float) -> Interval:
@@ -126,36 +125,37 @@ class Combination(Quantity):
         values, seeds = self.by_seed.to_numpy(), len(self.by_seed)
         if seeds < 2:
             return student(values)
-        parts = [*self._between(float(values.var(ddof=1)), seeds), *self.documents()]
-        parts += [(c**2 * level.shared[0], level.shared[1]) for level, c in self.terms.items() if level.shared]
-        return t_interval(float(values.mean()), parts, confidence, seeds=seeds, method="student")
+        variances = [*self._between_seeds(float(values.var(ddof=1)), seeds), *self.documents()]
+        variances += [(c**2 * term.shared[0], term.shared[1]) for term, c in self.terms.items() if term.shared]
+        return t_interval(float(values.mean()), variances, confidence, seeds=seeds, method="student")
 
     def __mul__(self, factor: float) -> "Combination":
-        return Combination({level: factor * c for level, c in self.terms.items()}, factor * self.constant)
+        return Combination({term: factor * c for term, c in self.terms.items()}, factor * self.constant)
 
     def __add__(self, other: Any) -> "Combination":
         if not isinstance(other, Combination):
             return replace(self, constant=self.constant + other)
-        terms = {level: c + self.terms.get(level, 0.0) for level, c in other.terms.items()}
+        terms = {term: c + self.terms.get(term, 0.0) for term, c in other.terms.items()}
         return Combination({**self.terms, **terms}, self.constant + other.constant)
 
-    def _between(self, own_variance: float, seeds: int) -> list[tuple[float, float]]:
-        """Return the variance of the mean over seeds: the pooled one, unless the F test finds the own one larger."""
-        expected = self._pooled()
-        if expected:
-            total, doubt = sum(v for v, _ in expected), sum(v**2 / freedom for v, freedom in expected)
-            if own_variance <= total * float(special.fdtri(seeds - 1, total**2 / doubt if doubt else 1.0, POOL_CHECK)):
-                return [(variance / seeds, freedom) for variance, freedom in expected]
-        return [(own_variance / seeds, seeds - 1)]
+    def _between_seeds(self, sample_variance: float, seeds: int) -> list[tuple[float, float]]:
+        """Return the variance of the mean over seeds: pooled, unless an F test finds the sample variance larger."""
+        pooled = self._pooled()
+        if pooled:
+            total, doubt = sum(v for v, _ in pooled), sum(v**2 / freedom for v, freedom in pooled)
+            ratio = float(special.fdtri(seeds - 1, total**2 / doubt if doubt else 1.0, POOL_CHECK))
+            if sample_variance <= total * ratio:
+                return [(variance / seeds, freedom) for variance, freedom in pooled]
+        return [(sample_variance / seeds, seeds - 1)]
 
     def _pooled(self) -> list[tuple[float, float]]:
-        """Return the pooled variance of one seed: one part for all arms, or one per arm if their variances differ."""
+        """Return the pooled variance of one seed: one for all arms, or one per arm if their variances differ."""
         if abs(sum(self.terms.values())) >= 1e-9:
             return []
-        of_arms = [level.own_variance() for level in self.terms]
-        variances = [variance for variance, _ in filter(None, of_arms)]
+        by_arm = [term.own_variance() for term in self.terms]
+        variances = [variance for variance, _ in filter(None, by_arm)]
         if len(variances) == len(self.terms) == 2 and max(variances) > UNEQUAL_DEVIATIONS**2 * min(variances):
-            return [(c**2 * arm[0], arm[1]) for c, arm in zip(self.terms.values(), of_arms, strict=True) if arm]
+            return [(c**2 * arm[0], arm[1]) for c, arm in zip(self.terms.values(), by_arm, strict=True) if arm]
         pool = next(iter(self.terms)).pooled(self.terms)
         return [] if pool is None else [(pool[0] * sum(c**2 for c in self.terms.values()), pool[1])]
 
@@ -164,13 +164,13 @@ class Combination(Quantity):
         weights = next(iter(self.terms)).weights
         if weights is None or len(weights) < MIN_UNITS:
             return []
-        on_units = np.zeros(len(weights))
-        for level, coefficient in self.terms.items():
-            if level.units is None or not np.array_equal(level.weights, weights):  # type: ignore[arg-type]
+        by_unit = np.zeros(len(weights))
+        for term, coefficient in self.terms.items():
+            if term.units is None or not np.array_equal(term.weights, weights):  # type: ignore[arg-type]
                 return []
-            on_units += coefficient * level.units.loc[self.by_seed.index].to_numpy().mean(axis=0)
+            by_unit += coefficient * term.units.loc[self.by_seed.index].to_numpy().mean(axis=0)
         fractions, count = weights / weights.sum(), len(weights)
-        squares = float(np.sum((fractions * (on_units - fractions @ on_units)) ** 2))
+        squares = float(np.sum((fractions * (by_unit - fractions @ by_unit)) ** 2))
         return [(count / (count - 1) * squares, count - 1)]
 
 
@@ -205,17 +205,17 @@ class PairedMean(Quantity):
     def _over(self, replicates: Float[np.ndarray, " resamples"], confidence: float) -> Interval:
         seeds = self.of_seeds.to_numpy()
         mean, fewest = float(seeds.mean()), min(map(len, self.groups), default=MIN_UNITS)
-        more: dict[str, Any] = {"seeds": len(seeds), "examples": self.examples}
+        counts: dict[str, Any] = {"seeds": len(seeds), "examples": self.examples}
         if fewest < 2:
-            return Interval(mean, math.nan, math.nan, **more)
+            return Interval(mean, math.nan, math.nan, **counts)
         if fewest < MIN_UNITS:
-            parts = [(float(seeds.var(ddof=1)) / len(seeds), len(seeds) - 1)] if len(seeds) > 1 else []
-            parts += [(float(g.var(ddof=1)) / len(g) / len(self.groups) ** 2, len(g) - 1) for g in self.groups]
-            return t_interval(mean, parts, confidence, method="student", **more)
+            variances = [(float(seeds.var(ddof=1)) / len(seeds), len(seeds) - 1)] if len(seeds) > 1 else []
+            variances += [(float(g.var(ddof=1)) / len(g) / len(self.groups) ** 2, len(g) - 1) for g in self.groups]
+            return t_interval(mean, variances, confidence, method="student", **counts)
         if len(seeds) > 1 or self.percentiles:
             return interval_over(seeds, replicates, self.examples, confidence)
         half = float(special.ndtri((1 + confidence) / 2)) * replicates.std()
-        return Interval(mean, float(mean - half), float(mean + half), method="bootstrap", **more)
+        return Interval(mean, float(mean - half), float(mean + half), method="bootstrap", **counts)
 
     def __mul__(self, factor: float) -> "PairedMean":
         return self._map(lambda numbers: factor * numbers)
@@ -225,12 +225,12 @@ class PairedMean(Quantity):
             return self._map(lambda numbers: numbers + other)
         if not self.of_seeds.index.equals(other.of_seeds.index):
             raise MissingRowsError("two paired differences have different seeds")
-        alike = list(map(len, self.groups)) == list(map(len, other.groups))
+        same_sizes = list(map(len, self.groups)) == list(map(len, other.groups))
         return PairedMean(
             self.of_seeds + other.of_seeds,
             self.replicates + other.replicates,
             min(self.examples, other.examples),
-            tuple(a + b for a, b in zip(self.groups, other.groups, strict=True)) if alike else (),
+            tuple(a + b for a, b in zip(self.groups, other.groups, strict=True)) if same_sizes else (),
             self.percentiles and other.percentiles,
         )
 
@@ -269,27 +269,28 @@ class Examples:
         of_seeds = self._means([np.ones((1, size)) for size in sizes])[0]
         replicates = []
         for batch in range(BATCHES):
-            parts = [resampled(size, resamples // BATCHES, 1000 * i + batch) for i, size in enumerate(sizes)]
-            counts_of_groups = [np.concatenate([counts for _, counts in part]) for part in parts]
-            replicates.append(self._means(counts_of_groups).mean(axis=1))
+            draws = [resampled(size, resamples // BATCHES, 1000 * i + batch) for i, size in enumerate(sizes)]
+            counts_by_group = [np.concatenate([counts for _, counts in draw]) for draw in draws]
+            replicates.append(self._means(counts_by_group).mean(axis=1))
         plain = self.reduce is ratio_of_sums and self.chosen is None
-        single = tuple(ratio_of_sums(group).mean(axis=0) for group in self.groups) if plain else ()
+        values = tuple(ratio_of_sums(group).mean(axis=0) for group in self.groups) if plain else ()
         point_estimate = Series(of_seeds, self.seeds)
-        return PairedMean(point_estimate, np.array(replicates), sum(sizes), single, percentiles=self.chosen is None)
+        return PairedMean(point_estimate, np.array(replicates), sum(sizes), values, percentiles=self.chosen is None)
 
-    def _means(self, drawn: Sequence[Float[np.ndarray, "resamples examples"]]) -> Float[np.ndarray, "resamples seeds"]:
+    def _means(self, counts: Sequence[Float[np.ndarray, "resamples examples"]]) -> Float[np.ndarray, "resamples seeds"]:
+        """Return the means for resamples that draw each example of each group as often as `counts` says."""
         if self.chosen is None:
-            sums = [np.einsum("re,sek->rsk", *pair, optimize=True) for pair in zip(drawn, self.groups, strict=True)]
-            return np.asarray(np.mean([self.reduce(each) for each in sums], axis=0))
-        return two_fold_means(self.groups, drawn, common=self.chosen == "common")
+            sums = [np.einsum("re,sek->rsk", *pair, optimize=True) for pair in zip(counts, self.groups, strict=True)]
+            return np.asarray(np.mean([self.reduce(of_group) for of_group in sums], axis=0))
+        return two_fold_means(self.groups, counts, common=self.chosen == "common")
 
 
-def combine_alphas(each: Sequence[Examples], run: str | None, chosen: Literal["own", "common"] | None) -> Examples:
+def combine_alphas(by_alpha: Sequence[Examples], run: str | None, chosen: Literal["own", "common"] | None) -> Examples:
     """Return the answers averaged over alphas, or stacked by alpha if the other half of the questions chooses one."""
-    first = each[0]
-    if any((examples.seeds, examples.names) != (first.seeds, first.names) for examples in each):
+    first = by_alpha[0]
+    if any((examples.seeds, examples.names) != (first.seeds, first.names) for examples in by_alpha):
         raise MissingRowsError(f"run {run} answered different questions under different alphas")
-    stacks = [np.stack(groups, axis=-1) for groups in zip(*(examples.groups for examples in each), strict=True)]
+    stacks = [np.stack(groups, axis=-1) for groups in zip(*(examples.groups for examples in by_alpha), strict=True)]
     if chosen is None:
         return replace(first, groups=tuple(stack.mean(axis=-1) for stack in stacks))
     halves = half_indices(first.names)
@@ -299,7 +300,9 @@ def combine_alphas(each: Sequence[Examples], run: str | None, chosen: Literal["o
 
 
 def group_examples(rows: DataFrame, example: str, run: str) -> Examples:
-    """Return an array [seeds, examples, (sum, count)] per task, with documents as examples if there are enough."""
+    """Return the sum and count of `value` of each seed and example, by task; documents are the examples if there are
+    at least MIN_UNITS.
+    """
     example = "document" if "document" in rows and rows["document"].nunique() >= MIN_UNITS else example
     groups, names, seeds = [], {}, set()
     for task, block in sorted(rows.groupby("task"), key=lambda pair: str(pair[0])):
@@ -327,7 +330,9 @@ class Agreement(Quantity):
         if count < 3:
             return Interval(math.nan, math.nan, math.nan, count)
         z = np.arctanh(np.corrcoef(self.of_seeds)[firsts, seconds])
-        without = np.array([z[(firsts != seed) & (seconds != seed)].mean() for seed in range(count)])
-        variance = (count - 1) / count * float(np.sum((without - without.mean()) ** 2))
-        of_z = t_interval(float(z.mean()), [(variance, count - 1)], confidence, seeds=count)
-        return replace(of_z, mean=math.tanh(of_z.mean), low=math.tanh(of_z.low), high=math.tanh(of_z.high))
+        leave_one_out = np.array([z[(firsts != seed) & (seconds != seed)].mean() for seed in range(count)])
+        variance = (count - 1) / count * float(np.sum((leave_one_out - leave_one_out.mean()) ** 2))
+        interval = t_interval(float(z.mean()), [(variance, count - 1)], confidence, seeds=count)
+        return replace(
+            interval, mean=math.tanh(interval.mean), low=math.tanh(interval.low), high=math.tanh(interval.high)
+        )

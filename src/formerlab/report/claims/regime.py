@@ -74,11 +74,11 @@ class ArmRuns:
             raise MissingRowsError(f"{self.name} records no {column}")
         return float(values.astype(float).mean()) if len(values) else float(otherwise or 0.0)
 
-    def over_seeds(self, file: str, find: Callable[[DataFrame], float]) -> float:
-        """Return the mean over seeds of `find` on the rows of a file; the file `curve` is the validation loss."""
+    def over_seeds(self, file: str, reduce: Callable[[DataFrame], float]) -> float:
+        """Return the mean over seeds of `reduce` on the rows of a file; the file `curve` is the validation loss."""
         table = self.rows.curve(self.name) if file == "curve" else self.rows.rows(file, self.name)
-        of_seeds = table[table["seed"].isin(self.records["seed"])]
-        return float(np.mean([find(group) for _, group in of_seeds.groupby("seed")]))
+        table = table[table["seed"].isin(self.records["seed"])]
+        return float(np.mean([reduce(group) for _, group in table.groupby("seed")]))
 
     @cached_property
     def searched(self) -> DataFrame:
@@ -92,11 +92,11 @@ class ArmRuns:
             root = results.root.resolve().parent / scale
             if not root.is_dir():
                 continue
-            others = results if scale == results.scale else Results(root)
-            for run in others.runs(self.rows.study, [names]).to_dict("records"):
-                alike = others.stage_record(run["id"], "train")["spec"]["model"] == record["spec"]["model"]
-                alike &= run["data.fingerprint"] == record["data"]["fingerprint"]
-                if alike and (not starts or run.get("init.weights_sha256") in starts):
+            search = results if scale == results.scale else Results(root)
+            for run in search.runs(self.rows.study, [names]).to_dict("records"):
+                same = search.stage_record(run["id"], "train")["spec"]["model"] == record["spec"]["model"]
+                same &= run["data.fingerprint"] == record["data"]["fingerprint"]
+                if same and (not starts or run.get("init.weights_sha256") in starts):
                     loss = run["final.valid_loss_nats"]
                     loss = math.inf if pd.isna(loss) else loss
                     candidates.append((run["spec.optimizer.lr"], run["seed"], run["tokens"], loss))
@@ -114,8 +114,8 @@ def epochs(runs: ArmRuns) -> float:
 
 def tokens_per_new_parameter(runs: ArmRuns) -> float:
     """Return the tokens of the stage per parameter that growth added."""
-    before = float(np.mean([parent["parameters_non_embedding"] for parent in runs.parents]))
-    new = runs.mean("parameters_non_embedding") - before
+    parents = float(np.mean([parent["parameters_non_embedding"] for parent in runs.parents]))
+    new = runs.mean("parameters_non_embedding") - parents
     return float(runs.mean("tokens") / new) if new else math.inf
 
 
@@ -134,8 +134,8 @@ def still_falling(runs: ArmRuns) -> float:
     """
 
     def slope(curve: DataFrame) -> float:
-        left, gain = _gain_after(curve, 0.9, runs.name)
-        return gain / (10 * left)
+        fraction, gain = _gain_after(curve, 0.9, runs.name)
+        return gain / (10 * fraction)
 
     return runs.over_seeds("curve", slope)
 
@@ -162,11 +162,12 @@ def overfit(runs: ArmRuns) -> float:
     smoothing = runs.mean("spec.task.label_smoothing", runs.mean("spec.task.smoothing", 0.0))
     classes = runs.mean("spec.model.vocabulary" if kind == "translation" else "spec.model.classes")
 
-    def late(rows: DataFrame) -> float:
+    def final_loss(rows: DataFrame) -> float:
         loss = rows.loc[rows["step"] > 0.9 * rows["step"].max(), "loss_nats"].mean()
         return float((loss - smoothing * math.log(classes)) / (1 - smoothing))
 
-    return runs.over_seeds("curve", lambda curve: curve["loss_nats"].iloc[-1]) - runs.over_seeds("train.csv", late)
+    validation = runs.over_seeds("curve", lambda curve: curve["loss_nats"].iloc[-1])
+    return validation - runs.over_seeds("train.csv", final_loss)
 
 
 def loss_by_pruning(runs: ArmRuns) -> float:
@@ -191,13 +192,14 @@ def rate_inside(runs: ArmRuns) -> float:
     by_rate = runs.searched.groupby(["lr", "seed"])["loss"].mean().unstack()
     steps = by_rate.index.to_numpy(float) / runs.mean("spec.optimizer.lr")
     inside = any(0.4999 < step < 0.9999 for step in steps) and any(1.0001 < step < 2.0001 for step in steps)
-    own_rate = by_rate[np.abs(steps - 1) < 1e-4]
-    if not inside or own_rate.empty:
+    at_rate = by_rate[np.abs(steps - 1) < 1e-4]
+    if not inside or at_rate.empty:
         return 0.0
+    losses = at_rate.iloc[0]
 
-    def better(other: Series) -> bool:
-        shared = (own_rate.iloc[0].notna() & other.notna()).to_numpy()
-        first, second = ((losses[shared] if shared.any() else losses).mean() for losses in (own_rate.iloc[0], other))
+    def better(candidate: Series) -> bool:
+        shared = (losses.notna() & candidate.notna()).to_numpy()
+        first, second = ((by_seed[shared] if shared.any() else by_seed).mean() for by_seed in (losses, candidate))
         return bool(second < first)
 
     return float(not any(better(by_rate.iloc[row]) for row in range(len(by_rate))))
@@ -253,15 +255,15 @@ def arm_runs(claim: Claim, rows: ClaimRows, item: str | None) -> dict[str, ArmRu
 def model_sizes(arms: dict[str, ArmRuns]) -> str:
     """Return the parameters (without embedding) and the training tokens or images of an item's models."""
     kinds = {kind for runs in arms.values() for kind in runs.records.get("spec.task.kind", ())}
-    parts = []
-    for name, word in (
+    texts = []
+    for name, unit in (
         ("parameters_non_embedding", "parameters"),
         ("tokens", "images" if "classification" in kinds else "tokens"),
     ):
         values = [runs.mean(name) for runs in arms.values()]
         ends = dict.fromkeys(f"{v / 1e6:.3g} M" if v >= 1e6 else f"{v / 1e3:.3g} k" for v in (min(values), max(values)))
-        parts += [f"{' to '.join(ends)} {word}"] if max(values) > 0 else []
-    return ", ".join(parts)
+        texts += [f"{' to '.join(ends)} {unit}"] if max(values) > 0 else []
+    return ", ".join(texts)
 
 
 def unmet_conditions(claim: Claim, arms: dict[str, ArmRuns]) -> list[str]:
@@ -272,8 +274,8 @@ def unmet_conditions(claim: Claim, arms: dict[str, ArmRuns]) -> list[str]:
 def _violations(condition: Condition, arms: dict[str, ArmRuns]) -> Iterator[str]:
     quantity, of = condition.quantity, (condition.of,) if isinstance(condition.of, str) else condition.of
     low, high = condition.at_least, condition.at_most
-    phrase, style = PHRASES.get(quantity, (f"{quantity.replace('_', ' ')} of {{of}}: {{value}}", "{:.3g}"))
-    found: dict[tuple[str, str], list[str]] = {}
+    phrase, number = PHRASES.get(quantity, (f"{quantity.replace('_', ' ')} of {{of}}: {{value}}", "{:.3g}"))
+    violations: dict[tuple[str, str], list[str]] = {}
     for names in [(name,) for name in of] if quantity in QUANTITIES else [of]:
         if missing := [name for name in names if name not in arms]:
             yield f"no run for '{missing[0]}', whose {quantity.replace('_', ' ')} the claim restricts"
@@ -287,9 +289,9 @@ def _violations(condition: Condition, arms: dict[str, ArmRuns]) -> Iterator[str]
             yield str(error)
             continue
         if not low <= value <= high:
-            needed = f"at least {style.format(low)}" if value < low else f"at most {style.format(high)}"
-            found.setdefault((style.format(value), needed), []).extend(names)
-    for (text, needed), violating in found.items():
+            needed = f"at least {number.format(low)}" if value < low else f"at most {number.format(high)}"
+            violations.setdefault((number.format(value), needed), []).extend(names)
+    for (text, needed), violating in violations.items():
         line = phrase.format(of=_quoted(violating), value=text) + f" (needed: {needed})" * (quantity != "rate_inside")
         yield line.replace("%", " %")
 

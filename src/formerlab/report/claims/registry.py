@@ -59,7 +59,7 @@ class Scales(ClaimsSection):
 
 
 FORMER_OUTCOMES = {"holds": "agrees", "fails": "contradicts", "undecided": "cannot_tell", "indicative": "cannot_tell"}
-"""Words of verdicts before version 3, and the words that replaced them for measured claims."""
+"""Names of outcomes before version 3, and their names today for measured claims."""
 
 
 class Condition(ClaimsSection):
@@ -133,21 +133,21 @@ class ClaimRegistry(ClaimsSection):
         called = {*re.findall(r"(\w+)\(", " ".join(expressions))}
         added, changed, statistics = 0, list[int](), list[int]()
         for change in self.changes:
-            for what in change.what:
-                subject, _, text = what.partition(": ")
+            for line in change.what:
+                subject, _, text = line.partition(": ")
                 if subject.endswith("added") and claim.id in text.split(", "):
                     added, changed, statistics = change.version, [], []
                 elif {claim.id, f"regime (every {claim.kind} claim)"} & {*subject.split(", ")}:
                     changed.append(change.version)
                 elif called & {*POOLED.get(subject, re.findall(r"(\w+)\(\)", subject))}:
                     statistics.append(change.version)
-        return Revisions(added, *(tuple(sorted({*which} - {added})) for which in (changed, statistics)))
+        return Revisions(added, *(tuple(sorted({*versions} - {added})) for versions in (changed, statistics)))
 
     def altered(self, claim: Claim) -> bool:
-        """Return whether a later version gave results that existed another verdict, renamed words aside."""
-        texts = [by.get(claim.id, "") for change in self.changes for by in change.verdicts.values()]
-        words = [re.findall(r"\w+", text)[:2] for text in texts if text]
-        return any(FORMER_OUTCOMES.get(before, before) != after for before, after in words)
+        """Return whether a later version changed the verdict on existing results; a renamed outcome does not count."""
+        texts = [by_claim.get(claim.id, "") for change in self.changes for by_claim in change.verdicts.values()]
+        outcomes = [re.findall(r"\w+", text)[:2] for text in texts if text]
+        return any(FORMER_OUTCOMES.get(old, old) != new for old, new in outcomes)
 
 
 class Revisions(NamedTuple):
@@ -162,11 +162,12 @@ class Revisions(NamedTuple):
 
     @property
     def note(self) -> str:
-        """The versions in words; empty if there are none."""
-        notes = ("criterion changed", self.criterion), ("statistics changed", self.statistics)
-        parts = [f"{word} in version{'s' * (len(which) > 1)} {', '.join(map(str, which))}"
-                 for word, which in notes if which]  # fmt: skip
-        return "; ".join([f"added in version {self.added}", *parts] if self.added else parts)
+        """The versions in words; empty if no later version concerns the claim."""
+        changes = ("criterion changed", self.criterion), ("statistics changed", self.statistics)
+        notes = [f"added in version {self.added}"] if self.added else []
+        notes += [f"{text} in version{'s' * (len(versions) > 1)} {', '.join(map(str, versions))}"
+                  for text, versions in changes if versions]  # fmt: skip
+        return "; ".join(notes)
 
 
 @cache

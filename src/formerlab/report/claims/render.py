@@ -131,14 +131,14 @@ def html(evaluated: Sequence[Verdict], scale: str) -> str:
     registry = read_claims()
     notes = [f"Version {change.version} ({change.date}); known by then: {change.known}." for change in registry.changes]
     versions = " ".join([f"The registered claims are version {registry.version}.", *notes])
-    parts = [pages.paragraph(text) for text in (RULES, versions, outcome_counts(evaluated))]
+    blocks = [pages.paragraph(text) for text in (RULES, versions, outcome_counts(evaluated))]
     groups: dict[str, list[Verdict]] = {}
     for verdict in sorted(evaluated, key=lambda each: (not each.claim.headline, [*KINDS].index(each.claim.kind))):
         title = f"{verdict.claim.study}, {verdict.claim.kind}: {KINDS[verdict.claim.kind]}"
         groups.setdefault("Headline claims" if verdict.claim.headline else title, []).append(verdict)
     for title, group in groups.items():
-        parts += [pages.heading(title), pages.html_table(verdict_table(group))]
-    return pages.html_page(f"Claims at scale {scale}", parts)
+        blocks += [pages.heading(title), pages.html_table(verdict_table(group))]
+    return pages.html_page(f"Claims at scale {scale}", blocks)
 
 
 def best_verdicts(by_scale: Mapping[str, Sequence[Verdict]]) -> list[Verdict]:
@@ -158,11 +158,11 @@ def verdict_cards(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
     def title(verdict: Verdict) -> str:
         return f"{SIGNS[verdict.outcome]} {_sentence(outcome_text(verdict.outcome, verdict.items))}"
 
-    once = sorted(best_verdicts(by_scale), key=lambda verdict: (ORDER.index(verdict.outcome), title(verdict)))
-    parts = [RULES, outcome_counts(once)]
-    for heading, group in groupby(once, key=title):
-        parts += [f"### {heading}", "\n".join(map(verdict_card, group))]
-    return "\n\n".join(parts)
+    verdicts = sorted(best_verdicts(by_scale), key=lambda verdict: (ORDER.index(verdict.outcome), title(verdict)))
+    blocks = [RULES, outcome_counts(verdicts)]
+    for heading, group in groupby(verdicts, key=title):
+        blocks += [f"### {heading}", "\n".join(map(verdict_card, group))]
+    return "\n\n".join(blocks)
 
 
 def verdict_card(verdict: Verdict) -> str:
@@ -182,8 +182,9 @@ def outcome_counts(evaluated: Sequence[Verdict]) -> str:
     sentences = []
     for kind in KINDS:
         of_kind = [verdict for verdict in evaluated if verdict.claim.kind == kind]
-        words = Counter(outcome_text(v.outcome, v.items) for v in sorted(of_kind, key=lambda v: ORDER.index(v.outcome)))
-        listed = "; ".join(f"{word} {count}" for word, count in words.items())
+        of_kind.sort(key=lambda verdict: ORDER.index(verdict.outcome))
+        counts = Counter(outcome_text(verdict.outcome, verdict.items) for verdict in of_kind)
+        listed = "; ".join(f"{text} {count}" for text, count in counts.items())
         sentences += [f"Of {len(of_kind)} {kind} claims: {listed}."] if listed else []
     return " ".join(sentences)
 
@@ -213,15 +214,15 @@ def _verdict_cells(verdict: Verdict) -> dict[str, str]:
 
 
 def _our_numbers(verdict: Verdict) -> str:
-    """Return each number of a claim behind its meaning, by item if there are several."""
+    """Return each number of a claim after its label, by item if there are several."""
     items = [item for item in verdict.items if item.values]
-    parts = []
+    numbers_by_name = []
     for name in dict.fromkeys(name for item in items for name in item.values):
         texts = {item_name(item): in_unit(item, name) for item in items}
         same = len({*texts.values()}) == 1 or len(verdict.items) == 1
         numbers = [*texts.values()][:1] if same else [f"{item} {text}" for item, text in texts.items()]
-        parts.append(f"{verdict.claim.labels[name].partition(' | ')[0]}: {', '.join(numbers)}")
-    return "; ".join(parts)
+        numbers_by_name.append(f"{verdict.claim.labels[name].partition(' | ')[0]}: {', '.join(numbers)}")
+    return "; ".join(numbers_by_name)
 
 
 def in_unit(item: Item, name: str) -> str:

@@ -38,14 +38,14 @@ POOL_FACTOR = 2
 Result = TypeVar("Result")
 
 
-def cached_method(find: Callable[..., Result]) -> Callable[..., Result]:
+def cached_method(method: Callable[..., Result]) -> Callable[..., Result]:
     """Cache the results of a method. Claims of a study share them if they read the same suites by the same metric."""
 
-    @wraps(find)
-    def cached(self: "ClaimRows", *arguments: Any, **named: Any) -> Result:
-        key = (find.__name__, self.study, self.arms.suites, self.arms.metric, *arguments, *named.items())
+    @wraps(method)
+    def cached(self: "ClaimRows", *args: Any, **kwargs: Any) -> Result:
+        key = (method.__name__, self.study, self.arms.suites, self.arms.metric, *args, *kwargs.items())
         if key not in self.cache:
-            self.cache[key] = find(self, *arguments, **named)
+            self.cache[key] = method(self, *args, **kwargs)
         result: Result = self.cache[key]
         return result
 
@@ -107,9 +107,12 @@ class ClaimRows:
             return RunMetric(f"{metric} {arm.measure} {arm.run}", rows.set_index("repetition")[metric].astype(float))
         run = self.run(arm)
         if metric in ("loss_nats", "error_rate"):
-            kind = (metric, arm.at, logarithm)
-            pooled, own = lambda terms: self._pooled(frozenset(terms), *kind), lambda: self._own_variance(run, *kind)
-            return replace(self._held_out(run, *kind), pooled=pooled, own_variance=own)
+            key = (metric, arm.at, logarithm)
+            return replace(
+                self._held_out(run, *key),
+                pooled=lambda terms: self._pooled(frozenset(terms), *key),
+                own_variance=lambda: self._own_variance(run, *key),
+            )
         if metric in BLEU:
             values = Series(
                 {s: corpus_bleu(group.sum(axis=0)) for s, group in self._sentences(run, metric, "test").items()}
@@ -140,28 +143,28 @@ class ClaimRows:
         return RunMetric(name, values, units.div(means, axis=0) if logarithm else units, weights)
 
     @cached_method
-    def _pooled(self, terms: frozenset[RunMetric], *kind: Any) -> tuple[float, int] | None:
+    def _pooled(self, terms: frozenset[RunMetric], *key: Any) -> tuple[float, int] | None:
         """Return the variance of one run between seeds, over the runs similar to the runs of the terms."""
         by_run = {}
         for run, records in similar_runs(self.all_runs(), {term.name.split()[-1] for term in terms}).groupby(
             "run", sort=False
         ):
             with suppress(MissingRowsError):
-                values = self._held_out(str(run), *kind).values
+                values = self._held_out(str(run), *key).values
                 by_run[run] = values[values.index.isin(records["seed"])]
         return residual_variance(pd.concat(by_run)) if by_run else None
 
     @cached_method
-    def _own_variance(self, run: str, *kind: Any) -> tuple[float, int] | None:
+    def _own_variance(self, run: str, *key: Any) -> tuple[float, int] | None:
         """Return the variance between seeds over the runs with the same model, start and budget, on any text."""
-        others, models = similar_runs(self.all_runs(), [run], any_text=True), {}
-        for name, records in others.groupby("run", sort=False):
+        similar, models = similar_runs(self.all_runs(), [run], any_text=True), {}
+        for name, records in similar.groupby("run", sort=False):
             models[str(name)] = self.results.stage_record(str(records["id"].iloc[0]), "train")["spec"]["model"]
         by_run = []
         for name in (name for name, model in models.items() if model == models.get(run)):
             with suppress(MissingRowsError):
-                values = self._held_out(name, *kind).values
-                by_run.append(values[values.index.isin(others.loc[others["run"] == name, "seed"])])
+                values = self._held_out(name, *key).values
+                by_run.append(values[values.index.isin(similar.loc[similar["run"] == name, "seed"])])
         return within_run_variance(by_run)
 
     def curve(self, run: str) -> DataFrame:
@@ -203,33 +206,33 @@ class ClaimRows:
         if grown := sorted(points.loc[points.get("init.id", Series(None, points.index)).notna(), "run"].unique()):
             raise MissingRowsError(f"the envelope {patterns} has runs that are not from scratch: {', '.join(grown)}")
         lengths = points.groupby("parameters")["tokens"].nunique() if len(points) else ()
-        if (enough := sum(count >= 3 for count in lengths)) < 3:
-            raise MissingRowsError(f"the envelope {patterns} needs 3 sizes of 3 lengths each; only {enough} have them")
+        if (sizes := sum(count >= 3 for count in lengths)) < 3:
+            raise MissingRowsError(f"the envelope {patterns} needs 3 sizes of 3 lengths each; only {sizes} have them")
         self.used |= {*points["run"]}
         by_run = {name: self._held_out(name, "loss_nats", "end", False).values for name in points["run"].unique()}
         flops = points.groupby("run")["flops_cumulative"].mean()[[*by_run]].to_numpy()
         losses = np.array([values.mean() for values in by_run.values()])
         cost = self._recorded(run, "flops_cumulative")
-        by_seed = self._losses_on_text_of(str(points["run"].iloc[0]), run)
-        needed = by_seed.map(lambda loss: flops_at_loss(loss, flops, losses))
-        if (beyond := by_seed[needed.isna()]).size:
+        run_losses = self._losses_on_text_of(str(points["run"].iloc[0]), run)
+        scratch_flops = run_losses.map(lambda loss: flops_at_loss(loss, flops, losses))
+        if (beyond := run_losses[scratch_flops.isna()]).size:
             ends = f"{losses.max():.4g} to {losses.min():.4g}"
             raise MissingRowsError(f"a loss of {beyond.iloc[0]:.4g} nats lies beyond the ends of the envelope ({ends})")
-        shared = envelope_variance(by_seed.to_numpy(), cost[by_seed.index].to_numpy(), flops, [*by_run.values()])
-        return RunMetric(f"flops_ratio_at_equal_loss {run}", cost / needed, shared=shared)
+        shared = envelope_variance(run_losses.to_numpy(), cost[run_losses.index].to_numpy(), flops, [*by_run.values()])
+        return RunMetric(f"flops_ratio_at_equal_loss {run}", cost / scratch_flops, shared=shared)
 
-    def _losses_on_text_of(self, other: str, run: str) -> Series:
-        """Return the loss by seed of a run on the test text of another run.
+    def _losses_on_text_of(self, reference: str, run: str) -> Series:
+        """Return the loss by seed of a run on the test text of a `reference` run.
 
-        The text is the run's own test text, or the test text of the data set that lends the run its tokenizer. Raises
-        MissingRowsError if it is neither.
+        This is the run's own test text, or the test text of the data set that lends the run its tokenizer. Raises
+        MissingRowsError for any other text.
         """
-        if {*self.records(run)["data.fingerprint"]} == {*self.records(other)["data.fingerprint"]}:
+        if {*self.records(run)["data.fingerprint"]} == {*self.records(reference)["data.fingerprint"]}:
             return self._held_out(run, "loss_nats", "end", False).values
-        test, lent = self.rows("test.csv", other), self.rows("lender_test.csv", run)
+        test, lent = self.rows("test.csv", reference), self.rows("lender_test.csv", run)
         windows = [rows[rows["seed"] == rows["seed"].min()].set_index("window")["tokens"] for rows in (test, lent)]
         if not windows[0].equals(windows[1]):
-            raise MissingRowsError(f"run {run} was not tested on the text of {other}")
+            raise MissingRowsError(f"run {run} was not tested on the text of {reference}")
         return weighted_means(lent, ["seed"])
 
     def _sentences(self, run: str, metric: str, split: str) -> dict[Any, Float[np.ndarray, "sentences statistics"]]:
@@ -238,22 +241,22 @@ class ClaimRows:
         rows = rows[(rows["metric"] == BLEU[metric]) & (rows["split"] == split)].sort_values("sentence")
         return {seed: group[list(STATISTICS)].to_numpy(float) for seed, group in rows.groupby("seed")}
 
-    def _mixing(self, run: str) -> DataFrame:
+    def _last_mixing_rows(self, run: str) -> DataFrame:
         rows = self.rows("depth.csv", run)
         last: DataFrame = rows[rows["step"] == rows["step"].max()]
         return last
 
     def _embedding_weight(self, run: str, *, last: bool) -> Series:
         """Return the mean weight on X_0 over the first or last third of the averages, without the very last average."""
-        rows = self._mixing(run)
+        rows = self._last_mixing_rows(run)
         destinations = sorted(rows["destination"].unique())
-        third = len(destinations) // 3
-        wanted = destinations[:-1][-third:] if last else destinations[:third]
-        return rows[(rows["source"] == 0) & rows["destination"].isin(wanted)].groupby("seed")["weight"].mean()
+        count = len(destinations) // 3
+        third = destinations[:-1][-count:] if last else destinations[:count]
+        return rows[(rows["source"] == 0) & rows["destination"].isin(third)].groupby("seed")["weight"].mean()
 
     def mixing_weights(self, arm: Arm) -> Float[np.ndarray, "seeds entries"]:
         """Return the mixing weights at the last step, without the weight of each block on itself."""
-        rows = self._mixing(self.run(arm)).query("destination != source")
+        rows = self._last_mixing_rows(self.run(arm)).query("destination != source")
         return rows.pivot(index="seed", columns=["destination", "source"], values="weight").to_numpy()
 
     @cached_method
@@ -263,18 +266,18 @@ class ClaimRows:
         `above_chance` subtracts the accuracy of guessing; `suite` selects one task.
         """
         if metric == "bleu":
-            of_seeds = self._sentences(self.run(arm), metric, "valid")
-            if len({len(group) for group in of_seeds.values()}) != 1:
+            by_seed = self._sentences(self.run(arm), metric, "valid")
+            if len({len(group) for group in by_seed.values()}) != 1:
                 raise MissingRowsError(f"the seeds of {arm.run} translated different sentences")
-            stacked = np.stack(list(of_seeds.values()))
+            stacked = np.stack(list(by_seed.values()))
             names = {"valid": tuple(map(str, range(stacked.shape[1])))}
-            return Examples((stacked,), tuple(of_seeds), names, corpus_bleu)
+            return Examples((stacked,), tuple(by_seed), names, corpus_bleu)
         if arm.alphas:
-            each = [self.sample(a, metric, above_chance=above_chance, suite=suite) for a in _arms_by_alpha(arm)]
-            return combine_alphas(each, arm.run, arm.chosen)
+            by_alpha = [self.sample(a, metric, above_chance=above_chance, suite=suite) for a in _arms_by_alpha(arm)]
+            return combine_alphas(by_alpha, arm.run, arm.chosen)
         run = self.run(arm)
         if metric in WINDOW_METRICS:
-            return group_examples(self._of_windows(arm, metric).assign(task=metric), "window", run)
+            return group_examples(self._window_rows(arm, metric).assign(task=metric), "window", run)
         rows = self.rows("prune_questions.csv" if arm.policy else "zeroshot.csv", run)
         rows = policy_rows(rows, arm) if arm.policy else rows
         rows = rows[rows["metric"] == self.arms.metric]
@@ -286,14 +289,14 @@ class ClaimRows:
         guess = (1 / choices).fillna(0.0) if arm.chance or above_chance else 0.0  # 0: a free answer
         return group_examples(rows.assign(value=guess if arm.chance else rows["value"] - guess), "example", run)
 
-    def _of_windows(self, arm: Arm, metric: str) -> DataFrame:
+    def _window_rows(self, arm: Arm, metric: str) -> DataFrame:
         """Return the rows of an arm's policy on windows, with the metric in the column `value`."""
         rows = policy_rows(self.rows(WINDOW_METRICS[metric], self.run(arm)), arm)
         return rows[rows["metric"] == metric] if "metric" in rows else rows.assign(value=rows[metric])
 
     def windows(self, arm: Arm, metric: str) -> tuple[int, int | None]:
-        """Return the number of windows with the metric of an arm, and of their documents; None if these are unknown."""
-        rows = self._of_windows(arm, metric)
+        """Return the number of windows with the metric of an arm, and the number of their documents if it is known."""
+        rows = self._window_rows(arm, metric)
         documents = rows["document"].nunique() if "document" in rows and rows["document"].notna().all() else None
         return rows["window"].nunique(), documents
 
@@ -337,29 +340,29 @@ def pooled_differences(
     """
     reader, sign = ClaimRows(results, study, ClaimArms()), 1.0 if metric == "loss_nats" else -100.0
     ends = np.full((len(rows), 2), np.nan)
-    for at, row in enumerate(rows.to_dict("records")):
+    for index, row in enumerate(rows.to_dict("records")):
         if row["source"] == "ours" and row["part"] == "mean" and row["seeds"] > 1:
             first, second = (Combination({reader.level(Arm(run=row[side]), metric): sign}) for side in (a, b))
             interval = (first - second).interval(CONFIDENCE)
-            ends[at] = interval.low, interval.high
+            ends[index] = interval.low, interval.high
     return rows.assign(**{f"{name}_pooled_low": ends[:, 0], f"{name}_pooled_high": ends[:, 1]})
 
 
 def policy_rows(rows: DataFrame, arm: Arm) -> DataFrame:
     """Return the rows of an arm's policy. Raises MissingRowsError for no rows, or rows of several configurations."""
-    wanted = rows["policy"] == arm.policy
-    wanted &= rows["alpha"].isna() if arm.alpha is None else np.isclose(rows["alpha"], arm.alpha)
+    matches = rows["policy"] == arm.policy
+    matches &= rows["alpha"].isna() if arm.alpha is None else np.isclose(rows["alpha"], arm.alpha)
     if arm.recent is not None:
-        wanted &= np.isclose(rows["recent"], arm.recent)
+        matches &= np.isclose(rows["recent"], arm.recent)
     if arm.budget is not None and arm.policy != "full":
-        wanted &= np.isclose(rows["budget"], arm.budget)
-    if not wanted.any():
+        matches &= np.isclose(rows["budget"], arm.budget)
+    if not matches.any():
         raise MissingRowsError(f"no rows of policy {arm.policy} alpha {arm.alpha} recent {arm.recent}")
-    of_policy = rows[wanted]
+    rows = rows[matches]
     for key in ("recent", "budget"):
-        if of_policy[key].nunique() > 1:
+        if rows[key].nunique() > 1:
             raise MissingRowsError(f"policy {arm.policy} has rows of several values of {key}; name one for the arm")
-    return of_policy
+    return rows
 
 
 def similar_runs(runs: DataFrame, arm_runs: Collection[str], *, any_text: bool = False) -> DataFrame:
@@ -369,13 +372,13 @@ def similar_runs(runs: DataFrame, arm_runs: Collection[str], *, any_text: bool =
     """
     start = runs["init.id"].astype(object).fillna("").astype(str).str.rpartition("/")[0]
     arms = runs["run"].isin(arm_runs)
-    wanted = (runs["status"] == "finished") & start.isin(start[arms])
+    similar = (runs["status"] == "finished") & start.isin(start[arms])
     if not any_text:
-        wanted &= runs["data.fingerprint"].isin(runs.loc[arms, "data.fingerprint"])
+        similar &= runs["data.fingerprint"].isin(runs.loc[arms, "data.fingerprint"])
     for column in ("flops", "parameters_non_embedding"):
         lowest, highest = runs.loc[arms, column].min() / POOL_FACTOR, runs.loc[arms, column].max() * POOL_FACTOR
-        wanted &= runs[column].between(lowest, highest)
-    return runs[wanted]
+        similar &= runs[column].between(lowest, highest)
+    return runs[similar]
 
 
 def _arms_by_alpha(arm: Arm) -> list[Arm]:

@@ -89,8 +89,9 @@ class Item:
             self.examples, self._seeds_of_pairs, self._fewest_seeds, self.one_text = 0, 0, math.inf, False
             self.reason = "division by zero" if isinstance(error, ZeroDivisionError) else str(error)
             return self
-        words: tuple[Outcome, Outcome] = ("agrees", "contradicts") if measured else ("holds", "fails")
-        self.outcome = "not_tested" if reasons else words[0] if holds else words[1] if fails else "cannot_tell"
+        positive: Outcome = "agrees" if measured else "holds"
+        negative: Outcome = "contradicts" if measured else "fails"
+        self.outcome = "not_tested" if reasons else positive if holds else negative if fails else "cannot_tell"
         self.reason = "; ".join(reasons)
         return self
 

@@ -65,12 +65,12 @@ def scorer(policy: str) -> str:
 
 
 def label_and_sort(table: DataFrame) -> DataFrame:
-    """Return the rows in the order in which policies are shown, with a column `configuration` of names."""
-    kinds = table["policy"].map(scorer)
-    places = {policy: place for place, policy in enumerate(POLICY_LABELS)}
-    table = table.assign(place=kinds.map(places).fillna(len(places)), configuration=_configuration_labels(table))
-    table = table.sort_values(["run", "place", "policy", "alpha", "recent", "budget"], ignore_index=True)
-    return table.drop(columns="place")
+    """Return the rows in the order of POLICY_LABELS, with the label of each configuration as `configuration`."""
+    ranks = {policy: rank for rank, policy in enumerate(POLICY_LABELS)}
+    rank = table["policy"].map(scorer).map(ranks).fillna(len(ranks))
+    table = table.assign(_rank=rank, configuration=_configuration_labels(table))
+    table = table.sort_values(["run", "_rank", "policy", "alpha", "recent", "budget"], ignore_index=True)
+    return table.drop(columns="_rank")
 
 
 def paired_losses(
@@ -131,16 +131,14 @@ def decay_minus_h2o(results: Results, study: str, runs: Sequence[str] = ("*",)) 
     """
     rows = results.rows("prune.csv", study, runs)
     rows = on_common_windows(rows[rows["policy"].eq("decay") | rows["policy"].eq("h2o") & rows["recent"].eq(0.5)])
-    table = paired_losses(rows, ["run", "budget"], "h2o", MINUS_H2O)
-    return table.loc[table["policy"] == "decay", [*CONFIGURATION, *expand_columns(f"{MINUS_H2O}[]")]].dropna(
-        subset=MINUS_H2O
-    )
+    table = paired_losses(rows, ["run", "budget"], "h2o", MINUS_H2O).query("policy == 'decay'")
+    return table[[*CONFIGURATION, *expand_columns(f"{MINUS_H2O}[]")]].dropna(subset=MINUS_H2O)
 
 
 def on_common_windows(rows: DataFrame) -> DataFrame:
     """Return the rows of the seeds and windows that all configurations of their run have."""
-    of_run = rows.drop_duplicates(CONFIGURATION)["run"].value_counts()
-    return rows[rows.groupby(["run", "seed", "window"])["loss_nats"].transform("size") == rows["run"].map(of_run)]
+    counts = rows.drop_duplicates(CONFIGURATION)["run"].value_counts()
+    return rows[rows.groupby(["run", "seed", "window"])["loss_nats"].transform("size") == rows["run"].map(counts)]
 
 
 def with_seeds(results: Results, study: str, table: DataFrame) -> DataFrame:
@@ -162,23 +160,23 @@ def with_seeds(results: Results, study: str, table: DataFrame) -> DataFrame:
 
 
 def _configuration_labels(table: DataFrame) -> list[str]:
-    """Return a name per configuration: policy, alpha (for Decay), and recent fraction (if the policy has several).
+    """Return a label per configuration: policy, alpha (for Decay), and recent fraction (if the policy has several).
 
     In the rows, a policy is its kind followed by its other options that differ from the defaults
     (`h2o variant=local_statistics`). A policy that divides a cache names its scorer: `pyramid(h2o) layers=30`.
     """
-    several = table.groupby("policy")["recent"].nunique() > 1
-    names = []
+    several_recent = table.groupby("policy")["recent"].nunique() > 1
+    labels = []
     for policy, alpha, recent in table[["policy", "alpha", "recent"]].itertuples(index=False):
         kind, *options = policy.split()
         *dividing, _ = kind.split("(")
-        said = [option.removeprefix("variant=").removeprefix("positions=").replace("_", " ") for option in options]
-        said = [f"({option}{', sees the future' * (option == 'global statistics')})" for option in said]
-        parts = [" ".join([POLICY_LABELS.get(scorer(policy), scorer(policy)), *(said if not dividing else [])])]
-        parts += [f"alpha {alpha:g}"] if scorer(policy) == "decay" else []
-        parts += [f"{100 * recent:g} % recent" if recent else "no recent"] if several[policy] else []
-        names.append(", ".join([*parts, *(POLICY_LABELS.get(kind, kind) for kind in dividing)]))
-    return names
+        notes = [option.removeprefix("variant=").removeprefix("positions=").replace("_", " ") for option in options]
+        notes = [f"({note}{', sees the future' * (note == 'global statistics')})" for note in notes]
+        label = [" ".join([POLICY_LABELS.get(scorer(policy), scorer(policy)), *(notes if not dividing else [])])]
+        label += [f"alpha {alpha:g}"] if scorer(policy) == "decay" else []
+        label += [f"{100 * recent:g} % recent" if recent else "no recent"] if several_recent[policy] else []
+        labels.append(", ".join([*label, *(POLICY_LABELS.get(kind, kind) for kind in dividing)]))
+    return labels
 
 
 def is_published_setting(rows: DataFrame) -> "pd.Series[bool]":
@@ -192,8 +190,8 @@ def is_published_setting(rows: DataFrame) -> "pd.Series[bool]":
 def nearest_budget_rows(rows: DataFrame, budget: float = PUBLISHED_BUDGET) -> DataFrame:
     """Return the rows of the full cache, and the rows of pruned caches at the run's budget nearest to this one."""
     pruned = rows["policy"] != "full"
-    away = (rows["budget"] - budget).abs().where(pruned)
-    return rows[~pruned | (away == away.groupby(rows["run"]).transform("min"))]
+    distance = (rows["budget"] - budget).abs().where(pruned)
+    return rows[~pruned | (distance == distance.groupby(rows["run"]).transform("min"))]
 
 
 def main_configurations(table: DataFrame) -> DataFrame:
@@ -202,22 +200,21 @@ def main_configurations(table: DataFrame) -> DataFrame:
     Its recent fraction is the nearest to the papers' value, which is half of the budget for H2O and 0 for the others.
     Ties go to the configuration with the most budgets, then to the alpha nearest to the published one.
     """
-    distance = (table["alpha"] - PUBLISHED_ALPHA).abs().fillna(0.0)
-    wanted = np.where(table["policy"].str.startswith("h2o"), 0.5, 0.0)
-    odd = (table["recent"] - wanted).abs().fillna(0.0)
-    counts = table.groupby(["run", "configuration"])["budget"].transform("nunique")
-    ranked = table.assign(odd=odd, count=-counts, distance=distance).sort_values(
-        ["odd", "count", "distance"], kind="stable"
-    )
+    published_recent = np.where(table["policy"].str.startswith("h2o"), 0.5, 0.0)
+    ranks = DataFrame({
+        "recent": (table["recent"] - published_recent).abs().fillna(0.0),
+        "budgets": -table.groupby(["run", "configuration"])["budget"].transform("nunique"),
+        "alpha": (table["alpha"] - PUBLISHED_ALPHA).abs().fillna(0.0),
+    })  # fmt: skip
+    ranked = table.loc[ranks.sort_values([*ranks], kind="stable").index]
     best = ranked.drop_duplicates(["run", "policy"])[["run", "configuration"]]
     return table.merge(best, on=["run", "configuration"])
 
 
 def interval_notes(table: DataFrame) -> list[str]:
     """Return notes on seeds, windows and the meaning of the bars, for the caption of a figure."""
-    seeds, fewest, most = int(table["seeds"].max()), int(table["windows"].min()), int(table["windows"].max())
-    windows = f"{most}" if fewest == most else f"{fewest} to {most}"
-    models = "of this one model only" if seeds == 1 else "and over seeds where there are several"
+    windows = " to ".join(dict.fromkeys(str(int(count)) for count in (table["windows"].min(), table["windows"].max())))
+    models = "of this one model only" if table["seeds"].max() == 1 else "and over seeds where there are several"
     bars = f"bars: 95 % interval of the paired difference to the full cache, over {windows} windows {models}"
     if table["increase_nats_low"].isna().all():
         bars = "no rows of the full cache, so no paired interval"
@@ -232,7 +229,7 @@ MASK_METRICS = {
     "distance_to_ideal": ("Distance to Ideal", None),
     "distance_to_ideal_without_first": ("Distance without position 0", None),
 }
-"""Metrics of masks: their heading, and their value for an even choice of keys."""
+"""Metrics of masks: their heading, and their value if the retained keys are spread evenly."""
 
 _DECODE_KEYS = ["run", "sequences", "length"]
 
@@ -255,17 +252,17 @@ def decode_speeds(results: Results, study: str, runs: Sequence[str]) -> DataFram
     rows["speed_ratio"] = rows["time_s_full"] / rows["time_s"]
     rows["prompt_ratio"] = rows["prompt_s"] / rows["prompt_s_full"]
     rows["cache_share"] = rows["cache_bytes"] / rows["cache_bytes_full"]
-    table, keys = [], [*_DECODE_KEYS, *CONFIGURATION[1:]]
-    for key, group in rows.groupby(keys, sort=False, dropna=False):
-        row = dict(zip(keys, key, strict=True))
+    medians, keys = [], [*_DECODE_KEYS, *CONFIGURATION[1:]]
+    for values, group in rows.groupby(keys, sort=False, dropna=False):
+        row = dict(zip(keys, values, strict=True))
         for name in ("tokens_per_s", "speed_ratio", "prompt_s", "prompt_ratio"):
             low, middle, high = np.quantile(group[name], (0.25, 0.5, 0.75))
             row |= {name: middle, f"{name}_low": low, f"{name}_high": high}
         row |= {name: float(group[name].median()) for name in ("cache_bytes", "metadata_bytes", "cache_share")}
-        table.append(row | {"repetitions": len(group)})
-    found = label_and_sort(DataFrame(table)).assign(source="ours")
-    found["configuration"] += found["budget"].map(lambda budget: "" if budget == 1.0 else f", {budget_text(budget)}")
-    return found.sort_values(["run", "sequences", "length"], kind="stable", ignore_index=True)
+        medians.append(row | {"repetitions": len(group)})
+    table = label_and_sort(DataFrame(medians)).assign(source="ours")
+    table["configuration"] += table["budget"].map(lambda budget: "" if budget == 1.0 else f", {budget_text(budget)}")
+    return table.sort_values(["run", "sequences", "length"], kind="stable", ignore_index=True)
 
 
 def budget_text(budget: float, of: str = "") -> str:

@@ -29,8 +29,8 @@ def load_answers(results: Results, study: str, runs: Sequence[str] = ("*",)) -> 
     acc_norm (log-probability per character).
     """
     rows = results.rows("prune_questions.csv", study, runs)
-    own = {"embedded": "acc_mutual_info", "hellaswag": "acc_norm"}
-    metrics = {task: own.get(task.split("_")[0], "acc") for task in rows["task"].unique()}  # there are millions of rows
+    exceptions = {"embedded": "acc_mutual_info", "hellaswag": "acc_norm"}
+    metrics = {task: exceptions.get(task.split("_")[0], "acc") for task in rows["task"].unique()}  # of millions of rows
     return rows[rows["metric"] == rows["task"].map(metrics)]
 
 
@@ -40,23 +40,23 @@ def answer_grids(rows: DataFrame) -> tuple[DataFrame, dict[str, Grid], dict[str,
     Only examples that every configuration and seed answered are used, so all comparisons are paired.
     """
     configurations = rows[CONFIGURATION].drop_duplicates().reset_index(drop=True)
-    placed = rows.merge(configurations.assign(place=range(len(configurations))), on=CONFIGURATION)
-    found, names = {}, {}
-    for task, block in placed.groupby("task", sort=False):
-        table = block.pivot_table("value", ["place", "seed"], "example").dropna(axis=1).sort_index()
+    numbered = rows.merge(configurations.assign(number=range(len(configurations))), on=CONFIGURATION)
+    grids, names = {}, {}
+    for task, block in numbered.groupby("task", sort=False):
+        table = block.pivot_table("value", ["number", "seed"], "example").dropna(axis=1).sort_index()
         seeds = table.index.get_level_values("seed").nunique()
         if len(table) == len(configurations) * seeds and table.shape[1]:
-            found[str(task)] = table.to_numpy().reshape(len(configurations), seeds, -1)
+            grids[str(task)] = table.to_numpy().reshape(len(configurations), seeds, -1)
             names[str(task)] = [*map(str, table.columns)]
-    return configurations, found, names
+    return configurations, grids, names
 
 
-def _with_mean(values: dict[str, Any], combined: Callable[..., Any] = np.mean) -> dict[str, Any]:
+def _with_mean(values: dict[str, Any], reduce: Callable[..., Any] = np.mean) -> dict[str, Any]:
     """Add the unweighted mean over the five suites of the article, if all are present (local or official)."""
-    for ending, label in ((LOCAL_SUFFIX, f"{MEAN_LABEL} (local)"), ("", MEAN_LABEL)):
-        names = [f"{suite}{ending}" for suite in SUITES]
+    for suffix, label in ((LOCAL_SUFFIX, f"{MEAN_LABEL} (local)"), ("", MEAN_LABEL)):
+        names = [f"{suite}{suffix}" for suite in SUITES]
         if all(name in values for name in names):
-            values = values | {label: combined([values[name] for name in names], axis=0)}
+            values = values | {label: reduce([values[name] for name in names], axis=0)}
     return values
 
 
@@ -76,24 +76,28 @@ def accuracies(rows: DataFrame, against: Sequence[str] = ("full",)) -> DataFrame
     and seeds (`statistics.mean_ends`). The difference to a policy without rows is empty.
     """
     tables = []
-    for run, mine in rows.groupby("run", sort=False):
-        configurations, found, _ = answer_grids(mine)
-        numbered = enumerate(found.items())
-        drawn = {t: bootstrap_means(grid, resamples=RESAMPLES, random_seed=place) for place, (t, grid) in numbered}
-        means = _with_mean({task: grid.mean(axis=2) for task, grid in found.items()})
-        sizes = _with_mean({task: grid.shape[2] for task, grid in found.items()}, np.sum)
-        budgets = mine.groupby(CONFIGURATION, dropna=False)["realised_budget"].mean().reset_index()
-        for task, replicates in _with_mean(drawn).items():
-            of_seeds, size = means[task], sizes[task]
-            low, high = mean_ends(of_seeds, replicates, size)
-            table = configurations.assign(task=task, accuracy=of_seeds.mean(axis=1), low=low, high=high)
-            half = configurations["recent"].fillna(0.5).eq(0.5)  # H2O with half of the budget recent, as in the papers
-            for name, base in ((DIFFERENCES[policy], configurations["policy"].eq(policy) & half) for policy in against):
-                more, first = of_seeds - of_seeds[base.argmax()], [int(base.argmax())]
-                parts = more.mean(axis=1), *mean_ends(more, replicates - replicates[:, first], size)
-                for end, part in zip(("", "_low", "_high"), parts, strict=True):
-                    table[f"{name}{end}"] = part if base.any() else np.nan
-            table = table.assign(questions=size, seeds=mine["seed"].nunique(), run=run)
+    for run, of_run in rows.groupby("run", sort=False):
+        configurations, grids, _ = answer_grids(of_run)
+        replicates_by_task = {
+            task: bootstrap_means(grid, resamples=RESAMPLES, random_seed=index)
+            for index, (task, grid) in enumerate(grids.items())
+        }
+        means = _with_mean({task: grid.mean(axis=2) for task, grid in grids.items()})
+        sizes = _with_mean({task: grid.shape[2] for task, grid in grids.items()}, np.sum)
+        budgets = of_run.groupby(CONFIGURATION, dropna=False)["realised_budget"].mean().reset_index()
+        half = configurations["recent"].fillna(0.5).eq(0.5)  # H2O with half of the budget recent, as in the papers
+        for task, replicates in _with_mean(replicates_by_task).items():
+            by_seed, size = means[task], sizes[task]
+            low, high = mean_ends(by_seed, replicates, size)
+            table = configurations.assign(task=task, accuracy=by_seed.mean(axis=1), low=low, high=high)
+            for policy in against:
+                is_base = configurations["policy"].eq(policy) & half
+                base = [int(is_base.argmax())]
+                gains = by_seed - by_seed[base]
+                cells = gains.mean(axis=1), *mean_ends(gains, replicates - replicates[:, base], size)
+                for end, values in zip(("", "_low", "_high"), cells, strict=True):
+                    table[f"{DIFFERENCES[policy]}{end}"] = values if is_base.any() else np.nan
+            table = table.assign(questions=size, seeds=of_run["seed"].nunique(), run=run)
             tables.append(table.merge(budgets, on=CONFIGURATION))
     if not tables:
         return DataFrame(columns=["source", *CONFIGURATION, "task", "accuracy"])
@@ -104,8 +108,8 @@ def chance_accuracy(rows: DataFrame) -> dict[str, float]:
     """Return the accuracy of guessing by task, for tasks whose number of choices is known."""
     if "choices" not in rows:
         return {}
-    known = rows[rows["choices"].notna()]
-    return {str(task): float(value) for task, value in (1 / known["choices"]).groupby(known["task"]).mean().items()}
+    rows = rows[rows["choices"].notna()]
+    return {str(task): float(value) for task, value in (1 / rows["choices"]).groupby(rows["task"]).mean().items()}
 
 
 def task_label(task: str) -> str:
@@ -121,8 +125,8 @@ def task_label(task: str) -> str:
         "blimp": "BLiMP",
         "sciq": "SciQ",
     }
-    plain = task.removesuffix(LOCAL_SUFFIX)
-    return names.get(plain, plain.removeprefix("embedded_").replace("_", " ")) + (" (local)" if plain != task else "")
+    name = task.removesuffix(LOCAL_SUFFIX)
+    return names.get(name, name.removeprefix("embedded_").replace("_", " ")) + (" (local)" if name != task else "")
 
 
 def accuracy_columns(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
@@ -131,15 +135,15 @@ def accuracy_columns(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
     `seeds` and `questions` count the seeds and questions of the row. If the rows have `choices`, a last row gives the
     accuracy of guessing.
     """
-    found = []
-    for key, group in rows.groupby([*keys], sort=False, dropna=False):
-        row: dict[str, Any] = dict(zip(keys, key, strict=True)) | {"seeds": group["seed"].nunique()}
+    table = []
+    for values, group in rows.groupby([*keys], sort=False, dropna=False):
+        row: dict[str, Any] = dict(zip(keys, values, strict=True)) | {"seeds": group["seed"].nunique()}
         row["questions"] = len(group[["task", "example"]].drop_duplicates())
         for (task, metric), block in group.groupby(["task", "metric"], sort=True):
             grid = block.pivot(index="seed", columns="example", values="value").dropna(axis=1).to_numpy()
             row |= {f"{task} ({metric})": grid.mean(), f"{task} ({metric})_se": float(standard_error(grid))}
-        found.append(row)
+        table.append(row)
     if "choices" in rows:
-        guessed = (1 / rows["choices"]).groupby([rows["task"], rows["metric"]]).mean().reset_index().to_numpy()
-        found.append({keys[0]: CHANCE} | {f"{task} ({metric})": share for task, metric, share in guessed})
-    return DataFrame(found)
+        guesses = (1 / rows["choices"]).groupby([rows["task"], rows["metric"]]).mean().reset_index().to_numpy()
+        table.append({keys[0]: CHANCE} | {f"{task} ({metric})": accuracy for task, metric, accuracy in guesses})
+    return DataFrame(table)

@@ -95,9 +95,9 @@ def chains(losses: DataFrame) -> DataFrame:
     """
     data = losses.loc[losses["run"].str.startswith(FROM_SCRATCH), "data.fingerprint"]
     tested = losses["data.fingerprint"].isin(data) | losses["lent"] & ~losses["run"].str.startswith("continued-")
-    own, points = losses.loc[tested, "run"], with_ancestors(losses, "tokens")
-    started = points.index[points["parent"].notna() & points["run"].isin(own)]
-    return points[points["run"].isin([name for run in started for name in chain(losses, run)])]
+    points = with_ancestors(losses, "tokens")
+    children = points.index[points["parent"].notna() & points["run"].isin(losses.loc[tested, "run"])]
+    return points[points["run"].isin([name for run in children for name in chain(losses, run)])]
 
 
 def with_registered_controls(losses: DataFrame, scale: str) -> DataFrame:
@@ -119,8 +119,8 @@ def fully_annealed_losses(results: Results, runs: Sequence[str]) -> DataFrame:
     losses = with_registered_controls(comparable_losses(results, STUDY, runs), results.scale)
     if "init.id" not in losses:
         return losses
-    started, zero = losses["init.id"].notna(), losses["regime"].str.endswith(" to 0")
-    return losses[~started | zero] if (started & zero).any() else losses
+    continued, annealed = losses["init.id"].notna(), losses["regime"].str.endswith(" to 0")
+    return losses[~continued | annealed] if (continued & annealed).any() else losses
 
 
 def series_points(results: Results, runs: Sequence[str], *, chains: bool = True) -> DataFrame:
@@ -161,13 +161,15 @@ def budgets_equal_to_grown(points: DataFrame) -> dict[str, str]:
 
     `points` has a row per run, indexed by run, with `parent`, `variant`, `tokens` and `flops`.
     """
-    grown, found = points[points["variant"].str.startswith(GROWN)], {}
-    for run, own in points[points["variant"].str.endswith(TRAINED_FURTHER)].iterrows():
-        rivals = grown[grown["parent"] == own["parent"]]
-        alike = {word: rivals[column].between(0.95 * own[column], 1.05 * own[column], inclusive="neither").any()
-                 for word, column in (("tokens", "tokens"), ("FLOPs", "flops"))}  # fmt: skip
-        found[str(run)] = next((word for word, equal in alike.items() if equal), "")
-    return found
+    grown, budgets = points[points["variant"].str.startswith(GROWN)], {}
+    for run, continued in points[points["variant"].str.endswith(TRAINED_FURTHER)].iterrows():
+        siblings = grown[grown["parent"] == continued["parent"]]
+        ratios = {
+            word: siblings[column] / continued[column] for word, column in (("tokens", "tokens"), ("FLOPs", "flops"))
+        }
+        equal = [word for word, ratio in ratios.items() if ratio.between(0.95, 1.05, inclusive="neither").any()]
+        budgets[str(run)] = equal[0] if equal else ""
+    return budgets
 
 
 MAIN_PREFIXES = ("transformer-", "tokenformer-", "grown-", "net2net-", "hypercloning-", "trained-on-", "envelope-")
@@ -187,20 +189,20 @@ def families_at_best_rates(results: Results, runs: Sequence[str]) -> DataFrame:
     """
     losses = held_out_losses(results, STUDY, runs)
     shared = {"data.name": "first", "regime": "first", "tokens": "first", "diverged": "any"}
-    found: DataFrame = losses.groupby("run").agg(shared).reset_index()
-    found["arm"] = found["run"].str.extract("(matched|modern|classic)-[^-]*$")[0]
+    table: DataFrame = losses.groupby("run").agg(shared).reset_index()
+    table["arm"] = table["run"].str.extract("(matched|modern|classic)-[^-]*$")[0]
     validation = last_step_rows(validation_losses(results, STUDY, runs)).groupby("run")["loss_nats"].mean()
-    ended = found["run"].map(validation).mask(found["diverged"]).dropna()
+    final = table["run"].map(validation).mask(table["diverged"]).dropna()
     budget = ["regime", "tokens"]
-    found["chosen"] = found.index.isin(ended.groupby([found[key] for key in (*budget, "arm")]).idxmin())
-    ours = found[found["chosen"] & found["arm"].eq("matched")].set_index(budget)["run"]
-    return found.join(ours.rename("tokenformer"), on=budget)
+    table["chosen"] = table.index.isin(final.groupby([table[key] for key in (*budget, "arm")]).idxmin())
+    tokenformers = table[table["chosen"] & table["arm"].eq("matched")].set_index(budget)["run"]
+    return table.join(tokenformers.rename("tokenformer"), on=budget)
 
 
 def mean_curves(curves: DataFrame, minus: Mapping[Hashable, str] | None = None) -> DataFrame:
     """Return the mean over seeds of each run and step with Student's interval; `minus` is as in `summary`."""
-    found = summarize(curves, "loss_nats", ["run", "step"], minus).query("part == 'mean'")
-    return found.drop(columns=["part", "seed"]).astype({"step": float})
+    means = summarize(curves, "loss_nats", ["run", "step"], minus).query("part == 'mean'")
+    return means.drop(columns=["part", "seed"]).astype({"step": float})
 
 
 class Shape(NamedTuple):

@@ -29,12 +29,12 @@ def choose_alphas(
     grids: Mapping[str, Grid], halves: Mapping[str, Int[ndarray, " examples"]], *, common: bool
 ) -> dict[str, Choice]:
     """Return the index of the alpha that is chosen for each half of the examples, by task."""
-    shown = {
+    accuracies = {
         task: np.stack([grid[:, :, halves[task] != half].mean(axis=2) for half in (0, 1)], axis=-1)
         for task, grid in grids.items()
     }
-    of_all = np.mean([*shown.values()], axis=0)
-    return {task: (of_all if common else mine).argmax(axis=0) for task, mine in shown.items()}
+    mean = np.mean([*accuracies.values()], axis=0)
+    return {task: (mean if common else accuracy).argmax(axis=0) for task, accuracy in accuracies.items()}
 
 
 def chosen_answers(grid: Grid, choice: Choice, halves: Int[ndarray, " examples"]) -> Float[ndarray, "seeds examples"]:
@@ -47,7 +47,7 @@ def split_halves(
     answers: Mapping[str, Float[ndarray, "seeds _ alphas"]], halves: Mapping[str, Int[ndarray, " _"]]
 ) -> tuple[Float[ndarray, "seeds _ alphas"], ...]:
     """Return the answers of the first and second half of every task, as consecutive entries."""
-    return tuple(mine[:, halves[task] == half] for task, mine in answers.items() for half in (0, 1))
+    return tuple(of_task[:, halves[task] == half] for task, of_task in answers.items() for half in (0, 1))
 
 
 def two_fold_means(
@@ -64,9 +64,9 @@ def two_fold_means(
     pairs = zip(counts, halves, strict=True)
     means = [np.einsum("re,sea->ras", n, answers) / n.sum(axis=1)[:, None, None] for n, answers in pairs]
     sizes, total = [answers.shape[1] for answers in halves], 0.0
-    for half, mean in enumerate(means):
-        other = half ^ 1  # of the same task
-        shown = np.mean(means[other % 2 :: 2], axis=0) if common else means[other]
-        chosen = np.take_along_axis(mean, shown.argmax(axis=1)[:, None], axis=1)[:, 0]
-        total = total + chosen * sizes[half] / (sizes[half] + sizes[other])
+    for index, mean in enumerate(means):
+        other = index ^ 1  # the other half of the same task
+        selection = np.mean(means[other % 2 :: 2], axis=0) if common else means[other]
+        chosen = np.take_along_axis(mean, selection.argmax(axis=1)[:, None], axis=1)[:, 0]
+        total = total + chosen * sizes[index] / (sizes[index] + sizes[other])
     return np.asarray(total / (len(halves) // 2))
