@@ -1,11 +1,11 @@
-"""Choosing alpha on one half of the questions and judging it on the other."""
+"""Alpha is chosen on one half of the questions and evaluated on the other half."""
 
 import numpy as np
 
 from formerlab.report.studies.two_fold import choose_alphas, chosen_answers, half_index
 
 
-def test_alpha_per_task_is_judged_where_it_was_not_chosen():
+def test_alpha_is_evaluated_on_the_other_half():
     halves = {task: np.arange(8) % 2 for task in ("a", "b")}
 
     def mean(grids, task, *, common=False):
@@ -21,7 +21,7 @@ def test_alpha_per_task_is_judged_where_it_was_not_chosen():
     assert choose_alphas({"a": noise}, halves, common=False)["a"].tolist() == [[1, 0]]
 
 
-def test_halves_are_even_and_follow_the_id_alone():
+def test_halves_are_even_and_depend_only_on_the_id():
     halves = [half_index(f"question-{number}") for number in range(400)]
     assert 160 < sum(halves) < 240
     assert halves == [half_index(f"question-{number}") for number in range(400)]

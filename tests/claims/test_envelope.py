@@ -1,4 +1,4 @@
-"""The FLOPs that models from scratch need for a loss, on envelopes that are known."""
+"""The FLOPs that models from scratch need for a loss, on known envelopes."""
 
 import math
 
@@ -19,8 +19,8 @@ runs = st.lists(st.tuples(st.floats(1e9, 1e15), st.floats(1.0, 8.0)), min_size=1
 
 
 @given(st.floats(0.02, 0.5), st.floats(1e9, 1e20), st.floats(0.05, 0.95))
-def test_a_power_law_is_found_again(exponent, scale, share):
-    """Loss falls as FLOPs to a power: between the ends every loss has the FLOPs of the law."""
+def test_flops_of_a_power_law_are_recovered(exponent, scale, share):
+    """If loss is a power of FLOPs, every loss between the ends needs the FLOPs of the law."""
     flops = scale * np.array([1.0, 3.0, 10.0, 50.0])
     asked = scale * 50**share
     found = flops_at_loss(4 * (asked / scale) ** -exponent, flops, 4 * (flops / scale) ** -exponent)
@@ -28,7 +28,7 @@ def test_a_power_law_is_found_again(exponent, scale, share):
 
 
 @given(runs)
-def test_no_run_on_the_envelope_costs_less_than_the_envelope_at_its_loss(points):
+def test_the_envelope_is_at_most_as_expensive_as_its_runs(points):
     flops, losses = (np.array(column) for column in zip(*points, strict=True))
     places = on_envelope(flops, losses)
     for loss in losses:
@@ -39,7 +39,7 @@ def test_no_run_on_the_envelope_costs_less_than_the_envelope_at_its_loss(points)
 
 
 @given(runs)
-def test_on_the_envelope_are_the_runs_that_none_of_their_budget_or_a_smaller_one_equals(points):
+def test_envelope_has_the_runs_with_the_lowest_loss_for_their_budget(points):
     flops, losses = (np.array(column) for column in zip(*points, strict=True))
     expected = [
         place
@@ -52,15 +52,15 @@ def test_on_the_envelope_are_the_runs_that_none_of_their_budget_or_a_smaller_one
     assert sorted(on_envelope(flops, losses)) == expected
 
 
-def test_of_runs_of_one_budget_the_best_alone_counts():
-    """The cheaper ones would be a wall: here 14.5 TFLOP, in whole steps of three sizes."""
+def test_only_the_best_run_of_a_budget_counts():
+    """Slightly cheaper and worse runs would add a nearly vertical segment, here at 14.5 TFLOP."""
     flops, losses = [14.50e12, 14.55e12, 14.65e12, 130e12], [4.73, 4.27, 4.21, 3.88]
     assert list(on_envelope(flops, losses)) == [2, 3]
     assert math.isnan(flops_at_loss(4.5, flops, losses))
 
 
 @given(runs, st.floats(1.0, 8.0), st.floats(0.0, 3.0), st.floats(1.0, 100.0), st.randoms(use_true_random=False))
-def test_worse_runs_their_order_and_the_unit_of_flops_do_not_matter(points, loss, worse, dearer, random):
+def test_flops_at_loss_ignores_worse_runs_order_and_unit(points, loss, worse, dearer, random):
     expected = flops_at_loss(loss, *zip(*points, strict=True))
     cost, found = random.choice(points)
     shuffled = [*points, (cost * dearer, found + worse)]
@@ -69,8 +69,8 @@ def test_worse_runs_their_order_and_the_unit_of_flops_do_not_matter(points, loss
     assert flops_at_loss(loss, 7 * flops, losses) == pytest.approx(7 * expected, rel=1e-9, nan_ok=True)
 
 
-def test_the_envelope_varies_by_the_slope_of_ln_flops_on_ln_loss():
-    """Between two runs of one power law; the nearer run counts by its share, and both by the seeds that they have."""
+def test_envelope_variance_matches_finite_differences():
+    """The loss lies half-way (in ln FLOPs) between two runs of one power law."""
     flops, law = np.array([1e12, 4e12]), lambda cost: 4 * (cost / 1e12) ** -0.1
     by_run = [pd.Series(law(cost) + np.array(noise)) for cost, noise in zip(flops, ([-0.01, 0.01], [0.0]), strict=True)]
     cost, middle = np.array([6e12]), np.array([law(2e12)])
@@ -101,10 +101,10 @@ def evaluated(root, *, seeds=(0, 1, 2), loss=None, flops=4e12, left_out=(), init
         for seed in seeds:
             changes = {"parameters": size * 1000, "tokens": length * 1000, "init": init}
             loss_there = 4 * (cost / 1e12) ** -0.1 + spread * (seed - 1)
-            exact(root, f"envelope-{size}-{length}", seed, loss_there, cost, **changes)
+            write_run(root, f"envelope-{size}-{length}", seed, loss_there, cost, **changes)
     for seed in (0, 1, 2):
         reached, other = 4 * 8**-0.1 if loss is None else loss, {"data": NOVELS["data"]} if lent else {}
-        folder = exact(root, "grown-random-sqrt-4", seed, 3.9 if lent else reached, flops, tokens=1, **other)
+        folder = write_run(root, "grown-random-sqrt-4", seed, 3.9 if lent else reached, flops, tokens=1, **other)
         if lent:
             (folder / "lender_test.csv").write_text(f"window,tokens,loss_nats\n0,{lent},{reached!r}\n")
     arms = ClaimArms(arms={"grown": Arm(run="grown-random-sqrt-4", envelope=("envelope-*",))})
@@ -112,15 +112,15 @@ def evaluated(root, *, seeds=(0, 1, 2), loss=None, flops=4e12, left_out=(), init
     return evaluate(CLAIM, rows, {}, "overnight")
 
 
-def exact(root, run, seed, loss, flops, **changes):
-    """A run whose held-out loss is this number."""
+def write_run(root, run, seed, loss, flops, **changes):
+    """Write a run with this held-out loss."""
     init = changes.pop("init", None)
     folder = make_run(root, "tokenformer", run, seed, flops=flops, init=init, **changes)
     (folder / "test.csv").write_text(f"window,tokens,loss_nats\n0,10,{loss!r}\n")
     return folder
 
 
-def test_a_chain_at_half_the_cost_saves_it(tmp_path):
+def test_a_chain_at_half_the_cost_agrees_with_the_claim(tmp_path):
     verdict = evaluated(tmp_path / "overnight")
     assert verdict.outcome == "agrees"
     assert verdict.items[0].values["cost"] == "0.5000 [0.5000, 0.5000]"
@@ -132,7 +132,7 @@ def test_a_chain_at_half_the_cost_saves_it(tmp_path):
     assert (single.outcome, single.items[0].seeds) == ("agrees", 3), "one seed of the envelope serves all of the chain"
 
 
-def test_one_envelope_serves_all_seeds_and_its_own_spread_widens_the_interval(tmp_path):
+def test_spread_of_the_envelope_widens_the_interval(tmp_path):
     """The chain has the same loss in every seed; the losses of the envelope differ between seeds."""
     verdict = evaluated(tmp_path / "overnight", flops=3e12, spread=0.02)
     cost = verdict.items[0].names["cost"]
@@ -153,7 +153,7 @@ def test_one_envelope_serves_all_seeds_and_its_own_spread_widens_the_interval(tm
         ({"init": "transformer-1"}, "not from scratch: envelope-1-1, envelope-1-2"),
     ],
 )
-def test_without_an_envelope_at_its_loss_a_chain_is_not_tested(tmp_path, changes, reason):
+def test_claim_is_not_tested_without_an_envelope_at_the_loss_of_the_chain(tmp_path, changes, reason):
     verdict = evaluated(tmp_path / "overnight", **changes)
     assert verdict.outcome == "not_tested"
     assert reason in verdict.items[0].reason

@@ -1,4 +1,4 @@
-"""Every study maps its arms to runs, and what is not registered is refused."""
+"""Every study maps the arms of registered claims to runs."""
 
 from fnmatch import filter as matching
 from pathlib import Path
@@ -30,42 +30,44 @@ def test_studies_map_registered_claims(scale):
             assert set(mapped.items) <= set(registered[name].criterion.for_each)
 
 
-WAITING = {  # for runs that neither of these scales plans
+NOT_PLANNED = {  # for runs that neither of these scales plans
     "tokenformer-growth-beats-continuing",
     "tokenformer-growth-gap-shrinks-with-stage",
     "tokenformer-growth-saves-cost",
     "tokenformer-gap-shrinks-with-training",
     "denseformer-gain-persists-with-training",
 }
-NEVER = WAITING | {
+EXCLUDED = NOT_PLANNED | {
     "decay-h2o-nearly-lossless-long-prompts",  # five-shot prompts: for published models (docs/decay.md)
     "decay-score-beats-protected-random",  # for a released model
 }
 RIVAL = "tokenformer-growth-beats-width-growth"  # HyperCloning needs whole factors, which paper's sizes are not
 
 
-def complete(scale):
-    """The measured claims all of whose arms a run of the scale stands for, in any item of those that stand alone."""
+def planned_claims(scale):
+    """Yield the measured claims whose arms all have a planned run at the scale, in all items (`tested`: in one)."""
     sources, mapped, runs = read_sources(ROOT, {"scale": scale, "studies": STUDIES}), read_arms(ROOT, scale), {}
     for study in STUDIES:
         runs[study] = [run.name for resolve in (resolve_study, resolve_released) for run in resolve(study, sources)]
     for claim in (claim for claim in read_claims().claims if claim.id in mapped[claim.study]):
         by_item = [mapped[claim.study][claim.id].of(item) for item in claim.criterion.for_each or (None,)]
-        whole = [all(stands(arms.get(arm), runs[claim.study]) for arm in claim.arms) for arms in by_item]
-        if any(whole) if claim.criterion.combine == "tested" else all(whole):
+        complete = [all(all_planned(arms.get(arm), runs[claim.study]) for arm in claim.arms) for arms in by_item]
+        if any(complete) if claim.criterion.combine == "tested" else all(complete):
             yield claim.id
 
 
-def stands(arm, runs):
+def all_planned(arm, runs):
     patterns = [*arm.envelope, *filter(None, (arm.run, arm.best_of))] if arm else ["-"]
     return all(matching(runs, pattern) for pattern in patterns)
 
 
-@pytest.mark.parametrize(("scale", "but"), [("workstation", NEVER), ("paper", NEVER | {RIVAL}), ("laptop", set())])
-def test_claims_find_all_their_arms_where_they_are_judged(scale, but):
+@pytest.mark.parametrize(
+    ("scale", "missing"), [("workstation", EXCLUDED), ("paper", EXCLUDED | {RIVAL}), ("laptop", set())]
+)
+def test_scales_plan_all_arms_of_the_claims_that_they_test(scale, missing):
     measured = [claim for claim in read_claims().claims if claim.kind == "measured"]
-    asked = {claim.id for claim in measured if scale != "laptop" or scale in claim.scales.judged}
-    assert asked - set(complete(scale)) == but
+    tested = {claim.id for claim in measured if scale != "laptop" or scale in claim.scales.judged}
+    assert tested - set(planned_claims(scale)) == missing
 
 
 @pytest.mark.parametrize(
@@ -77,7 +79,7 @@ def test_claims_find_all_their_arms_where_they_are_judged(scale, but):
         ("decay-beats-h2o: {arms: {h2o: {}}}", "an arm needs exactly one of run, best_of and constant, not none"),
     ],
 )
-def test_what_is_not_registered_is_refused(tmp_path, text, message):
+def test_unregistered_claims_arms_and_items_are_refused(tmp_path, text, message):
     entry = text if ":" in text else f"{text}: {{}}"
     for folder in ("studies", "scales"):
         (tmp_path / "workflow" / folder).mkdir(parents=True)

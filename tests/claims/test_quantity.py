@@ -27,12 +27,12 @@ NOISE = np.random.default_rng(0)
 POOL = (0.01, 12)
 
 
-def linear(name, values, pool=None, **more):
+def combination(name, values, pool=None, **more):
     return Combination({RunMetric(name, pd.Series(values), pooled=lambda levels: pool, **more): 1.0})
 
 
-def answered(*groups, seeds=None, **more):
-    """Examples of tasks; each group is seeds x examples (x statistics)."""
+def make_examples(*groups, seeds=None, **more):
+    """Return examples by task; each group is seeds x examples (x statistics)."""
     names = {f"task{index}": tuple(map(str, range(group.shape[1]))) for index, group in enumerate(groups)}
     seeds = tuple(range(len(groups[0]))) if seeds is None else seeds
     stacked = [group if group.ndim == 3 else np.stack([group, np.ones_like(group)], axis=-1) for group in groups]
@@ -40,59 +40,62 @@ def answered(*groups, seeds=None, **more):
 
 
 def estimate(*groups, resamples=2000, **more):
-    return answered(*groups, **more).estimate(resamples)
+    return make_examples(*groups, **more).estimate(resamples)
 
 
-def test_two_runs_give_the_paired_t_interval():
+def test_difference_of_two_runs_has_the_paired_t_interval():
     a, b = NOISE.normal(3, 0.02, 4), NOISE.normal(3, 0.02, 4)
     pool = residual_variance(pd.concat({"a": pd.Series(a), "b": pd.Series(b)}))
     assert pool[0] * 2 == pytest.approx((a - b).var(ddof=1))
-    found = (linear("a", a, pool) - linear("b", b, pool)).interval(0.95)
+    found = (combination("a", a, pool) - combination("b", b, pool)).interval(0.95)
     assert (found.low, found.high) == pytest.approx(stats.ttest_rel(a, b).confidence_interval(0.95))
 
 
-def test_the_pooled_variance_stands_unless_the_own_one_is_larger_than_chance():
-    quiet = (linear("a", [3.0, 3.001, 3.0], POOL) - linear("b", [2.9] * 3, POOL)).interval(0.95)
+def test_pooled_variance_is_used_unless_an_f_test_rejects_it():
+    quiet = (combination("a", [3.0, 3.001, 3.0], POOL) - combination("b", [2.9] * 3, POOL)).interval(0.95)
     assert quiet.high - quiet.mean == pytest.approx(stats.t(12).ppf(0.975) * math.sqrt(2 * 0.01 / 3))
     values = [3.0, 6.0, 9.0]
-    wild = (linear("a", values, POOL) - linear("b", [0.0] * 3, POOL)).interval(0.95)
+    wild = (combination("a", values, POOL) - combination("b", [0.0] * 3, POOL)).interval(0.95)
     assert wild.high - wild.mean == pytest.approx(stats.t(2).ppf(0.975) * stats.sem(values))
 
 
-def test_arms_of_unequal_deviation_have_welchs_interval():
-    """Each arm's own variance, with the degrees of freedom of both; equal deviations keep the common one."""
+def test_arms_with_unequal_deviations_have_welchs_interval():
+    """Each arm has a separate variance with its degrees of freedom; arms with equal deviations share one."""
     wide, narrow = pd.Series([3.0, 3.12, 3.05]), pd.Series([2.9, 2.91, 2.92])
     own = [within_run_variance([values]) for values in (wide, narrow)]
-    a, b = (linear(n, v, POOL, own_variance=lambda o=o: o) for n, v, o in zip("ab", (wide, narrow), own, strict=True))
+    a, b = (
+        combination(n, v, POOL, own_variance=lambda o=o: o) for n, v, o in zip("ab", (wide, narrow), own, strict=True)
+    )
     expected = stats.ttest_ind(wide, narrow, equal_var=False).confidence_interval(0.95)
     found = (a - b).interval(0.95)
     assert (found.low, found.high) == pytest.approx(expected)
     common = stats.t(12).ppf(0.975) * math.sqrt(2 * 0.01 / 3)
     for others in ((own[0], own[0]), (own[0], None)):
         a, b = (
-            linear(n, v, POOL, own_variance=lambda o=o: o) for n, v, o in zip("ab", (wide, narrow), others, strict=True)
+            combination(n, v, POOL, own_variance=lambda o=o: o)
+            for n, v, o in zip("ab", (wide, narrow), others, strict=True)
         )
         found = (a - b).interval(0.95)
         assert found.high - found.mean == pytest.approx(common)
 
 
-def test_runs_of_one_model_give_its_deviation_about_their_own_means():
+def test_within_run_variance_is_about_the_mean_of_each_run():
     first, second, single = pd.Series([3.0, 3.2]), pd.Series([4.0, 4.0, 4.3]), pd.Series([9.0])
     assert within_run_variance([first, second, single]) == pytest.approx(((0.02 + 0.06) / 3, 3))
     assert within_run_variance([single]) is None
 
 
-def test_what_all_seeds_share_enters_once():
-    """An envelope's variance does not shrink with the seeds of the chain."""
-    found = linear("a", [1.0, 1.2, 1.1], shared=(0.04, 6)).interval(0.95)
+def test_variance_shared_by_all_seeds_is_added_once():
+    """The variance of an envelope does not shrink with the number of seeds of the chain."""
+    found = combination("a", [1.0, 1.2, 1.1], shared=(0.04, 6)).interval(0.95)
     between = 0.01 / 3
     freedom = (between + 0.04) ** 2 / (between**2 / 2 + 0.04**2 / 6)
     assert found.high - found.mean == pytest.approx(stats.t(freedom).ppf(0.975) * math.sqrt(between + 0.04))
 
 
-def test_coefficients_of_one_run_add_up_before_they_are_squared():
+def test_coefficients_of_one_run_are_summed_before_they_are_squared():
     """Excess = (sparse - dense) - (plain - dense) / 4."""
-    sparse, dense, plain = (linear(name, [3.0, 3.01, 3.02], POOL) for name in ("sparse", "dense", "plain"))
+    sparse, dense, plain = (combination(name, [3.0, 3.01, 3.02], POOL) for name in ("sparse", "dense", "plain"))
     excess = (sparse - dense) - 0.25 * (plain - dense)
     assert {level.name: c for level, c in excess.terms.items()} == {"sparse": 1, "dense": -0.75, "plain": -0.25}
     half = stats.t(12).ppf(0.975) * math.sqrt(0.01 * (1 + 0.75**2 + 0.25**2) / 3)
@@ -101,11 +104,11 @@ def test_coefficients_of_one_run_add_up_before_they_are_squared():
 
 
 @pytest.mark.parametrize(("documents", "counted"), [(19, False), (40, True)])
-def test_twenty_documents_enter_as_a_second_variance(documents, counted):
+def test_twenty_documents_add_a_second_variance(documents, counted):
     weights = NOISE.integers(50, 150, documents).astype(float)
     on = {run: {seed: NOISE.normal(3, 0.3, documents) for seed in range(3)} for run in "ab"}
     means = {run: [np.average(values, weights=weights) for values in seeds.values()] for run, seeds in on.items()}
-    a, b = (linear(run, means[run], units=pd.DataFrame(on[run]).T, weights=weights) for run in "ab")
+    a, b = (combination(run, means[run], units=pd.DataFrame(on[run]).T, weights=weights) for run in "ab")
     found = (a - b).interval(0.95)
     values = np.array(means["a"]) - np.array(means["b"])
     d = np.mean([on["a"][seed] - on["b"][seed] for seed in range(3)], axis=0)
@@ -117,12 +120,12 @@ def test_twenty_documents_enter_as_a_second_variance(documents, counted):
     assert bool((a - b).documents()) is counted
 
 
-def test_seeds_that_all_terms_have_are_compared():
-    found = linear("a", [1.0, 2.0, 3.0, 9.0]) - linear("b", [0.0, 0.0, 0.0])
+def test_only_seeds_of_all_terms_are_compared():
+    found = combination("a", [1.0, 2.0, 3.0, 9.0]) - combination("b", [0.0, 0.0, 0.0])
     assert (found.by_seed.index.tolist(), found.interval(0.95).mean) == ([0, 1, 2], 2.0)
 
 
-def test_runs_share_a_variance_that_are_alike():
+def test_similar_runs_share_a_variance():
     base = {"seed": 0, "status": "finished", "data.fingerprint": "d", "init.id": None}
     base |= {"flops": 10.0, "parameters_non_embedding": 100.0}
     others = {
@@ -138,21 +141,21 @@ def test_runs_share_a_variance_that_are_alike():
     assert set(similar_runs(runs, ["own"])["run"]) == {"own", "twice"}
 
 
-def test_seeds_and_examples_enter_with_their_own_variances():
+def test_seeds_and_examples_add_separate_variances():
     """Two seeds near zero and one far away: resampled seeds would exclude zero."""
     of_seeds = np.array([0.001, 0.002, 0.05])[:, None] + np.zeros((3, 200))
     low, high = estimate(of_seeds).ends(0.95)
     assert low < 0 < high
 
 
-def test_fewer_than_twenty_examples_are_compared_by_t():
+def test_fewer_than_twenty_examples_have_a_t_interval():
     values = NOISE.normal(0.1, 1, (1, 8))
     found = estimate(values).interval(0.95)
     assert (found.low, found.high) == pytest.approx(stats.ttest_1samp(values[0], 0).confidence_interval(0.95))
     assert estimate(np.ones((1, 1))).ends(0.95) == (-math.inf, math.inf), "one example has no interval"
 
 
-def test_ends_that_are_compared_lie_three_monte_carlo_standard_errors_outward():
+def test_compared_ends_are_three_monte_carlo_standard_errors_outward():
     found = estimate(NOISE.normal(0, 1, (1, 100)))
     lows = [np.quantile(batch, 0.025) for batch in found.replicates]
     expected = np.quantile(found.replicates, 0.025) - MONTE_CARLO_GUARD * np.std(lows, ddof=1) / math.sqrt(BATCHES)
@@ -160,7 +163,7 @@ def test_ends_that_are_compared_lie_three_monte_carlo_standard_errors_outward():
     assert found.interval(0.95).low == pytest.approx(np.quantile(found.replicates, 0.025))
 
 
-def test_resamples_are_shared_so_differences_stay_paired():
+def test_differences_stay_paired_because_resamples_are_shared():
     same = NOISE.normal(0, 1, (3, 60))
     difference = estimate(same) - 0.5 * estimate(2 * same)
     assert np.abs(difference.replicates).max() < 1e-12
@@ -168,7 +171,7 @@ def test_resamples_are_shared_so_differences_stay_paired():
         estimate(same) - estimate(same, seeds=(4, 5, 6))
 
 
-def test_tasks_of_different_size_count_alike():
+def test_tasks_of_different_sizes_have_equal_weight():
     by_seed = np.array([0.1, -0.3, 0.5])[:, None]
     found = estimate(np.tile(by_seed, (1, 30)), np.tile(-by_seed, (1, 3000)), resamples=40)
     assert np.abs(found.replicates).max() < 1e-12
@@ -176,8 +179,8 @@ def test_tasks_of_different_size_count_alike():
     assert found.examples == 3030
 
 
-def test_a_corpus_score_is_computed_again_on_every_resample():
-    """With sums: a mean of counts would smooth an order without a match by another number."""
+def test_corpus_score_is_computed_for_every_resample():
+    """The statistics are summed, because smoothing of an n-gram order without a match depends on the sums."""
     sentences = NOISE.integers(0, 3, (1, 24, 10)).astype(float)
     sentences[..., 4:8], sentences[..., 3], sentences[..., 8:] = 4, 0, 9
     found = estimate(sentences, reduce=corpus_bleu, resamples=BATCHES * 5)
@@ -186,7 +189,7 @@ def test_a_corpus_score_is_computed_again_on_every_resample():
     np.testing.assert_allclose(found.replicates[0], corpus_bleu(drawn @ sentences[0]))
 
 
-def test_a_choice_of_alpha_is_made_again_in_every_resample():
+def test_alpha_is_chosen_again_in_every_resample():
     halves = {task: tuple((NOISE.random((6, 1, 30)) < 0.5).astype(float) for _ in range(2)) for task in "ab"}
     groups = tuple(half.transpose(1, 2, 0) for task in "ab" for half in halves[task])
     found = {
@@ -213,7 +216,7 @@ def test_a_choice_of_alpha_is_made_again_in_every_resample():
     assert middle.high - middle.mean == pytest.approx(stats.norm.ppf(0.975) * found["own"].replicates.std())
 
 
-def test_agreement_is_fishers_z_with_the_jackknife():
+def test_agreement_uses_fishers_z_and_the_jackknife():
     rows = NOISE.normal(0, 1, 50) + NOISE.normal(0, 0.5, (4, 50))
 
     def mean_z(some):

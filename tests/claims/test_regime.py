@@ -1,4 +1,4 @@
-"""The quantities of `regime`, each on runs that are made up."""
+"""The quantities of `regime` on synthetic runs."""
 
 import json
 import math
@@ -12,22 +12,22 @@ from formerlab.report.claims.registry import Arm, ClaimArms, Condition, read_cla
 from formerlab.report.claims.rows import ClaimRows
 from formerlab.results.read import Results
 
-ANY = next(claim for claim in read_claims().claims if claim.id == "denseformer-better-at-equal-time")
+CLAIM = next(claim for claim in read_claims().claims if claim.id == "denseformer-better-at-equal-time")
 
 
-def asked(root, *conditions, **arms):
-    """The claim under conditions of our own, and the runs of its arms."""
+def claim_and_runs(root, *conditions, **arms):
+    """Return a claim with these conditions, and the runs of its arms."""
     given = {name: arm if isinstance(arm, Arm) else Arm(run=arm) for name, arm in arms.items()}
-    claim = ANY.model_copy(update={"regime": tuple(Condition(**condition) for condition in conditions)})
+    claim = CLAIM.model_copy(update={"regime": tuple(Condition(**condition) for condition in conditions)})
     return claim, arm_runs(claim, ClaimRows(Results(root), "study", ClaimArms(arms=given)), None)
 
 
 def value(root, quantity, arm):
-    return QUANTITIES[quantity](asked(root, arm=arm)[1]["arm"])
+    return QUANTITIES[quantity](claim_and_runs(root, arm=arm)[1]["arm"])
 
 
 def holds(root, quantity, limits, **arms):
-    return not unmet_conditions(*asked(root, {"quantity": quantity, "of": tuple(arms), **limits}, **arms))
+    return not unmet_conditions(*claim_and_runs(root, {"quantity": quantity, "of": tuple(arms), **limits}, **arms))
 
 
 @pytest.fixture
@@ -51,13 +51,13 @@ def test_settings_and_counts_are_read_from_the_record(root):
     assert [value(root, name, "plain") for name in ("dilation", "period", "head_width")] == [0, 0, 32]
 
 
-def test_growth_is_measured_by_new_parameters_and_by_what_the_parent_read(root):
+def test_growth_counts_new_parameters_and_the_tokens_of_the_parent(root):
     make_run(root, "study", "parent", parameters_non_embedding=17_000, read=[{"tokens_cumulative": 850_000}])
     make_run(root, "study", "grown", init="parent")
     assert value(root, "tokens_per_new_parameter", "grown") == pytest.approx(102_400 / 200_000)
     assert value(root, "start_tokens_per_parameter", "grown") == pytest.approx(50)
     condition = {"quantity": "tokens_per_new_parameter", "of": "a", "at_least": 1}
-    lines = unmet_conditions(*asked(root, condition, a="parent"))
+    lines = unmet_conditions(*claim_and_runs(root, condition, a="parent"))
     assert lines == ["parent does not start from a run of this scale"]
 
 
@@ -71,7 +71,7 @@ def write_curve(folder, losses, lrs=(1.0,), train=(3.0,)):
     pd.DataFrame(rows).to_csv(folder / "train.csv", index=False)
 
 
-def test_curves_say_how_far_a_run_has_come(root):
+def test_quantities_of_the_validation_curve(root):
     write_curve(make_run(root, "study", "a"), [9, 5, 4, 3, 2.5, 2, 1.9, 1.8, 1.6, 1.4, 1.7], lrs=(0.1, 1.0, 0.01))
     assert value(root, "final_rate_share", "a") == pytest.approx(0.01)
     assert value(root, "still_falling", "a") == pytest.approx(-0.3), "from step 90 to 100, a tenth of the run"
@@ -81,7 +81,7 @@ def test_curves_say_how_far_a_run_has_come(root):
     assert value(root, "still_falling", "seldom") == pytest.approx(0.4 / 5), "half of the run lies between"
 
 
-def test_a_control_that_no_longer_learns_is_not_met(root):
+def test_a_control_that_no_longer_learns_violates_still_learning(root):
     """The second half gains 0.004 nats; the gain of the first half does not count."""
     write_curve(make_run(root, "study", "a"), [9, 3.9, 3.804, 3.803, 3.8])
     write_curve(make_run(root, "study", "b"), [9, 3.9, 3.806, 3.803, 3.8])
@@ -89,15 +89,15 @@ def test_a_control_that_no_longer_learns_is_not_met(root):
     assert holds(root, "still_learning", {"at_least": 0.005}, arm="b")
 
 
-def test_arms_read_their_text_about_as_often(root):
+def test_epochs_of_the_arms_are_compared(root):
     for run, epochs in (("often", 6.09), ("seldom", 2.34), ("twice", 4.68)):
         make_run(root, "study", run, read=[{"epochs": 40.0}, {"epochs": epochs}])
     assert not holds(root, "epochs_apart", {"at_most": 1}, one="often", other="seldom")
     assert holds(root, "epochs_apart", {"at_most": 1}, one="twice", other="seldom"), "twice as often is not more"
 
 
-def test_windows_are_counted_and_not_their_rows(root):
-    """Of mask measures: 19 windows are too few, whatever their metrics and configurations."""
+def test_examples_of_masks_are_windows(root):
+    """19 windows are too few for any number of metrics and configurations."""
     folder = make_run(root, "study", "a")
     arm = Arm(run="a", policy="h2o", budget=0.2)
     claim = next(claim for claim in read_claims().claims if claim.id == "decay-mask-closer-to-ideal")
@@ -117,8 +117,8 @@ def test_windows_are_counted_and_not_their_rows(root):
         assert rows.windows(arm, "distance_to_ideal") == (count, (count + 1) // 2)
 
 
-def test_overfitting_is_measured_without_the_smoothing_of_the_training_loss(root):
-    """A model of 4000 words whose smoothed training loss would be 0.1 ln V for a perfect fit."""
+def test_overfit_is_corrected_for_label_smoothing(root):
+    """A vocabulary of V = 4000 words; the smoothed training loss of a perfect fit is 0.1 ln V."""
     folder = make_run(root, "study", "a", spec=model() | {"vocabulary": 4000})
     record = json.loads((folder / "run.json").read_text())
     record["spec"]["task"] = {"kind": "translation", "label_smoothing": 0.1}
@@ -141,7 +141,7 @@ def test_overfitting_is_measured_without_the_smoothing_of_the_training_loss(root
         (0.01, {}, 0),
     ],
 )
-def test_a_rate_lies_inside_its_grid(root, own, rates, inside):
+def test_rate_inside_needs_rates_on_both_sides(root, own, rates, inside):
     make_run(root, "study", "a", optimizer={"lr": own}, tokens=400)
     for rate, loss in rates.items():
         make_run(
@@ -156,8 +156,8 @@ def test_a_rate_lies_inside_its_grid(root, own, rates, inside):
         assert holds(root, "same_grid", {"at_least": 1}, one=arm, other=arm)
 
 
-def test_rates_are_compared_over_the_seeds_that_both_have(root):
-    """A lucky seed of the neighbours does not count against the mean over the seeds of the rate in use."""
+def test_rates_are_compared_over_common_seeds(root):
+    """One lucky seed of a neighbouring rate is compared with the same seed of the rate in use."""
     for seed, loss in enumerate((4.30, 4.40, 4.50)):
         make_run(root, "study", "s-100", seed, optimizer={"lr": 0.01}, loss=loss)
     for rate, loss in ((0.005, 4.31), (0.02, 4.32)):
@@ -168,7 +168,7 @@ def test_rates_are_compared_over_the_seeds_that_both_have(root):
     assert not holds(root, "rate_inside", {"at_least": 1}, arm=arm)
 
 
-def test_rates_are_searched_from_the_parents_in_use(root):
+def test_a_rate_search_starts_from_the_same_parents(root):
     for seed in (0, 1):
         make_run(root, "study", "parent", seed, weights_sha256=f"{seed}" * 64)
     init = {"id": "study/parent/seed0", "weights_sha256": "0" * 64}
@@ -180,24 +180,24 @@ def test_rates_are_searched_from_the_parents_in_use(root):
     assert not holds(root, "rates_searched_apart", {"at_most": 0}, one=other, other=other)
 
 
-def test_arms_are_compared_by_their_largest_and_smallest(root):
+def test_apart_compares_the_largest_and_the_smallest_arm(root):
     make_run(root, "study", "a", parameters=300, parameters_non_embedding=100, tokens=1000)
     make_run(root, "study", "b", parameters=309, parameters_non_embedding=200, tokens=8000)
     assert holds(root, "parameters_apart", {"at_most": 0.031}, one="a", other="b"), "with embedding they are near"
     assert not holds(root, "parameters_non_embedding_apart", {"at_most": 0.5}, one="a", other="b")
     assert holds(root, "tokens_ratio", {"at_least": 8}, one="b", other="a")
     assert holds(root, "rotary_apart", {"at_most": 0}, one="a", other="b"), "none in either"
-    line = unmet_conditions(*asked(root, {"quantity": "depth", "of": "a", "at_least": 24}, a="a"))
+    line = unmet_conditions(*claim_and_runs(root, {"quantity": "depth", "of": "a", "at_least": 24}, a="a"))
     assert line == ["blocks of 'a': 4 (needed: at least 24)"]
 
 
-def test_of_a_diverged_run_only_settings_and_counts_are_asked(root):
+def test_curves_of_diverged_runs_are_not_checked(root):
     write_curve(make_run(root, "study", "a", status="diverged"), [3.0, 9.0])
     assert holds(root, "rise_from_best", {"at_most": 0.02}, arm="a")
     assert not holds(root, "depth", {"at_least": 24}, arm="a")
 
 
-def test_depth_must_bring_something(root):
+def test_gain_of_depth_is_the_lower_end_of_the_difference(root):
     for seed in range(3):
         make_run(root, "study", "plain", seed, loss=4.0)
         make_run(root, "study", "deep", seed, loss=3.0)
@@ -205,5 +205,5 @@ def test_depth_must_bring_something(root):
     assert not holds(root, "gain_of_depth", {"at_least": 0}, plain="deep", deep="plain")
 
 
-def test_shots_stand_in_the_name_of_a_suite():
+def test_shots_are_read_from_the_name_of_a_suite():
     assert [shots(name) for name in ("copa_5_shots_local", "piqa_local")] == [5, 0]

@@ -1,4 +1,4 @@
-"""claims.yaml is what was registered, and every expression in it can be read."""
+"""claims.yaml is unchanged since its registration, and all of its expressions are valid."""
 
 import ast
 import hashlib
@@ -14,7 +14,7 @@ from formerlab.report.claims.rows import POOL_FACTOR
 from formerlab.report.claims.verdict import MIN_SEEDS
 from formerlab.statistics import CONFIDENCE, RESAMPLES
 
-BOOK = read_claims()
+REGISTRY = read_claims()
 VERSION_HASHES = {
     1: "5f560fc9458713204c14d6ba8b93d91fc3e1ecdbe9f94377f55d3e6de06879f4",
     2: "1f43f7313e566f9a4dea2794ee2c9ba95ea55bdf00b214f838175a0a9deda929",
@@ -27,13 +27,13 @@ VERSION_HASHES = {
 
 def test_the_file_is_unchanged():
     content = files("formerlab.report.claims").joinpath("claims.yaml").read_bytes()
-    assert hashlib.sha256(content).hexdigest() == VERSION_HASHES[BOOK.version]
-    assert len(BOOK.claims) == 62
-    assert sum(claim.headline for claim in BOOK.claims) == 10
+    assert hashlib.sha256(content).hexdigest() == VERSION_HASHES[REGISTRY.version]
+    assert len(REGISTRY.claims) == 62
+    assert sum(claim.headline for claim in REGISTRY.claims) == 10
 
 
-def test_what_later_versions_changed_is_marked():
-    marks = {claim.id: mark for claim in BOOK.claims if (mark := BOOK.revisions(claim).note)}
+def test_revisions_name_the_versions_that_changed_a_claim():
+    marks = {claim.id: mark for claim in REGISTRY.claims if (mark := REGISTRY.revisions(claim).note)}
     statistics = "statistics changed in versions 3, 4"
     assert marks["tokenformer-continued-training-lower"] == f"criterion changed in versions 2, 3; {statistics}"
     assert marks["tokenformer-growth-gap-shrinks-with-stage"] == (
@@ -42,13 +42,13 @@ def test_what_later_versions_changed_is_marked():
     statistics = "statistics changed in versions 2, 3"
     assert marks["decay-beats-h2o"] == f"criterion changed in version 3; {statistics}"
     assert marks["decay-mask-closer-to-ideal"] == f"criterion changed in versions 3, 4; {statistics}"
-    assert {claim.id for claim in BOOK.claims if claim.id not in marks} == {
-        c.id for c in BOOK.claims if c.kind == "exact"
+    assert {claim.id for claim in REGISTRY.claims if claim.id not in marks} == {
+        c.id for c in REGISTRY.claims if c.kind == "exact"
     }
 
 
-def test_constants_that_stand_beside_their_formulas_are_the_registered_ones():
-    extra = BOOK.protocol
+def test_constants_in_the_code_are_the_registered_ones():
+    extra = REGISTRY.protocol
     assert (extra["confidence"], extra["min_seeds"], extra["bootstrap_resamples"]) == (CONFIDENCE, MIN_SEEDS, RESAMPLES)
     assert extra["min_documents"] == extra["min_examples"] == MIN_UNITS
     assert extra["monte_carlo_guard"] == MONTE_CARLO_GUARD
@@ -56,32 +56,32 @@ def test_constants_that_stand_beside_their_formulas_are_the_registered_ones():
     assert (extra["pool_check"], extra["pool_factor"]) == (POOL_CHECK, POOL_FACTOR)
 
 
-def test_every_quantity_of_a_regime_can_be_computed():
+def test_every_quantity_of_a_regime_is_implemented():
     of_several = {"same_grid", "gain_of_depth"}
-    for claim in BOOK.claims:
+    for claim in REGISTRY.claims:
         for condition in claim.regime:
             assert ({condition.of} if isinstance(condition.of, str) else set(condition.of)) <= set(claim.arms)
             name = condition.quantity
             assert {name, name.removesuffix("_apart"), name.removesuffix("_ratio")} & {*QUANTITIES, *of_several}
 
 
-@pytest.mark.parametrize("claim", BOOK.claims, ids=lambda claim: claim.id)
-def test_expressions_use_what_the_protocol_and_let_define(claim):
-    known = set(BOOK.protocol["functions"])
+@pytest.mark.parametrize("claim", REGISTRY.claims, ids=lambda claim: claim.id)
+def test_expressions_use_only_defined_names_and_functions(claim):
+    known = set(REGISTRY.protocol["functions"])
     arms = set(claim.arms)
     criterion = claim.criterion
     for name, expression in [*criterion.let.items(), ("holds", criterion.holds), ("fails", criterion.fails)]:
         for node in ast.walk(ast.parse(expression, mode="eval")):
             if isinstance(node, ast.Call):
-                assert node.func.id in BOOK.protocol["functions"]
+                assert node.func.id in REGISTRY.protocol["functions"]
                 if node.func.id in ("value", "diff", "ratio", "logratio", "paired", "correlation"):
                     *used, metric = [argument.value for argument in node.args]
                     assert set(used) <= arms
-                    assert metric in BOOK.protocol["metrics"]
+                    assert metric in REGISTRY.protocol["metrics"]
             elif isinstance(node, ast.Name):
                 assert node.id in known
         known.add(name)
 
 
-def test_checks_belong_to_exact_claims():
-    assert set(CHECKS) == {claim.id for claim in BOOK.claims if claim.kind == "exact"}
+def test_every_exact_claim_has_a_check():
+    assert set(CHECKS) == {claim.id for claim in REGISTRY.claims if claim.kind == "exact"}

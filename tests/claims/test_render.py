@@ -1,4 +1,4 @@
-"""Verdicts are the registered ones and reach their readers: claims.csv, a page, README and docs."""
+"""Verdicts match the registered lists and are shown in claims.csv, claims.html, README and docs."""
 
 import math
 import re
@@ -27,7 +27,7 @@ from formerlab.report.claims.verdict import evaluate_results
 from formerlab.results.read import Results
 
 HEADLINES = [claim.id for claim in read_claims().claims if claim.headline]
-LATER = {
+NEWER = {
     "overnight": {
         "tokenformer-worse-than-modern-transformer": "not_tested -> agrees",
         "tokenformer-growth-saves-cost": "not_tested -> contradicts",
@@ -38,7 +38,7 @@ LATER = {
         "decay-score-beats-protected-random": "not_tested -> contradicts",
     },
 }
-"""Verdicts of rows that came after the lists of versions 3 to 5."""
+"""Verdicts of rows that are newer than the lists of versions 3 to 5."""
 LISTED = {
     scale: {claim: text for change in read_claims().changes for claim, text in change.verdicts.get(scale, {}).items()}
     for scale in ("overnight", "pretrained", "laptop")
@@ -46,7 +46,7 @@ LISTED = {
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def verdicts(tmp_path_factory):
     root = tmp_path_factory.mktemp("claims") / "results/cached/overnight"
     make_tokenformer(root)
     make_decay(root, (0, 1, 2))
@@ -55,26 +55,26 @@ def found(tmp_path_factory):
 
 
 @pytest.mark.parametrize("scale", LISTED)
-def test_committed_rows_have_the_verdicts_that_were_registered_with_the_definitions(scale):
-    """The lists of versions 3 and 4, and LATER; what they leave out has no rows, or only such as decide nothing."""
+def test_committed_rows_have_the_listed_verdicts(scale):
+    """Claims that are missing in the lists of versions 3 and 4 and in NEWER have no rows or are not tested."""
     root = ROOT / "results/cached" / scale
     found = verdicts_by_scale(ROOT).get(scale) or evaluate_results(Results(root), read_arms(ROOT, scale))
     now = {verdict.claim.id: verdict for verdict in found}
-    for claim, text in (LISTED[scale] | LATER.get(scale, {})).items():
+    for claim, text in (LISTED[scale] | NEWER.get(scale, {})).items():
         word, *by = re.split(r"[:,] ", text.partition("-> ")[2])
         assert now[claim].outcome == word, (claim, text, now[claim].items)
         deciding = {item.item for item in now[claim].items if item.outcome == word}
         assert not (by and by[0].startswith("by ")) or deciding == {*by[0].removeprefix("by ").split(" and ")}
     tested = {name for name, verdict in now.items() if verdict.outcome in ("agrees", "contradicts", "cannot_tell")}
-    assert tested <= LISTED[scale].keys() | LATER.get(scale, {}).keys()
+    assert tested <= LISTED[scale].keys() | NEWER.get(scale, {}).keys()
 
 
-def test_every_claim_is_there_headlines_first_and_kinds_are_never_added_up(found):
-    claims, page = list(dict.fromkeys(verdict_frame(found)["claim"])), html(found, "overnight")
+def test_every_claim_is_listed_with_headlines_first_and_separate_totals(verdicts):
+    claims, page = list(dict.fromkeys(verdict_frame(verdicts)["claim"])), html(verdicts, "overnight")
     assert len(claims) == 62
     assert claims[: len(HEADLINES)] == HEADLINES
     assert all(claim in page for claim in claims)
-    sentences = re.findall(r"Of (\d+) (\w+) claims: (.*?)\.", outcome_counts(found))
+    sentences = re.findall(r"Of (\d+) (\w+) claims: (.*?)\.", outcome_counts(verdicts))
     assert [(total, kind) for total, kind, _ in sentences] == [("46", "measured"), ("16", "exact")]
     assert all(int(total) == sum(map(int, re.findall(r"\d+", listed))) for total, _, listed in sentences)
 
@@ -88,8 +88,8 @@ def test_every_claim_is_there_headlines_first_and_kinds_are_never_added_up(found
         ("laptop", "decoder", "not tested: condition not met"),
     ],
 )
-def test_a_verdict_on_one_model_says_whose_it_is(tmp_path, scale, run, expected):
-    """One seed: of this model alone. At scale pretrained: of the released model, by its name."""
+def test_a_verdict_on_one_model_names_the_model(tmp_path, scale, run, expected):
+    """With one seed, the verdict is on this model alone; at scale pretrained it names the released model."""
     make_decay(tmp_path / scale, (0,), run)
     items = {
         f"budget_{100 * budget:.0f}_percent": {
@@ -135,21 +135,21 @@ def test_a_gain_and_a_difference_of_losses_become_the_same_change_of_perplexity(
     assert gains.convert(0.1) == losses.convert(-0.1) == pytest.approx(100 * (math.exp(-0.1) - 1))
 
 
-def test_a_claim_is_told_of_from_the_first_scale_that_tests_it(found):
+def test_the_first_scale_that_tests_a_claim_is_shown(verdicts):
     untested = evaluate_results(Results(ROOT / "results/cached/laptop"), {})
-    best = best_verdicts({"laptop": untested, "overnight": found})
+    best = best_verdicts({"laptop": untested, "overnight": verdicts})
     tested = [verdict for verdict in best if verdict.scale == "overnight"]
     assert "decay-half-recent-beats-h2o" in {verdict.claim.id for verdict in tested}
-    lines = table_of_the_readme({"laptop": untested, "overnight": found})
+    lines = table_of_the_readme({"laptop": untested, "overnight": verdicts})
     assert lines[0] == "| verdict | claim, and the number that decides it | ours | published | main objection |"
     assert len(lines) - 2 == len(FIRST_SCREEN)
     assert not any("**fails**" in line for line in lines), "no measured claim fails"
 
 
-def test_the_table_of_the_readme_is_sorted_by_verdict_and_keeps_its_order_within_one(found):
+def test_the_table_of_the_readme_is_sorted_by_verdict_and_keeps_its_order_within_one(verdicts):
     names = list(FIRST_SCREEN)
     outcomes = {name: ORDER[3 - place % 4] for place, name in enumerate(names)}
-    mixed = [replace(verdict, outcome=outcomes.get(verdict.claim.id, verdict.outcome)) for verdict in found]
+    mixed = [replace(verdict, outcome=outcomes.get(verdict.claim.id, verdict.outcome)) for verdict in verdicts]
     expected = [f"**{FIRST_SCREEN[name].claim}**" for word in ORDER for name in names if outcomes[name] == word]
     lines = table_of_the_readme({"laptop": mixed})[2:]
     assert [line.split(" | ")[1].partition("<br>")[0] for line in lines] == expected
@@ -172,14 +172,14 @@ def test_a_claim_that_is_not_tested_says_whether_it_has_no_run_or_does_not_meet_
     assert lines
 
 
-def test_the_readme_says_that_the_rules_of_all_its_claims_changed_and_marks_altered_verdicts(found):
+def test_the_readme_says_that_the_rules_of_all_its_claims_changed_and_marks_altered_verdicts(verdicts):
     registry = read_claims()
     shown = [claim for claim in registry.claims if claim.id in FIRST_SCREEN]
     assert all(any(registry.revisions(claim)) for claim in shown), "README says so of every claim"
     altered = {claim.id for claim in shown if registry.altered(claim)}
     assert {"tokenformer-growth-beats-continuing", "denseformer-better-at-equal-depth"} <= altered
     assert "decay-beats-h2o" not in altered, "undecided became cannot_tell, which is another word alone"
-    lines = table_of_the_readme({"overnight": found})
+    lines = table_of_the_readme({"overnight": verdicts})
     assert sum(" † | " in line for line in lines) == len(altered) < len(shown)
 
 
@@ -194,19 +194,19 @@ def test_cards_show_numbers_in_the_unit_of_their_label():
         assert f": {text}" in verdict_card(cards[name])
 
 
-def test_every_number_has_a_meaning_and_no_card_shows_a_symbol_of_the_registry(found):
-    """Names of quantities, arms and items are shown as words; what a claim presupposes has words of its own."""
+def test_every_number_has_a_label_and_cards_show_no_identifiers(verdicts):
+    """Names of quantities, arms and items are shown as words, and `requires` has a label."""
     for claim in read_claims().claims:
         needed = {*claim.criterion.let} | ({"requires"} if claim.criterion.requires else set())
         assert needed <= claim.labels.keys(), claim.id
-    for verdict in (one for one in found if one.claim.kind == "measured"):
+    for verdict in (one for one in verdicts if one.claim.kind == "measured"):
         text = verdict_card(verdict).partition("<br>")[2]
         names = {*verdict.claim.arms, *verdict.claim.criterion.for_each, *verdict.claim.criterion.let}
         assert not [name for name in names if "_" in name and name in text], text
         assert not re.search(r"\b(effect|excess|search share|maps no run|lo\(|hi\()", text), text
 
 
-def test_the_block_is_put_between_its_marks_and_only_there(tmp_path):
+def test_the_generated_block_replaces_only_the_text_between_markers(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     assert with_block(page, "new\n") == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
@@ -215,6 +215,6 @@ def test_the_block_is_put_between_its_marks_and_only_there(tmp_path):
         with_block(page, "new")
 
 
-def test_readme_and_docs_say_what_rows_and_scales_say():
-    """After new rows, a changed scale or a changed evaluation: `make readme`."""
+def test_generated_blocks_are_up_to_date():
+    """If rows, a scale or the evaluation changed: run `make readme`."""
     assert list(outdated(ROOT)) == []

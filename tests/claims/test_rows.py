@@ -1,4 +1,4 @@
-"""The numbers that claims are judged by, from rows whose answers are known."""
+"""The numbers of claims, on rows with known answers."""
 
 import pytest
 from fixtures.rows import NOVELS, WINDOWS, make_decay, make_run, model, write, write_csv
@@ -9,7 +9,7 @@ from formerlab.report.claims.rows import ClaimRows
 from formerlab.results.read import Results
 
 
-def test_chance_is_zero_where_the_answer_is_free(tmp_path):
+def test_chance_is_zero_for_free_answers(tmp_path):
     """LAMBADA offers no choices (registry, tokenformer-zeroshot-beats-pythia)."""
     tasks = (("lambada", ""), ("piqa", 2))
     rows = [(task, 1, example, "acc", 1.0, choices) for task, choices in tasks for example in "ab"]
@@ -24,7 +24,7 @@ def test_chance_is_zero_where_the_answer_is_free(tmp_path):
         ClaimRows(Results(tmp_path), "tokenformer", arms).sample(own, "accuracy")
 
 
-def test_a_file_of_free_answers_alone_has_no_choices(tmp_path):
+def test_a_file_with_only_free_answers_has_no_column_choices(tmp_path):
     columns = ("task", "task_version", "example", "metric", "value")
     rows = [("lambada", 1, example, "acc", 1.0) for example in "ab"]
     write_csv(make_run(tmp_path, "tokenformer", "one") / "zeroshot.csv", columns, rows)
@@ -33,8 +33,8 @@ def test_a_file_of_free_answers_alone_has_no_choices(tmp_path):
     assert found.groups[0].mean() == 1.0
 
 
-def test_a_run_that_diverged_ends_as_a_uniform_guess(tmp_path):
-    """Rule 6 of claims.md, for losses of a curve too."""
+def test_a_diverged_run_ends_with_the_loss_of_a_uniform_guess(tmp_path):
+    """Rule 6 of claims.md also holds for the losses of a curve."""
     make_run(tmp_path, "tokenformer", "good", loss=3.0)
     gone = make_run(tmp_path, "tokenformer", "gone", loss=3.0, status="diverged", diverged_at_step=100)
     write(gone / "test.csv", [(window, 64, 6.0) for window in range(WINDOWS)])
@@ -45,7 +45,7 @@ def test_a_run_that_diverged_ends_as_a_uniform_guess(tmp_path):
     assert rows._validation("gone", "area_under_curve")[0] == (3.0 + 4.5) / 2
 
 
-def test_an_arm_is_one_policy(tmp_path):
+def test_an_arm_must_select_one_configuration(tmp_path):
     make_decay(tmp_path)
     rows = ClaimRows(Results(tmp_path), "decay", ClaimArms(arms={}))
     with pytest.raises(MissingRowsError, match="several values of recent; name one"):
@@ -56,8 +56,8 @@ def test_an_arm_is_one_policy(tmp_path):
     assert one.groups[0].shape[:2] == (1, WINDOWS)
 
 
-def test_the_deviation_of_a_model_is_that_of_its_runs_on_any_text(tmp_path):
-    """Not that of another model, nor of a run of more than twice the cost."""
+def test_variance_of_a_model_uses_its_runs_on_any_text(tmp_path):
+    """Other models and runs of more than twice the cost are excluded."""
     losses = {"a": (3.0, 3.1), "elsewhere": (4.0, 4.3), "other": (3.0, 3.9), "dear": (3.0, 3.7)}
     changes = {"elsewhere": NOVELS, "other": {"spec": model(layers=9)}, "dear": {"flops": 3e12}}
     for run, by_seed in losses.items():

@@ -1,4 +1,4 @@
-"""Verdicts by made-up numbers: the words, what items come to, p and Holm's correction."""
+"""Verdicts on synthetic numbers: outcomes, combined items, p values and Holm's correction."""
 
 import numpy as np
 import pandas as pd
@@ -11,15 +11,15 @@ from formerlab.report.claims.registry import Arm, Claim, ClaimArms, read_claims
 from formerlab.report.claims.rows import ClaimRows
 from formerlab.report.claims.verdict import combine_outcomes, evaluate, evaluate_all, holm, p_value
 
-BOOK = read_claims()
+REGISTRY = read_claims()
 
 
-class Planted(ClaimRows):
-    """Rows that are made up: numbers per arm and metric, or answers per arm."""
+class SyntheticRows(ClaimRows):
+    """Synthetic rows: numbers by arm and metric, or answers by arm."""
 
     def __init__(self, claim, numbers, examples=None):
         super().__init__(None, claim.study, ClaimArms(arms={name: Arm(run=name) for name in claim.arms}))
-        self.numbers, self.planted = numbers, examples or {}
+        self.numbers, self.answers = numbers, examples or {}
 
     def level(self, arm, metric, *, logarithm=False):
         if (arm.run, metric) not in self.numbers:
@@ -27,7 +27,7 @@ class Planted(ClaimRows):
         return RunMetric(f"{metric} {arm.run}", pd.Series(self.numbers[arm.run, metric]))
 
     def sample(self, arm, metric, **more):
-        if (values := self.planted.get((arm.run, metric))) is None:
+        if (values := self.answers.get((arm.run, metric))) is None:
             raise MissingRowsError(f"no finished run {arm.run}")
         group = np.stack([values, np.ones_like(values)], axis=-1)
         return Examples((group,), tuple(range(len(values))), {"task": tuple(map(str, range(values.shape[1])))})
@@ -37,19 +37,19 @@ class Planted(ClaimRows):
 
 
 def claim_of(name) -> Claim:
-    """A claim without its regime, which test_regime.py has."""
-    return next(claim for claim in BOOK.claims if claim.id == name).model_copy(update={"regime": ()})
+    """Return a claim without its regime, which test_regime.py tests."""
+    return next(claim for claim in REGISTRY.claims if claim.id == name).model_copy(update={"regime": ()})
 
 
 @pytest.fixture(autouse=True)
 def without_runs(monkeypatch):
-    monkeypatch.setattr("formerlab.report.claims.verdict.arm_runs", lambda *asked: {})
-    monkeypatch.setattr("formerlab.report.claims.verdict.model_sizes", lambda *asked: "")
+    monkeypatch.setattr("formerlab.report.claims.verdict.arm_runs", lambda *args: {})
+    monkeypatch.setattr("formerlab.report.claims.verdict.model_sizes", lambda *args: "")
 
 
 def evaluated(name, numbers=None, examples=None, scale="workstation"):
     claim = claim_of(name)
-    return evaluate(claim, Planted(claim, numbers or {}, examples), {}, scale)
+    return evaluate(claim, SyntheticRows(claim, numbers or {}, examples), {}, scale)
 
 
 MATCHES = "tokenformer-progressive-matches-scratch"
@@ -61,14 +61,14 @@ def grown(*losses):
     return CHEAP | {("grown", "loss_nats"): list(losses)}
 
 
-def test_the_four_words():
+def test_the_four_outcomes():
     assert evaluated(MATCHES, grown(3.001, 3.0, 3.002)).outcome == "agrees"
     assert evaluated(MATCHES, grown(3.2, 3.21, 3.2)).outcome == "contradicts"
     assert evaluated(MATCHES, grown(3.3, 2.7, 3.0)).outcome == "cannot_tell"
     assert evaluated(MATCHES, {}).items[0].reason == "no finished run grown"
 
 
-def test_rows_that_decide_nothing_are_shown_with_the_reason():
+def test_untested_items_show_their_values_and_the_reason():
     two = {key: values[:2] for key, values in grown(3.001, 3.0, 3.002).items()}
     (item,) = evaluated(MATCHES, two).items
     assert (item.outcome, item.reason) == ("not_tested", "number of seeds: 2 (needed: at least 3)")
@@ -77,16 +77,16 @@ def test_rows_that_decide_nothing_are_shown_with_the_reason():
     assert item.reason.startswith("scale laptop does not test it: ")
 
 
-def test_two_ratios_of_one_claim_are_two_numbers():
+def test_two_ratios_of_one_claim_are_different_terms():
     losses = {"grown": [4.0, 2.1, 2.0], "scratch": [2.0, 1.0, 1.0]}
     claim, numbers = claim_of(MATCHES), {(arm, "loss_nats"): values for arm, values in losses.items()}
     apart = {"gap": "ratio('grown', 'scratch', 'loss_nats') - ratio('scratch', 'grown', 'loss_nats')"}
     criterion = claim.criterion.model_copy(update={"let": apart, "holds": "lo(gap) > 1", "fails": "hi(gap) < 1"})
-    found = evaluate(claim.model_copy(update={"criterion": criterion}), Planted(claim, numbers), {}, "overnight")
+    found = evaluate(claim.model_copy(update={"criterion": criterion}), SyntheticRows(claim, numbers), {}, "overnight")
     assert found.outcome == "agrees"
 
 
-def test_what_a_claim_requires_is_not_met():
+def test_a_claim_is_not_tested_if_requires_is_false():
     full = np.ones((3, 400))
     lossless = {(arm, "accuracy"): full for arm in ("full", "h2o", "decay")}
     (item,) = evaluated("decay-beats-h2o", examples=lossless).items
@@ -105,21 +105,21 @@ def test_what_a_claim_requires_is_not_met():
         (["not_tested", "not_tested"], "not_tested", "not_tested"),
     ],
 )
-def test_what_items_come_to(items, by_all, by_tested):
+def test_outcomes_of_items_are_combined(items, by_all, by_tested):
     assert (combine_outcomes(items, "all"), combine_outcomes(items, "tested")) == (by_all, by_tested)
     assert combine_outcomes(["holds", "fails"], "all") == "fails"
 
 
-def test_the_seeds_are_counted_over_which_the_interval_goes():
-    """The short runs have five, the long ones three: their gaps are compared over three."""
+def test_seeds_are_those_of_the_interval():
+    """The short runs have five seeds and the long runs three, so their gaps are compared over three."""
     losses = {"tokenformer_short": [4.3] * 5, "transformer_short": [4.2] * 5}
     losses |= {"tokenformer_long": [4.0, 4.01, 4.0], "transformer_long": [4.1] * 3}
     numbers = {(arm, "loss_nats"): values for arm, values in losses.items()}
     assert evaluated("tokenformer-gap-shrinks-with-training", numbers, scale="overnight").items[0].seeds == 3
 
 
-def kept(share, seed, seeds=3):
-    return (np.random.default_rng(seed).random((seeds, 400)) < share).astype(float)
+def random_answers(accuracy, seed, seeds=3):
+    return (np.random.default_rng(seed).random((seeds, 400)) < accuracy).astype(float)
 
 
 def policies(h2o, decay):
@@ -127,7 +127,7 @@ def policies(h2o, decay):
 
 
 def test_policies_are_compared_over_the_same_examples():
-    claim, worse, better = "decay-beats-h2o", kept(0.6, 1), kept(0.85, 2)
+    claim, worse, better = "decay-beats-h2o", random_answers(0.6, 1), random_answers(0.85, 2)
     found = evaluated(claim, examples=policies(worse, better))
     assert found.outcome == "agrees"
     exact = (better - worse).mean()
@@ -138,32 +138,32 @@ def test_policies_are_compared_over_the_same_examples():
     assert item.reason == "the arms have rows of different examples"
 
 
-def test_p_is_where_the_claim_stops_to_hold():
-    """With a t statistic of one sample the p of `hi <= limit` is the two-sided p of the t test."""
+def test_p_is_the_error_level_at_which_the_claim_stops_to_hold():
+    """For one sample, the p value of `hi <= limit` is the two-sided p value of the t test."""
     claim = claim_of("tokenformer-growth-equal-total-flops")
     gaps = np.array([-0.03, -0.01, -0.05])
     numbers = {("grown", "loss_nats"): list(3 + gaps), ("scratch", "loss_nats"): [3.0] * 3}
-    rows = Planted(claim, numbers)
+    rows = SyntheticRows(claim, numbers)
     p = p_value(evaluate(claim, rows, {}, "overnight"), rows)
     assert claim.criterion.holds == "hi(gap) <= 0.02"
     assert p == pytest.approx(stats.ttest_1samp(gaps, 0.02).pvalue, abs=2e-4)
 
 
-def test_p_of_a_claim_with_an_item_without_rows_is_1():
+def test_p_is_1_if_an_item_has_no_rows():
     claim = claim_of("decay-mask-closer-to-ideal")
-    rows = Planted(claim, {})
+    rows = SyntheticRows(claim, {})
     assert p_value(evaluate(claim, rows, {}, "workstation"), rows) == 1.0
 
 
-def test_holm_steps_down():
+def test_holm_is_a_step_down_correction():
     assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == {"a": 0.03, "c": 0.06, "b": 0.06}
 
 
-def test_the_family_of_holm_is_the_headline_claims_with_a_verdict():
+def test_holms_family_is_the_headline_claims_with_a_verdict():
     names = ("tokenformer-growth-equal-total-flops", "decay-beats-h2o", "denseformer-better-at-equal-time")
-    numbers, examples = grown(3.001, 3.0, 3.002), policies(kept(0.6, 1), kept(0.85, 2))
+    numbers, examples = grown(3.001, 3.0, 3.002), policies(random_answers(0.6, 1), random_answers(0.85, 2))
     claims = [claim_of(name) for name in names]
-    rows = {claim.id: Planted(claim, numbers, examples) for claim in claims}
+    rows = {claim.id: SyntheticRows(claim, numbers, examples) for claim in claims}
     all_three, one = evaluate_all(claims, "workstation", rows, {}), evaluate_all(claims[1:2], "workstation", rows, {})
     assert [verdict.outcome for verdict in all_three] == ["agrees", "agrees", "not_tested"]
     assert all_three[2].holm_p is None
@@ -179,14 +179,14 @@ def test_the_family_of_holm_is_the_headline_claims_with_a_verdict():
         ("tokenformer-zero-keys-default-tau", "fails"),
     ],
 )
-def test_a_check_gives_what_its_criterion_needs(name, outcome):
-    claim = next(claim for claim in BOOK.claims if claim.id == name)
+def test_checks_compute_the_numbers_of_their_criteria(name, outcome):
+    claim = next(claim for claim in REGISTRY.claims if claim.id == name)
     assert evaluate(claim, None, CHECKS[name](), "smoke").outcome == outcome
     assert evaluate(claim, None, {}, "smoke").outcome == "not_tested"
 
 
-def test_table_1_holds_and_its_traps_are_counted_too():
-    claim = next(claim for claim in BOOK.claims if claim.id == "transformer-complexity-table1")
+def test_table_1_holds_and_the_numbers_of_its_traps_are_computed():
+    claim = next(claim for claim in REGISTRY.claims if claim.id == "transformer-complexity-table1")
     numbers = CHECKS[claim.id]()
     assert evaluate(claim, None, numbers, "smoke").outcome == "holds"
     assert numbers["slope:self_attention_with_projections:n"] == pytest.approx(1, abs=0.15)

@@ -1,4 +1,4 @@
-"""What tests of figures and tables share."""
+"""Fixtures of the tests of figures and tables."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from formerlab.report import write
 
 @pytest.fixture
 def unsaved(monkeypatch):
-    """Draw figures and save none, for tests that look at rows: to save a picture takes longer than to draw it."""
+    """Render figures without saving them, for tests of rows, because saving takes longer than rendering."""
 
     def save(figure, *paths):
         for path in paths:

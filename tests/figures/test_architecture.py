@@ -1,4 +1,4 @@
-"""Drawings of what is built are true of what is built."""
+"""Diagrams of architectures match the code."""
 
 import pytest
 import torch
@@ -15,12 +15,12 @@ from formerlab.results.read import Results
 
 
 @pytest.mark.parametrize(("dilation", "period"), [(1, 1), (4, 1), (1, 5), (4, 5), (2, 3)])
-def test_arcs_are_those_of_the_mixer(dilation, period):
+def test_arcs_match_the_mixer(dilation, period):
     mixer = DepthWeightedAverage(dilation=dilation, period=period)
     assert averages(16, dilation, period) == mixer.table(16)
 
 
-def test_tokens_of_a_stage_are_what_its_run_has_more_than_its_parent(tmp_path):
+def test_tokens_of_a_stage_are_those_added_to_the_parent(tmp_path):
     def sized(tokens):
         return model(projection=pattention(tokens)) | {"feedforward": pattention(4 * tokens)}
 
@@ -36,7 +36,7 @@ def test_tokens_of_a_stage_are_what_its_run_has_more_than_its_parent(tmp_path):
 
 
 @pytest.mark.parametrize(("alpha", "recent"), [*(arm[:2] for arm in ARMS), (0.8, 0), (0.0, 0)])
-def test_the_example_is_pruned_as_the_policy_prunes(alpha, recent):
+def test_example_cache_is_pruned_like_the_policy(alpha, recent):
     logits = torch.tensor(example())[None, None]
     policy = H2O(recent=recent / BUDGET) if recent else Decay(alpha=alpha)
     weights, seen = simulate(policy, logits, BUDGET)
@@ -46,7 +46,7 @@ def test_the_example_is_pruned_as_the_policy_prunes(alpha, recent):
         assert weights[0, 0, query].numpy() == pytest.approx(attention(example(), drawn)[query])
 
 
-def test_the_scores_of_the_example_are_those_of_the_policy(tmp_path):
+def test_example_scores_match_the_policy(tmp_path):
     make_run(tmp_path, "decay", "decoder")
     rows = decay_rule.rows(Results(tmp_path), catalogue()["decay_rule"].runs)
     for (alpha, _), block in rows.groupby(["alpha", "recent"]):

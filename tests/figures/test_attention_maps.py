@@ -1,4 +1,4 @@
-"""Maps of attention name the pieces that a reader asks for."""
+"""Labels of attention maps."""
 
 import pandas as pd
 
@@ -7,8 +7,8 @@ from formerlab.report.figures.transformer import draw_attention
 END = "<|endoftext|>"
 
 
-def test_a_row_of_the_cross_attention_is_the_piece_written_from_it():
-    """The decoder reads the end of a sentence first, and every piece to write the one after it."""
+def test_a_row_of_cross_attention_is_labelled_with_the_piece_it_predicts():
+    """The decoder first reads the end-of-sentence piece, and from every piece it predicts the next one."""
     target, source = [END, "A", " man"], ["Ein", " Mann"]
     pieces = {"encoder": (source, source), "decoder": (target, target), "cross": (target, source)}
     rows = [

@@ -1,4 +1,4 @@
-"""The factorial contrasts find planted effects and nothing else; the combined study compares like with like."""
+"""The factorial contrasts recover planted effects, and the models of the combined study differ only in the factors."""
 
 import pandas as pd
 import pytest
@@ -32,7 +32,7 @@ def test_contrasts_are_the_planted_effects(tmp_path):
             assert abs(row["effect_nats"]) > row["effect_nats_high"] - row["effect_nats"], name
 
 
-def test_other_budgets_and_shares_of_a_sweep_do_not_count(tmp_path):
+def test_other_budgets_and_recent_fractions_are_excluded(tmp_path):
     make_combined(tmp_path / "live/smoke")
     before = cells(Results(tmp_path / "live/smoke"))
     for path in (tmp_path / "live/smoke").glob("combined/*/*/prune.csv"):
@@ -43,14 +43,14 @@ def test_other_budgets_and_shares_of_a_sweep_do_not_count(tmp_path):
     pd.testing.assert_frame_equal(cells(Results(tmp_path / "live/smoke")), before)
 
 
-def test_a_seed_without_all_cells_does_not_count(tmp_path):
+def test_seeds_without_all_cells_are_excluded(tmp_path):
     make_combined(tmp_path / "live/smoke")
     (tmp_path / "live/smoke/combined/linear-dwa/seed1/prune.csv").unlink()
     assert sorted(cells(Results(tmp_path / "live/smoke")).index) == [0, 2]
 
 
 @pytest.mark.parametrize("scale", ["smoke", "laptop", "overnight", "workstation", "paper"])
-def test_the_four_models_differ_in_the_two_factors_alone(scale):
+def test_the_four_models_differ_only_in_the_two_factors(scale):
     sources = read_sources(ROOT, {"scale": scale, "studies": ["combined"], "seeds": [0]})
     runs = {run.name: run for run in resolve_study("combined", sources)}
     assert set(runs) == set(MODELS)

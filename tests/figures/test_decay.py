@@ -1,4 +1,4 @@
-"""What the figures and tables of the pruning study compute, on answers whose right results are known."""
+"""Figures and tables of the pruning study, on rows with known results."""
 
 import numpy as np
 import pandas as pd
@@ -32,7 +32,7 @@ from formerlab.results.stages import TABLES
 
 
 def answered(task, policy, right, alpha=np.nan, examples=40, seeds=(0, 1), budget=0.4):
-    """Answers of which the first `right` are right, in every seed."""
+    """Return answers whose first `right` are right, for every seed."""
     cells = {"study": "decay", "run": "decoder", "policy": policy, "alpha": alpha, "recent": np.nan, "budget": budget}
     return pd.DataFrame(
         cells
@@ -57,7 +57,7 @@ def test_differences_are_paired_on_the_same_questions():
     assert table.loc["h2o", ["seeds", "questions"]].tolist() == [2, 40]
 
 
-def test_the_mean_weighs_suites_alike_however_many_questions_they_have():
+def test_suites_have_equal_weight_in_the_mean():
     parts = [
         answered(f"{suite}_local", policy, 10 * place, examples=40 + 20 * place, budget=budget)
         for place, suite in enumerate(SUITES)
@@ -74,21 +74,21 @@ def test_the_mean_weighs_suites_alike_however_many_questions_they_have():
     assert f"{MEAN_LABEL} (local)" not in set(without["task"])
 
 
-def test_decay_is_minus_h2o_as_the_papers_divide_it():
+def test_decay_minus_h2o_uses_half_recent():
     shares = [answered("piqa", "h2o", right).assign(recent=recent) for right, recent in ((10, 0.25), (30, 0.5))]
     table = accuracies(pd.concat([*shares, answered("piqa", "decay", 30, alpha=0.2)]), against=("h2o",))
     assert table.set_index("policy").loc["decay", DIFFERENCES["h2o"]] == 0
 
 
-def test_questions_that_an_arm_lacks_do_not_count():
+def test_questions_without_answers_of_all_configurations_are_excluded():
     rows = pd.concat([answered("piqa", "full", 30, budget=1.0), answered("piqa", "h2o", 5, examples=10)])
     table = accuracies(rows).set_index("policy")
     assert table.loc["full", "accuracy"] == 1.0
     assert table.loc["full", "questions"] == 10
 
 
-def test_decoding_is_compared_within_a_repetition(tmp_path):
-    """A machine that is slower in one repetition is so for all caches: the ratio stays."""
+def test_decode_speeds_are_compared_within_a_repetition(tmp_path):
+    """If a machine is slower in one repetition, it is slower for all caches, so the ratios stay."""
     make_run(tmp_path, "decay", "decoder", 0)
     slow = (1.0, 3.0, 2.0, 1.0, 5.0)
     rows = [
@@ -150,14 +150,14 @@ def test_the_table_of_suites_compares_at_the_published_budget_and_in_percent(tmp
     assert table.loc["Local", "minus Full (points)_low"] < -40 < table.loc["Local", "minus Full (points)_high"] < 0
 
 
-def test_each_run_shows_the_nearest_budget_that_it_has():
+def test_each_run_shows_its_nearest_budget():
     cells = [("a", "full", 1.0), ("a", "h2o", 0.2), ("a", "h2o", 0.4), ("b", "full", 1.0), ("b", "h2o", 0.2)]
     rows = pd.DataFrame(cells, columns=["run", "policy", "budget"])
     assert nearest_budget_rows(rows).index.tolist() == [0, 2, 3, 4]
     assert [budget_text(budget, " of the tokens") for budget in (0.4, 64)] == ["40 % of the tokens", "64 entries"]
 
 
-def test_numbers_are_counted_by_length_and_place(tmp_path):
+def test_needles_are_counted_by_length_and_position(tmp_path):
     rows = [
         ("full", None, None, 1.0, 1.0, 1024, depth, number, int(number < 3 * depth), -0.1)
         for depth in (0.1, 0.5)
@@ -175,7 +175,7 @@ def test_numbers_are_counted_by_length_and_place(tmp_path):
 
 
 def windows(losses):
-    """Rows of prune.csv in which every configuration loses so much on each window."""
+    """Return rows of prune.csv with these losses by configuration and window."""
     return [
         (policy, alpha, recent, size, size, window, 512, float(loss))
         for (policy, alpha, recent, size), values in losses.items()
@@ -184,7 +184,7 @@ def windows(losses):
 
 
 HARD = np.array([2.0, 4.0, 3.0, 5.0, 3.5])
-"""Losses of windows that are of very different difficulty."""
+"""Losses of windows of very different difficulty."""
 PRUNED = {
     ("full", None, None, 1.0): HARD,
     ("local", None, None, 0.4): HARD + 5,
@@ -203,7 +203,7 @@ def pruned_runs(root, *names):
     return Results(root)
 
 
-def test_decay_is_told_from_h2o_on_the_same_windows(tmp_path):
+def test_decay_is_compared_with_h2o_on_the_same_windows(tmp_path):
     results = pruned_runs(tmp_path, "decoder")
     table = decay_minus_h2o(results, "decay").set_index("alpha")
     assert table["minus_h2o_nats"].to_dict() == pytest.approx({0.1: 0.0, 0.2: 0.02, 1.0: 0.8})
@@ -217,7 +217,7 @@ def test_decay_is_told_from_h2o_on_the_same_windows(tmp_path):
     assert panel.get_ylim()[1] < np.exp(HARD.mean() + 0.9)
 
 
-def test_without_h2o_nothing_is_minus_it(tmp_path):
+def test_the_difference_to_h2o_is_empty_without_h2o(tmp_path):
     rows = {arm: losses for arm, losses in PRUNED.items() if not arm[0].startswith("h2o")}
     write_csv(make_run(tmp_path, "decay", "decoder") / "prune.csv", TABLES["prune.csv"].required, windows(rows))
     assert decay_minus_h2o(Results(tmp_path), "decay").empty
@@ -305,7 +305,7 @@ def test_windows_of_one_document_are_resampled_together(tmp_path):
     assert ends[1] == pytest.approx(ends[4])
 
 
-def test_the_best_alpha_of_every_window_bounds_what_a_choice_by_text_can_gain(tmp_path):
+def test_the_best_alpha_of_every_window_bounds_the_gain_of_a_choice_by_text(tmp_path):
     odd = np.array([0, 1, 0, 1, 0])
     rows = {("decay", alpha, 0.0, 0.4): HARD + 0.1 * (odd == place) for place, alpha in enumerate((0.2, 0.5))}
     rows |= {("decay", 1.0, 0.0, 0.4): HARD + 1, ("decay", 0.2, 0.5, 0.4): HARD + 0.01}
@@ -325,11 +325,11 @@ def test_the_best_alpha_of_every_window_bounds_what_a_choice_by_text_can_gain(tm
         ("novels", None, "overnight", "novels"),
     ],
 )
-def test_data_sets_are_named_as_readers_know_them(name, released, scale, read):
+def test_labels_of_data_sets(name, released, scale, read):
     assert data_set_label(name, released, scale) == read
 
 
-def test_published_accuracies_say_their_budget_and_whether_alpha_is_known():
+def test_published_accuracies_have_budget_and_alpha():
     theirs = published_accuracies()
     pruned = theirs[theirs["series"] != "Full"]
     assert (pruned["budget"] == 0.4).all()

@@ -1,4 +1,4 @@
-"""`formerlab figures`, all of it: it draws what is committed, and needs no torch."""
+"""`formerlab figures` reproduces the committed figures without torch."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ sys.meta_path.insert(0, NoTorch)
 
 
 @pytest.mark.slow
-def test_every_figure_and_verdict_is_drawn_without_torch_as_committed(tmp_path):
+def test_committed_figures_and_verdicts_are_reproduced_without_torch(tmp_path):
     project, blocked = tmp_path / "project", tmp_path / "blocked"
     project.mkdir()
     for name in ("results", "workflow", "config.yaml"):

@@ -113,7 +113,7 @@ assert not {"torch"} & set(sys.modules)
 """
 
 
-def test_a_new_part_names_itself_in_every_figure_that_shows_such_parts(tmp_path):
+def test_a_new_kind_is_labelled_in_every_figure_that_shows_it(tmp_path):
     package = tmp_path / "src/formerlab"
     shutil.copytree(Path(formerlab.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     for name, (axis, union, before, kind, label, colour) in NEW.items():
@@ -136,7 +136,7 @@ def test_a_new_part_names_itself_in_every_figure_that_shows_such_parts(tmp_path)
 @pytest.mark.parametrize(
     ("axis", "union"), [("mixer", DepthMixer), ("projection", Projection), ("policy", CachePolicy)]
 )
-def test_names_are_those_of_the_specs(axis, union):
+def test_names_yaml_lists_the_kinds_of_the_specs(axis, union):
     kinds = [variant.model_fields["kind"].default for variant in variants(union)]
     names = all_names()[axis]
     assert set(names) <= set(kinds)
@@ -150,7 +150,7 @@ def test_a_label_shows_the_settings_of_the_run():
     assert kind_label("mixer", {"depth.kind": None}, "depth.") == ""
 
 
-def test_tables_for_readers_name_data_sets_by_their_labels_and_have_runs_last():
+def test_tables_show_labels_of_data_sets_and_have_runs_last():
     rows = pd.DataFrame(
         {
             "source": "ours",

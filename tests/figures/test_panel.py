@@ -26,7 +26,7 @@ from formerlab.report.style import (
 
 @pytest.fixture
 def rows():
-    """Two series of three seeds at two sizes, and the same measured once by others."""
+    """Return two series of three seeds at two sizes, and published values of the same series."""
     each = [
         {
             "run": f"{name}-{size}",

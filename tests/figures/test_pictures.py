@@ -1,4 +1,4 @@
-"""Saving figures: the pixels and the bytes are those of matplotlib where they should be."""
+"""Saved figures have the pixels of matplotlib and reproducible bytes."""
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -14,7 +14,7 @@ def figure():
     return made
 
 
-def test_pixels_are_those_that_matplotlib_saves(tmp_path):
+def test_pixels_match_matplotlib(tmp_path):
     figure().savefig(tmp_path / "theirs.png", dpi=150)
     write.save(figure(), tmp_path / "ours.pdf", tmp_path / "ours.png")
     theirs, ours = (Image.open(tmp_path / f"{name}.png").convert("RGB") for name in ("theirs", "ours"))
@@ -28,7 +28,7 @@ def test_a_figure_saved_twice_has_the_same_bytes(tmp_path):
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
-def test_a_picture_keeps_the_colours_that_cover_little():
+def test_rare_colours_are_kept():
     picture = np.full((400, 400, 3), [246, 242, 231], np.uint8)
     row, column = np.indices((400, 360)) // 20  # a map of many shades, on a ground
     picture[:, :360] = np.stack((150 + 5 * row % 100, 5 * row + 3 * column, 4 * column + 2 * row), axis=-1)

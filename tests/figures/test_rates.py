@@ -1,4 +1,4 @@
-"""Searches for a rate: which runs make one, what is chosen, and what is said where the choice lies at the edge."""
+"""Rate searches: the runs of a search, the chosen rate, and the note on a choice at the edge."""
 
 import json
 
@@ -14,11 +14,11 @@ from formerlab.report.write import draw_all
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 
-pytestmark = pytest.mark.xdist_group("drawings")
+pytestmark = pytest.mark.xdist_group("figures")
 
 
-def with_rate(root, run, rate, loss, seed=0, **rest):
-    """A run whose validation loss falls from 9 to the one that is given."""
+def write_run(root, run, rate, loss, seed=0, **rest):
+    """Write a run whose validation loss falls from 9 to `loss`."""
     folder = make_run(root, "tokenformer", run, seed, optimizer={"lr": rate}, **rest)
     rows = [(step, "valid", batch, 512, value) for step, value in ((0, 9.0), (200, loss)) for batch in range(2)]
     write_csv(folder / "eval.csv", TABLES["eval.csv"].required, rows)
@@ -31,9 +31,9 @@ def results(tmp_path):
     root = tmp_path / "live" / "pilot"
     for seed, shift in ((100, 0.0), (101, 0.1)):
         for run, rate, loss in (("a", 1e-3, 4.2), ("b", 2e-3, 4.0), ("c", 4e-3, 4.1)):
-            with_rate(root, run, rate, loss + shift, seed, spec=model(projection=pattention(16)))
-            with_rate(root, f"linear-{run}", rate, 4.5 - 50 * rate + shift, seed)
-    with_rate(root, "alone", 1e-3, 3.0, 100, spec=model(layers=6))
+            write_run(root, run, rate, loss + shift, seed, spec=model(projection=pattention(16)))
+            write_run(root, f"linear-{run}", rate, 4.5 - 50 * rate + shift, seed)
+    write_run(root, "alone", 1e-3, 3.0, 100, spec=model(layers=6))
     return Results(root)
 
 
@@ -41,7 +41,7 @@ def rates(results):
     return figure.rows(results, ("*",), study="tokenformer")
 
 
-def test_a_search_is_told_by_the_spec_alone():
+def test_a_search_is_recognised_by_its_specs():
     spec = {"name": "a", "seed": 0, "optimizer": {"lr": 1.0}, "model": {"depth": {"kind": "identity"}}}
     other = json.loads(json.dumps(spec)) | {"name": "b", "seed": 1}
     assert families([spec, other], "optimizer.lr") == [-1, -1], "the same rate"
@@ -63,31 +63,31 @@ def test_the_lowest_mean_over_seeds_is_chosen(results):
     assert (rows[rows["part"] == "seed"].groupby(["family", "lr"])["seed"].nunique() == 2).all()
 
 
-def test_a_rate_at_the_edge_of_its_grid_is_said(results, tmp_path):
+def test_a_best_rate_at_the_edge_of_its_grid_is_noted(results, tmp_path):
     assert at_the_edge(rates(results)) == ["Transformer (books, 4 blocks, from scratch): 0.004, of 0.001 to 0.004"]
-    with_rate(results.root, "linear-d", 8e-3, 4.6, 100)
+    write_run(results.root, "linear-d", 8e-3, 4.6, 100)
     assert at_the_edge(rates(Results(results.root))) == []
 
 
 def test_a_rate_at_which_runs_diverge_bounds_the_grid_and_is_never_chosen(results):
-    with_rate(results.root, "linear-d", 8e-3, 1.0, 100, status="diverged", diverged_at_step=3)
+    write_run(results.root, "linear-d", 8e-3, 1.0, 100, status="diverged", diverged_at_step=3)
     rows = rates(Results(results.root))
     assert at_the_edge(rows) == []
     top = rows[(rows["lr"] == 8e-3) & (rows["part"] == "mean")].iloc[0]
     assert (top["diverged"], top["chosen"], pd.isna(top["loss_nats"])) == (1, False, True)
 
 
-def test_a_run_that_stands_twice_counts_once(results):
-    with_rate(results.root, "the-same", 4e-3, 4.1, 100, spec=model(projection=pattention(16)))
+def test_duplicate_runs_count_once(results):
+    write_run(results.root, "the-same", 4e-3, 4.1, 100, spec=model(projection=pattention(16)))
     rows = rates(Results(results.root))
     assert len(rows[(rows["part"] == "seed") & (rows["family"] == "Tokenformer") & (rows["lr"] == 4e-3)]) == 2
 
 
-def test_models_of_one_name_are_told_apart_by_their_specs(tmp_path):
+def test_models_with_equal_labels_are_distinguished_by_their_specs(tmp_path):
     for run, rate, norm in (("a", 1e-3, "rmsnorm"), ("b", 2e-3, "rmsnorm"), ("c", 1e-3, "none"), ("d", 2e-3, "none")):
-        with_rate(tmp_path, run, rate, 4.0, spec=model() | {"norm": {"kind": norm}})
+        write_run(tmp_path, run, rate, 4.0, spec=model() | {"norm": {"kind": norm}})
         stage = grown("a") if norm == "rmsnorm" else {"init": "a"}
-        with_rate(tmp_path, f"stage-{run}", rate, 3.9, spec=model(projection=pattention(8)), **stage)
+        write_run(tmp_path, f"stage-{run}", rate, 3.9, spec=model(projection=pattention(8)), **stage)
     rows = rates(Results(tmp_path))
     assert set(rows["family"]) == {
         *("Transformer, rmsnorm", "Transformer, none"),
@@ -99,20 +99,20 @@ def test_models_of_one_name_are_told_apart_by_their_specs(tmp_path):
     )
 
 
-def test_of_two_rates_the_better_has_a_curve(tmp_path):
+def test_the_curve_is_at_the_better_rate(tmp_path):
     for run, rate in (("a", 1e-3), ("b", 2e-3)):
-        with_rate(tmp_path, run, rate, 4.1 - 50 * rate)
+        write_run(tmp_path, run, rate, 4.1 - 50 * rate)
     rows = curves.rows(Results(tmp_path), ("*",), study="tokenformer").set_index("run")
     assert rows["family"].to_dict() == {"a": "Transformer, lr 0.001", "b": "Transformer, lr 0.002"}
     assert rows["_series"].dropna().to_dict() == {"b": "Transformer"}, "the best rate alone is plotted"
 
 
-def test_losses_of_a_second_domain_have_a_panel_of_their_own(tmp_path):
+def test_losses_of_a_second_domain_have_a_separate_panel(tmp_path):
     second = {"name": "second", "fingerprint": "f" * 32}
     for run, rate in (("a", 1e-3), ("b", 2e-3)):
-        with_rate(tmp_path, run, rate, 4.0)
-        with_rate(tmp_path, f"on-{run}", rate, 3.9, init="a")
-        with_rate(tmp_path, f"elsewhere-{run}", rate, 2.9, init="a", data=second, spec=model(projection=pattention(8)))
+        write_run(tmp_path, run, rate, 4.0)
+        write_run(tmp_path, f"on-{run}", rate, 3.9, init="a")
+        write_run(tmp_path, f"elsewhere-{run}", rate, 2.9, init="a", data=second, spec=model(projection=pattention(8)))
     panels = rates(Results(tmp_path)).groupby("run")["panel"].first().to_dict()
     starts = {"b": "text, 4 blocks, from scratch", "on-b": "text, 4 blocks, from a parent"}
     starts["elsewhere-b"] = "second, 4 blocks, from a parent"
@@ -120,7 +120,7 @@ def test_losses_of_a_second_domain_have_a_panel_of_their_own(tmp_path):
 
 
 @pytest.mark.usefixtures("unsaved")
-def test_where_nothing_was_searched_there_is_no_figure(tmp_path, capsys):
+def test_there_is_no_figure_without_a_search(tmp_path, capsys):
     make_run(tmp_path / "live" / "one", "tokenformer", "tokenformer-1")
     written = draw_all(tmp_path / "live", tmp_path / "figures")
     assert "tokenformer_rates" not in {path.stem for path in written}

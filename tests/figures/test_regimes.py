@@ -1,4 +1,4 @@
-"""Runs on another data set, or on another schedule, stand beside the others and are compared with none of them."""
+"""Runs on another data set or schedule are shown but not compared with the others."""
 
 import json
 import shutil
@@ -23,11 +23,11 @@ from formerlab.report.families import regime
 from formerlab.report.tables.denseformer import plains
 from formerlab.results.read import Results
 
-pytestmark = pytest.mark.xdist_group("drawings")
+pytestmark = pytest.mark.xdist_group("figures")
 
 
 def copied(root, study, changes):
-    """Copy most runs of a study under other names: on another regime, two nats better, to compare with none."""
+    """Copy most runs of a study under other names to another regime, with losses that are two nats lower."""
     runs = [path.name for path in sorted((root / study).glob("*")) if path.is_dir() and "annealed-" not in path.name]
     for path in (path for run in runs[: 4 * len(runs) // 5] for path in (root / study / run).glob("seed*")):
         name = f"annealed-{path.parent.name}"
@@ -53,7 +53,7 @@ def copied(root, study, changes):
         ("transformer", make_transformer, {}),
     ],
 )
-def test_rows_of_another_regime_change_no_number_of_what_is_drawn(tmp_path, study, make, changes):
+def test_runs_of_another_regime_change_no_numbers(tmp_path, study, make, changes):
     make(tmp_path, (0,))
     own = [one for one in catalogue().values() if one.study == study and not one.varied]
     entries = [one for one in own if one.function == one.name]  # one of several studies has a panel per data set
@@ -83,7 +83,7 @@ def test_a_regime_is_data_set_and_end_of_the_schedule():
     assert regime({"data": "text"}) == ""
 
 
-def test_stages_are_compared_with_the_parent_trained_on_for_their_flops(tmp_path):
+def test_stages_are_compared_with_the_parent_trained_further_for_equal_flops(tmp_path):
     parent = "long-matched-chosen"
     make_run(tmp_path, "tokenformer", parent, **tokenformer(1, parameters_non_embedding=1000))
     grown = tokenformer(2, parameters_non_embedding=4000) | grown_from(parent)
@@ -114,8 +114,8 @@ def test_stages_are_compared_with_the_parent_trained_on_for_their_flops(tmp_path
     assert set(means.index) == {"annealed-trained-on-short", "annealed-trained-on-long-1250"}
 
 
-def test_a_search_at_the_full_length_is_no_partner_of_the_arm_that_has_its_rate(tmp_path):
-    """Plain has another rate than averages; the plain run of their rate is one of the search."""
+def test_runs_of_a_full_length_search_are_not_paired(tmp_path):
+    """The plain model has another rate than the averages; the plain run at the averages' rate belongs to the search."""
     for run, depth, rate in (
         ("annealed-plain-4", None, 0.02),
         ("annealed-whole-plain-10000", None, 0.01),

@@ -1,4 +1,4 @@
-"""Every figure and table: what it reads, writes and says, with one seed, with three, and with runs missing."""
+"""Every figure and table is rendered with one seed, with three seeds, and with missing runs."""
 
 import json
 import re
@@ -43,16 +43,16 @@ from formerlab.results.stages import TABLES
 
 ROOT = Path(__file__).parents[2]
 ENTRIES = catalogue()
-RENDERED = set({(entry.study, entry.kind): name for name, entry in ENTRIES.items()}.values())
-"""A figure and a table of every study. Of others, tests that draw again look at rows: one function saves pictures."""
-OF_SEEDS = {
+WITH_IMAGES = set({(entry.study, entry.kind): name for name, entry in ENTRIES.items()}.values())
+"""One figure and one table of every study; the tests of the others look only at rows, since saving is alike."""
+WITH_THREE_SEEDS = {
     *("denseformer_depth", "denseformer_tradeoff", "denseformer_flow", "denseformer_sparsity", "vision_growth"),
     *("tokenformer_gap", "transformer_bleu", "transformer_differences"),
     *(name for name in ENTRIES if not any((ROOT / "figures/cached").glob(f"*/{name}.csv"))),
 }
-"""What is drawn of three seeds here: of the others, tests/figures/test_committed.py draws the committed ones."""
+"""Rendered with three seeds here; tests/figures/test_committed.py renders the others from the committed rows."""
 UNSAVED = pytest.mark.usefixtures("unsaved")
-pytestmark = pytest.mark.xdist_group("drawings")
+pytestmark = pytest.mark.xdist_group("figures")
 
 
 def make_all(root, seeds):
@@ -66,28 +66,28 @@ def make_all(root, seeds):
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """Synthetic results at two scales, and what was drawn of them: as PDF the figures of RENDERED with one seed."""
-    place = tmp_path_factory.mktemp("drawings")
-    make_all(place / "results" / "live" / "one", (0,))
+def folder(tmp_path_factory):
+    """Synthetic results at two scales and their figures; the figures of WITH_IMAGES with one seed also have PDFs."""
+    folder = tmp_path_factory.mktemp("figures")
+    make_all(folder / "results" / "live" / "one", (0,))
     save = write.save
 
     def save_few(figure, pdf, png):
-        if pdf.parent.name == "one" and pdf.stem in RENDERED:
+        if pdf.parent.name == "one" and pdf.stem in WITH_IMAGES:
             save(figure, pdf, png)
         else:
             write_text(pdf, "as the others")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(write, "save", save_few)
-        draw_all(place / "results" / "live", place / "figures" / "live")
-        make_all(place / "results" / "live" / "three", (0, 1, 2))
-        assert draw_each(sorted(OF_SEEDS), place / "results/live/three", place / "figures/live/three") == []
-    return place
+        draw_all(folder / "results" / "live", folder / "figures" / "live")
+        make_all(folder / "results" / "live" / "three", (0, 1, 2))
+        assert draw_each(sorted(WITH_THREE_SEEDS), folder / "results/live/three", folder / "figures/live/three") == []
+    return folder
 
 
-def test_everything_is_drawn(place):
-    drawn = place / "figures" / "live" / "one"
+def test_all_figures_and_tables_are_rendered(folder):
+    drawn = folder / "figures" / "live" / "one"
     missing = {name for name in ENTRIES if not (drawn / f"{name}.csv").exists()}
     assert missing == {"combined_rates", "decay_rates"}  # these studies have no search for a learning rate
     for name, entry in ENTRIES.items():
@@ -95,7 +95,7 @@ def test_everything_is_drawn(place):
             continue
         assert "ours" in set(pd.read_csv(drawn / f"{name}.csv")["source"]), name
         if entry.kind == "figure":
-            saved = name in RENDERED
+            saved = name in WITH_IMAGES
             assert (drawn / f"{name}.pdf").read_bytes().startswith(b"%PDF-" if saved else b"as the others"), name
             assert (drawn / f"{name}.png").exists() == saved, name
         else:
@@ -103,7 +103,7 @@ def test_everything_is_drawn(place):
 
 
 @UNSAVED
-def test_without_rows_it_says_so(tmp_path):
+def test_files_name_missing_rows(tmp_path):
     (tmp_path / "results").mkdir()
     for name, entry in ENTRIES.items():
         written = draw_one(name, tmp_path / "results", tmp_path / "out")
@@ -114,16 +114,16 @@ def test_without_rows_it_says_so(tmp_path):
 
 
 @UNSAVED
-def test_without_a_run_to_compare_it_names_the_ones_it_wants(tmp_path, monkeypatch):
-    said = []
-    monkeypatch.setattr(write, "empty", lambda message: said.append(message) or Figure())
+def test_files_name_the_missing_runs_of_a_comparison(tmp_path, monkeypatch):
+    messages = []
+    monkeypatch.setattr(write, "empty", lambda message: messages.append(message) or Figure())
     for name, depth in (("plain-8", {"kind": "identity"}), ("dwa-1x1-8", {"kind": "dwa"})):
         make_run(tmp_path / "results", "denseformer", name, spec=model(8) | {"depth": depth})
     draw_one("denseformer_sparsity", tmp_path / "results", tmp_path / "out")
-    assert "like depth.dilation=[!1]* depth.period=1 or" in said[0]
+    assert "like depth.dilation=[!1]* depth.period=1 or" in messages[0]
 
 
-def test_a_pdf_that_is_not_wanted_is_neither_written_nor_left_from_before(tmp_path):
+def test_without_pdf_an_earlier_pdf_is_removed(tmp_path):
     make_run(tmp_path / "results", "decay", "decoder")
     file = tmp_path / "decay_rule.pdf"
     for pdf in (True, False):
@@ -133,34 +133,34 @@ def test_a_pdf_that_is_not_wanted_is_neither_written_nor_left_from_before(tmp_pa
 
 
 @UNSAVED
-def test_only_what_is_wanted_is_drawn(tmp_path):
+def test_only_selected_entries_are_rendered(tmp_path):
     make_run(tmp_path / "live" / "one", "decay", "decoder")
     written = draw_all(tmp_path / "live", tmp_path / "out", selects=lambda entry, scale: entry.name == "decay_rule")
     assert {path.stem for path in written} == {"decay_rule"}
 
 
-def test_columns_are_words_with_marks():
+def test_columns_are_expanded():
     assert expand_columns("run loss_nats[] perplexity[]± minus~Full") == [
         *("run", "loss_nats", "loss_nats_low", "loss_nats_high"),
         *("perplexity", "perplexity_low", "perplexity_high", "perplexity_se", "minus Full"),
     ]
 
 
-def test_captions_are_written_beside_the_pictures(place):
+def test_captions_are_written_beside_the_images(folder):
     from docutils.core import publish_doctree
 
-    for path in (place / "figures/live/one").glob("*.rst"):
+    for path in (folder / "figures/live/one").glob("*.rst"):
         entry, text = ENTRIES[path.stem], path.read_text()
         assert text.startswith(entry.caption)
         publish_doctree(text, settings_overrides={"halt_level": 2, "report_level": 2})
 
 
-def test_an_unknown_name_names_the_near_one(tmp_path):
+def test_an_unknown_name_suggests_a_similar_one(tmp_path):
     with pytest.raises(UserError, match="did you mean decay_alpha"):
         draw_one("decay_alfa", tmp_path, tmp_path)
 
 
-def test_one_that_cannot_be_drawn_is_named_and_leaves_the_others(tmp_path, capsys, monkeypatch):
+def test_a_failure_is_named_and_does_not_stop_the_others(tmp_path, capsys, monkeypatch):
     def broken(results, runs):
         raise ZeroDivisionError("by its author")
 
@@ -169,10 +169,10 @@ def test_one_that_cannot_be_drawn_is_named_and_leaves_the_others(tmp_path, capsy
     monkeypatch.setattr(module, "decay_table", module.decay_table._replace(rows=broken))
     names = ["decay_one_shot_table", "decay_table", "decay_alfa", "decay_heads_table"]
     assert draw_each(names, tmp_path / "results", tmp_path / "out") == ["decay_table", "decay_alfa"]
-    said = capsys.readouterr().err
-    assert said.startswith("Traceback")
-    assert "warning: decay_table could not be rendered: ZeroDivisionError: by its author\nwarning: decay_alfa" in said
-    assert "could not be rendered: no figure or table is called 'decay_alfa'" in said
+    output = capsys.readouterr().err
+    assert output.startswith("Traceback")
+    assert "warning: decay_table could not be rendered: ZeroDivisionError: by its author\nwarning: decay_alfa" in output
+    assert "could not be rendered: no figure or table is called 'decay_alfa'" in output
     drawn = {"decay_one_shot_table", "decay_heads_table"}
     assert {path.stem for path in (tmp_path / "out").iterdir()} - {".decay_table"} == {*drawn, "decay_table"}
     assert "decay_table could not be rendered" in (tmp_path / "out/decay_table.md").read_text()
@@ -185,7 +185,7 @@ def test_one_that_cannot_be_drawn_is_named_and_leaves_the_others(tmp_path, capsy
     assert failed_entries({"figures": str(tmp_path / "out"), "draw": jobs}) == []
 
 
-def test_what_was_drawn_before_stays_where_a_drawing_fails(tmp_path, monkeypatch):
+def test_a_failure_keeps_the_earlier_files(tmp_path, monkeypatch):
     make_decay(tmp_path / "results")
     names, out = ["decay_budget", "decay_table"], tmp_path / "out"
     assert draw_each(names, tmp_path / "results", out) == []
@@ -200,7 +200,7 @@ def test_what_was_drawn_before_stays_where_a_drawing_fails(tmp_path, monkeypatch
     assert after.keys() - before.keys() == added
 
 
-def test_a_full_disk_ends_drawing(tmp_path, monkeypatch):
+def test_a_full_disk_stops_rendering(tmp_path, monkeypatch):
     def full(*_, **__):
         raise NoRoom(tmp_path / "out/decay_table.csv")
 
@@ -264,19 +264,19 @@ def test_a_chain_is_followed_to_its_oldest_ancestor(tmp_path):
     assert list(grown["training_time_s_cumulative"]) == [10.0, 20.0, 30.0]
 
 
-def test_published_points_are_marked_and_complete(place):
-    rows = pd.read_csv(place / "figures" / "live" / "one" / "tokenformer_cost.csv").query("source == 'published'")
+def test_published_points_are_marked_and_complete(folder):
+    rows = pd.read_csv(folder / "figures" / "live" / "one" / "tokenformer_cost.csv").query("source == 'published'")
     grown = rows[rows["series"] == "grown, 30B a stage"]
     assert list(grown["perplexity"]) == [16.41, 14.02, 12.59, 11.77]
     assert list(grown["tpu_v4_hours"]) == [1710, 2110, 2825, 3920]
-    text = (place / "figures" / "live" / "one" / "decay_answers_table.md").read_text()
+    text = (folder / "figures" / "live" / "one" / "decay_answers_table.md").read_text()
     ours, theirs = text.split("**Published, not ours**")
     assert "OPT-2.7B Decay 0+40 alpha=0.2" in theirs.replace("  ", "")
     assert "(scale one, live results)" in ours
 
 
-def test_differences_are_beside_those_of_the_paper(place):
-    folder = place / "figures/live/one"
+def test_differences_are_beside_the_published_ones(folder):
+    folder = folder / "figures/live/one"
     rows = pd.read_csv(folder / "transformer_differences.csv").set_index(["source", "run"])
     assert rows.loc[("ours", "dropout-0"), "loss_minus_base_nats"].dropna().to_numpy() == pytest.approx(0.1, abs=0.05)
     theirs = rows.loc[("published", "dropout-0"), ["loss_minus_base_nats", "bleu_minus_base"]].to_numpy(float).ravel()
@@ -286,8 +286,8 @@ def test_differences_are_beside_those_of_the_paper(place):
     assert sizes["top1_points"].tolist() == pytest.approx([82.1 - 82.3, 82.5 - 82.3])
 
 
-def test_sparse_averages_are_shown_beside_the_dense_one_and_its_time(place):
-    rows = pd.read_csv(place / "figures" / "live" / "three" / "denseformer_sparsity.csv")
+def test_sparse_averages_are_shown_beside_the_dense_ones(folder):
+    rows = pd.read_csv(folder / "figures" / "live" / "three" / "denseformer_sparsity.csv")
     theirs = rows[rows["source"] == "published"].set_index("run")
     assert theirs.loc["DenseFormer 1x1", "minus_dense_nats"] == 0
     assert theirs.loc["DenseFormer 4x1", "minus_dense_nats"] == pytest.approx(np.log(17.86 / 17.84))
@@ -301,7 +301,7 @@ def test_sparse_averages_are_shown_beside_the_dense_one_and_its_time(place):
     )
 
 
-def test_arms_are_paired_with_the_whole_cache(tmp_path):
+def test_configurations_are_paired_with_the_full_cache(tmp_path):
     make_decay(tmp_path, (0, 1, 2))
     table = configurations(Results(tmp_path), "decay").set_index("configuration")
     assert table.loc["Full", "increase_nats"] == 0
@@ -314,7 +314,7 @@ def test_arms_are_paired_with_the_whole_cache(tmp_path):
     assert "H2O (local statistics)" in table.index
 
 
-def test_seeds_of_a_configuration_have_its_mean(tmp_path):
+def test_the_mean_of_a_configuration_is_the_mean_of_its_seeds(tmp_path):
     make_decay(tmp_path, (0, 1, 2))
     results = Results(tmp_path)
     table = with_seeds(results, "decay", configurations(results, "decay"))
@@ -328,7 +328,7 @@ def test_seeds_of_a_configuration_have_its_mean(tmp_path):
     assert set(with_seeds(alone, "decay", configurations(alone, "decay"))["part"]) == {"mean"}
 
 
-def test_the_main_arm_is_the_published_one(tmp_path):
+def test_the_main_configuration_is_the_published_one(tmp_path):
     make_decay(tmp_path)
     table = main_configurations(configurations(Results(tmp_path), "decay"))
     decay = table[table["policy"] == "decay"]
@@ -337,7 +337,7 @@ def test_the_main_arm_is_the_published_one(tmp_path):
 
 
 @UNSAVED
-def test_without_a_whole_cache_there_is_no_interval(tmp_path):
+def test_without_the_full_cache_there_is_no_interval(tmp_path):
     folder = make_run(tmp_path / "results", "decay", "decoder")
     rows = [("decay", alpha, 0.0, 0.4, 0.4, window, 64, 3.0 + window) for alpha in (0.1, 0.2) for window in range(3)]
     write_csv(folder / "prune.csv", TABLES["prune.csv"].required, rows)
@@ -359,7 +359,7 @@ def test_a_diverged_run_is_named(tmp_path):
     assert list(rows[rows["part"] == "mean"]["diverged"]) == [1]
 
 
-def test_chance_is_shown_where_rows_say_how_many_choices(tmp_path):
+def test_chance_is_shown_if_rows_have_the_number_of_choices(tmp_path):
     folder = make_run(tmp_path, "tokenformer", "transformer-2")
     columns = (*TABLES["zeroshot.csv"].required, "choices")
     write_csv(folder / "zeroshot.csv", columns, [("quiz", 1, i, "acc", float(i < 3), 4) for i in range(8)])
@@ -370,7 +370,7 @@ def test_chance_is_shown_where_rows_say_how_many_choices(tmp_path):
     assert rows.loc["chance", "quiz (acc)"] == 0.25
 
 
-def test_numbers_have_three_digits_and_those_of_an_interval_as_many_decimals():
+def test_numbers_have_three_digits_and_intervals_equal_decimals():
     assert format_number("loss_nats", 3.45678) == "3.457"
     assert format_number("difference (nats)", -0.00001) == "0.0000"
     assert format_number("accuracy (points)", -0.0) == "0"
@@ -386,9 +386,9 @@ def test_numbers_have_three_digits_and_those_of_an_interval_as_many_decimals():
     assert format_table(published).to_dict("list") == {"perplexity": ["18.61 ± 0.02", "17.840 ± 0.005"]}
 
 
-def test_what_all_rows_say_is_said_once():
-    cells, said = without_constants(pd.DataFrame({"run": ["a", "b"], "seeds": ["3", "3"]}))
-    assert (list(cells), said) == (["run"], "In all rows: seeds 3.")
+def test_constant_columns_become_a_note():
+    cells, note = without_constants(pd.DataFrame({"run": ["a", "b"], "seeds": ["3", "3"]}))
+    assert (list(cells), note) == (["run"], "In all rows: seeds 3.")
     assert without_constants(cells.head(1))[1] == ""
     assert without_constants(pd.DataFrame({"run": ["a", "b"], "schedule": ["", ""]}))[1] == ""
     assert caption_title("Cost of every run, after Table 1 of X (arXiv:1.2): all. More.") == "Cost of every run"
@@ -402,15 +402,15 @@ def test_no_committed_table_has_more_than_nine_columns():
             assert not line.startswith("|:") or line.count("|") <= 10, path
 
 
-def test_the_headline_has_every_study_that_ran(place, tmp_path):
-    text = headline(place / "results" / "live" / "three")
+def test_the_headline_has_every_study_that_ran(folder, tmp_path):
+    text = headline(folder / "results" / "live" / "three")
     for word in ("Transformer: translation", "Tokenformer", "grown-random-sqrt-2", "dwa-1x1-16", "Decay, alpha 0.2"):
         assert word in text
     (tmp_path / "empty").mkdir()
     assert "no study has finished runs yet" in headline(tmp_path / "empty")
 
 
-def test_damaged_rows_stop_the_drawing(tmp_path):
+def test_damaged_rows_fail_the_rendering(tmp_path):
     folder = make_run(tmp_path, "tokenformer", "transformer-2")
     add_questions(folder / "zeroshot.csv")
     with open(folder / "zeroshot.csv", "a") as file:
@@ -421,18 +421,18 @@ def test_damaged_rows_stop_the_drawing(tmp_path):
     json.loads((folder / "run.json").read_text())
 
 
-def test_translation_scores_are_those_of_the_corpus(place):
-    """Equal sums of n-grams and lengths give the score, whatever the sentences; the exact share is a mean."""
-    rows = pd.read_csv(place / "figures" / "live" / "three" / "transformer_bleu.csv").query("source == 'ours'")
+def test_translation_scores_are_corpus_scores(folder):
+    """The score depends only on the sums of n-grams and lengths; the exact fraction is a mean over sentences."""
+    rows = pd.read_csv(folder / "figures" / "live" / "three" / "transformer_bleu.csv").query("source == 'ours'")
     base = rows.set_index("run").loc["base"]
     assert base["sacrebleu"] == pytest.approx(100 * (0.9 * 0.8 * 0.7 * 0.6) ** 0.25, abs=0.01)
     assert base["exact_percent"] == 50
     assert base["seeds"] == 3
-    table = pd.read_csv(place / "figures" / "live" / "one" / "transformer_layers.csv").query("source == 'ours'")
+    table = pd.read_csv(folder / "figures" / "live" / "one" / "transformer_layers.csv").query("source == 'ours'")
     attention = table.set_index("layer").loc["self_attention"]
     assert attention["counted_exponent_n"] == pytest.approx(2)
     assert attention["counted_exponent_d"] == pytest.approx(1)
-    published = pd.read_csv(place / "figures" / "live" / "one" / "transformer_bleu.csv").query("source == 'published'")
+    published = pd.read_csv(folder / "figures" / "live" / "one" / "transformer_bleu.csv").query("source == 'published'")
     assert published.set_index("run").loc["Transformer big", "bleu_en_de"] == 28.4
 
 
@@ -448,15 +448,15 @@ def test_translation_scores_are_those_of_the_corpus(place):
         ("tokenformer_gap", "difference_nats", ["run", "rival"]),
     ],
 )
-def test_a_mean_is_that_of_the_seeds_beside_it(place, name, value, keys):
-    rows = pd.read_csv(place / "figures" / "live" / "three" / f"{name}.csv").query("source == 'ours'")
+def test_a_mean_is_the_mean_of_the_seeds_beside_it(folder, name, value, keys):
+    rows = pd.read_csv(folder / "figures" / "live" / "three" / f"{name}.csv").query("source == 'ours'")
     means, counts = (rows.pivot_table(value, keys, "part", how).dropna() for how in ("mean", "count"))
     assert len(means)
     assert means["seed"].to_numpy() == pytest.approx(means["mean"].to_numpy())
     assert (counts["seed"] == 3).all()
 
 
-def test_declarations_fit_the_contract():
+def test_declarations_are_valid():
     for name, entry in ENTRIES.items():
         assert set(entry.reads) <= {*TABLES, "run.json"}
         assert "run.json" in entry.reads

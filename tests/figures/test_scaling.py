@@ -1,4 +1,4 @@
-"""Envelopes and budgets, on made-up rows whose answers are known."""
+"""Envelopes and budgets, on synthetic rows with known results."""
 
 import numpy as np
 import pandas as pd
@@ -23,11 +23,11 @@ from formerlab.report.tables.tokenformer import tokenformer_envelope
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 
-pytestmark = pytest.mark.xdist_group("drawings")
+pytestmark = pytest.mark.xdist_group("figures")
 
 
-def exact(root, study, run, seed, held_out, **rest):
-    """A run of which every held-out window, and the validation at its end, has the loss that is given."""
+def write_run(root, study, run, seed, held_out, **rest):
+    """Write a run with the loss `held_out` on every held-out window and at the last validation."""
     folder = make_run(root, study, run, seed, **rest)
     write_csv(folder / "test.csv", TABLES["test.csv"].required, [(0, 64, held_out)])
     write_csv(folder / "eval.csv", TABLES["eval.csv"].required, [(200, "valid", 0, 64, held_out)])
@@ -35,18 +35,18 @@ def exact(root, study, run, seed, held_out, **rest):
 
 
 def with_chain(root):
-    """An envelope with loss = 4 (FLOPs / 1e12)^-0.1, and a chain and a control at half its cost."""
+    """Write an envelope with loss = 4 (FLOPs / 1e12)^-0.1, and a chain and a control at half its cost."""
     for size in (1, 2, 4):
         for length in (1, 2, 4):
             cost = size * length * 1e12
             rest = {"parameters": size * 1000, "parameters_non_embedding": size * 900, "tokens": length * 1000}
             loss = 4 * (cost / 1e12) ** -0.1
-            exact(root, "tokenformer", f"envelope-{size}-{length}", 0, loss, flops=cost, **rest, **transformer(1))
+            write_run(root, "tokenformer", f"envelope-{size}-{length}", 0, loss, flops=cost, **rest, **transformer(1))
     for seed in (0, 1, 2):
-        exact(root, "tokenformer", "tokenformer-1", seed, 3.9, flops=1e12, tokens=500, **tokenformer(1))
+        write_run(root, "tokenformer", "tokenformer-1", seed, 3.9, flops=1e12, tokens=500, **tokenformer(1))
         for run, how in (("grown-random-sqrt-2", grown("tokenformer-1")), ("trained-on-2", {"init": "tokenformer-1"})):
             rest = tokenformer(2) | how | {"flops": 1e12, "inherited": 1e12, "tokens": 100}
-            exact(root, "tokenformer", run, seed, 4 * 4**-0.1 if how.get("growth") else 2.0, **rest)
+            write_run(root, "tokenformer", run, seed, 4 * 4**-0.1 if how.get("growth") else 2.0, **rest)
 
 
 def test_a_chain_pays_for_its_ancestors_and_is_compared_at_equal_loss(tmp_path):
@@ -63,12 +63,12 @@ def test_a_chain_pays_for_its_ancestors_and_is_compared_at_equal_loss(tmp_path):
     assert list(judged.values) == pytest.approx([0.5] * 3), "as the claim is judged"
 
 
-def test_runs_on_other_data_are_no_part_of_the_chains(tmp_path):
+def test_chains_exclude_runs_on_other_data(tmp_path):
     with_chain(tmp_path)
     other = {"data": {"name": "second", "fingerprint": "another"}, **tokenformer(1, init="tokenformer-1")}
-    exact(tmp_path, "tokenformer", "continued-tokenformer-ungrown", 0, 3.5, **other)
+    write_run(tmp_path, "tokenformer", "continued-tokenformer-ungrown", 0, 3.5, **other)
     novels = tokenformer(1, init="tokenformer-1", **NOVELS, flops=1e12, inherited=1e12, tokens=100)
-    folder = exact(tmp_path, "tokenformer", "annealed-trained-on-short", 0, 3.5, **novels)
+    folder = write_run(tmp_path, "tokenformer", "annealed-trained-on-short", 0, 3.5, **novels)
     (folder / "lender_test.csv").write_text(f"window,tokens,loss_nats\n0,10,{4 * 4**-0.1!r}\n")
     rows = tokenformer_envelope.rows(Results(tmp_path), ("*",)).set_index("run")
     assert "continued-tokenformer-ungrown" not in rows.index
@@ -77,11 +77,11 @@ def test_runs_on_other_data_are_no_part_of_the_chains(tmp_path):
     assert set(drawn["run"]) == {"tokenformer-1", "annealed-trained-on-short"}, "rates that fall to zero come first"
 
 
-def test_a_parent_trained_on_is_told_by_what_it_shares_with_what_grew(tmp_path):
+def test_a_parent_trained_further_is_labelled_by_its_equal_budget(tmp_path):
     with_chain(tmp_path)
     long = {"init": "tokenformer-1", "flops": 1e12, "inherited": 1e12, "tokens": 300} | tokenformer(1)
-    exact(tmp_path, "tokenformer", "trained-on-flops-2", 0, 2.0, **long)
-    exact(tmp_path, "tokenformer", "trained-on-longer-2", 0, 2.0, **long | {"flops": 9e12})
+    write_run(tmp_path, "tokenformer", "trained-on-flops-2", 0, 2.0, **long)
+    write_run(tmp_path, "tokenformer", "trained-on-longer-2", 0, 2.0, **long | {"flops": 9e12})
     rows = load_declaration("tokenformer_scaling").rows(Results(tmp_path), ("*",))
     shared = rows[rows["part"] == "chain"].set_index("run")["equal"]
     assert shared["trained-on-2"] == "tokens"
@@ -94,10 +94,10 @@ def test_each_budget_compares_the_best_rates_by_validation(tmp_path):
     for seed in (0, 1):
         for budget, gap in (("", 0.3), ("long-", 0.1)):
             tokens = 800 if budget else 100
-            exact(tmp_path, "tokenformer", f"{budget}modern-low", seed, 3.0, tokens=tokens)
-            exact(tmp_path, "tokenformer", f"{budget}modern-high", seed, 3.5, tokens=tokens)
-            exact(tmp_path, "tokenformer", f"{budget}matched-low", seed, 3.0 + gap, **tokenformer(2, tokens=tokens))
-            diverged = exact(
+            write_run(tmp_path, "tokenformer", f"{budget}modern-low", seed, 3.0, tokens=tokens)
+            write_run(tmp_path, "tokenformer", f"{budget}modern-high", seed, 3.5, tokens=tokens)
+            write_run(tmp_path, "tokenformer", f"{budget}matched-low", seed, 3.0 + gap, **tokenformer(2, tokens=tokens))
+            diverged = write_run(
                 tmp_path, "tokenformer", f"{budget}matched-high", seed, 1.0, tokens=tokens, status="diverged"
             )
             assert diverged.exists()
@@ -111,7 +111,7 @@ def test_each_budget_compares_the_best_rates_by_validation(tmp_path):
     assert list(judged.values) == [3.3, 3.3], "a claim takes no rate at which the run diverged either"
 
 
-def test_a_longer_run_is_compared_with_a_plain_one_as_long(tmp_path):
+def test_a_longer_run_is_compared_with_a_plain_run_of_equal_length(tmp_path):
     for name, loss, spec in (
         *(("plain-8", 4.0, model(8)), ("dwa-1x1-8", 3.9, model(8, depth=dwa(1, 1)))),
         *(("long-plain-8", 3.0, model(8)), ("long-dwa-1x1-8", 2.95, model(8, depth=dwa(1, 1)))),
@@ -119,7 +119,7 @@ def test_a_longer_run_is_compared_with_a_plain_one_as_long(tmp_path):
         rate = {"lr": 0.002 if name == "long-dwa-1x1-8" else 0.005}
         tokens = 800 if name.startswith("long") else 100
         for seed in (0, 1):
-            exact(tmp_path, "denseformer", name, seed, loss, spec=spec, optimizer=rate, tokens=tokens)
+            write_run(tmp_path, "denseformer", name, seed, loss, spec=spec, optimizer=rate, tokens=tokens)
     found = gains(Results(tmp_path), ("*",)).set_index("run")
     assert found.loc["dwa-1x1-8", ["plain", "gain_nats"]].tolist() == ["plain-8", pytest.approx(0.1)]
     assert found.loc["long-dwa-1x1-8", ["plain", "gain_nats"]].tolist() == ["long-plain-8", pytest.approx(0.05)]

@@ -1,4 +1,4 @@
-"""What figures and tables of the Tokenformer study compute, on made-up rows whose answers are known."""
+"""Figures and tables of the Tokenformer study, on synthetic rows with known results."""
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,7 @@ from formerlab.report.tables.tokenformer import tokenformer_formulas
 from formerlab.results.read import Results
 from formerlab.results.stages import TABLES
 
-pytestmark = pytest.mark.xdist_group("drawings")
+pytestmark = pytest.mark.xdist_group("figures")
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +23,8 @@ def results(tmp_path_factory):
     return Results(root)
 
 
-def with_losses(root, run, seed, held_out, curve, **rest):
-    """Write a run of which every held-out window and every validation batch has the loss that is given."""
+def write_run(root, run, seed, held_out, curve, **rest):
+    """Write a run with the loss `held_out` on every held-out window, and the losses `curve` on validation."""
     folder = make_run(root, "tokenformer", run, seed, **rest)
     write_csv(folder / "test.csv", TABLES["test.csv"].required, [(window, 64, held_out) for window in range(3)])
     rows = [(step, "valid", batch, 512, loss) for step, loss in curve.items() for batch in range(2)]
@@ -33,7 +33,7 @@ def with_losses(root, run, seed, held_out, curve, **rest):
 
 def test_curves_are_means_over_tokens_then_over_seeds(tmp_path):
     for seed in (0, 1):
-        with_losses(tmp_path, "tokenformer-1", seed, 3.0, {0: 5.0 + seed, 10: 4.0 + seed})
+        write_run(tmp_path, "tokenformer-1", seed, 3.0, {0: 5.0 + seed, 10: 4.0 + seed})
     folder = tmp_path / "tokenformer/tokenformer-1/seed0"
     unequal = [(0, "valid", 0, 30, 5.0), (0, "valid", 1, 10, 6.0), (0, "test", 0, 10, 9.0)]
     write_csv(folder / "eval.csv", TABLES["eval.csv"].required, unequal)
@@ -47,15 +47,15 @@ def test_curves_are_means_over_tokens_then_over_seeds(tmp_path):
     assert subtract(pd.Series({0: 3.0, 1: 2.0}), pd.Series({1: 0.5, 2: 1.0})).to_dict() == {1: 1.5}
 
 
-def test_the_start_of_a_growth_is_measured_against_its_parent(tmp_path):
+def test_the_loss_after_growth_is_compared_with_the_parent(tmp_path):
     for seed, shift in enumerate((0.0, 0.5, 1.0)):
-        with_losses(tmp_path, "tokenformer-1", seed, 4.0 + shift, {0: 6.0, 10: 4.1 + shift})
+        write_run(tmp_path, "tokenformer-1", seed, 4.0 + shift, {0: 6.0, 10: 4.1 + shift})
         for run, growth, start, final in (
             ("grown-zero-keep-2", {"keys": "zero", "tau": "keep"}, 4.1, 3.9),
             ("grown-random-sqrt-2", {}, 5.1, 3.8),
         ):
             rest = tokenformer(2) | grown("tokenformer-1", **growth)
-            with_losses(tmp_path, run, seed, final + shift, {0: start + shift, 10: 3.0}, **rest)
+            write_run(tmp_path, run, seed, final + shift, {0: start + shift, 10: 3.0}, **rest)
     table = load_rows(catalogue()["tokenformer_ablation"], Results(tmp_path)).set_index("run")
     assert list(table.index) == ["grown-random-sqrt-2", "grown-zero-keep-2"]
     keeping = table.loc["grown-zero-keep-2"]
@@ -68,15 +68,15 @@ def test_the_start_of_a_growth_is_measured_against_its_parent(tmp_path):
     assert (keeping["keys"], keeping["tau"], keeping["optimizer"]) == ("zero", "kept", "fresh")
 
 
-def test_growth_is_drawn_minus_the_parent_that_each_run_started_from(tmp_path):
+def test_growth_is_shown_relative_to_the_parent_of_each_run(tmp_path):
     for seed, shift in enumerate((0.0, 0.5)):
-        with_losses(tmp_path, "long-matched-chosen", seed, 4.0 + shift, {0: 6.0, 10: 4.1 + shift}, **tokenformer(1))
+        write_run(tmp_path, "long-matched-chosen", seed, 4.0 + shift, {0: 6.0, 10: 4.1 + shift}, **tokenformer(1))
         for run, start, final, rest in (
             ("grown-random-sqrt-2", 5.1, 3.8, tokenformer(2) | grown("long-matched-chosen") | {"flops": 2e12}),
             ("trained-on-2", 4.1, 3.9, tokenformer(1, init="long-matched-chosen", tokens=409_600, flops=2e12)),
             ("trained-on-tokens-2", 4.1, 3.95, tokenformer(1, init="long-matched-chosen", flops=1e12)),
         ):
-            with_losses(tmp_path, run, seed, final + shift, {0: start + shift, 200: final + shift}, **rest)
+            write_run(tmp_path, run, seed, final + shift, {0: start + shift, 200: final + shift}, **rest)
     draw_one("tokenformer_growth", tmp_path, tmp_path / "out")
     rows = pd.read_csv(tmp_path / "out/tokenformer_growth.csv")
     assert set(rows["parent"]) == {"long-matched-chosen"}
@@ -115,14 +115,14 @@ def test_the_transformer_as_large_as_the_largest_tokenformer_has_a_line(tmp_path
     assert rows.loc[rows["family"] == "Transformer", "flops_relative"].eq(1).all()
 
 
-def test_a_chain_begins_where_it_started_and_pays_for_it(tmp_path):
+def test_a_chain_begins_with_its_first_model_and_includes_its_cost(tmp_path):
     for run, loss, rest in (
         ("long-matched-chosen", 4.0, tokenformer(1, flops=3e12)),
         ("grown-random-sqrt-2", 3.9, tokenformer(2, flops=1e12, inherited=3e12) | grown("long-matched-chosen")),
         ("grown-zero-keep-2", 3.8, tokenformer(2) | grown("long-matched-chosen", keys="zero", tau="keep")),
         ("trained-on-2", 3.8, tokenformer(1, init="long-matched-chosen", flops=1e12, inherited=3e12)),
     ):
-        with_losses(tmp_path, run, 0, loss, {0: 6.0, 10: loss}, **rest)
+        write_run(tmp_path, run, 0, loss, {0: 6.0, 10: loss}, **rest)
     draw_one("tokenformer_cost", tmp_path, tmp_path / "out")
     rows = pd.read_csv(tmp_path / "out/tokenformer_cost.csv").query("part == 'mean'")
     series = {name: list(group["run"]) for name, group in rows.groupby("series")}
@@ -135,17 +135,17 @@ def test_a_chain_begins_where_it_started_and_pays_for_it(tmp_path):
     )
 
 
-def test_runs_whose_parent_is_not_there_are_drawn_without_it(tmp_path):
+def test_runs_without_their_parent_are_shown_alone(tmp_path):
     for seed, run in ((0, "tokenformer-1"), (1, "grown-random-sqrt-2")):  # no seed in common
         rest = grown("tokenformer-1") if run.startswith("grown") else {}
-        with_losses(tmp_path, run, seed, 4.0, {0: 6.0, 10: 4.0}, **tokenformer(2) | rest)
+        write_run(tmp_path, run, seed, 4.0, {0: 6.0, 10: 4.0}, **tokenformer(2) | rest)
     assert load_rows(catalogue()["tokenformer_growth"], Results(tmp_path)).empty
-    with_losses(tmp_path / "other", "grown-random-sqrt-2", 0, 4.0, {10: 4.0}, **tokenformer(2) | grown("tokenformer-1"))
+    write_run(tmp_path / "other", "grown-random-sqrt-2", 0, 4.0, {10: 4.0}, **tokenformer(2) | grown("tokenformer-1"))
     rows = load_rows(catalogue()["tokenformer_cost"], Results(tmp_path / "other"))
     assert set(rows.loc[rows["source"] == "ours", "run"]) == {"grown-random-sqrt-2"}
 
 
-def test_gains_are_measured_from_each_familys_own_start(tmp_path):
+def test_gains_are_relative_to_the_start_of_each_family(tmp_path):
     for seed in (0, 1):
         shift = 0.3 * seed
         for run, loss, rest in (
@@ -154,7 +154,7 @@ def test_gains_are_measured_from_each_familys_own_start(tmp_path):
             ("grown-random-sqrt-2", 3.5, tokenformer(2) | grown("tokenformer-1")),
             ("hypercloning-2", 4.1, transformer(2) | grown("transformer-1", method="hypercloning", noise=0.32)),
         ):
-            with_losses(tmp_path, run, seed, loss + shift, {0: 5.0, 10: 4.0}, **rest)
+            write_run(tmp_path, run, seed, loss + shift, {0: 5.0, 10: 4.0}, **rest)
     table = load_rows(catalogue()["tokenformer_methods"], Results(tmp_path)).query("source == 'ours'").set_index("run")
     cloned = table.loc["hypercloning-2"]
     assert table.loc["grown-random-sqrt-2", "gain_nats"] == pytest.approx(0.5)
@@ -166,12 +166,12 @@ def test_gains_are_measured_from_each_familys_own_start(tmp_path):
     assert np.isnan(table.loc["transformer-1", "gain_nats"])
 
 
-def test_continued_training_is_relative_to_the_ungrown_model_after_as_many_steps(tmp_path):
+def test_continued_training_is_relative_to_the_ungrown_model_at_equal_steps(tmp_path):
     for run, start, end, rest in (
         ("continued-tokenformer-ungrown", 5.0, 4.5, tokenformer(1, init="tokenformer-1")),
         ("continued-tokenformer", 5.0, 4.3, tokenformer(2) | grown("tokenformer-1", keys="zero", tau="keep")),
     ):
-        with_losses(tmp_path, run, 0, 4.0, {0: start, 10: end}, **rest)
+        write_run(tmp_path, run, 0, 4.0, {0: start, 10: end}, **rest)
     draw_one("tokenformer_continued", tmp_path, tmp_path / "out")
     rows = pd.read_csv(tmp_path / "out/tokenformer_continued.csv").query("part == 'relative'")
     curve = rows[rows["run"] == "continued-tokenformer"].set_index("step")["loss_nats"]
@@ -179,7 +179,7 @@ def test_continued_training_is_relative_to_the_ungrown_model_after_as_many_steps
     assert set(rows["run"]) == {"continued-tokenformer"}
 
 
-def test_the_scores_are_compared_with_the_default_of_their_block(results):
+def test_score_functions_are_compared_with_the_default_of_their_block(results):
     table = load_rows(catalogue()["tokenformer_scores"], results)
     ours = table[table["source"] == "ours"].set_index("run")
     assert np.isnan(ours.loc["score-l2_gelu", "loss_minus_default_nats"])
@@ -189,7 +189,7 @@ def test_the_scores_are_compared_with_the_default_of_their_block(results):
     assert list(theirs) == [79.6, 81.7, 82.5, 82.6, 82.5, 82.5]
 
 
-def test_each_arm_is_taken_at_the_rate_that_validation_prefers(tmp_path):
+def test_each_arm_has_the_rate_with_the_lowest_validation_loss(tmp_path):
     for run, test, valid, rest in (
         ("matched-low", 3.0, 3.9, {}),  # the best on the held-out text, which must not choose
         ("matched-high", 3.2, 3.8, {}),
@@ -200,7 +200,7 @@ def test_each_arm_is_taken_at_the_rate_that_validation_prefers(tmp_path):
         ("whole-modern-low", 2.6, 3.0, {"tokens": 800}),
     ):
         for seed in (0, 1):
-            with_losses(tmp_path, run, seed, test + 0.1 * seed, {0: 6.0, 10: valid}, **rest)
+            write_run(tmp_path, run, seed, test + 0.1 * seed, {0: 6.0, 10: valid}, **rest)
     table = load_rows(catalogue()["tokenformer_modern"], Results(tmp_path)).set_index("run")
     chosen = {"matched-high", "modern-low", "long-matched-low", "whole-modern-low"}
     assert set(table.index[table["chosen"] == "yes"]) == chosen
@@ -216,7 +216,7 @@ def test_published_sizes_follow_from_the_formula():
     assert set(rows["flops_token_token_coefficient"][-4:]) == {36_864}
 
 
-def test_formulas_are_those_of_the_specs():
+def test_formulas_match_the_specs():
     from formerlab.layers import LayerNorm, Linear, Mlp, Pattention
     from formerlab.models import Decoder
 
