@@ -26,7 +26,7 @@ from formerlab.results.read import Results
 pytestmark = pytest.mark.xdist_group("figures")
 
 
-def copied(root, study, changes):
+def copy_runs(root, study, changes):
     """Copy most runs of a study under other names to another regime, with losses that are two nats lower."""
     runs = [path.name for path in sorted((root / study).glob("*")) if path.is_dir() and "annealed-" not in path.name]
     for path in (path for run in runs[: 4 * len(runs) // 5] for path in (root / study / run).glob("seed*")):
@@ -55,23 +55,23 @@ def copied(root, study, changes):
 )
 def test_runs_of_another_regime_change_no_numbers(tmp_path, study, make, changes):
     make(tmp_path, (0,))
-    own = [one for one in catalogue().values() if one.study == study and not one.varied]
-    entries = [one for one in own if one.function == one.name]  # one of several studies has a panel per data set
+    entries = [entry for entry in catalogue().values() if entry.study == study and not entry.varied]
+    entries = [entry for entry in entries if entry.function == entry.name]  # without the figures of every study
     results = Results(tmp_path)
-    before = {one.name: load_rows(one, results) for one in entries}
-    copied(tmp_path, study, changes)
+    old_rows = {entry.name: load_rows(entry, results) for entry in entries}
+    copy_runs(tmp_path, study, changes)
     results = Results(tmp_path)
-    for one in entries:
-        rows, old = load_rows(one, results), before[one.name]
-        if (one.kind == "table" or one.within) and "run" in old:
-            own = rows["run"].isin(old["run"]) & ~rows["run"].str.startswith("annealed-", na=False)
-            rows = rows[own | rows["run"].isna()]
+    for entry in entries:
+        rows, old = load_rows(entry, results), old_rows[entry.name]
+        if (entry.kind == "table" or entry.within_regime) and "run" in old:
+            common = rows["run"].isin(old["run"]) & ~rows["run"].str.startswith("annealed-", na=False)
+            rows = rows[common | rows["run"].isna()]
             old = old[~old["run"].str.startswith("annealed-", na=False)]
             rows, old = (
                 frame.sort_values([*old.columns[:3]], kind="stable", ignore_index=True) for frame in (rows, old)
             )
         pd.testing.assert_frame_equal(
-            rows.reset_index(drop=True)[old.columns], old.reset_index(drop=True), obj=one.name
+            rows.reset_index(drop=True)[old.columns], old.reset_index(drop=True), obj=entry.name
         )
 
 

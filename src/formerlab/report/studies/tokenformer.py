@@ -141,8 +141,8 @@ def series_points(results: Results, runs: Sequence[str], *, chains: bool = True)
     groups = [points[no_series].sort_values("parameters", kind="stable")]
     if chains:
         in_series = {run for frame in frames for run in frame["run"]}
-        others = points[~points["run"].isin(in_series)]
-        groups.append(others[[any(fnmatchcase(run, glob) for glob in GROWTH_PATTERNS) for run in others["run"]]])
+        grown = [run for run in points["run"] if any(fnmatchcase(run, glob) for glob in GROWTH_PATTERNS)]
+        groups.append(points[points["run"].isin([run for run in grown if run not in in_series])])
     for group in groups:
         frames += [
             rows.assign(series=WAYS_TO_GROW.get(str(variant), variant))
