@@ -94,12 +94,12 @@ def test_growth_is_shown_relative_to_the_parent_of_each_run(tmp_path):
 
 def test_growth_on_another_text_is_drawn_minus_the_first_loss_of_the_parent_trained_further(tmp_path):
     novels = {"data": {"name": "novels", "fingerprint": "n" * 32}}
-    with_losses(tmp_path, "long-matched-chosen", 0, 4.0, {0: 6.0, 10: 4.1}, **tokenformer(1))
+    write_run(tmp_path, "long-matched-chosen", 0, 4.0, {0: 6.0, 10: 4.1}, **tokenformer(1))
     for run, start, rest in (
         ("annealed-random-sqrt-long", 9.0, tokenformer(2) | grown("long-matched-chosen")),
         ("annealed-trained-on-long", 3.9, tokenformer(1, init="long-matched-chosen")),
     ):
-        with_losses(tmp_path, run, 0, 3.5, {0: start, 200: 3.7}, **rest | novels)
+        write_run(tmp_path, run, 0, 3.5, {0: start, 200: 3.7}, **rest | novels)
     rows = load_declaration("tokenformer_growth").rows(Results(tmp_path), ("*",)).set_index("run")
     assert rows.loc["annealed-random-sqrt-long", "loss_minus_parent_nats"].tolist() == pytest.approx([5.1, -0.2])
     assert set(rows["stage"]) == {"long stage"}
@@ -108,7 +108,7 @@ def test_growth_on_another_text_is_drawn_minus_the_first_loss_of_the_parent_trai
 def test_the_transformer_as_large_as_the_largest_tokenformer_has_a_line(tmp_path):
     for run, tokens in (("tokenformer-1", 1), ("grown-random-sqrt-2", 2)):
         size = {"parameters_non_embedding": 10_000 * tokens}
-        with_losses(tmp_path, run, 0, 4.0, {10: 4.0}, **tokenformer(tokens) | size)
+        write_run(tmp_path, run, 0, 4.0, {10: 4.0}, **tokenformer(tokens) | size)
     rows = load_declaration("tokenformer_length").rows(Results(tmp_path), ("*",)).query("source == 'ours'")
     sizes = rows.groupby("family")["size"].unique().map(set)
     assert sizes["Transformer"] == sizes["Tokenformer"]
