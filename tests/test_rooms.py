@@ -1,4 +1,4 @@
-"""Imports run downwards through the rooms of the house (docs/architecture.md), and no two files need each other."""
+"""Imports run downwards through the packages (docs/architecture.md), and no imports are circular."""
 
 import ast
 import re
@@ -9,11 +9,11 @@ import formerlab
 PACKAGE = Path(formerlab.__file__).parent
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs/architecture.md").read_text(encoding="utf-8")
-TABLE = PAGE.partition("\n| room |")[2].partition("\n\n")[0]
-ROOMS = [room or ground for room, ground in re.findall(r"^\| (?:`(\w+)/`|(shared by all)) \|", TABLE, re.M)]
-"""As docs/architecture.md lists them, from the top down: a file may import from its own room and from those below."""
+TABLE = PAGE.partition("\n| package |")[2].partition("\n\n")[0]
+PACKAGES = [package or ground for package, ground in re.findall(r"^\| (?:`(\w+)/`|(shared by all)) \|", TABLE, re.M)]
+"""As docs/architecture.md lists them, from the top down: a file may import from its own package and from those below."""
 GROUND = "shared by all"
-LEVEL = {room: -place for place, room in enumerate(ROOMS)} | {"__main__": 1}
+LEVEL = {package: -index for index, package in enumerate(PACKAGES)} | {"__main__": 1}
 
 
 def modules():
@@ -39,15 +39,15 @@ def imported(tree, known):
     return found & known
 
 
-def room(module):
-    """Return the room of a module; a file at the top level belongs to all, as the version does."""
+def package(module):
+    """Return the package of a module; a file at the top level is shared by all packages."""
     name = module.split(".")[1] if "." in module else GROUND
     return name if name in LEVEL else GROUND
 
 
-def test_every_room_has_its_place():
-    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    assert {*ROOMS} == {*rooms, GROUND}
+def test_the_table_lists_every_package():
+    packages = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    assert {*PACKAGES} == {*packages, GROUND}
     assert len(list(PACKAGE.glob("*.py"))) <= 13
 
 
@@ -57,9 +57,9 @@ def test_no_import_runs_back_up():
     back = [
         f"{module} -> {target}"
         for module, tree in trees.items()
-        if module != "formerlab"  # the public face offers what lies anywhere
+        if module != "formerlab"  # the public API re-exports names of all packages
         for target in imported(tree, known)
-        if LEVEL[room(target)] > LEVEL[room(module)]
+        if LEVEL[package(target)] > LEVEL[package(module)]
     ]
     assert not back
 
