@@ -11,7 +11,7 @@ PACKAGE = Path(formerlab.__file__).parent
 PAGE = (Path(__file__).resolve().parents[1] / "docs/architecture.md").read_text(encoding="utf-8")
 TABLE = PAGE.partition("\n| package |")[2].partition("\n\n")[0]
 PACKAGES = [package or ground for package, ground in re.findall(r"^\| (?:`(\w+)/`|(shared by all)) \|", TABLE, re.M)]
-"""As docs/architecture.md lists them, from the top down: a file may import from its own package and from those below."""
+"""The packages in the order of docs/architecture.md: a file may import from its own package and from those below."""
 GROUND = "shared by all"
 LEVEL = {package: -index for index, package in enumerate(PACKAGES)} | {"__main__": 1}
 
