@@ -228,13 +228,13 @@ from pathlib import Path
 from formerlab.plan.build import build_plan
 from formerlab.report.committed import is_committed
 from formerlab.report.catalogue import catalogue
-from formerlab.report.names import data_set
+from formerlab.report.names import data_set_label
 
 plan = build_plan(Path.cwd(), {"scale": "own", "studies": ["own"]})
 kept = [is_committed(Path.cwd(), catalogue()["own_end"], scale) for scale in ("own", "smoke")]
 default = list(build_plan(Path.cwd(), {"scale": "smoke"})["studies"])
 drawn = sorted(name for job in plan["draw"].values() for name in job["drawings"])
-print(json.dumps([sorted(plan["train"]), drawn, kept, data_set("text", None, "own"), default]))
+print(json.dumps([sorted(plan["train"]), drawn, kept, data_set_label("text", None, "own"), default]))
 """
 
 
