@@ -143,8 +143,8 @@ def test_similar_runs_share_a_variance():
 
 def test_seeds_and_examples_add_separate_variances():
     """Two seeds near zero and one far away: resampled seeds would exclude zero."""
-    of_seeds = np.array([0.001, 0.002, 0.05])[:, None] + np.zeros((3, 200))
-    low, high = estimate(of_seeds).ends(0.95)
+    by_seed = np.array([0.001, 0.002, 0.05])[:, None] + np.zeros((3, 200))
+    low, high = estimate(by_seed).ends(0.95)
     assert low < 0 < high
 
 
@@ -175,7 +175,7 @@ def test_tasks_of_different_sizes_have_equal_weight():
     by_seed = np.array([0.1, -0.3, 0.5])[:, None]
     found = estimate(np.tile(by_seed, (1, 30)), np.tile(-by_seed, (1, 3000)), resamples=40)
     assert np.abs(found.replicates).max() < 1e-12
-    assert found.of_seeds.tolist() == pytest.approx([0.0, 0.0, 0.0])
+    assert found.by_seed.tolist() == pytest.approx([0.0, 0.0, 0.0])
     assert found.examples == 3030
 
 
@@ -184,7 +184,7 @@ def test_corpus_score_is_computed_for_every_resample():
     sentences = NOISE.integers(0, 3, (1, 24, 10)).astype(float)
     sentences[..., 4:8], sentences[..., 3], sentences[..., 8:] = 4, 0, 9
     found = estimate(sentences, reduce=corpus_bleu, resamples=BATCHES * 5)
-    assert found.of_seeds[0] == pytest.approx(float(corpus_bleu(sentences[0].sum(axis=0))))
+    assert found.by_seed[0] == pytest.approx(float(corpus_bleu(sentences[0].sum(axis=0))))
     ((_, drawn),) = resampled(24, 5, 0)
     np.testing.assert_allclose(found.replicates[0], corpus_bleu(drawn @ sentences[0]))
 
@@ -211,7 +211,7 @@ def test_alpha_is_chosen_again_in_every_resample():
     sides = dict.fromkeys("ab", np.repeat([0, 1], 30))
     picked = choose_alphas(grid, sides, common=False)
     points = [chosen_answers(grid[task], picked[task], sides[task]).mean() for task in "ab"]
-    assert found["own"].of_seeds[0] == pytest.approx(np.mean(points))
+    assert found["own"].by_seed[0] == pytest.approx(np.mean(points))
     middle = found["own"].interval(0.95)
     assert middle.high - middle.mean == pytest.approx(stats.norm.ppf(0.975) * found["own"].replicates.std())
 

@@ -17,11 +17,11 @@ def test_chance_is_zero_for_free_answers(tmp_path):
     own, chance = Arm(run="one"), Arm(run="one", chance=True)
     for suites, expected in ((("lambada",), 1.0), (("piqa",), 0.5), (("lambada", "piqa"), 0.75)):
         arms = ClaimArms(arms={"own": own, "chance": chance}, suites=suites)
-        found = ClaimRows(Results(tmp_path), "tokenformer", arms).paired(own, chance, "accuracy")
+        found = ClaimRows(Results(tmp_path), "tokenformer", arms).paired_mean(own, chance, "accuracy")
         assert found.interval(0.95).mean == pytest.approx(expected)
     arms = ClaimArms(arms={"own": own}, suites=("piqa", "hellaswag"))
     with pytest.raises(MissingRowsError, match="run one has no acc of hellaswag"):
-        ClaimRows(Results(tmp_path), "tokenformer", arms).sample(own, "accuracy")
+        ClaimRows(Results(tmp_path), "tokenformer", arms).load_examples(own, "accuracy")
 
 
 def test_a_file_with_only_free_answers_has_no_column_choices(tmp_path):
@@ -29,7 +29,7 @@ def test_a_file_with_only_free_answers_has_no_column_choices(tmp_path):
     rows = [("lambada", 1, example, "acc", 1.0) for example in "ab"]
     write_csv(make_run(tmp_path, "tokenformer", "one") / "zeroshot.csv", columns, rows)
     arms = ClaimArms(arms={"one": Arm(run="one")})
-    found = ClaimRows(Results(tmp_path), "tokenformer", arms).sample(Arm(run="one"), "above_chance")
+    found = ClaimRows(Results(tmp_path), "tokenformer", arms).load_examples(Arm(run="one"), "above_chance")
     assert found.groups[0].mean() == 1.0
 
 
@@ -49,10 +49,10 @@ def test_an_arm_must_select_one_configuration(tmp_path):
     make_decay(tmp_path)
     rows = ClaimRows(Results(tmp_path), "decay", ClaimArms(arms={}))
     with pytest.raises(MissingRowsError, match="several values of recent; name one"):
-        rows.sample(Arm(run="decoder", policy="decay", alpha=0.2, budget=0.4), "loss_nats")
+        rows.load_examples(Arm(run="decoder", policy="decay", alpha=0.2, budget=0.4), "loss_nats")
     with pytest.raises(MissingRowsError, match="several values of budget; name one"):
-        rows.sample(Arm(run="decoder", policy="h2o"), "loss_nats")
-    one = rows.sample(Arm(run="decoder", policy="decay", alpha=0.2, recent=0.0, budget=0.4), "loss_nats")
+        rows.load_examples(Arm(run="decoder", policy="h2o"), "loss_nats")
+    one = rows.load_examples(Arm(run="decoder", policy="decay", alpha=0.2, recent=0.0, budget=0.4), "loss_nats")
     assert one.groups[0].shape[:2] == (1, WINDOWS)
 
 
@@ -65,4 +65,4 @@ def test_variance_of_a_model_uses_its_runs_on_any_text(tmp_path):
             folder = make_run(tmp_path, "tokenformer", run, seed, **changes.get(run, {}))
             write(folder / "test.csv", [(window, 64, loss) for window in range(WINDOWS)])
     rows = ClaimRows(Results(tmp_path), "tokenformer", ClaimArms(arms={}))
-    assert rows.level(Arm(run="a"), "loss_nats").own_variance() == pytest.approx(((0.1**2 + 0.3**2) / 2 / 2, 2))
+    assert rows.run_metric(Arm(run="a"), "loss_nats").own_variance() == pytest.approx(((0.1**2 + 0.3**2) / 2 / 2, 2))

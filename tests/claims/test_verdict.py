@@ -21,12 +21,12 @@ class SyntheticRows(ClaimRows):
         super().__init__(None, claim.study, ClaimArms(arms={name: Arm(run=name) for name in claim.arms}))
         self.numbers, self.answers = numbers, examples or {}
 
-    def level(self, arm, metric, *, logarithm=False):
+    def run_metric(self, arm, metric, *, logarithm=False):
         if (arm.run, metric) not in self.numbers:
             raise MissingRowsError(f"no finished run {arm.run}")
         return RunMetric(f"{metric} {arm.run}", pd.Series(self.numbers[arm.run, metric]))
 
-    def sample(self, arm, metric, **more):
+    def load_examples(self, arm, metric, **more):
         if (values := self.answers.get((arm.run, metric))) is None:
             raise MissingRowsError(f"no finished run {arm.run}")
         group = np.stack([values, np.ones_like(values)], axis=-1)

@@ -59,7 +59,9 @@ def test_a_chain_pays_for_its_ancestors_and_is_compared_at_equal_loss(tmp_path):
     assert rows.loc["trained-on-2", "envelope"] == "beyond its ends"
     assert np.isnan(rows.loc["trained-on-2", "flops_ratio"])
     arm = Arm(run="grown-random-sqrt-2", envelope=("envelope-*",))
-    judged = ClaimRows(results, "tokenformer", ClaimArms(arms={"grown": arm})).level(arm, "flops_ratio_at_equal_loss")
+    judged = ClaimRows(results, "tokenformer", ClaimArms(arms={"grown": arm})).run_metric(
+        arm, "flops_ratio_at_equal_loss"
+    )
     assert list(judged.values) == pytest.approx([0.5] * 3), "as the claim is judged"
 
 
@@ -107,7 +109,7 @@ def test_each_budget_compares_the_best_rates_by_validation(tmp_path):
     published = pd.read_csv(tmp_path / "out/tokenformer_gap.csv").query("source == 'published'")
     assert published["difference_nats"].tolist() == pytest.approx([np.log(15.86 / 15.49)])
     arm = Arm(best_of="matched-*")
-    judged = ClaimRows(Results(tmp_path), "tokenformer", ClaimArms(arms={"ours": arm})).level(arm, "loss_nats")
+    judged = ClaimRows(Results(tmp_path), "tokenformer", ClaimArms(arms={"ours": arm})).run_metric(arm, "loss_nats")
     assert list(judged.values) == [3.3, 3.3], "a claim takes no rate at which the run diverged either"
 
 

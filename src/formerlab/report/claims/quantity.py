@@ -178,7 +178,7 @@ class Combination(Quantity):
 class PairedMean(Quantity):
     """A mean over examples. All means of one claim share their resamples, so arithmetic on them stays paired."""
 
-    of_seeds: Series
+    by_seed: Series
     """The point estimate: one mean over the examples for each seed."""
     replicates: Float[np.ndarray, "batches resamples"]
     """Means over the seeds for resamples of the examples."""
@@ -203,7 +203,7 @@ class PairedMean(Quantity):
         return float(interval.low - guard * low), float(interval.high + guard * high)
 
     def _over(self, replicates: Float[np.ndarray, " resamples"], confidence: float) -> Interval:
-        seeds = self.of_seeds.to_numpy()
+        seeds = self.by_seed.to_numpy()
         mean, fewest = float(seeds.mean()), min(map(len, self.groups), default=MIN_UNITS)
         counts: dict[str, Any] = {"seeds": len(seeds), "examples": self.examples}
         if fewest < 2:
@@ -223,11 +223,11 @@ class PairedMean(Quantity):
     def __add__(self, other: Any) -> "PairedMean":
         if not isinstance(other, PairedMean):
             return self._map(lambda numbers: numbers + other)
-        if not self.of_seeds.index.equals(other.of_seeds.index):
+        if not self.by_seed.index.equals(other.by_seed.index):
             raise MissingRowsError("two paired differences have different seeds")
         same_sizes = list(map(len, self.groups)) == list(map(len, other.groups))
         return PairedMean(
-            self.of_seeds + other.of_seeds,
+            self.by_seed + other.by_seed,
             self.replicates + other.replicates,
             min(self.examples, other.examples),
             tuple(a + b for a, b in zip(self.groups, other.groups, strict=True)) if same_sizes else (),
@@ -236,7 +236,7 @@ class PairedMean(Quantity):
 
     def _map(self, function: Callable[[Any], Any]) -> "PairedMean":
         groups = tuple(map(function, self.groups))
-        return replace(self, of_seeds=function(self.of_seeds), replicates=function(self.replicates), groups=groups)
+        return replace(self, by_seed=function(self.by_seed), replicates=function(self.replicates), groups=groups)
 
 
 def ratio_of_sums(sums: Float[np.ndarray, "*shape statistics"]) -> Float[np.ndarray, "*shape"]:
@@ -258,7 +258,7 @@ class Examples:
     chosen: Literal["own", "common"] | None = None
     """Alpha is chosen on the other half of the same task (own) or of all tasks (common), again in every resample."""
 
-    def of(self, seeds: tuple[int, ...]) -> "Examples":
+    def for_seeds(self, seeds: tuple[int, ...]) -> "Examples":
         """Return the examples of the given seeds."""
         indices = [self.seeds.index(seed) for seed in seeds]
         return replace(self, groups=tuple(group[indices] for group in self.groups), seeds=seeds)
@@ -266,7 +266,7 @@ class Examples:
     def estimate(self, resamples: int = RESAMPLES) -> PairedMean:
         """Return the mean over the examples, averaged over tasks without weights, and its replicates."""
         sizes = [group.shape[1] for group in self.groups]
-        of_seeds = self._means([np.ones((1, size)) for size in sizes])[0]
+        by_seed = self._means([np.ones((1, size)) for size in sizes])[0]
         replicates = []
         for batch in range(BATCHES):
             draws = [resampled(size, resamples // BATCHES, 1000 * i + batch) for i, size in enumerate(sizes)]
@@ -274,7 +274,7 @@ class Examples:
             replicates.append(self._means(counts_by_group).mean(axis=1))
         plain = self.reduce is ratio_of_sums and self.chosen is None
         values = tuple(ratio_of_sums(group).mean(axis=0) for group in self.groups) if plain else ()
-        point_estimate = Series(of_seeds, self.seeds)
+        point_estimate = Series(by_seed, self.seeds)
         return PairedMean(point_estimate, np.array(replicates), sum(sizes), values, percentiles=self.chosen is None)
 
     def _means(self, counts: Sequence[Float[np.ndarray, "resamples examples"]]) -> Float[np.ndarray, "resamples seeds"]:
@@ -321,15 +321,15 @@ def group_examples(rows: DataFrame, example: str, run: str) -> Examples:
 class Agreement(Quantity):
     """Correlation of the entries between seeds: the mean of Fisher's z over all pairs, with a jackknife over seeds."""
 
-    of_seeds: Float[np.ndarray, "seeds entries"]
+    by_seed: Float[np.ndarray, "seeds entries"]
 
     def interval(self, confidence: float) -> Interval:
         """Return the mean correlation and its interval, transformed back from z."""
-        count = len(self.of_seeds)
+        count = len(self.by_seed)
         firsts, seconds = np.triu_indices(count, 1)
         if count < 3:
             return Interval(math.nan, math.nan, math.nan, count)
-        z = np.arctanh(np.corrcoef(self.of_seeds)[firsts, seconds])
+        z = np.arctanh(np.corrcoef(self.by_seed)[firsts, seconds])
         leave_one_out = np.array([z[(firsts != seed) & (seconds != seed)].mean() for seed in range(count)])
         variance = (count - 1) / count * float(np.sum((leave_one_out - leave_one_out.mean()) ** 2))
         interval = t_interval(float(z.mean()), [(variance, count - 1)], confidence, seeds=count)

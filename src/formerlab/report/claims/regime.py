@@ -76,7 +76,7 @@ class ArmRuns:
 
     def over_seeds(self, file: str, reduce: Callable[[DataFrame], float]) -> float:
         """Return the mean over seeds of `reduce` on the rows of a file; the file `curve` is the validation loss."""
-        table = self.rows.curve(self.name) if file == "curve" else self.rows.rows(file, self.name)
+        table = self.rows.validation_curve(self.name) if file == "curve" else self.rows.rows(file, self.name)
         table = table[table["seed"].isin(self.records["seed"])]
         return float(np.mean([reduce(group) for _, group in table.groupby("seed")]))
 
@@ -181,7 +181,7 @@ def examples(runs: ArmRuns) -> float:
     """Return the number of windows, questions, pairs or images of the metric by which policies are compared."""
     if runs.measured in WINDOW_METRICS:
         return float(runs.rows.windows(runs.arm, runs.measured)[0])
-    return float(sum(map(len, runs.rows.sample(runs.arm, runs.measured).names.values())))
+    return float(sum(map(len, runs.rows.load_examples(runs.arm, runs.measured).names.values())))
 
 
 def rate_inside(runs: ArmRuns) -> float:
@@ -232,8 +232,8 @@ QUANTITIES: dict[str, Callable[[ArmRuns], float]] = {
     "rise_from_best": lambda runs: runs.over_seeds(
         "curve", lambda it: it["loss_nats"].iloc[-1] - it["loss_nats"].min()
     ),
-    "above_chance": lambda runs: runs.rows.over_chance(runs.arm),
-    "suites_above_chance": lambda runs: float(sum(runs.rows.over_chance(runs.arm, s) > 0 for s in runs.suites)),
+    "above_chance": lambda runs: runs.rows.above_chance(runs.arm),
+    "suites_above_chance": lambda runs: float(sum(runs.rows.above_chance(runs.arm, s) > 0 for s in runs.suites)),
     "shots": lambda runs: float(min(map(shots, runs.suites))),
     "rates_searched": lambda runs: float(runs.searched["lr"].nunique()),
     "search_share": lambda runs: float(runs.searched["tokens"].min() / runs.mean("tokens")),
@@ -244,8 +244,8 @@ QUANTITIES: dict[str, Callable[[ArmRuns], float]] = {
 
 def arm_runs(claim: Claim, rows: ClaimRows, item: str | None) -> dict[str, ArmRuns]:
     """Return the runs of the arms of an item, restricted to the seeds that all of them have."""
-    arms = {name: arm for name, arm in rows.arms.of(item).items() if arm.constant is None}
-    names = {name: rows.run(arm) for name, arm in arms.items()}
+    arms = {name: arm for name, arm in rows.arms.for_item(item).items() if arm.constant is None}
+    names = {name: rows.select_run(arm) for name, arm in arms.items()}
     records = {name: rows.records(run) for name, run in names.items()}
     seeds = set.intersection(*(set(table["seed"]) for table in records.values()))
     shared = {name: table[table["seed"].isin(seeds)] for name, table in records.items()}
@@ -308,7 +308,7 @@ def _quantity_value(quantity: str, arms: list[ArmRuns]) -> float:
     if quantity == "same_grid":
         return float(len({frozenset(f"{rate:.6g}" for rate in runs.searched["lr"]) for runs in arms}) == 1)
     if quantity == "gain_of_depth":
-        first, second = (Combination({runs.rows.level(runs.arm, "loss_nats"): 1.0}) for runs in arms)
+        first, second = (Combination({runs.rows.run_metric(runs.arm, "loss_nats"): 1.0}) for runs in arms)
         return (first - second).ends(CONFIDENCE)[0]
     base, _, comparison = quantity.rpartition("_")
     if quantity == "parameters_apart":

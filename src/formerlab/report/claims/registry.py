@@ -243,6 +243,6 @@ class ClaimArms(Spec):
     metric: Annotated[str, Field(pattern=r"^acc")] = "acc"
     """Name of the accuracy metric."""
 
-    def of(self, item: str | None) -> dict[str, Arm]:
+    def for_item(self, item: str | None) -> dict[str, Arm]:
         """Return the arms of an item."""
         return self.arms if item is None else self.arms | self.items.get(item, {})

@@ -244,10 +244,9 @@ def _reasons(items: Sequence[Item]) -> list[str]:
     """Return each reason why items are not tested, with the items that it concerns if it does not concern all."""
     by_reason: dict[str, list[str]] = {}
     for item in items:
-        words = {f"'{arm.replace('_', ' ')}'": item.claim.labels.get(f"arm {arm}", text)
-                 for arm, text in item.claim.arms.items()}  # fmt: skip
-        text = re.sub(r"'[^']*'", lambda arm, words=words: words.get(arm[0], arm[0]), item.reason)
-        text = re.sub(r"a planned run \([^)]*\)", "a planned run", text)
+        text = re.sub(r"a planned run \([^)]*\)", "a planned run", item.reason)
+        for arm, description in item.claim.arms.items():
+            text = text.replace(f"'{arm.replace('_', ' ')}'", item.claim.labels.get(f"arm {arm}", description))
         for reason in filter(None, text.split("; ")):
             by_reason.setdefault(reason, []).append(item_name(item))
     return [

@@ -72,7 +72,7 @@ class ClaimRows:
         """Return the records of a run."""
         return self.all_runs()[self.all_runs()["run"] == run]
 
-    def run(self, arm: Arm) -> str:
+    def select_run(self, arm: Arm) -> str:
         """Return the name of the run of an arm: the matching one with the lowest mean validation loss."""
         pattern = arm.run or arm.best_of or ""
         candidates = [name for name in self.all_runs()["run"].unique() if fnmatchcase(name, pattern)]
@@ -96,7 +96,7 @@ class ClaimRows:
             raise MissingRowsError(f"run {run} has no rows in {name}")
         return rows
 
-    def level(self, arm: Arm, metric: str, *, logarithm: bool = False) -> RunMetric:
+    def run_metric(self, arm: Arm, metric: str, *, logarithm: bool = False) -> RunMetric:
         """Return the metric of an arm or its logarithm, one number per seed (for timings, per repetition)."""
         if metric in ("time_s", "memory_bytes"):
             rows = self.results.rows_of("speed.csv", self.study)
@@ -105,7 +105,7 @@ class ClaimRows:
                 raise MissingRowsError(f"a planned run ({arm.run}) has not been timed")
             self.used.add(str(arm.run))
             return RunMetric(f"{metric} {arm.measure} {arm.run}", rows.set_index("repetition")[metric].astype(float))
-        run = self.run(arm)
+        run = self.select_run(arm)
         if metric in ("loss_nats", "error_rate"):
             key = (metric, arm.at, logarithm)
             return replace(
@@ -167,7 +167,7 @@ class ClaimRows:
                 by_run.append(values[values.index.isin(similar.loc[similar["run"] == name, "seed"])])
         return within_run_variance(by_run)
 
-    def curve(self, run: str) -> DataFrame:
+    def validation_curve(self, run: str) -> DataFrame:
         """Return the validation loss of a run by seed and step."""
         rows = self.rows("eval.csv", run)
         rows = rows[rows["split"] == "valid"]
@@ -181,7 +181,7 @@ class ClaimRows:
         losses_by_seed, records = {}, self.records(run).set_index("seed")
         diverged = records.index[records["status"] == "diverged"]
         guess = weighted_means(self.rows("test.csv", run), ["seed"]) if len(diverged) else Series(dtype=float)
-        for seed, group in self.curve(run).groupby("seed"):
+        for seed, group in self.validation_curve(run).groupby("seed"):
             steps, losses = group["step"].to_numpy(float), group["loss_nats"].to_numpy(float)
             if seed in diverged:
                 steps, losses = np.append(steps, records["spec.steps"][seed]), np.append(losses, guess[seed])
@@ -256,26 +256,28 @@ class ClaimRows:
 
     def mixing_weights(self, arm: Arm) -> Float[np.ndarray, "seeds entries"]:
         """Return the mixing weights at the last step, without the weight of each block on itself."""
-        rows = self._last_mixing_rows(self.run(arm)).query("destination != source")
+        rows = self._last_mixing_rows(self.select_run(arm)).query("destination != source")
         return rows.pivot(index="seed", columns=["destination", "source"], values="weight").to_numpy()
 
     @cached_method
-    def sample(self, arm: Arm, metric: str, *, above_chance: bool = False, suite: str | None = None) -> Examples:
+    def load_examples(self, arm: Arm, metric: str, *, above_chance: bool = False, suite: str | None = None) -> Examples:
         """Return an arm's examples, in the same order for every arm.
 
         `above_chance` subtracts the accuracy of guessing; `suite` selects one task.
         """
         if metric == "bleu":
-            by_seed = self._sentences(self.run(arm), metric, "valid")
+            by_seed = self._sentences(self.select_run(arm), metric, "valid")
             if len({len(group) for group in by_seed.values()}) != 1:
                 raise MissingRowsError(f"the seeds of {arm.run} translated different sentences")
             stacked = np.stack(list(by_seed.values()))
             names = {"valid": tuple(map(str, range(stacked.shape[1])))}
             return Examples((stacked,), tuple(by_seed), names, corpus_bleu)
         if arm.alphas:
-            by_alpha = [self.sample(a, metric, above_chance=above_chance, suite=suite) for a in _arms_by_alpha(arm)]
+            by_alpha = [
+                self.load_examples(a, metric, above_chance=above_chance, suite=suite) for a in _arms_by_alpha(arm)
+            ]
             return combine_alphas(by_alpha, arm.run, arm.chosen)
-        run = self.run(arm)
+        run = self.select_run(arm)
         if metric in WINDOW_METRICS:
             return group_examples(self._window_rows(arm, metric).assign(task=metric), "window", run)
         rows = self.rows("prune_questions.csv" if arm.policy else "zeroshot.csv", run)
@@ -291,7 +293,7 @@ class ClaimRows:
 
     def _window_rows(self, arm: Arm, metric: str) -> DataFrame:
         """Return the rows of an arm's policy on windows, with the metric in the column `value`."""
-        rows = policy_rows(self.rows(WINDOW_METRICS[metric], self.run(arm)), arm)
+        rows = policy_rows(self.rows(WINDOW_METRICS[metric], self.select_run(arm)), arm)
         return rows[rows["metric"] == metric] if "metric" in rows else rows.assign(value=rows[metric])
 
     def windows(self, arm: Arm, metric: str) -> tuple[int, int | None]:
@@ -300,14 +302,14 @@ class ClaimRows:
         documents = rows["document"].nunique() if "document" in rows and rows["document"].notna().all() else None
         return rows["window"].nunique(), documents
 
-    def paired(self, left: Arm, right: Arm, metric: str) -> PairedMean:
+    def paired_mean(self, left: Arm, right: Arm, metric: str) -> PairedMean:
         """Return the mean difference left - right over the same examples; one of the arms may be a constant."""
         if left.constant is not None:
-            return -1.0 * self.paired(right, left, metric)
-        first = self.sample(left, metric)
+            return -1.0 * self.paired_mean(right, left, metric)
+        first = self.load_examples(left, metric)
         if right.constant is not None:
             return self._estimate(left, metric, first.seeds) - right.constant
-        second = self.sample(right, metric)
+        second = self.load_examples(right, metric)
         if first.names != second.names or (first.chosen is None) != (second.chosen is None):
             raise MissingRowsError("the arms have rows of different examples")
         if not (seeds := tuple(seed for seed in first.seeds if seed in second.seeds)):
@@ -316,16 +318,16 @@ class ClaimRows:
 
     @cached_method
     def _estimate(self, arm: Arm, metric: str, seeds: tuple[int, ...]) -> PairedMean:
-        return self.sample(arm, metric).of(seeds).estimate()
+        return self.load_examples(arm, metric).for_seeds(seeds).estimate()
 
     @cached_method
-    def over_chance(self, arm: Arm, suite: str | None = None) -> float:
+    def above_chance(self, arm: Arm, suite: str | None = None) -> float:
         """Return the lower end of the interval of accuracy minus guessing."""
-        return self.sample(arm, "accuracy", above_chance=True, suite=suite).estimate().ends(CONFIDENCE)[0]
+        return self.load_examples(arm, "accuracy", above_chance=True, suite=suite).estimate().ends(CONFIDENCE)[0]
 
     def realised_budget(self, arm: Arm, metric: str) -> float:
         """Return the mean measured cache size of a policy on the windows or questions of the metric."""
-        rows = self.rows("prune_questions.csv" if metric == "accuracy" else "prune.csv", self.run(arm))
+        rows = self.rows("prune_questions.csv" if metric == "accuracy" else "prune.csv", self.select_run(arm))
         return float(np.mean([policy_rows(rows, a)["realised_budget"].mean() for a in _arms_by_alpha(arm)]))
 
 
@@ -342,7 +344,7 @@ def pooled_differences(
     ends = np.full((len(rows), 2), np.nan)
     for index, row in enumerate(rows.to_dict("records")):
         if row["source"] == "ours" and row["part"] == "mean" and row["seeds"] > 1:
-            first, second = (Combination({reader.level(Arm(run=row[side]), metric): sign}) for side in (a, b))
+            first, second = (Combination({reader.run_metric(Arm(run=row[side]), metric): sign}) for side in (a, b))
             interval = (first - second).interval(CONFIDENCE)
             ends[index] = interval.low, interval.high
     return rows.assign(**{f"{name}_pooled_low": ends[:, 0], f"{name}_pooled_high": ends[:, 1]})

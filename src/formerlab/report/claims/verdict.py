@@ -145,13 +145,13 @@ class Item:
         return simple_eval(expression, names=self.names, functions=functions)
 
     def _arm(self, name: str) -> Arm:
-        arms = self.rows.arms.of(self.item)
+        arms = self.rows.arms.for_item(self.item)
         if name not in arms:
             raise MissingRowsError(f"no run is planned for '{name.replace('_', ' ')}'")
         return arms[name]
 
     def _linear(self, arm: str, metric: str, *, ln: bool = False) -> Combination:
-        combination = Combination({self.rows.level(self._arm(arm), metric, logarithm=ln): 1.0})
+        combination = Combination({self.rows.run_metric(self._arm(arm), metric, logarithm=ln): 1.0})
         self._fewest_seeds = min(self._fewest_seeds, len(combination.by_seed))
         self.one_text |= metric == "loss_nats" and not combination.documents()
         return combination
@@ -162,13 +162,13 @@ class Item:
         return Combination({RunMetric(f"{metric} {a} / {b}", (first / second).loc[shared]): 1.0})
 
     def _paired(self, a: str, b: str, metric: str) -> PairedMean:
-        paired = self.rows.paired(self._arm(a), self._arm(b), metric)
-        self._seeds_of_pairs, self.examples = len(paired.of_seeds), paired.examples
+        paired = self.rows.paired_mean(self._arm(a), self._arm(b), metric)
+        self._seeds_of_pairs, self.examples = len(paired.by_seed), paired.examples
         return paired
 
     def _agreement(self, arm: str, _: str) -> Agreement:
         agreement = Agreement(self.rows.mixing_weights(self._arm(arm)))
-        self._fewest_seeds = min(self._fewest_seeds, len(agreement.of_seeds))
+        self._fewest_seeds = min(self._fewest_seeds, len(agreement.by_seed))
         return agreement
 
     def _number(self, name: str) -> float:
