@@ -125,7 +125,9 @@ def test_the_findings_of_the_readme_have_the_verdict_and_the_number_of_their_row
         start = line.finding.partition("{")[0]
         (finding,) = [finding for finding in findings if finding[2].startswith(start)]
         assert verdict.removesuffix(" †") == f"{finding[0]} {finding[1]}"
-        assert all(numbers[int(index)] in finding[2] for index in re.findall(r"\{(\d)\}", line.finding))
+        for index in map(int, re.findall(r"\{(\d)\}", line.finding)):
+            change = {"-": " % lower", "+": " % higher"}.get(numbers[index][0], "")
+            assert f"{numbers[index].lstrip('+-')}{change} " in finding[2]
 
 
 def test_a_gain_and_a_difference_of_losses_become_the_same_change_of_perplexity():
@@ -167,7 +169,7 @@ def test_a_claim_that_is_not_tested_says_whether_it_has_no_run_or_does_not_meet_
         assert f"<br>Verdict: {words[verdict.claim.id]}<br>" in verdict_card(verdict)
         assert not re.search(r"'\w|planned run \(", verdict_card(verdict).partition("<br>Why: ")[2]), "internal names"
     lines = [line for line in table_of_the_readme(by_scale) if "not tested" in line.split(" | ")[0]]
-    assert all(line.startswith(f"| - {CONDITION_NOT_MET} ") for line in lines)
+    assert all(line.startswith(f"| {SIGNS['not_tested']} {CONDITION_NOT_MET} ") for line in lines)
     assert all(re.search(r" \| Conditions? not met: [^|]* \|$", line) for line in lines)
     assert lines
 

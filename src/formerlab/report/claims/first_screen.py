@@ -60,8 +60,9 @@ FIRST_SCREEN = {
         "were searched on two epochs; of language models we ask half of the training.",
         math.exp, "", "z.2f",
         "Images",
-        "A Tokenformer classifies CIFAR-10 images as well as a vision Transformer of equal size: it makes {0} times as "
-        "many errors (paper, on ImageNet: 0.98 and 1.01 times)."),
+        "A Tokenformer, which replaces weight matrices by attention to learned key-value pairs (*parameter tokens*), "
+        "classifies CIFAR-10 as well as a vision Transformer of equal size: it makes {0} times as many errors (paper, "
+        "on ImageNet: 0.98 and 1.01 times)."),
     "tokenformer-worse-than-modern-transformer": TableLine(
         "At equal size, a Tokenformer is slightly worse than a modern Transformer (a third party's claim).",
         "perplexity of the Tokenformer relative to a Transformer with RMSNorm, SwiGLU and rotary positions; claimed: "
@@ -77,7 +78,7 @@ FIRST_SCREEN = {
         _perplexity_of_gain,
         topic="Averages over depth",
         finding="In a DenseFormer, each block reads a learned average of the outputs of all earlier blocks. After our "
-        "longest training its perplexity is {0} relative to the plain model (paper, 48 blocks: -4.1 %)."),
+        "longest training, its perplexity is {0} than the plain model's (paper, 48 blocks: 4.1 % lower)."),
     "tokenformer-growth-saves-cost": TableLine(
         "A Tokenformer and its growth cost at most half of a Transformer trained from scratch to the same loss.",
         "training FLOPs of all stages divided by FLOPs from scratch; claimed: at most 0.5",
@@ -85,10 +86,9 @@ FIRST_SCREEN = {
         "The model before growth costs as much as the Transformer, so growth could not win here. The paper grew three "
         "times.",
         float, " times", "z.1f", "Cost of growth",
-        "A Tokenformer replaces weight matrices by attention to learned key-value pairs, the *parameter tokens*; "
-        "growing adds more of them to a trained model. Training and growing ours took {0} times the FLOPs of a "
-        "Transformer of equal loss (paper: 0.41 times). Our small model took as many before growth, so growth could "
-        "not win here."),
+        "Growing adds parameter tokens to a trained Tokenformer. Training and growing ours took {0} times the FLOPs of "
+        "a Transformer of equal loss (paper: 0.41 times). Before growth, our small model alone had taken as many FLOPs "
+        "as this Transformer, so growth could not win here."),
     "tokenformer-continued-training-lower": TableLine(
         "On new text, growth by parameter tokens ends lower than growth in width (Net2Net).",
         "perplexity relative to the same model not grown: growth by tokens relative to growth in width; claimed: lower",
@@ -119,7 +119,7 @@ FIRST_SCREEN = {
         "Conditions not met: the rate of the long stage was searched on a quarter of it (half is needed); the parent "
         "hardly improves in the medium stage; the short stage is shorter than any published one.",
         topic="Growth or more training",
-        finding="For equal FLOPs, the perplexity of the grown model relative to the same model trained further is {0} "
+        finding="Compared with the same model trained further for equal FLOPs, the grown model's perplexity is {0} "
         "after a short training and {2} after a long one (the paper has no such comparison). The learning rate of the "
         "grown model was searched on too few tokens for a verdict."),
     "denseformer-better-at-equal-depth": TableLine(
@@ -161,16 +161,17 @@ def first_screen(by_scale: Mapping[str, Sequence[Verdict]]) -> str:
             "published": line.published,
             "main objection": line.objection,
         })  # fmt: skip
-    summary = f"<summary>{len(rows)} claims with intervals and the main objection to each</summary>"
-    return "\n".join([*findings, "", f"<details>{summary}", "", compact_markdown_table(DataFrame(rows)), "</details>"])
+    summary = f"{len(rows)} claims with intervals and the main objection to each (% is a change of perplexity)"
+    table = compact_markdown_table(DataFrame(rows))
+    return "\n".join([*findings, "", f"<details><summary>{summary}</summary>", "", table, "</details>"])
 
 
 def _mean(item: Item, line: TableLine) -> str:
-    """Return the mean of the first number of a criterion with the unit of the line but for points, which the sentence
-    names.
-    """
+    """Return the mean of the first number of a criterion; a change of perplexity as "5.1 % lower"."""
     mean = line.convert(next(iter(item.names.values())).interval(item.confidence).mean)
-    return f"{mean:{line.format}}" + " %" * (line.unit == " %")
+    if line.unit != " %":
+        return f"{mean:{line.format}}"
+    return f"{abs(mean):z.1f} % {'lower' if mean < 0 else 'higher'}"
 
 
 def number_text(item: Item, line: TableLine) -> str:

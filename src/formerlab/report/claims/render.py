@@ -44,7 +44,7 @@ UNITS = {
     "BLEU": Unit(".1f", suffix=" BLEU"),
 }
 """Units behind the labels of labels.yaml; `ratio` is shown for the logarithm of a ratio."""
-SIGNS = {"agrees": "✔", "contradicts": "✘", "cannot_tell": "?", "not_tested": "-", "holds": "✔", "fails": "✘"}
+SIGNS = {"agrees": "✔", "contradicts": "✘", "cannot_tell": "?", "not_tested": "○", "holds": "✔", "fails": "✘"}
 
 
 ITEM_WORDS = {
