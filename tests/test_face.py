@@ -89,6 +89,12 @@ def test_the_page_on_pruning_begins_with_a_whole_example(tmp_path, capsys):
         assert int(pruned) == int(other) < int(full)
 
 
+def test_the_example_of_the_reference_of_mixers_and_policies_prints_what_the_page_says(capsys):
+    (block,) = examples("docs/parts.md")
+    exec(block, {})
+    assert f"\n```\n{capsys.readouterr().out}```\n" in (ROOT / "docs/parts.md").read_text()
+
+
 def without(package, code):
     """Run code in a process where a package is not installed; return its status, output and errors."""
     hidden = f"import sys; sys.modules[{package!r}] = None\n{code}"
