@@ -16,7 +16,7 @@ from matplotlib.image import AxesImage
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullFormatter, NullLocator
 from pandas import DataFrame, Series
 
-from formerlab.report.style import BLACK, HOLLOW, LETTER, PUBLISHED_GROUND, Label, ink, label_at_edge
+from formerlab.report.style import BLACK, LETTER, PUBLISHED_GROUND, Label, ink, label_at_edge
 
 if TYPE_CHECKING:
     from formerlab.report.panel import Panel
@@ -159,10 +159,9 @@ def _lines(axes: Axes, panel: "Panel", means: DataFrame, seeds: DataFrame) -> li
     labels = []
     for name, points in known.sort_values(at, kind="stable").groupby(panel.by, sort=False):
         style = panel.look(str(name), points)
-        for column, shown in ((panel.ring, _RING), (panel.empty, HOLLOW)):
-            if column:
-                some = points[points[column].eq(True)]
-                axes.plot(some[at], some[panel.y], **style | {"linestyle": "", "zorder": 3} | shown)
+        if panel.ring:
+            ringed = points[points[panel.ring].eq(True)]
+            axes.plot(ringed[at], ringed[panel.y], **style | {"linestyle": "", "zorder": 3} | _RING)
         labels.append(Label(points[at].iloc[-1], points[panel.y].iloc[-1], str(name), style["color"]))
     return labels
 

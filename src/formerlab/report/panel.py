@@ -62,13 +62,13 @@ class Panel:
     unit: str = ""
     """Column that separates the lines of one series, such as the run."""
     once: bool = False
-    """Whether forest plots side by side share their y, which only the first names; a y without an x stays blank."""
+    """Whether panels side by side share the label of y, which only the first has. Forest plots also share their y; a y
+    without an x stays blank."""
     ticks: Callable[[float], str] | None = None
     """Formats the values of x; each value then has a tick."""
     ring: str = ""
     """Boolean column of points that are ringed."""
-    empty: str = ""
-    """Boolean column of points that are hollow."""
+
     colours: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of `imshow` for a heat map; by default 0 is white and 1 has the colour of the plot style."""
     bar: str = ""
@@ -185,7 +185,9 @@ def _figure(
             axes = figure.add_axes(((x + left) / whole, y / total, width / whole, tall / total))
             (panel, rows), title = shown[at], titles[at]
             mark(axes, panel, rows, letters, common)
-            axes.tick_params(axis="y", labelleft=not (panel.once and at > line[0]))
+            if panel.once and at > line[0]:
+                axes.set_ylabel("")
+                axes.tick_params(axis="y", labelleft=panel.kind != "forest")
             axes.set_xlabel(filled(panel.xlabel, rows))
             axes.set_title(title, color=PUBLISHED_INK if title.startswith("PUBLISHED") else BLACK)
             x += left + width + right
@@ -242,8 +244,8 @@ def _draw_bar(figure: Figure, image: Any, words: str) -> None:
     """Draw the colour bar of a heat map above all panels."""
     height = figure.get_figheight()
     beside = figure.add_axes((0.6, 1 - 0.17 / height, 0.37, 0.1 / height))
-    marks = [float(f"{value:.0e}") for value in image.norm.inverse(np.linspace(0, 1, 5))]
-    figure.colorbar(image, beside, orientation="horizontal", ticks=marks, format="%g")
+    ticks = [value for value in (-1, -0.1, 0, 0.1, 1) if image.norm.vmin <= value <= image.norm.vmax]
+    figure.colorbar(image, beside, orientation="horizontal", ticks=ticks, format="%g").minorticks_off()
     beside.set_ylabel(words, rotation=0, ha="right", va="center")
 
 
@@ -258,6 +260,7 @@ def _height(panel: Panel, rows: DataFrame, height: float, letters: int) -> float
     if panel.kind != "forest":
         names = "\n".join(wrapped(name, letters) for name in rows[panel.by].unique()) if panel.name == "edge" else ""
         return max(height, 0.135 * (1 + names.count("\n")))
+    rows = rows.dropna(subset=panel.x)
     series = rows[panel.by].nunique() if panel.by != panel.y else 1
     lines = max(str(name).count("\n") + 1 for name in rows[panel.y].unique())
     return (0.1 + 0.13 * lines + 0.06 * (series - 1)) * rows[panel.y].nunique() + 0.25
@@ -268,7 +271,7 @@ def _sides(panel: Panel, rows: DataFrame, letters: int, column: int) -> tuple[fl
     if panel.kind == "forest":
         return 0.15 if panel.once and column else 0.2 + LETTER * _letters(rows[panel.y].unique()), 0.12
     if panel.kind == "heat":
-        return 0.5 if panel.ylabel else 0.28, 0.12
+        return 0.5 if panel.ylabel and not (panel.once and column) else 0.28, 0.12
     names = [wrapped(name, letters) for name in rows[panel.by].unique()]
     right = 0.2 + LETTER * _letters(names) if panel.name == "edge" else 0.12
     return 0.62 + 0.13 * len(panel.ylabel.split("\n")), right

@@ -223,9 +223,9 @@ def interval_notes(table: DataFrame) -> list[str]:
 
 
 MASK_METRICS = {
-    "early_share": ("Fraction from the first 40 %", 0.4),
-    "early_share_10": ("Fraction from the first 10 %", 0.1),
-    "mean_position": ("Mean position", 0.5),
+    "early_share": ("Keys from the first 40 % of positions", 0.4),
+    "early_share_10": ("Keys from the first 10 % of positions", 0.1),
+    "mean_position": ("Mean position of keys", 0.5),
     "distance_to_ideal": ("Distance to Ideal", None),
     "distance_to_ideal_without_first": ("Distance without position 0", None),
 }

@@ -1,13 +1,15 @@
 """Zero-shot accuracy under pruning, by suite and by alpha of Decay (Decay article, Fig 4 and Table 2)."""
 
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from formerlab.report.catalogue import expand_columns, plot
-from formerlab.report.figures.decay.loss import level_with_h2o, mark_alpha
+from formerlab.report.figures.decay.loss import mark_alpha
 from formerlab.report.panel import Panel, layout
 from formerlab.report.published import DECAY, published
 from formerlab.report.runs import seed_count
@@ -44,16 +46,8 @@ def published_accuracies() -> DataFrame:
 
 
 def _task(task: str) -> str:
-    return task_label(task).removesuffix(" (local)").replace(MEAN_LABEL, "mean").replace("average", "mean")
-
-
-def _beside(full: DataFrame, run: str, task: str) -> str:
-    """Return the label of a task: its name, the accuracy with the full cache in percent, and a star at chance."""
-    if (run, task) not in full.index:
-        return _task(task)
-    accuracies_of_full: Any = full.loc[(run, task)]
-    at_chance = accuracies_of_full.get("low", np.nan) <= np.nan_to_num(accuracies_of_full["chance"])
-    return f"{_task(task)} {100 * accuracies_of_full['accuracy']:.0f}{'*' * bool(at_chance)}"
+    label = task_label(task).removesuffix(" (local)")
+    return "mean of five" if label in (MEAN_LABEL, "average") else label
 
 
 def _accuracy_notes(rows: DataFrame) -> list[str]:
@@ -63,60 +57,96 @@ def _accuracy_notes(rows: DataFrame) -> list[str]:
     return [
         f"Cache of {sizes}{f' ({measured} % measured)' * bool(measured)}; {seed_count(rows['seeds'])}, "
         f"{rows['questions'].min():.0f} to {rows['questions'].max():.0f} questions; bars: 95 % interval over them, "
-        "paired; beside a suite: its accuracy with the full cache (%), a star: at chance."
+        "paired; hollow: published, in the first panel LLaMA as diamonds and OPT as squares; (chance): with the full "
+        "cache our model is not above guessing."
     ]
 
 
-@plot(reads="prune_questions.csv", runs="decoder* released-*", draw=layout(
-    Panel("_difference", "_name", by="_series", kind="forest", each="_title", zero=0.0, name="legend",
-          xlabel="accuracy minus\nfull cache (points)", alike="x"),
-    notes=_accuracy_notes, wanted=("H2O", "Decay", "Local"), columns=3, order="source run _order"
-))  # fmt: skip
+def _mark_mean(axes: Axes, rows: DataFrame) -> None:
+    """Set the first row, the mean, off from the others, and give the panels of levels the same limits."""
+    labels = axes.get_yticklabels()
+    labels[-1].set_fontweight("bold")
+    axes.axhspan(len(labels) - 1.45, len(labels) - 0.4, color="#e9e9e9", linewidth=0, zorder=0)
+
+    if (rows["_panel"] == "level").all():
+        axes.set_xlim(*rows[["_left", "_right"]].iloc[0])
+
+
+_levels = partial(Panel, y="_name", kind="forest", zero=0.0, once=True, finish=_mark_mean)
+_draw_accuracy = layout(
+    _levels("_minus_h2o", by="_model", where={"_panel": "pair"}, title="Decay minus H2O",
+            xlabel="accuracy (points),\nright: Decay is better"),
+    _levels("_difference", by="_series", where={"_panel": "level"}, each="_title", name="legend",
+            xlabel="accuracy minus\nfull cache (points)"),
+    notes=_accuracy_notes, wanted=("H2O", "Decay", "Local"), columns=4, order="source run _order"
+)  # fmt: skip
+
+
+def draw_accuracy(data: DataFrame) -> Figure:
+    """Draw Decay minus H2O for all models in one panel, and for each model the policies minus the full cache."""
+    pairs = data[data["policy"].eq("decay") | data["source"].eq("published") & data["series"].eq("Decay")]
+    pairs = pairs.assign(_panel="pair", _marker=pairs["_model"].map({"LLaMA-2-7B-chat": "D"}))
+    return _draw_accuracy(pd.concat([pairs, data.assign(_panel="level")], ignore_index=True))
+
+
+@plot(reads="prune_questions.csv", runs="decoder* released-*", draw=draw_accuracy)
 def decay_accuracy(results: Results, runs: list[str]) -> DataFrame:
-    """Zero-shot accuracy of a pruned cache minus that of the full cache, after Fig. 4a and Table 2 of the Decay
-    article. Separate panels show the published values, which are from other models and other questions. H2O (half
-    recent), Decay (alpha 0.2, no recent part) and Local retain 40 % of the tokens, or the nearest budget. The suites
-    are read from local files, with our own prompts; answers to embedded questions are scored by mutual information.
-    Bars are 95 % intervals, paired by question; the article gives no intervals, and no alpha for LLaMA-2-7B-chat. To
-    see: how much accuracy H2O loses against the full cache, and how much of it Decay recovers; a model near chance
-    loses nothing by pruning, so it shows nothing about pruning.
+    """Zero-shot accuracy of pruned caches, after Fig. 4a and Table 2 of the Decay article. First panel: accuracy with
+    Decay minus accuracy with H2O, ours and published, which is the difference that the claim is about. Other panels:
+    accuracy minus accuracy with the full cache. The published values are from other models and other questions. H2O
+    (half recent), Decay (alpha 0.2, no recent part) and Local retain 40 % of the tokens, or the nearest budget. The
+    suites are read from local files, with our own prompts; answers to embedded questions are scored by mutual
+    information. Bars are 95 % intervals, paired by question; the article gives no intervals, and no alpha for
+    LLaMA-2-7B-chat. To see: whether the interval of the mean of five suites excludes zero in the first panel. A model
+    near chance loses nothing by pruning, so its suites show nothing about pruning.
     """
     rows = load_answers(results, STUDY, runs)
-    table = accuracies(nearest_budget_rows(rows[is_published_setting(rows) | rows["policy"].isin(["local", "full"])]))
+    chosen = nearest_budget_rows(rows[is_published_setting(rows) | rows["policy"].isin(["local", "full"])])
+    table = accuracies(chosen, against=("full", "h2o"))
     table = table.assign(series=policy_labels(table["policy"]), chance=table["task"].map(chance_accuracy(rows)))
-    rows = pd.concat([table, published_accuracies()], ignore_index=True)
+    ends = expand_columns("minus_h2o[]")
+    rows = pd.concat([table[[*table.columns.drop(ends), *ends]], published_accuracies()], ignore_index=True)
+    of_h2o = rows[rows["series"].eq("H2O")].set_index(["run", "task"])["accuracy"]
+    published = rows["source"].eq("published")
+    keys = pd.MultiIndex.from_frame(rows.loc[published, ["run", "task"]])
+    rows.loc[published, "minus_h2o"] = rows.loc[published, "accuracy"] - of_h2o.reindex(keys).to_numpy()
     suites = [MEAN_LABEL, f"{MEAN_LABEL} (local)", "average", *SUITES, *(f"{suite}_local" for suite in SUITES)]
-    order = {task: number for number, task in enumerate(suites)}
-    is_full = rows["series"] == "Full"
-    full = rows[is_full].set_index(["run", "task"])
+    full = rows["series"].eq("Full")
+    at_chance = set(rows.loc[full & rows["low"].le(rows["chance"]), "task"].map(_task))
+    names = rows["task"].map(_task)
+    accuracy = rows[full & rows["task"].isin(suites[:3])].set_index("run")["accuracy"].map("{:.0%}".format)
+    titles = rows["run"].map(model_label) + ", full cache " + rows["run"].map(accuracy).str.replace("%", " %")
+    compared = 100 * rows.loc[~full, [*ENDS]].to_numpy(dtype=float)
     return rows.assign(
-        **(100 * rows[[*ENDS]]).add_prefix("_"),
-        _name=[_beside(full, run, task) for run, task in zip(rows["run"], rows["task"], strict=True)],
-        _order=rows["task"].map(order),
-        _title=rows["run"].map(model_label),
-        _series=rows["series"].mask(is_full),
+        **(100 * rows[[*ENDS, *ends]]).add_prefix("_"),
+        _name=names + names.isin(at_chance).map({True: " (chance)", False: ""}),
+        _order=rows["task"].map({task: number for number, task in enumerate(suites)}),
+        _title=titles.fillna(rows["run"].map(model_label)),
+        _model=rows["run"].map(model_label),
+        _series=rows["series"].mask(full),
         _look=rows["series"].str.lower(),
+        _left=np.nanmin(compared) - 1,
+        _right=np.nanmax(compared) + 1,
         _data_set="",
     )
 
 
 @plot(reads="prune_questions.csv", runs="decoder released-*", draw=layout(
-    Panel("alpha", "_difference", by="_series", each="_title", zero=0.0, name="legend", empty="_level",
-          xlabel="alpha", ylabel="points minus\nfull cache", style="policy", finish=mark_alpha, alike="y"),
+    Panel("alpha", "_minus_h2o", by="_series", each="_title", zero=0.0, name="legend", xlabel="forgetting factor alpha",
+          ylabel="accuracy minus\nH2O (points)", style="policy", finish=mark_alpha, alike="y"),
     notes=lambda rows: [
-        f"Budget {budget_text(rows['budget'].iloc[0], ' of the tokens')}; {seed_count([rows['seeds'].max()])}; "
-        "bars and band: 95 % interval, paired by question."
+        f"Cache of {budget_text(rows['budget'].min(), ' of the tokens')}; {seed_count([rows['seeds'].max()])}; bars "
+        "and band: 95 % interval of the difference to H2O (zero), paired by question."
     ],
-    wanted=["H2O"], columns=3, height=1.4
+    columns=3, height=1.4, order="_order"
 ))  # fmt: skip
 def decay_alpha_accuracy(results: Results, runs: list[str]) -> DataFrame:
-    """Accuracy against the forgetting factor alpha, minus accuracy with the full cache; after Fig. 4b and 4c of the
-    Decay article, whose points exist only as an image. Decay has no recent part. H2O (half recent) at the same budget
-    is a line within the band of its interval. Bars: 95 % interval, paired by question. A filled point means that the
-    interval of the difference between Decay and H2O excludes 0, each alpha by itself. Dotted: the published alpha of
-    0.2. To see: which points are filled, and whether the best alpha differs between data sets by more than the bars.
-    The best point of a curve is a biased estimate; decay_tasks_table chooses alpha on one half of the questions and
-    evaluates it on the other half.
+    """Accuracy against the forgetting factor alpha, minus the accuracy of H2O (half recent) at the same budget; after
+    Fig. 4b and 4c of the Decay article, whose points exist only as an image. Decay has no recent part. The full cache
+    is a line within the band of its interval. Bars: 95 % interval, paired by question, each alpha by itself. Dotted:
+    the published alpha of 0.2. To see: which bars exclude zero, and whether the best alpha differs between data sets by
+    more than the bars. The best point of a curve is a biased estimate; decay_tasks_table chooses alpha on one half of
+    the questions and evaluates it on the other half.
     """
     rows = first_model_rows(load_answers(results, STUDY, runs))
     without_recent = rows["policy"].eq("decay") & rows["recent"].eq(0)
@@ -127,15 +157,17 @@ def decay_alpha_accuracy(results: Results, runs: list[str]) -> DataFrame:
     chosen = rows[(without_recent | half) & rows["budget"].eq(float(str(counts.idxmax()))) | rows["policy"].eq("full")]
     table, minus_h2o = accuracies(chosen, against=("full", "h2o")), expand_columns("minus_h2o[]")
     table = table[[*table.columns.drop(minus_h2o), *minus_h2o]]
-    full = table[table["policy"] == "full"].set_index("task")["accuracy"]
-    titles = [f"{_task(task)} (n = {count:.0f}, full cache {100 * full.get(task, np.nan):.0f} %)"
-            for task, count in zip(table["task"], table["questions"], strict=True)]  # fmt: skip
-    plotted = table.groupby("task")["accuracy"].transform("max").gt(0) & table["policy"].ne("full")
+    table = table.assign(chance=table["task"].map(chance_accuracy(rows)))
+    full = table[table["policy"] == "full"].set_index("task")
+    at_chance = set(full.index[full["low"] <= full["chance"]])
+    titles = [f"{_task(task)}: n\xa0=\xa0{count:.0f}, full cache {100 * full['accuracy'].get(task, np.nan):.0f}\xa0%"
+              f"{' (chance)' * (task in at_chance)}"
+              for task, count in zip(table["task"], table["questions"], strict=True)]  # fmt: skip
+    plotted = table.groupby("task")["accuracy"].transform("max").gt(0) & table["policy"].ne("h2o")
     return table.assign(
-        chance=table["task"].map(chance_accuracy(rows)),
-        **(100 * table[[*ENDS]]).add_prefix("_"),
+        **(100 * table[minus_h2o]).add_prefix("_"),
         _title=titles,
+        _order=~table["task"].str.startswith(MEAN_LABEL),
         _series=policy_labels(table["policy"]).where(plotted),
-        _level=level_with_h2o(table, "minus_h2o"),
         _data_set="",
     )

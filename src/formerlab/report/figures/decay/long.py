@@ -1,8 +1,9 @@
 """Long texts: speed and memory of decoding, and retrieval of a number from far back (passkey, arXiv:2305.16300)."""
 
 from functools import partial
+from textwrap import fill
 
-import numpy as np
+import pandas as pd
 import seaborn as sns
 from matplotlib.figure import Figure
 from pandas import DataFrame
@@ -23,42 +24,58 @@ from formerlab.results.read import Results
 STUDY = "decay"
 _LINES = ("--", ":", "-.")
 TICK = "\N{CHECK MARK}"
-_cases = partial(Panel, "length", each="_case", ticks="{:g}".format, xlabel="prompt length (tokens)")
 
 
 def _notes(rows: DataFrame) -> list[str]:
     device, threads = rows[["device", "threads"]].iloc[0]
-    machine = f"{device}, {threads:.0f} threads" if isinstance(device, str) else "an unknown machine"
-    return [f"Median and quartiles of {rows['repetitions'].min():.0f} repetitions on {machine}."]
+    machine = f"{device}, threads: {threads:.0f}" if isinstance(device, str) else "unknown machine"
+    cases = "; ".join(rows["_case"].unique())
+    return [f"{cases}; medians of {rows['repetitions'].min():.0f} repetitions, bars: quartiles; {machine}."]
 
 
-@plot(reads="decode.csv", draw=layout(
-    _cases("tokens_per_s", by="configuration", style="policy", log="xy", ylabel="decoded tokens\nper second"),
-    _cases("cache_bytes", by="_size", log="xy", ylabel="keys and values\n(bytes)"),
-    _cases("prompt_ratio", by="configuration", style="policy", log="x", ylabel="prompt time over\nthe full cache"),
-    notes=_notes, columns=0, height=1.7
-))  # fmt: skip
+def draw_decode(data: DataFrame) -> Figure:
+    """Draw speed and prompt time with a panel per case and budget, each beside the full cache, and bytes per case."""
+    full = data[data["budget"].eq(1)]
+    budgets = sorted({*data["budget"]} - {1.0}, reverse=True)
+    beside = [full.assign(_beside=budget) for budget in budgets]
+    rows = pd.concat([*beside, data[data["budget"].ne(1)].assign(_beside=data["budget"])], ignore_index=True)
+    case = "{_case}, " * (data["_case"].nunique() > 1)
+    rows["_panel"] = rows["_case"] + rows["_beside"].map(budget_text)
+    rows["_pruned"] = "Cache of " + rows["_beside"].map(budget_text)
+    panel = partial(Panel, "length", ticks="{:g}".format, log="x", xlabel="prompt length (tokens)")
+    times = partial(panel, by="_policy", style="policy", each="_panel", name="legend")
+    return layout(
+        times("tokens_per_s", ylabel="decoded tokens\nper second", zero=0.0, title=f"{case}{{_pruned}}"),
+        panel("_megabytes", by="_size", each="_case", log="xy", ylabel="keys and values\n(MB)",
+              title=f"{case}Memory of any policy"),
+        times("prompt_ratio", ylabel="time of the prompt\n(full cache = 1)", zero=1.0, title=f"{case}{{_pruned}}"),
+        notes=_notes, columns=len(budgets) + 1, height=1.7,
+    )(pd.concat([rows, data.assign(_megabytes=data["cache_bytes"] / 1e6)], ignore_index=True))  # fmt: skip
+
+
+@plot(reads="decode.csv", draw=draw_decode)
 def decay_decode(results: Results, runs: list[str]) -> DataFrame:
-    """Decoding with full and pruned caches, against the length of the prompt: tokens per second, bytes of the retained
-    keys and values, and time to read the prompt. Full is our full cache, DynamicCache is the cache of transformers.
-    Runs are measured in turns on an otherwise idle machine, with an untrained model of the run's shape or a released
-    model. Points are medians, bars quartiles. Bytes exclude the scores and positions of a pruned cache, which are in
-    decay_decode_table. No speeds were published. To see: at which lengths pruning saves more time than it takes. The
-    bytes follow from the budget, whichever policy chooses.
+    """Decoding with full and pruned caches, against the length of the prompt: tokens per second, time to read the
+    prompt, and bytes of the retained keys and values. Full is our full cache, DynamicCache is the cache of
+    transformers; both are shown beside each budget. Runs are measured in turns on an otherwise idle machine, with an
+    untrained model of the run's shape or a released model. Points are medians, bars quartiles. Bytes exclude the scores
+    and positions of a pruned cache, which are in decay_decode_table. No speeds were published. To see: at which lengths
+    pruning saves more time than it takes. The bytes follow from the budget, whichever policy chooses.
     """
     rows, record = decode_speeds(results, STUDY, runs), results.stage_record(STUDY, "decode")
     if rows.empty:
         return rows
-    pruned = sorted({budget for budget in rows["budget"] if budget != 1}, reverse=True)[1:]
     return rows.assign(
         device=record.get("device"),
         threads=record.get("threads"),
         _case=rows["run"].map(model_label)
         + rows["sequences"].map(lambda count: f", {count} sequences" if count > 1 else ", one sequence"),
-        _size=rows["budget"].map(lambda budget: "full cache" if budget == 1 else f"pruned to {budget_text(budget)}"),
-        _look=np.where(rows["budget"].eq(1), "full", "local"),
-        _linestyle=rows["budget"].map({budget: _LINES[at % len(_LINES)] for at, budget in enumerate(pruned)}),
-        _markerfacecolor=rows["budget"].isin(pruned).map({True: "white", False: None}),
+        _policy=[
+            name.removesuffix(f", {budget_text(budget)}")
+            for name, budget in zip(rows["configuration"], rows["budget"], strict=True)
+        ],
+        _size=rows["budget"].map(lambda budget: "full" if budget == 1 else budget_text(budget)),
+        _look="full",
         _data_set="",
     )
 
@@ -69,22 +86,25 @@ def _sizes(rows: DataFrame) -> list[str]:
 
 def draw_passkey(data: DataFrame) -> Figure:
     """Draw a heat map per position of the number, with a row per policy and a column per length of the text."""
-    names, places = data["_series"].unique(), sorted(data["depth"].unique())
-    caches = f" Caches retain {' or '.join(_sizes(data))} of the text." * bool(_sizes(data))
-    note = f"n = {data['numbers'].max()} number in each cell, no intervals; a tick: it was found.{caches}"
-    figure = Figure((WIDEST, 1.1 + 0.2 * len(names)), layout="constrained", label=note)
-    figure.supxlabel(note, x=0.01, ha="left", color=GREY, fontsize=7)
+    names, depths = data["_series"].unique(), sorted(data["depth"].unique())
+    caches = f"caches of {' or '.join(_sizes(data))} of the text; " * bool(_sizes(data))
+    note = (f"n = {data['numbers'].max()} number in each cell, no intervals; {caches}{TICK} and the counts: numbers "
+            "found, that is, each token was the most probable one.")  # fmt: skip
+    figure = Figure((WIDEST, 1.4 + 0.2 * len(names)), layout="constrained", label=note)
+    figure.supxlabel(fill(note, 115), x=0.01, ha="left", color=GREY, fontsize=7)
     lowest = data["log_prob"].min()
-    for axes, place in zip(figure.subplots(1, len(places), sharey=True, squeeze=False)[0], places, strict=True):
-        rows = data[data["depth"] == place]
-        rows = rows.assign(length=rows["length"] / 1024, found=rows["found"].eq(1).map({True: TICK, False: ""}))
-        numbers, marks = (rows.pivot(index="_series", columns="length", values=value).reindex(names)
-                          for value in ("log_prob", "found"))  # fmt: skip
-        last = place == places[-1]
-        sns.heatmap(numbers, vmin=lowest, vmax=0, cmap="viridis", annot=marks, fmt="", ax=axes, cbar=last,
-                    cbar_kws={"label": "log-probability (nats)"} if last else None)  # fmt: skip
-        axes.set(title=f"Number at {place:.0%}", xlabel="tokens of the text", ylabel="")
-        axes.set_xticklabels([f"{length:g}k" for length in numbers], rotation=0)
+    for axes, depth in zip(figure.subplots(1, len(depths), sharey=True, squeeze=False)[0], depths, strict=True):
+        rows = data[data["depth"] == depth]
+        rows = rows.assign(length=rows["length"] / 1024, tick=rows["found"].eq(1).map({True: TICK, False: ""}))
+        numbers, ticks = (rows.pivot(index="_series", columns="length", values=value).reindex(names)
+                          for value in ("log_prob", "tick"))  # fmt: skip
+        last = depth == depths[-1]
+        bar = {"label": "log-probability of the\nnumber (nats, 0: certain)"} if last else None
+        sns.heatmap(numbers, vmin=lowest, vmax=0, cmap="Greys", annot=ticks, fmt="", ax=axes, cbar=last, linewidths=1,
+                    cbar_kws=bar)  # fmt: skip
+        axes.set(title=f"Number at {100 * depth:.0f} %", xlabel="text (k tokens)", ylabel="")
+        axes.set_xticklabels([f"{length:g}" for length in numbers], rotation=0)
+        axes.tick_params(left=False)
     return figure
 
 

@@ -1,5 +1,7 @@
 """Loss by cache budget, policy and alpha of Decay (Decay article, Fig 4b, 4c; A2SF, arXiv:2407.20485, Fig 5)."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -71,7 +73,7 @@ def decay_budget(results: Results, runs: list[str]) -> DataFrame:
 
 @plot(reads="prune.csv", runs="decoder released-*", draw=layout(
     Panel("increase_nats", "_pruned", by="_pruned", kind="forest", each="_cell", zero=0.0, far=1.5, once=True,
-          xlabel="nats per token"),
+          xlabel="loss minus full cache\n(nats per token)"),
     notes=pruning.interval_notes, columns=3, order="run budget _rank"
 ))  # fmt: skip
 def decay_baselines(results: Results, runs: list[str]) -> DataFrame:
@@ -84,10 +86,10 @@ def decay_baselines(results: Results, runs: list[str]) -> DataFrame:
     """
     table = pruning.configurations(results, STUDY, runs)
     rows = with_half_recent(results, table[~table["policy"].isin(ARTICLE_ALONE)])
-    sizes = rows["budget"].map(pruning.budget_text) + " of the tokens"
+    sizes = rows["budget"].map(pruning.budget_text)
     rank = rows[rows["part"] == "mean"].groupby("configuration")["increase_nats"].mean().rank()
     return rows.assign(
-        _cell=rows["run"] + ": " + sizes if rows["run"].nunique() > 1 else "Added loss, " + sizes,
+        _cell=rows["run"] + ": " + sizes if rows["run"].nunique() > 1 else "Cache of " + sizes,
         _pruned=rows["configuration"].mask(rows["policy"] == "full"),
         _rank=rows["configuration"].map(rank),
         _look=looks(rows),
@@ -153,21 +155,23 @@ def mark_alpha(axes: Axes, rows: DataFrame) -> None:
     axes.set(xlim=(-0.04, 1.04), xticks=np.linspace(0, 1, 6))
 
 
-def level_with_h2o(rows: DataFrame, name: str) -> "Series[bool]":
-    """Return for each row whether the interval of its difference to H2O includes 0."""
-    return ~((rows[f"{name}_low"] > 0) | (rows[f"{name}_high"] < 0))  # true as well if H2O was not run
-
-
 def draw_alpha(data: DataFrame) -> Figure:
-    """Draw a panel per run and budget, in which the full cache of the run is a line."""
+    """Draw two panels per run and budget: perplexity, with the full cache as a line, and Decay minus H2O."""
     cells = data.loc[data["policy"] == "decay", ["run", "budget"]].drop_duplicates()
-    sizes = [f"budget {pruning.budget_text(budget)}{' of the tokens' * (budget <= 1)}" for budget in cells["budget"]]
+    sizes = "Cache of " + cells["budget"].map(pruning.budget_text)
     cells = cells.assign(_cell=cells["run"] + ": " + sizes if cells["run"].nunique() > 1 else sizes)
     full = data[data["policy"] == "full"].merge(cells[["run", "_cell"]], on="run")
     rows = pd.concat([data.merge(cells, on=["run", "budget"]), full], ignore_index=True)
-    panel = Panel("alpha", "perplexity", by="_series", each="_cell", xlabel="forgetting factor alpha", empty="_level",
-                  ylabel="perplexity", style="policy", far=2.0, finish=mark_alpha)  # fmt: skip
-    return layout(panel, notes=pruning.interval_notes, wanted=("Full", "H2O"))(rows)
+    rows["_minus_h2o"] = rows["_series"].where(rows[pruning.MINUS_H2O].notna())
+    panel = partial(Panel, "alpha", style="policy", each="_cell", name="legend", xlabel="forgetting factor alpha",
+                    far=2.0, finish=mark_alpha)  # fmt: skip
+    return layout(
+        panel("perplexity", by="_series", ylabel="perplexity"),
+        panel(pruning.MINUS_H2O, by="_minus_h2o", ylabel="loss minus H2O\n(nats per token)", zero=0.0,
+              title="{_cell}: Decay minus H2O"),
+        notes=lambda rows: [pruning.interval_notes(rows)[0].replace("full cache", "full cache (above) or H2O (below)")],
+        wanted=("Full", "H2O"), columns=min(3, len(cells)), height=1.8
+    )(rows)  # fmt: skip
 
 
 @plot(reads="prune.csv", runs="decoder* released-*", draw=draw_alpha)
@@ -175,9 +179,9 @@ def decay_alpha(results: Results, runs: list[str]) -> DataFrame:
     """Held-out perplexity against the forgetting factor alpha of Decay without a recent part, for each budget; after
     Fig. 4b and 4c of the Decay article, which show accuracies. Lines are the full cache and H2O (half recent) at the
     same budget. alpha 0 retains the keys that the last query attended to, alpha 1 is the plain sum; dotted: the
-    published alpha of 0.2. A filled point means that the 95 % interval of the difference between Decay and H2O on the
-    same windows excludes 0, each alpha by itself. Bars show the difference to the full cache, so their overlap says
-    nothing about Decay against H2O. To see: where the curve is lowest, and which of its points are filled.
+    published alpha of 0.2. Bars above are those of the difference to the full cache, so their overlap says nothing
+    about Decay against H2O. Below: loss of Decay minus loss of H2O on the same windows, with 95 % intervals, each alpha
+    by itself; below zero, Decay is better. To see: where the curve is lowest, and which bars below exclude zero.
     """
     table = pruning.configurations(results, STUDY, runs)
     decay = table[table["policy"] == "decay"]
@@ -190,4 +194,4 @@ def decay_alpha(results: Results, runs: list[str]) -> DataFrame:
     others = others[(others["policy"] == "full") | others["budget"].isin(decay["budget"])]
     differences = pruning.decay_minus_h2o(results, STUDY, runs)
     table = pd.concat([others, decay], ignore_index=True).merge(differences, on=pruning.CONFIGURATION, how="left")
-    return table.assign(_series=pruning.policy_labels(table["policy"]), _level=level_with_h2o(table, pruning.MINUS_H2O))
+    return table.assign(_series=pruning.policy_labels(table["policy"]))

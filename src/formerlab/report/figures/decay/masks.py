@@ -18,7 +18,7 @@ from formerlab.report.studies.pruning import (
     label_and_sort,
     mask_metrics,
 )
-from formerlab.report.style import GREEN, GREY, LEAF, VERMILION
+from formerlab.report.style import GREEN, GREY, PINK
 from formerlab.results.read import Results
 
 STUDY = "decay"
@@ -37,9 +37,10 @@ def draw_masks(data: DataFrame) -> Figure:
     rank = data["configuration"].map({name: place for place, name in enumerate(WANTED)})
     data = data.assign(_rank=rank.fillna(len(WANTED)), _look=kinds, key=data["kept"].map(lambda kept: range(len(kept))))
     data = data[rank.notna() | ~kinds.isin(["ideal", "local", "h2o", "decay"])]
-    title = data["configuration"].str.replace("Decay, ", "Decay ") + ": " + data["budget"].map(budget_text)
+    title = data["configuration"] + ": cache of " + data["budget"].map(budget_text)
     cells = data.assign(_title=title, _seen=data["kept"].map(list)).explode(["key", "_seen"])
-    panel = Panel("key", "query", by="_seen", kind="heat", each="_title", xlabel="key (down: query)")
+    panel = Panel("key", "query", by="_seen", kind="heat", each="_title", xlabel="key (token)", ylabel="query (token)",
+                  once=True)  # fmt: skip
     return layout(panel, notes=_masks_note, columns=5, height=1.0, order="budget _rank configuration")(cells)
 
 
@@ -55,6 +56,8 @@ def decay_masks(results: Results, runs: list[str]) -> DataFrame:
     return label_and_sort(rows).sort_values(["budget", "query"], kind="stable").assign(source="ours")
 
 
+_UNITS = {"early_share": "fraction of the\nretained keys", "early_share_10": "fraction of the\nretained keys",
+          "mean_position": "mean position\n(0: first, 1: last)"}  # fmt: skip
 LEVELS = {"h2o": "H2O", "local": "Local", "streaming_llm": "StreamingLLM", "tova": "TOVA", "decay": "Decay"}
 """Labels of the compared policies, by kind. The first word of a published name gives the kind of a published policy."""
 
@@ -67,15 +70,17 @@ def _mark_even(axes: Axes, rows: DataFrame) -> None:
 
 @plot(reads="prune_masks.csv", runs="decoder released-*", draw=layout(
     *(
-        Panel("alpha", "value", by="_series", where={"metric": metric, "source": "ours"}, title=heading,
-              log="y" * metric.startswith("distance"), xlabel="forgetting factor alpha", finish=_mark_even)
+        Panel("alpha", "value", by="_series", where={"metric": metric, "source": "ours"}, title=heading, name="legend",
+              log="y" * metric.startswith("distance"), xlabel="forgetting factor alpha", finish=_mark_even,
+              ylabel=_UNITS.get(metric, "1 - cosine similarity"))
         for metric, (heading, _) in MASK_METRICS.items()
     ),
     Panel("value", "_series", by="_series", kind="forest", where={"source": "published"}, title="Distance to Ideal",
           log="x", xlabel="1 - cosine similarity"),
-    notes=lambda rows: [f"Budget {budget_text(rows['budget'].iloc[0], ' of the tokens')}, {rows['windows'].max():.0f} "
-                        "windows, unpruned attention."],
-    height=1.5, order="alpha"
+    notes=lambda rows: [f"All panels: cache of {budget_text(rows['budget'].iloc[0], ' of the tokens')}; n = 1 model, "
+                        f"{rows['windows'].max():.0f} windows, unpruned attention; bars and bands: 95 % interval over "
+                        "windows; dotted: alpha 0.2, and an even selection of keys."],
+    columns=3, height=1.8, order="alpha"
 ))  # fmt: skip
 def decay_bias(results: Results, runs: list[str]) -> DataFrame:
     """Keys that a cache of 20 % (or the nearest budget) retains, against the forgetting factor alpha of Decay without a
@@ -111,6 +116,7 @@ LOWEST = 1e-5
 """Lower limit of plotted bands of scores, because the axis is logarithmic."""
 
 
+_GROUPS = {"important": PINK, "unimportant": GREY}
 SMOOTHED = 15
 """Number of queries over which missed tokens are averaged."""
 
@@ -119,17 +125,21 @@ def draw_scores(data: DataFrame) -> Figure:
     """Draw a panel of missed tokens with a line per alpha, and a panel of scores for Decay and for the plain sum."""
     important = data[data["group"] == "important"]
     smooth = important.groupby("alpha")["missed"].transform(lambda rows: rows.rolling(SMOOTHED, min_periods=1).mean())
-    colours = important["alpha"].map({0: GREY, PUBLISHED_ALPHA: GREEN, 1: VERMILION}).fillna(LEAF)
-    missed = important.assign(_of_alpha=important["_alpha"], _missed=100 * smooth, _color=colours, _marker="", alpha=-1)
+    lines = important["alpha"].map({PUBLISHED_ALPHA: "-", 1: "--", 0: ":"}).fillna("-.")
+    missed = important.assign(_of_alpha=important["_alpha"], _missed=100 * smooth, _color=GREEN, _linestyle=lines,
+                              _marker="", alpha=-1)  # fmt: skip
+    data = data.assign(_linestyle=data["group"].map({"unimportant": "--"}), _color=data["group"].map(_GROUPS))
+    position = "query (token)"
     return layout(
-        Panel("query", "_missed", by="_of_alpha", kind="band", title="Important tokens that would be evicted",
-              xlabel="query", ylabel="missed (%)"),
+        Panel("query", "_missed", by="_of_alpha", kind="band", title="Missed: important, but not in the best 40 %",
+              xlabel=position, ylabel="missed (%)"),
         Panel("query", "_value", by="group", kind="band", where={"alpha": [PUBLISHED_ALPHA, 1]}, each="_alpha", log="y",
-              name="legend", title="Scores: {_alpha}", xlabel="query", ylabel="score",
+              name="legend", title="Scores: {_alpha}", xlabel=position, ylabel="score (sum of attention)",
               finish=lambda axes, rows: axes.set_ylim(LOWEST, 0.1)),
-        notes=lambda rows: [f"{seed_count(rows['seeds'].unique())}; bands: middle 80 % of the tokens."],
-        columns=3, height=1.8,
-    )(pd.concat([data, missed], ignore_index=True))  # fmt: skip
+        notes=lambda rows: [f"{seed_count(rows['seeds'].unique())}; left: means over {SMOOTHED} queries, without "
+                            "intervals; right: means, bands: middle 80 % of the tokens."],
+        columns=3, height=1.9,
+    )(pd.concat([missed, data], ignore_index=True))  # fmt: skip
 
 
 @plot(reads="prune_score_trajectories.csv", runs="decoder released-*", draw=draw_scores)

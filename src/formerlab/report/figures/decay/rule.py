@@ -13,7 +13,7 @@ from pandas import DataFrame
 from formerlab.report.catalogue import plot
 from formerlab.report.marks import heat
 from formerlab.report.studies.pruning import PUBLISHED_ALPHA
-from formerlab.report.style import BLACK, BLUE, GREEN, GREY, NARROW, VERMILION, Label, label_at_edge
+from formerlab.report.style import BLACK, BROWN, GREEN, GREY, NARROW, PINK, VERMILION, Label, label_at_edge
 from formerlab.results.read import Results
 
 TOKENS, CHANGE, NAME, BUDGET = 16, 8, 2, 6
@@ -21,7 +21,8 @@ TOKENS, CHANGE, NAME, BUDGET = 16, 8, 2, 6
 """
 ARMS = ((1.0, 0, "Plain sum"), (1.0, 3, "H2O"), (PUBLISHED_ALPHA, 0, "Decay"))
 """Forgetting factor, tokens of the budget that are kept for the most recent keys, and label of each policy."""
-FOLLOWED = ((0, "old\ntopic", GREY), (NAME, "name", VERMILION), (CHANGE, "new\ntopic", BLUE))
+COLOURS = {"Plain sum": BLACK, "H2O": VERMILION, "Decay": GREEN}
+FOLLOWED = ((0, "old\ntopic", GREY), (NAME, "name", PINK), (CHANGE, "new\ntopic", BROWN))
 """Tokens whose scores are plotted: index, label, colour."""
 
 Numbers: TypeAlias = NDArray[np.float64]
@@ -66,16 +67,18 @@ def pruned(logits: Numbers, alpha: float, budget: int, recent: int = 0) -> NDArr
 
 def draw(data: DataFrame) -> Figure:
     """Draw the scores by query for each alpha, and below them the retained tokens of each policy."""
-    figure = Figure((NARROW, 3.4), label="An example made to show the rule; nothing is measured.")
-    above = figure.add_gridspec(1, 2, left=0.13, right=0.87, bottom=0.62, top=0.93, wspace=0.85)
-    below = figure.add_gridspec(1, len(ARMS), left=0.13, right=0.98, bottom=0.13, top=0.41, wspace=0.15)
+    note = f"An example of {TOKENS} tokens and a cache of {BUDGET}; nothing is measured."
+    figure = Figure((NARROW, 3.6), label=note)
+    figure.text(0.012, 0.01, note, va="bottom", color=GREY, fontsize=7)
+    above = figure.add_gridspec(1, 2, left=0.13, right=0.87, bottom=0.64, top=0.93, wspace=0.85)
+    below = figure.add_gridspec(1, len(ARMS), left=0.13, right=0.98, bottom=0.18, top=0.45, wspace=0.15)
     alphas = dict.fromkeys(alpha for alpha, *_ in ARMS)
     for column, alpha in enumerate(alphas):
         title = "Plain sum, H2O: alpha 1" if alpha == 1 else f"Decay: alpha {alpha:g}"
         _draw_scores(figure.add_subplot(above[column]), data[data["alpha"].eq(alpha) & data["recent"].eq(0)], title)
     for column, (alpha, recent, name) in enumerate(ARMS):
         axes, rows = figure.add_subplot(below[column]), data[data["alpha"].eq(alpha) & data["recent"].eq(recent)]
-        heat(axes, rows, "key", "query", "seen", vmin=0, vmax=1, cmap=ListedColormap(["#e9e9e9", GREEN]))
+        heat(axes, rows, "key", "query", "seen", vmin=0, vmax=1, cmap=ListedColormap(["#e9e9e9", COLOURS[name]]))
         axes.axvline(CHANGE - 0.5, color=BLACK, linestyle=":", linewidth=1)
         axes.set(title=name, xlabel="token", aspect="equal", xticks=(0, 5, 10, 15), yticks=(0, 5, 10, 15))
         axes.tick_params(labelleft=name == ARMS[0][2])

@@ -92,7 +92,7 @@ def _frame(axes: Axes, rows: DataFrame) -> None:
 
 _draw_weights = layout(
     Panel("source_block", "destination", "weight", kind="heat", each="_title", finish=_frame,
-          bar="weight (linear within 0.05, then logarithmic)",
+          bar="mixing weight (0: not read; logarithmic beyond 0.05)",
           colours={"cmap": "RdBu_r", "norm": SymLogNorm(0.05, vmin=-1.0, vmax=1.0, base=10)},
           xlabel="source j (0: embedding)", ylabel="average after block i"),
     notes=lambda rows: [f"Mean over {seed_count(rows['seeds'])}; grey cells: no weight."],
@@ -162,10 +162,10 @@ def compared(results: Results, rows: DataFrame, runs: list[str]) -> DataFrame:
 
 
 @plot(reads="flow.csv", runs="depth.kind=identity depth.kind=dwa", draw=layout(
-    Panel("place", "value", kind="band", where={"measure": COSINE}, title="What each block passes on",
-          ticks="{:.0f}".format, xlabel="block i", ylabel="cosine of Y_i with the embedding"),
-    Panel("place", "value", kind="band", where={"measure": PRUNED}, title="Without the smallest mixing weights",
-          xlabel="fraction of the mixing weights dropped", ylabel="added loss (nats per token)", name="none")
+    Panel("place", "value", kind="band", where={"measure": COSINE}, title="What each block passes on", name="legend",
+          ticks="{:.0f}".format, xlabel="block", ylabel="cosine of the output\nwith the embedding"),
+    Panel("place", "value", kind="band", where={"measure": PRUNED}, title="Smallest weights dropped",
+          xlabel="fraction of the mixing weights dropped", ylabel="added loss\n(nats per token)", name="legend")
 ))  # fmt: skip
 def denseformer_flow(results: Results, runs: list[str]) -> DataFrame:
     """Flow of information over depth. Left: mean cosine between the representation Y_i that each block passes on and
