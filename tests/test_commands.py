@@ -265,7 +265,7 @@ def test_rescue_draws_only_what_is_asked_for_and_has_rows(project, capsys, monke
     assert "no stage failed" in output(capsys, "rescue", "--plan", "plan.json")
     assert not (project.root / "figures").exists()
     asked = []
-    monkeypatch.setattr("formerlab.report.write.draw_each", lambda names, *_, where_rows: asked.append(names))
+    monkeypatch.setattr("formerlab.report.write.draw_each", lambda names, *_, skip_empty: asked.append(names))
     for words in ([], ["--only", "denseformer_depth"], ["--only"]):
         output(capsys, "rescue", "--plan", "plan.json", *words)
     assert asked == [names, ["denseformer_depth"]]

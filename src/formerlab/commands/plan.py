@@ -123,6 +123,6 @@ def rescue(arguments: argparse.Namespace) -> None:
     missing = [name for name, entry in entries.items() if not any(map(os.path.exists, entry["outputs"]))]
     results = Path(plan["results"])
     if missing and results.is_dir():
-        draw_each(missing, results, Path(plan["figures"]), Staleness(plan).staleness_reason, where_rows=True)
+        draw_each(missing, results, Path(plan["figures"]), Staleness(plan).staleness_reason, skip_empty=True)
     print(report(plan, problems_only=True))
     print(SAFE)

@@ -164,7 +164,7 @@ def load_declaration(name: str) -> Declaration:
 
 
 def load_rows(entry: CatalogueEntry, results: "Results") -> "DataFrame":
-    """Return the rows that a figure or table shows, without rows of ours if there is nothing to compare.
+    """Return the rows that a figure or table shows, without our rows if there is nothing to compare.
 
     The column `source` distinguishes our rows from published rows; in a table it is the first column.
     """

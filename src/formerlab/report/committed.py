@@ -21,15 +21,15 @@ SUFFIXES = {"figure": ("png", "csv"), "table": ("md", "csv")}
 """Suffixes of the committed files, by kind."""
 _HEAD = """# Figures and tables of the committed rows
 
-Written by `make readme`, not by hand. Everything here is drawn from the rows in `results/cached`; `make figures`
-draws it again, `make figures PDF=1` in PDF too. Scale `overnight` are small models, mostly on CPUs, `pilot` the search
-for their rates, `pretrained` a released model. [docs/verdicts.md](../docs/verdicts.md) says what follows for the claims
-of the papers.
+`make readme` writes this page. All figures and tables are rendered from the rows in `results/cached`; `make figures`
+renders them again, and `make figures PDF=1` also writes PDFs. Scale `overnight` has small models, most of them trained
+on CPUs. Scale `pilot` has the searches for their learning rates, and `pretrained` has a released model.
+[docs/verdicts.md](../docs/verdicts.md) has the verdicts on the claims of the papers.
 
-A colour is one thing in all figures: Transformers are black, Tokenformers blue (a parent that trains further is pink),
-DenseFormers orange, Decay green, H2O vermilion. Published values are hollow, on a tinted ground. The line below a
-figure says how many seeds or windows it shows and what its bars are. Figures are 7 inches wide, two columns of a paper,
-or 3.5 inches, one column.
+A colour has one meaning in all figures: Transformers are black, Tokenformers blue (a parent that is trained further is
+pink), DenseFormers orange, Decay green, H2O vermilion. Published values are hollow, on a tinted background. The line
+below a figure gives the number of seeds or windows and the meaning of the bars. Figures are 7 inches wide (two columns
+of a paper) or 3.5 inches (one column).
 """
 
 

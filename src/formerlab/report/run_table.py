@@ -63,10 +63,10 @@ def write_run_table(results: Results, out: Path) -> list[Path]:
         "device. Time outside steps is for startup, validation, tests and writing. The folder of a run has its rows "
         "and run.json, with all of these values and the resolved spec."
     )
-    parts = [paragraph(notes), heading("Cost by study"), html_table(costs_by_study(rows))]
+    blocks = [paragraph(notes), heading("Cost by study"), html_table(costs_by_study(rows))]
     for study, group in rows.groupby("study"):
-        parts += [heading(str(study)), html_table(_readable(group))]
-    write_text(paths[1], html_page(f"Runs at scale {results.scale}, {results.tree} results", parts))
+        blocks += [heading(str(study)), html_table(_readable(group))]
+    write_text(paths[1], html_page(f"Runs at scale {results.scale}, {results.tree} results", blocks))
     return paths
 
 

@@ -283,12 +283,10 @@ def with_published(ours: DataFrame, nats: float, series: str) -> DataFrame:
     """
     if ours.empty:
         return ours
-    words = ours["series"].str.rsplit(", ", n=1)
-    ours = ours.assign(
-        _label=words.str[0] + ours["tokens"].map(lambda count: f", {format_count(count)} tokens"), _text=words.str[1]
-    )
-    theirs = {"source": "published", "part": "published", "series": series, "_label": series, "difference_nats": nats}
-    return pd.concat([ours, DataFrame([theirs])], ignore_index=True)
+    names, tokens = ours["series"].str.rsplit(", ", n=1), ours["tokens"].map(format_count)
+    ours = ours.assign(_label=names.str[0] + ", " + tokens + " tokens", _text=names.str[1])
+    row = {"source": "published", "part": "published", "series": series, "_label": series, "difference_nats": nats}
+    return pd.concat([ours, DataFrame([row])], ignore_index=True)
 
 
 def parent_run(losses: DataFrame, run: str) -> str | None:

@@ -46,17 +46,17 @@ COMMAND = "\n\nCommand: "
 """Separates a caption with its notes from the command that renders the figure or table."""
 
 
-def draw(name: str, results: Results, out: Path, *, where_rows: bool = False, pdf: bool = True) -> list[Path]:
+def draw(name: str, results: Results, out: Path, *, skip_empty: bool = False, pdf: bool = True) -> list[Path]:
     """Render one figure or table into the folder `out` and return the written files.
 
-    Without rows of ours, the files name the missing rows. With `where_rows`, no files are written in this case and
-    earlier files are removed. Without `pdf`, an earlier PDF is removed.
+    If there are no rows of our runs, the files name the missing rows; with `skip_empty`, no files are written in this
+    case and earlier files are removed. Without `pdf`, an earlier PDF is removed.
     """
     if name not in catalogue():
         raise UserError(f"no figure or table is called {name!r}{near_misses(name, list(catalogue()))}")
     entry = catalogue()[name]
     rows = load_rows(entry, results)
-    if rows["source"].eq("ours").any() or not where_rows:
+    if rows["source"].eq("ours").any() or not skip_empty:
         return write(entry, results, out, rows, pdf=pdf)
     for file in entry.outputs:
         (out / file).unlink(missing_ok=True)
@@ -69,13 +69,13 @@ def draw_each(
     out: Path,
     staleness_reason: StalenessReason | None = None,
     *,
-    where_rows: bool = False,
+    skip_empty: bool = False,
 ) -> list[str]:
     """Render several figures and tables from the rows in `root` (results/<tree>/<scale>); return the names that fail.
 
-    With `where_rows`, those without rows of ours are skipped. Raises NoRoom if the disk is full.
+    With `skip_empty`, figures and tables without rows of our runs are skipped. Raises NoRoom if the disk is full.
     """
-    by_name = _draw_names(Results(root, staleness_reason), out, names, where_rows=where_rows)
+    by_name = _draw_names(Results(root, staleness_reason), out, names, skip_empty=skip_empty)
     return [name for name, files in by_name.items() if files is None]
 
 
@@ -120,7 +120,7 @@ def _draw_study(
     """Render the figures and tables of a study at a scale that have rows."""
     entries = [entry for entry in catalogue().values() if entry.study == study]
     names = [entry.name for entry in entries if selects is None or selects(entry, root.name)]
-    return _draw_names(read_once(root), out_root / root.name, names, where_rows=True, pdf=pdf)
+    return _draw_names(read_once(root), out_root / root.name, names, skip_empty=True, pdf=pdf)
 
 
 def _draw_names(results: Results, out: Path, names: Iterable[str], **options: bool) -> dict[str, list[Path] | None]:
